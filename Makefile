@@ -19,9 +19,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# Type errors of the package by pyright, which has some today: no part of `make test`.
-types: $(VENV)/.installed-types
-	$(BIN)/pyright --pythonpath $(BIN)/python fedjax_ht
+# Pyright's checks of the package, by [tool.pyright] of pyproject.toml.
+types: $(VENV)/.installed-dev
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
@@ -45,10 +45,6 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/pip
 
 $(VENV)/.installed-docs: pyproject.toml | $(BIN)/pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
-	@touch $@ $(VENV)/.installed
-
-$(VENV)/.installed-types: pyproject.toml | $(BIN)/pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[types]'
 	@touch $@ $(VENV)/.installed
 
 # Neither results nor the environment.

@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 SEAL = "seal.json"
 # the second is what earlier versions left, which wrote with orbax
@@ -74,7 +75,7 @@ def check(folder: Path, seal: str | None = None) -> None:
             raise ValueError(f"{folder / name} has changed since it was written")
 
 
-def read_json(folder: Path, name: str) -> dict:
+def read_json(folder: Path, name: str) -> Any:
     """The content of a JSON file in a sealed folder.
 
     Raises:

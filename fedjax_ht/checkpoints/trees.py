@@ -86,7 +86,7 @@ def _restored(stored: np.ndarray | None, leaf: Any) -> Any:
     # host arrays of a state are written to
     value = np.require(stored.view(like.dtype), requirements="W")
     if is_key(leaf):
-        value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf))
+        value = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(leaf))
     return jax.device_put(value, leaf.sharding) if isinstance(leaf, jax.Array) else value
 
 

@@ -14,7 +14,7 @@ of its options can be overridden: --config.method.options.tau=50,
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from ml_collections import ConfigDict, config_dict
 
@@ -25,11 +25,21 @@ from fedjax_ht.core.names import unknown, unknown_option
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.methods import method_factory
 
+if TYPE_CHECKING:
+
+    class ConfigTree(ConfigDict):
+        """A ConfigDict whose entries have any type: ml_collections declares none of them."""
+
+        def __getattr__(self, attribute) -> Any: ...
+        def __getitem__(self, key: str) -> Any: ...
+else:
+    ConfigTree = ConfigDict
+
 AnyConfig = Config | ConfigDict  # what functions take that users call with what get_config returns
 SEE = "see fedjax_ht/configs/sections.py for the fields"
 
 
-def base_config() -> ConfigDict:
+def base_config() -> ConfigTree:
     """Returns a complete config with all defaults. A config file changes what its experiment
     changes."""
     config = _as_config_dict(Config())
@@ -38,14 +48,14 @@ def base_config() -> ConfigDict:
     return config
 
 
-def method_config(name: str, **options) -> ConfigDict:
+def method_config(name: str, **options) -> ConfigTree:
     """Returns a method with all options of its factory, so that any can be overridden."""
     parameters = method_options(name)
     config = _as_config_dict(MethodConfig(name, option_values(name, parameters, options)))
     return _with_placeholders(config, parameters)
 
 
-def partition_config(kind: str, num_clients: int = 20, **options) -> ConfigDict:
+def partition_config(kind: str, num_clients: int = 20, **options) -> ConfigTree:
     """Returns a split among clients with all options of its kind, so that any can be overridden."""
     parameters = partition_options(kind)
     values = option_values(f"partition {kind!r}", parameters, options)
@@ -87,11 +97,11 @@ def option_values(
 
 
 def apply_argument(
-    config: ConfigDict,
+    config: ConfigTree,
     argument: str | None,
-    own: Mapping[str, Callable[[ConfigDict, str], None]] | None = None,
+    own: Mapping[str, Callable[[ConfigTree, str], None]] | None = None,
     **run_locally,
-) -> ConfigDict:
+) -> ConfigTree:
     """Applies the string argument of a config.
 
     Args:
@@ -118,19 +128,21 @@ def apply_argument(
     return config
 
 
-def _as_config_dict(section: Any) -> ConfigDict:
-    config = ConfigDict(to_plain(section))
+def _as_config_dict(section: Any) -> ConfigTree:
+    config = ConfigTree(to_plain(section))
     for name, hint in hints_of(type(section)).items():
         # A ConfigDict takes values of one type, but a reference to any object takes all; here for
         # weights, which are text or a mapping.
-        if Mapping in map(get_origin, get_args(plain_hint(hint))):
+        if any(get_origin(kind) is Mapping for kind in get_args(plain_hint(hint))):
             config[name] = config_dict.FieldReference(config[name], field_type=object)
         elif hasattr(hint, "__dataclass_fields__"):
             config[name] = _as_config_dict(getattr(section, name))
     return config
 
 
-def _with_placeholders(config: ConfigDict, parameters: Mapping[str, inspect.Parameter]):
+def _with_placeholders(
+    config: ConfigTree, parameters: Mapping[str, inspect.Parameter]
+) -> ConfigTree:
     """Gives options that are None the type of their other values."""
     for name, value in config.options.items():
         if value is None:

@@ -8,9 +8,11 @@ a client's samples trains, a fifth validates, three fifths test; every trial has
 `@tuned` is what these commands' search chose. Results: experiments/results/comparisons.md.
 """
 
+from typing import Any
+
 from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
 
-SHARES = {"train_share": 0.2, "val_share": 0.2}
+SHARES: dict[str, Any] = {"train_share": 0.2, "val_share": 0.2}
 # What --fair=9 chose; of four classes local, lg_fedavg and fedssa in a second search, which left
 # out settings in which a client stops being finite (local's 0.21).
 TUNED = (

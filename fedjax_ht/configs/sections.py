@@ -28,16 +28,14 @@ from fedjax_ht.trust.privacy import Delta, Unit
 OptionalCount = Annotated[Whole | None, NotGiven(0)]
 OptionalText = Annotated[str | None, NotGiven("")]
 
-section = dataclasses.dataclass(frozen=True)
 
-
-@section
+@dataclasses.dataclass(frozen=True)
 class MethodConfig:
     name: str = "fedtgp"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of its factory
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class DatasetConfig:
     name: str = "fashion_mnist_10k"
     data_dir: str = "data"
@@ -52,7 +50,7 @@ class DatasetConfig:
     seen_before: bool = False
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class PartitionConfig:
     kind: str = "practical"
     num_clients: Count = 20
@@ -61,7 +59,7 @@ class PartitionConfig:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of its function
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     group: str = "cnn5"  # or module:function of your own (docs/own_model_and_data.md)
     feature_dim: OptionalCount = None  # 0: the group's own
@@ -77,7 +75,7 @@ class ModelConfig:
     weights_head: bool = False  # True: classifiers, too, where they fit
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class TrainingConfig:
     """Local training; experiment/training.py makes `core.local_training.LocalTraining` of it.
 
@@ -102,7 +100,7 @@ class TrainingConfig:
     augmentation: tuple[str, ...] = ()
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class DevicesConfig:
     """The simulated devices of the clients, see docs/devices.md. A quantity is a number, or
     lognormal/MEDIAN/SIGMA, drawn once for each client; "": it is not simulated.
@@ -126,7 +124,7 @@ class DevicesConfig:
     seed: Seed = 0  # of what is drawn; all trials have the same devices
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class PrivacyConfig:
     """Differential privacy, `trust.privacy.Privacy` and docs/privacy.md.
 
@@ -139,7 +137,7 @@ class PrivacyConfig:
     delta: Delta = 1e-5  # at which epsilon is reported
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
     """Evaluations. No class of the library has these fields together: every, patience, sample and
     participants are arguments of `simulation.history.run`, the others are fields of
@@ -159,18 +157,18 @@ class EvaluateConfig:
     participants: Count = 1
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
     every: Count = 10  # rounds
     keep: Count = 2
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class ReportConfig:
     maps: Literal["auto", "none"] = "auto"  # pictures of features, also by t-SNE if installed
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class Config:
     """An experiment. By default FedTGP runs on the embedded images."""
 
@@ -201,7 +199,7 @@ class Config:
     # before the server, in order: (("norm_bound", 2.0), ("median",)), see trust/defences.py
     robust: tuple[Any, ...] = ()
     # clients that work against the federation; accuracies are then those of the others
-    attack: Attack = Attack()
+    attack: Attack = dataclasses.field(default_factory=Attack)
     devices_profile: DevicesConfig = DevicesConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     # rounds in a row from which nothing arrives, after which a run stops; 0: it never does

@@ -49,7 +49,7 @@ def from_plain(kind: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
     """
     fields = {}
     for name, hint in hints_of(kind).items():
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             fields[name] = from_plain(hint, values[name], f"{prefix}{name}.")
         else:
             fields[name] = _typed(f"{prefix}{name}", values[name], hint)
@@ -111,7 +111,7 @@ def _with_tuples(value: Any) -> Any:
     return value
 
 
-def _leaves(values: Mapping[str, Any], kind: type | None, prefix: str = "") -> Iterator[str]:
+def _leaves(values: Mapping[str, Any], kind: Any, prefix: str = "") -> Iterator[str]:
     """Yields the paths of all values. A mapping that is a field of `kind`, such as a method's
     options, is one value: whoever takes it knows its names."""
     hints = {} if kind is None else hints_of(kind)

@@ -24,8 +24,8 @@ from typing import (
     get_type_hints,
 )
 
-import jax
 import numpy as np
+from jax.core import Tracer
 
 INT = 2**31 - 1  # the largest int32
 MAX_SEED = 2**32 - 1  # seeds cross into compiled functions as uint32
@@ -69,6 +69,15 @@ class Within(NamedTuple):
     below: float | None = None
 
 
+class Limits(NamedTuple):
+    """All four bounds of a number, as of `Within`."""
+
+    least: float
+    most: float
+    above: float
+    below: float
+
+
 Positive = Annotated[float, Within(above=0)]
 NonNegative = Annotated[float, Within(least=0)]
 Share = Annotated[float, Within(0, 1)]
@@ -109,7 +118,7 @@ def traced(value: Any) -> bool:
 
     It was checked where it was chosen, and no branch may depend on it.
     """
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, Tracer)
 
 
 def allows(annotation: Any, value: Any) -> bool:
@@ -125,7 +134,7 @@ def allows(annotation: Any, value: Any) -> bool:
         return isinstance(value, str)
     if kind in (None, types.NoneType):
         return value is None
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return isinstance(value, kind)
     return _form_allows(kind, within, value)
 
@@ -162,9 +171,9 @@ def number_fits(value: Any, kind: type, within: Within | None) -> bool:
     return least <= number <= most and above < number < below
 
 
-def limits(kind: type, within: Within | None) -> Within:
+def limits(kind: type, within: Within | None) -> Limits:
     """Returns all four bounds of a number, those of int32 or float32 where none are stated."""
-    widest = Within(least=-FLOAT, most=FLOAT, above=-np.inf, below=np.inf)
+    widest = Limits(least=-FLOAT, most=FLOAT, above=-np.inf, below=np.inf)
     if kind is int:
         widest = widest._replace(least=-INT - 1, most=INT)
     stated = {}

@@ -136,8 +136,9 @@ def checked(function: F) -> F:
                 check_value(name, arguments[name], annotation)
         return function(*args, **kwargs)
 
-    call.checks_its_arguments = True
-    return call
+    marked: Any = call  # functions declare no attributes
+    marked.checks_its_arguments = True
+    return marked
 
 
 def _shown(value: Any) -> str:

@@ -31,7 +31,7 @@ def describe(annotation: Any, value: Any = None) -> str:
         return _describe_tuple(arguments, within, value)
     if form is Mapping:
         return f"names with {describe(arguments[1])} each"
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return f"a {kind.__name__}(...)"
     return NAMES.get(kind, "a value")
 

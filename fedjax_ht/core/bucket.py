@@ -12,6 +12,11 @@ from fedjax_ht.core.inputs import InputShape, zeros
 
 PyTree = Any
 
+Array = jax.Array | Any
+"""An array of a pytree: a `jax.Array` in compiled programs, on the host also NumPy's or a number,
+and in forms a `jax.ShapeDtypeStruct`. Where a field's text says so, () or None stand for no array.
+"""
+
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
@@ -221,7 +226,7 @@ def own_features(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) 
     return features(bucket, client["params"], client["stats"], x, mask, train=False)[0]
 
 
-def logits(bucket: Bucket, params: PyTree, representations: jax.Array) -> jax.Array:
+def logits(bucket: Bucket, params: PyTree, representations: jax.Array) -> Array:
     """Runs the head: float [B, K] -> [B, num_classes]."""
     return bucket.module.apply({"params": params}, representations, method="classify")
 

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -31,7 +32,11 @@ _IN_GRAPHS = {
     "xla_gpu_graph_min_graph_size": "1",
 }
 
-GRAPH_OPTIONS = {(0, 10): _IN_GRAPHS, (0, 11): _IN_GRAPHS, (0, 12): _IN_GRAPHS}
+GRAPH_OPTIONS: dict[tuple[int, ...], dict[str, str]] = {
+    (0, 10): _IN_GRAPHS,
+    (0, 11): _IN_GRAPHS,
+    (0, 12): _IN_GRAPHS,
+}
 """Options of programs on GPUs by the (major, minor) versions of jax.
 
 Programs were compiled with each of these, see benchmarks/gpu_aot.py. The options are no promise of
@@ -66,7 +71,7 @@ def _warn_of_no_graphs(version: str) -> None:
     )
 
 
-def compile_ahead(calls: Sequence[tuple[Callable, tuple]]) -> None:
+def compile_ahead(calls: Sequence[tuple[Any, tuple]]) -> None:
     """Compiles jitted functions side by side for the arguments of their next calls.
 
     Tracing is Python's and goes on one core, while XLA compiles what is traced on the others; by
@@ -76,7 +81,8 @@ def compile_ahead(calls: Sequence[tuple[Callable, tuple]]) -> None:
     Args:
       calls: (jitted function, its arguments).
     """
-    if len(calls) < 2 or jax.config.jax_disable_jit:
+    config: Any = jax.config  # declares none of its options
+    if len(calls) < 2 or config.jax_disable_jit:
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         # The next function is traced here while a thread compiles the one before.

@@ -10,7 +10,7 @@ from jax import lax
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Bucket, Federation, features, logits
 from fedjax_ht.core.local_training import take_batch
-from fedjax_ht.core.method import Data, Method, PyTree, Split
+from fedjax_ht.core.method import Array, Data, Method, PyTree, Split
 from fedjax_ht.core.round import Channel, Participant, TrialServers, any_state, receive, send, view
 from fedjax_ht.core.statistics import collect_statistics
 
@@ -33,15 +33,15 @@ class EvaluationRequest(NamedTuple):
       splits: name of a clients' set -> bool, score it.
     """
 
-    received: jax.Array
-    splits: dict[str, jax.Array]
+    received: Array
+    splits: dict[str, Array]
 
 
 class Scores(NamedTuple):
     """Per rule the number of correctly classified samples; and how many samples there were."""
 
-    correct: dict[str, jax.Array]
-    count: jax.Array
+    correct: dict[str, Array]
+    count: Array  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def score(predict: Callable, data: Data, split: Split, batch_size: int) -> Scores:
@@ -269,10 +269,11 @@ def global_evaluation(
     Returns:
       ((server, {"train", "test"} -> Split), data) -> Scores.
     """
-    bucket = federation.global_model
 
     def run(server_and_splits: tuple[PyTree, dict[str, Split]], data: Data) -> Scores:
         server, splits = server_and_splits
+        assert method.global_params is not None  # other methods' servers are not scored
+        bucket = federation.server_model
         params, stats = method.global_params(server), {}
         if statistics == "training":
             stats = collect_statistics(bucket, params, data, splits["train"], batch_size)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_ht.core.bounds import Count
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.method import Array, PyTree
 
 Lanes = Count | Literal["auto"] | Mapping[str, Count]
 """Clients that run side by side: a number for all buckets, one a bucket, or "auto", for which
@@ -26,9 +26,9 @@ class Schedule(NamedTuple):
       count: int32 scalar, how many are real; they come first.
     """
 
-    slots: jax.Array
+    slots: Array
     arguments: PyTree
-    count: jax.Array
+    count: Array  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def capacity_for(participants: int, bucket_size: int, lanes: int) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import flax.linen as nn
 import jax
@@ -76,7 +76,15 @@ class Federation:
     @property
     def shared(self) -> Bucket:
         """The auxiliary model of all buckets."""
-        return self.buckets[0].shared
+        auxiliary = self.buckets[0].shared
+        assert auxiliary is not None  # only the auxiliary model's own bucket has none
+        return auxiliary
+
+    @property
+    def server_model(self) -> Bucket:
+        """The global model, of a federation that has one."""
+        assert self.global_model is not None
+        return self.global_model
 
     @property
     def feature_dim(self) -> int:
@@ -91,7 +99,7 @@ class Federation:
 
 
 def make_federation(
-    modules: dict[str, nn.Module],
+    modules: Mapping[str, nn.Module],
     input_shape: InputShape,
     num_classes: int,
     num_clients: int | None = None,
@@ -130,13 +138,13 @@ def make_federation(
     if (num_clients is None) == (assignment is None):
         raise ValueError("give either num_clients or assignment, not both or neither")
     names = list(modules)
-    count = num_clients if assignment is None else len(assignment)
+    count = (num_clients or 0) if assignment is None else len(assignment)
     if not names or count < 1:
         raise ValueError(
             f"a federation needs a model and a client, got {len(names)} models and {num_clients=}"
         )
     if assignment is None:
-        assignment = [names[i % len(names)] for i in range(num_clients)]
+        assignment = [names[i % len(names)] for i in range(count)]
     if unknown := sorted(set(assignment) - set(names)):
         raise ValueError(f"assignment names {unknown[0]!r}, but the modules are {', '.join(names)}")
     task = plain(input_shape), num_classes

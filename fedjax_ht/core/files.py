@@ -17,9 +17,9 @@ def atomic_open(path: Path | str, mode: str = "w") -> Iterator[IO]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+    encoding, newline = (None, None) if "b" in mode else ("utf-8", "")
     try:
-        with os.fdopen(handle, mode, **text) as file:
+        with os.fdopen(handle, mode, encoding=encoding, newline=newline) as file:
             yield file
         # mkstemp lets nobody else read; the permissions of any new file need the umask, which can
         # only be read by setting it

@@ -32,13 +32,13 @@ class Purpose(enum.IntEnum):
     AVAILABILITY = 15
 
 
-def round_key(root: jax.Array, purpose: Purpose, round: jax.Array) -> jax.Array:
+def round_key(root: jax.Array, purpose: Purpose, round: jax.Array | int) -> jax.Array:
     """Returns the server's key of a round; `root` is jax.random.key(seed)."""
     return jax.random.fold_in(jax.random.fold_in(root, purpose), round)
 
 
 def client_key(
-    root: jax.Array, purpose: Purpose, round: jax.Array, client_id: jax.Array
+    root: jax.Array, purpose: Purpose, round: jax.Array | int, client_id: jax.Array
 ) -> jax.Array:
     """Returns a client's key of a round; arguments as for `round_key`."""
     return jax.random.fold_in(round_key(root, purpose, round), client_id)

@@ -48,7 +48,7 @@ __all__ = [
     "train",
 ]
 
-Augment = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+Augment = Callable[[jax.Array, jax.Array, jax.Array | float], jax.Array]
 """(key, normalised images float [B, H, W, C], the value of a black pixel float [C]) -> images.
 
 For inputs that are no images it is called with these and 0.0.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 
-from fedjax_ht.core.bucket import Bucket, PyTree, head_scores, init_variables, own_features
+from fedjax_ht.core.bucket import Array, Bucket, PyTree, head_scores, init_variables, own_features
 from fedjax_ht.core.federation import Federation
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ class ClientInfo(NamedTuple):
       last_round: int32 scalar, the last round in which the server reached it; -1 if it never did.
     """
 
-    id: jax.Array
-    num_samples: jax.Array
-    last_round: jax.Array
+    id: Array
+    num_samples: Array
+    last_round: Array
 
 
 class Context(NamedTuple):
@@ -60,11 +60,11 @@ class Context(NamedTuple):
         with `Method.sees_data`; else None.
     """
 
-    key: jax.Array
-    round: jax.Array
+    key: Array
+    round: Array
     info: ClientInfo | None
     pretrained: PyTree = ()
-    shared_key: jax.Array | None = None
+    shared_key: Array = None
     data: "Data | None" = None
 
 
@@ -76,8 +76,8 @@ class Split(NamedTuple):
       count: int32 scalar.
     """
 
-    indices: jax.Array
-    count: jax.Array
+    indices: Array
+    count: Array  # hides tuple.count  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 class Data(NamedTuple):
@@ -96,10 +96,10 @@ class Data(NamedTuple):
     """
 
     inputs: PyTree
-    labels: jax.Array
+    labels: Array
     preprocess: PyTree
     splits: dict[str, Split]
-    round: "jax.Array | tuple" = ()
+    round: PyTree = ()
     trainer: Callable | None = None
 
 
@@ -115,7 +115,7 @@ class Received(NamedTuple):
 
     uplink: PyTree
     info: ClientInfo
-    arrived: jax.Array
+    arrived: Array
 
 
 def init_model(bucket: Bucket, ctx: Context) -> PyTree:
@@ -296,4 +296,4 @@ def around(method: Method, wrap: Callable[[Method], Method]) -> Method:
     wrapped = wrap(method)
     if method.vary is None:
         return wrapped
-    return wrapped._replace(vary=lambda settings: wrap(method.vary(settings)))
+    return wrapped._replace(vary=lambda settings: wrap(method.at(settings)))

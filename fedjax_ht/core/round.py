@@ -16,6 +16,7 @@ from fedjax_ht.core.federation import Bucket, Federation, put_weights
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
 from fedjax_ht.core.method import (
+    Array,
     ClientInfo,
     Context,
     Data,
@@ -38,11 +39,11 @@ class Participant(NamedTuple):
       dropped: True if its uplink gets lost.
     """
 
-    member: jax.Array
-    trial: jax.Array
+    member: Array
+    trial: Array
     info: ClientInfo
-    valid: jax.Array
-    dropped: jax.Array
+    valid: Array
+    dropped: Array
 
 
 class TrialServers(NamedTuple):
@@ -55,7 +56,7 @@ class TrialServers(NamedTuple):
     """
 
     state: PyTree
-    seeds: jax.Array
+    seeds: Array
     settings: PyTree = ()
 
     def of(self, trial: jax.Array) -> tuple[PyTree, jax.Array, PyTree]:
@@ -79,8 +80,8 @@ class ClientResult(NamedTuple):
     """
 
     uplink: PyTree
-    arrived: jax.Array
-    finite: jax.Array
+    arrived: Array
+    finite: Array
     metrics: Metrics
     uplink_cost: wire.WireCost
     downlink_cost: wire.WireCost
@@ -98,7 +99,7 @@ class ClientUpdate(NamedTuple):
 
     client: PyTree
     uplink: PyTree
-    finite: jax.Array
+    finite: Array
     metrics: Metrics
 
 

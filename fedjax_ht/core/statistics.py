@@ -6,6 +6,7 @@ data, collected after training: for every norm the plain mean over batches of th
 """
 
 import functools
+from typing import Any
 
 import flax.traverse_util
 import jax
@@ -63,7 +64,8 @@ def collect_statistics(
     total = lax.fori_loop(0, batches, add, zeros)
     means = jax.tree.map(lambda x: x / jnp.maximum(batches, 1), total)
     named = {}
-    for path, (values,) in flax.traverse_util.flatten_dict(means).items():  # [2, channels]
+    sown: dict[tuple, Any] = flax.traverse_util.flatten_dict(means)
+    for path, (values,) in sown.items():  # [2, channels]
         named[*path[:-1], "mean"] = values[0]
         named[*path[:-1], "var"] = values[1]
     return flax.traverse_util.unflatten_dict(named)

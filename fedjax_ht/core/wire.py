@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.bounds import NonNegative, Share, checked
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.method import Array, PyTree
 
 INDEX_BYTES = 4  # a row of a Masked leaf travels with an int32 index
 
@@ -33,8 +33,8 @@ class Masked(NamedTuple):
       mask: bool [*m], True for the rows that are sent. The receiver never reads the others.
     """
 
-    values: jax.Array
-    mask: jax.Array
+    values: Array
+    mask: Array
 
 
 class Metadata(NamedTuple):
@@ -44,7 +44,7 @@ class Metadata(NamedTuple):
       value: an array or a `Masked`.
     """
 
-    value: jax.Array | Masked
+    value: PyTree
 
 
 class WireCost(NamedTuple):
@@ -55,13 +55,13 @@ class WireCost(NamedTuple):
       metadata_elements, metadata_bytes: of `Metadata`, and of the indices of sent rows.
     """
 
-    payload_elements: jax.Array | int
-    payload_bytes: jax.Array | int
-    metadata_elements: jax.Array | int
-    metadata_bytes: jax.Array | int
+    payload_elements: Array
+    payload_bytes: Array
+    metadata_elements: Array
+    metadata_bytes: Array
 
     @property
-    def bytes(self) -> jax.Array | int:
+    def bytes(self) -> Array:
         """Payload and metadata."""
         return self.payload_bytes + self.metadata_bytes
 
@@ -97,7 +97,7 @@ def values_of(leaf: Any) -> jax.Array:
 # Sent rows
 
 
-def over_rows(x: jax.Array, values: jax.Array) -> jax.Array:
+def over_rows(x: Array, values: Array) -> Array:
     """Appends axes of length 1 to an array by row, [*m], so that it broadcasts to [*m, *rest]."""
     return x.reshape(x.shape + (1,) * (values.ndim - x.ndim))
 

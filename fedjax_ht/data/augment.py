@@ -198,7 +198,7 @@ def compose(names: tuple[str, ...]) -> Augment | None:
     if not names:
         return None
 
-    def augment(key: jax.Array, x: jax.Array, black: jax.Array) -> jax.Array:
+    def augment(key: jax.Array, x: jax.Array, black: jax.Array | float) -> jax.Array:
         for i, name in enumerate(names):
             x = AUGMENTATIONS[name](jax.random.fold_in(key, i), x, black)
         return x

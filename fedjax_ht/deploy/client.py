@@ -171,7 +171,7 @@ def _round_flops(plan: Plan, federation: Federation, bucket: Bucket, data: Data)
     if plan.unit == "upload":
         splits = {}
         for name, count in PLACEHOLDER_COUNTS.items():
-            splits[name] = Split(np.zeros((1, 1), np.int32), np.int32([count]))
+            splits[name] = Split(np.zeros((1, 1), np.int32), np.array([count], np.int32))
         data = data._replace(splits=splits)
     return float(bucket_flops(plan.method, federation, bucket, data)[0])
 
@@ -185,10 +185,12 @@ def _client_noise(
     entropy: Entropy,
 ) -> Noise | None:
     privacy = plan.options.privacy
-    if plan.unit == "upload":
+    if privacy is None:
+        return None
+    if privacy.unit == "upload":
         form = uplink_form(plan.method, federation, bucket, plan.channel)
         return update_noise(privacy, sends_payload(form), ledger, entropy)
-    if plan.unit == "sample":
+    if privacy.unit == "sample":
         return training_noise(privacy, plan.method.training, num_samples, ledger, entropy)
     return None
 

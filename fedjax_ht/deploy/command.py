@@ -17,6 +17,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from absl import flags
@@ -97,24 +98,24 @@ def client(plan: Plan, workdir: Path) -> None:
     from fedjax_ht.deploy import node
     from fedjax_ht.deploy.flower import log_to
 
-    for flag in (_CLIENT, _DATA, _SUPERLINK):
+    needed: Any = _CLIENT, _DATA, _SUPERLINK
+    for flag in needed:
         if flag.value is None:
             raise ValueError(f"--{flag.name} is missing; see fedjax-ht deploy --help")
-    certificate = _certificate("ca.crt", _SUPERLINK.value.rpartition(":")[0])
+    client_id, samples, superlink = (flag.value for flag in needed)
+    certificate = _certificate("ca.crt", superlink.rpartition(":")[0])
     needs_key = _KEY.value is not None or certificate is not None
     key = node.read_private_key(_path(_KEY)) if needs_key else None
-    dataset, indices = read_samples(_DATA.value, "", plan.config.dataset.image_size)
-    states = workdir / "states"
+    dataset, indices = read_samples(samples, "", plan.config.dataset.image_size)
     this_client = make_client(
-        plan, _CLIENT.value, dataset, indices, states, tell, max_epsilon=_EPSILON.value
+        plan, client_id, dataset, indices, workdir / "states", tell, max_epsilon=_EPSILON.value
     )
     log_to(workdir / "flower.log")
-    num_samples = len(indices.train) or "no"
-    tell(f"client {_CLIENT.value}: {num_samples} training samples; server {_SUPERLINK.value}")
+    tell(f"client {client_id}: {len(indices.train) or 'no'} training samples; server {superlink}")
     respond = node.responder(lambda request: answer(this_client, request))
     with catch_signals() as caught, jax.default_matmul_precision(plan.config.precision):
         node.run_node(
-            _SUPERLINK.value, certificate, key, respond, lambda: bool(caught), tell, _PATIENCE.value
+            superlink, certificate, key, respond, lambda: bool(caught), tell, _PATIENCE.value
         )
     tell(f"stopped by {signal.Signals(caught[0]).name}")
 
@@ -189,10 +190,10 @@ def serve(
         remember_fields(plan.fields, workdir)
         run = run_name(workdir)
         made = make_server(plan, transport, run, tell, workdir, entropy, keep, patience)
-        rounds = as_rounds(made)
+        rounds: Any = as_rounds(made)  # lacks functions that read clients' states: none is here
         checkpointer = make_checkpointer(workdir / "checkpoints", rounds, keep)
         state, history = checkpointer.restore(tell) or (None, [])
-        if history:
+        if state is not None and history:
             tell(f"{plan.label}: continues after round {state.round}")
         num_written = 0
 

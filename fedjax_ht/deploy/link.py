@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import uvicorn
 from flwr.app import Error, Message
@@ -83,11 +83,16 @@ def open_link(
     identify = functools.partial(signing_node, state, keys is not None)
     too_long: set[int] = set()
     guarded = gate(app, identify, is_own_reply, allowance, too_long.add)
-    files = {}
-    if certificate is not None:
-        files = {"ssl_certfile": certificate[0], "ssl_keyfile": certificate[1]}
+    chain, key = certificate or (None, None)
     config = uvicorn.Config(
-        guarded, host, port, ws="none", access_log=False, log_config=None, **files
+        guarded,
+        host,
+        port,
+        ws="none",
+        access_log=False,
+        log_config=None,
+        ssl_certfile=chain,
+        ssl_keyfile=key,
     )
     with _listening(uvicorn.Server(config), f"{host}:{port}"), _running(state) as run_id:
         expected: dict[int, int] = {}
@@ -148,6 +153,7 @@ def _running(state: LinkState) -> Iterator[int]:
     )
     (run,) = state.get_run_info(run_ids=[run_id])
     task_id = run.primary_task_id
+    assert task_id is not None  # as of every run that was created
     state.claim_task(task_id)
     state.activate_task(task_id)
     # Flower's `Message` takes its sender and run from these
@@ -221,10 +227,11 @@ def _receive(
         tree = state.object_store.get_object_tree(metadata.message_id)
         ids = [node.object_id for node in iterate_object_tree(tree)]
         contents = _receive_objects(state, run_id, ids, end)
-        read = inflate_object_from_contents(metadata.message_id, contents)
-        body = read.error if read.has_error() else read.content
+        read = cast(Message, inflate_object_from_contents(metadata.message_id, contents))
         if read.has_error():
-            body = Error(int(body.code), printable(str(body.reason or "")))
+            body = Error(int(read.error.code), printable(str(read.error.reason or "")))
+        else:
+            body = read.content
     # a client's bytes are inflated here, and no client may end the run
     except Exception as error:
         reason = f"it cannot be read: {type(error).__name__}"
@@ -234,7 +241,8 @@ def _receive(
     # the metadata's setters refuse these two
     metadata.__dict__["_src_node_id"] = request.metadata.dst_node_id
     metadata.__dict__["_reply_to_message_id"] = message_id
-    return Message(body, metadata=metadata)
+    # Flower declares no argument `metadata`
+    return Message(body, metadata=metadata)  # pyright: ignore[reportCallIssue]
 
 
 def _receive_objects(state: LinkState, run_id: int, ids: list[str], end: float) -> dict[str, bytes]:

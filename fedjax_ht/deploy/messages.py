@@ -10,7 +10,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import ml_dtypes
@@ -28,7 +28,10 @@ MAX_AMOUNT = 1e30  # FLOPs, seconds and epsilon
 MAX_METRICS = 1000
 SPLITS = ("train", "val", "test")
 # by `Privacy.unit`; seconds depend on numbers of samples, which "upload" hides
-_AMOUNTS = {"sample": ("seconds", "epsilon"), "upload": ("epsilon",)}
+_AMOUNTS: dict[str | None, tuple[str, ...]] = {
+    "sample": ("seconds", "epsilon"),
+    "upload": ("epsilon",),
+}
 _INTEGERS = ("uint8", "uint16", "uint32", "int8", "int16", "int32")
 DTYPES = ("float32", "float16", "bfloat16", "bool", *_INTEGERS)
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -239,7 +242,7 @@ def invalid_entry(header: dict[str, Any], kind: str, unit: str | None, rules: Se
     return ""
 
 
-def is_count(x: Any) -> bool:
+def is_count(x: Any) -> TypeGuard[int]:
     """Returns whether a value is an integer of at least 0 that an int32 holds."""
     return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**31
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import httpx
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -264,8 +265,9 @@ def _pull(fleet: FleetHttpClient, node: Node, message: Message, tree) -> Message
     fleet.ConfirmMessageReceived(
         ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=message_id)
     )
-    whole = inflate_object_from_contents(message_id, contents)
-    return Message(whole.content, metadata=message.metadata)
+    whole = cast(Message, inflate_object_from_contents(message_id, contents))
+    # Flower declares no argument `metadata`
+    return Message(whole.content, metadata=message.metadata)  # pyright: ignore[reportCallIssue]
 
 
 def _push(fleet: FleetHttpClient, node: Node, reply: Message) -> None:

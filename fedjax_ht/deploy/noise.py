@@ -19,7 +19,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -198,7 +198,7 @@ def raise_in_ledger(path: Path, name: str, value: float) -> float:
     return _write_number(path, name, max(read_ledger(path).get(name, 0), value))
 
 
-def read_ledger(path: Path) -> dict[str, float]:
+def read_ledger(path: Path) -> dict[str, Any]:
     """Reads a ledger's numbers by name, {} where there is no file; errors as `add_to_ledger`."""
     if not path.exists():
         return {}
@@ -213,7 +213,7 @@ def read_ledger(path: Path) -> dict[str, float]:
     )
 
 
-def _write_number(path: Path, name: str, value: float) -> float:
+def _write_number(path: Path, name: str, value: Any) -> Any:
     numbers = read_ledger(path) | {name: value}
     with atomic_open(path) as file:
         json.dump(numbers, file)

@@ -56,7 +56,7 @@ def train(server: Server, state: SimulationState, ids: list[int]) -> dict[int, C
                 f"client {client}, round {state.round + 1}: its uplink is left out: "
                 f"{printable(str(error))}"
             )
-            header, uplink = header | {"finite": False}, None
+            header, uplink = dict(header, finite=False), None
         up = NO_COST
         if uplink is not None:
             up = _cost(uplink)
@@ -67,6 +67,7 @@ def train(server: Server, state: SimulationState, ids: list[int]) -> dict[int, C
 def groups_in_round(server: Server, state: SimulationState, ids: set[int]) -> dict[str, list[int]]:
     """Groups the clients for secure sums; clients without training samples are left out."""
     groups = {}
+    assert server.groups is not None  # uplinks come as sums
     for name, clients in server.groups.items():
         present = [i for i in clients if i in ids and server.counts["train"][i]]
         if len(present) >= MIN_CLIENTS:
@@ -103,7 +104,7 @@ def train_with_sums(
             server.warn(f"{when}: there is no sum of {name}: {error}")
             continue
         for client in summed:
-            header = valid[client].header | {"finite": True}
+            header = dict(valid[client].header, finite=True)
             if "warning" in header:
                 server.warn(f"client {client}, {when}: {printable(header['warning'])}")
             cost = header["downlink"], _cost(uplinks[client])

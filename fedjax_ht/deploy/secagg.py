@@ -12,7 +12,7 @@ obeys any server, even one that leaves nothing masked, so each stage is checked 
 import functools
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -122,7 +122,7 @@ def secure_sum(
     return SumResult(mean * len(headers), headers, lost)
 
 
-def _workflow_context(nodes: list[int], results: list) -> SimpleNamespace:
+def _workflow_context(nodes: list[int], results: list) -> Any:
     """Returns the parts of a server's context that the stages read.
 
     Args:
@@ -148,7 +148,7 @@ def _workflow_context(nodes: list[int], results: list) -> SimpleNamespace:
     return SimpleNamespace(state=RecordDict(records), strategy=strategy, client_manager=manager)
 
 
-def _watched_grid(grid: Any, lost: dict[int, str], timeout: float) -> SimpleNamespace:
+def _watched_grid(grid: Any, lost: dict[int, str], timeout: float) -> Any:
     """Wraps a grid so that `lost` gets the nodes that do not answer, with the reason.
 
     A message expires with its stage: one that is answered later would join another sum.
@@ -205,7 +205,8 @@ def masked_reply(
     check_stage(config, message.metadata.dst_node_id)
 
     def train(message: Message, context: Context) -> Message:
-        limit = float(context.state.config_records[RECORD_KEY_STATE][Key.CLIPPING_RANGE])
+        kept: Any = context.state.config_records[RECORD_KEY_STATE]
+        limit = float(kept[Key.CLIPPING_RANGE])
         reply = answer(message)
         header = reply.header
         if "error" in header or not header["finite"]:
@@ -226,7 +227,7 @@ def masked_reply(
     return reply
 
 
-def check_stage(config: ConfigRecord, node: int) -> None:
+def check_stage(config: Mapping[str, Any], node: int) -> None:
     """Refuses a stage after which the server would know more than a sum of `MIN_CLIENTS` clients.
 
     Args:
@@ -256,7 +257,7 @@ def _size_problem(nodes: set[int]) -> str:
     return f"a sum of {len(nodes)}" if len(nodes) < MIN_CLIENTS else ""
 
 
-def _setup_problem(config: ConfigRecord) -> str:
+def _setup_problem(config: Mapping[str, Any]) -> str:
     expected = {Key.TARGET_RANGE: STEPS, Key.MOD_RANGE: MODULUS, Key.MAX_WEIGHT: 1.0}
     for name, value in expected.items():
         if config[name] != value:

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import Method, PyTree, Received
+from fedjax_ht.core.method import ClientInfo, Method, PyTree, Received
 from fedjax_ht.core.wire import (
     Masked,
     from_leaves,
@@ -78,7 +78,8 @@ def sum_groups(
 
     received = {}
     for name, form in forms.items():
-        received[name] = Received(jax.tree.map(stacked_form, form), None, np.ones(1, bool))
+        stacked = jax.tree.map(stacked_form, form)
+        received[name] = Received(stacked, ClientInfo(None, None, None), np.ones(1, bool))
     members = {bucket.name: federation.members(bucket) for bucket in federation.buckets}
     groups = {}
     for buckets in comparable(received, nested=False):

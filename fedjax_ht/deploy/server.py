@@ -147,10 +147,10 @@ def make_server(
             "clients without training samples are not asked to train, by --secure_sums: "
             f"{', '.join(map(str, idle))}"
         )
-    noise = None
-    if plan.unit == "client":
+    noise, privacy = None, plan.options.privacy
+    if privacy is not None and privacy.unit == "client":
         sends = any(map(sends_payload, forms.values()))
-        noise = update_noise(plan.options.privacy, sends, folder / LEDGER_FILE, entropy)
+        noise = update_noise(privacy, sends, folder / LEDGER_FILE, entropy)
     # what is made of a sum tells no client apart
     outlier_bound = 0.0 if plan.secure_sums else plan.options.outlier_bound
     return Server(

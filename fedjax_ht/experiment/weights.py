@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -48,7 +49,7 @@ def with_weights(
     models = (*federation.buckets, federation.shared)
     names = {bucket: _names(bucket, federation) for bucket in models}
     known = sorted({name for bucket_names in names.values() for name in bucket_names})
-    sources = dict.fromkeys(known, weights)
+    sources: dict[str, Any] = dict.fromkeys(known, weights)
     if isinstance(weights, Mapping):
         sources = dict(weights)
     if unexpected := sorted(set(sources) - set(known)):

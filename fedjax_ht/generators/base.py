@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.method import Array, PyTree
 
 
 class Card(NamedTuple):
@@ -66,7 +66,7 @@ class Generator(NamedTuple):
     card: Card
     latent_dim: int
     sample_w: Callable[[PyTree, jax.Array, int], jax.Array]
-    synthesize: Callable[[PyTree, jax.Array], jax.Array]
+    synthesize: Callable[[PyTree, jax.Array], Array]
     variables: PyTree = ()
     conditional: Callable[[PyTree, jax.Array, jax.Array], jax.Array] | None = None
     num_labels: int = 0

@@ -18,7 +18,8 @@ from fedjax_ht.generators.stylegan3_files import read_snapshot, save_converted, 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; a mistake ends in one line and exit code 2."""
     parser = argparse.ArgumentParser(
-        prog="python -m fedjax_ht.generators.convert", description=__doc__.splitlines()[0]
+        prog="python -m fedjax_ht.generators.convert",
+        description=(__doc__ or "").partition("\n")[0],
     )
     parser.add_argument("file", help="the .pkl snapshot")
     parser.add_argument("out", help="the .npz to write")

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_ht.core.method import Array
+
 
 def filtered_leaky_relu(
     x: jax.Array,
@@ -18,11 +20,11 @@ def filtered_leaky_relu(
     down_filter: jax.Array,
     up: int,
     down: int,
-    padding: tuple[int, int, int, int],
+    padding: tuple[int, ...],
     gain: float,
     slope: float,
     clamp: float | None,
-) -> jax.Array:
+) -> Array:
     """Upsamples, applies leaky ReLU * gain, clamps to +-clamp, and downsamples.
 
     Args:
@@ -85,7 +87,7 @@ def _upsample(
     return lax.slice_in_dim(joined, 0, size, axis=axis) * up
 
 
-def _downsample(x: jax.Array, weights: jax.Array, down: int, axis: int) -> jax.Array:
+def _downsample(x: jax.Array, weights: jax.Array, down: int, axis: int) -> Array:
     """Convolves without padding and keeps every `down`-th sample."""
     total = 0
     for weight, tap in zip(weights, _taps(x, len(weights), down, axis)):

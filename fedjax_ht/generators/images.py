@@ -10,7 +10,7 @@ LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 BATCH = 10  # images synthesised at once
 
 
-def fit(images: jax.Array, shape: tuple[int, int, int], antialias: bool = True) -> jax.Array:
+def fit(images: jax.Array, shape: tuple[int, ...], antialias: bool = True) -> jax.Array:
     """Scales images to a shape bilinearly and cuts out their centre.
 
     The shorter side is scaled to the target's; a grey target gets the luminance.
@@ -38,7 +38,7 @@ def synthesise(
     generator: Generator,
     variables,
     latents: jax.Array,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     antialias: bool,
 ) -> jax.Array:
     """Makes images of latents, fitted to a federation's shape.

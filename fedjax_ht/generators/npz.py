@@ -26,7 +26,7 @@ def write(
       arrays: by name.
     """
     text = json.dumps({**metadata, "card": card._asdict()})
-    entries = {METADATA: np.array(text)}
+    entries: dict[str, Any] = {METADATA: np.array(text)}
     for name, array in arrays.items():
         entries[name] = np.asarray(array)
     with atomic_open(path, "wb") as file:

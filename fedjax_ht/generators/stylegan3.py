@@ -49,7 +49,7 @@ class Layer(NamedTuple):
     up_taps: int
     down_taps: int
     radial: bool
-    padding: tuple[int, int, int, int]
+    padding: tuple[int, ...]
     clamp: float | None
     to_rgb: bool
 
@@ -76,7 +76,7 @@ class Network(NamedTuple):
     num_classes: int
     class_dim: int
     mapping_layers: int
-    size: tuple[int, int]
+    size: tuple[int, ...]
     sampling_rate: float
     bandwidth: float
     output_scale: float

@@ -88,6 +88,7 @@ def in_units(generator: Generator, latents: Latents) -> Generator:
         return generator.synthesize(weights.variables, w * weights.unit)
 
     def conditional(weights: Weights, key, labels):
+        assert generator.conditional is not None
         return generator.conditional(weights.variables, key, labels) / weights.unit
 
     return generator._replace(

@@ -4,13 +4,14 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_ht.losses.classification import cross_entropy
 
 CLAMP = 1e-7  # keeps the cosine off +-1, where the angle's slope is infinite
 
 
-def cosines(rows: jax.Array, vectors: jax.Array) -> jax.Array:
+def cosines(rows: jax.Array, vectors: jax.Array | np.ndarray) -> jax.Array:
     """Computes the cosines of rows with fixed unit vectors.
 
     Args:

@@ -1,7 +1,10 @@
 """Maximum mean discrepancy between two samples, by a mixture of RBF kernels."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from fedjax_ht.ops import squared_distance
 
@@ -9,7 +12,7 @@ BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)  # FedKTL's released code
 
 
 def kernel_means(
-    x: jax.Array, y: jax.Array, weights: jax.Array, bandwidths: jax.Array
+    x: jax.Array, y: jax.Array, weights: jax.Array, bandwidths: ArrayLike | Sequence[float]
 ) -> jax.Array:
     """Computes the mean of each kernel over pairs, sum_jk p_j p_k exp(-|x_j - y_k|^2 / (2 a)).
 
@@ -27,7 +30,10 @@ def kernel_means(
 
 
 def mmd_loss(
-    x: jax.Array, y: jax.Array, mask: jax.Array, bandwidths: jax.Array = BANDWIDTHS
+    x: jax.Array,
+    y: jax.Array,
+    mask: jax.Array,
+    bandwidths: ArrayLike | Sequence[float] = BANDWIDTHS,
 ) -> jax.Array:
     """Computes the squared maximum mean discrepancy of two samples (FedKTL Eq. 3).
 

@@ -42,7 +42,7 @@ from fedjax_ht.losses import cross_entropy, disagreement, masked_mean, moment_di
 from fedjax_ht.losses.adversarial import Normaliser, Selection
 from fedjax_ht.methods.dfrd import adversarial_loss, student_loss
 from fedjax_ht.methods.shared.composition import distilling
-from fedjax_ht.methods.shared.distillation import Distillation, Objective, Synthetic
+from fedjax_ht.methods.shared.distillation import Distillation, Objective, Settled, Synthetic
 
 Adversarial = Literal["dfrd", "own"]
 
@@ -63,8 +63,8 @@ def dense(
     b_adv: NonNegative = 1.0,
     b_bn: NonNegative = 0.0,
     adversarial: Adversarial = "dfrd",
-    selection: Selection | None = None,
-    normaliser: Normaliser | None = None,
+    selection: Settled[Selection] = None,
+    normaliser: Settled[Normaliser] = None,
 ) -> Objective:
     """Makes DENSE's losses, and by `distilling` the method.
 

@@ -53,7 +53,7 @@ from fedjax_ht.losses.adversarial import Normaliser, Selection
 from fedjax_ht.losses.distillation import ordered
 from fedjax_ht.losses.generator import DiversityForm
 from fedjax_ht.methods.shared.composition import distilling
-from fedjax_ht.methods.shared.distillation import Distillation, Objective, Synthetic
+from fedjax_ht.methods.shared.distillation import Distillation, Objective, Settled, Synthetic
 from fedjax_ht.models.conditional import EMBEDDED
 
 
@@ -98,11 +98,11 @@ def dfrd(
     recipe: Distillation,
     b_tran: NonNegative = 1.0,
     b_div: NonNegative = 1.0,
-    b_ey: NonNegative | None = None,
+    b_ey: Settled[NonNegative] = None,
     gamma: NonNegative = 1.0,
     selection: Selection = "diamond",
-    normaliser: Normaliser | None = None,
-    diversity: DiversityForm | None = None,
+    normaliser: Settled[Normaliser] = None,
+    diversity: Settled[DiversityForm] = None,
 ) -> Objective:
     """Makes DFRD's losses, and by `distilling` the method.
 

@@ -99,6 +99,7 @@ def fd(
             training, loss, client["params"], client["stats"], data, ctx.key, bucket.num_classes
         )
         client = {"params": result.params, "stats": result.stats}
+        assert result.class_sums is not None  # since the loss returns rows
         return client, prototypes.prototype_uplink(result.class_sums), {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):

@@ -77,8 +77,8 @@ def ensemble(weight: jax.Array, private: jax.Array, shared: jax.Array) -> jax.Ar
 def in_unit_interval(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Wraps an optimizer so that a step ends where it would leave [0, 1]."""
 
-    def update(gradients, state, params):
-        updates, state = optimizer.update(gradients, state, params)
+    def update(updates, state, params=None):
+        updates, state = optimizer.update(updates, state, params)
         return jax.tree.map(lambda p, u: jnp.clip(p + u, 0, 1) - p, params, updates), state
 
     return optax.GradientTransformation(optimizer.init, update)

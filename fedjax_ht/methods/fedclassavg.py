@@ -44,7 +44,7 @@ from fedjax_ht.core.federation import (
 )
 from fedjax_ht.core.inputs import image_shape, pixels_of
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
-from fedjax_ht.core.method import Data, Method, PyTree, Wire
+from fedjax_ht.core.method import Array, Data, Method, PyTree, Wire
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.data.augment import colour_jitter, flip, random_grayscale, resized_crop
 from fedjax_ht.losses import cross_entropy, supervised_contrastive
@@ -80,7 +80,7 @@ def check(federation: Federation) -> None:
     require_equal_heads(federation)
 
 
-def proximity(head: PyTree, start: PyTree) -> jax.Array:
+def proximity(head: PyTree, start: PyTree) -> Array:
     """Sums over a classifier's tensors the mean squared distance to those of `start`."""
     return sum(jax.tree.leaves(jax.tree.map(lambda w, v: jnp.mean((w - v) ** 2), head, start)))
 

@@ -31,7 +31,13 @@ from fedjax_ht.losses import image_diversity, weighted_cross_entropy, weighted_k
 from fedjax_ht.losses.distillation import KLOrder, ordered
 from fedjax_ht.losses.generator import DiversityForm
 from fedjax_ht.methods.shared.composition import distilling
-from fedjax_ht.methods.shared.distillation import Distillation, Objective, Reduction, Synthetic
+from fedjax_ht.methods.shared.distillation import (
+    Distillation,
+    Objective,
+    Reduction,
+    Settled,
+    Synthetic,
+)
 
 
 @distilling(merge="cat", distil_order="teacher_student")
@@ -39,8 +45,8 @@ def fedftg(
     recipe: Distillation,
     b_md: NonNegative = 1.0,
     b_div: NonNegative = 1.0,
-    kl_reduce: Reduction | None = None,
-    diversity: DiversityForm | None = None,
+    kl_reduce: Settled[Reduction] = None,
+    diversity: Settled[DiversityForm] = None,
 ) -> Objective:
     """Makes FedFTG's losses, and by `distilling` the method.
 

@@ -35,7 +35,7 @@ from jax import lax
 from fedjax_ht.core.bounds import Count, NonNegative, Positive, SearchRange, Whole, checked, traced
 from fedjax_ht.core.federation import features, logits, require_equal_heads
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.method import Array, Method, PyTree
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked, Metadata, dense
 from fedjax_ht.losses import cross_entropy, kl_divergence
@@ -137,7 +137,7 @@ def fedgen(
     recipe = FORMS[variant]._replace(**settled(variant, options, FORMS))
     batch_size = recipe.server_batch_size or training.batch_size
 
-    def generate(bucket, generator, key, labels, mask) -> tuple[jax.Array, jax.Array]:
+    def generate(bucket, generator, key, labels, mask) -> tuple[jax.Array, Array]:
         """Returns the noise drawn, and the features generated from it."""
         module = FeatureGenerator(bucket.num_classes, hidden_dim, bucket.feature_dim)
         noise = jax.random.uniform(key, (labels.shape[0], noise_dim))

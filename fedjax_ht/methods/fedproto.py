@@ -95,6 +95,7 @@ def fedproto(
         sums = result.class_sums
         if not while_training:
             sums = prototypes.class_sums(bucket, client, data)
+        assert sums is not None  # features were gathered, then or now
         return client, prototypes.prototype_uplink(sums, by_samples), {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):

@@ -37,6 +37,7 @@ Settled here (the paper leaves these open; the code that it cites has not been a
 """
 
 import dataclasses
+from collections.abc import Hashable
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -156,7 +157,10 @@ def fedral(
       ('own', 'global')
     """
     if angle_lr is not None:
-        parts = {"model": training.optimizer, "angle": optax.sgd(angle_lr)}
+        parts: dict[Hashable, optax.GradientTransformation] = {
+            "model": training.optimizer,
+            "angle": optax.sgd(angle_lr),
+        }
         optimizer = optax.multi_transform(parts, {name: name for name in parts})
         training = dataclasses.replace(training, optimizer=optimizer)
     rules = ("own", "global") if inference == "own" else ("global", "own")

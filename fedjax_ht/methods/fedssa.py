@@ -54,7 +54,7 @@ import jax.numpy as jnp
 from fedjax_ht.core.bounds import Count, SearchRange, Share, checked, traced
 from fedjax_ht.core.federation import Federation, require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Data, Method, View, Wire, init_model
+from fedjax_ht.core.method import Array, Data, Method, View, Wire, init_model
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.shared.heads import head_of, init_head, rows_of, take_head
@@ -81,8 +81,8 @@ class Server(NamedTuple):
     """
 
     rows: jax.Array
-    held: jax.Array | tuple
-    newest: jax.Array | tuple
+    held: Array
+    newest: Array
 
 
 def stabilisation(
@@ -241,9 +241,9 @@ def fedssa(
         held, newest = (), ()
         if owners != "summed":
             held = server.held.at[heard].set(present, mode="drop")
-        if owners == "stored":
-            newest = server.newest.at[heard].set(values, mode="drop")
-            values, present = newest, held
+            if owners == "stored":
+                newest = server.newest.at[heard].set(values, mode="drop")
+                values, present = newest, held
         owned = present.any(0)
         rows = jnp.where(owned[:, None], mean_by_class(values, present), server.rows)
         longest = jnp.sqrt(jnp.max(jnp.sum(rows**2, -1)))

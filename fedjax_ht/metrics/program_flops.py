@@ -68,7 +68,7 @@ def _equation(equation: JaxprEqn, values: list[Known]) -> tuple[Flops, list[Know
         return _program(called[0], values)
     if name not in INTEGER_ARITHMETIC or any(value is None for value in values):
         return 0.0, unknown
-    dtype = equation.outvars[0].aval.dtype
+    dtype = _form(equation.outvars[0]).dtype
     if dtype.kind not in INTEGERS:
         return 0.0, unknown
     # What a client without samples divides by zero is not used.
@@ -82,13 +82,18 @@ def _integer(x) -> Known:
     return np.asarray(x) if np.ndim(x) == 0 and dtype.kind in INTEGERS else None
 
 
+def _form(variable: Any) -> Any:
+    """Returns the shape and dtype of an array, which JAX declares for no value of a program."""
+    return variable.aval
+
+
 # Products
 
 
 def _matrix_product(equation: JaxprEqn, _: list[Known]) -> float:
     (contracted, _), _ = equation.params["dimension_numbers"]
-    left = equation.invars[0].aval.shape
-    flops = 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
+    left, out = _form(equation.invars[0]).shape, _form(equation.outvars[0]).shape
+    flops = 2.0 * math.prod(out) * math.prod(left[i] for i in contracted)
     # Zeros laid into a kernel are no work: a convolution costs the same in whichever form it runs
     # (`ops.conv`). Gradients keep the scope of what they are of.
     scopes = re.findall(MULTIPLIED.format(r"(\d+)", r"(\d+)"), str(equation.source_info.name_stack))
@@ -100,7 +105,7 @@ def _matrix_product(equation: JaxprEqn, _: list[Known]) -> float:
 def _convolution(equation: JaxprEqn, _: list[Known]) -> float:
     """Counts the products of a convolution without those with padding or holes of its input."""
     params = equation.params
-    left, right, out = (v.aval.shape for v in (*equation.invars, *equation.outvars))
+    left, right, out = (_form(v).shape for v in (*equation.invars, *equation.outvars))
     numbers = params["dimension_numbers"]
     pairs = 1
     axes = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:])

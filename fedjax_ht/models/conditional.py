@@ -5,7 +5,7 @@ DCGAN (Radford et al., ICLR 2016).
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -36,7 +36,7 @@ class Generated(NamedTuple):
 
     images: jax.Array
     merged: jax.Array
-    embedding: jax.Array | tuple
+    embedding: Any
 
 
 class TransposedConv(nn.Module):

@@ -5,7 +5,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -39,7 +39,7 @@ class GroupArguments(NamedTuple):
     vocabulary: int | None = None
 
 
-Modules = dict[str, nn.Module]
+Modules = Mapping[str, nn.Module]
 GroupFactory = Callable[[GroupArguments], Modules]
 
 

@@ -1,7 +1,7 @@
 """Normalisation over the real samples of a batch, with torch's running statistics."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -61,7 +61,9 @@ class Norm(nn.Module):
         running_var = self.variable("batch_stats", "var", jnp.ones, scale.shape)
         if not train:
             return _apply(running_mean.value, running_var.value, self.epsilon, x, scale, bias)
-        y, mean, var = batch_norm(x, scale, bias, real, self.epsilon)
+        # with `nondiff_argnums` jax declares no types of results
+        outputs: Any = batch_norm(x, scale, bias, real, self.epsilon)
+        y, mean, var = outputs
         if self.is_mutable_collection("batch_stats") and not self.is_initializing():
             count = real.sum() * math.prod(x.shape[1:-1])
             rate = MOMENTUM * (count > 0)  # 0 for a batch of padding alone: nothing moves
@@ -72,7 +74,8 @@ class Norm(nn.Module):
         return y
 
     def _static_batch(self, x, scale, bias, real, train) -> jax.Array:
-        y, mean, var = batch_norm(x, scale, bias, real, self.epsilon)
+        outputs: Any = batch_norm(x, scale, bias, real, self.epsilon)
+        y, mean, var = outputs
         self.sow("intermediates", "moments", jnp.stack([mean, var]))
         if train or not self.has_variable("batch_stats", "mean"):
             return y

@@ -70,7 +70,11 @@ class TimeConvFeatures(nn.Module):
         return adaptive_pool(x.reshape(batch, -1), self.feature_dim)
 
 
-HARCNN = {"harcnn": ((32, 64), 9), "harcnn1": ((32,), 9), "harcnn3": ((32, 64, 128), 5)}
+HARCNN: dict[str, tuple[tuple[int, ...], int]] = {
+    "harcnn": ((32, 64), 9),
+    "harcnn1": ((32,), 9),
+    "harcnn3": ((32, 64, 128), 5),
+}
 """Name -> channels of the blocks, and steps of a kernel."""
 
 

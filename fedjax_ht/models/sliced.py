@@ -134,13 +134,14 @@ class ConvNet(nn.Module):
     @nn.nowrap
     def channels(self, per_layer: bool = False) -> Channels:
         """Returns a group for each convolution, which `per_layer` asks for anyway."""
-        widths, layers, before = {}, {}, None
+        widths, before = {}, None
+        layers: dict[str, tuple[str | None, str]] = {}
         for i, width in enumerate(self.widths, 1):
             group = f"conv{i}"
             widths[group] = width
             layers[group], layers[f"norm{i}"] = (before, group), (group, group)
             before = group
-        return Channels(widths, layers, before)
+        return Channels(widths, layers, features=f"conv{len(self.widths)}")
 
 
 class PreActBlock(nn.Module):
@@ -210,7 +211,8 @@ class PreActResNet(nn.Module):
         identity shortcut then adds channels that are not the same in the whole network.
         """
         stream = "stem" if per_layer else "stage1"
-        widths, layers = {stream: self.widths[0]}, {"conv1": (None, stream)}
+        widths = {stream: self.widths[0]}
+        layers: dict[str, tuple[str | None, str]] = {"conv1": (None, stream)}
         for name, stage, stride in self._blocks():
             before, inner = stream, f"{name}_inner"
             stream = f"{name}_out" if per_layer else f"stage{stage + 1}"

@@ -18,6 +18,7 @@ Where they differ from HtFLlib:
    of LSTM and GRU and before their heads.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import flax.linen as nn
@@ -29,7 +30,9 @@ from fedjax_ht.models.split import SplitModel
 from fedjax_ht.ops import RecurrentWeights, gru, longest, lstm
 
 DROPOUT = 0.2
-CELLS = {"lstm": (lstm, 4), "gru": (gru, 3)}  # the layer, and how many gates it has
+Cell = Literal["lstm", "gru"]
+CELLS: dict[Cell, tuple[Callable, int]] = {"lstm": (lstm, 4), "gru": (gru, 3)}
+"""Name -> the layer, and how many gates it has."""
 
 
 class Embedding(nn.Module):
@@ -92,7 +95,7 @@ class Recurrence(nn.Module):
     [D, G width], "bias", "recurrent_kernel" and "recurrent_bias".
     """
 
-    cell: Literal["lstm", "gru"]
+    cell: Cell
     width: int
 
     @nn.compact
@@ -118,7 +121,7 @@ class Recurrent(nn.Module):
     int32 [B, L] -> float [B, width]. An LSTM's state goes through a ReLU.
     """
 
-    cell: Literal["lstm", "gru"]
+    cell: Cell
     vocabulary: int
     width: int
     layers: int = 2

@@ -130,7 +130,7 @@ def looks_like(arrays: Arrays, known: Mapping[str, Variables]) -> str | None:
 
 def _head(arrays: Arrays, module: nn.Module, like: Variables) -> Variables | None:
     """Returns the head of a file in the form of `like`, or None where it has none that fits."""
-    paths = flatten_dict(like, sep="/")
+    paths: dict[str, Any] = flatten_dict(like, sep="/")
     if has_flax_names(arrays):
         values = {path: arrays.get(f"params/head/{path}") for path in paths}
     else:

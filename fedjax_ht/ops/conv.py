@@ -22,7 +22,7 @@ that counts, not nine.
 
 import functools
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,13 +108,14 @@ def conv2d(
         return _patches(x, kernel, (stride, stride))
     smallest = min(x.shape[1] - sum(rows.padding), x.shape[2] - sum(columns.padding))
     # Only products round their factors to bfloat16 (`ops.products`).
-    rounded = jax.config.jax_default_matmul_precision == "bfloat16"
+    config: Any = jax.config  # declares none of its options
+    rounded = config.jax_default_matmul_precision == "bfloat16"
     if lowering is None and not rounded and native_pays(kernel.shape, smallest):
         return _native_unless_differentiated(x, kernel, stride)
     return _patches_in_cache(x, kernel, stride)
 
 
-def native_pays(kernel: tuple[int, int, int, int], smallest: int) -> bool:
+def native_pays(kernel: tuple[int, ...], smallest: int) -> bool:
     """Returns whether XLA's own convolution is faster on a CPU where no gradient is taken.
 
     Measured on a Zen 4 at batches of 16 and 64 (benchmarks/results/conv_forward_cpu.md).
@@ -165,8 +166,8 @@ def _differentiated(stride: int, primals: tuple, tangents: tuple) -> tuple:
 
     def convolve(*moved):
         rest = iter(moved)
-        arguments = [next(rest) if moves else x for moves, x in zip(moving, primals)]
-        return _patches_in_cache(*arguments, stride)
+        x, kernel = (next(rest) if moves else primal for moves, primal in zip(moving, primals))
+        return _patches_in_cache(x, kernel, stride)
 
     return jax.jvp(
         convolve,
@@ -288,7 +289,8 @@ def _depthwise(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     Its input gradient is one too, four times faster than the sum of padded slices that JAX derives.
     """
     height, width = kernel.shape[:2]
-    return sum(tap * kernel[i, j, 0] for i, j, tap in _taps(x, height, width, (stride, stride)))
+    taps = _taps(x, height, width, (stride, stride))  # at least one, so that the sum is an array
+    return sum(tap * kernel[i, j, 0] for i, j, tap in taps)  # pyright: ignore[reportReturnType]
 
 
 def _depthwise_forward(x: jax.Array, kernel: jax.Array, stride: int):

@@ -1,6 +1,8 @@
 """Matrix products in the precision that jax is set to: float32, or bfloat16 factors with float32
 sums."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -15,7 +17,8 @@ def product(a: jax.Array, b: jax.Array) -> jax.Array:
     float32.
     """
     rows, (ins, outs) = a.reshape(-1, a.shape[-1]), b.shape
-    if jax.config.jax_default_matmul_precision == "bfloat16":
+    config: Any = jax.config  # declares none of its options
+    if config.jax_default_matmul_precision == "bfloat16":
         return _rounded(rows, b).reshape(*a.shape[:-1], outs)
     if jax.default_backend() == "cpu" and outs < ins and 4 * outs <= rows.shape[0]:
         return _narrow(rows, b).reshape(*a.shape[:-1], outs)

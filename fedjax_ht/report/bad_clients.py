@@ -11,7 +11,7 @@ MOST_NAMED = 3
 """Outlying uploads that a line about a round names."""
 
 
-def why_silent(name: str, history: Sequence[Row], rounds: int) -> str | None:
+def why_silent(name: str, history: Sequence[Row], rounds: int | None) -> str | None:
     """Returns one line where nothing arrived in the last rounds of every trial: since when, and
     which uploads were outliers before; None where something arrived.
 
@@ -36,7 +36,7 @@ def why_silent(name: str, history: Sequence[Row], rounds: int) -> str | None:
     )
 
 
-def outliers(far_off: Sequence[Sequence[float]], most: int = MOST_NAMED) -> str:
+def outliers(far_off: Sequence[tuple[int, float]], most: int = MOST_NAMED) -> str:
     """Names clients with the size of their uploads: "client 2 (21.8x the median norm), client 15
     (14.8x)".
 
@@ -59,7 +59,7 @@ def outliers(far_off: Sequence[Sequence[float]], most: int = MOST_NAMED) -> str:
     return ", ".join(names)
 
 
-def named(ids: Sequence[int]) -> str:
+def named(ids: Sequence[int | str]) -> str:
     """Names clients: "client 2", or "clients 2, 15"."""
     clients = ", ".join(map(str, ids))
     return f"clients {clients}" if len(ids) > 1 else f"client {clients}"

@@ -126,7 +126,7 @@ def draw_frontier(axes: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -
     axes.step(places[order], highest, where="post", color="0.8", lw=4, zorder=0)
 
 
-def until_evaluations(trial: Sequence[Row], spent: Sequence[float]) -> np.ndarray:
+def until_evaluations(trial: Sequence[Row], spent: Sequence[float] | np.ndarray) -> np.ndarray:
     """Sums what rounds took until each evaluation of one trial; `spent` is by row."""
     return np.cumsum(spent)[["accuracy" in row for row in trial]]
 
@@ -159,7 +159,7 @@ def mebibytes_sent(trial: Sequence[Row]) -> np.ndarray:
 def draw_accuracy(
     axes: Axes,
     histories: Mapping[str, Sequence[Row]],
-    position: Callable[[Sequence[Row]], Sequence[float]],
+    position: Callable[[Sequence[Row]], Sequence[float] | np.ndarray],
     score: str = "accuracy",
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Draws the curves of `accuracy_curves`.
@@ -176,7 +176,7 @@ def draw_accuracy(
     curves = []
     for i, (name, history) in enumerate(histories.items()):
         trials = by_trial(history)
-        places = np.mean(list(map(position, trials)), axis=0)
+        places = np.mean([np.asarray(position(trial)) for trial in trials], axis=0)
         scores = 100 * np.array([values(evaluated(trial), score) for trial in trials])
         mean, look = scores.mean(0), style(i)
         colour = look["color"]

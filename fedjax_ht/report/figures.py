@@ -29,7 +29,7 @@ def subplots(*grid: int, **options: Any) -> tuple[Figure, Any]:
     return figure, figure.subplots(*grid, **options)
 
 
-def style(number: int) -> dict[str, str]:
+def style(number: int) -> dict[str, Any]:
     """Returns colour, line and marker of an entry: each alone tells neighbours apart."""
     return {
         "color": COLOURS[number % len(COLOURS)],

@@ -170,7 +170,7 @@ def draw_client(axes: Axes, feature_map: FeatureMap, i: int, colours: Colours) -
     if not finite(rows):
         return "not finite"
     project, share = principal(rows)
-    edges = np.array(paint(feature_map.labels, colours))
+    edges: Any = np.array(paint(feature_map.labels, colours))
     edges = np.concatenate([edges, np.ones((len(edges), 1))], axis=1)  # opaque
     # Images of classes that the client does not train on are rings: their faces are transparent.
     faces = edges * feature_map.trains_on[i][feature_map.labels][:, None]

@@ -115,7 +115,7 @@ def usage(command: str, module: ModuleType) -> str:
         default = "" if flag.default in (None, "", [], 0) else f" [{flag.default}]"
         lines.append(f"  --{flag.name}: {flag.help}{default}")
     title = f"fedjax-ht {command}: {COMMANDS[command].about}"
-    return "\n".join([title, "", module.__doc__.strip(), "", *lines])
+    return "\n".join([title, "", (module.__doc__ or "").strip(), "", *lines])
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from fedjax_ht.configs import shipped
-from fedjax_ht.configs.base import SEE, base_config
+from fedjax_ht.configs.base import SEE, ConfigTree, base_config
 from fedjax_ht.core.names import unknown, unknown_option
 from fedjax_ht.runner.cli import BadConfigFile
 
@@ -26,7 +26,7 @@ class NamedConfig(NamedTuple):
     --config.FIELD set fields."""
 
     name: str
-    fields: ConfigDict
+    fields: ConfigTree
 
 
 class ConfigParser(flags.ArgumentParser):
@@ -49,7 +49,7 @@ class FieldParser(flags.ArgumentParser):
     absl shares parsers of equal arguments; since a ConfigDict has no hash, each field has its own.
     """
 
-    def __init__(self, section: ConfigDict, field: str, convert: Callable[[str], Any]):
+    def __init__(self, section: ConfigTree, field: str, convert: Callable[[str], Any]):
         self.section, self.field, self.convert = section, field, convert
         self.values: tuple = ()
 
@@ -67,7 +67,7 @@ def define_config(flag_values: flags.FlagValues = flags.FLAGS) -> flags.FlagHold
     return flags.DEFINE(ConfigParser(flag_values), "config", None, about, flag_values)
 
 
-def define_field(config: ConfigDict, path: str, flag_values: flags.FlagValues) -> None:
+def define_field(config: ConfigTree, path: str, flag_values: flags.FlagValues) -> None:
     """Defines the flag --config.PATH, which sets that field; of a section there is none."""
     *sections, field = path.split(".")
     section = config
@@ -90,7 +90,7 @@ def define_field(config: ConfigDict, path: str, flag_values: flags.FlagValues) -
     flags.DEFINE_flag(flag, flag_values)
 
 
-def read_config_file(named: str) -> ConfigDict:
+def read_config_file(named: str) -> ConfigTree:
     """Returns what get_config of a config file returns, locked: fields can be set, none added.
 
     Args:
@@ -102,10 +102,12 @@ def read_config_file(named: str) -> ConfigDict:
     """
     file, colon, argument = named.partition(":")
     file = config_path(file)
-    get_config = None
+    get_config, config = None, None
     try:
         loader = SourceFileLoader(MODULE, file)
-        module = importlib.util.module_from_spec(importlib.util.spec_from_loader(MODULE, loader))
+        spec = importlib.util.spec_from_loader(MODULE, loader)
+        assert spec is not None  # as with every loader
+        module = importlib.util.module_from_spec(spec)
         sys.modules[MODULE] = module
         loader.exec_module(module)
         get_config = getattr(module, "get_config", None)
@@ -117,12 +119,13 @@ def read_config_file(named: str) -> ConfigDict:
         raise BadConfigFile(
             f"{file}, line 1: there is no function get_config(argument=None) in this file"
         )
-    if not isinstance(config, ConfigDict):
+    if not isinstance(config, ConfigTree):
         raise BadConfigFile(
             f"{place(file, None, get_config)}: get_config returns {type(config).__name__}; it "
             "must return a ConfigDict, such as fedjax_ht.base_config()"
         )
-    return config.lock()
+    config.lock()
+    return config
 
 
 def config_path(named: str) -> str:
@@ -168,7 +171,7 @@ def text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}"
 
 
-def paths(config: ConfigDict, prefix: str = "") -> Iterator[str]:
+def paths(config: ConfigTree, prefix: str = "") -> Iterator[str]:
     """Yields the paths of all fields and sections: "training" and "training.epochs"."""
     for name in config:
         yield f"{prefix}{name}"
@@ -209,7 +212,7 @@ def unknown_field(field: str) -> str:
     return unknown("config field", field, known, SEE)
 
 
-def _at(config: ConfigDict, path: str) -> Any:
+def _at(config: ConfigTree, path: str) -> Any:
     for name in path.split("."):
         config = config[name]
     return config

@@ -2,7 +2,7 @@
 rounds, on validation sets, before it is compared."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedjax_ht.configs.sections import Config
@@ -10,7 +10,7 @@ from fedjax_ht.core.bounds import SearchRange, search_ranges
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.methods import method_factory
 from fedjax_ht.runner.points import searched
-from fedjax_ht.runner.search import Space, points_of
+from fedjax_ht.runner.search import points_of
 from fedjax_ht.runner.search_result import budget, table
 
 HALVINGS = 2  # of the points, where there are rounds enough
@@ -18,7 +18,7 @@ FACTOR = 8.0  # of the config's learning rate, up and down
 RATE = "training.learning_rate"
 
 
-def space_of(method: str, config: Config) -> Space:
+def space_of(method: str, config: Config) -> dict[str, SearchRange]:
     """Returns what is searched of a method: the learning rate, and the options that its factory
     declares with a `core.bounds.SearchRange`."""
     rate = config.training.learning_rate
@@ -26,7 +26,7 @@ def space_of(method: str, config: Config) -> Space:
     return {RATE: SearchRange(rate / FACTOR, rate * FACTOR), **ranges}
 
 
-def described_space(space: Space) -> str:
+def described_space(space: Mapping[str, SearchRange]) -> str:
     """Returns the settings of a space with their ranges, such as "weight from 0.01 to 10"."""
     return ", ".join(f"{key} from {ends.low:g} to {ends.high:g}" for key, ends in space.items())
 

@@ -27,7 +27,7 @@ from fedjax_ht.runner.regroup import Trained, regrouped
 from fedjax_ht.runner.search import better_half, rungs
 from fedjax_ht.runner.search_result import SearchResult, divergence
 from fedjax_ht.runner.signals import catch_signals
-from fedjax_ht.simulation.history import Row, best_by, by_trial, run_rounds
+from fedjax_ht.simulation.history import Row, by_trial, run_rounds
 from fedjax_ht.simulation.simulation import Simulation
 
 SCORE = "val_accuracy"
@@ -161,7 +161,7 @@ def _search(
         if rounds != at[-1]:
             alive = better_half({label: scores[label] for label in alive})
     last = {label: scores_at[at[-1]][label] for label in alive}
-    return SearchResult(max(better_half(last), key=last.get), scores_at)
+    return SearchResult(max(better_half(last), key=last.__getitem__), scores_at)
 
 
 def _companies(groups: Sequence[Family], alive: Sequence[str], together: int) -> list[list[str]]:
@@ -187,7 +187,8 @@ def _scores(
             scores[label] = math.nan
             outcome = f"left out, {diverged}"
         else:
-            scores[label] = float(np.mean([best_by(trial, SCORE)[SCORE] for trial in point_trials]))
+            best = [max(row[SCORE] for row in trial if SCORE in row) for trial in point_trials]
+            scores[label] = float(np.mean(best))
             outcome = f"{100 * scores[label]:.2f} % on validation"
         search.tell(f"{label}, {rounds} rounds: {outcome}")
     return scores

@@ -28,7 +28,7 @@ def use_all_cores() -> None:
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
-    cores = os.cpu_count()
+    cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # a container may have fewer than the machine
         cores = len(os.sched_getaffinity(0))
     jax.config.update("jax_num_cpu_devices", min(cores, 8))
@@ -54,11 +54,10 @@ def join_processes(
       CoordinatorTimeout: not all processes have reached the coordinator in time.
       OSError: it cannot be reached, or process 0 cannot listen there.
     """
-    present = [value is not None for value in (coordinator, processes, process)]
-    if not any(present):
+    if (coordinator, processes, process) == (None, None, None):
         use_all_cores()
         return
-    if not all(present) or not 0 <= process < processes:
+    if coordinator is None or processes is None or process is None or not 0 <= process < processes:
         raise ValueError(
             f"coordinator={coordinator}, processes={processes}, process={process}: give all "
             "three, process from 0 to processes - 1"
@@ -70,6 +69,11 @@ def join_processes(
         )
     if process == 0:
         check_port(int(port))
+    _connect(coordinator, processes, process, seconds)
+
+
+def _connect(coordinator: str, processes: int, process: int, seconds: float) -> None:
+    """Waits up to `seconds` for the other processes; errors as of `join_processes`."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     failed: list[Exception] = []
     timeout = int(seconds) + 3600

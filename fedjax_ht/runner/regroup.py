@@ -39,7 +39,7 @@ def regrouped(
     """
     state = target.init()
     history: list[Row] = []
-    servers, last_round, waiting = [], [], []
+    servers, last_round, waiting, done = [], [], [], 0
     changed = {name: x.copy() for name, x in state.changed.items()}
     sizes = {name: len(x) // (trials * len(labels)) for name, x in changed.items()}
     for position, label in enumerate(labels):
@@ -49,6 +49,7 @@ def regrouped(
         servers += [of_trial(before.servers, t) for t in old]
         last_round += [before.last_round[t] for t in old]
         waiting.append((before.waiting, old))
+        done = before.round
         for name, size in sizes.items():
             # rows of a bucket's stacked states are ordered by trial, then by client
             old_rows, new_rows = _rows(old, size), _rows(new, size)
@@ -61,7 +62,7 @@ def regrouped(
     history.sort(key=lambda row: (row["round"], row["trial"]))
     stacked: Any = jax.tree.map(lambda *xs: jax.numpy.stack(xs), *servers)
     state = state._replace(
-        round=before.round, servers=stacked, last_round=np.stack(last_round), changed=changed
+        round=done, servers=stacked, last_round=np.stack(last_round), changed=changed
     )
     if state.waiting is not None:
         state = state._replace(waiting=regrouped_waiting(waiting))

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_ht.core.bounds import SearchRange
 
-Space = dict[str, tuple[str, ...] | SearchRange]
+Space = Mapping[str, tuple[str, ...] | SearchRange]
 """A setting as an entry names it (entries.py) -> its values as an entry writes them, or their
 range."""
 Point = dict[str, str]
@@ -59,13 +59,15 @@ def grid(space: Space) -> list[Point]:
     Raises:
       ValueError: there is a range among them.
     """
+    choices = []
     for key, values in space.items():
         if isinstance(values, SearchRange):
             raise ValueError(
                 f"{key} has a range, of which a grid cannot take all values; say how many by "
                 "--draws"
             )
-    return [dict(zip(space, values)) for values in itertools.product(*space.values())]
+        choices.append(values)
+    return [dict(zip(space, values)) for values in itertools.product(*choices)]
 
 
 def draw(space: Space, count: int, seed: int = 0) -> list[Point]:

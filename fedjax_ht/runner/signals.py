@@ -86,9 +86,10 @@ def end_on_signals() -> None:
         if block not in counted:
             owed.add(block)
 
-    end.take = take
+    handler: Any = end  # functions declare no attributes
+    handler.take = take
+    handler.kept = sender  # or its descriptor would be closed
     for number in NUMBERS:
         signal.signal(number, end)
     signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    end.kept = sender  # or its descriptor would be closed
     threading.Thread(target=watch, name="signals", daemon=True).start()

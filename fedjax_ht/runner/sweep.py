@@ -44,9 +44,9 @@ def count_programs() -> list[float]:
     adds its seconds."""
     seconds: list[float] = []
 
-    def listen(name: str, duration: float, **_) -> None:
-        if name == "/jax/core/compile/backend_compile_duration":
-            seconds.append(duration)
+    def listen(event: str, duration_secs: float, **_) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            seconds.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     return seconds

@@ -162,7 +162,7 @@ class _Course:
 
 def _is_finished(state: SimulationState | None, history: list[Row], config: Config) -> bool:
     """Returns True where an entry has no rounds left to do."""
-    if not history:
+    if state is None or not history:
         return False
     if state.round >= config.rounds:
         return True

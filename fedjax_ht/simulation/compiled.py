@@ -245,6 +245,7 @@ def read_clients(program: Program, state: SimulationState, name: str, rows: np.n
     clients = program.clients[name]
     if clients.keeps:
         return clients.store.read(state.clients[name], clients.roster, rows)
+    assert clients.received is not None  # as of clients that keep nothing
     info = clients_info(program.train_counts, state)
     servers = TrialServers(state.servers, program.server.seeds, program.server.settings)
     data, states = program.data.buckets[name], []
@@ -266,7 +267,7 @@ def write_clients(
 
 def participant_of(clients: Clients, info: ClientInfo, row: int) -> Participant:
     """Returns one row as a participant; `info` has leading axes [trials, num_clients]."""
-    trial, client = map(int, clients.roster.client(np.int64(row)))
+    trial, client = map(int, clients.roster.client(np.array(row)))
     return Participant(
         member=np.int32(row),
         trial=np.int32(trial),

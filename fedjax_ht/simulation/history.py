@@ -52,8 +52,11 @@ def evaluated(history: Sequence[Row]) -> list[Row]:
 def best(history: Sequence[Row]) -> Best:
     """Returns one trial's best row by test accuracy (as the papers choose), the best by validation
     accuracy, if it has any, and the last."""
+    evaluations = evaluated(history)
     return Best(
-        best_by(history, "accuracy"), best_by(history, "val_accuracy"), evaluated(history)[-1]
+        on_test=max(evaluations, key=lambda row: row["accuracy"]),
+        on_val=best_by(history, "val_accuracy"),
+        last=evaluations[-1],
     )
 
 
@@ -238,11 +241,12 @@ def run_rounds(
 
 def _flops_of_rounds(
     simulation: Rounds | Simulation, state: SimulationState | None, rounds: int
-) -> Sequence[np.ndarray]:
-    """Returns FLOPs of clients in a round, [trials, num_clients]; () where all rounds are done."""
+) -> np.ndarray:
+    """Returns FLOPs of clients in a round, [trials, num_clients]; of no trial where all rounds are
+    done."""
     done = 0 if state is None else state.round
     if done >= rounds:
-        return ()
+        return np.zeros((0, 0))
     return np.reshape(simulation.client_flops(), (simulation.trials or 1, -1))
 
 
@@ -271,9 +275,7 @@ def _evaluated_columns(
     return [evaluation_row(e, simulation.rules, only) for e in evaluations]
 
 
-def _round_columns(
-    simulation: Rounds | Simulation, reports: Any, flops: Sequence[np.ndarray]
-) -> list[Row]:
+def _round_columns(simulation: Rounds | Simulation, reports: Any, flops: np.ndarray) -> list[Row]:
     """Returns the columns of a round's reports, of each trial."""
     columns = []
     for report, of_trial in zip(_per_trial(simulation, reports), flops):

@@ -292,5 +292,5 @@ def evaluation_batch(
         return options.eval_batch_size or 64
     if data is None:
         return forward_batch()
-    most = max(data.counts["test"].max(), data.counts["val"].max())
-    return max(1, min(forward_batch(), int(most)))
+    most = max(int(data.counts[split].max()) for split in ("test", "val"))
+    return max(1, min(forward_batch(), most))

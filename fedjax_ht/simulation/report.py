@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.core.evaluation import Scores
+from fedjax_ht.core.method import Array
 from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.trees import join_trees, take
 from fedjax_ht.core.wire import WireCost
@@ -172,7 +173,7 @@ def _mean(values: np.ndarray) -> float:
     return float(np.mean(values))
 
 
-def _share(correct: np.ndarray, count: np.ndarray) -> np.ndarray:
+def _share(correct: Array, count: Array) -> np.ndarray:
     return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
 
 

@@ -172,7 +172,7 @@ def _reports(
     # The one transfer of a round to the host, but for that of `clock.on_time`.
     results = {name: (part.result, part.scores) for name, part in answers.items()}
     results, result = fetch((results, result))
-    idle, steps = sum(part.idle for part in answers.values())
+    idle, steps = np.sum([part.idle for part in answers.values()], axis=0)
     wasted = 0.0
     if steps:
         wasted = float(idle / steps)

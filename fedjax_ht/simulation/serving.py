@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.mesh import collect
-from fedjax_ht.core.method import Data, Method, Metrics, PyTree, Received, Split
+from fedjax_ht.core.method import Array, Data, Method, Metrics, PyTree, Received, Split
 from fedjax_ht.core.round import Call, all_finite, call_directly, select, server_step
 from fedjax_ht.core.trees import take
 from fedjax_ht.simulation.trials import over_trials
@@ -47,7 +47,7 @@ class Server(NamedTuple):
     """
 
     step: Callable
-    seeds: jax.Array
+    seeds: Array
     settings: PyTree
     pretrained: PyTree
     shown: dict[str, Split]
@@ -106,7 +106,7 @@ def server_inputs(
     received: dict[str, Received],
     rows: dict[str, jax.Array],
     splits: dict[str, Split],
-    samples: Data | tuple,
+    samples: PyTree,
 ) -> tuple[dict[str, Received], Data | None]:
     """Returns one trial's part of what was received, and its `Context.data`."""
     taken = dict(received)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,8 +41,8 @@ class Rounds(NamedTuple):
     """
 
     init: Callable[[], SimulationState]
-    run_round: Callable[..., tuple[SimulationState, RoundReport | list[RoundReport]]]
-    evaluate: Callable[..., Evaluation | list[Evaluation]]
+    run_round: Callable[..., tuple[SimulationState, Any]]
+    evaluate: Callable[..., Any]
     trials: int | None
     client_flops: Callable[[], np.ndarray]
     rules: tuple[str, ...]
@@ -71,8 +71,8 @@ class Simulation(NamedTuple):
     """
 
     init: Callable[[], SimulationState]
-    run_round: Callable[..., tuple[SimulationState, RoundReport | list[RoundReport]]]
-    evaluate: Callable[..., Evaluation | list[Evaluation]]
+    run_round: Callable[..., tuple[SimulationState, Any]]
+    evaluate: Callable[..., Any]
     trials: int | None
     client_flops: Callable[[], np.ndarray]
     rules: tuple[str, ...]

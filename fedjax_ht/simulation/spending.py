@@ -32,6 +32,7 @@ def _epsilon(program: Program, trial: int, rounds: int) -> float:
     options, training = program.options[trial], program.method.training
     n = program.federation.num_clients
     privacy = options.privacy
+    assert privacy is not None  # without it nothing is spent
     noise, delta = privacy.noise, privacy.delta
     if program.exposure == "nothing":
         return 0.0

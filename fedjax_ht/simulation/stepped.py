@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.federation import Bucket
-from fedjax_ht.core.method import ClientInfo, PyTree, Received
+from fedjax_ht.core.method import Array, ClientInfo, PyTree, Received
 from fedjax_ht.core.round import (
     Call,
     ClientResult,
@@ -161,7 +161,7 @@ def _play_bucket(
     stages = _Stages(trial, bucket.name)
     results = []
     for row in roster.rows(trial, cohort.ids).tolist():
-        client = int(roster.client(np.int64(row))[1])
+        client = int(roster.client(np.array(row))[1])
         dropped = np.isin(client, cohort.ids[cohort.dropped])
         play = _player(program, state, bucket, row, dropped)
         results.append(play(stages.of_client(client)))
@@ -169,7 +169,7 @@ def _play_bucket(
 
 
 def _player(
-    program: Program, state: SimulationState, bucket: Bucket, row: int, dropped: np.ndarray
+    program: Program, state: SimulationState, bucket: Bucket, row: int, dropped: Array
 ) -> Callable[[Call], tuple[ClientInfo, ClientResult]]:
     """Returns what plays the round of one row by the calls that it is given."""
     clients, channel = program.clients[bucket.name], program.channel

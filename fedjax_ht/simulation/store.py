@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
@@ -197,7 +198,7 @@ def _room_for(states: PyTree, rows: int) -> PyTree:
 
 def _refuse_keys(states: PyTree) -> None:
     for leaf in jax.tree.leaves(states):
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise ValueError(
                 "these client states hold random keys, which live on devices only; "
                 "client_store=device"

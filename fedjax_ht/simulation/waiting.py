@@ -105,6 +105,7 @@ def arrivals(devices: Devices, waiting: Waiting, name: str) -> Received:
     """Returns a bucket's uploads of earlier rounds, of all rows; those that come in the next round
     have arrived."""
     roster = devices.rosters[name]
+    assert devices.profile is not None  # without one nothing waits
     arriving = waiting.uploads.arriving(devices.profile)
     by_row = arriving[roster.client(np.arange(len(roster.steps)))]
     return Received(*waiting.sent[name], collect(devices.mesh, by_row))
@@ -114,14 +115,17 @@ def after_round(
     devices: Devices, waiting: Waiting | None, answers: dict[str, Answers]
 ) -> Waiting | None:
     """Returns what is on its way after a round of these answers, with their times."""
-    if waiting is None:
+    profile = devices.profile
+    if waiting is None or profile is None:
         return None
-    deadline = devices.profile.deadline
+    deadline = profile.deadline
     # Who goes on waiting has waited for a whole deadline; all others' uploads are there.
     left = np.maximum(waiting.uploads.left - deadline, 0)
     sent, cost = dict(waiting.sent), jax.tree.map(np.copy, waiting.uploads.cost)
     for name, part in answers.items():
-        late = part.times.late
+        times = part.times
+        assert times is not None  # as wherever an upload may wait
+        late = times.late
         if not late.any():
             continue
         # Beyond the end nothing is written.
@@ -130,8 +134,8 @@ def after_round(
         new = (part.received.uplink, part.received.info)
         sent[name] = _put(sent[name], new, collect(devices.mesh, slots))
         stragglers = (part.places.trials[late], part.places.clients[late])
-        left[stragglers] = part.times.seconds[late] - deadline
-        for old, new_cost in zip(cost, part.times.cost):
+        left[stragglers] = times.seconds[late] - deadline
+        for old, new_cost in zip(cost, times.cost):
             old[stragglers] = new_cost[late]
     return Waiting(sent, OnItsWay(left, cost))
 

@@ -41,7 +41,8 @@ def exposure(method: Method, federation: Federation) -> Exposure:
     received, sources = {}, Sources()
     for bucket in federation.buckets:
         (_, _, uplink), (_, _, uplink_sources) = traced_round(method, federation, bucket)
-        received[bucket.name] = Received(jax.tree.map(row, uplink), None, np.ones(1, bool))
+        form = jax.tree.map(row, uplink)
+        received[bucket.name] = Received(form, ClientInfo(None, None, None), np.ones(1, bool))
         sources |= union(uplink_sources)
     leaves = [leaf for r in received.values() for leaf in leaves_of(r.uplink)]
     if not any(map(is_payload, leaves)):
@@ -198,7 +199,7 @@ def traced_round(
         inputs, labels, indices = samples
         key, client_id = identity
         downlink, shared_key, round = public
-        splits = dict.fromkeys(("train", "val", "test"), Split(indices, count))
+        splits: dict[str, Split] = dict.fromkeys(("train", "val", "test"), Split(indices, count))
         data = Data(inputs=inputs, labels=labels, preprocess=rule, splits=splits)
         # A constant: with noise on uploads every client counts as one sample, and with noise on
         # gradients counts are public.

@@ -52,7 +52,7 @@ class Layout(NamedTuple):
       by_row: True if each row of the leaf is a vector; else the leaf is one, or a piece of one.
     """
 
-    index: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
     shapes: tuple[tuple[int, ...], ...]
     common: tuple[int, ...]
     by_row: bool

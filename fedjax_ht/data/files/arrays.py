@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class _Arrays(Mapping):
         with self._archive.opened(entry) as file:
             return read_npy(file, self._archive.entries[entry].file_size)
 
-    def __contains__(self, name: str) -> bool:  # which a Mapping finds out by reading
+    def __contains__(self, name: object) -> bool:  # which a Mapping finds out by reading
         return name in self._entries
 
     def __iter__(self):
@@ -54,7 +54,7 @@ def opened_npz(path: Path | str) -> Iterator[Mapping[str, np.ndarray]]:
         yield _Arrays(Zip(file))
 
 
-def read_npy(file: BinaryIO, size: int) -> np.ndarray:
+def read_npy(file: IO[bytes], size: int) -> np.ndarray:
     """The array in an .npy file of `size` bytes, read to its end.
 
     Raises:
@@ -77,7 +77,7 @@ def read_npy(file: BinaryIO, size: int) -> np.ndarray:
     return content.view(dtype).reshape(shape, order="F" if fortran else "C")
 
 
-def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
+def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Shape, whether the first axis is the fastest, and dtype.
 
     Raises:

@@ -16,7 +16,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO, cast
 
 from fedjax_ht.data.files import limits
 
@@ -59,7 +59,7 @@ def opened(path: Path | str) -> Iterator[BinaryIO]:
             return
         with gzip.GzipFile(fileobj=file) as stream:
             content = _Bounded(stream, limits.decompressed(size_of(file)))
-            yield content
+            yield cast(BinaryIO, content)  # nobody does more than read it
             while content.read(_CHUNK):
                 pass
 
@@ -67,7 +67,7 @@ def opened(path: Path | str) -> Iterator[BinaryIO]:
 class _Bounded:
     """A stream that ends with an error where it becomes too long."""
 
-    def __init__(self, stream: BinaryIO, limit: int):
+    def __init__(self, stream: gzip.GzipFile, limit: int):
         self.stream, self.limit, self.taken = stream, limit, 0
 
     def read(self, size: int) -> bytes:
@@ -89,7 +89,7 @@ def read_whole(path: Path | str, limit: int | None = None) -> bytearray:
         return _all_of(file, limits.FILE_BYTES if limit is None else limit)
 
 
-def _all_of(file: BinaryIO, limit: float = math.inf) -> bytearray:
+def _all_of(file: IO[bytes], limit: float = math.inf) -> bytearray:
     """Reads in parts, since a decompressor that is asked for everything takes all memory."""
     content = bytearray()
     while chunk := file.read(_CHUNK):
@@ -137,7 +137,7 @@ class Zip:
         self.entries = {entry.filename: entry for entry in every if not entry.is_dir()}
 
     @contextlib.contextmanager
-    def opened(self, name: str) -> Iterator[BinaryIO]:
+    def opened(self, name: str) -> Iterator[IO[bytes]]:
         """One file. It must be read to its end, and its sum is right then."""
         entry = self._archive.getinfo(name)
         limits.keep(name, entry.file_size, self._left)
@@ -147,7 +147,7 @@ class Zip:
             if file.read(1) or file.tell() != entry.file_size:
                 raise ValueError(f"{name} is longer or shorter than it says")
 
-    def read(self, name: str, limit: int | None = None) -> bytearray:
+    def read(self, name: str, limit: float | None = None) -> bytearray:
         """The content of one file; `limit` is `limits.FILE_BYTES` if it is not given."""
         size = self._archive.getinfo(name).file_size
         limits.keep(name, size, limits.FILE_BYTES if limit is None else limit)
@@ -173,11 +173,12 @@ def zip_members(path: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, byt
 class _Header(tarfile.TarInfo):
     """A tar header that is whole: tarfile takes a damaged one for the end of the archive."""
 
+    # typeshed calls the parameter as the module is called, and knows no EOFHeaderError
     @classmethod
-    def fromtarfile(cls, archive):
+    def fromtarfile(cls, archive):  # pyright: ignore[reportIncompatibleMethodOverride]
         try:
             return super().fromtarfile(archive)
-        except tarfile.EOFHeaderError:
+        except tarfile.EOFHeaderError:  # pyright: ignore[reportAttributeAccessIssue]
             raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(f"a header is damaged or missing ({error})") from error
@@ -187,11 +188,14 @@ def tar_members(path: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, byt
     """Yields (match, content) of the files of a tar or tar.gz whose name matches, in its order."""
     with opened(path) as file, tarfile.open(fileobj=file, mode="r|", tarinfo=_Header) as archive:
         while (member := archive.next()) is not None:
-            archive.members.clear()  # it would keep all headers
+            # it would keep all headers, in a list that typeshed does not know
+            archive.members.clear()  # pyright: ignore[reportAttributeAccessIssue]
             if member.isreg() and (match := pattern.search(member.name)):
                 if member.issparse():
                     raise ValueError(
                         f"{limits.short(member.name)} is sparse; only plain files are read"
                     )
                 limits.keep(limits.short(member.name), member.size, limits.FILE_BYTES)
-                yield match, archive.extractfile(member).read()
+                content = archive.extractfile(member)
+                assert content is not None  # as of every regular file
+                yield match, content.read()

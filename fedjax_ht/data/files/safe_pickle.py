@@ -27,6 +27,9 @@ from fedjax_ht.data.files.bounded import size_of
 class Call:
     """A call that a pickle asks for, recorded and not done."""
 
+    args: tuple
+    state: Any
+
     def __new__(cls, *args, **_):  # not __init__, which a pickle may pass by
         self = super().__new__(cls)
         self.args, self.state = args, None
@@ -123,10 +126,10 @@ class Recorder(pickle._Unpickler):
         content: str,
         other_names: type | None = None,
     ):
-        self.whole = _Whole(file)
+        self.whole, self.names = _Whole(file), 0
         super().__init__(self.whole, encoding="latin1")
         self.allowed, self.content, self.other_names = allowed, content, other_names
-        self.dispatch, self.names = _Handlers(_DISPATCH), 0
+        self.dispatch = _Handlers(_DISPATCH)  # pyright: ignore[reportAttributeAccessIssue]
 
     def find_class(self, module, name):
         self.names += 1
@@ -285,7 +288,7 @@ def _dtype(call: Call) -> np.dtype:
     raise ValueError("the pickle holds an array that is neither of numbers nor of plain objects")
 
 
-def _array(shape: tuple[int, ...], dtype: np.dtype, order: str, data: Any) -> np.ndarray:
+def _array(shape: tuple[int, ...], dtype: np.dtype, order: Any, data: Any) -> np.ndarray:
     if dtype.hasobject:
         if not isinstance(data, list):
             raise ValueError("the pickle holds an object array whose content is not a list")

@@ -49,8 +49,8 @@ def official_sets(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError(
                 f"{dataset.name} has no official {name} set; choose a partition of merged data"
             )
-    train, test = dataset.official["train"], dataset.official["test"]
-    return np.asarray(train, np.int64), np.asarray(test, np.int64)
+    train, test = (np.asarray(dataset.official[name], np.int64) for name in ("train", "test"))
+    return train, test
 
 
 def deal_classes(

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ _DAY = 86_400  # seconds
 def cached(
     name: str,
     image_size: int | None,
-    data_dir: Path,
+    data_dir: Path | None,
     sources: Sequence[Path],
     build: Callable[[Path | None], Dataset],
 ) -> Dataset:
@@ -39,6 +40,7 @@ def cached(
     renamed into place last. `target` is where `build` stacks the images (`pile.Pile`); without a
     writable folder, or room in it, it is None, nothing is kept, and the images are in memory.
     """
+    assert data_dir is not None  # where the sources were found
     key = hashlib.sha256(str(sources[0].resolve()).encode()).hexdigest()[:16]
     stem = f"{name.partition(':')[0]}-{image_size or 'native'}-{key}"
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedjax_ht"
@@ -114,7 +116,7 @@ def _load(name: str, path: Path, stamp: str) -> Dataset | None:
 
 def _save(dataset: Dataset, target: Path, path: Path, stamp: str) -> None:
     """Gives the images in `target` their name, and then puts the rest at `path`."""
-    arrays = {f"official_{k}": indices for k, indices in dataset.official.items()}
+    arrays: dict[str, Any] = {f"official_{k}": v for k, v in dataset.official.items()}
     arrays |= {"labels": dataset.labels, "class_names": np.array(dataset.class_names)}
     if dataset.groups is not None:
         arrays["groups"] = dataset.groups

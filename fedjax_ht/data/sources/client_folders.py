@@ -119,8 +119,12 @@ def _read_part(path: Path) -> _Part:
             data = load_npy(io.BytesIO(archive.read("data.npy")))
         entries = data if isinstance(data, dict) else {}
         x, y = entries.get("x"), entries.get("y")
-        is_known = isinstance(x, np.ndarray | list) and isinstance(y, np.ndarray)
-        if is_known and y.dtype.kind in "iu" and y.shape == (len(x),):
+        if (
+            isinstance(x, np.ndarray | list)
+            and isinstance(y, np.ndarray)
+            and y.dtype.kind in "iu"
+            and y.shape == (len(x),)
+        ):
             return _Part(*_inputs(x), y)
         raise ValueError("data is not a dict of x, n samples, and integer y [n]")
 

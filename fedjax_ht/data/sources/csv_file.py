@@ -216,7 +216,7 @@ def _append(column: _Texts, text: str) -> None:
     limits.keep("a column", len(column.codes), limits.CLASSES, "classes or groups")
 
 
-def _numbered(name: str, column: _Texts) -> tuple[np.ndarray, list[int] | list[str]]:
+def _numbered(name: str, column: _Texts) -> tuple[np.ndarray, list]:
     """Each row's place among the values of a column, int [N], and the values in order.
 
     Values are whole numbers if all are, else texts.

@@ -48,7 +48,7 @@ def read_domains(path: str, data_dir: Path | None, image_size: int | None) -> Da
 
 def _decode(path: str, root: Path, image_size: int, target: Path | None) -> Dataset:
     pile, _ = decode_members(root, _FILE, image_size, target)
-    matches = {key: _FILE.search(key) for key in pile.places}
+    matches = {key: match for key in pile.places if (match := _FILE.search(key))}
     domains = sorted({match["domain"] for match in matches.values()})
     lists = _lists(root, domains)
     listed = lists["train"] | lists["test"]

@@ -13,7 +13,7 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pooch
 from tqdm import tqdm
@@ -116,6 +116,7 @@ def listing(data_dir: str | os.PathLike) -> list[Listed]:
 
 
 def _find(source: Source, root: Path) -> tuple[Path, ...]:
+    assert source.find is not None  # as of every set that can be downloaded
     return tuple(source.find(root.resolve()))
 
 
@@ -163,8 +164,9 @@ def _fetch(file: File, path: Path) -> None:
     def rename(url, output, _):
         os.replace(part, output)
 
+    downloader: Any = rename  # pooch declares other names for its arguments
     try:
-        pooch.retrieve(file.url, f"md5:{file.md5}", file.name, path.parent, downloader=rename)
+        pooch.retrieve(file.url, f"md5:{file.md5}", file.name, path.parent, downloader=downloader)
     except ValueError as error:
         raise ValueError(f"{file.url}: {error}") from None
 
@@ -176,6 +178,7 @@ def _size(path: Path) -> int:
 def _complete(part: Path, file: File) -> None:
     """Asks for what `part` lacks until it has the file's size."""
     with tqdm(total=file.size, desc=file.name, unit="B", unit_scale=True, disable=None) as bar:
+        have, reason = 0, ""
         for _ in range(_TRIES):
             reason = _attempt(file, part, bar)
             have = _size(part)

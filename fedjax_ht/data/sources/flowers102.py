@@ -3,6 +3,7 @@
 Source: Nilsback and Zisserman 2008.
 """
 
+import functools
 import re
 from pathlib import Path
 
@@ -53,10 +54,10 @@ def find_flowers102(data_dir: Path | None) -> tuple[Path, ...]:
 
 def read_flowers102(data_dir: Path | None, image_size: int | None) -> Dataset:
     """Central squares, 64x64x3 or of `image_size`; official sets train, val and test."""
-    size, sources = image_size or 64, find_flowers102(data_dir)
-    return cached(
-        "flowers102", size, data_dir, sources, lambda target: _decode(*sources, size, target)
-    )
+    images, labels, sets = find_flowers102(data_dir)
+    size = image_size or 64
+    build = functools.partial(_decode, images, labels, sets, size)
+    return cached("flowers102", size, data_dir, (images, labels, sets), build)
 
 
 def _decode(

@@ -57,12 +57,15 @@ def decode_all(
     encoded: Iterable[tuple[Hashable, bytes]], size: int | None
 ) -> Iterator[tuple[Hashable, np.ndarray]]:
     """Yields (key, image) of (key, file content) pairs, decoded in threads; see `decode`."""
+
+    def decoded(item: tuple[Hashable, bytes]) -> np.ndarray:
+        return decode(*item, size)
+
     encoded = iter(encoded)
     with ThreadPoolExecutor() as pool:
         # bounds how many images are in memory
         while batch := list(itertools.islice(encoded, 256)):
-            keys, contents = zip(*batch)
-            yield from zip(keys, pool.map(lambda item: decode(*item, size), zip(keys, contents)))
+            yield from zip((key for key, _ in batch), pool.map(decoded, batch))
 
 
 def decode(name: Hashable, content: bytes, size: int | None) -> np.ndarray:

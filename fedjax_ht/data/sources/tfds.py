@@ -3,6 +3,7 @@
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ def _decode(dataset: str, folder: Path, image_size: int | None, target: Path | N
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise ImportError(f"tfds:{dataset}: needs tensorflow-datasets; run {_PREPARE}") from error
-    builder = tfds.builder_from_directory(folder)
+    builder: Any = tfds.builder_from_directory(folder)
     image_key, label_key = builder.info.supervised_keys or ("image", "label")
     features = dict(builder.info.features.items())
     if not isinstance(features.get(image_key), tfds.features.Image) or not isinstance(

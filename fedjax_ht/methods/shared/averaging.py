@@ -19,7 +19,10 @@ def sent_samples(ctx: Context, weighting: Weighting) -> Metadata | tuple:
       ctx: of `client_update`.
       weighting: "samples", or "uniform" with which nothing is sent, ().
     """
-    return Metadata(ctx.info.num_samples) if weighting == "samples" else ()
+    if weighting != "samples":
+        return ()
+    assert ctx.info is not None  # the context is a client's
+    return Metadata(ctx.info.num_samples)
 
 
 def client_weights(received: Received, num_samples: Metadata | tuple = ()) -> jax.Array:

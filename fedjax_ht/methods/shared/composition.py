@@ -6,6 +6,7 @@ A config names a composition "fedrolex+dfrd": DFRD on the base FedRolex, see `ba
 import functools
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
@@ -50,8 +51,11 @@ def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[...,
             fields.append(parameter.replace(default=getattr(usual, name)))
         first = list(inspect.signature(make, follow_wrapped=False).parameters.values())[:3]
         # Listings, search and checks read the options off the signature.
-        make.__signature__ = inspect.Signature([*first, *fields, *parameters(objective).values()])
-        return checked(make)
+        factory: Any = make
+        factory.__signature__ = inspect.Signature(
+            [*first, *fields, *parameters(objective).values()]
+        )
+        return checked(factory)
 
     return decorate
 

@@ -18,7 +18,7 @@ the methods share.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,15 @@ none: nothing; teachers weigh alike, and classes are drawn alike.
 
 StudentBatch = Literal["step", "iteration"]
 Reduction = Literal["mean_classes", "sum_classes"]
+
+T = TypeVar("T")
+if TYPE_CHECKING:
+    Settled = T | Any
+else:
+    Settled = T | None
+"""An option whose None stands for the variant's value, which the factory fills in. Type checkers
+take it for filled in, as it is wherever losses and servers read it.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,18 +103,18 @@ class Distillation:
     batch_size: Annotated[int, Within(2)] = 64
     noise_dim: Count = 100
     merge: Merge = "mul"
-    temperature: Positive | None = None
+    temperature: Settled[Positive] = None
     temperature_squared: bool = False
-    tran_order: KLOrder | None = None
-    student_path: bool | None = None
-    distil_order: KLOrder | None = None
+    tran_order: Settled[KLOrder] = None
+    student_path: Settled[bool] = None
+    distil_order: Settled[KLOrder] = None
     generator_lr: Annotated[Positive, SearchRange(2e-5, 2e-3)] = 2e-4
     student_lr: Annotated[NonNegative, SearchRange(0.001, 0.1)] = 0.01
     weight_decay: NonNegative = 1e-4
     reset_opt: bool = True
     alpha: NonNegative = 0.0
     decay: Share = 0.5
-    counts: Counts | None = None
+    counts: Settled[Counts] = None
     student_batch: StudentBatch = "step"
     images: Images = "generator"
     feedback: bool = True
@@ -175,10 +184,8 @@ class Learner(NamedTuple):
 
 def make_generator(federation: Federation, recipe: Distillation) -> ConditionalGenerator:
     """Makes the generator's module for a federation's images and classes."""
-    bucket = federation.global_model
-    return ConditionalGenerator(
-        federation.num_classes, recipe.noise_dim, bucket.input_shape, recipe.merge
-    )
+    shape = federation.server_model.input_shape
+    return ConditionalGenerator(federation.num_classes, recipe.noise_dim, shape, recipe.merge)
 
 
 def init_generator(module: ConditionalGenerator, key: jax.Array) -> PyTree:

@@ -79,7 +79,7 @@ def distil(
 
     def student_loss(model, lesson: Lesson) -> jax.Array:
         images = lesson.generated.images
-        outputs = student_logits(federation.global_model, model, images, train=True)
+        outputs = student_logits(federation.server_model, model, images, train=True)
         return objective.student(Synthetic(*lesson, outputs, teachers))
 
     def student_step(carry, number, lessons: Lesson, further: Lesson | None):
@@ -156,7 +156,7 @@ def generator_steps(
     Returns:
       ((generator, Adam's state, sum of losses), model, key) -> the same triple after one step.
     """
-    module, bucket = make_generator(federation, recipe), federation.global_model
+    module, bucket = make_generator(federation, recipe), federation.server_model
 
     def step(carry, model, key):
         generator, state, total = carry
@@ -192,7 +192,7 @@ def lessons_of(
     federation: Federation,
     buckets: Sequence[Bucket],
     teachers: Teachers,
-    data: Data | None,
+    data: PyTree,
 ) -> Callable:
     """Makes the source of lessons, a generator or a control; arguments as of `distil`.
 
@@ -200,16 +200,17 @@ def lessons_of(
       (generator, keys [S]) -> Lesson with leading axes [S].
     """
     module, shares = make_generator(federation, recipe), teachers.label_shares
+    pool: PyTree = ()
     if recipe.images == "real":
         pool = make_pool(data, federation.num_classes)
         # counts="none" draws classes that no client has
         shares = jnp.where(pool.count > 0, shares, 0)
 
-    def show(generator, noise, labels, key) -> Generated:
+    def show(generator, noise, labels, key) -> PyTree:
         if recipe.images == "real":
             return Generated(draw_real(jax.random.fold_in(key, 1), data, pool, labels), noise, ())
         if recipe.images == "noise":
-            shape = (recipe.batch_size, *federation.global_model.input_shape)
+            shape = (recipe.batch_size, *federation.server_model.input_shape)
             return Generated(jax.random.normal(jax.random.fold_in(key, 1), shape), noise, ())
         return module.apply(generator, noise, labels, False)
 

@@ -5,7 +5,7 @@ A config's method "fedrolex+dfrd" is DFRD on the base "fedrolex", see `bases` an
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fedjax_ht.core.federation import Bucket, Federation
 from fedjax_ht.core.inputs import image_shape
 from fedjax_ht.core.local_training import LocalTraining, label_counts, take_batch
-from fedjax_ht.core.method import Data, Method, PyTree, Received
+from fedjax_ht.core.method import Array, Data, Method, PyTree, Received
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.statistics import norm_moments
 from fedjax_ht.core.wire import Metadata
@@ -46,7 +46,7 @@ class Client(NamedTuple):
     """
 
     model: PyTree
-    seen: jax.Array | tuple
+    seen: Array
 
 
 class Uplink(NamedTuple):
@@ -82,11 +82,11 @@ class Server(NamedTuple):
 def count(
     kind: Counts,
     training: LocalTraining,
-    seen: jax.Array | tuple,
+    seen: Array,
     data: Data,
     key: jax.Array,
     num_classes: int,
-) -> tuple[jax.Array | tuple, Metadata | tuple]:
+) -> tuple[Array, Metadata | tuple]:
     """Counts the labels of a client's round.
 
     Args:
@@ -164,7 +164,7 @@ def pictures(recipe: Distillation, federation: Federation, server: Server) -> di
     noise = jax.random.normal(jax.random.key(0), (len(labels), recipe.noise_dim))
 
     def render(variables):
-        made = make_generator(federation, recipe).apply(variables, noise, labels, False)
+        made: Any = make_generator(federation, recipe).apply(variables, noise, labels, False)
         return (made.images + 1) / 2
 
     shown = {"generator": render(server.generator)}
@@ -193,7 +193,7 @@ def fine_tuning(
 
     def check(federation: Federation) -> None:
         check_base(name, below, federation)
-        num_doublings(image_shape(federation.global_model.input_shape, name))
+        num_doublings(image_shape(federation.server_model.input_shape, name))
 
     def init_server(federation, key):
         model, generator_key = below.init_server(federation, key), jax.random.fold_in(key, 1)
@@ -264,6 +264,7 @@ def fine_tuning(
         return below.predict(bucket, client.model, downlink, x, mask)
 
     def client_features(bucket, client, x, mask):
+        assert below.view.features is not None  # every base has features
         return below.view.features(bucket, client.model, x, mask)
 
     def global_params(server):

@@ -39,7 +39,7 @@ class Pool(NamedTuple):
 
     order: jax.Array
     first: jax.Array
-    count: jax.Array
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def make_pool(data: Data, num_classes: int) -> Pool:

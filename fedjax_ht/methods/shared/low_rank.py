@@ -31,11 +31,11 @@ class LowRank(NamedTuple):
       whole: the array itself under one mask.
     """
 
-    components: Masked | tuple
+    components: Masked | tuple[()]
     whole: Masked
 
 
-def compress(tree: PyTree, energy: jax.Array, form: Form = "paper") -> PyTree:
+def compress(tree: PyTree, energy: jax.Array | float, form: Form = "paper") -> PyTree:
     """Compresses every array to the smallest rank that keeps a share of its energy.
 
     Args:
@@ -96,7 +96,7 @@ def from_matrices(matrices: jax.Array, shape: tuple[int, ...], form: Form) -> ja
     return matrices.reshape(shape)
 
 
-def _compress(x: jax.Array, energy: jax.Array, form: Form) -> LowRank:
+def _compress(x: jax.Array, energy: jax.Array | float, form: Form) -> LowRank:
     if x.ndim < 2:
         return LowRank((), Masked(x, jnp.array(True)))
     # [S, M, R], [S, R], [S, N, R]

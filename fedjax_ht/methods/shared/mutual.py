@@ -32,6 +32,7 @@ PairLoss = Callable[[Outputs, Outputs, Batch, PyTree], tuple[jax.Array, jax.Arra
 
 def init_pair(bucket: Bucket, ctx: Context) -> PyTree:
     """Makes a client with its private model, as every method does, and a copy of the shared one."""
+    assert bucket.shared is not None  # as in every bucket of clients
     shared = init_variables(bucket.shared, jax.random.fold_in(ctx.key, 1))
     return init_variables(bucket, ctx.key) | {"shared": shared}
 
@@ -50,11 +51,11 @@ def separately(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
     def init(params):
         return {name: optimizer.init(model) for name, model in params.items()}
 
-    def update(gradients, state, params):
-        updates, states = {}, {}
-        for name, gradient in gradients.items():
-            updates[name], states[name] = optimizer.update(gradient, state[name], params[name])
-        return updates, states
+    def update(updates: PyTree, state: PyTree, params: PyTree = None):
+        new, states = {}, {}
+        for name, gradient in updates.items():
+            new[name], states[name] = optimizer.update(gradient, state[name], params[name])
+        return new, states
 
     return optax.GradientTransformation(init, update)
 
@@ -87,6 +88,8 @@ def train_pair(
       The client's new state, the trained `extra`, and the result of the training, whose loss is the
       mean of the sum of both losses.
     """
+    beside = bucket.shared
+    assert beside is not None  # as in every bucket of clients
 
     def outputs(part: Bucket, params, stats, batch: Batch, key):
         rows, stats = features(part, params, stats, batch.x, batch.mask, train=True, key=key)
@@ -98,7 +101,7 @@ def train_pair(
     def loss(params, stats, batch: Batch, key) -> Loss:
         private, private_stats = outputs(bucket, params["own"], stats["own"], batch, key)
         key = jax.random.fold_in(key, 1)
-        shared, shared_stats = outputs(bucket.shared, params["shared"], stats["shared"], batch, key)
+        shared, shared_stats = outputs(beside, params["shared"], stats["shared"], batch, key)
         private_loss, _ = losses(private, as_teacher(shared), batch, params["beside"])
         _, shared_loss = losses(as_teacher(private), shared, batch, params["beside"])
         return Loss(private_loss + shared_loss, {"own": private_stats, "shared": shared_stats})

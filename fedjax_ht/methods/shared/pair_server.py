@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import Context, Metrics, PyTree, Received
+from fedjax_ht.core.method import Array, Context, Metrics, PyTree, Received
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.generators import Generator
 from fedjax_ht.generators.images import synthesise
@@ -135,10 +135,10 @@ def _latents_of_prototypes(
     def sample_w(key, n):
         return setup.generator.sample_w(weights, key, n)
 
-    def unbounded(params, rows, mask):
+    def unbounded(params, rows, mask) -> Array:
         return setup.transformer.apply({"params": params}, rows, mask)
 
-    def inside(params, rows, mask):
+    def inside(params, rows, mask) -> Array:
         return into(weights.ball, unbounded(params, rows, mask))
 
     params, centroids, metrics = align(

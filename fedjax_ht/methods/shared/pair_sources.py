@@ -38,6 +38,7 @@ def latents_of(
       float32 [C, H].
     """
     if source == "labels":
+        assert generator.conditional is not None  # the method has refused other generators
         classes = jax.random.permutation(jax.random.key(0), generator.num_labels)[:num_classes]
         return generator.conditional(frozen, key, classes)
     if source == "valid":

@@ -8,6 +8,7 @@ h' is linear, the same at the start of every client's round, and thrown away aft
 """
 
 import dataclasses
+from collections.abc import Hashable
 from typing import Literal, NamedTuple
 
 import jax
@@ -51,7 +52,7 @@ class Pairs(NamedTuple):
     """
 
     images: Masked
-    vectors: Masked | tuple
+    vectors: PyTree
 
 
 class PairTraining(NamedTuple):
@@ -129,7 +130,7 @@ def clip_each(training: LocalTraining, clip_norm: float) -> LocalTraining:
     if not clip_norm:
         return training
     each = optax.chain(optax.clip_by_global_norm(clip_norm), training.optimizer)
-    parts = {"model": each, "projection": each}
+    parts: dict[Hashable, optax.GradientTransformation] = {"model": each, "projection": each}
     optimizer = optax.multi_transform(parts, {name: name for name in parts})
     return dataclasses.replace(training, optimizer=optimizer)
 

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.federation import Federation, init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Context, Method, PyTree, Received, Wire
+from fedjax_ht.core.method import Array, Context, Method, PyTree, Received, Wire
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples
 from fedjax_ht.methods.shared.heads import head_of, rows_of
@@ -58,7 +58,7 @@ def slice_plan(
     rate: float,
     mode: Mode,
     ctx: Context,
-    client_id: jax.Array | None,
+    client_id: Array,
     per_layer: bool = False,
 ) -> Plan:
     """Makes a client's plan in a round, the same at server and client.
@@ -68,10 +68,10 @@ def slice_plan(
       rate: the client's width rate.
       mode: how slices are cut.
       ctx: of the client or of the server; its round and its shared key count.
-      client_id: int32 scalar; random plans differ by it, others do not read it.
+      client_id: int32 scalar, by which random plans differ; None for the others.
       per_layer: every layer is drawn by itself, see `PreActResNet.channels`.
     """
-    widths = federation.global_model.module.base.channels(per_layer).widths
+    widths = federation.server_model.module.base.channels(per_layer).widths
     key = jax.random.fold_in(ctx.shared_key, client_id) if mode == "random" else None
     return make_plan(widths, rate, mode, ctx.round, key)
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.method import Array, PyTree
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.models.sliced import CLASSES, sliced_width
 
@@ -45,7 +45,7 @@ class Slices(NamedTuple):
 
 
 def make_plan(
-    widths: dict[str, int], rate: float, mode: Mode, round: jax.Array, key: jax.Array | None = None
+    widths: dict[str, int], rate: float, mode: Mode, round: jax.Array, key: Array = None
 ) -> Plan:
     """Chooses the channels of a slice.
 

@@ -26,6 +26,7 @@ from jax import lax
 from scipy.optimize import linear_sum_assignment
 
 from fedjax_ht.core.bounds import Count, NonNegative, Positive, check_fields
+from fedjax_ht.core.method import Array
 from fedjax_ht.trust.leaks.imitation import Observation, Simulate
 
 TINY = jnp.finfo(jnp.float32).tiny
@@ -63,7 +64,7 @@ class Inverted(NamedTuple):
     loss: jax.Array
 
 
-def total_variation(images: jax.Array) -> jax.Array:
+def total_variation(images: jax.Array) -> Array:
     """Averages absolute differences of neighbouring pixels of [B, H, W, C], along both axes."""
     return sum(jnp.mean(jnp.abs(jnp.diff(images, axis=axis))) for axis in (1, 2))
 
