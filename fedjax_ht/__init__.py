@@ -5,5 +5,12 @@ before."""
 
 import lazy_loader
 
+from fedjax_ht.core.extras import needing
+
 __version__ = "0.1.0"
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_public_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str):
+    with needing(f"fedjax_ht.{name}"):
+        return _public_name(name)

@@ -16,14 +16,16 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, get_args, get_origin
 
-from ml_collections import ConfigDict, config_dict
-
 from fedjax_ht.configs.sections import Config, MethodConfig, PartitionConfig
 from fedjax_ht.configs.typed import check_names, from_plain, plain_hint, to_plain
 from fedjax_ht.core.bounds import hints_of, kind_of
+from fedjax_ht.core.extras import needing
 from fedjax_ht.core.names import unknown, unknown_option
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.methods import method_factory
+
+with needing("fedjax_ht.configs"):
+    from ml_collections import ConfigDict, config_dict
 
 AnyConfig = Config | ConfigDict  # what functions take that users call with what get_config returns
 SEE = "see fedjax_ht/configs/sections.py for the fields"
