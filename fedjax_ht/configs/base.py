@@ -18,7 +18,7 @@ from typing import Any, get_args, get_origin
 
 from fedjax_ht.configs.sections import Config, MethodConfig, PartitionConfig
 from fedjax_ht.configs.typed import check_names, from_plain, plain_hint, to_plain
-from fedjax_ht.core.bounds import hints_of, kind_of
+from fedjax_ht.core.annotations import hints_of, kind_of
 from fedjax_ht.core.extras import needing
 from fedjax_ht.core.names import unknown, unknown_option
 from fedjax_ht.data.partition import partition_options

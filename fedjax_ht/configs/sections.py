@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fedjax_ht.configs.typed import NotGiven
-from fedjax_ht.core.bounds import Count, NonNegative, Part, Positive, Rest, Seed, Whole
+from fedjax_ht.core.annotations import Count, NonNegative, Part, Positive, Rest, Seed, Whole
 from fedjax_ht.core.wire import Late
 from fedjax_ht.data.moments import Normalisation
 from fedjax_ht.models.norm import NormKind

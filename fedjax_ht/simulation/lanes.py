@@ -18,9 +18,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import Mesh
 
+from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
 from fedjax_ht.core.compiling import platform_of
 from fedjax_ht.core.executor import Lanes, longest_first
-from fedjax_ht.core.federation import Bucket, features, init_variables, logits
 from fedjax_ht.core.inputs import abstract
 from fedjax_ht.core.programs import called_programs
 from fedjax_ht.metrics.flops import sample_flops

@@ -6,7 +6,8 @@ from typing import Literal
 import numpy as np
 
 from fedjax_ht.core import wire
-from fedjax_ht.core.bounds import Count, NonNegative, Part, Rest, Seed, check_fields
+from fedjax_ht.core.annotations import Count, NonNegative, Part, Rest, Seed
+from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.executor import Lanes
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.simulation.profile import Profile
