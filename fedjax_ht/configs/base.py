@@ -88,6 +88,14 @@ def option_values(
     return {name: chosen.get(name, parameters[name].default) for name in parameters}
 
 
+def as_entry(method: str, options: Mapping[str, Any]) -> str:
+    """Returns a method with options as an entry, "fedral:blocks=100"."""
+    entry = method
+    for name, value in options.items():
+        entry += f":{name}={value}"
+    return entry
+
+
 def apply_argument(
     config: ConfigDict,
     argument: str | None,
