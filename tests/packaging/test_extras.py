@@ -74,7 +74,7 @@ assert {method(training).name for method in fl.METHODS.values()} == set(fl.METHO
 
 
 def test_the_readme_and_a_written_method_run_without_extras():
-    """In one round each, without the checks of the method's contract; and all public names but
+    """Plays one round of each, without the checks of the method's contract. All public names but
     those of configs can be had."""
     blocks = []
     for page in ("README.md", "docs/write_a_method.md"):
