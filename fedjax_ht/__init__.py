@@ -12,5 +12,6 @@ _public_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str):
+    """Imports a public name; one whose packages are missing says which extra brings them."""
     with needing(f"fedjax_ht.{name}"):
         return _public_name(name)
