@@ -36,7 +36,7 @@ $(BIN)/pip:
 	@$(PYTHON) -m venv $(VENV) || { if $(HALF_MADE); then rm -rf $(VENV); fi; exit 2; }
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[run]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/pip

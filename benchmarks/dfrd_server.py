@@ -17,8 +17,9 @@ from absl import app, flags
 from jax import lax
 
 from benchmarks.report import machine, number, publish, table
+from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.compiling import compiler_options
-from fedjax_ht.core.federation import Federation, init_variables, make_sliced_federation
+from fedjax_ht.core.federation import Federation, make_sliced_federation
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.dfrd import dfrd
 from fedjax_ht.methods.shared.composition import losses_of

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ht.core import wire
+from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.evaluation import EvaluationRequest, bucket_evaluation, client_evaluation
 from fedjax_ht.core.executor import Schedule
-from fedjax_ht.core.federation import Bucket, Federation, make_federation, make_sliced_federation
+from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.forms import keeps_state
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.local_training import LocalTraining

@@ -8,7 +8,8 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.federation import Bucket, features, init_variables, logits, make_federation
+from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
+from fedjax_ht.core.federation import make_federation
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.models import model_group, stacking
 

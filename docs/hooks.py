@@ -28,7 +28,7 @@ THEMES = {
     "federation": (
         "Federation and messages",
         "Clients, the buckets of one architecture that they form, and what crosses the wire.",
-        ("core.federation", "core.inputs", "core.wire", "core.round"),
+        ("core.bucket", "core.federation", "core.inputs", "core.wire", "core.round"),
     ),
     "data": (
         "Data and partitions",
@@ -38,7 +38,14 @@ THEMES = {
     "writing": (
         "Writing a method",
         "The contract of a method, local training, and the parts that methods share.",
-        ("core.method", "core.local_training", "core.bounds", "methods.shared"),
+        (
+            "core.method",
+            "core.local_training",
+            "core.batches",
+            "core.annotations",
+            "core.bounds",
+            "methods.shared",
+        ),
     ),
     "methods": (
         "Methods",

@@ -25,7 +25,7 @@ from experiments.generator_training import (
     write_checkpoint,
     write_samples,
 )
-from fedjax_ht.core.bounds import INT
+from fedjax_ht.core.annotations import INT
 from fedjax_ht.experiment.run_folder import remember_fields
 from fedjax_ht.generators.base import Card
 from fedjax_ht.runner.cli import fail, parse_flags

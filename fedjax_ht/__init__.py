@@ -5,5 +5,13 @@ before."""
 
 import lazy_loader
 
+from fedjax_ht.core.extras import needing
+
 __version__ = "0.1.0"
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_public_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str):
+    """Imports a public name; one whose packages are missing says which extra brings them."""
+    with needing(f"fedjax_ht.{name}"):
+        return _public_name(name)

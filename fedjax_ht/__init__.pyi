@@ -13,48 +13,36 @@ from .configs.base import (
 from .configs.base import (
     partition_config as partition_config,
 )
-from .core.bounds import (
-    Count as Count,
-)
-from .core.bounds import (
-    NonNegative as NonNegative,
-)
-from .core.bounds import (
-    Positive as Positive,
-)
-from .core.bounds import (
-    SearchRange as SearchRange,
-)
-from .core.bounds import (
-    Share as Share,
-)
+from .core.annotations import Count as Count
+from .core.annotations import NonNegative as NonNegative
+from .core.annotations import Positive as Positive
+from .core.annotations import SearchRange as SearchRange
+from .core.annotations import Share as Share
+from .core.batches import Batch as Batch
 from .core.bounds import (
     checked as checked,
 )
-from .core.federation import (
-    Bucket as Bucket,
-)
+from .core.bucket import Bucket as Bucket
+from .core.bucket import features as features
+from .core.bucket import head_scores as head_scores
+from .core.bucket import init_variables as init_variables
+from .core.bucket import logits as logits
+from .core.bucket import own_features as own_features
 from .core.federation import (
     Federation as Federation,
 )
-from .core.federation import features as features
-from .core.federation import head_scores as head_scores
-from .core.federation import init_variables as init_variables
-from .core.federation import logits as logits
 from .core.federation import (
     make_federation as make_federation,
 )
 from .core.federation import (
     make_sliced_federation as make_sliced_federation,
 )
-from .core.federation import own_features as own_features
 from .core.inputs import (
     AsStored as AsStored,
 )
 from .core.inputs import (
     Pixels as Pixels,
 )
-from .core.local_training import Batch as Batch
 from .core.local_training import LocalTraining as LocalTraining
 from .core.local_training import Loss as Loss
 from .core.local_training import train as train

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.local_training import shuffled
+from fedjax_ht.core.batches import shuffled
 from fedjax_ht.core.server_training import compact
 from fedjax_ht.methods.shared.alignment import SampleW
 

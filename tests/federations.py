@@ -212,7 +212,7 @@ def chosen(ids, dropped=()):
     """Makes these the participants and drop-outs of every round played inside."""
     ids = np.sort(np.asarray(ids, np.int64))
 
-    def choice(options, num_clients, round, busy=None):
+    def choice(options, num_clients, round, free=None):
         return (ids, np.isin(ids, dropped))
 
     name = "choose_participants"

@@ -9,7 +9,7 @@ Twenty clients with some hundred images each of a Dirichlet(1.0) split of the em
 seeds with a split each, as in few_samples.py, next to this file, whose options the methods have,
 too. FedAvg's clients have one architecture and FedRolex's slices of one network; nobody tuned for
 them. `attack` and `robust` are as in fedjax_ht/trust/attacks.py and defences.py. Results:
-docs/bad_clients.md.
+experiments/results/attacked.md.
 """
 
 from fedjax_ht.configs import few_samples

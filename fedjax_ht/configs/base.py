@@ -16,14 +16,16 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-from ml_collections import ConfigDict, config_dict
-
 from fedjax_ht.configs.sections import Config, MethodConfig, PartitionConfig
 from fedjax_ht.configs.typed import check_names, from_plain, plain_hint, to_plain
-from fedjax_ht.core.bounds import hints_of, kind_of
+from fedjax_ht.core.annotations import hints_of, kind_of
+from fedjax_ht.core.extras import needing
 from fedjax_ht.core.names import unknown, unknown_option
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.methods import method_factory
+
+with needing("fedjax_ht.configs"):
+    from ml_collections import ConfigDict, config_dict
 
 if TYPE_CHECKING:
 
@@ -94,6 +96,14 @@ def option_values(
     if unexpected := [name for name in chosen if name not in parameters]:
         raise ValueError(unknown_option(owner, unexpected[0], list(parameters)))
     return {name: chosen.get(name, parameters[name].default) for name in parameters}
+
+
+def as_entry(method: str, options: Mapping[str, Any]) -> str:
+    """Returns a method with options as an entry, "fedral:blocks=100"."""
+    entry = method
+    for name, value in options.items():
+        entry += f":{name}={value}"
+    return entry
 
 
 def apply_argument(

@@ -41,7 +41,13 @@ Results and what they say: experiments/results/class_shares.md. Needs CIFAR-10 (
 version) in `data/`.
 """
 
-from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
+from fedjax_ht.configs.base import (
+    apply_argument,
+    as_entry,
+    base_config,
+    method_config,
+    partition_config,
+)
 
 PARTICIPANTS = 10  # of a round, however many clients there are
 
@@ -92,14 +98,6 @@ def method_options(config, fedral_blocks):
         everybody = config.participation == 1.0
         options["fedssa"] = {"clock": "round", "stable_rounds": 2 if everybody else 45}
     return options
-
-
-def as_entry(method, options):
-    """Returns a method with options as an entry, "fedral:blocks=100"."""
-    entry = method
-    for name, value in options.items():
-        entry += f":{name}={value}"
-    return entry
 
 
 def setting(dataset, fedral_blocks, argument):

@@ -29,7 +29,9 @@ class Features(nn.Module):
     width: int
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, train: bool = False, mask: jax.Array | None = None
+    ) -> jax.Array:
         constant = not (train and self.has_rng("dropout"))
         x = nn.relu(Conv(32, 3, initialisation="glorot", name="conv1")(x))
         x = nn.relu(max_pool(Conv(64, 3, initialisation="glorot", name="conv2")(x), 2, 2))
@@ -39,7 +41,9 @@ class Features(nn.Module):
 
 
 def network(num_classes, input_shape, feature_dim):
-    return {"cnn": SplitModel(Features(feature_dim or 128), Linear(num_classes, "glorot"))}
+    base, head = Features(feature_dim or 128), Linear(num_classes, "glorot")
+    # It keeps no statistics: `stateful` makes `train` reach the base, without which nothing drops.
+    return {"cnn": SplitModel(base, head, stateful=True)}
 
 
 def get_config(argument=None):

@@ -28,8 +28,13 @@ Results and what they say: experiments/results/dfrd.md. Needs the four files of 
 gzipped or not) in `data/`.
 """
 
-from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
-from fedjax_ht.configs.cifar10_class_shares import as_entry
+from fedjax_ht.configs.base import (
+    apply_argument,
+    as_entry,
+    base_config,
+    method_config,
+    partition_config,
+)
 from fedjax_ht.methods.registry import DISTILLING
 from fedjax_ht.methods.shared.bases import BASES
 

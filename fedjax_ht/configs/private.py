@@ -8,7 +8,7 @@ A hundred clients with about a hundred of the embedded images each (16x16, Diric
 perceptron for all, whose 8,554 numbers FedAvg averages; LG-FedAvg averages the head's 330. Nobody
 tuned for it.
 
-Results: docs/privacy.md.
+Results: experiments/results/private.md.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from fedjax_ht.core.bounds import (
+from fedjax_ht.core.annotations import (
     Count,
     NonNegative,
     NotGiven,

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from types import NoneType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from fedjax_ht.core.bounds import NotGiven, check_value, extra_of, hints_of
+from fedjax_ht.core.annotations import NotGiven, extra_of, hints_of
+from fedjax_ht.core.bounds import check_value
 from fedjax_ht.core.names import unknown
 
 S = TypeVar("S")

@@ -16,63 +16,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fedjax_ht.core.annotations import (
-    FLOAT,
-    INT,
-    MAX_SEED,
-    Count,
-    NonNegative,
-    NotGiven,
-    Part,
-    Positive,
-    Rest,
-    SearchRange,
-    Seed,
-    Share,
-    Whole,
-    Within,
-    allows,
-    annotations_of,
-    extra_of,
-    hints_of,
-    kind_of,
-    limits,
-    numbers,
-    scalar,
-    search_ranges,
-    traced,
-)
+from fedjax_ht.core.annotations import allows, annotations_of, hints_of, scalar
 from fedjax_ht.core.bounds_text import choices, describe
 from fedjax_ht.core.names import meant
-
-__all__ = [
-    "FLOAT",
-    "INT",
-    "MAX_SEED",
-    "Count",
-    "NonNegative",
-    "NotGiven",
-    "Part",
-    "Positive",
-    "Rest",
-    "SearchRange",
-    "Seed",
-    "Share",
-    "Whole",
-    "Within",
-    "annotations_of",
-    "check_fields",
-    "check_value",
-    "checked",
-    "describe",
-    "extra_of",
-    "hints_of",
-    "kind_of",
-    "limits",
-    "numbers",
-    "search_ranges",
-    "traced",
-]
 
 F = TypeVar("F", bound=Callable)
 

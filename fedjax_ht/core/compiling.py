@@ -140,8 +140,9 @@ def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, donate: bool) -> C
     """Compiles the functions of all buckets to one.
 
     On GPUs that is one program: buckets do not depend on each other, so that they are parallel
-    branches of its graph. On CPU it is one program a bucket: there is nothing to win
-    (docs/architecture.md), and less to compile anew.
+    branches of its graph (docs/decisions/0026-gpu-one-program.md). On CPU it is one program a
+    bucket: there is nothing to win, and less to compile anew
+    (docs/decisions/0025-cpu-bucket-programs.md).
 
     Args:
       runs: bucket name -> function of (states, schedule, servers, data, when).

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_ht.core.batches import take_batch
+from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.executor import Schedule, run_clients
-from fedjax_ht.core.federation import Bucket, Federation, features, logits
-from fedjax_ht.core.local_training import take_batch
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Array, Data, Method, PyTree, Split
 from fedjax_ht.core.round import Channel, Participant, TrialServers, any_state, receive, send, view
 from fedjax_ht.core.statistics import collect_statistics

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_ht.core.bounds import Count
+from fedjax_ht.core.annotations import Count
 from fedjax_ht.core.method import Array, PyTree
 
 Lanes = Count | Literal["auto"] | Mapping[str, Count]

@@ -8,42 +8,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bucket import (
-    Bucket,
-    PyTree,
-    count_parameters,
-    features,
-    head_scores,
-    init_variables,
-    logits,
-    make_bucket,
-    own_features,
-    put_weights,
-    start_from,
-    weights_of,
-)
+from fedjax_ht.core.bucket import Bucket, PyTree, make_bucket, put_weights, weights_of
 from fedjax_ht.core.inputs import InputShape, plain
-
-__all__ = [
-    "Bucket",
-    "Federation",
-    "PyTree",
-    "all_weights",
-    "count_parameters",
-    "features",
-    "head_scores",
-    "init_variables",
-    "logits",
-    "make_federation",
-    "make_sliced_federation",
-    "own_features",
-    "put_all_weights",
-    "put_weights",
-    "require_equal_heads",
-    "require_one_feature_width",
-    "start_from",
-    "weights_of",
-]
 
 
 @dataclasses.dataclass(frozen=True)

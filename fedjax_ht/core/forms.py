@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.federation import Bucket, Federation
+from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import usual_rule, zeros
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Split

@@ -12,41 +12,18 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from fedjax_ht.core.annotations import Count
 from fedjax_ht.core.batches import (
     Batch,
     ClassSums,
     add_trees,
-    class_means,
     class_sums,
-    forward_batch,
-    inputs_at,
     no_class_sums,
     shuffled,
-    sum_by_class,
     take_batch,
 )
-from fedjax_ht.core.bounds import Count, check_fields
+from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.method import Data, PyTree, Split
-
-__all__ = [
-    "Batch",
-    "ClassSums",
-    "LocalTraining",
-    "Loss",
-    "LossFn",
-    "TrainingResult",
-    "class_means",
-    "class_sums",
-    "descend",
-    "forward_batch",
-    "inputs_at",
-    "label_counts",
-    "num_steps",
-    "shuffled",
-    "sum_by_class",
-    "take_batch",
-    "train",
-]
 
 Augment = Callable[[jax.Array, jax.Array, jax.Array | float], jax.Array]
 """(key, normalised images float [B, H, W, C], the value of a black pixel float [C]) -> images.

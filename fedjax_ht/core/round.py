@@ -10,9 +10,10 @@ from jax import lax
 from jax.sharding import Mesh
 
 from fedjax_ht.core import wire
+from fedjax_ht.core.bucket import Bucket, put_weights
 from fedjax_ht.core.compiling import compiler_options, platform_of
 from fedjax_ht.core.executor import Schedule, run_clients
-from fedjax_ht.core.federation import Bucket, Federation, put_weights
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
 from fedjax_ht.core.method import (

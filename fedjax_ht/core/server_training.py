@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_ht.core.local_training import shuffled
+from fedjax_ht.core.batches import shuffled
 from fedjax_ht.core.method import PyTree, Split
 
 

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.federation import Bucket
-from fedjax_ht.core.local_training import take_batch
+from fedjax_ht.core.batches import take_batch
+from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.method import Data, PyTree, Split
 
 

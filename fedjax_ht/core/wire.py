@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bounds import NonNegative, Share, checked
+from fedjax_ht.core.annotations import NonNegative, Share
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.method import Array, PyTree
 
 INDEX_BYTES = 4  # a row of a Masked leaf travels with an int32 index

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ht.core.bounds import FLOAT
+from fedjax_ht.core.annotations import FLOAT
 from fedjax_ht.core.inputs import (
     AsStored,
     InputShape,

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ht.core.bucket import Bucket, put_weights, weights_of
 from fedjax_ht.core.evaluation import received_where, score_splits
-from fedjax_ht.core.federation import Bucket, Federation, put_weights, weights_of
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.forms import downlink_form, sends_payload, uplink_form, uplink_forms
 from fedjax_ht.core.inputs import AsStored, Pixels

@@ -10,7 +10,6 @@ step. What a side writes can be read by its own user alone.
 """
 
 import functools
-import importlib.util
 import ipaddress
 import math
 import os
@@ -25,6 +24,7 @@ from absl import flags
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.checkpoints.writers import write_history
 from fedjax_ht.configs.sections import Config
+from fedjax_ht.core.extras import require
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.deploy.answers import MAX_STATES, answer
 from fedjax_ht.deploy.client import make_client, read_samples, write_samples
@@ -281,8 +281,7 @@ def main(arguments: Sequence[str]) -> None:
         if command == "split":
             tell("\n".join(map(str, split(config, workdir))))
             return
-        if importlib.util.find_spec("flwr") is None:
-            raise ImportError("Flower is not installed: pip install 'fedjax_ht[flower]'")
+        require(f"fedjax-ht deploy {command}", "flower")
         use_all_cores()  # before the method is made, which may compute
         enable_compilation_cache()
         plan = make_plan(config, _SUMS.value)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.evaluation import Scores
-from fedjax_ht.core.federation import Bucket
 from fedjax_ht.core.mesh import fetch
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
 from fedjax_ht.core.round import ClientResult, all_finite

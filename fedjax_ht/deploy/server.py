@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ht.core.federation import Bucket, Federation
+from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.forms import sends_payload, uplink_forms
 from fedjax_ht.core.mesh import client_mesh, collect

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from fedjax_ht.configs.base import AnyConfig, typed_config
 from fedjax_ht.configs.sections import Config
-from fedjax_ht.core.bounds import MAX_SEED, Rest, check_value
+from fedjax_ht.core.annotations import MAX_SEED, Rest
+from fedjax_ht.core.bounds import check_value
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.user_code import names_user_function

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedjax_ht.configs.sections import DevicesConfig
-from fedjax_ht.core.bounds import Part, Positive, check_value
+from fedjax_ht.core.annotations import Part, Positive
+from fedjax_ht.core.bounds import check_value
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.experiment.csv_tables import read_rows, read_table
 from fedjax_ht.simulation.profile import Available, Profile, by_chance, by_trace

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from fedjax_ht.configs.base import method_options, option_values
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.configs.typed import from_plain, to_plain
-from fedjax_ht.core.bounds import kind_of
+from fedjax_ht.core.annotations import kind_of
 from fedjax_ht.core.names import meant, unknown_option
 from fedjax_ht.methods import method_factory
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from fedjax_ht.configs.sections import Config, ModelConfig
 from fedjax_ht.configs.typed import to_plain
-from fedjax_ht.core.bounds import NonNegative, check_value
+from fedjax_ht.core.annotations import NonNegative
+from fedjax_ht.core.bounds import check_value
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.inputs import InputShape
 from fedjax_ht.core.names import meant, unknown

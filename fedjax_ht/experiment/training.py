@@ -4,7 +4,8 @@ import optax
 
 from fedjax_ht.configs.sections import TrainingConfig
 from fedjax_ht.configs.typed import shared_fields
-from fedjax_ht.core.bounds import Count, Part, check_value
+from fedjax_ht.core.annotations import Count, Part
+from fedjax_ht.core.bounds import check_value
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.data.augment import compose
 

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_ht.core.federation import Bucket, Federation, PyTree, init_variables
+from fedjax_ht.core.bucket import Bucket, PyTree, init_variables
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.names import unknown
 from fedjax_ht.data.files.torch_files import load_state_dict
 from fedjax_ht.models import model_group

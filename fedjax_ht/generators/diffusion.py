@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_ht.core.extras import needing
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.data.files.arrays import opened_npz
@@ -95,13 +96,9 @@ def load_diffusion(
 
 
 def _load_networks(path: Path, prompt: str) -> Networks:
-    try:
+    with needing(f"{path}:"):
         import diffusers
         import torch
-    except ImportError as error:
-        raise ImportError(
-            f"{path}: needs diffusers and torch; run pip install 'fedjax_ht[diffusion]'"
-        ) from error
     device = "cuda" if torch.cuda.is_available() else "cpu"
     unet = _pretrained(diffusers.UNet2DConditionModel, path / "unet").to(device)
     vae = _pretrained(diffusers.AutoencoderKL, path / "vae").to(device)

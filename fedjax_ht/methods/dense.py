@@ -37,7 +37,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bounds import NonNegative
+from fedjax_ht.core.annotations import NonNegative
 from fedjax_ht.losses import cross_entropy, disagreement, masked_mean, moment_distance
 from fedjax_ht.losses.adversarial import Normaliser, Selection
 from fedjax_ht.methods.dfrd import adversarial_loss, student_loss

@@ -41,7 +41,7 @@ Settled here, for both:
 
 import jax
 
-from fedjax_ht.core.bounds import NonNegative
+from fedjax_ht.core.annotations import NonNegative
 from fedjax_ht.losses import (
     cross_entropy,
     embedding_excess,

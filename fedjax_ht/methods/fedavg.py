@@ -13,7 +13,7 @@ is scored in a federation of slices (`make_sliced_federation`), which keep none.
 from typing import NamedTuple
 
 from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.federation import init_variables
+from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree, Wire
 from fedjax_ht.core.round import select

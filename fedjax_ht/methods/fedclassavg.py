@@ -34,16 +34,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.bounds import NonNegative, Positive, SearchRange, checked
-from fedjax_ht.core.federation import (
-    Federation,
-    features,
-    logits,
-    own_features,
-    require_equal_heads,
-)
+from fedjax_ht.core.annotations import NonNegative, Positive, SearchRange
+from fedjax_ht.core.batches import Batch
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import features, logits, own_features
+from fedjax_ht.core.federation import Federation, require_equal_heads
 from fedjax_ht.core.inputs import image_shape, pixels_of
-from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
+from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Array, Data, Method, PyTree, Wire
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.data.augment import colour_jitter, flip, random_grayscale, resized_crop

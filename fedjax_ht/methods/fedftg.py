@@ -26,7 +26,7 @@ Settled here, after DFRD, which runs FedFTG with DFRD's generator, optimisers an
 import jax
 from jax import lax
 
-from fedjax_ht.core.bounds import NonNegative
+from fedjax_ht.core.annotations import NonNegative
 from fedjax_ht.losses import image_diversity, weighted_cross_entropy, weighted_kl
 from fedjax_ht.losses.distillation import KLOrder, ordered
 from fedjax_ht.losses.generator import DiversityForm

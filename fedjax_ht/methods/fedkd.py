@@ -46,9 +46,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.annotations import Count, Part
 from fedjax_ht.core.batches import Batch, add_trees
-from fedjax_ht.core.bounds import Count, Part, checked
-from fedjax_ht.core.federation import init_variables
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree, Wire
 from fedjax_ht.core.round import gather_received, select

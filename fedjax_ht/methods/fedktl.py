@@ -53,10 +53,12 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bounds import Count, NonNegative, Positive, SearchRange, Within, checked
-from fedjax_ht.core.federation import init_variables
+from fedjax_ht.core.annotations import Count, NonNegative, Positive, SearchRange, Within
+from fedjax_ht.core.batches import class_means, sum_by_class
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.inputs import image_shape
-from fedjax_ht.core.local_training import LocalTraining, class_means, sum_by_class
+from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Pretrained, View
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.generators import Generator, open_generator

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import jax
 
 from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.federation import Bucket, Federation, init_variables
+from fedjax_ht.core.bucket import Bucket, init_variables
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree, Wire
 from fedjax_ht.core.round import gather_received, select

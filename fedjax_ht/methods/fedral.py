@@ -45,16 +45,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_ht.core.bounds import Count, NonNegative, Positive, SearchRange, Within, checked
-from fedjax_ht.core.federation import (
-    Bucket,
-    Federation,
-    features,
-    init_variables,
-    logits,
-    own_features,
-)
-from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
+from fedjax_ht.core.annotations import Count, NonNegative, Positive, SearchRange, Within
+from fedjax_ht.core.batches import Batch
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import Bucket, features, init_variables, logits, own_features
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import ClientInfo, Method, PyTree, Wire
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.round import gather_received, select

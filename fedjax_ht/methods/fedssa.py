@@ -51,7 +51,8 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bounds import Count, SearchRange, Share, checked, traced
+from fedjax_ht.core.annotations import Count, SearchRange, Share, traced
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.federation import Federation, require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Array, Data, Method, View, Wire, init_model

@@ -23,8 +23,9 @@ Settled here:
 
 from typing import Annotated
 
-from fedjax_ht.core.bounds import SearchRange, Share, checked
-from fedjax_ht.core.federation import init_variables
+from fedjax_ht.core.annotations import SearchRange, Share
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.round import gather_received

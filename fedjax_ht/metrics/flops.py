@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.federation import Bucket, Federation, features, init_variables, logits
+from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import abstract, on_device
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method
 from fedjax_ht.core.round import any_state

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from fedjax_ht.core.federation import Bucket, PyTree, features, init_variables, logits
+from fedjax_ht.core.bucket import Bucket, PyTree, features, init_variables, logits
 from fedjax_ht.core.inputs import abstract
 from fedjax_ht.core.local_training import LocalTraining
 

@@ -50,7 +50,7 @@ def variables_from_torchvision(
 
     Args:
       state_dict: torchvision's names -> arrays, see `data.files.torch_files.load_state_dict`.
-      variables: of the same architecture, as `core.federation.init_variables` or a module's `init`
+      variables: of the same architecture, as `core.bucket.init_variables` or a module's `init`
         makes them.
 
     Returns:

@@ -84,8 +84,13 @@ def start(command: str, arguments: Sequence[str]) -> None:
     """Parses a command's flags and calls its `main`."""
     from absl import app
 
-    from fedjax_ht.runner.cli import parse_flags, parse_words
+    from fedjax_ht.core.extras import require
+    from fedjax_ht.runner.cli import fail, parse_flags, parse_words
 
+    try:
+        require(f"fedjax-ht {command}", "run")
+    except ImportError as error:
+        fail(error)
     module = importlib.import_module(COMMANDS[command].module)
     if HELP & set(arguments):
         print(usage(command, module))

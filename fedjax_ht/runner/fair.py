@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedjax_ht.configs.sections import Config
-from fedjax_ht.core.bounds import SearchRange, search_ranges
+from fedjax_ht.core.annotations import SearchRange, search_ranges
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.methods import method_factory
 from fedjax_ht.runner.points import searched
@@ -20,7 +20,7 @@ RATE = "training.learning_rate"
 
 def space_of(method: str, config: Config) -> dict[str, SearchRange]:
     """Returns what is searched of a method: the learning rate, and the options that its factory
-    declares with a `core.bounds.SearchRange`."""
+    declares with a `core.annotations.SearchRange`."""
     rate = config.training.learning_rate
     ranges = search_ranges(method_factory(method))
     return {RATE: SearchRange(rate / FACTOR, rate * FACTOR), **ranges}

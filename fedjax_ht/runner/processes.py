@@ -24,7 +24,7 @@ def use_all_cores() -> None:
     """Makes one CPU device a core, at most eight; accelerators stay as they are.
 
     Whole clients then train in parallel instead of threads inside small products, which is up to
-    1.6 times faster (benchmarks/results/zoo_cpu.md). It must come before any computation.
+    1.4 times faster (benchmarks/results/zoo_cpu.md). It must come before any computation.
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return

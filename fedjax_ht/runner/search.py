@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedjax_ht.core.bounds import SearchRange
+from fedjax_ht.core.annotations import SearchRange
 
 Space = Mapping[str, tuple[str, ...] | SearchRange]
 """A setting as an entry names it (entries.py) -> its values as an entry writes them, or their

@@ -6,9 +6,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedjax_ht.core.bucket import weights_of
 from fedjax_ht.core.evaluation import EvaluationRequest, Scores
 from fedjax_ht.core.executor import Schedule
-from fedjax_ht.core.federation import all_weights, weights_of
+from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import collect, fetch, scatter, share, spread
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
 from fedjax_ht.core.round import ClientResult, Participant, TrialServers

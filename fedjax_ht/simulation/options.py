@@ -6,7 +6,8 @@ from typing import Literal
 import numpy as np
 
 from fedjax_ht.core import wire
-from fedjax_ht.core.bounds import Count, NonNegative, Part, Rest, Seed, check_fields
+from fedjax_ht.core.annotations import Count, NonNegative, Part, Rest, Seed
+from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.evaluation import NormStatistics, ScoredState
 from fedjax_ht.core.executor import Lanes
 from fedjax_ht.core.keys import Purpose, host_generator
@@ -114,27 +115,25 @@ def choose_participants(
     options: SimulationOptions,
     num_clients: int,
     round: int,
-    unfinished: np.ndarray | None = None,
+    free: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws the clients that take part in a round, uniformly, and those of them that are dropped.
 
-    A pure function of (seed, round, unfinished), so that a resumed run draws the same.
+    A pure function of (seed, round, free), so that a resumed run draws the same.
 
     Args:
       options: of the trial.
       num_clients: of the federation.
       round: from 0.
-      unfinished: bool [num_clients], clients that are not done with an earlier round; None: nobody.
+      free: bool [num_clients], clients that may be drawn; None: all that can be reached.
 
     Returns:
-      Distinct ids, ascending, int64 [m], and bool [m], which of them are dropped. They are drawn
-      among the clients that can be reached and are not unfinished; of fewer than are asked for,
-      all take part.
+      Distinct ids, ascending, int64 [m], and bool [m], which of them are dropped. Of fewer free
+      clients than are asked for, all take part.
     """
     order = host_generator(options.seed, Purpose.PARTICIPATION, round).permutation(num_clients)
-    free = options.reachable(num_clients, round)
-    if unfinished is not None:
-        free = free & ~unfinished
+    if free is None:
+        free = options.reachable(num_clients, round)
     ids = order[free[order]][: options.participants(num_clients)]
     shuffled = host_generator(options.seed, Purpose.DROPOUT, round).permutation(ids)
     dropped = shuffled[: int(options.drop_rate * len(ids))]

@@ -11,6 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_ht.core import wire
+from fedjax_ht.core.batches import forward_batch
+from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.compiling import buckets_on_mesh
 from fedjax_ht.core.evaluation import (
     EvaluationRequest,
@@ -19,9 +21,8 @@ from fedjax_ht.core.evaluation import (
     global_evaluation,
     received_state,
 )
-from fedjax_ht.core.federation import Bucket, Federation
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.forms import keeps_state, uplink_forms
-from fedjax_ht.core.local_training import forward_batch
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
 from fedjax_ht.core.method import Data, Method, PyTree, Split
 from fedjax_ht.core.round import Channel, bucket_round, first_states

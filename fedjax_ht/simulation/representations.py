@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_ht.core.batches import take_batch
+from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.evaluation import make_scored_state
-from fedjax_ht.core.federation import Bucket
-from fedjax_ht.core.local_training import take_batch
 from fedjax_ht.core.method import Data, Split
 from fedjax_ht.core.round import Participant, TrialServers, view
 from fedjax_ht.core.trees import take

@@ -99,11 +99,12 @@ def draw_cohort(
 ) -> Cohort:
     """Draws a trial's participants: a pure function of seed and round, so that a resumed run draws
     the same."""
-    unfinished = None
+    reachable = free = options.reachable(num_clients, state.round)
     if state.waiting is not None:
-        unfinished = state.waiting.uploads.unfinished[trial]
-    ids, dropped = choose_participants(options, num_clients, state.round, unfinished)
-    return Cohort(ids, dropped, options.reachable(num_clients, state.round))
+        # A client takes part in no round while its upload of an earlier one is under way.
+        free = reachable & ~state.waiting.uploads.unfinished[trial]
+    ids, dropped = choose_participants(options, num_clients, state.round, free)
+    return Cohort(ids, dropped, reachable)
 
 
 def draw_cohorts(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.federation import Bucket
+from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.method import Array, ClientInfo, PyTree, Received
 from fedjax_ht.core.round import (
     Call,

@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.bounds import NonNegative, NotGiven, Seed, Share, check_fields
+from fedjax_ht.core.annotations import NonNegative, NotGiven, Seed, Share
+from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.method import Method, PyTree, around
 from fedjax_ht.core.round import without_samples

@@ -28,7 +28,8 @@ from typing import Annotated, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.bounds import Positive, Within, checked
+from fedjax_ht.core.annotations import Positive, Within
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.method import Method, Received, around
 from fedjax_ht.core.reductions import sorted_rows, weighted_sum
 from fedjax_ht.trust.geometry import (

@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.federation import Bucket, Federation, init_variables
+from fedjax_ht.core.batches import Batch
+from fedjax_ht.core.bucket import Bucket, init_variables
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import abstract, usual_rule, zeros
-from fedjax_ht.core.local_training import Batch, TrainingResult
+from fedjax_ht.core.local_training import TrainingResult
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Received, Split
 from fedjax_ht.core.programs import LOOP, Sources, influences, union
 from fedjax_ht.core.round import any_state

@@ -22,16 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_ht.core.batches import Batch, take_batch
 from fedjax_ht.core.keys import privacy_key
-from fedjax_ht.core.local_training import (
-    Batch,
-    LocalTraining,
-    LossFn,
-    TrainingResult,
-    descend,
-    num_steps,
-    take_batch,
-)
+from fedjax_ht.core.local_training import LocalTraining, LossFn, TrainingResult, descend, num_steps
 from fedjax_ht.core.method import Data, PyTree, Split
 
 

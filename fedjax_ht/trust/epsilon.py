@@ -14,6 +14,8 @@ from types import ModuleType
 
 import numpy as np
 
+from fedjax_ht.core.extras import needing
+
 ORDERS = (*range(2, 65), 96, 128, 256, 512)  # of Renyi divergences
 
 
@@ -23,12 +25,8 @@ def accounting() -> ModuleType:
     Raises:
       ImportError: it is not installed. One line.
     """
-    try:
+    with needing("privacy"):
         import dp_accounting
-    except ImportError as error:
-        raise ImportError(
-            "privacy needs dp-accounting; run pip install 'fedjax_ht[privacy]'"
-        ) from error
     return dp_accounting
 
 

@@ -23,7 +23,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bounds import MAX_SEED, NonNegative, Positive, Within, check_fields
+from fedjax_ht.core.annotations import MAX_SEED, NonNegative, Positive, Within
+from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import privacy_key
 from fedjax_ht.core.method import ClientInfo, Context, Method, PyTree, Received, around

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import fedjax_ht as fl
-from fedjax_ht.core.bounds import (
+from fedjax_ht.core.annotations import (
     FLOAT,
     INT,
     MAX_SEED,
@@ -27,11 +27,9 @@ from fedjax_ht.core.bounds import (
     Share,
     Whole,
     Within,
-    check_fields,
-    check_value,
-    checked,
     numbers,
 )
+from fedjax_ht.core.bounds import check_fields, check_value, checked
 from fedjax_ht.core.names import unknown, unknown_option
 
 TRAINING = fl.LocalTraining(optax.sgd(0.1))

@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core.local_training import shuffled
+from fedjax_ht.core.batches import shuffled
 from fedjax_ht.core.server_training import compact, train_on_rows
 
 KEY = jax.random.key(3)

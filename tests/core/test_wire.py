@@ -4,7 +4,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core.local_training import ClassSums, LocalTraining
+from fedjax_ht.core.batches import ClassSums
+from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import (
     TRANSFORMS,
     Masked,

@@ -33,7 +33,9 @@ def test_svhn(tmp_path):
 def test_svhn_without_scipy(tmp_path, monkeypatch):
     _write_svhn(tmp_path)
     monkeypatch.setitem(sys.modules, "scipy.io", None)
-    assert "pip install scipy" in load_error(ImportError, "svhn", tmp_path)
+    assert "needs scipy; run pip install 'fedjax_ht[run]'" in load_error(
+        ImportError, "svhn", tmp_path
+    )
 
 
 @pytest.mark.parametrize("keep", [0, 100, 2000])

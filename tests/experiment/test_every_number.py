@@ -15,7 +15,7 @@ import pytest
 from fedjax_ht.configs.base import base_config
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.configs.typed import plain_hint
-from fedjax_ht.core.bounds import annotations_of, hints_of, limits, numbers
+from fedjax_ht.core.annotations import annotations_of, hints_of, limits, numbers
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import TRANSFORMS
 from fedjax_ht.data.partition import PARTITIONS, PLANS, check_partition, partition_options

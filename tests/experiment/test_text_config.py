@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.configs import ag_news
-from fedjax_ht.core.federation import count_parameters
+from fedjax_ht.core.bucket import count_parameters
 from fedjax_ht.experiment.build import build
 from tests.data.test_sources_text import write_csv
 

@@ -12,7 +12,7 @@ from fedjax_ht.configs import shipped
 from fedjax_ht.configs.base import base_config, typed_config
 from fedjax_ht.configs.sections import Config, DevicesConfig, PrivacyConfig, TrainingConfig
 from fedjax_ht.configs.typed import from_plain, to_json, to_plain
-from fedjax_ht.core.bounds import hints_of
+from fedjax_ht.core.annotations import hints_of
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.experiment.options import simulation_options
 from fedjax_ht.experiment.training import local_training

@@ -7,7 +7,8 @@ import optax
 import pytest
 
 import fedjax_ht as fl
-from fedjax_ht.core.federation import all_weights, weights_of
+from fedjax_ht.core.bucket import weights_of
+from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.round import first_states
 from fedjax_ht.data.files.torch_files import load_state_dict, save_safetensors

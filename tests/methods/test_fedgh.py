@@ -4,8 +4,9 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_ht.core.batches import shuffled
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.local_training import LocalTraining, shuffled
+from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.server_training import compact
 from fedjax_ht.methods.fedgh import fedgh
 from fedjax_ht.models import mlp

@@ -4,7 +4,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core.local_training import LocalTraining, shuffled
+from fedjax_ht.core.batches import shuffled
+from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.server_training import compact
 from fedjax_ht.methods.fedtgp import Server, fedtgp, init_trained
 from tests import tiny

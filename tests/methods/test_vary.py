@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core.bounds import kind_of
+from fedjax_ht.core.annotations import kind_of
 from fedjax_ht.core.method import varied
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.federation import features, logits
+from fedjax_ht.core.bucket import features, logits
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.registry import model_group
 from fedjax_ht.models.torchvision import variables_from_torchvision

@@ -4,12 +4,8 @@ import jax
 import optax
 import pytest
 
-from fedjax_ht.core.federation import (
-    count_parameters,
-    init_variables,
-    make_federation,
-    require_equal_heads,
-)
+from fedjax_ht.core.bucket import count_parameters, init_variables
+from fedjax_ht.core.federation import make_federation, require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.methods import method_factory
 from fedjax_ht.models import mlp, model_group

@@ -4,13 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.federation import (
-    count_parameters,
-    features,
-    init_variables,
-    logits,
-    make_federation,
-)
+from fedjax_ht.core.bucket import count_parameters, features, init_variables, logits
+from fedjax_ht.core.federation import make_federation
 from fedjax_ht.models import SplitModel, cnn4, cnn5_group, mlp, model_group
 from fedjax_ht.models.cnn import ConvFeatures
 from fedjax_ht.models.layers import Linear

@@ -7,13 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.federation import (
-    count_parameters,
-    features,
-    init_variables,
-    logits,
-    make_federation,
-)
+from fedjax_ht.core.bucket import count_parameters, features, init_variables, logits
+from fedjax_ht.core.federation import make_federation
 from fedjax_ht.models import SplitModel, model_group, sliced_network, variables_from_torchvision
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.sensors import TimeConvFeatures, harcnn

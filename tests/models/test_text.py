@@ -6,13 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.federation import (
-    count_parameters,
-    features,
-    init_variables,
-    logits,
-    make_federation,
-)
+from fedjax_ht.core.bucket import count_parameters, features, init_variables, logits
+from fedjax_ht.core.federation import make_federation
 from fedjax_ht.models import model_group, sliced_network, text_model, text_transformer
 from fedjax_ht.models.stacking import stack_blocks, unstack_blocks
 from fedjax_ht.models.text import last_token

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.federation import features, init_variables, logits, make_federation
+from fedjax_ht.core.bucket import features, init_variables, logits
+from fedjax_ht.core.federation import make_federation
 from fedjax_ht.models.heads import DenseHead, vit_head
 from fedjax_ht.models.inception import GoogLeNet
 from fedjax_ht.models.layers import Linear

@@ -60,7 +60,9 @@ def installed(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder / "env", with_pip=True)
     programs = folder / "env" / "bin"
-    subprocess.run([programs / "python", "-m", "pip", "install", "--quiet", str(wheel)], check=True)
+    subprocess.run(
+        [programs / "python", "-m", "pip", "install", "--quiet", f"{wheel}[run]"], check=True
+    )
     (folder / "empty").mkdir()
     kept = {
         name: value

@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_ht.configs import few_samples
 from fedjax_ht.configs.base import typed_config
-from fedjax_ht.core.bounds import Count, SearchRange
+from fedjax_ht.core.annotations import Count, SearchRange
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.experiment.build import build

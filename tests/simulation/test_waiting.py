@@ -58,9 +58,9 @@ def test_rounds_last_as_by_hand(deadline):
     options = dataclasses.replace(OPTIONS, profile=profile)
 
     def draw(round: int, busy: set[int]) -> list[Work]:
-        ids, lost = choose_participants(
-            options, NUM_CLIENTS, round, np.isin(np.arange(NUM_CLIENTS), list(busy))
-        )
+        free = options.reachable(NUM_CLIENTS, round)
+        free[list(busy)] = False
+        ids, lost = choose_participants(options, NUM_CLIENTS, round, free)
         assert not busy & set(ids.tolist())
         return [Work(i, 0.0, UPLINK, DOWNLINK[i], gone) for i, gone in zip(ids.tolist(), lost)]
 

@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from fedjax_ht.core.extras import needing
 from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.bounded import open_regular, size_of
 
@@ -27,10 +28,8 @@ def load_mat(name: str, path: Path) -> dict[str, np.ndarray]:
       ImportError: scipy is not installed.
       ValueError: the file is damaged, holds anything but arrays of numbers, or too much of them.
     """
-    try:
+    with needing(f"{name}: reading .mat files"):
         from scipy.io import loadmat
-    except ImportError as error:
-        raise ImportError(f"{name}: its .mat files need scipy; run pip install scipy") from error
     with open_regular(path) as file:
         try:
             return loadmat(_inflated(file))

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from fedjax_ht.core.extras import needing
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.arrays import opened_npz
@@ -118,12 +119,8 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    try:
+    with needing(f"{path}:"):
         import safetensors
-    except ImportError as error:
-        raise ImportError(
-            f"{path}: needs safetensors; run pip install 'fedjax_ht[weights]'"
-        ) from error
     try:
         with safetensors.safe_open(path, framework="np") as file:
             names = file.keys()

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedjax_ht.core.bounds import Count, check_value
+from fedjax_ht.core.annotations import Count
+from fedjax_ht.core.bounds import check_value
 from fedjax_ht.core.names import unknown, unknown_option
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition.dirichlet import dfrd, dirichlet, practical

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedjax_ht.core.extras import needing
 from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import members
 from fedjax_ht.data.sources.pile import Pile, common_shape
@@ -77,7 +78,8 @@ def decode(name: Hashable, content: bytes, size: int | None) -> np.ndarray:
       ValueError: not an image, a damaged one, one with more than 8 bits a channel, or of more than
         `limits.PIXELS`.
     """
-    from PIL import Image
+    with needing("decoding images"):
+        from PIL import Image
 
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
@@ -120,7 +122,8 @@ def resize(images: np.ndarray, size: int | None) -> np.ndarray:
     """
     if size is None or images.shape[1:3] == (size, size):
         return np.ascontiguousarray(images)
-    from PIL import Image
+    with needing("resizing images"):
+        from PIL import Image
 
     resized = np.empty((len(images), size, size, images.shape[-1]), np.uint8)
     for source, target in zip(images, resized):

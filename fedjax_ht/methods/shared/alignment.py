@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ht.core.bounds import Count, NonNegative, Positive, Within, check_fields
-from fedjax_ht.core.local_training import Batch, class_means, class_sums
+from fedjax_ht.core.annotations import Count, NonNegative, Positive, Within
+from fedjax_ht.core.batches import Batch, class_means, class_sums
+from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.server_training import compact, train_on_rows
 from fedjax_ht.generators.units import Ball

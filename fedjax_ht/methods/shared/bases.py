@@ -10,7 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fedjax_ht.core.federation import Federation, init_variables
+from fedjax_ht.core.bucket import init_variables
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.core.names import meant

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.contract import guarded, one_line
-from fedjax_ht.core.federation import Bucket, Federation
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Received, Split
 from fedjax_ht.core.round import Channel, client_step, send, server_step

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bounds import (
+from fedjax_ht.core.annotations import (
     Count,
     NonNegative,
     Positive,
@@ -31,8 +31,8 @@ from fedjax_ht.core.bounds import (
     Share,
     Whole,
     Within,
-    check_fields,
 )
+from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.losses.distillation import KLOrder

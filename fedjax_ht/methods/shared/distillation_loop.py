@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.executor import each
-from fedjax_ht.core.federation import Bucket, Federation, features, logits
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Data, PyTree
 from fedjax_ht.methods.shared.distillation import (
     Distillation,

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.executor import each
-from fedjax_ht.core.federation import Bucket
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.statistics import norm_moments
 

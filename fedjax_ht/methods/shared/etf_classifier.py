@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import jax
 
-from fedjax_ht.core.federation import Bucket, Federation, features, logits
+from fedjax_ht.core.bucket import Bucket, features, logits
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.losses import arcface_loss, cosines, cross_entropy
 from fedjax_ht.models.etf import simplex_etf
@@ -91,7 +92,7 @@ def represent(
     train: bool = False,
     key: jax.Array | None = None,
 ) -> Representation:
-    """Runs a model on a batch; arguments as of `core.federation.features`."""
+    """Runs a model on a batch; arguments as of `core.bucket.features`."""
     rows, stats = features(bucket, params, stats, x, mask, train=train, key=key)
     outputs = logits(bucket, params, rows) if classifier.etf else rows
     return Representation(rows, outputs, stats)

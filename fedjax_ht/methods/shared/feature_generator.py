@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_ht.core.federation import Bucket, logits
+from fedjax_ht.core.bucket import Bucket, logits
 from fedjax_ht.core.method import Context, PyTree
 from fedjax_ht.losses import cross_entropy, diversity_loss
 

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.federation import Bucket, Federation
+from fedjax_ht.core.batches import take_batch
+from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import image_shape
-from fedjax_ht.core.local_training import LocalTraining, label_counts, take_batch
+from fedjax_ht.core.local_training import LocalTraining, label_counts
 from fedjax_ht.core.method import Array, Data, Method, PyTree, Received
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.statistics import norm_moments

@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.federation import Bucket, Federation, start_from
+from fedjax_ht.core.bucket import Bucket, start_from
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Context, Data, PyTree, Received
 from fedjax_ht.core.round import select
 from fedjax_ht.core.wire import Metadata

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.local_training import inputs_at
+from fedjax_ht.core.batches import inputs_at
 from fedjax_ht.core.method import Data, PyTree
 from fedjax_ht.methods.shared.supervised import count_labels
 from fedjax_ht.models.conditional import ConditionalGenerator

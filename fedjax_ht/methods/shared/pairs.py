@@ -15,17 +15,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ht.core.bounds import traced
-from fedjax_ht.core.federation import Bucket
+from fedjax_ht.core.annotations import traced
+from fedjax_ht.core.batches import Batch, shuffled
+from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.inputs import pixels_of
-from fedjax_ht.core.local_training import (
-    Batch,
-    LocalTraining,
-    Loss,
-    TrainingResult,
-    shuffled,
-    train,
-)
+from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
 from fedjax_ht.core.method import Context, Data, PyTree
 from fedjax_ht.core.server_training import compact
 from fedjax_ht.core.wire import Masked

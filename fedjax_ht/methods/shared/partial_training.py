@@ -24,7 +24,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.federation import Federation, init_variables
+from fedjax_ht.core.bucket import init_variables
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Array, Context, Method, PyTree, Received, Wire
 from fedjax_ht.core.wire import Masked, Metadata

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.federation import Bucket, Federation, make_federation
+from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.federation import Federation, make_federation
 from fedjax_ht.core.inputs import InputShape, abstract, usual_rule
 from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Split
 from fedjax_ht.models import mlp

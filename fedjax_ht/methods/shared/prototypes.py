@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.federation import Bucket, logits, own_features
-from fedjax_ht.core.local_training import Batch, ClassSums, class_means, sum_by_class
+from fedjax_ht.core.batches import Batch, ClassSums, class_means, sum_by_class
+from fedjax_ht.core.bucket import Bucket, logits, own_features
 from fedjax_ht.core.method import Context, Data, PyTree, Received, init_model
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.wire import Masked, Metadata

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.federation import Bucket, features, logits
-from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, TrainingResult, train
+from fedjax_ht.core.batches import Batch
+from fedjax_ht.core.bucket import Bucket, features, logits
+from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
 from fedjax_ht.core.method import Context, Data, PyTree
 from fedjax_ht.losses import cross_entropy
 

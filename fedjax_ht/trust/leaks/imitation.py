@@ -16,7 +16,7 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 
-from fedjax_ht.core.federation import Bucket
+from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.keys import Purpose
 from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Split
 from fedjax_ht.core.round import Channel, client_context, client_step, receive, without_samples

@@ -25,7 +25,8 @@ import optax
 from jax import lax
 from scipy.optimize import linear_sum_assignment
 
-from fedjax_ht.core.bounds import Count, NonNegative, Positive, check_fields
+from fedjax_ht.core.annotations import Count, NonNegative, Positive
+from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.method import Array
 from fedjax_ht.trust.leaks.imitation import Observation, Simulate
 

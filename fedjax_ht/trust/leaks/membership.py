@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.stats import rankdata
 
-from fedjax_ht.core.federation import Bucket
+from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.method import Data, Method, PyTree
 
 AT_ONCE = 64  # samples of a forward pass

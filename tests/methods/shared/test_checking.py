@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import fedjax_ht as fl
-from fedjax_ht.core.federation import head_scores
+from fedjax_ht.core.bucket import head_scores
 from fedjax_ht.core.local_training import Loss, train
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.shared.averaging import weighted_mean

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.federation import init_variables
+from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.method import Context, Received
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods import METHODS

@@ -3,7 +3,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.federation import init_variables, make_federation
+from fedjax_ht.core.bucket import init_variables
+from fedjax_ht.core.federation import make_federation
 from fedjax_ht.methods.shared.ensemble import (
     Teachers,
     ask,

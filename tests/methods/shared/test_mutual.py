@@ -8,7 +8,8 @@ import optax
 import pytest
 
 from fedjax_ht.configs.base import base_config
-from fedjax_ht.core.federation import count_parameters, make_federation
+from fedjax_ht.core.bucket import count_parameters
+from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.method import init_model
 from fedjax_ht.experiment.build import build
 from fedjax_ht.methods.shared.mutual import init_pair, separately

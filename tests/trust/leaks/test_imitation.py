@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.federation import features
+from fedjax_ht.core.bucket import features
 from fedjax_ht.core.round import receive
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.fedssa import rows_of

@@ -1,0 +1,82 @@
+"""Packages that `import fedjax_ht` does without, and the extras of pyproject.toml that bring
+them."""
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+
+class Package(NamedTuple):
+    """A package that only some functions need.
+
+    Attributes:
+      name: for pip.
+      extra: of fedjax_ht, that brings the package.
+    """
+
+    name: str
+    extra: str
+
+
+PACKAGES = {
+    "matplotlib": Package("matplotlib", "run"),
+    "ml_collections": Package("ml_collections", "run"),
+    "PIL": Package("pillow", "run"),
+    "pooch": Package("pooch", "run"),
+    "scipy": Package("scipy", "run"),
+    "tqdm": Package("tqdm", "run"),
+    "flwr": Package("flwr", "flower"),
+    "dp_accounting": Package("dp-accounting", "privacy"),
+    "safetensors": Package("safetensors", "weights"),
+    "diffusers": Package("diffusers", "diffusion"),
+    "torch": Package("torch", "diffusion"),
+}
+"""By the name of their module."""
+
+
+@contextlib.contextmanager
+def needing(purpose: str) -> Iterator[None]:
+    """Says which extra to install where an import inside the block finds a package missing.
+
+    Args:
+      purpose: what needs the package, to begin the message with.
+
+    Raises:
+      ImportError: the package is one of `PACKAGES`. One line.
+
+    Example:
+      >>> with needing("privacy"):  # doctest: +SKIP
+      ...     import dp_accounting
+      ImportError: privacy needs dp-accounting; run pip install 'fedjax_ht[privacy]'
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in PACKAGES:
+            raise
+        raise _missing(purpose, [PACKAGES[module]]) from error
+
+
+def require(purpose: str, extra: str) -> None:
+    """Checks that all packages of an extra are installed; imports none of them.
+
+    Args:
+      purpose: what needs the packages, to begin the message with.
+      extra: of fedjax_ht.
+
+    Raises:
+      ImportError: a package is missing. One line with all that are.
+    """
+    missing = []
+    for module, package in PACKAGES.items():
+        if package.extra == extra and importlib.util.find_spec(module) is None:
+            missing.append(package)
+    if missing:
+        raise _missing(purpose, missing)
+
+
+def _missing(purpose: str, packages: Sequence[Package]) -> ImportError:
+    names = ", ".join(package.name for package in packages)
+    return ImportError(f"{purpose} needs {names}; run pip install 'fedjax_ht[{packages[0].extra}]'")
