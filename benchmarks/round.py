@@ -18,6 +18,7 @@ import numpy as np
 import optax
 from absl import app, flags
 
+from benchmarks.peers.protocols import Network
 from benchmarks.report import machine, publish
 from fedjax_ht.core.federation import Federation, make_federation
 from fedjax_ht.core.local_training import LocalTraining, num_steps
@@ -26,7 +27,7 @@ from fedjax_ht.data.client_data import FederationData, make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.methods.fedtgp import fedtgp
-from fedjax_ht.models import model_group
+from fedjax_ht.models import cnn4, model_group
 from fedjax_ht.runner.processes import use_all_cores
 from fedjax_ht.simulation.history import evaluation_row
 from fedjax_ht.simulation.options import SimulationOptions
@@ -169,7 +170,8 @@ def torch_seconds(shape: tuple[int, int, int]) -> float | None:
         return None
     from benchmarks.torch_loop import seconds_per_step
 
-    return seconds_per_step(shape, (32, 64), (512,))
+    cnn = cnn4(num_classes=10).base
+    return seconds_per_step(Network(shape, 10, cnn.convs, cnn.widths))
 
 
 def main(_) -> None:

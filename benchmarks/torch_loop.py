@@ -14,24 +14,6 @@ from benchmarks.peers.protocols import Network
 from benchmarks.peers.torch_network import torch_network
 
 
-def cnn(
-    image_shape: tuple[int, int, int],
-    convs: tuple[int, ...],
-    widths: tuple[int, ...],
-    num_classes: int,
-):
-    """Builds the counterpart of `models.cnn.ConvFeatures` with a linear head.
-
-    Args:
-      image_shape: (H, W, C), H = W.
-      convs: channels of the convolutions, 5x5, each with a ReLU and a pooling by 2.
-      widths: of the hidden linear layers, each with a ReLU.
-      num_classes: of the head.
-    """
-    layers = tuple((channels, 5, 0, True) for channels in convs)
-    return torch_network(Network(image_shape, num_classes, layers, widths))
-
-
 def random_batches(
     image_shape: tuple[int, int, int], num_classes: int, batch_size: int, steps: int, device: str
 ):
@@ -61,19 +43,13 @@ def train_in_turn(models: Iterable[nn.Module], x: torch.Tensor, y: torch.Tensor)
 
 
 def seconds_per_step(
-    image_shape: tuple[int, int, int],
-    convs: tuple[int, ...],
-    widths: tuple[int, ...],
-    num_classes: int = 10,
-    batch_size: int = 10,
-    clients: int = 5,
-    steps: int = 60,
+    network: Network, batch_size: int = 10, clients: int = 5, steps: int = 60
 ) -> float:
-    """Returns the seconds of one training step of a small CNN.
+    """Returns the seconds of one training step of a network.
 
-    The average over `clients` models, after one more has warmed up; other arguments as of `cnn`.
+    The average over `clients` models, after one more has warmed up.
     """
-    x, y = random_batches(image_shape, num_classes, batch_size, steps, "cpu")
-    models = [cnn(image_shape, convs, widths, num_classes) for _ in range(clients + 1)]
+    x, y = random_batches(network.image, network.classes, batch_size, steps, "cpu")
+    models = [torch_network(network) for _ in range(clients + 1)]
     train_in_turn([models.pop()], x, y)
     return train_in_turn(models, x, y) / (clients * steps)

@@ -16,7 +16,9 @@ import flax.linen
 import torch
 from torch import nn
 
-from benchmarks.torch_loop import cnn, random_batches, train_in_turn
+from benchmarks.peers.protocols import Network
+from benchmarks.peers.torch_network import torch_network
+from benchmarks.torch_loop import random_batches, train_in_turn
 from fedjax_ht.models.cnn import ConvFeatures
 from fedjax_ht.models.vits import ViT
 
@@ -76,7 +78,7 @@ def build(
     """Builds the counterpart of our `module`, called `name` in its group."""
     base = module.base
     if isinstance(base, ConvFeatures):
-        return cnn(image_shape, base.channels, base.widths, num_classes)
+        return torch_network(Network(image_shape, num_classes, base.convs, base.widths))
     pool = nn.AdaptiveAvgPool1d(FEATURES)
     if isinstance(base, ViT):
         hidden = module.head.widths[0]

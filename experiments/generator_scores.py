@@ -16,7 +16,7 @@ from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.generators import embedded
 from fedjax_ht.generators.base import Generator
-from fedjax_ht.models.cnn import ConvFeatures
+from fedjax_ht.models.cnn import ConvFeatures, ConvLayer
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.split import SplitModel
 
@@ -104,7 +104,8 @@ def train_classifier(
 
     Its accuracy is that on the last tenth.
     """
-    model = SplitModel(ConvFeatures((16, 32), (64,)), Linear(len(pictures.classes)))
+    convs = ConvLayer(16), ConvLayer(32)
+    model = SplitModel(ConvFeatures(convs, (64,)), Linear(len(pictures.classes)))
     order = np.random.default_rng(seed).permutation(len(pictures.images))
     held_out = order[: len(order) // 10]
     images, labels = jnp.asarray(pictures.images), jnp.asarray(pictures.labels)

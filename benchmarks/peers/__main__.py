@@ -17,7 +17,9 @@ from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 _ENVIRONMENTS = flags.DEFINE_string(
     "environments", None, "A folder with a virtual environment for each peer."
 )
-_PEERS = flags.DEFINE_list("peers", ["torch", "pfl", "flower", "blazefl", "fedjax"], "Beside whom.")
+_PEERS = flags.DEFINE_list(
+    "peers", ["torch", "pfl", "flower", "blazefl", "flbench", "fedjax"], "Beside whom."
+)
 _PROTOCOLS = flags.DEFINE_list(
     "protocols", ["pfl", "blazefl"], f"What to play, of {', '.join(PROTOCOLS)}."
 )

@@ -15,8 +15,8 @@ from fedjax_ht.data.dataset import ClientIndices, Dataset
 
 def layers(params: PyTree, network: Network) -> list[PyTree]:
     """Returns the layers' parameters in order."""
-    names = [f"conv{i}" for i in range(len(network.convs))]
-    names += [f"fc{i}" for i in range(len(network.widths))]
+    names = [f"conv{i}" for i, _ in enumerate(network.convs, 1)]
+    names += [f"fc{i}" for i, _ in enumerate(network.widths, 1)]
     return [params["base"][name] for name in names] + [params["head"]]
 
 

@@ -1,5 +1,7 @@
 """The small CNNs of the papers: the 4-layer CNN of HtFLlib, and CNN-1..5 of FedSSA and FedRAL."""
 
+from typing import NamedTuple
+
 import flax.linen as nn
 import jax
 
@@ -8,27 +10,62 @@ from fedjax_ht.models.split import SplitModel
 from fedjax_ht.ops import max_pool
 
 
-class ConvFeatures(nn.Module):
-    """[conv 5x5, ReLU, max-pool 2x2] per entry of `channels`, then hidden layers as wide as
-    `widths`.
+class ConvLayer(NamedTuple):
+    """A convolution of `ConvFeatures`, which a ReLU follows.
 
-    float [B, H, W, C] -> [B, widths[-1]]; each hidden layer is linear with a ReLU.
+    Attributes:
+      channels: of its output.
+      size: of its kernel, in both axes.
+      padding: in pixels, in both axes.
+      pooled: a max-pooling 2x2 follows the ReLU.
     """
 
-    channels: tuple[int, ...]
+    channels: int
+    size: int = 5
+    padding: int = 0
+    pooled: bool = True
+
+
+class ConvFeatures(nn.Module):
+    """A plain convolutional network up to its last hidden layer.
+
+    float [B, H, W, C] -> [B, widths[-1]], or the flattened map where there are no `widths`.
+
+    Attributes:
+      convs: the convolutions, each a `ConvLayer` or a tuple of its four fields.
+      widths: of the hidden layers, each linear with a ReLU.
+      initialisation: see `models.layers.Initialisation`.
+      dropout: rates behind the last convolution and behind the last hidden layer. Dropout acts
+        where a "dropout" key is given.
+    """
+
+    convs: tuple[ConvLayer | tuple[int, int, int, bool], ...]
     widths: tuple[int, ...]
     initialisation: Initialisation = "torch"
+    dropout: tuple[float, float] = (0.0, 0.0)
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        for i, channels in enumerate(self.channels, 1):
-            x = Conv(channels, 5, initialisation=self.initialisation, name=f"conv{i}")(x)
-            # A ReLU of the maxima is the maximum of ReLUs, at a quarter of the work.
-            x = nn.relu(max_pool(x, 2, 2))
-        x = x.reshape(x.shape[0], -1)
+        # Training gives a key, scoring none.
+        constant = not self.has_rng("dropout")
+        behind_convs, behind_widths = self.dropout
+        for i, (channels, size, padding, pooled) in enumerate(self.convs, 1):
+            conv = Conv(
+                channels,
+                size,
+                padding=padding,
+                initialisation=self.initialisation,
+                name=f"conv{i}",
+            )
+            x = conv(x)
+            if pooled:
+                # A ReLU of the maxima is the maximum of ReLUs, at a quarter of the work.
+                x = max_pool(x, 2, 2)
+            x = nn.relu(x)
+        x = nn.Dropout(behind_convs, deterministic=constant)(x).reshape(x.shape[0], -1)
         for i, width in enumerate(self.widths, 1):
             x = nn.relu(Linear(width, self.initialisation, name=f"fc{i}")(x))
-        return x
+        return nn.Dropout(behind_widths, deterministic=constant)(x)
 
 
 class DenseFeatures(nn.Module):
@@ -55,8 +92,9 @@ def cnn4(
       feature_dim: K.
       initialisation: see `models.layers.Initialisation`.
     """
+    convs = ConvLayer(32), ConvLayer(64)
     return SplitModel(
-        ConvFeatures((32, 64), (feature_dim,), initialisation), Linear(num_classes, initialisation)
+        ConvFeatures(convs, (feature_dim,), initialisation), Linear(num_classes, initialisation)
     )
 
 
@@ -115,10 +153,11 @@ def cnn5_group(
     """
     group = {}
     for name, fc1 in CNN5_GREY.items():
-        convs, width = (20, 20), feature_dim or 50
+        conv1, conv2, width = 20, 20, feature_dim or 50
         if channels == 3:
-            *convs, fc1 = CNN5_COLOUR[name]
+            conv1, conv2, fc1 = CNN5_COLOUR[name]
             width = feature_dim or 500
-        base = ConvFeatures(tuple(convs), (fc1, width), initialisation)
+        convs = ConvLayer(conv1), ConvLayer(conv2)
+        base = ConvFeatures(convs, (fc1, width), initialisation)
         group[name] = SplitModel(base, Linear(num_classes, initialisation))
     return group

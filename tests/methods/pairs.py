@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.method import ClientInfo, Context, Received
 from fedjax_ht.models import SplitModel
-from fedjax_ht.models.cnn import ConvFeatures, cnn4
+from fedjax_ht.models.cnn import ConvFeatures, ConvLayer, cnn4
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.norm import Norm
 from tests import tiny
@@ -37,7 +37,7 @@ def normed_federation():
 
 def cifar100_federation():
     """Twenty clients, 100 classes, heads 512 wide; the smaller model is the papers' 4-layer CNN."""
-    wide = SplitModel(ConvFeatures((64, 128), (512,)), Linear(100))
+    wide = SplitModel(ConvFeatures((ConvLayer(64), ConvLayer(128)), (512,)), Linear(100))
     return make_federation({"wide": wide, "cnn": cnn4(100)}, (32, 32, 3), 100, num_clients=20)
 
 

@@ -7,7 +7,7 @@ import pytest
 from fedjax_ht.core.bucket import count_parameters, features, init_variables, logits
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.models import SplitModel, cnn4, cnn5_group, mlp, model_group
-from fedjax_ht.models.cnn import ConvFeatures
+from fedjax_ht.models.cnn import ConvFeatures, ConvLayer
 from fedjax_ht.models.layers import Linear
 from tests.reference import conv as ref
 
@@ -55,7 +55,7 @@ def test_parameters_of_the_grey_cnns():
 @pytest.fixture(scope="module")
 def small_cnn():
     """(bucket, its initial parameters)."""
-    module = SplitModel(ConvFeatures((8, 12), (24,)), Linear(40))
+    module = SplitModel(ConvFeatures((ConvLayer(8), ConvLayer(12)), (24,)), Linear(40))
     bucket = make_federation({"m": module}, (17, 16, 1), 40, num_clients=1).buckets[0]
     return bucket, initialised(bucket)["params"]
 
@@ -80,6 +80,26 @@ def test_forward_pass_of_a_cnn_is_conv_relu_pool_then_linear_relu(small_cnn):
     got, scores = forward(params, x)
     np.testing.assert_allclose(got, z, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(scores, z @ head["kernel"] + head["bias"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_cnn_drops_out_where_there_is_a_key():
+    base = ConvFeatures((ConvLayer(8, 3, padding=1, pooled=False),), (64,), dropout=(0.25, 0.5))
+    x, mask = jnp.ones((2, 4, 4, 1)), jnp.ones(2, bool)
+    kept, dropping = (
+        make_federation({"m": SplitModel(part, Linear(3))}, (4, 4, 1), 3, num_clients=1).buckets[0]
+        for part in (base.clone(dropout=(0.0, 0.0)), base)
+    )
+    params = initialised(dropping)["params"]
+    assert params["base"]["fc1"]["kernel"].shape == (4 * 4 * 8, 64)  # padded, not pooled
+
+    def run(bucket, key=None):
+        return np.asarray(features(bucket, params, {}, x, mask, train=key is not None, key=key)[0])
+
+    one, other = (run(dropping, jax.random.key(seed)) for seed in range(2))
+    np.testing.assert_array_equal(run(dropping), run(kept))
+    np.testing.assert_array_equal(run(kept, jax.random.key(0)), run(kept))
+    assert np.any(one != other)
+    assert np.mean(one == 0) > np.mean(run(kept) == 0) + 0.1
 
 
 def test_initial_weights_and_biases_are_uniform_within_torchs_bounds(small_cnn):
