@@ -103,7 +103,10 @@ def choose_lanes(
     """
     if isinstance(lanes, Mapping):
         if missing := [b.name for b in buckets if b.name not in lanes]:
-            raise ValueError(f"lanes has no number for {', '.join(missing)}")
+            raise ValueError(
+                f"lanes has no number for {', '.join(missing)}; give each bucket one, or one "
+                "number for all"
+            )
         return {b.name: lanes[b.name] for b in buckets}
     if lanes != "auto" or platform_of(mesh) == "cpu":
         return {b.name: 1 if lanes == "auto" else lanes for b in buckets}
