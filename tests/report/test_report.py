@@ -165,7 +165,7 @@ def test_a_round_of_several_trials_is_counted_once():
     broken, kept = warnings({"a": rows})
     assert (
         "left out in 2 rounds, first of client 2 in round 0" in broken
-        and "in 2 rounds, first in 0" in kept
+        and "not finite in 2 rounds, first in round 0; " in kept
     )
 
 
