@@ -27,8 +27,8 @@ def as_reference(params) -> dict[str, np.ndarray]:
 def draws(
     key, valid: np.ndarray, epochs: int, size: int, sample_w: SampleW, drop_single: bool = False
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each step of `align` with this key: rows, counted among the valid ones, and as many valid
-    latents.
+    """Yields the draws of each step that `align` takes with this key: the rows of its batch,
+    counted among the valid ones, and as many valid latents.
 
     With `drop_single` batches of a single row are left out, as in the released form.
     """

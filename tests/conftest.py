@@ -33,7 +33,7 @@ MOST_MAPS = 5_000
 
 @pytest.fixture(scope="session", autouse=True)
 def full_float32():
-    """On GPUs jax computes float32 products with ten bits of mantissa unless told otherwise."""
+    """Turns off the ten-bit mantissa that jax gives float32 products on GPUs by default."""
     jax.config.update("jax_default_matmul_precision", "float32")
 
 
@@ -50,17 +50,18 @@ def compiled_once(request):
 
 @pytest.fixture(scope="session")
 def newest_group():
-    """Which group of tests ran last in this process."""
+    """Holds the name of the group of tests that ran last in this process."""
     return {"name": None}
 
 
 def memory_maps() -> float:
-    """How many this process has; infinity where only Linux would tell."""
+    """Counts the memory maps of this process; infinity where the system is not Linux."""
     return MAPS.read_bytes().count(b"\n") if MAPS.exists() else float("inf")
 
 
 def group_of(nodeid: str) -> str:
-    """Tests that share compiled functions: those of a file, or those of one method in a file."""
+    """Names the group of a test: tests of one file, or of one method in a file, share compiled
+    functions."""
     file, _, test = nodeid.partition("::")
     parameters = re.split(r"[\[\]-]", test)[1:]
     return f"{file}:{next((p for p in parameters if p in METHODS), '')}"
@@ -68,7 +69,7 @@ def group_of(nodeid: str) -> str:
 
 @pytest.fixture(autouse=True)
 def programs_of_few_groups(request, newest_group):
-    """Compiled programs of earlier groups are dropped before they are too many: thousands of them
+    """Drops the compiled programs of earlier groups before they are too many: thousands of them
     exhaust a process's memory maps. They stay as long as they may, since tests share more than
     those of their group."""
     name = group_of(request.node.nodeid)

@@ -163,7 +163,7 @@ def normed_federation(shape: tuple[int, int, int] = SHAPE) -> Federation:
 
 
 def federation_for(name: str, reverse: bool = False) -> Federation:
-    """What a method of this name runs on."""
+    """Returns the small federation that the method of this name runs on."""
     if name in ONE_ARCHITECTURE:
         return uniform_federation()
     return (
@@ -199,7 +199,7 @@ def to_host(state: SimulationState) -> SimulationState:
 
 
 def to_device(state: SimulationState) -> SimulationState:
-    """Placed as a simulation on one device places it."""
+    """Places a state as a simulation on one device places it."""
     mesh = client_mesh(1)
     clients = scatter(mesh, state.clients)
     return state._replace(
@@ -243,7 +243,7 @@ def each_client(federation: Federation, state: SimulationState) -> list:
 
 
 def identical(a, b) -> bool:
-    """Whether two pytrees agree bit by bit."""
+    """Returns True where two pytrees agree bit by bit."""
     x, y = jax.tree.leaves(a), jax.tree.leaves(b)
 
     def same(p, q):

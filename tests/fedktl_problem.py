@@ -18,7 +18,7 @@ KEY = jax.random.key(0)
 
 
 class Problem(NamedTuple):
-    """What both sides start from.
+    """The state and uploads from which both the library and the reference start.
 
     Attributes:
       f: F's parameters and running statistics by name, and the class means of the round before.

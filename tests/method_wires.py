@@ -53,7 +53,8 @@ SETTINGS = {  # many batches a round, so that order could tell
 
 
 def settings(name: str) -> dict:
-    """Of a method or a composition, else of the method that it puts on a base."""
+    """Returns the options of a method or a composition; a composition without an entry has those of
+    the method that it puts on a base."""
     return SETTINGS.get(name, SETTINGS.get(name.split("+")[-1], {}))
 
 

@@ -55,7 +55,7 @@ def metrics(workdir, method):
 
 
 def config_of(path):
-    """What a config file's get_config returns."""
+    """Returns the config that a config file's get_config returns."""
     spec = importlib.util.spec_from_file_location("tiny", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -72,8 +72,12 @@ def environment(home: Path) -> dict[str, str]:
     little, as in the tests' own process."""
     import matplotlib
 
-    own = {"HOME": str(home), "JAX_PLATFORMS": "cpu", "MPLCONFIGDIR": matplotlib.get_configdir()}
-    return os.environ | own | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    overrides = {
+        "HOME": str(home),
+        "JAX_PLATFORMS": "cpu",
+        "MPLCONFIGDIR": matplotlib.get_configdir(),
+    }
+    return os.environ | overrides | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
 @pytest.fixture(scope="session")

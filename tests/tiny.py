@@ -67,7 +67,7 @@ def pixels(data: Data) -> np.ndarray:
 
 
 def context(client_id: int | None = None, seed: int = 0) -> Context:
-    """Where a call stands; the server's without a client."""
+    """Returns the context of a client's call; without a client, of the server's."""
     info = None if client_id is None else infos([client_id], 10)
     return Context(jax.random.key(seed), jnp.int32(0), info and jax.tree.map(lambda x: x[0], info))
 
@@ -92,7 +92,7 @@ def receive_prototypes(
     width: int,
     counts: ClassRows | None = None,
 ) -> dict[str, Received]:
-    """What the server holds after a round of prototypes.
+    """Stacks the prototypes that the server holds after a round.
 
     Args:
       uploads: of the clients that arrived.
@@ -134,5 +134,6 @@ def prototypes_of(classes: dict[int, list[int]], width: int, seed: int = 0) -> C
     """Random prototypes of each client's classes."""
     rng = np.random.default_rng(seed)
     return {
-        i: {c: rng.normal(size=width).astype(np.float32) for c in own} for i, own in classes.items()
+        i: {c: rng.normal(size=width).astype(np.float32) for c in labels}
+        for i, labels in classes.items()
     }

@@ -49,7 +49,7 @@ def sum_of_classes() -> int:
 
 
 def reports(method: Method, rounds: int = 2) -> list[RoundReport]:
-    """What a method's first rounds cost when everybody takes part."""
+    """Returns the reports of a method's first rounds in which everybody takes part."""
     model = SplitModel(Flat(WIDTH), Linear(CLASSES))
     federation = make_federation({"linear": model}, (2, 2, 1), CLASSES, num_clients=CLIENTS)
     dataset, partition = samples()

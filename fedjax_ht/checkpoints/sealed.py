@@ -69,7 +69,7 @@ def check(folder: Path, seal: str | None = None) -> None:
     """
     files = _checksums(folder)
     if seal is not None and _sha256_of(files) != seal:
-        raise ValueError(f"{folder} is not the one that was written with it")
+        raise ValueError(f"{folder} belongs to another checkpoint")
     for name, expected in files.items():
         if _sha256(folder / name) != expected:
             raise ValueError(f"{folder / name} has changed since it was written")

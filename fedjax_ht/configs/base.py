@@ -109,7 +109,7 @@ def as_entry(method: str, options: Mapping[str, Any]) -> str:
 def apply_argument(
     config: ConfigTree,
     argument: str | None,
-    own: Mapping[str, Callable[[ConfigTree, str], None]] | None = None,
+    setters: Mapping[str, Callable[[ConfigTree, str], None]] | None = None,
     **run_locally,
 ) -> ConfigTree:
     """Applies the string argument of a config.
@@ -117,11 +117,11 @@ def apply_argument(
     Args:
       config: what the config file describes.
       argument: the text behind the colon, parts with commas between them.
-      own: further arguments of this config, name -> (config, value) -> None; `clients=50` is
-        `own["clients"]`.
+      setters: further arguments of this config, name -> (config, value) -> None; `clients=50`
+        calls `setters["clients"]`.
       **run_locally: the fields that make it a first check, of a few rounds.
     """
-    own = own or {}
+    setters = setters or {}
     for part in filter(None, (argument or "").split(",")):
         name, _, value = part.partition("=")
         if part == "runlocal":
@@ -130,10 +130,15 @@ def apply_argument(
             config.method = method_config(value)
         elif part.startswith("partition="):
             config.partition = partition_config(value, config.partition.num_clients)
-        elif name in own:
-            own[name](config, value)
+        elif name in setters:
+            setters[name](config, value)
         else:
-            known = ["runlocal", "method=NAME", "partition=KIND", *(f"{key}=VALUE" for key in own)]
+            known = [
+                "runlocal",
+                "method=NAME",
+                "partition=KIND",
+                *(f"{key}=VALUE" for key in setters),
+            ]
             raise ValueError(unknown("config argument", part, known))
     return config
 

@@ -77,7 +77,7 @@ def get_config(argument=None):
 def set_classes(config, value):
     """Deals every client images of so many classes."""
     if not value.isdigit():
-        raise ValueError(f"classes={value}: it must be a number, such as classes=4")
+        raise ValueError(f"classes is {value!r}; it must be an integer, such as 4")
     config.partition = partition_config("pathological", classes_per_client=int(value), **SHARES)
     config.partition.per_trial = True
     config.tuned = TUNED_ON_FOUR_CLASSES if value == "4" else ()

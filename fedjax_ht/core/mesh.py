@@ -25,7 +25,8 @@ def client_mesh(devices: int | None = None) -> Mesh:
     available = jax.devices()
     if devices is not None and not 1 <= devices <= len(available):
         raise ValueError(
-            f"devices is {devices}; there are {len(available)} ({available[0].platform})"
+            f"devices is {devices}; it must be from 1 to {len(available)}, the number of devices "
+            f"({available[0].platform})"
         )
     chosen = available[:devices]
     per_process = np.zeros(jax.process_count(), int)

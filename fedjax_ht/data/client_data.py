@@ -67,12 +67,13 @@ _SPLITS = ("train", "val", "test")
 def _check_fit(dataset: Dataset, partition: Partition, federation: Federation) -> None:
     if len(partition) != federation.num_clients:
         raise ValueError(
-            f"the partition has {len(partition)} clients, the federation {federation.num_clients}"
+            f"the partition has {len(partition)} clients, the federation {federation.num_clients}; "
+            "make both with the same num_clients"
         )
     if dataset.num_classes != federation.num_classes:
         raise ValueError(
             f"{dataset.name} has {dataset.num_classes} classes, the federation "
-            f"{federation.num_classes}"
+            f"{federation.num_classes}; make it with num_classes={dataset.num_classes}"
         )
     for bucket in federation.buckets:
         if bucket.input_shape != dataset.input_shape:

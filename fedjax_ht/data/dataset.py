@@ -184,8 +184,8 @@ def _check_tokens(name: str, inputs: Any, vocabulary: int) -> None:
         )
     if inputs.size and not 0 <= inputs.min() <= inputs.max() < vocabulary:
         raise ValueError(
-            f"{name}: token ids run from {inputs.min()} to {inputs.max()}; vocabulary is "
-            f"{vocabulary}"
+            f"{name}: token ids run from {inputs.min()} to {inputs.max()}; with vocabulary "
+            f"{vocabulary} they must be from 0 to {vocabulary - 1}"
         )
 
 
@@ -220,8 +220,8 @@ def _usual_rule(name: str, inputs: Any, images: bool) -> Preprocess:
         if images:
             return Pixels()
         raise ValueError(
-            f"{name}: uint8 {list(x.shape)} could be anything: images are [N, H, W, channels], "
-            "tokens of another integer type; or say by preprocess what a model sees of it"
+            f"{name}: uint8 {list(x.shape)} are neither images, [N, H, W, channels], nor "
+            "tokens, of another integer type; give preprocess, which says what a model sees of them"
         )
     return AsStored()
 
@@ -246,7 +246,10 @@ def subset(dataset: Dataset, count: int, seed: int) -> Dataset:
       ValueError: there are not that many samples, or the data came split over clients already.
     """
     if not 0 < count <= len(dataset.labels):
-        raise ValueError(f"subset is {count}; {dataset.name} has {len(dataset.labels)} samples")
+        raise ValueError(
+            f"subset is {count}; it must be from 1 to the {len(dataset.labels)} samples of "
+            f"{dataset.name}"
+        )
     if dataset.clients is not None:
         raise ValueError(
             f"subset is {count}, but the clients of {dataset.name} come with their samples; set it "

@@ -43,6 +43,6 @@ def normalised(dataset: Dataset, kind: Normalisation) -> Dataset:
         known = ", ".join(source.name for source in SOURCES.values() if source.moments)
         raise ValueError(
             f"normalisation is 'dataset', but no moments of {dataset.name} are known; those of "
-            f"{known} are"
+            f"{known} are; normalisation='half' needs none"
         )
     return dataclasses.replace(dataset, preprocess=Pixels(*source.moments))

@@ -153,10 +153,11 @@ def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
     """
     kind, domains = parse_shift(shift)
     if not isinstance(dataset.preprocess, Pixels):
-        raise ValueError(f"shift is {shift!r}; {dataset.name} has no images")
+        raise ValueError(f"shift is {shift!r}, but {dataset.name} has no images; leave it empty")
     if dataset.groups is not None:
         raise ValueError(
-            f"shift is {shift!r}; {dataset.name} has groups of its own, which it would replace"
+            f"shift is {shift!r}, but {dataset.name} has groups of its own, which its domains "
+            "would replace; leave it empty"
         )
     rng = np.random.default_rng(seed)
     # class by class, mixed in each

@@ -96,7 +96,9 @@ def answer(client: Client, request: Envelope) -> Envelope:
     try:
         kind = request.header.get("kind")
         if not isinstance(kind, str) or kind not in answers:
-            raise ValueError(f"a request of kind {printable(repr(kind))}, which is unknown")
+            raise ValueError(
+                f"the server sends a request of the unknown kind {printable(repr(kind))}"
+            )
         reply = answers[kind](client, request)
     except Exception as error:  # whatever it is, the client stays for the next request
         line = printable(str(error))
@@ -164,11 +166,13 @@ def _check_masked(client: Client, masked: bool) -> None:
     secure = client.plan.secure_sums
     if secure and not masked:
         raise ValueError(
-            "this client was started with --secure_sums, and its answer would leave unmasked"
+            "this client was started with --secure_sums, and its answer would leave unmasked; "
+            "start the server with it, too"
         )
     if masked and not secure:
         raise ValueError(
-            "this client was started without --secure_sums, and its answer would leave masked"
+            "this client was started without --secure_sums, and its answer would leave masked; "
+            "start it with --secure_sums, as the server"
         )
 
 

@@ -124,7 +124,7 @@ def make_client(
     if max_epsilon < math.inf and plan.unit not in ("upload", "sample"):
         raise ValueError(
             f"--most_epsilon is {max_epsilon:g}, and with privacy.unit {plan.unit or 'none'!r} a "
-            "client adds no noise of its own"
+            "client adds no noise of its own; leave --most_epsilon out"
         )
     task = Task(dataset.input_shape, dataset.num_classes, dataset.vocabulary)
     federation = make_models(plan, task)

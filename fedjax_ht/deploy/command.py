@@ -68,7 +68,7 @@ _SUMS = flags.DEFINE_bool(
     "secure_sums", False, "server, client: uplinks are masked, and the server sees their sum alone."
 )
 _RANGE = flags.DEFINE_float(
-    "sum_range", 8.0, "server: larger numbers of an uplink, up or down, are cut to it for a sum."
+    "sum_range", 8.0, "server: largest size of an uplink's number in a sum; others are clipped."
 )
 _EPSILON = flags.DEFINE_float(
     "most_epsilon",
@@ -260,7 +260,7 @@ def _path(flag: flags.FlagHolder) -> Path:
 
 def _existing(path: Path) -> Path:
     if not path.exists():
-        raise FileNotFoundError(f"there is no {path}")
+        raise FileNotFoundError(f"no file or folder {path}")
     return path.absolute()
 
 

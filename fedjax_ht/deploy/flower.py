@@ -106,7 +106,7 @@ class _NodeClients:
             online = set(self.grid.get_node_ids())
             self.refused &= online
             for node in self.hellos.keys() - online:
-                self.tell(f"client {self.hellos.pop(node)['client']} is gone")
+                self.tell(f"client {self.hellos.pop(node)['client']} has disconnected")
             requests = {}
             for node in online - self.hellos.keys() - self.refused:
                 owner = {"owner": self.grid.owners[node]} if node in self.grid.owners else {}

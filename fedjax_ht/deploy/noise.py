@@ -99,8 +99,8 @@ def check_scores(config: Config, privacy: Privacy | None) -> None:
         section, name = field.split(".")
         if value := getattr(getattr(config, section), name):
             raise ValueError(
-                f"{field} is {value!r}; with privacy.unit={privacy.unit!r} clients do not send the "
-                "scores that it needs"
+                f"{field} is {value!r}, but with privacy.unit={privacy.unit!r} clients do not send "
+                "the scores that it needs; leave it at its default"
             )
 
 

@@ -93,7 +93,8 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
     _check_simulated_fields(settled.config)
     if method.sees_data:
         raise ValueError(
-            f"the server of {method.name} reads the clients' samples, which no real server can"
+            f"the server of {method.name} reads the clients' samples, which no real server can; "
+            "choose another method"
         )
     check_scores(settled.config, options.privacy)
     if secure_sums:
@@ -202,7 +203,9 @@ def task_as_json(task: Task) -> dict[str, Any]:
     if type(leaf) is tuple:
         leaf = jax.ShapeDtypeStruct(leaf, "float32")
     if not isinstance(leaf, jax.ShapeDtypeStruct):
-        raise ValueError("a deployment needs samples of one array each")
+        raise ValueError(
+            "a deployment needs samples of one array each, and these have several; join them to one"
+        )
     return {
         "shape": list(leaf.shape),
         "dtype": str(leaf.dtype),

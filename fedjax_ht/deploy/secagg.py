@@ -80,7 +80,7 @@ def secure_sum(
     """
     lost: dict[int, str] = {}
     if len(requests) < MIN_CLIENTS:
-        problem = f"{len(requests)} clients are there, and a sum needs {MIN_CLIENTS}"
+        problem = f"{len(requests)} clients take part, and a sum needs {MIN_CLIENTS}"
         return SumResult(problem, {}, lost)
     required, results = threshold(len(requests)), []
     workflow = SecAggPlusWorkflow(
@@ -250,7 +250,7 @@ def check_stage(config: Mapping[str, Any], node: int) -> None:
         # with both it has the vector
         problem = "both secrets of one client" if active & dead else _size_problem(active)
     if problem:
-        raise ValueError(f"the server asks for what would not hide a client: {problem}")
+        raise ValueError(f"the server asks for a sum that would not hide a client: {problem}")
 
 
 def _size_problem(nodes: set[int]) -> str:

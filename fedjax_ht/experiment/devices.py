@@ -32,7 +32,8 @@ def make_profile(devices: DevicesConfig, num_clients: int) -> Profile | None:
         raise ValueError(f"{deadline}, and nothing takes time; give flops, up or down")
     if devices.late == "arrives" and not devices.deadline:
         raise ValueError(
-            "devices_profile.late is 'arrives', and without a deadline nothing is late"
+            "devices_profile.late is 'arrives', and without a deadline nothing is late; set "
+            "devices_profile.deadline"
         )
     if not rates and available is None:
         return None

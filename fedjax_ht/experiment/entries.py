@@ -206,7 +206,8 @@ def recorded(entry: Mapping[str, Any]) -> Entry:
         raise ValueError(f"entry {label!r}: {message}")
     if name == "fedktl" and options.get("variant") == "released" and "latents" not in options:
         raise ValueError(
-            f"entry {label!r}: variant='released' of fedktl was another form when this run began"
+            f"entry {label!r}: variant='released' of fedktl was another form when this run began; "
+            "begin a new run in another --workdir"
         )
     formerly = FORMERLY.get(name.rpartition("+")[2], {})  # "fedrolex+dfrd" is a form of dfrd
     return Entry(

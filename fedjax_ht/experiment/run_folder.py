@@ -107,7 +107,7 @@ def read_config(workdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if noted["version"] > VERSION:
             raise ValueError(
                 f"{workdir} is of version {noted['version']}, and this program knows {VERSION}; "
-                "update it"
+                "update fedjax_ht"
             )
         return completed(fields), noted
 

@@ -45,7 +45,9 @@ def locked(workdir: Path, warn: Callable[[str], None]) -> Iterator[bool]:
             problem = error
     # all processes leave together: the others would wait for the first one's collectives
     if agreed(problem is not None):
-        raise problem or ValueError(f"the first process cannot use {workdir}")
+        raise problem or ValueError(
+            f"the first process cannot use {workdir}; its own message says why"
+        )
     with lock or contextlib.nullcontext():
         yield writable
 

@@ -46,7 +46,9 @@ def with_weights(
       ValueError: there is no such architecture, or the weights are of another one. One line.
     """
     if federation.global_model is not None:
-        raise ValueError("slices of one network take no weights; leave weights empty, or rates")
+        raise ValueError(
+            "slices of one network take no weights; leave model.weights or model.rates empty"
+        )
     models = (*federation.buckets, federation.shared)
     names = {bucket: _names(bucket, federation) for bucket in models}
     known = sorted({name for bucket_names in names.values() for name in bucket_names})

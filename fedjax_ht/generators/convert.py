@@ -23,12 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("file", help="the .pkl snapshot")
     parser.add_argument("out", help="the .npz to write")
-    parser.add_argument("--name", help="for tables and messages; by default the snapshot's")
+    parser.add_argument("--name", help="name in tables and messages; by default the snapshot's")
     parser.add_argument(
         "--trained_on", help="names of data sets, with commas; federations on these refuse it"
     )
-    parser.add_argument("--domain", help="what its images show")
-    parser.add_argument("--licence", help="of the weights")
+    parser.add_argument("--domain", help="things that its images show, such as faces")
+    parser.add_argument("--licence", help="licence of the weights")
     parser.error = _fail  # one line, without the usage
     chosen = parser.parse_args(arguments)
     try:

@@ -95,8 +95,8 @@ def fewest_blocks(byte_budget: float, width: int) -> int:
         if width % blocks == 0 and ENTRY_BYTES * width * width // blocks <= byte_budget:
             return blocks
     raise ValueError(
-        f"byte_budget is {byte_budget}; the smallest upload at {width} features is "
-        f"{ENTRY_BYTES * width} bytes"
+        f"byte_budget is {byte_budget}; it must be at least {ENTRY_BYTES * width}, the bytes of "
+        f"the smallest upload at {width} features"
     )
 
 

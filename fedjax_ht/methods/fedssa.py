@@ -195,8 +195,8 @@ def fedssa(
     check_growth(mu, stable_rounds, decay, clock, owners)
     if hide_classes and owners == "summed":
         raise ValueError(
-            "owners='summed' counts who holds a class, and hide_classes leaves nothing to count; "
-            "take one"
+            "owners is 'summed', which counts the clients that hold a class, and hide_classes "
+            "hides these; choose one of the two"
         )
     whole = hide_classes or owners == "summed"  # the whole header comes down
 

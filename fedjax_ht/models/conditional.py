@@ -113,7 +113,7 @@ def num_doublings(image_shape: tuple[int, int, int]) -> int:
     if side > 4 * 2 ** len(CHANNELS):
         raise ValueError(
             f"images have {side} pixels a side; the generator makes at most "
-            f"{4 * 2 ** len(CHANNELS)}"
+            f"{4 * 2 ** len(CHANNELS)}; set a smaller dataset.image_size"
         )
     return max(1, math.ceil(math.log2(side / 4)))
 

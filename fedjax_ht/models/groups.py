@@ -111,7 +111,7 @@ def _whole(name: str, arguments: GroupArguments) -> Modules:
     if arguments.feature_dim:
         raise ValueError(
             f"feature_dim is {arguments.feature_dim}, but the features of {name} are its last "
-            "channels"
+            "channels; leave it out"
         )
     return {name: sliced_model(SLICED[name].clone(norm=arguments.norm), arguments.num_classes)}
 

@@ -133,8 +133,7 @@ def resnet(
     """
     if depth not in RESNET_STAGES:
         raise ValueError(
-            f"there is no ResNet of depth {depth}; the depths are "
-            f"{', '.join(map(str, RESNET_STAGES))}"
+            f"unknown ResNet of depth {depth}; the depths are {', '.join(map(str, RESNET_STAGES))}"
         )
     base = ResNet(RESNET_STAGES[depth], feature_dim, bottleneck=depth >= 50, norm=norm)
     return SplitModel(base, Linear(num_classes), stateful=True)

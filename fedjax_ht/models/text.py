@@ -211,7 +211,5 @@ def text_model(name: str, num_classes: int, vocabulary: int, feature_dim: int = 
         return SplitModel(Recurrent(name, *size), head, stateful=True)
     bases = {"fasttext": FastText, "text_logistic": MeanEmbedding, "bilstm": BiLSTM}
     if name not in bases:
-        raise ValueError(
-            f"there is no text model {name!r}; there are {', '.join([*bases, *CELLS])}"
-        )
+        raise ValueError(f"unknown text model {name!r}; there are {', '.join([*bases, *CELLS])}")
     return SplitModel(bases[name](*size), head)

@@ -160,5 +160,5 @@ def vit(name: str, num_classes: int, feature_dim: int = 512) -> SplitModel:
       ValueError: there is no vision transformer of this name.
     """
     if name not in VITS:
-        raise ValueError(f"there is no vision transformer {name!r}; there are {', '.join(VITS)}")
+        raise ValueError(f"unknown vision transformer {name!r}; there are {', '.join(VITS)}")
     return SplitModel(ViT(*VITS[name], feature_dim), vit_head(num_classes, VITS[name].width))

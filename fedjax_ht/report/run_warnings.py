@@ -56,7 +56,7 @@ def outlying(history: Sequence[Row]) -> Iterator[str]:
     if rows:
         ids = sorted({int(client) for row in rows for client, _ in row["far_off"]})
         yield (
-            f"outlying uploads in {rounds} rounds, of {named(ids)}; first in round "
+            f"outlying uploads of {named(ids)} in {rounds} rounds; first in round "
             f"{rows[0]['round']}: {outliers(rows[0]['far_off'])}"
         )
 
@@ -66,7 +66,7 @@ def refused(history: Sequence[Row]) -> Iterator[str]:
     rows, rounds = events(history, "refused")
     if rows:
         clients = clients_in(rows, "refused")
-        yield f"in {rounds} rounds outlying uploads were refused, of {clients}"
+        yield f"outlying uploads of {clients} were refused in {rounds} rounds"
 
 
 def late(history: Sequence[Row]) -> Iterator[str]:
@@ -76,8 +76,8 @@ def late(history: Sequence[Row]) -> Iterator[str]:
         used = values(history, "arrived_late")
         outcome = "arrived in a later round" if used else "were lost"
         yield (
-            f"in {rounds} rounds uploads came after the deadline and {outcome}, of "
-            f"{clients_in(rows, 'late')}"
+            f"uploads of {clients_in(rows, 'late')} came after the deadline in {rounds} rounds and "
+            f"{outcome}"
         )
 
 
@@ -86,8 +86,8 @@ def kept_server(history: Sequence[Row]) -> Iterator[str]:
     rounds = [row["round"] for row in history if not row.get("server_finite", True)]
     if rounds:
         yield (
-            f"in {len(set(rounds))} rounds, first in {rounds[0]}, the server's step was not "
-            "finite, and its last state was kept"
+            f"the server's step was not finite in {len(set(rounds))} rounds, first in round "
+            f"{rounds[0]}; its last state was kept"
         )
 
 

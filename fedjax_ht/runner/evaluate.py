@@ -86,12 +86,10 @@ def client_state(run: LoadedRun, client: int, trial: int = 0) -> PyTree:
     """
     trials = len(run.experiment.partitions)
     if not 0 <= trial < trials:
-        raise ValueError(f"there is no trial {trial}; they run from 0 to {trials - 1}")
+        raise ValueError(f"no trial {trial}; trials run from 0 to {trials - 1}")
     federation = run.experiment.federations[run.method]
     if not 0 <= client < federation.num_clients:
-        raise ValueError(
-            f"there is no client {client}; ids run from 0 to {federation.num_clients - 1}"
-        )
+        raise ValueError(f"no client {client}; ids run from 0 to {federation.num_clients - 1}")
     bucket = federation.buckets[federation.assignment[client]]
     members = federation.members(bucket)
     # rows of a bucket's stacked states are ordered by trial, then by client

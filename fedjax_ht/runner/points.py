@@ -85,7 +85,9 @@ def searched(
       Interrupted: by a signal.
     """
     if jax.process_count() > 1:
-        raise ValueError(f"a search runs in one process, and there are {jax.process_count()}")
+        raise ValueError(
+            f"a search runs in one process, and there are {jax.process_count()}; start one alone"
+        )
     config = dataclasses.replace(config, entries=tuple(labels))
     at = rungs(config.rounds, halvings)
     experiment = build(config)
@@ -122,7 +124,7 @@ def searched(
         try:
             return search(families(experiment, config))
         except jax.errors.ConcretizationTypeError:
-            tell("one of these settings cannot vary within a program: every point compiles its own")
+            tell("a setting cannot vary within a program, so that every point compiles its own")
             return search(families(experiment, config, trace=False))
 
 

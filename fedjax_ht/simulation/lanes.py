@@ -104,7 +104,10 @@ def choose_lanes(
     names = [bucket.name for bucket in buckets]
     if isinstance(lanes, Mapping):
         if missing := [name for name in names if name not in lanes]:
-            raise ValueError(f"lanes has no number for {', '.join(missing)}")
+            raise ValueError(
+                f"lanes has no number for {', '.join(missing)}; give each bucket one, or one "
+                "number for all"
+            )
         return {name: lanes[name] for name in names}
     if lanes != "auto":
         return dict.fromkeys(names, lanes)

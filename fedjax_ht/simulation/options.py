@@ -90,8 +90,8 @@ class SimulationOptions:
             for field in ("available", "deadline"):
                 if getattr(self.profile, field):
                     raise ValueError(
-                        f"profile.{field} is given: epsilon is known only where all clients can "
-                        "take part"
+                        f"profile.{field} is set, and epsilon is known only where all clients can "
+                        "take part; leave it out, or privacy"
                     )
 
     @property

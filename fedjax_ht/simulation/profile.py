@@ -57,7 +57,9 @@ class Profile:
                 "down"
             )
         if self.late == "arrives" and not self.deadline:
-            raise ValueError("profile.late is 'arrives', and without a deadline nothing is late")
+            raise ValueError(
+                "profile.late is 'arrives', and without a deadline nothing is late; set deadline"
+            )
 
     def rates(self) -> dict[str, np.ndarray]:
         """Returns the rates that are simulated, by name."""
@@ -159,7 +161,7 @@ def by_trace(num_clients: int, spans: Iterable[tuple[int, int, int]]) -> Availab
     for client, first, last in trace.tolist():
         if not (0 <= client < num_clients and 0 <= first <= last):
             raise ValueError(
-                f"client {client} is there from round {first} to {last}; clients are 0 to "
+                f"client {client} is available from round {first} to {last}; clients are 0 to "
                 f"{num_clients - 1}, and the "
                 "first round is at least 0 and at most the last"
             )

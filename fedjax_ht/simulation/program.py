@@ -257,13 +257,13 @@ def of_trials(program: Program, seeds: Sequence[int], settings: PyTree) -> Progr
     numbers = jax.tree.map(functools.partial(np.asarray, dtype=np.float32), settings)
     if len(seeds) != trials or any(x.shape[:1] != (trials,) for x in jax.tree.leaves(numbers)):
         raise ValueError(
-            f"there are {trials} trials, by their data; each has one seed, and one of each setting"
+            f"{trials} trials, by their data, need as many seeds and as many values of each setting"
         )
     varies, name = program.method.vary is not None, program.method.name
     if varies and not jax.tree.leaves(numbers):
-        raise ValueError(f"{name} has settings, and none are given")
+        raise ValueError(f"{name} has settings that vary, and none are given; pass settings")
     if jax.tree.leaves(numbers) and not varies:
-        raise ValueError(f"{name} has no settings: it is not `varied`")
+        raise ValueError(f"settings are given, but {name} has none that vary; make it by fl.varied")
     root_seeds = np.array(seeds, np.uint32)
     on_server = collect(program.mesh, {"seeds": root_seeds, "settings": numbers})
     return program._replace(

@@ -41,7 +41,9 @@ class SimulationState(NamedTuple):
           ValueError: there are several trials.
         """
         if len(self.last_round) > 1:
-            raise ValueError(f"there are {len(self.last_round)} trials: see `servers`")
+            raise ValueError(
+                f"{len(self.last_round)} trials have no single server state; read `servers`"
+            )
         return of_trial(self.servers, 0)
 
 

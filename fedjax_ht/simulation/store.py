@@ -100,7 +100,9 @@ def no_store(mesh: Mesh) -> ClientStore:
     """Keeps nothing: the clients' states are ()."""
 
     def refuse(*_):
-        raise ValueError("clients of this method keep nothing between rounds")
+        raise ValueError(
+            "clients of this method keep nothing between rounds; no state can be read or written"
+        )
 
     def no_states(*_):
         return ()
@@ -200,8 +202,8 @@ def _refuse_keys(states: PyTree) -> None:
     for leaf in jax.tree.leaves(states):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise ValueError(
-                "these client states hold random keys, which live on devices only; "
-                "client_store=device"
+                "client_store is 'host', but these client states hold random keys, which live on "
+                "devices only; set it to 'device'"
             )
 
 

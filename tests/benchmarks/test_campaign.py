@@ -63,7 +63,7 @@ def supervised(
     return slices.supervise(path, todo, start, budget), len(started)
 
 
-def test_what_is_done_is_not_done_again(tmp_path):
+def test_finished_items_are_not_run_again(tmp_path):
     path, ran = tmp_path / "slice_1.json", []
     todo = items(ran, "", "", "own")
     assert supervised(path, todo[:2]) == (None, 1) and ran == ["a", "b"]
@@ -89,10 +89,10 @@ def test_an_item_that_raises_is_told_and_the_next_runs(tmp_path):
     ]
     wrong = Item("wrong", lambda: {"wrong": "off by one"}, {})
     assert supervised(path, [*broken, wrong, *items(ran, "")]) == (None, 1)
-    told = slices.failures(slices.read(path))
-    assert ran == ["a"] and list(told) == ["broken", "strange", "wrong"]
-    assert told["broken"] == "ValueError: two lines" and told["wrong"] == "off by one"
-    assert told["strange"].startswith("TypeError")
+    failures = slices.failures(slices.read(path))
+    assert ran == ["a"] and list(failures) == ["broken", "strange", "wrong"]
+    assert failures["broken"] == "ValueError: two lines" and failures["wrong"] == "off by one"
+    assert failures["strange"].startswith("TypeError")
 
 
 def test_a_process_that_dies_costs_the_item_it_died_in(tmp_path):
@@ -122,7 +122,7 @@ def test_after_the_budget_nothing_begins(tmp_path):
     assert supervised(path, todo, budget=60) == (None, 1) and ran == ["a"]
 
 
-def test_what_the_clock_stopped_is_left_if_it_began_late():
+def test_an_item_that_began_late_is_left_to_the_next_slice():
     now, budget = time.time(), 500.0
     log = {"machines": [MACHINE], "items": {}}
     late = {"item": "late", "at": now - 100}  # began after 460 of 500 + 60 seconds
@@ -158,7 +158,7 @@ def test_slices_are_numbered_and_their_items_named():
 
 @pytest.mark.parametrize("method", ["local", "fedssa", "fedral"])
 def test_the_accuracies_are_of_the_committed_config(method, monkeypatch):
-    """It is written without ml_collections."""
+    """The protocol is written without ml_collections."""
     config, calls = get_config(f"method={method}"), []
     for name in ("load_dataset", "normalised", "make_partition"):
         monkeypatch.setattr(checks, name, lambda *args, **options: calls.append((args, options)))
@@ -262,7 +262,7 @@ def test_published_figures_stand_beside_ours(name):
     (item,) = [item for part in PEER_SLICES.values() for item in part.items if item.name == name]
     published, peaks = (item.arguments.get(key, {}) for key in ("published", "published_peak"))
     assert [*published.values(), *peaks.values()] == pytest.approx(PUBLISHED[name])
-    found = {
+    timing = {
         "round": 2.0,
         "evaluation": 0.5,
         "compile": 3.0,
@@ -270,9 +270,9 @@ def test_published_figures_stand_beside_ours(name):
         "steps": 1200,
         "longest": 70,
     }
-    found |= {"protocol": "P", "group": "g", "method": "m", "clients": 20, "lanes": {"g": 4}}
+    timing |= {"protocol": "P", "group": "g", "method": "m", "clients": 20, "lanes": {"g": 4}}
     row = peer_pages.protocol_cells(
-        found | {"client_store": "device", "published": published, "published_peak": peaks}
+        timing | {"client_store": "device", "published": published, "published_peak": peaks}
     )
     assert row[3:6] == ["2.000", "0.500", "2.500"] and row[8] == "1.00"
     if published:
@@ -319,13 +319,15 @@ def test_a_round_of_a_protocol_is_timed_with_its_evaluation():
         "tested": 2,
         "rounds": 2,
     }
-    found = protocols.protocol_round(
+    timing = protocols.protocol_round(
         "P", "mlp2", "fedproto", **setting, variant="released", client_store="host"
     )
     assert (
-        json.dumps(slices.plain(found)) and found["steps"] == 2 and found["client_store"] == "host"
+        json.dumps(slices.plain(timing))
+        and timing["steps"] == 2
+        and timing["client_store"] == "host"
     )
-    assert len(found["rounds"]) == 2 and min(found["round"], found["evaluation"]) > 0
+    assert len(timing["rounds"]) == 2 and min(timing["round"], timing["evaluation"]) > 0
     assert "evaluation" not in protocols.protocol_round(
         "P", "mlp2", "local", **setting, evaluate=False
     )
@@ -336,15 +338,15 @@ def test_pfls_run_is_told_where_it_stopped(monkeypatch):
     network = pfl.network._replace(convs=((2, 3, 0, True),), widths=(4,))
     tiny = pfl._replace(samples=10, network=network)
     monkeypatch.setitem(protocols.PROTOCOLS, "pfl", tiny)
-    found = protocols.pfl_run(rounds=2, users=4, cohort=2, every=1, images="random")
+    result = protocols.pfl_run(rounds=2, users=4, cohort=2, every=1, images="random")
     assert (
-        found["rounds"] == 2
-        and "wrong" not in found
-        and [r for r, _ in found["curve"]] == [0, 1, 2]
+        result["rounds"] == 2
+        and "wrong" not in result
+        and [r for r, _ in result["curve"]] == [0, 1, 2]
     )
     stopped = protocols.pfl_run(rounds=3, users=4, cohort=2, every=1, images="random", limit=0.0)
     assert stopped["wrong"] == "1 of 3 rounds in 0 s"
-    assert "2 rounds with evaluations in" in peer_pages.run_line(found)
+    assert "2 rounds with evaluations in" in peer_pages.run_line(result)
 
 
 def test_estimates_are_read_from_the_page():

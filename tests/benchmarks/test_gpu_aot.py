@@ -76,11 +76,11 @@ def test_kernels_of_a_loop_are_those_of_its_own_body():
         7
     ].name == "gemm_fusion_dot_1"
     every = loops(nodes, UNKNOWN)
-    found = [
+    kernels = [
         (loop.depth, loop.graphed, loop.after, [node.kind for node in loop.body]) for loop in every
     ]
     kernel = "CustomKernel"
-    assert found == [
+    assert kernels == [
         (0, True, "001", [kernel, kernel]),
         (1, True, "004", [kernel, "Copy"]),
         (0, True, "001", [kernel]),
@@ -143,15 +143,15 @@ ENTRY %main (r: (s32[], f32[9,4], f32[4])) -> (s32[], f32[9,4], f32[4]) {
 
 
 def test_bytes_of_a_loop_of_known_length_are_those_of_its_slices():
-    """In every turn two numbers and an index read, two written; four read and put into their
-    place."""
+    """Every turn reads two numbers and an index and writes two numbers; it reads four and puts them
+    into their place."""
     assert step_bytes(STACKED) == 9 * 4 * (2 + 1 + 2 + 4 + 4) + 4 * (36 + 36)
 
 
 @pytest.mark.parametrize("what", ["training", "scoring"])
 @pytest.mark.parametrize("name", ["local", "fedavg", "heterofl"])
-def test_what_is_compiled_is_what_a_round_runs(name, what):
-    """By shapes: of clients that keep a state, of those that keep none, and of slices."""
+def test_compiled_programs_are_those_of_a_round(name, what):
+    """Clients that keep a state, clients that keep none and slices are told apart by shapes."""
     federation = gpu_aot.federation_of(gpu_aot.small_group(name), 1)
     runs, (states, schedules, servers, data, when) = gpu_aot.program(
         gpu_aot.method_of(name), federation, 1, what
@@ -192,14 +192,16 @@ def test_a_round_of_clients_is_one_graph():
     architecture with a scanned stage."""
     command = [sys.executable, "-m", "benchmarks.gpu_aot", "--groups=cnn4,cnn5,resnet152"]
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    one, five, scanned = (
+    single, five, scanned = (
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in table.splitlines()
         if line.startswith(("| cnn4", "| cnn5", "| resnet152"))
     )
     assert scanned[4:6] == ["yes, 1 abreast"] * 2 and int(scanned[2]) < 2000
-    assert int(one[2]) < 70 and len(five[2].split("+")) == 5
+    assert int(single[2]) < 70 and len(five[2].split("+")) == 5
     # With jax 0.12 each of the five loops waits for a kernel of its own, and "5 abreast" is not
     # told.
-    assert one[4:6] == ["yes, 1 abreast"] * 2 and all(cell.startswith("yes") for cell in five[4:6])
-    assert float(one[6].replace(",", "")) < 500 and float(five[6].replace(",", "")) < 2000  # MiB
+    assert single[4:6] == ["yes, 1 abreast"] * 2 and all(
+        cell.startswith("yes") for cell in five[4:6]
+    )
+    assert float(single[6].replace(",", "")) < 500 and float(five[6].replace(",", "")) < 2000  # MiB

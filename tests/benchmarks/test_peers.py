@@ -89,17 +89,17 @@ def test_a_round_of_ours_is_numpys(scripts, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["ours.py", "tiny", problem, "1", answer])
     scripts.ours.main()
 
-    given = dict(np.load(problem))
+    arrays = dict(np.load(problem))
     clients = []
     for user in cohorts[0]:
-        rows = scripts.protocols.rows_of(protocol, user, len(given["labels"]))
-        clients.append((given["images"][rows] / 255, given["labels"][rows]))
-    first = scripts.side.first_weights(given)
+        rows = scripts.protocols.rows_of(protocol, user, len(arrays["labels"]))
+        clients.append((arrays["images"][rows] / 255, arrays["labels"][rows]))
+    first = scripts.side.first_weights(arrays)
     pooled = [pools for *_, pools in network.convs]
     expected = fedavg_round(
         first, clients, pooled, protocol.epochs, protocol.batch_size, protocol.learning_rate
     )
-    found = np.load(answer)
+    trained = np.load(answer)
     for k, weights in enumerate(expected):
-        np.testing.assert_allclose(found[f"after_{k}"], weights, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(trained[f"after_{k}"], weights, rtol=0, atol=2e-6)
         assert np.max(np.abs(weights - first[k])) > 1e-3  # it has moved

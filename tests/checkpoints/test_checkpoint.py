@@ -194,7 +194,7 @@ def test_in_the_background_every_checkpoint_builds_on_the_one_before(folder):
     assert sorted(len(stored_rows(path)) for path in segments(folder).values()) == [3, 3, 3, 4]
 
 
-def test_what_goes_wrong_in_the_background_is_raised(folder, monkeypatch):
+def test_errors_in_the_background_are_raised(folder, monkeypatch):
     def full(*_):
         raise OSError("No space left on device")
 

@@ -78,10 +78,10 @@ def test_a_segment_of_another_run_is_not_taken_for_its_own(folder, tmp_path):
     )
     warnings = []
     assert make_checkpointer(folder, toy_simulation()).restore(warnings.append) is None
-    assert "checkpoints.segments/1 is not the one that was written with it" in warnings[0]
+    assert "checkpoints.segments/1 belongs to another checkpoint" in warnings[0]
 
 
-def test_what_could_not_be_read_is_moved_aside_as_it_is(folder):
+def test_unreadable_checkpoints_are_moved_aside_unchanged(folder):
     writer = make_checkpointer(folder, toy_simulation())
     for state in COURSE[1:4]:
         writer.save(state, [])

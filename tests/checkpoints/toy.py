@@ -102,7 +102,7 @@ def segments(folder):
 
 
 def stored_rows(segment):
-    """Rows of "wide" in a segment that also holds one of "stateless": leaves come by sorted name."""
+    """Rows of "wide" in a segment that also holds one of "stateless": leaves are sorted by name."""
     with np.load(segment / ARRAYS) as arrays:
         return arrays["00001"].tolist()
 

@@ -1,4 +1,4 @@
-"""What an annotation allows, and what is said of anything else."""
+"""Values that an annotation allows, and the lines that refuse all others."""
 
 import dataclasses
 import functools
@@ -270,13 +270,13 @@ def test_the_library_refuses_bad_options(make, message):
 
 
 def test_a_registered_method_is_checked_wherever_it_comes_from(monkeypatch):
-    def own(training, weight: float = 1.0):
+    def of_a_user(training, weight: float = 1.0):
         return fl.local(training)
 
-    monkeypatch.setitem(fl.METHODS, "own", own)
-    assert fl.method_factory("own")(TRAINING, weight=2).name == "local"
+    monkeypatch.setitem(fl.METHODS, "of_a_user", of_a_user)
+    assert fl.method_factory("of_a_user")(TRAINING, weight=2).name == "local"
     with pytest.raises(ValueError, match="weight is nan; it must be a number"):
-        fl.method_factory("own")(TRAINING, weight=NAN)
+        fl.method_factory("of_a_user")(TRAINING, weight=NAN)
 
 
 def test_numbers_of_an_annotation():

@@ -28,7 +28,7 @@ def two_rounds():
 
 
 def test_all_buckets_in_one_program_give_the_same(monkeypatch):
-    """As on GPUs, where they are one graph."""
+    """GPUs run all buckets as one graph."""
     apart, reports = two_rounds()
     compiled = []
     monkeypatch.setattr(compiling, "platform_of", lambda mesh: "gpu")
@@ -77,8 +77,8 @@ OPTIONS_HERE = GRAPH_OPTIONS.get(jax.__version_info__[:2], {})
 
 
 def compiled_with(options: dict[str, str]) -> jax.Array:
-    """On CPU: XLA reads the options of all its backends, and the names of what may be in graphs,
-    there too."""
+    """Compiles a function for the CPU with options of other backends: XLA reads the options of all
+    its backends, and the names of the operations that may be in graphs."""
     return jax.jit(lambda x: x + 1, compiler_options=options)(jnp.zeros(()))
 
 
@@ -118,7 +118,7 @@ def compiled():
     listening.clear()
 
 
-def test_what_is_compiled_ahead_is_compiled_once_and_beside_others(monkeypatch, compiled):
+def test_programs_compiled_ahead_are_compiled_once_and_side_by_side(monkeypatch, compiled):
     threads, real = set(), jax.stages.Lowered.compile
 
     def noted(self):
@@ -132,9 +132,9 @@ def test_what_is_compiled_ahead_is_compiled_once_and_beside_others(monkeypatch, 
     compiled.clear()
     compile_ahead([(run, (x,)) for run in runs])
     assert len(compiled) == 3 and threads and threading.get_ident() not in threads
-    found = [run(x) for run in runs]
+    results = [run(x) for run in runs]
     assert len(compiled) == 3
-    assert [float(y[0]) for y in found] == [0, 1, 2]
+    assert [float(y[0]) for y in results] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("how", ["one", "not_jitted"])

@@ -1,4 +1,4 @@
-"""Invalid results of a method's functions are refused in one line, and its errors name the method."""
+"""Invalid results of a method's functions are refused in one line, and errors name the method."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ WIDER, WHOLE = (
 
 
 def call(function, out):
-    """What a guarded function makes of what the method's own returns."""
+    """Returns the result of a guarded function whose method returns `out`."""
     return getattr(guarded(METHOD._replace(**{function: lambda *arguments: out})), function)(
         *ARGUMENTS[function]
     )
@@ -80,20 +80,20 @@ def call(function, out):
         ),
     ],
 )
-def test_what_a_function_may_not_return(function, out, message):
+def test_invalid_results_are_refused(function, out, message):
     with pytest.raises(ValueError) as error:
         call(function, out)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_what_it_may_return():
+def test_valid_results_pass():
     loss = {"loss": 0.5, "steps": jnp.int32(3)}
     assert call("client_update", (STATE, (), loss)) == (STATE, (), loss)
     assert call("server_update", (STATE, {})) == (STATE, {})
     assert call("predict", {"nearest": SCORES, "head": SCORES}).keys() == {"nearest", "head"}
 
 
-def test_what_it_raises_is_said_to_be_its_own_before_anything_is_compiled():
+def test_errors_name_the_method_before_any_compilation():
     def client_update(bucket, client, downlink, data, ctx):
         return client, (), {"loss": 1.0 if ctx.round > 0 else 0.0}
 

@@ -1,4 +1,4 @@
-"""What is no model of a federation is refused in one line that says what to do."""
+"""Models that a federation cannot hold are refused in one line that says what to do."""
 
 import flax.linen as nn
 import pytest
@@ -40,7 +40,7 @@ def federation(module):
         (Foreign(), r"a tests.core.test_federation.Foreign; it must be a Flax module"),
     ],
 )
-def test_what_is_no_model_is_named(module, message):
+def test_an_invalid_model_is_named(module, message):
     with pytest.raises(ValueError, match=message):
         federation(module)
 
@@ -56,7 +56,7 @@ def test_what_is_no_model_is_named(module, message):
         ),
     ],
 )
-def test_what_is_no_part_of_a_model_is_named(parts, message):
+def test_an_invalid_part_of_a_model_is_named(parts, message):
     with pytest.raises(ValueError, match=message):
         fl.SplitModel(*parts)
 

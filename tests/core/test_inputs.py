@@ -1,4 +1,4 @@
-"""What a sample may be, and what a model sees of it."""
+"""Shapes and dtypes that a sample may have, and the array that a model sees of it."""
 
 from typing import NamedTuple
 
@@ -55,7 +55,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_model_sees_of_each_kind(kind):
+def test_model_inputs_of_each_kind_of_sample(kind):
     inputs, shape = KINDS[kind]
     dataset = Dataset(kind, inputs, LABELS, NAMES)
     assert dataset.input_shape == shape
@@ -94,16 +94,16 @@ def test_a_rule_of_ones_own():
     )
 
 
-def test_who_needs_images_says_so():
+def test_models_of_images_refuse_other_samples():
     assert image_shape((4, 5, 3), "X") == (4, 5, 3) and plain([4, 5, 3]) == (4, 5, 3)
-    for shape, words in (
+    for shape, inputs in (
         (INT, r"int32 \(4,\)"),
         ((128, 9), r"\(128, 9\)"),
         (KINDS["dict"][1], r"\(int32 \(4,\), \(2,\)\)"),
     ):
         with pytest.raises(
             ValueError,
-            match=rf"^X needs images, float \[H, W, 1 or 3\]; these models take {words}$",
+            match=rf"^X needs images, float \[H, W, 1 or 3\]; these models take {inputs}$",
         ):
             image_shape(shape, "X")
     assert described((4, 5, 3)) == "(4, 5, 3)"

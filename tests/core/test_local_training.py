@@ -45,9 +45,9 @@ def record(training, counts, padding=0, round=()):
         return Loss(-params, recorded(stats, jnp.where(batch.mask, batch.y, -1)))
 
     def run(count):
-        own = data._replace(splits={"train": Split(data.splits["train"].indices, count)})
+        client = data._replace(splits={"train": Split(data.splits["train"].indices, count)})
         stats = (jnp.int32(0), jnp.zeros((MOST_STEPS, training.batch_size), jnp.int32))
-        return train(training, loss_fn, jnp.float32(0), stats, own, KEY, SAMPLES)
+        return train(training, loss_fn, jnp.float32(0), stats, client, KEY, SAMPLES)
 
     result = jax.jit(jax.vmap(run))(jnp.array(counts, jnp.int32))
     return [
@@ -109,12 +109,12 @@ def test_a_number_of_steps_crosses_epochs():
 def test_a_schedule_multiplies_the_learning_rate_of_a_round(optimizer):
     halved = optax.exponential_decay(0.5, 2, 0.5, staircase=True)
     for round, factor in ((0, 0.5), (1, 0.5), (2, 0.25), (5, 0.125)):
-        _, found = record(
+        _, result = record(
             recipe(optimizer=optimizer(0.4), schedule=halved), [8], round=jnp.int32(round)
         )
         _, expected = record(recipe(optimizer=optimizer(0.4 * factor)), [8], round=jnp.int32(round))
-        assert found.params != 0
-        np.testing.assert_allclose(found.params, expected.params, rtol=1e-5)
+        assert result.params != 0
+        np.testing.assert_allclose(result.params, expected.params, rtol=1e-5)
 
 
 def test_without_shuffle_samples_come_in_stored_order():
@@ -124,8 +124,8 @@ def test_without_shuffle_samples_come_in_stored_order():
 
 @pytest.mark.parametrize("drop_remainder", [True, False])
 def test_steps_in_stored_order_go_on_where_the_last_round_ended(drop_remainder):
-    """As one iterator that never ends would give them; so all samples are seen, and their labels
-    counted."""
+    """The batches are those of one iterator that never ends; so all samples are seen, and their
+    labels counted."""
     training, counts = recipe(steps=2, shuffle=False, drop_remainder=drop_remainder), [8, 7, 2, 0]
     full = {True: [[0, 1, 2], [3, 4, 5]], False: [[0, 1, 2], [3, 4, 5], [6, 7, -1]]}[drop_remainder]
     released = {
@@ -145,9 +145,9 @@ def test_steps_in_stored_order_go_on_where_the_last_round_ended(drop_remainder):
             )
             np.testing.assert_array_equal(seen, want)
             data = tiny.client_data(np.arange(SAMPLES), padding=3)
-            own = Split(data.splits["train"].indices, jnp.int32(count))
-            own = data._replace(splits={"train": own}, round=jnp.int32(round))
-            counted = label_counts(training, own, KEY, SAMPLES)
+            split = Split(data.splits["train"].indices, jnp.int32(count))
+            client = data._replace(splits={"train": split}, round=jnp.int32(round))
+            counted = label_counts(training, client, KEY, SAMPLES)
             np.testing.assert_array_equal(
                 counted, np.bincount(seen[seen >= 0].astype(int), minlength=SAMPLES)
             )
@@ -167,9 +167,11 @@ def test_labels_are_counted_as_they_are_visited(changes):
     visits, _ = record(training, counts, padding=3)
     data = tiny.client_data(np.arange(SAMPLES), padding=3)
     for count, seen in zip(counts, visits):
-        own = data._replace(splits={"train": Split(data.splits["train"].indices, jnp.int32(count))})
+        client = data._replace(
+            splits={"train": Split(data.splits["train"].indices, jnp.int32(count))}
+        )
         expected = np.bincount(seen[seen >= 0], minlength=SAMPLES)
-        np.testing.assert_array_equal(label_counts(training, own, KEY, SAMPLES), expected)
+        np.testing.assert_array_equal(label_counts(training, client, KEY, SAMPLES), expected)
 
 
 def test_padding_and_neighbours_change_nothing():
@@ -303,16 +305,16 @@ def test_a_client_without_samples_comes_back_unchanged(linear_run):
 
 @pytest.mark.parametrize("batch_size", [3, 7, 64])
 def test_class_sums_of_one_pass_equal_the_reference(batch_size):
-    own = np.array([6, 0, 2, 3, 1])  # a part of the images, in no order
-    data = tiny.client_data(LABELS, own, padding=2)
+    indices = np.array([6, 0, 2, 3, 1])  # a part of the images, in no order
+    data = tiny.client_data(LABELS, indices, padding=2)
 
     def extract(x, mask):
         return jnp.where(mask[:, None], x.reshape(len(x), -1), jnp.nan)
 
     sums = jax.jit(lambda data: sum_by_class(extract, data, CLASSES, batch_size))(data)
-    np.testing.assert_array_equal(sums.counts, np.bincount(LABELS[own], minlength=CLASSES))
+    np.testing.assert_array_equal(sums.counts, np.bincount(LABELS[indices], minlength=CLASSES))
     means = class_means(sums)
-    want = linear_client.class_means(tiny.pixels(data)[own], LABELS[own])
+    want = linear_client.class_means(tiny.pixels(data)[indices], LABELS[indices])
     assert set(want) == {0, 2, 3}
     for c in range(CLASSES):
         np.testing.assert_allclose(means[c], want.get(c, np.zeros(DIM)), rtol=1e-5, atol=1e-6)

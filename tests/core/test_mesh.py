@@ -12,7 +12,8 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.pile import mapped
 
 def pointers(x):
-    return {shard.data.unsafe_buffer_pointer() for shard in share(client_mesh(), x).addressable_shards}
+    shards = share(client_mesh(), x).addressable_shards
+    return {shard.data.unsafe_buffer_pointer() for shard in shards}
 
 images = np.arange(7 * 64, dtype=np.uint8).reshape(7, 8, 8, 1)
 np.save(sys.argv[1], images)

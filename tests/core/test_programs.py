@@ -18,8 +18,8 @@ def test_results_depend_on_what_they_are_made_of():
             "shape": jnp.zeros(a.shape),
         }
 
-    shapes, found = influences(fn, NUMBER, {"x": NUMBER, "y": NUMBER}, NUMBER)
-    assert {k: set(v) for k, v in found.items()} == {
+    shapes, sources = influences(fn, NUMBER, {"x": NUMBER, "y": NUMBER}, NUMBER)
+    assert {k: set(v) for k, v in sources.items()} == {
         "sum": {0, 1},
         "product": {1, 2},
         "one": set(),
@@ -29,7 +29,7 @@ def test_results_depend_on_what_they_are_made_of():
     assert shapes["sum"].shape == () and shapes["sum"].dtype == jnp.float32
 
 
-def test_what_comes_out_of_a_loop_says_so():
+def test_results_of_a_loop_depend_on_the_loop():
     def fn(a, n):
         return (
             a,

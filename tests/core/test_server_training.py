@@ -25,7 +25,7 @@ def train(rows, valid):
 
 
 def reference(rows, orders):
-    """The same in NumPy; the gradient of the mean is params - mean(rows)."""
+    """Computes the same steps in NumPy; the gradient of the mean is params - mean(rows)."""
     params = np.zeros(2)
     for order in orders:
         losses = []
@@ -107,13 +107,13 @@ def test_a_single_row_behind_full_batches_is_left_out_where_it_is_asked(count, s
     """A batch size of one leaves nothing else to train on."""
     valid = jnp.arange(8) < count
 
-    def one(params, batch, mask, key):
+    def summed(params, batch, mask, key):
         return -params.sum()
 
     for drop_single, number in ((True, steps), (False, -(-count // size))):
         params, _ = train_on_rows(
             optax.sgd(1.0),
-            one,
+            summed,
             jnp.zeros(1),
             jnp.asarray(rows_of(8)),
             valid,

@@ -33,7 +33,7 @@ def broken(*task):
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def user_modules(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "of_a_user.py").write_text(MINE)
@@ -42,7 +42,7 @@ def mine(tmp_path, monkeypatch):
     sys.modules.pop("of_a_user", None)
 
 
-def test_models_of_a_file_in_the_current_folder(mine):
+def test_models_of_a_file_in_the_current_folder(user_modules):
     config = base_config()
     config.model.group, config.partition.num_clients, config.dataset.subset = (
         "of_a_user:models",
@@ -78,18 +78,18 @@ def test_models_of_a_file_in_the_current_folder(mine):
         ("of_a_user:", "unknown model group 'of_a_user:'; the groups are "),
     ],
 )
-def test_mistakes_are_one_line(mine, named, line):
+def test_mistakes_are_one_line(user_modules, named, line):
     with pytest.raises(ValueError) as raised:
         model_group(named, 10, (8, 8, 1))
     assert line in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_options_that_own_models_do_not_have(mine):
+def test_options_that_own_models_do_not_have(user_modules):
     with pytest.raises(ValueError, match="norm and output_relu are for the library's own models"):
         model_group("of_a_user:models", 10, (8, 8, 1), norm="group")
 
 
-def test_a_function_and_its_result(mine, tmp_path):
+def test_a_function_and_its_result(user_modules, tmp_path):
     assert (
         call_user_function("thing", "of_a_user:nothing", 1, 2) == {}
         and str(tmp_path) not in sys.path

@@ -73,7 +73,7 @@ def test_costs_of_a_message(message, expected):
     assert cost(message) == WireCost(*expected)
 
 
-def test_what_is_masked_out_does_not_count_inside_jit():
+def test_masked_rows_do_not_count_inside_jit():
     count = jax.jit(
         lambda mask: wire_elements(Masked(jnp.full((3, 5), jnp.nan), mask)).payload_elements
     )
@@ -203,14 +203,14 @@ def test_noise_may_be_for_one_field():
         TRANSFORMS["gaussian_noise"](0.05, 0.2, "vectors"),
         gaussian_noise(0.2, 0.2, "images"),
     )
-    one = vectors(jax.random.key(0), pairs)
-    np.testing.assert_array_equal(one.images.values, pairs.images.values)
+    vectors_only = vectors(jax.random.key(0), pairs)
+    np.testing.assert_array_equal(vectors_only.images.values, pairs.images.values)
     both = chain((vectors, images))(jax.random.key(0), pairs)
     assert jax.tree.structure(both) == jax.tree.structure(pairs)
     np.testing.assert_allclose(
-        [one.vectors.values.std(), both.vectors.values.std()], 0.05, rtol=0.03
+        [vectors_only.vectors.values.std(), both.vectors.values.std()], 0.05, rtol=0.03
     )
-    np.testing.assert_allclose(one.vectors.values.mean(), 0.8, atol=0.01)
+    np.testing.assert_allclose(vectors_only.vectors.values.mean(), 0.8, atol=0.01)
     np.testing.assert_allclose(both.images.values.std(), 0.2, rtol=0.03)
     np.testing.assert_array_equal(both.vectors.mask, sent)
     assert images(jax.random.key(0), pairs._replace(vectors=())).vectors == ()

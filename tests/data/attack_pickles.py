@@ -88,6 +88,9 @@ def pickles() -> Iterator[tuple[str, Attack]]:
     for name, content in PICKLES.items():
         whole = b"\x80\x04" + content + b"."
         for kind, write in (
-            ("CIFAR", _as_cifar), ("client", _as_client), ("weights", _as_weights), ("snapshot", _as_snapshot)
-        ):  # fmt: skip
+            ("CIFAR", _as_cifar),
+            ("client", _as_client),
+            ("weights", _as_weights),
+            ("snapshot", _as_snapshot),
+        ):
             yield f"{name}, {kind}", functools.partial(write, whole)

@@ -84,7 +84,7 @@ def test_bombs_by_limit(tmp_path, monkeypatch, name):
     assert "\n" not in str(error.value)
 
 
-def test_what_a_bomb_holds_is_read_below_the_limit(tmp_path, monkeypatch):
+def test_contents_of_a_bomb_are_read_below_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "FILE_BYTES", 1 << 20)
     np.savez_compressed(
         tmp_path / "x.npz", images=np.zeros((200, 64, 64), np.uint8), labels=[0] * 200

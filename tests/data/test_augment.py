@@ -185,7 +185,7 @@ def test_crops_of_a_config_pad_what_is_black_after_normalisation():
 
 
 def test_fedssa_s_crop_pads_the_mean_colour():
-    """It crops what is normalised already."""
+    """The crop is applied to normalised images."""
     x = IMAGES - 0.6
     got = compose(("mean_padded_crop",))(KEY, x, BLACK)
     np.testing.assert_array_equal(got, padded_crop(jax.random.fold_in(KEY, 0), x))

@@ -23,8 +23,8 @@ def test_another_sum_is_one_line(tmp_path, caplog):
     check_sum(cifar.MD5["cifar10"], tmp_path / "data_batch_1", b"abc")
     abc = "900150983cd24fb0d6963f7d28e17f72"
     assert caplog.messages == [
-        f"{path}: its MD5 sum is {abc}, the publisher's file has c58f30108f718f92721af3b95e74349a",
-        f"{tmp_path / 'data_batch_1'}: its MD5 sum is {abc}, the publisher's file has c99cafc152244af753f735de768cd75f",
+        f"{path}: its MD5 sum is {abc}, the publisher's file has c58f30108f718f92721af3b95e74349a; it is read all the same",
+        f"{tmp_path / 'data_batch_1'}: its MD5 sum is {abc}, the publisher's file has c99cafc152244af753f735de768cd75f; it is read all the same",
     ]
 
 

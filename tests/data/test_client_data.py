@@ -40,7 +40,7 @@ def test_indices_are_padded_per_bucket():
     assert data.buckets["x"].inputs is data.buckets["y"].inputs  # stored once
 
 
-def test_what_is_evaluated_is_mixed():
+def test_evaluated_samples_are_mixed():
     """Partitions list a client's samples class by class; batch statistics of sorted batches would
     be of few classes."""
     labels = np.repeat([0, 1, 2], 80)
@@ -65,8 +65,8 @@ def test_what_is_evaluated_is_mixed():
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (federation(num_clients=4), "the partition has 3 clients, the federation 4"),
-        (federation(classes=4), "3 classes, the federation 4"),
+        (federation(num_clients=4), "the partition has 3 clients, the federation 4; make both"),
+        (federation(classes=4), "3 classes, the federation 4; make it with num_classes=3"),
         (federation(shape=(3, 3, 1)), r"takes \(3, 3, 1\)"),
     ],
 )
@@ -79,7 +79,7 @@ def test_a_dataset_checks_its_arrays():
     images = np.zeros((2, 4, 4, 1), np.uint8)
     with pytest.raises(ValueError, match="2 samples but labels of shape"):
         Dataset("d", images, np.zeros(3, int), ("a",))
-    with pytest.raises(ValueError, match=r"uint8 \[2, 4\] could be anything"):
+    with pytest.raises(ValueError, match=r"uint8 \[2, 4\] are neither images"):
         Dataset("d", images[:, :, 0, 0], np.zeros(2, int), ("a",))
     with pytest.raises(ValueError, match="must be NumPy arrays"):
         Dataset("d", [["text"]], np.zeros(1, int), ("a",))
@@ -162,7 +162,7 @@ def test_a_subset_keeps_order_and_the_publishers_sets():
         assert kept[few.official[name]].tolist() == [i for i in index if i in kept]
     np.testing.assert_array_equal(subset(whole, 6, seed=0).inputs, few.inputs)
     assert any((subset(whole, 6, seed).inputs != few.inputs).any() for seed in range(1, 5))
-    with pytest.raises(ValueError, match="subset is 10; d has 9 samples"):
+    with pytest.raises(ValueError, match="subset is 10; it must be from 1 to the 9 samples of d"):
         subset(whole, 10, seed=0)
     with pytest.raises(ValueError, match="come with their samples"):
         subset(dataclasses.replace(whole, clients=CLIENTS), 6, seed=0)

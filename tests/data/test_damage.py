@@ -206,7 +206,7 @@ def _flipped(folder: Path, make: Callable, read: Callable, count: int, flips: in
 
 @pytest.fixture(autouse=True)
 def no_user_cache(tmp_path, monkeypatch):
-    """Turns off the cache, which knows a file by its size and time: a flipped bit changes neither."""
+    """Turns off the cache, which knows a file by size and time: a flipped bit changes neither."""
     monkeypatch.setattr("fedjax_ht.data.sources.tiny_imagenet.cached", lambda *args: args[-1](None))
 
 

@@ -36,7 +36,7 @@ def test_a_download_lies_where_the_reader_looks(tmp_path, server, svhn):
 
 
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])
-def test_what_was_downloaded_is_read(tmp_path, server, name):
+def test_a_downloaded_set_is_read(tmp_path, server, name):
     """Archives are read as they are, and gzipped files too."""
     if name == "cifar10":
         folder, images, _ = _write_cifar(name, "python", tmp_path / "made")

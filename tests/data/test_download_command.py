@@ -89,7 +89,7 @@ def test_tensorflow_datasets_fetches_its_own(tmp_path, monkeypatch):
     assert "get tfds:emnist --data_dir=" in load_error(FileNotFoundError, "tfds:emnist", tmp_path)
 
 
-def test_what_is_not_needed_is_not_imported():
+def test_unneeded_packages_are_not_imported():
     """Neither by the library nor by a run; tensorflow-datasets not even where a set is downloaded
     from its home."""
     code = "import sys, fedjax_ht, fedjax_ht.runner.run; print({'pooch', 'tensorflow_datasets'} & set(sys.modules))"

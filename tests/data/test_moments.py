@@ -49,7 +49,7 @@ def test_a_set_without_known_moments():
 
 
 def test_imagenets_moments_are_for_any_set_of_three_channels():
-    """FedSSA's released code normalises CIFAR-10 by them; its usual ones are those of DFRD's code."""
+    """FedSSA's released code normalises CIFAR-10 by ImageNet's moments, DFRD's code by its own."""
     toy = make_dataset([3, 2])
     images = np.random.default_rng(0).integers(0, 256, (5, 2, 2, 3), np.uint8)
     dataset = normalised(dataclasses.replace(toy, name="cifar10", inputs=images), "imagenet")

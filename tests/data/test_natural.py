@@ -63,12 +63,12 @@ def test_several_clients_a_group_and_few_of_the_groups():
         (
             3,
             {"tested": "new_groups"},
-            "num_clients is 3 of 3 groups of d; tested='new_groups' needs some",
+            "num_clients is 3, and d has 3 groups; tested='new_groups' needs groups that no client has",
         ),
         (15, {}, "a group has 4 samples for 5 clients"),
     ],
 )
-def test_what_does_not_fit_is_one_line(clients, options, message):
+def test_wrong_options_are_one_line(clients, options, message):
     with pytest.raises(ValueError, match=message):
         make_partition("natural", DATASET, clients, **options)
 
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_one_line(clients, options, message):
 def test_a_set_without_groups():
     with pytest.raises(
         ValueError,
-        match=r"d does not say whose a sample is; partition natural needs Dataset\.groups",
+        match=r"partition natural needs Dataset\.groups, .* and d has none",
     ):
         make_partition("natural", dataclasses.replace(DATASET, groups=None), 3)
     with pytest.raises(ValueError, match="groups are float64"):

@@ -185,7 +185,9 @@ def test_given_returns_the_split_of_the_data():
     clients = tuple(ClientIndices(*(np.array([i + 2 * k]) for k in range(3))) for i in range(2))
     dataset = make_dataset([6], clients=clients)
     assert make_partition("given", dataset, 2) is clients
-    with pytest.raises(ValueError, match="num_clients is 3, but toy came with 2 clients"):
+    with pytest.raises(
+        ValueError, match="num_clients is 3, but toy came with 2 clients; set it to 2"
+    ):
         make_partition("given", dataset, 3)
 
 

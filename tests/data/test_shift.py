@@ -78,7 +78,7 @@ def test_other_turns():
     np.testing.assert_allclose(oblong, np.float32([[0, 0, 1, 1, 1, 1, 0, 0]] * 4), atol=1e-5)
 
 
-def test_what_corruptions_do():
+def test_corruptions_change_the_images():
     dataset = shifted(DATASET, "corrupt/6")
     x = {name: pixels(dataset, IMAGES, i) for i, name in enumerate(CORRUPTIONS)}
     noise = x["noise"] - x["none"]
@@ -163,9 +163,9 @@ def test_another_shift_is_one_line(text):
 
 def test_sets_that_have_no_shift():
     rows = Dataset("rows", np.zeros((48, 3), np.float32), LABELS, DATASET.class_names)
-    with pytest.raises(ValueError, match="shift is 'rotate/2'; rows has no images"):
+    with pytest.raises(ValueError, match="shift is 'rotate/2', but rows has no images"):
         shifted(rows, "rotate/2")
-    with pytest.raises(ValueError, match="d has groups of its own, which it would replace"):
+    with pytest.raises(ValueError, match="d has groups of its own, which its domains would"):
         shifted(dataclasses.replace(DATASET, groups=LABELS), "rotate/2")
 
 

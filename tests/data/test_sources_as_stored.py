@@ -30,7 +30,7 @@ AS_STORED = {  # key, what is stored, dtype that is kept
 
 
 @pytest.mark.parametrize("kind", AS_STORED)
-def test_what_is_no_image_is_taken_as_it_is(tmp_path, caplog, kind):
+def test_arrays_that_are_no_images_are_kept_as_stored(tmp_path, caplog, kind):
     key, stored, dtype = AS_STORED[kind]
     np.savez(tmp_path / "own.npz", **{key: stored, "labels" if key == "inputs" else "y": LABELS})
     dataset = load_dataset("npz:own.npz", tmp_path)
@@ -58,7 +58,7 @@ def test_small_grey_floats_are_images_and_one_line_says_so(tmp_path, caplog):
     "owners", [np.array([7, 7, 2, 3], np.int8), np.array(["d", "d", "a", "b"])]
 )
 @pytest.mark.parametrize("key", ["group", "person"])
-def test_whose_a_sample_is(tmp_path, owners, key):
+def test_groups_of_samples(tmp_path, owners, key):
     np.savez(
         tmp_path / "own.npz", x=WINDOWS, y=LABELS, class_names=["x", "y", "z"], **{key: owners}
     )
@@ -106,7 +106,7 @@ def test_official_sets_by_a_mask(tmp_path):
         ),
     ],
 )
-def test_what_does_not_fit_is_one_line(tmp_path, arrays, reason):
+def test_wrong_arrays_are_one_line(tmp_path, arrays, reason):
     np.savez(tmp_path / "own.npz", **({"y": LABELS} | arrays))
     message = load_error(ValueError, "npz:own.npz", tmp_path)
     assert message.startswith(str(tmp_path / "own.npz")) and reason in message

@@ -52,7 +52,7 @@ KINDS = {  # x as the scripts write it, and what is made of it
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_image(tmp_path, kind):
+def test_samples_that_are_no_images(tmp_path, kind):
     x, expected = KINDS[kind]
     y = write_clients(tmp_path / "made", x)
     dataset = load_dataset("client_folders:made", tmp_path)
@@ -107,7 +107,7 @@ def _pairs(i: int, pair: tuple) -> list:
         (TOKENS[:, None, None], "x is int64 (3, 1, 1, 6), neither floats nor integers"),
     ],
 )
-def test_what_does_not_fit_is_one_line(tmp_path, x, reason):
+def test_wrong_files_are_one_line(tmp_path, x, reason):
     write_clients(tmp_path, x)
     message = load_error(ValueError, f"client_folders:{tmp_path}")
     assert message.startswith(str(tmp_path / "train/0.npz")) and reason in message

@@ -95,15 +95,15 @@ def test_the_lists_of_domainnet(tmp_path):
         ({"amazon_train": "webcam/pen/e.png 0\n"}, "line 1 of splits/amazon_train.txt"),
         (
             {"amazon_train": "amazon/mug/b.jpg 5\n"},
-            "the lists have 3 classes, and 3 numbers of them, not each from 0",
+            "the lists give 3 classes 3 numbers; each class must have one number, counted from 0",
         ),
         (
             {"amazon_train": "amazon/mug/b.jpg 1\n"},
-            "the lists have 3 classes, and 3 numbers of them",
+            "the lists give 3 classes 3 numbers",
         ),
         (
             {"webcam_train": "webcam/bike/c.PNG 3\nwebcam/pen/e.png 2\n"},
-            "the lists have 3 classes, and 4 numbers",
+            "the lists give 3 classes 4 numbers",
         ),
         ({"amazon_test": "amazon/mug/b.jpg 0\n"}, "an image is in a train and a test list"),
     ],
@@ -118,7 +118,7 @@ def test_lists_that_do_not_fit_are_one_line(tmp_path, lists, reason):
 def test_lists_of_some_domains_only(tmp_path):
     write_domains(tmp_path)
     write(tmp_path / "splits/webcam_train.txt", LISTS["webcam_train"])
-    assert "there is no splits/amazon_train.txt, but others are" in load_error(
+    assert "no splits/amazon_train.txt, but lists of other domains" in load_error(
         ValueError, "domains:.", tmp_path
     )
     write(tmp_path / "splits/amazon_train.txt", LISTS["amazon_train"])
@@ -126,9 +126,9 @@ def test_lists_of_some_domains_only(tmp_path):
 
 
 def test_no_domains(tmp_path):
-    assert "there is no such folder" in load_error(FileNotFoundError, "domains:office", tmp_path)
+    assert "no such folder" in load_error(FileNotFoundError, "domains:office", tmp_path)
     write(tmp_path / "a/1.png", encoded(pixels(8, 8)))  # a folder of classes, without domains
-    assert "there are no images" in load_error(ValueError, "domains:.", tmp_path)
+    assert "no images" in load_error(ValueError, "domains:.", tmp_path)
     write(tmp_path / "a/b/1.png", b"no image")
     assert "a/b/1.png cannot be decoded" in load_error(ValueError, "domains:.", tmp_path)
 

@@ -148,6 +148,6 @@ def test_pamap2_of_short_recordings(tmp_path):
     write_files(
         tmp_path, "PAMAP2_Dataset", dict.fromkeys(RECORDINGS, "1 4 " + "1 " * 52 + "\n"), "zip"
     )
-    assert "there is no window of 256 steps of the 12 activities" in load_error(
+    assert "no window of 256 steps of the 12 activities" in load_error(
         ValueError, "pamap2", tmp_path
     )

@@ -179,7 +179,7 @@ def test_embedded_har():
 
 
 @pytest.mark.parametrize("name", ["har", "pamap2"])
-def test_what_has_no_published_sum_is_fetched_by_hand(tmp_path, name):
+def test_sets_without_published_sums_are_fetched_by_hand(tmp_path, name):
     message = load_error(FileNotFoundError, name, tmp_path)
     assert "fedjax-ht data get" not in message and "which has it inside" in message
     with pytest.raises(ValueError, match=f"{name}: .* download it by hand"):

@@ -76,7 +76,7 @@ def test_roles_in_several_files(shakespeare):
     write(shakespeare / "shakespeare/train/b.json", json.dumps(roles(OPHELIA=[("a", "b")])))
     assert load_dataset("shakespeare", shakespeare).groups.tolist() == [0, 0, 1, 2, 0, 1]
     write(shakespeare / "shakespeare/train/c.json", json.dumps(roles(GHOST=[("a", "b")])))
-    assert "role 'GHOST' is there twice" in load_error(
+    assert "role 'GHOST' occurs twice" in load_error(
         ValueError, "shakespeare", shakespeare, None, 80
     )
 
@@ -88,8 +88,14 @@ def test_roles_in_several_files(shakespeare):
         (b"[1]", "no object with users and user_data"),
         (b'{"users": ["a"], "user_data": {}}', "users are not the keys of user_data"),
         (b'{"users": ["a", "a"], "user_data": {"a": 1}}', "users are not the keys of user_data"),
-        (b'{"users": ["a"], "user_data": {"a": [1]}}', "role 'a' is no object of as many x as y"),
-        (b'{"users": ["a"], "user_data": {"a": {"x": [], "y": ["b"]}}}', "as many x as y"),
+        (
+            b'{"users": ["a"], "user_data": {"a": [1]}}',
+            "role 'a' must have as many texts x as next",
+        ),
+        (
+            b'{"users": ["a"], "user_data": {"a": {"x": [], "y": ["b"]}}}',
+            "as many texts x as next characters y",
+        ),
         (
             b'{"users": ["a"], "user_data": {"a": {"x": ["b"], "y": ["b"]}}}',
             "a text that is not of 80 characters",

@@ -100,7 +100,7 @@ def test_columns_that_are_named(tmp_path):
         (TABLE, ":label:city:age", "3 columns are named, label, city, age"),
         ("a,y\n1,1.5\n", "", "column 'y' has 1.5; classes and groups are whole numbers or texts"),
         (TABLE.replace("income", "age"), "", "each needs a name of its own"),
-        ("label\n1\n2\n", "", "its only column is label"),
+        ("label\n1\n2\n", "", "it has no column of numbers beside label"),
         ("label,a\n", "", "it has no rows"),
         ("", "", "its first line names the columns ()"),
         (TABLE.encode() + b"\xff\xfe", "", "utf-8"),
@@ -108,7 +108,7 @@ def test_columns_that_are_named(tmp_path):
         ("a,label\n" + "1" * 200_000 + ",1\n", "", "field larger than field limit"),
     ],
 )
-def test_what_does_not_fit_is_one_line(tmp_path, text, name, reason):
+def test_wrong_tables_are_one_line(tmp_path, text, name, reason):
     write(tmp_path / "own.csv", text)
     message = load_error(ValueError, f"csv:own.csv{name}", tmp_path)
     assert (

@@ -181,7 +181,9 @@ def test_missing_texts_say_how_to_get_them(tmp_path):
 def test_the_vocabulary_of_a_dataset():
     tokens, labels = np.array([[1, 4], [0, 2]]), np.array([0, 1])
     assert Dataset("d", tokens, labels, ("a", "b"), vocabulary=5).vocabulary == 5
-    with pytest.raises(ValueError, match="d: token ids run from 0 to 4; vocabulary is 4"):
+    with pytest.raises(
+        ValueError, match="d: token ids run from 0 to 4; with vocabulary 4 they must be from 0 to 3"
+    ):
         Dataset("d", tokens, labels, ("a", "b"), vocabulary=4)
     with pytest.raises(ValueError, match="vocabulary is 4, which is for tokens, an integer array"):
         Dataset("d", tokens.astype(float), labels, ("a", "b"), vocabulary=4)

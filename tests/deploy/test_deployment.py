@@ -47,7 +47,7 @@ def test_equal_to_the_simulation_and_to_its_bytes(federation, tmp_path):
 def test_a_server_that_ends_goes_on_from_its_checkpoint_and_its_clients_with_it(
     federation, tmp_path
 ):
-    """Its clients have trained a round whose uploads it never got."""
+    """Clients have trained a round whose uploads never reached the server."""
     config, simulation, sites = federation
 
     def end_in_round_2(client, request):
@@ -165,7 +165,7 @@ def test_a_round_in_which_no_client_takes_part_does_not_count(
 def test_a_run_without_clients_stops_and_continues_later(
     federation, tmp_path, monkeypatch, kinds, message
 ):
-    """It writes no table: it is not done."""
+    """A run that is not done writes no table."""
     monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.01)
     _, simulation, sites = federation
     config, lines = small_config(), []
@@ -214,7 +214,7 @@ def test_a_client_says_at_home_why_it_is_left_out(federation):
     ("change", "message"),
     [
         ({}, "has no state after 4 rounds"),
-        ({"kind": "delete"}, "a request of kind 'delete', which is unknown"),
+        ({"kind": "delete"}, "the server sends a request of the unknown kind 'delete'"),
         ({"oldest": 10**9}, "states from before round 1000000000 be deleted"),
         ({"run": "../x"}, "calls its run '../x'"),
         ({"last_round": -1}, "the downlink lacks"),
@@ -272,9 +272,9 @@ def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):
     masked = Envelope(header | {"masked": True}, {})
     for unmasked in (header, header | {"masked": False}):
         error = error_of(clients[True], Envelope(unmasked, {}))
-        assert error.endswith("with --secure_sums, and its answer would leave unmasked")
+        assert "with --secure_sums, and its answer would leave unmasked; start the server" in error
     error = error_of(clients[False], masked)
-    assert error.endswith("without --secure_sums, and its answer would leave masked")
+    assert "without --secure_sums, and its answer would leave masked; start it" in error
     assert "the downlink lacks" in error_of(clients[True], masked)
 
 
@@ -288,7 +288,7 @@ def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):
     ],
     ids=["trials", "drops", "devices", "moments"],
 )
-def test_what_only_a_simulation_can_do_is_refused(change, message):
+def test_fields_of_simulations_are_refused(change, message):
     config = small_config()
     config.update_from_flattened_dict(change)
     with pytest.raises(ValueError, match=message):

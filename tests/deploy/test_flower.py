@@ -93,7 +93,7 @@ def test_nodes_are_greeted_once_and_a_client_has_one_node(monkeypatch):
     assert lines[1:] == ["node 12 (client 1) is left out: client 1 is connected already"]
     assert sorted(exchange({0: train, 7: train}, {})) == [0]
     del grid.nodes[11]
-    assert sorted(meet(hello, 0)) == [1] and lines[-1] == "client 0 is gone"
+    assert sorted(meet(hello, 0)) == [1] and lines[-1] == "client 0 has disconnected"
 
 
 @pytest.mark.slow

@@ -127,7 +127,7 @@ def test_a_late_answer_does_not_take_the_next_ones_place():
     assert allowance.take(NODE, 20) and not allowance.take(NODE, 1) and not allowance.take(8, 1)
 
 
-def test_what_a_node_may_not_say_does_not_pass():
+def test_forbidden_messages_of_a_node_do_not_pass():
     def allows(call, node, body):
         return (call, node, body) != ("pull-messages", NODE, b"forged")
 
@@ -136,7 +136,7 @@ def test_what_a_node_may_not_say_does_not_pass():
     assert trial.status(PULL, b"other") == 200
 
 
-def test_what_is_no_request_is_closed_or_passed_on():
+def test_events_that_are_no_requests_are_closed_or_passed_on():
     trial, sent = Trial(), []
 
     async def send(message):

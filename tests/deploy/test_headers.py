@@ -85,12 +85,12 @@ REQUEST = {"run": "a1", "round": 3, "last_round": 2, "oldest": 1}
 
 
 @pytest.mark.parametrize("kind", GOOD)
-def test_what_a_client_says_is_believed(kind):
+def test_valid_headers_of_a_client_are_believed(kind):
     assert invalid_entry(GOOD[kind] | {"more": 1}, kind, None, RULES) == ""
 
 
 @pytest.mark.parametrize(("kind", "name", "values"), BAD, ids=map(str, range(len(BAD))))
-def test_what_it_does_not_say_is_named(kind, name, values):
+def test_missing_and_invalid_fields_of_a_header_are_named(kind, name, values):
     if name != "warning":
         assert (
             invalid_entry({k: v for k, v in GOOD[kind].items() if k != name}, kind, None, RULES)
@@ -115,7 +115,7 @@ def test_with_noise_it_says_epsilon_and_less():
     assert invalid_entry(hidden | {"scores": TEST}, "train", "upload", RULES) == "scores"
 
 
-def test_who_cannot_be_read_is_left_out():
+def test_clients_with_unreadable_headers_are_left_out():
     lines, plan = [], make_plan(small_config())
     headers = {0: GOOD["hello"], 1: GOOD["hello"] | {"flops": None}, 7: GOOD["hello"]}
     transport = Transport(lambda hello, min_clients: headers, None, None)
@@ -154,7 +154,7 @@ def test_a_whole_number_of_64_bits_is_read():
     assert len(str(2**63)) == INTEGER_DIGITS
 
 
-def test_what_the_other_side_writes_is_part_of_one_line():
+def test_text_of_the_other_side_is_part_of_one_line():
     forged = "lost\nround 7: \x1b[2Jall is well\r\u2028\x00 ok"
     assert (
         parse_header(json.dumps({"error": forged}))["error"]

@@ -75,7 +75,9 @@ def test_clients_answer_by_their_keys_and_go(keys):
         replies = exchange(dict.fromkeys(range(3), letter), dict.fromkeys(range(3), 9000))
         assert [replies[i].arrays["a"].sum() for i in range(3)] == [499500.0] * 3 and lines == []
         stack.close()
-        assert meet(HELLO, 0) == {} and sorted(lines) == [f"client {i} is gone" for i in range(3)]
+        assert meet(HELLO, 0) == {} and sorted(lines) == [
+            f"client {i} has disconnected" for i in range(3)
+        ]
 
 
 def test_a_key_is_one_clients(keys):
@@ -141,7 +143,7 @@ def test_a_stranger_starts_nothing_registers_nobody_and_removes_nobody(keys, key
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-def test_what_a_stranger_sends_is_not_read(keys, keyed):
+def test_messages_of_a_stranger_are_not_read(keys, keyed):
     """500 MB by Content-Length and by chunks, to each of Flower's APIs."""
     with listening(keys if keyed else None) as (_, port, _):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -195,7 +197,7 @@ def forged_error(reply):
         (forged_error, r"lost round 9: all is well\x1b[2J"),
     ],
 )
-def test_what_a_hostile_client_answers_is_one_line_of_its_own(keys, change, message, monkeypatch):
+def test_answers_of_a_hostile_client_are_one_line(keys, change, message, monkeypatch):
     lines = []
     with listening(keys) as (link, port, _), attending(port, keys[0], client(0)):
         meet, exchange, _ = flower_transport(link, 20.0, 20.0, lines.append)

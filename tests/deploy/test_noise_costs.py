@@ -129,7 +129,7 @@ def test_a_client_may_stop_by_itself(private_federation, train_request, tmp_path
     )
     assert list(read_ledger(site.noise.path).values()) == [1]
     message = (
-        "^--most_epsilon is 3, and with privacy.unit 'client' a client adds no noise of its own$"
+        "^--most_epsilon is 3, and with privacy.unit 'client' a client adds no noise of its own; "
     )
     with pytest.raises(ValueError, match=message):
         make_client(make_plan(private_config("client")), 0, None, None, tmp_path, max_epsilon=3.0)
@@ -182,7 +182,7 @@ def test_a_count_outlives_programs_and_a_broken_one_stops_its_client(tmp_path):
             add_to_ledger(path, "x", 1)
 
 
-def test_what_noise_costs(tmp_path):
+def test_epsilon_of_noise(tmp_path):
     privacy, path = Privacy("sample", 1.0, 2.0), tmp_path / LEDGER_FILE
     steps = training_noise(privacy, TRAINING, 100, path, fixed)
     secret, epsilon = draw(steps)
@@ -208,7 +208,7 @@ def test_what_noise_costs(tmp_path):
         (
             "sample",
             {"evaluate.train": True},
-            "evaluate.train is True; with privacy.unit='sample' clients do not send",
+            "evaluate.train is True, but with privacy.unit='sample' clients do not send",
         ),
         ("upload", {"evaluate.train": True}, "evaluate.train is True"),
         ("upload", {"evaluate.patience": 3}, "evaluate.patience is 3"),
@@ -217,7 +217,7 @@ def test_what_noise_costs(tmp_path):
     ],
     ids=["sample", "upload", "patience", "robust", "drops"],
 )
-def test_what_does_not_go_together_is_refused(unit, change, message):
+def test_contradicting_options_are_refused(unit, change, message):
     config = private_config(unit)
     make_plan(config)
     config.update_from_flattened_dict(change)

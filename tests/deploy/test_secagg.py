@@ -119,11 +119,11 @@ def test_with_too_few_left_there_is_no_sum(monkeypatch, stage):
 
 def test_two_clients_have_no_sum(monkeypatch):
     grid, requests = local_grid(monkeypatch, vectors(2))
-    assert summed(grid).total == "2 clients are there, and a sum needs 3" and not requests
+    assert summed(grid).total == "2 clients take part, and a sum needs 3" and not requests
     assert [threshold(n) for n in (3, 4, 5, 6, 7, 100)] == [3, 3, 3, 4, 4, 51]
 
 
-def test_what_is_beyond_the_range_is_cut_and_said(monkeypatch):
+def test_entries_beyond_the_range_are_clipped_with_a_line(monkeypatch):
     sent = vectors()
     sent[1, :3] = [9.5, -20.0, 8.0]
     grid, _ = local_grid(monkeypatch, sent)
@@ -176,7 +176,7 @@ def test_the_transport_sums_by_group_and_says_which_clients_are_lost(monkeypatch
     }
     assert totals.keys() == {"all"} and add(
         dict.fromkeys(range(2), TRAIN), {"two": [0, 1]}, dict.fromkeys(range(2), 8 * SIZE)
-    )[1] == {"two": "2 clients are there, and a sum needs 3"}
+    )[1] == {"two": "2 clients take part, and a sum needs 3"}
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])

@@ -90,7 +90,7 @@ def test_a_stranger_gets_nowhere(secured, tmp_path):
         assert megabytes(server.pid) - before < 100
         assert not (tmp_path / "ran").exists()
         assert server.poll() is None and client.poll() is None
-        assert "is gone" not in (tmp_path / "server.log").read_text()
+        assert "has disconnected" not in (tmp_path / "server.log").read_text()
     finally:
         end_all(server, client)
 

@@ -218,7 +218,7 @@ def test_a_round_goes_on_without_a_group_of_two_and_clients_without_samples():
     ],
     ids=["fedavg", "lg_fedavg", "robust", "fedgh"],
 )
-def test_what_a_config_shows_is_refused_before_any_client_is_asked(method, change, message):
+def test_wrong_configs_are_refused_before_any_request(method, change, message):
     config = small_config(method)
     config.update_from_flattened_dict(change)
     make_plan(config)

@@ -39,7 +39,7 @@ OTHERS += ("metrics.csv", "generator", "step/1/0.99", "received", "trained", "ex
 
 
 def fields(section: object, prefix: str = "") -> list[str]:
-    """Of all fields and sections: "training", "training.epochs"."""
+    """Lists the names of all fields and sections: "training", "training.epochs"."""
     names = []
     for name, value in vars(section).items():
         names.append(f"{prefix}{name}")
@@ -98,7 +98,7 @@ def test_other_names_are_there():
     assert (ROOT / "experiments" / "attack.py").exists()
 
 
-def test_what_is_here_is_not_denied():
+def test_existing_counterparts_are_not_denied():
     """Text, gradient inversion and slow clients."""
     answers = dict(rows())
     for flags, name in {
@@ -111,7 +111,7 @@ def test_what_is_here_is_not_denied():
     assert not re.search("DLG|slow|images only", missing) and "FedPCL" not in PAGE
 
 
-def test_what_has_no_equal_is_said():
+def test_every_flag_has_an_answer():
     for theirs, ours in rows():
         assert "`" in ours or re.search(r"none|the same|100|20|does not|just trained", ours), theirs
 

@@ -1,4 +1,4 @@
-"""experiments/results/coverage.md: it is what its file makes, and the command line takes each command on it."""
+"""The page coverage.md is made of its file, and the command line takes each command on it."""
 
 import re
 import shlex
@@ -26,7 +26,7 @@ NOT_SHIPPED = r"imagenet64\.pkl|stylegan3-t-afhqv2-512x512\.pkl|stable-diffusion
 
 def config_of(command: str) -> Config:
     """Parses the words as `fedjax-ht run` or `compare` does, to the config that it would run."""
-    name, *words = shlex.split(command)
+    name, *arguments = shlex.split(command)
     assert name in ("run", "compare"), command
     values = flags.FlagValues()
     define_config(values)
@@ -36,7 +36,7 @@ def config_of(command: str) -> Config:
         flags.DEFINE_float("target", None, "", flag_values=values)
         scores = ["accuracy", "accuracy_participants"]
         flags.DEFINE_enum("target_score", "accuracy", scores, "", flag_values=values)
-    assert values(["fedjax-ht", *words]) == ["fedjax-ht"], command
+    assert values(["fedjax-ht", *arguments]) == ["fedjax-ht"], command
     config = typed_config(values.config.fields)
     if name == "run":
         return config
@@ -83,7 +83,7 @@ def test_every_table_of_the_papers_has_a_row():
     assert {"Table 1", "Table 2"} <= set(re.findall(r"Table \d", rows["FedSSA"]))
 
 
-def test_what_was_not_run_says_why():
+def test_rows_without_a_run_give_a_reason():
     with pytest.raises(ValueError, match="was not run; `needs` must say why"):
         check_item(Item("Table 1", "all", "not run"), "FedTGP")
     with pytest.raises(ValueError, match="the status is 'done'"):

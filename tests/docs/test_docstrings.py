@@ -54,7 +54,7 @@ def test_the_examples_of_a_docstring_run(name):
     assert not runner.summarize(verbose=False).failed, "".join(messages)
 
 
-def test_what_users_call_first_has_an_example():
+def test_the_first_names_of_users_have_an_example():
     first = {
         "LocalTraining",
         "Method",

@@ -1,4 +1,4 @@
-"""docs/methods.md has the tables that docs/method_tables.py makes, and presets that the code has."""
+"""The page methods.md has the tables of docs/method_tables.py, and presets of the code."""
 
 import ast
 import inspect

@@ -27,7 +27,7 @@ def shown(cells: list) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_is_shipped_is_small_and_of_no_machine(path):
+def test_shipped_notebooks_are_small_and_name_no_machine(path):
     raw = path.read_text()
     cells = json.loads(raw)["cells"]
     assert len(raw) < 500_000

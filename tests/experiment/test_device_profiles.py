@@ -1,5 +1,5 @@
-"""Simulated devices from a config: what a field or a file says, the largest model that fits, and a
-whole run."""
+"""Profiles of devices from a config: values of a field or a file, the largest model that fits, and
+a whole run."""
 
 import numpy as np
 import optax
@@ -44,7 +44,7 @@ def test_by_default_nothing_is_simulated():
     assert make_profile(fields(memory="1e9", seed=3), 3) is None  # of no round
 
 
-def test_what_a_field_says():
+def test_values_of_a_field():
     profile = make_profile(
         fields(flops="2e9", up="lognormal/100/0.5", deadline=3, available="0.7", seed=5), 2000
     )
@@ -65,18 +65,23 @@ def test_what_a_field_says():
     assert not np.isclose(fewer.up, other.up).any()
 
 
-def test_what_a_file_says(tmp_path):
+def test_values_of_a_file(tmp_path):
     path = table(tmp_path, "up, client,memory\n1.5,2,10\n2e3,0,30\n\n7,1,20\n")
-    found = client_values(fields(csv=path, flops="8"), 3)
-    assert {name: values.tolist() for name, values in found.items()} == {
+    by_field = client_values(fields(csv=path, flops="8"), 3)
+    assert {name: values.tolist() for name, values in by_field.items()} == {
         "up": [2e3, 7, 1.5],
         "memory": [30, 20, 10],
         "flops": [8, 8, 8],
     }
     trace = tmp_path / "trace.csv"
     trace.write_text("client,first_round,last_round\n0,0,1\n2,1,1\n0,3,9\n")
-    there = make_profile(fields(available=f"csv:{trace}"), 3).available
-    assert [np.flatnonzero(there(round)).tolist() for round in range(4)] == [[0], [0, 2], [], [0]]
+    available = make_profile(fields(available=f"csv:{trace}"), 3).available
+    assert [np.flatnonzero(available(round)).tolist() for round in range(4)] == [
+        [0],
+        [0, 2],
+        [],
+        [0],
+    ]
 
 
 RATE = "; it must be empty, a number above 0 such as 1e9, or lognormal/MEDIAN/SIGMA with a SIGMA of at most 10, "
@@ -120,8 +125,8 @@ BAD_FILES = {
 BAD_TRACES = {
     "must have one column 'last_round'": "client,first_round\n0,0\n",
     "unknown column 'up'": "client,first_round,last_round,up\n0,0,1,1\n",
-    "client 3 is there from round 0 to 1; clients are 0 to 2, and": "client,first_round,last_round\n3,0,1\n",
-    "client 0 is there from round 2 to 1; clients are": "client,first_round,last_round\n0,2,1\n",
+    "client 3 is available from round 0 to 1; clients are 0 to 2, and": "client,first_round,last_round\n3,0,1\n",
+    "client 0 is available from round 2 to 1; clients are": "client,first_round,last_round\n0,2,1\n",
     "last_round of row 1 is ''; it must be a whole number": "client,first_round,last_round\n0,2,\n",
 }
 
@@ -145,7 +150,7 @@ def test_a_wrong_file_is_one_line(message, tmp_path):
     )
 
 
-def test_what_is_no_text_and_what_is_given_twice(tmp_path):
+def test_binary_files_and_repeated_values_are_refused(tmp_path):
     (tmp_path / "binary.csv").write_bytes(b"client,up\n\xff\xfe\x00")
     with pytest.raises(ValueError, match=r"binary.csv cannot be read \(it is no CSV file\)$"):
         make_profile(fields(csv=str(tmp_path / "binary.csv")), 3)
@@ -187,8 +192,8 @@ def test_memory_of_a_linear_model_by_hand(optimizer):
     params = 4 * ((4 + 1) * 3 + (3 + 1) * 4)
     # adam counts its steps
     kept = {"sgd": 0, "momentum": params, "adam": 2 * params + 4}[optimizer]
-    found = training_memory(linear_federation().buckets[0], LocalTraining(made, batch_size=5))
-    assert found == 2 * params + kept + 4 * 5 * (3 + 4 + 4)
+    needed = training_memory(linear_federation().buckets[0], LocalTraining(made, batch_size=5))
+    assert needed == 2 * params + kept + 4 * 5 * (3 + 4 + 4)
 
 
 def test_memory_grows_with_depth_batches_and_statistics():
@@ -240,16 +245,16 @@ def test_clients_get_the_largest_of_a_group_that_fits():
 
 
 def rows(seconds, accuracy=(0.1, 0.5, 0.4), trial=0) -> list[dict]:
-    """Of one trial: an accuracy a round, and how long each was."""
+    """Returns the history of one trial from each round's accuracy and duration."""
     clock = np.cumsum([0.0, *seconds])
-    found = [
+    history = [
         {"round": i, "trial": trial, "accuracy": a, "accuracy_std": 0.0}
         for i, a in enumerate(accuracy)
     ]
-    for row, now in zip(found, clock):
+    for row, now in zip(history, clock):
         row |= {"seconds_round": 1.0, "accuracy_weighted": 0.5, "accuracy_worst10": 0.1}
         row |= {"simulated_clock": now} if row["round"] else {}
-    return found
+    return history
 
 
 def test_accuracy_is_drawn_against_rounds_and_simulated_seconds():
@@ -285,8 +290,8 @@ def test_entries_have_what_fits_their_own_training(tiny_config):
     config = config_of(tiny_config)
     config.entries = ("local", "local:training.batch_size=40", "local:training.epochs=2")
     config.devices_profile.memory = "5e4"
-    found = {label: f.buckets[0].name for label, f in build(config).federations.items()}
-    assert list(found.values()) == ["mlp_wide", "mlp_narrow", "mlp_wide"]
+    names = {label: f.buckets[0].name for label, f in build(config).federations.items()}
+    assert list(names.values()) == ["mlp_wide", "mlp_narrow", "mlp_wide"]
 
 
 def test_a_config_has_its_devices(tiny_config):

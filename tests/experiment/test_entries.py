@@ -24,9 +24,12 @@ def config_of(*entries, **fields):
 
 
 def test_an_entry_has_all_options_of_its_method():
-    plain, own = entries_of(typed_config(config_of("fedproto", "fedproto:weight=3")))
+    plain, weighted = entries_of(typed_config(config_of("fedproto", "fedproto:weight=3")))
     assert plain.options == method_config("fedproto").options.to_dict() and changes(plain) == {}
-    assert own.options == plain.options | {"weight": 3.0} and own.label == "fedproto:weight=3"
+    assert (
+        weighted.options == plain.options | {"weight": 3.0}
+        and weighted.label == "fedproto:weight=3"
+    )
 
 
 def test_training_and_models_may_be_an_entrys_own():
@@ -34,15 +37,19 @@ def test_training_and_models_may_be_an_entrys_own():
         "local", "local:training.learning_rate=0.2:training.epochs=2:model.group=cnn4"
     )
     experiment = build(config)
-    one, other = experiment.federations.values()
-    assert (len(one.buckets), len(other.buckets)) == (5, 1)
-    own = as_run(tuple(experiment.entries.values())[1], typed_config(config))
-    assert (own.training.learning_rate, own.training.epochs, own.model.group) == (0.2, 2, "cnn4")
+    first, other = experiment.federations.values()
+    assert (len(first.buckets), len(other.buckets)) == (5, 1)
+    entry_config = as_run(tuple(experiment.entries.values())[1], typed_config(config))
+    assert (
+        entry_config.training.learning_rate,
+        entry_config.training.epochs,
+        entry_config.model.group,
+    ) == (0.2, 2, "cnn4")
     assert config.training.learning_rate == 0.01 and config.model.group == "cnn5"
     assert [method.training.epochs for method in experiment.methods.values()] == [1, 2]
 
 
-def test_what_was_tuned_says_so_however_it_is_asked_for():
+def test_tuned_entries_are_marked_in_every_spelling():
     names = (
         "fedtgp",
         "fedtgp@tuned",
@@ -96,9 +103,9 @@ def test_a_form_that_is_gone_is_not_gone_on_with():
 
 
 def test_a_setting_gives_a_method_what_its_paper_leaves_open():
-    given = ("fedral:blocks=5",)
+    fixed = ("fedral:blocks=5",)
     plain, other = entries_of(
-        typed_config(config_of("fedral", "fedral:inference=global", given=given))
+        typed_config(config_of("fedral", "fedral:inference=global", given=fixed))
     )
     assert (
         plain.options["blocks"] == other.options["blocks"] == 5
@@ -121,13 +128,13 @@ def remember(config, folder):
 def test_a_run_remembers_every_entry_that_its_folder_holds(tmp_path):
     remember(config_of("local", "fedtgp@tuned"), tmp_path)
     config = config_of("local", "fedktl:bandwidths=(1.0,2.0)")
-    found = remember(config, tmp_path)
-    assert [entry["label"] for entry in found.entries] == [
+    remembered = remember(config, tmp_path)
+    assert [entry["label"] for entry in remembered.entries] == [
         "local",
         "fedtgp@tuned",
         "fedktl:bandwidths=(1.0,2.0)",
     ]
-    again = {entry.label: entry for entry in entries_of(found)}
+    again = {entry.label: entry for entry in entries_of(remembered)}
     for entry in entries_of(typed_config(config)):
         assert again[entry.label] == entry
 

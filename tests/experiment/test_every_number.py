@@ -34,8 +34,8 @@ why."""
 
 
 class Option(NamedTuple):
-    """Something that can be set: where, its name there, its annotation and default, and what takes
-    a value of it."""
+    """A setting: its place, its name in that place, its annotation and default, and a function that
+    takes a value for it."""
 
     place: str
     name: str
@@ -87,7 +87,7 @@ def configure(path: str, value: Any) -> None:
 
 
 def options_of_the_library() -> Iterator[Option]:
-    for kind, given in (
+    for kind, required in (
         (LocalTraining, {"optimizer": optax.sgd(0.1)}),
         (SimulationOptions, {}),
         (Alignment, {}),
@@ -96,8 +96,8 @@ def options_of_the_library() -> Iterator[Option]:
         for field in dataclasses.fields(kind):
             annotation = hints_of(kind)[field.name]
 
-            def give(v, kind=kind, given=given, k=field.name):
-                return kind(**given | {k: v})
+            def give(v, kind=kind, required=required, k=field.name):
+                return kind(**required | {k: v})
 
             yield Option(kind.__name__, field.name, annotation, field.default, give)
     for name, make in (TRANSFORMS | DEFENCES).items():
@@ -123,16 +123,16 @@ SOURCES = {
 def bad(kind: type, within) -> dict[str, Any]:
     """Values that a number must not have, by what is wrong with them."""
     least, most, above, below = limits(kind, within)
-    found = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "text": "1"}
+    values = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "text": "1"}
     if kind is int:
-        return found | {
+        return values | {
             "below": least - 1,
             "above": most + 1,
             "fraction": least + 0.5,
             "True": True,
         }
     lower = above if least <= above else math.nextafter(least, -math.inf)
-    return found | {
+    return values | {
         "below": lower,
         "above": below if below <= most else math.nextafter(most, math.inf),
     }
@@ -144,36 +144,40 @@ def test_every_number_is_refused_beyond_its_bounds(source):
     for option in SOURCES[source]():
         for kind, within in numbers(option.annotation):
             for what, value in bad(kind, within).items():
-                for given in (value, (value,)) if "tuple" in str(option.annotation) else (value,):
+                for candidate in (
+                    (value, (value,)) if "tuple" in str(option.annotation) else (value,)
+                ):
                     tried[what] += 1
                     try:
-                        option.give(given)
+                        option.give(candidate)
                     except ValueError as error:
                         name = option.name.rpartition(".")[2]
                         refused[what] += f"{name} is " in str(error) and "it must be" in str(error)
                         assert "\n" not in str(error)
                     else:
-                        passed.append((option.place, option.name, given))
+                        passed.append((option.place, option.name, candidate))
     counts = ", ".join(f"{what} {refused[what]}/{tried[what]}" for what in tried)
     print(f"\nbad inputs of {source}: {refused.total()}/{tried.total()} ({counts})")
     assert not passed and refused == tried and tried.total() > 60
 
 
 def test_the_fields_are_those_of_the_base_config():
-    given = {path for path in paths(base_config()) if "options" not in path}
-    own = {option.name for option in fields()}
-    assert own | {path.rpartition(".")[0] for path in own} - {""} == given
+    config_paths = {path for path in paths(base_config()) if "options" not in path}
+    field_names = {option.name for option in fields()}
+    assert field_names | {path.rpartition(".")[0] for path in field_names} - {""} == config_paths
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_number_has_bounds(source):
     for option in SOURCES[source]():
-        found, where = list(numbers(option.annotation)), f"{option.place}: {option.name}"
+        bounded, where = list(numbers(option.annotation)), f"{option.place}: {option.name}"
         assert option.annotation is not inspect.Parameter.empty, f"{where} has no annotation"
         assert (
-            found or isinstance(option.default, bool) or not isinstance(option.default, int | float)
+            bounded
+            or isinstance(option.default, bool)
+            or not isinstance(option.default, int | float)
         ), where
-        assert all(within is not None for _, within in found) or where in UNBOUNDED, (
+        assert all(within is not None for _, within in bounded) or where in UNBOUNDED, (
             f"{where} has no bounds"
         )
 

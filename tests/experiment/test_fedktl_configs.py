@@ -87,7 +87,7 @@ def test_classes_that_the_generator_of_natural_images_has_not_seen():
         tiny_imagenet_fedktl.get_config("classes=many")
 
 
-def test_what_was_run_in_units_of_the_spread_stays_so():
+def test_runs_in_units_of_the_spread_stay_so():
     for file in (tiny_imagenet_fedktl, tiny_imagenet_100_fedktl):
         config = file.get_config()
         assert config.method.options.latents == "spread"
@@ -108,12 +108,12 @@ def test_all_ablations_and_weights_of_the_transfer_are_entries():
     differing = {}
     for arms in ("ablations", "mu"):
         config = tiny_imagenet_fedktl.get_config(f"arms={arms}")
-        found = entries_of(typed_config(config))
-        assert {(e.options["generator"], e.options["latents"]) for e in found} == {
+        entries = entries_of(typed_config(config))
+        assert {(e.options["generator"], e.options["latents"]) for e in entries} == {
             ("natural_32", "spread")
         }
         full = entries_of(typed_config(tiny_imagenet_fedktl.get_config()))[0].options
-        differing[arms] = [{k: v for k, v in e.options.items() if v != full[k]} for e in found]
+        differing[arms] = [{k: v for k, v in e.options.items() if v != full[k]} for e in entries]
     assert differing["ablations"] == [
         {}, {"mu": 0.0}, {"mse_weight": 0.0}, {"mmd_weight": 0.0}, {"classifier": "head"},
         {"transfer": "images"},

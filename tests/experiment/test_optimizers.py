@@ -1,4 +1,5 @@
-"""By which optimizer an experiment trains: the config's field, never a method's name."""
+"""The config's field names the optimizer that an experiment trains with; a method's name never
+does."""
 
 import jax.numpy as jnp
 import numpy as np

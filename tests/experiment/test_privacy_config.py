@@ -34,7 +34,7 @@ def test_a_config_says_what_is_private():
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(tiny_config, fields, line):
+def test_wrong_settings_are_one_line(tiny_config, fields, line):
     config = config_of(tiny_config)
     config.update_from_flattened_dict(fields)
     with pytest.raises(ValueError, match=line) as refused:
@@ -42,7 +42,7 @@ def test_what_is_wrong_is_said_in_one_line(tiny_config, fields, line):
     assert "\n" not in str(refused.value)
 
 
-def test_what_is_sound_is_built(tiny_config):
+def test_sound_settings_are_built(tiny_config):
     config = config_of(tiny_config)
     config.method, config.privacy.unit = method_config("lg_fedavg"), "client"
     assert set(build(config).methods) == {"lg_fedavg", "local"}

@@ -31,7 +31,7 @@ STORED = Path(__file__).parent / "stored"
 
 @pytest.fixture(scope="module")
 def config(tiny_config):
-    """Of three rounds of purely local training."""
+    """Returns a config of three rounds of purely local training."""
     config = config_of(tiny_config)
     config.compare, config.method = (), method_config("local")
     return config
@@ -177,8 +177,8 @@ def test_a_config_of_many_levels_is_refused(tmp_path, nest, depth):
 
 @pytest.mark.parametrize("version", range(VERSION + 1))
 def test_a_stored_run_of_every_version_resumes_and_is_evaluated(version, tmp_path, monkeypatch):
-    """stored/version_N.zip is a run of two rounds, made by the code of that version; a new version
-    adds one."""
+    """The archive stored/version_N.zip is a run of two rounds, made by the code of that version; a
+    new version adds one."""
     monkeypatch.setattr(train, "write_results", lambda *args: [])
     shutil.unpack_archive(STORED / f"version_{version}.zip", tmp_path)
     fields, noted = read_config(tmp_path)
@@ -186,11 +186,11 @@ def test_a_stored_run_of_every_version_resumes_and_is_evaluated(version, tmp_pat
     config = config_of(STORED / "config.py")
     config.dataset.data_dir = fields["dataset"]["data_dir"] = str(STORED)
     (tmp_path / "config.json").write_text(json.dumps(fields | ({"run": noted} if version else {})))
-    said, stored = [], metrics(tmp_path, "fedtgp")
+    warnings, stored = [], metrics(tmp_path, "fedtgp")
     run = load_run(tmp_path)
     assert run.state.round == 2 and client_state(run, 1)
-    result = train_and_evaluate(config, tmp_path, warn=said.append)
-    assert not said and metrics(tmp_path, "fedtgp")[:3] == stored
+    result = train_and_evaluate(config, tmp_path, warn=warnings.append)
+    assert not warnings and metrics(tmp_path, "fedtgp")[:3] == stored
     fresh = train_and_evaluate(config, tmp_path / "fresh").histories["fedtgp"]
     for name in ("loss", "accuracy"):  # of another machine, perhaps
         assert result.histories["fedtgp"][-1][name] == pytest.approx(fresh[-1][name], rel=1e-3)
@@ -198,15 +198,15 @@ def test_a_stored_run_of_every_version_resumes_and_is_evaluated(version, tmp_pat
 
 @pytest.mark.parametrize("what", ["damaged", "deleted"])
 def test_a_run_starts_again_only_with_a_word_and_what_was_there_stays(config, copied, what):
-    folder, said = copied / "local", []
+    folder, warnings = copied / "local", []
     for step in list((folder / "checkpoints").iterdir()):
         shutil.rmtree(step) if what == "deleted" else (step / "history.json").write_text("{")
     before = contents(folder)
-    history = train_and_evaluate(config, copied, warn=said.append).histories["local"]
-    assert len(said) == (1 if what == "deleted" else 3)
+    history = train_and_evaluate(config, copied, warn=warnings.append).histories["local"]
+    assert len(warnings) == (1 if what == "deleted" else 3)
     assert (
         f"starts again at round 0, and what was there is now in {folder / 'set_aside_1'}"
-        in said[-1]
+        in warnings[-1]
     )
     assert contents(folder / "set_aside_1") == before
     rows = [json.loads(line) for line in before[Path("metrics.jsonl")].splitlines()]
@@ -247,9 +247,9 @@ def test_a_full_disk_ends_a_run_in_a_line_and_it_goes_on(config, copied, finishe
         patch.setattr(np, "savez", full)
         train_and_evaluate(config, copied)
     assert "\n" not in str(error.value)
-    said = []
-    train_and_evaluate(config, copied, warn=said.append)
-    assert not said and metrics(copied, "local") == metrics(finished, "local")
+    warnings = []
+    train_and_evaluate(config, copied, warn=warnings.append)
+    assert not warnings and metrics(copied, "local") == metrics(finished, "local")
 
 
 def test_a_signal_takes_effect_before_the_first_round_compiles(config, tmp_path):
@@ -275,7 +275,7 @@ print("over")
 """
 
 
-def busy(body, rounds):
+def busy_process(body, rounds):
     code = BUSY.format(body=body, rounds=rounds)
     process = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -290,7 +290,7 @@ def busy(body, rounds):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_before_training_a_signal_ends_at_once_with_a_line(number):
-    process = busy("compile()", 10**9)
+    process = busy_process("compile()", 10**9)
     process.send_signal(number)
     out, errors = process.communicate(timeout=10)
     assert (process.returncode, errors) == (
@@ -302,13 +302,13 @@ def test_before_training_a_signal_ends_at_once_with_a_line(number):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_while_it_compiles_the_first_signal_waits_and_the_second_ends_at_once(number):
     body = "with catch_signals() as caught: compile()\nprint(len(caught))"
-    waiting = busy(body, 10**6)
+    waiting = busy_process(body, 10**6)
     waiting.send_signal(number)
     waiting.send_signal(number)  # as `timeout` does
     out, errors = waiting.communicate(timeout=60)
     assert waiting.returncode == 0 and "over" in out and out.startswith(("1", "2"))
     assert "a second one ends at once" in errors
-    process = busy(body, 10**9)
+    process = busy_process(body, 10**9)
     process.send_signal(number)
     time.sleep(0.5)
     assert process.poll() is None
@@ -323,7 +323,7 @@ def test_while_it_compiles_the_first_signal_waits_and_the_second_ends_at_once(nu
 def test_between_two_computations_the_first_signal_is_left_to_the_run(number):
     """Here the main thread may be told before the thread that watches."""
     body = "with catch_signals() as caught:\n  print('busy', flush=True)\n  while not caught: pass\ntime.sleep(0.3)"
-    process = busy(body, 1)
+    process = busy_process(body, 1)
     process.send_signal(number)
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "over\n")

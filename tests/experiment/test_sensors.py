@@ -16,8 +16,8 @@ def test_persons_are_clients_and_the_second_time_tests():
     config = quickstart_sensors.get_config()
     experiment, dataset = build(config), load_dataset("har_10persons")
     for person, client in enumerate(experiment.partitions[0], 1):
-        own = np.flatnonzero(dataset.groups == person)
-        np.testing.assert_array_equal(np.concatenate([client.train, client.test]), own)
+        windows = np.flatnonzero(dataset.groups == person)
+        np.testing.assert_array_equal(np.concatenate([client.train, client.test]), windows)
         assert len(client.val) == 0 and 0 <= len(client.test) - len(client.train) <= 1
         assert (
             set(dataset.labels[client.train]) == set(dataset.labels[client.test]) == set(range(6))
@@ -47,7 +47,7 @@ def test_persons_are_clients_and_the_second_time_tests():
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_one_line(changes, message):
+def test_wrong_fields_are_one_line(changes, message):
     config = quickstart_sensors.get_config()
     config.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=message) as error:

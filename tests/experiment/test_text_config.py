@@ -13,10 +13,10 @@ CLIENTS, WIDTH = 4, 8
 
 @pytest.fixture
 def config(tmp_path):
-    words = np.random.default_rng(0).integers(0, 50, (400, 12))
+    tokens = np.random.default_rng(0).integers(0, 50, (400, 12))
     rows = [
         (str(i % 4 + 1), f"w{i % 4}", " ".join(f"w{word}" for word in row))
-        for i, row in enumerate(words)
+        for i, row in enumerate(tokens)
     ]
     write_csv(tmp_path / "ag_news_test.csv", rows)
     config = ag_news.get_config("set=ag_news_test,partition=iid")
@@ -64,7 +64,7 @@ def test_a_set_of_texts_and_its_models(config):
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(config, path, value, message):
+def test_wrong_fields_are_refused(config, path, value, message):
     config.update_from_flattened_dict({path: value})
     if path == "method.name":
         config.method.options = {}

@@ -1,5 +1,4 @@
-"""The typed form of a config: what config files and config.json hold of it, and options that are not
-given."""
+"""The typed form of a config, its form in config files and config.json, and missing options."""
 
 import dataclasses
 import importlib
@@ -38,7 +37,7 @@ def test_the_defaults_are_those_of_the_base_config():
     assert to_json(Config()) == plain
 
 
-def test_what_is_not_given_is_none():
+def test_missing_values_are_none():
     config = base_config()
     typed = typed_config(config)
     assert typed.training.steps is typed.devices is typed.model.shared is typed.attack.kind is None
@@ -58,7 +57,7 @@ def test_what_is_not_given_is_none():
         ("epochs", None, "epochs is None; it must be an integer of at least 1"),
     ],
 )
-def test_what_is_no_value_of_a_field(field, value, message):
+def test_wrong_values_of_a_field_are_refused(field, value, message):
     with pytest.raises(ValueError, match=f"^training.{message}$"):
         from_plain(TrainingConfig, to_plain(TrainingConfig()) | {field: value}, "training.")
 

@@ -29,7 +29,7 @@ TRAINING = fl.LocalTraining(optax.sgd(0.1), batch_size=8)
 
 @pytest.fixture(scope="module")
 def config(tiny_config):
-    """Of one round of purely local training."""
+    """Returns a config of one round of purely local training."""
     config = config_of(tiny_config)
     config.compare, config.method, config.rounds = (), fl.method_config("local"), 1
     return config
@@ -42,15 +42,16 @@ def no_pictures(monkeypatch):
 
 @pytest.fixture(scope="module")
 def arrays():
-    """Of both perceptrons, by name: every number of the first is 1, of the second 2."""
-    modules, found = model_group("mlp2", 4, SHAPE), {}
+    """Returns weights of both perceptrons by name: every number of the first is 1, of the second
+    2."""
+    modules, state_dicts = model_group("mlp2", 4, SHAPE), {}
     for value, (name, module) in enumerate(modules.items(), 1):
         shapes = jax.eval_shape(
             lambda key, m=module: m.init(key, np.zeros((1, *SHAPE))), jax.random.key(0)
         )
         params = jax.tree.map(lambda x, v=value: np.full(x.shape, v, np.float32), shapes["params"])
-        found[name] = state_dict(module, {"params": params, "stats": {}})
-    return found
+        state_dicts[name] = state_dict(module, {"params": params, "stats": {}})
+    return state_dicts
 
 
 def federation_of(group="mlp2", shared=None):
@@ -97,7 +98,7 @@ def test_every_client_starts_from_its_architectures_weights(arrays):
     _, clients = first_state(fl.local(TRAINING), federation)
     _, random = first_state(fl.local(TRAINING), federation_of())
     assert values(clients["mlp_wide"]["params"]["base"]) == {2}
-    heads = (found["mlp_wide"]["params"]["head"] for found in (clients, random))
+    heads = (state["mlp_wide"]["params"]["head"] for state in (clients, random))
     jax.tree.map(np.testing.assert_array_equal, *heads)
     jax.tree.map(np.testing.assert_array_equal, clients["mlp_narrow"], random["mlp_narrow"])
     both = fl.with_weights(federation, arrays, head=True)
@@ -134,30 +135,30 @@ def test_servers_and_auxiliary_models_start_from_them_too(arrays):
     # the smaller one
     assert values(state.server) == {1} and values(clients["mlp_wide"]["shared"]) == {1}
     wide = federation_of(shared=model_group("mlp2", 4, SHAPE)["mlp_wide"])
-    for given in (arrays, {"shared": arrays["mlp_wide"]}, {"mlp_wide": arrays["mlp_wide"]}):
-        state, clients = first_state(fl.fml(TRAINING), fl.with_weights(wide, given, head=True))
+    for weights in (arrays, {"shared": arrays["mlp_wide"]}, {"mlp_wide": arrays["mlp_wide"]}):
+        state, clients = first_state(fl.fml(TRAINING), fl.with_weights(wide, weights, head=True))
         assert values(state.server) == {2} == values(clients["mlp_narrow"]["shared"])
     state, _ = first_state(fl.fedgh(TRAINING), fl.with_weights(federation_of(), arrays, head=True))
     assert values(state.server) == {1}  # as client 0 starts
 
 
 def test_weights_are_arguments_and_name_no_program(arrays):
-    one = fl.with_weights(federation_of(), arrays, head=False)
+    first = fl.with_weights(federation_of(), arrays, head=False)
     thrice = {k: {n: 3 * x for n, x in v.items()} for k, v in arrays.items()}
     other = fl.with_weights(federation_of(), thrice, head=False)
-    assert one == other == federation_of() and hash(one) == hash(other) == hash(federation_of())
-    bucket, mesh = one.buckets[0], client_mesh(1)
+    assert first == other == federation_of() and hash(first) == hash(other) == hash(federation_of())
+    bucket, mesh = first.buckets[0], client_mesh(1)
     run = first_states(fl.local(TRAINING), bucket, mesh)
     rows = np.zeros(1, np.uint32), np.zeros(1, np.int32), ()
     assert values(run(rows, weights_of(bucket))["params"]["base"]) == {1}
     assert values(run(rows, weights_of(other.buckets[0]))["params"]["base"]) == {3}
     assert run._cache_size() == 1
-    serve, own = first_server(fl.fml(TRAINING), one), (np.zeros(1, np.uint32), ())
-    assert values(serve(own, all_weights(one))["base"]) == {1}
-    assert values(serve(own, all_weights(other))["base"]) == {3}
+    serve, arguments = first_server(fl.fml(TRAINING), first), (np.zeros(1, np.uint32), ())
+    assert values(serve(arguments, all_weights(first))["base"]) == {1}
+    assert values(serve(arguments, all_weights(other))["base"]) == {3}
 
 
-def test_what_is_wrong_with_weights_is_one_line(arrays, tmp_path):
+def test_wrong_weights_are_one_line(arrays, tmp_path):
     wide, narrow = tmp_path / "wide.safetensors", tmp_path / "narrow.npz"
     save_safetensors(wide, arrays["mlp_wide"])
     np.savez(narrow, **arrays["mlp_narrow"])
@@ -239,30 +240,30 @@ def test_a_run_goes_on_without_its_weights_but_not_with_others(
 ):
     file, workdir = tmp_path / "wide.safetensors", tmp_path / "run"
     save_safetensors(file, arrays["mlp_wide"])
-    own = with_model(config, weights={"mlp_wide": str(file)})
-    whole = own.copy_and_resolve_references()
+    weighted = with_model(config, weights={"mlp_wide": str(file)})
+    whole = weighted.copy_and_resolve_references()
     whole.rounds = 2
     train_and_evaluate(whole, tmp_path / "whole")
-    train_and_evaluate(own, workdir)
+    train_and_evaluate(weighted, workdir)
     assert set(read_config(workdir)[1]["weights"]) == {str(file)}
     save_safetensors(file, {name: 2 * x for name, x in arrays["mlp_wide"].items()})
     with pytest.raises(
         ValueError, match=rf"began from another {file} \(SHA-256 \w{{12}} there, \w{{12}} here\)"
     ):
-        train_and_evaluate(own, workdir)
+        train_and_evaluate(weighted, workdir)
     file.unlink()
-    own.rounds = 2
-    train_and_evaluate(own, workdir)
+    weighted.rounds = 2
+    train_and_evaluate(weighted, workdir)
     assert metrics(workdir, "local") == metrics(tmp_path / "whole", "local")
     assert load_run(workdir).state.round == 2
     # still, and it is held against what comes
     assert set(read_config(workdir)[1]["weights"]) == {str(file)}
     save_safetensors(file, {name: 2 * x for name, x in arrays["mlp_wide"].items()})
     with pytest.raises(ValueError, match="began from another"):
-        train_and_evaluate(own, workdir)
+        train_and_evaluate(weighted, workdir)
     file.unlink()
-    own.compare = ("fedproto",)  # begins now
+    weighted.compare = ("fedproto",)  # begins now
     with pytest.raises(
         ValueError, match=rf"^no weights at {file}, which fedproto starts from at round 0"
     ):
-        train_and_evaluate(own, workdir)
+        train_and_evaluate(weighted, workdir)

@@ -62,7 +62,8 @@ def test_a_course_that_was_set_aside_is_no_run(tmp_path):
 
 
 def test_published_numbers_can_be_of_the_participants_score(tmp_path):
-    """It is the highest of all rounds; the difference is to it, the table's own score stays."""
+    """The participants' score is the highest of all rounds, and the difference is to it; the
+    table's own score stays."""
     for seed, drawn in ((0, [0.0, 0.8, 0.7]), (1, [0.0, 0.6, 0.9])):
         write_run(tmp_path / str(seed), "local", seed, [0.1, 0.4, 0.5], accuracy_participants=drawn)
     published = {("digits", "local"): [{"accuracy": "80", "source": "a"}]}
@@ -110,8 +111,8 @@ def test_runs_of_an_earlier_table_count_as_well(tmp_path):
 
 
 def test_fedrals_two_matrices_stand_side_by_side(tmp_path):
-    """Its reported rule and the global A, over all clients and, where runs have it, over the
-    participants."""
+    """The table has FedRAL's reported rule and the global A, over all clients and, where runs have
+    it, over the participants."""
     more = {"accuracy_global": [0.2, 0.6], "accuracy_participants": [0.0, 0.8]}
     write_run(
         tmp_path / "a", "fedral", 0, [0.1, 0.4], **more, accuracy_participants_global=[0.0, 0.7]

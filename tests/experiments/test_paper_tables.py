@@ -183,7 +183,7 @@ def test_runs_are_chosen_by_method_seed_and_round(results):
         ),
     ],
 )
-def test_what_is_not_there_is_one_line(results, make, message):
+def test_wrong_parts_and_selections_are_one_line(results, make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         make(results)
 

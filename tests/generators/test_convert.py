@@ -73,9 +73,9 @@ def test_images_are_bit_identical(converted):
 def test_a_wrong_command_is_one_line(capsys, arguments):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
-    said = capsys.readouterr()
-    assert stop.value.code == 2 and not said.out
-    assert said.err.startswith("error: ") and said.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert stop.value.code == 2 and not output.out
+    assert output.err.startswith("error: ") and output.err.count("\n") == 1
 
 
 def test_as_a_program(tmp_path):

@@ -36,7 +36,7 @@ def tiny():
 
 @jax.jit
 def both(variables, w):
-    """What `render` and `synthesize` make of three latents."""
+    """Returns the results of `render` and `synthesize` for three latents."""
     return embedded.render(variables, w), embedded.synthesize(variables, w)
 
 
@@ -78,11 +78,11 @@ def reference(variables, w):
 def test_rendering_equals_the_reference(tiny):
     w = np.array(sample(tiny, jax.random.key(1), 3))
     w[1] *= 10  # an invalid one
-    wanted = np.stack([reference(tiny, row) for row in w])
+    expected = np.stack([reference(tiny, row) for row in w])
     got, images = both(tiny, w)
     assert got.shape == (3, 32, 32, 1)
-    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(images, np.clip((wanted.repeat(3, -1) + 1) / 2, 0, 1), atol=1e-4)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(images, np.clip((expected.repeat(3, -1) + 1) / 2, 0, 1), atol=1e-4)
 
 
 def test_mapping_equals_the_reference(tiny):
@@ -132,9 +132,9 @@ def test_a_file_holds_the_generator(tiny, tmp_path):
     assert w.shape == (3, 7)
     images = both(generator.variables, w)[1]
     assert (images.shape, images.dtype) == ((3, 32, 32, 3), jnp.float32)
-    wanted = both(tiny, sample(tiny, jax.random.key(0), 3))[1]
-    np.testing.assert_allclose(images, wanted, atol=1e-2)
-    assert np.ptp(wanted) > 0.5
+    expected = both(tiny, sample(tiny, jax.random.key(0), 3))[1]
+    np.testing.assert_allclose(images, expected, atol=1e-2)
+    assert np.ptp(expected) > 0.5
 
 
 def rewrite(path, **entries):
@@ -300,7 +300,7 @@ def test_prototypes_can_be_moved_among_the_valid_latents(shipped):
 
 
 def test_a_conditional_file_draws_latents_of_a_class(tmp_path):
-    """The same noise gives other latents for another class, and `sample_w` draws all classes."""
+    """Equal noise gives other latents for another class, and `sample_w` draws all classes."""
     variables = embedded.init_variables(jax.random.key(0), (4, 4, 4, 2), 8, num_classes=3)
     embedded.save_embedded(tmp_path / "g.npz", variables, Card("tiny"), {})
     generator = embedded.load_embedded(tmp_path / "g.npz")

@@ -15,7 +15,7 @@ def images(n: int, height: int, width: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("given", "shape", "size"),
+    ("stored", "shape", "size"),
     [
         ((8, 8), (4, 4, 3), (4, 4)),
         ((16, 12), (6, 6, 3), (8, 6)),  # the shorter side fits, the longer one is cut
@@ -24,10 +24,10 @@ def images(n: int, height: int, width: int) -> np.ndarray:
     ],
     ids=str,
 )
-def test_the_shorter_side_is_scaled_and_the_centre_cut_out_as_pillow_does(given, shape, size):
+def test_the_shorter_side_is_scaled_and_the_centre_cut_out_as_pillow_does(stored, shape, size):
     """Pillow scales with a triangle filter as wide as a target pixel: bilinear, with
     antialiasing."""
-    x = images(2, *given)
+    x = images(2, *stored)
     want = np.empty((2, *size, 3))
     for image, out in zip(x, want):
         for channel in range(3):

@@ -19,7 +19,7 @@ from tests.runs import config_of
 
 
 def state_dict():
-    """Of a DCGAN 16 -> 8 -> 6 -> 3 channels, as torch names it."""
+    """Returns the weights of a DCGAN 16 -> 8 -> 6 -> 3 channels under torch's names."""
     rng, arrays = np.random.default_rng(0), {}
     for at, inputs, outputs in ((0, 16, 8), (3, 8, 6), (6, 6, 3)):
         arrays[f"main.{at}.weight"] = 0.3 * rng.standard_normal((inputs, outputs, 4, 4))
@@ -66,13 +66,13 @@ def expected_images(w):
     for at, stride, padding in ((0, 1, 0), (3, 2, 1), (6, 2, 1)):
         x = transposed(x, arrays[f"main.{at}.weight"], stride, padding)
         if at < 6:
-            own = {
+            norm = {
                 leaf: arrays[f"main.{at + 1}.{leaf}"]
                 for leaf in ("weight", "bias", "running_mean", "running_var")
             }
-            x = (x - own["running_mean"]) / np.sqrt(own["running_var"] + 1e-5) * own[
+            x = (x - norm["running_mean"]) / np.sqrt(norm["running_var"] + 1e-5) * norm[
                 "weight"
-            ] + own["bias"]
+            ] + norm["bias"]
             x = np.maximum(x, 0)
     return (np.tanh(x) + 1) / 2
 
@@ -147,7 +147,7 @@ number = 3
         ("wrong_gan:make", r"dict; it must return a fedjax_ht\.Generator"),
     ],
 )
-def test_what_is_wrong_is_one_line(folder, name, message):
+def test_wrong_generators_are_one_line(folder, name, message):
     (folder / "wrong_gan.py").write_text(WRONG)
     (folder / "broken_gan.py").write_text("def")
     (folder / "needing_gan.py").write_text("import no_such_package")

@@ -128,7 +128,7 @@ def test_altering_a_name_does_not_last(tmp_path):
     np.testing.assert_array_equal(read.array("weight"), ARRAY)
 
 
-def test_what_a_network_holds(tmp_path):
+def test_contents_of_a_network(tmp_path):
     dill = (
         b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n"
         + plain((0,))
@@ -265,7 +265,7 @@ def test_other_paths(tmp_path):
         open_generator(tmp_path / "x.txt")
 
 
-def test_what_the_installed_torch_pickles(tmp_path):
+def test_pickles_of_the_installed_torch(tmp_path):
     torch = pytest.importorskip("torch")
     base = torch.arange(24.0).reshape(2, 3, 4)
     for value in (

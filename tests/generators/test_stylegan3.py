@@ -79,7 +79,7 @@ def test_filtered_leaky_relu_equals_numpy(up, down, up_taps, padding, clamp, rad
     arrays = (jnp.asarray(a, jnp.float32) for a in (x, up_filter, down_filter))
     got = jax.jit(functools.partial(filtered_leaky_relu, **static))(*arrays)
 
-    def one(image):
+    def channel(image):
         spread = np.zeros((up * image.shape[0], up * image.shape[1]))
         spread[::up, ::up] = image
         left, right, top, bottom = padding
@@ -95,7 +95,7 @@ def test_filtered_leaky_relu_equals_numpy(up, down, up_taps, padding, clamp, rad
             y, down_filter if radial else np.outer(down_filter, down_filter), "valid"
         )[::down, ::down]
 
-    want = np.stack([np.stack([one(image[..., c]) for c in range(2)], -1) for image in x])
+    want = np.stack([np.stack([channel(image[..., c]) for c in range(2)], -1) for image in x])
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 

@@ -17,7 +17,8 @@ GENERATOR = tiny_generator()
 
 
 def rescaled(factor: float):
-    """The same images for w that is so many times as large."""
+    """Returns a generator that makes the same images of latents w that are `factor` times as
+    large."""
     return GENERATOR._replace(
         sample_w=lambda v, key, n: factor * GENERATOR.sample_w(v, key, n),
         synthesize=lambda v, w: GENERATOR.synthesize(v, w / factor),
@@ -43,8 +44,8 @@ def test_units_are_of_the_generators_spread():
             unit.synthesize(unit.variables, some),
             GENERATOR.synthesize(GENERATOR.variables, raw / factor),
         )
-        found = unit.conditional(unit.variables, key, labels) * unit.variables.unit
-        close(found, plain.conditional(plain.variables, key, labels))
+        latents = unit.conditional(unit.variables, key, labels) * unit.variables.unit
+        close(latents, plain.conditional(plain.variables, key, labels))
         same = in_units(plain, "raw")
         np.testing.assert_array_equal(same.sample_w(same.variables, key, 4), raw)
         assert same.variables.unit == 1
@@ -101,8 +102,10 @@ def test_in_units_of_the_spread_its_scale_changes_no_image_no_loss_and_no_accura
 
 
 def test_raw_latents_are_the_generators_own():
-    """Squared distances grow with the scale squared, and the images are others."""
-    (reports, pictures, _), (larger, others, _) = rounds(GENERATOR), rounds(rescaled(10.0))
+    """The squared distances grow with the square of the scale, and the images differ."""
+    (reports, pictures, _), (larger, larger_pictures, _) = rounds(GENERATOR), rounds(rescaled(10.0))
     ratio = larger[0]["distance2_of_valid"] / reports[0]["distance2_of_valid"]
     assert ratio == pytest.approx(100, rel=1e-3)
-    assert any(np.abs(others[name] - images).max() > 1e-2 for name, images in pictures.items())
+    assert any(
+        np.abs(larger_pictures[name] - images).max() > 1e-2 for name, images in pictures.items()
+    )

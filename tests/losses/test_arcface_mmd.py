@@ -62,7 +62,7 @@ def test_without_scale_and_margin_it_is_the_softmax_over_cosines():
     np.testing.assert_allclose(plain(cosine, LABELS, np.ones(B, bool)), want, rtol=1e-6)
 
 
-def test_what_is_masked_out_is_never_read():
+def test_masked_rows_are_never_read():
     garbage = np.where(MASK[:, None], ROWS, np.nan).astype(np.float32)
     value, gradient = compiled(default)(garbage, LABELS, MASK)
     want, slope = compiled(default)(ROWS, LABELS, MASK)

@@ -27,8 +27,8 @@ TEACHER, STUDENT = (RNG.normal(size=(B, C)).astype(np.float32) * 2 for _ in rang
 LABELS = np.array([0, 1, 2, 3, 0, 1, 2, 3])
 # Both right, only the teacher, only the student, both wrong alike, both wrong differently; the rest
 # by chance.
-for row, (guess, own) in enumerate([(0, 0), (1, 3), (0, 2), (1, 1), (1, 2)]):
-    TEACHER[row, guess], STUDENT[row, own] = 5, 5
+for row, (teacher_class, student_class) in enumerate([(0, 0), (1, 3), (0, 2), (1, 1), (1, 2)]):
+    TEACHER[row, teacher_class], STUDENT[row, student_class] = 5, 5
 CLIENTS = RNG.normal(size=(N, B, C)).astype(np.float32)
 WEIGHTS = RNG.dirichlet(np.ones(N), B).T.astype(np.float32)
 IMAGES = RNG.normal(size=(B, 3, 2, 2)).astype(np.float32) * 0.7
@@ -61,7 +61,7 @@ def agrees(got, slow, x, pad_axis: int = 0):
 
 @pytest.mark.parametrize("selection", ["diamond", "triangle", "nabla", "xor"])
 def test_transferability_equals_the_reference(selection):
-    """In value and in the teacher's gradient; the student is given."""
+    """The value and the teacher's gradient agree; the student is constant."""
     want = reference.selected(TEACHER, STUDENT, LABELS, selection)
     assert np.flatnonzero(selected(TEACHER, STUDENT, LABELS, selection)).tolist() == want
     assert {"diamond": 0 < len(want) < B, "triangle": len(want) == B}.get(
@@ -97,7 +97,7 @@ def test_transferability_as_printed(selection):
 @pytest.mark.parametrize("order", ["teacher_student", "student_teacher"])
 @pytest.mark.parametrize("normaliser", ["batch", "selected"])
 def test_each_choice_of_transferability_alone(order, normaliser):
-    """By the student, which is led through in both orders, at a temperature."""
+    """The student's gradient agrees, for both orders of the arguments and at a temperature."""
     loss = functools.partial(transferability, temperature=3.0, order=order, normaliser=normaliser)
     got = jax.value_and_grad(lambda s: loss(padded(TEACHER), s, padded(LABELS), MASK))(
         padded(STUDENT)
@@ -124,7 +124,7 @@ def test_an_empty_set_of_samples_costs_nothing():
 
 
 def test_disagreement_equals_the_reference():
-    """Differentiated by the teacher and by the student."""
+    """Gradients by the teacher and by the student agree."""
     args = padded(TEACHER), padded(STUDENT)
     agrees(
         compiled(disagreement)(*args, MASK),
@@ -137,7 +137,7 @@ def test_disagreement_equals_the_reference():
 
 def test_kl_at_a_temperature_equals_the_reference():
     def slow(s):
-        return np.mean([reference.kl(t / 10, own / 10) for t, own in zip(np.float64(TEACHER), s)])
+        return np.mean([reference.kl(t / 10, row / 10) for t, row in zip(np.float64(TEACHER), s)])
 
     def student(s, t, mask):
         return kl_divergence(t / 10, s / 10, mask)
@@ -218,16 +218,20 @@ def test_weighted_losses_equal_the_reference():
     def one_for_all(x):
         return np.broadcast_to(np.float64(x), CLIENTS.shape)
 
-    own = jax.value_and_grad(lambda x: weighted_kl(padded(STUDENT), x, weights, MASK))(clients)
+    by_teacher = jax.value_and_grad(lambda x: weighted_kl(padded(STUDENT), x, weights, MASK))(
+        clients
+    )
     agrees(
-        own,
+        by_teacher,
         lambda x: reference.weighted_kl(one_for_all(STUDENT), x, np.float64(WEIGHTS)),
         CLIENTS,
         1,
     )
-    given = jax.value_and_grad(lambda s: weighted_kl(clients, s, weights, MASK))(padded(STUDENT))
+    by_student = jax.value_and_grad(lambda s: weighted_kl(clients, s, weights, MASK))(
+        padded(STUDENT)
+    )
     agrees(
-        given,
+        by_student,
         lambda s: reference.weighted_kl(np.float64(CLIENTS), one_for_all(s), np.float64(WEIGHTS)),
         STUDENT,
     )

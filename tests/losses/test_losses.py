@@ -33,10 +33,12 @@ def compiled(loss):
     return jax.jit(jax.value_and_grad(loss))
 
 
-def compare_with_reference(fast, slow, x, *others):
-    value, gradient = compiled(fast)(x, *others)
-    np.testing.assert_allclose(value, slow(x.astype(np.float64), *others), **CLOSE)
-    np.testing.assert_allclose(gradient, numerical_gradient(lambda v: slow(v, *others), x), **CLOSE)
+def compare_with_reference(fast, slow, x, *arguments):
+    value, gradient = compiled(fast)(x, *arguments)
+    np.testing.assert_allclose(value, slow(x.astype(np.float64), *arguments), **CLOSE)
+    np.testing.assert_allclose(
+        gradient, numerical_gradient(lambda v: slow(v, *arguments), x), **CLOSE
+    )
 
 
 def test_masked_mean_never_reads_what_is_masked_out():

@@ -44,7 +44,7 @@ def cifar100_federation():
 def context(
     round: int = 0, last_round: int = -1, client_id: int | None = 0, samples: int = len(LABELS)
 ) -> Context:
-    """Where a call stands; the server's without a client."""
+    """Returns the context of a client's call; without a client, of the server's."""
     info = client_id is not None and ClientInfo(*map(jnp.int32, (client_id, samples, last_round)))
     return Context(jax.random.key(5), jnp.int32(round), info or None)
 
@@ -85,8 +85,8 @@ def shift(tree, seed: int, scale: float = 0.3):
 def receive_uplinks(
     uplinks: dict, order: list[list[int]], samples: dict[int, int] | None = None
 ) -> dict:
-    """What the server holds: client id -> uplink, ordered as `tiny.receive_prototypes` does; the
-    absent send NaN."""
+    """Stacks uplinks, client id -> uplink, as the server holds them after a round, ordered as
+    `tiny.receive_prototypes` does; absent clients send NaN."""
     lost = jax.tree.map(
         lambda x: jnp.full_like(x, jnp.nan if x.dtype == jnp.float32 else True), uplinks[0]
     )

@@ -105,8 +105,8 @@ def released_form(name: str) -> Method:
 
 
 def numbers(states: list[SimulationState], reports: list) -> list[dict[str, float]]:
-    """Of each round: every metric, participants' accuracies, the lengths of the server's and the
-    clients' states."""
+    """Lists the numbers of each round: every metric, participants' accuracies, the lengths of the
+    server's and the clients' states."""
 
     def length(tree):
         return float(

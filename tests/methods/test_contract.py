@@ -1,5 +1,5 @@
-"""What every registered method must hold: the same checks for all, on a few compiled simulations a
-method.
+"""Properties that every registered method must have: the same checks for all, on a few compiled
+simulations a method.
 
 A new method enters by its line in METHODS, and in WIRE of tests/method_wires.py.
 """
@@ -144,11 +144,13 @@ def test_same_numbers_whatever_runs_them(name, variant):
     if variant == "bucket order" and name in ONE_ARCHITECTURE:
         pytest.skip("runs on one bucket only")
     states, reports = history(name)
-    others, other_reports = history(name, **VARIANTS[variant])
-    here, there = federation_for(name), federation_for(name, reverse=variant == "bucket order")
-    for a, b in zip(states, others):
+    other_states, other_reports = history(name, **VARIANTS[variant])
+    plain, varied = federation_for(name), federation_for(name, reverse=variant == "bucket order")
+    for a, b in zip(states, other_states):
         chex.assert_trees_all_close(a.server, b.server, rtol=0, atol=1e-5)
-        chex.assert_trees_all_close(each_client(here, a), each_client(there, b), rtol=0, atol=1e-5)
+        chex.assert_trees_all_close(
+            each_client(plain, a), each_client(varied, b), rtol=0, atol=1e-5
+        )
     for a, b in zip(reports, other_reports):
         chex.assert_trees_all_close(
             (a.metrics, a.server_metrics), (b.metrics, b.server_metrics), rtol=1e-5, atol=1e-5
@@ -201,7 +203,8 @@ def test_only_participants_change(name):
 
 @every_method
 def test_dropped_client_trains_but_is_absent(name):
-    """It keeps what it learned; server and uplink cost are those of a round without it."""
+    """The client keeps its trained state; server and uplink cost are those of a round without
+    it."""
     sim, federation = simulation(name), federation_for(name)
     start = history(name)[0][1]
     heard, report = play(sim, start, [0, 4, 5, 6])
@@ -304,6 +307,6 @@ def test_smallest_clients(name):
 
 @pytest.mark.parametrize("name", ["fedavg", "heterofl", "fml"])
 def test_a_client_without_samples_weighs_nothing(name):
-    """By samples (FedAvg) or alike; means that are not a method's default are in
+    """The mean is by samples (FedAvg) or uniform; means that are not a method's default are in
     test_averaging.py."""
     check_idle_client_weighs_nothing(simulation(name), history(name)[0][0])

@@ -21,12 +21,12 @@ EVERY = 4  # keeps positions 3, 7, ... of the training samples
 
 
 def reference_weight(
-    weight: float, own, shared, labels, steps: int = 10, lr: float = 1e-3
+    weight: float, private, shared, labels, steps: int = 10, lr: float = 1e-3
 ) -> float:
     """Full-batch steps on CE(w a + (1 - w) b, y), each followed by a cut to [0, 1]."""
 
     def loss(w):
-        return cross_entropy(w * own + (1 - w) * shared, labels, [True] * len(labels))
+        return cross_entropy(w * private + (1 - w) * shared, labels, [True] * len(labels))
 
     for _ in range(steps):
         weight = float(np.clip(weight - lr * numerical_gradient(loss, np.float64(weight)), 0, 1))
@@ -35,9 +35,9 @@ def reference_weight(
 
 def rows_of(scale: float = 1.0, count: int = 9, seed: int = 0) -> Rows:
     rng = np.random.default_rng(seed)
-    own, shared = (scale * rng.normal(size=(count, 4)).astype(np.float32) for _ in range(2))
+    private, shared = (scale * rng.normal(size=(count, 4)).astype(np.float32) for _ in range(2))
     return Rows(
-        jnp.asarray(own), jnp.asarray(shared), jnp.asarray(rng.integers(0, 4, count), jnp.int32)
+        jnp.asarray(private), jnp.asarray(shared), jnp.asarray(rng.integers(0, 4, count), jnp.int32)
     )
 
 
@@ -51,11 +51,11 @@ def test_every_fourth_training_sample_is_held_out(count):
         )
         splits = hold_out(data, EVERY).splits
         assert splits["test"] is None
-        wanted = {
+        expected = {
             "train": [i for i in indices if i % 4 != 1],
             "adapt": [i for i in indices if i % 4 == 1],
         }
-        for name, want in wanted.items():
+        for name, want in expected.items():
             np.testing.assert_array_equal(splits[name].indices[: splits[name].count], want)
 
 
@@ -67,8 +67,10 @@ def test_weight_equals_the_reference_and_stays_in_the_unit_interval(start, scale
         valid = np.arange(9) < 7
         rows = rows._replace(labels=jnp.asarray(right))
         got = float(learn_weight(jnp.float32(start), rows, jnp.asarray(valid), jax.random.key(0)))
-        own, shared = (np.asarray(logits[:7], np.float64) for logits in (rows.private, rows.shared))
-        want = reference_weight(start, own, shared, right[:7])
+        private, shared = (
+            np.asarray(logits[:7], np.float64) for logits in (rows.private, rows.shared)
+        )
+        want = reference_weight(start, private, shared, right[:7])
         assert 0 <= got <= 1 and got != start
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
@@ -88,10 +90,10 @@ def test_the_weight_is_learned_on_receipt_of_an_aggregated_model():
         jax.tree.map(np.testing.assert_array_equal, got["params"], client["params"])
     assert first["weight"] == np.float32(0.4)
     x, held = tiny.pixels(data), [1, 3, 5]
-    own, shared = (
+    private, shared = (
         linear_client.logits(tiny.flat_params(p), x) for p in (client["params"], downlink["params"])
     )
-    want = reference_weight(0.4, own[held], shared[held], pairs.LABELS[held])
+    want = reference_weight(0.4, private[held], shared[held], pairs.LABELS[held])
     assert abs(want - 0.4) > 1e-4
     np.testing.assert_allclose(later["weight"], want, rtol=0, atol=1e-6)
     fixed = fedapen(TRAINING, adapt_every=2, learned=False)
@@ -127,8 +129,8 @@ def test_server_update_averages_parameters_and_batch_statistics(order):
     uplinks = {i: pairs.shift(old, i) for i in range(3)}
     got = method.server_update(federation, old, pairs.receive_uplinks(uplinks, order), None)[0]
     jax.tree.map(
-        lambda new, *own: np.testing.assert_allclose(
-            new, averaging.weighted_mean(list(own), [1.0] * 3), rtol=1e-5, atol=1e-6
+        lambda new, *models: np.testing.assert_allclose(
+            new, averaging.weighted_mean(list(models), [1.0] * 3), rtol=1e-5, atol=1e-6
         ),
         got,
         *uplinks.values(),
@@ -145,9 +147,13 @@ def test_prediction_is_the_weighted_ensemble():
     x = np.random.default_rng(2).normal(size=(5, 2, 2, 1)).astype(np.float32)
     scores = method.predict(BUCKET, client, (), jnp.asarray(x), jnp.ones(5, bool))
     both = client["params"], client["shared"]["params"]
-    own, shared = (linear_client.logits(tiny.flat_params(p), x.reshape(5, -1)) for p in both)
+    private, shared = (linear_client.logits(tiny.flat_params(p), x.reshape(5, -1)) for p in both)
     assert method.rules == ("ensemble", "head", "shared") and set(scores) == set(method.rules)
-    for rule, want in (("ensemble", 0.7 * own + 0.3 * shared), ("head", own), ("shared", shared)):
+    for rule, want in (
+        ("ensemble", 0.7 * private + 0.3 * shared),
+        ("head", private),
+        ("shared", shared),
+    ):
         np.testing.assert_allclose(scores[rule], want, rtol=1e-5, atol=1e-6)
 
 

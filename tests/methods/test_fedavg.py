@@ -86,16 +86,16 @@ def test_weighted_mean_keeps_dtypes_and_reads_no_row_of_weight_zero():
 def test_a_client_trains_the_model_it_received():
     method, ctx = fedavg(TRAINING), tiny.context(0)
     server = method.init_server(FEDERATION, jax.random.key(1))
-    own = method.init_client(BUCKET, ctx)
+    state = method.init_client(BUCKET, ctx)
     data = tiny.client_data(LABELS)
 
     @jax.jit
-    def client_round(own):
+    def client_round(state):
         downlink = method.broadcast(FEDERATION, BUCKET, server, ctx)
-        client = method.receive(BUCKET, own | {"stats": jnp.float32(3)}, downlink, data, ctx)
+        client = method.receive(BUCKET, state | {"stats": jnp.float32(3)}, downlink, data, ctx)
         return client, method.client_update(BUCKET, client | {"stats": {}}, downlink, data, ctx)
 
-    received, (trained, uplink, metrics) = client_round(own)
+    received, (trained, uplink, metrics) = client_round(state)
     jax.tree.map(np.testing.assert_array_equal, received["params"], server)
     assert received["stats"] == 3  # batch statistics stay the client's own
     x = tiny.pixels(data)

@@ -38,10 +38,10 @@ def method_with(**options):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def client_round(method, own, head, data, ctx):
+def client_round(method, state, head, data, ctx):
     """The client after receipt, and its update; newcomers and others differ by a number in
     `ctx`."""
-    client = method.receive(BUCKET, own, head, data, ctx)
+    client = method.receive(BUCKET, state, head, data, ctx)
     return client, method.client_update(BUCKET, client, head, data, ctx)
 
 
@@ -79,9 +79,9 @@ def test_client_update_equals_the_reference(options, used, last_round):
         tiny.client_data(LABELS, padding=1),
         context(last_round),
     )
-    own, head = method.init_client(BUCKET, ctx), method.init_server(FEDERATION, jax.random.key(8))
-    _, (trained, uplink, metrics) = client_round(method, own, head, data, ctx)
-    want = tiny.flat_params(own["params"])
+    state, head = method.init_client(BUCKET, ctx), method.init_server(FEDERATION, jax.random.key(8))
+    _, (trained, uplink, metrics) = client_round(method, state, head, data, ctx)
+    want = tiny.flat_params(state["params"])
     if last_round == NEWCOMER:
         want, _ = reference.local_pass(
             want, list(views(data, jax.random.fold_in(ctx.key, 2))), LR, **used
@@ -102,24 +102,26 @@ def test_client_update_equals_the_reference(options, used, last_round):
 
 def test_a_client_takes_the_classifier_once_it_has_pretrained():
     method, data = fedclassavg(TRAINING), tiny.client_data(LABELS)
-    own, head = (
+    state, head = (
         method.init_client(BUCKET, context(0)),
         method.init_server(FEDERATION, jax.random.key(8)),
     )
-    for last_round, expected in ((NEWCOMER, own["params"]["head"]), (0, head)):
-        client = method.receive(BUCKET, own, head, data, context(last_round))
+    for last_round, expected in ((NEWCOMER, state["params"]["head"]), (0, head)):
+        client = method.receive(BUCKET, state, head, data, context(last_round))
         jax.tree.map(np.testing.assert_array_equal, client["params"]["head"], expected)
-        jax.tree.map(np.testing.assert_array_equal, client["params"]["base"], own["params"]["base"])
+        jax.tree.map(
+            np.testing.assert_array_equal, client["params"]["base"], state["params"]["base"]
+        )
 
 
 def test_views_stay_pixels_and_depend_on_the_key():
     data = tiny.client_data(LABELS, shape=(8, 8, 3))
     x = jnp.asarray(tiny.pixels(data).reshape(-1, 8, 8, 3), jnp.float32)
-    one, same, other = (compiled_view(jax.random.key(k), data, x) for k in (0, 0, 1))
-    np.testing.assert_array_equal(one, same)
-    assert np.abs(one - other).max() > 0.5
-    pixels = np.asarray(data.preprocess.pixels(one))
-    assert one.shape == x.shape and pixels.min() > -1e-5 and pixels.max() < 1 + 1e-5
+    view, same, other = (compiled_view(jax.random.key(k), data, x) for k in (0, 0, 1))
+    np.testing.assert_array_equal(view, same)
+    assert np.abs(view - other).max() > 0.5
+    pixels = np.asarray(data.preprocess.pixels(view))
+    assert view.shape == x.shape and pixels.min() > -1e-5 and pixels.max() < 1 + 1e-5
 
 
 def test_prediction_rectifies_the_features():

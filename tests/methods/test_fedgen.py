@@ -45,7 +45,7 @@ def in_round(round: int, client_id=None, seed=2):
 
 
 def flat_generator(generator) -> dict[str, np.ndarray]:
-    """As the reference names its parameters."""
+    """Returns the generator's parameters under the reference's names."""
     named = {
         f"{layer}_{name}": value
         for layer, part in generator.items()
@@ -55,8 +55,8 @@ def flat_generator(generator) -> dict[str, np.ndarray]:
 
 
 def receive(clients, order, counts=COUNTS) -> dict[str, Received]:
-    """What the server holds when these clients arrived; what it must not read is NaN, or an absurd
-    count."""
+    """Stacks the uploads of the clients that arrived; rows that the server must not read are NaN,
+    or an absurd count."""
     received = {}
     for bucket, ids in enumerate(order):
         heads = [

@@ -84,19 +84,19 @@ def test_client_update_equals_the_reference():
         tiny.client_data(LABELS, padding=2),
         method.init_server(FEDERATION, jax.random.key(5)),
     )
-    own = method.init_client(BUCKET, ctx)
+    state = method.init_client(BUCKET, ctx)
 
     @jax.jit
-    def client_round(own):
+    def client_round(state):
         downlink = method.broadcast(FEDERATION, BUCKET, head, ctx)
-        client = method.receive(BUCKET, own, downlink, data, ctx)
+        client = method.receive(BUCKET, state, downlink, data, ctx)
         return method.client_update(BUCKET, client, downlink, data, ctx)
 
-    trained, uplink, metrics = client_round(own)
+    trained, uplink, metrics = client_round(state)
     x = tiny.pixels(data)
     batches = [(x[:3], LABELS[:3]), (x[3:6], LABELS[3:6])]
     want, loss, _ = linear_client.train(
-        tiny.flat_params(own["params"] | {"head": head}), batches, LR
+        tiny.flat_params(state["params"] | {"head": head}), batches, LR
     )
     for name, value in tiny.flat_params(trained["params"]).items():
         np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-6)

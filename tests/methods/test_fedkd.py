@@ -62,7 +62,7 @@ def test_client_update_equals_the_reference(variant):
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
 
 
-def test_what_a_client_sends_is_the_compressed_change():
+def test_a_client_sends_the_compressed_change():
     """T rises over four rounds and stays."""
     method, data = fedkd(TRAINING, 0.5, 0.9, rounds=4), tiny.client_data(pairs.LABELS)
     client = method.init_client(BUCKET, pairs.context())
@@ -114,7 +114,7 @@ def test_server_update_equals_the_reference(order, variant, energy):
     jax.tree.map(np.testing.assert_array_equal, idle, old)
 
 
-def test_who_holds_the_last_weights_is_sent_the_update_and_all_others_everything():
+def test_clients_with_the_last_weights_get_the_update_and_all_others_whole_models():
     method = fedkd(TRAINING, 0.6, 0.6)
     first = method.init_server(FEDERATION, jax.random.key(0))
     uplinks = uplinks_of(first.params)
@@ -186,8 +186,8 @@ def test_a_simulation_counts_whole_models_for_clients_that_missed_a_round():
 
     state, cost = down(to_host(sim.init()), [0, 1, 4, 5])
     assert cost == 4 * size
-    state, one = down(state, [0])
-    assert 0 < one < size
+    state, sent = down(state, [0])
+    assert 0 < sent < size
     state, cost = down(state, [0, 1])  # 1 missed a round
     assert size < cost < 2 * size
     state, cost = down(state, [0, 1], dropped=[0])

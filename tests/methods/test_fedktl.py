@@ -69,7 +69,7 @@ def compiled_client(**options):
 
 
 def local_batches(available, size, released=False):
-    """Of two steps: samples, and the pairs that the client draws for them."""
+    """Returns the batches of two steps: samples, and the pairs that the client draws for them."""
     data = tiny.client_data(LABELS)
     x, images = (
         tiny.pixels(data),
@@ -125,7 +125,7 @@ CLIENTS = {
 
 
 def first_params(client) -> dict[str, np.ndarray]:
-    """Of a client and h', as the reference names them."""
+    """Returns the parameters of a client and of h' under the reference's names."""
     projection = first_projection(K, LATENT_DIM).items()
     return tiny.flat_params(client["params"]) | {
         f"projection_{n}": np.asarray(v, np.float64) for n, v in projection
@@ -183,7 +183,7 @@ class Normed(nn.Module):
 
 @pytest.mark.slow
 def test_pairs_move_the_batch_statistics_of_the_extractor():
-    """They pass in training mode; padding between them, and mu 0, do not."""
+    """Pairs pass the extractor in training mode; padding between them, and mu 0, move nothing."""
     bucket = make_federation(
         {"own": SplitModel(Normed(), Linear(C), stateful=True)}, (2, 2, 1), C, num_clients=1
     ).buckets[0]
@@ -235,8 +235,8 @@ def test_pairs_are_drawn_without_replacement_and_all_in_turn():
     ("available", "size", "lengths"), [(5, 2, [2, 2, 1]), (4, 2, [2, 2]), (3, 5, [3]), (0, 2, [0])]
 )
 def test_the_released_form_goes_through_pairs_in_passes(available, size, lengths):
-    """Of a pass every pair once, the last step with what is left; the next pass in another
-    order."""
+    """A pass takes every pair once, its last step the pairs that are left; the next pass has
+    another order."""
     present, key = jnp.arange(5) < available, jax.random.key(1)
     orders = set()
     for number in range(20):
@@ -361,7 +361,7 @@ def test_bad_options_are_named(options, message):
     ],
     ids=["small dim", "few labels", "unconditional"],
 )
-def test_what_does_not_fit_the_federation_is_named(options, message):
+def test_options_that_do_not_fit_the_federation_are_named(options, message):
     method_of().check(FEDERATION)
     with pytest.raises(ValueError, match=message):
         method_of(**options).check(FEDERATION)

@@ -148,9 +148,9 @@ def far_server(bounded: bool):
     return serve(start._replace(transformer=astray), receive({0: UPLOADS[0]}))
 
 
-def test_what_is_sent_stays_among_the_valid_latents():
-    """In the ball about their mean; without it (bounded=False) nothing pulls F back, and the run
-    says so."""
+def test_sent_vectors_stay_among_the_valid_latents():
+    """The vectors stay in the ball about the latents' mean; without it (bounded=False) nothing
+    pulls F back, and the run says so."""
     centre, radius = RAW.variables.ball
     w = RAW.sample_w(RAW.variables, jax.random.key(0), 1000)
     assert np.linalg.norm(w - centre, axis=1).max() == pytest.approx(float(radius), rel=1e-5)
@@ -275,7 +275,7 @@ def test_the_weights_are_an_argument_of_the_server_step_and_no_part_of_its_state
     weights = f"tensor<{LATENT_DIM}x{SIDE * SIDE * 3}xf32>"
 
     def as_constant(generator) -> bool:
-        """Whether the image matrix is one, in the program of a server's step."""
+        """Returns True where the image matrix is a constant in the program of a server's step."""
         method = method_of(generator=generator)
         ctx = tiny.context()
 

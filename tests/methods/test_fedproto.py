@@ -143,12 +143,12 @@ def test_prediction_is_the_nearest_prototype_that_exists():
     )
     # Among its own classes once it has looked them up: all until then, and for who has no samples.
     np.testing.assert_array_equal(scores["own_prototype"], scores["prototype"])
-    for labels, own in (([0, 2, 2], [0, 2]), ([], range(C))):
+    for labels, classes in (([0, 2, 2], [0, 2]), ([], range(C))):
         data = tiny.client_data(LABELS, np.flatnonzero(np.isin(LABELS, labels)), padding=2)
         received = method.receive(BUCKET, client, downlink, data, tiny.context(0))
         among = method.predict(BUCKET, received, downlink, x, mask)["own_prototype"]
         np.testing.assert_array_equal(
-            among, np.where(np.isin(np.arange(C), own), scores["prototype"], -np.inf)
+            among, np.where(np.isin(np.arange(C), classes), scores["prototype"], -np.inf)
         )
 
 

@@ -29,7 +29,8 @@ def everywhere(value=0.0) -> Masked:
 
 
 def receive(clients, order, by_samples: bool, samples=SAMPLES) -> dict[str, Received]:
-    """What the server holds when these clients arrived; what it must not read is NaN."""
+    """Stacks the uploads of the clients that arrived; rows that the server must not read are
+    NaN."""
     received = {}
     for bucket, ids in enumerate(order):
         arrived = np.array([i in clients for i in ids])
@@ -61,8 +62,8 @@ def served(request):
 
 @pytest.mark.parametrize("order", [tiny.ORDER, tiny.OTHER_ORDER], ids=["order", "other order"])
 def test_server_update_equals_the_reference(served, order):
-    """By samples zeros count; a uniform mean is over those who sent. What nobody sends is zero, and
-    not sent on."""
+    """A mean by samples counts zeros, a uniform mean is over the clients that sent an entry.
+    Entries that nobody sends are zero, and are not sent on."""
     weighting, serve = served
     for clients in ([0, 1, 2], [0, 2]):
         server = serve(STALE, receive(clients, order, weighting == "samples"))
@@ -77,8 +78,8 @@ def test_server_update_equals_the_reference(served, order):
     assert not sent.all()
 
 
-def test_what_one_client_alone_sends_is_kept_or_shrinks_to_its_share(served):
-    """Of clients 0 (three blocks) and 1 (one block) only the second sends the corner."""
+def test_entries_of_a_single_client_are_kept_or_shrink_to_its_share(served):
+    """Client 0 has three blocks and client 1 has one, so that only client 1 sends the corner."""
     weighting, serve = served
     server = serve(STALE, receive([0, 1], tiny.ORDER, weighting == "samples"))
     share = SAMPLES[1] / (SAMPLES[0] + SAMPLES[1]) if weighting == "samples" else 1
@@ -230,7 +231,8 @@ def test_fewest_blocks_that_fit():
         6,
     ]
     with pytest.raises(
-        ValueError, match=r"byte_budget is 1600; the smallest upload at 500 features is 2000 bytes"
+        ValueError,
+        match=r"byte_budget is 1600; it must be at least 2000, the bytes of the smallest upload",
     ):
         fewest_blocks(1600, 500)
 
@@ -242,7 +244,7 @@ def test_fewest_blocks_that_fit():
         ({"blocks": (2, 0)}, r"blocks is \(2, 0\); it must be an integer of at least 1 or a tuple"),
         (
             {"byte_budget": (48.0, 23.0)},
-            "byte_budget is 23.0; the smallest upload at 6 features is 24 bytes",
+            "byte_budget is 23.0; it must be at least 24, the bytes of the smallest upload",
         ),
     ],
     ids=str,

@@ -174,8 +174,8 @@ def test_a_client_fuses_the_rows_of_its_own_classes(hide, clock):
     client's own first round, whatever the federation's, or that of all."""
     options = {"mu": 0.8, "stable_rounds": 3, "clock": clock, "hide_classes": hide}
     method, data = fedssa(TRAINING, **options), tiny.client_data(LABELS, padding=2)
-    own = method.init_client(BUCKET, tiny.context(0))
-    theta = np.asarray(rows_of(own["params"]["head"]), np.float64)
+    state = method.init_client(BUCKET, tiny.context(0))
+    theta = np.asarray(rows_of(state["params"]["head"]), np.float64)
     sent = np.arange(C) != 1
     downlink = (
         jnp.asarray(OLD)
@@ -185,20 +185,22 @@ def test_a_client_fuses_the_rows_of_its_own_classes(hide, clock):
     receive = jax.jit(lambda client, ctx: method.receive(BUCKET, client, downlink, data, ctx))
     for number, mu in enumerate([0.8 * np.cos(np.pi / 6), 0.8 * np.cos(np.pi / 3), 0, 0]):
         taken_part, round = (number, 40) if clock == "client" else (7, number)
-        now = own | {"rounds": jnp.int32(taken_part)}
+        now = state | {"rounds": jnp.int32(taken_part)}
         client = receive(now, tiny.context(0)._replace(round=jnp.int32(round)))
         got = rows_of(client["params"]["head"])
         np.testing.assert_allclose(got, reference.fuse(theta, OLD, OWN, mu), rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(got[1], theta[1].astype(np.float32))  # its history
-        jax.tree.map(np.testing.assert_array_equal, client["params"]["base"], own["params"]["base"])
+        jax.tree.map(
+            np.testing.assert_array_equal, client["params"]["base"], state["params"]["base"]
+        )
 
 
 def test_rows_that_were_not_sent_are_not_fused():
     method, data = fedssa(TRAINING), tiny.client_data(LABELS)
-    own = method.init_client(BUCKET, tiny.context(0))
+    state = method.init_client(BUCKET, tiny.context(0))
     nothing = Masked(jnp.full((C, K + 1), jnp.nan), jnp.zeros(C, bool))
-    client = method.receive(BUCKET, own, nothing, data, tiny.context(0))
-    jax.tree.map(np.testing.assert_array_equal, client, own)
+    client = method.receive(BUCKET, state, nothing, data, tiny.context(0))
+    jax.tree.map(np.testing.assert_array_equal, client, state)
 
 
 @modes
@@ -295,7 +297,7 @@ def test_bad_options_are_named():
     ):
         fedssa(TRAINING, owners="all")
     with pytest.raises(
-        ValueError, match="owners='summed' counts who holds a class, and hide_classes leaves"
+        ValueError, match="owners is 'summed', which counts the clients that hold a class, and hide"
     ):
         fedssa(TRAINING, owners="summed", clock="round", hide_classes=True)
 
@@ -338,17 +340,17 @@ def lengths(method: Method, rounds: int, participation: float) -> list[float]:
     data = make_federation_data(Dataset("toy", images, labels, tuple("abcd")), split, federation)
     options = SimulationOptions(devices=1, shared_init=True, participation=participation)
     sim = make_simulation(method, federation, data, options)
-    state, found = sim.init(), []
+    state, longest = sim.init(), []
     for _ in range(rounds):
         state, report = sim.run_round(state)
-        found.append(report.server_metrics["longest_row"])
-    return found
+        longest.append(report.server_metrics["longest_row"])
+    return longest
 
 
 @pytest.mark.parametrize(("participation", "times"), [(1.0, 1.0), (0.3, 4.0)])
 def test_fusing_does_not_diverge(participation, times):
-    """All together rows grow as far as the product of 1 + mu_t says, in turns a few times further;
-    and stay there."""
+    """Rows grow as far as the product of 1 + mu_t if all clients take part, a few times further if
+    some do; and stay there."""
     grown = lengths(fedssa(STILL), 80, participation)
     growth = grown[-1] / grown[0] * (1 + stabilisation(1, 0.5, 5))
     assert grown[-1] == pytest.approx(grown[-10], rel=1e-5)
@@ -356,8 +358,8 @@ def test_fusing_does_not_diverge(participation, times):
 
 
 def test_fusing_that_diverges_is_warned_of():
-    """Stored rows by global rounds are not refused, and here all clients take part in all of
-    them."""
+    """Rows stored by global rounds pass the checks, and here all clients take part in all
+    rounds."""
     method = fedssa(STILL, stable_rounds=50, clock="round")
     grown = lengths(method, 30, participation=1.0)
     assert grown[-1] > 1e3 and "mu compounds" in method.view.warn({"longest_row": grown[-1]})

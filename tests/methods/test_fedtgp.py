@@ -196,9 +196,9 @@ def test_the_server_publishes_what_it_trains():
 
 
 def test_the_second_rule_is_the_nearest_among_the_own_classes():
-    method, own = fedtgp(LocalTraining(optax.sgd(0.1), batch_size=2)), [0, 2]
+    method, classes = fedtgp(LocalTraining(optax.sgd(0.1), batch_size=2)), [0, 2]
     labels = np.array([0, 2, 2, 1])
-    data = tiny.client_data(labels, np.flatnonzero(np.isin(labels, own)), padding=1)
+    data = tiny.client_data(labels, np.flatnonzero(np.isin(labels, classes)), padding=1)
     x, mask = (
         jnp.asarray(np.random.default_rng(2).normal(size=(5, 2, 2, 1)), jnp.float32),
         jnp.ones(5, bool),
@@ -210,7 +210,7 @@ def test_the_second_rule_is_the_nearest_among_the_own_classes():
     )
     scores = method.predict(BUCKET, client, downlink, x, mask)
     assert method.rules == ("prototype", "own_prototype", "head")
-    expected = np.where(np.isin(np.arange(C), own), scores["prototype"], -np.inf)
+    expected = np.where(np.isin(np.arange(C), classes), scores["prototype"], -np.inf)
     np.testing.assert_array_equal(scores["own_prototype"], expected)
     assert np.isfinite(scores["prototype"]).all()
 

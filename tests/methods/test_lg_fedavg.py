@@ -23,21 +23,21 @@ LABELS = np.array([0, 2, 2, 0, 3, 0])
 def test_a_client_trains_its_extractor_with_the_global_head(weighting):
     method, ctx = lg_fedavg(TRAINING, weighting), tiny.context(0)
     server = method.init_server(FEDERATION, jax.random.key(1))
-    own, data = method.init_client(BUCKET, ctx), tiny.client_data(LABELS)
+    state, data = method.init_client(BUCKET, ctx), tiny.client_data(LABELS)
 
     @jax.jit
-    def client_round(own):
+    def client_round(state):
         downlink = method.broadcast(FEDERATION, BUCKET, server, ctx)
-        client = method.receive(BUCKET, own, downlink, data, ctx)
+        client = method.receive(BUCKET, state, downlink, data, ctx)
         return client, method.client_update(BUCKET, client, downlink, data, ctx)
 
-    received, (trained, uplink, metrics) = client_round(own)
+    received, (trained, uplink, metrics) = client_round(state)
     jax.tree.map(np.testing.assert_array_equal, received["params"]["head"], server)
-    jax.tree.map(np.testing.assert_array_equal, received["params"]["base"], own["params"]["base"])
+    jax.tree.map(np.testing.assert_array_equal, received["params"]["base"], state["params"]["base"])
     x = tiny.pixels(data)
     batches = [(x[:3], LABELS[:3]), (x[3:], LABELS[3:])]
     want, loss, _ = linear_client.train(
-        tiny.flat_params(own["params"] | {"head": server}), batches, LR
+        tiny.flat_params(state["params"] | {"head": server}), batches, LR
     )
     for name, value in tiny.flat_params(trained["params"]).items():
         np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-6)

@@ -37,7 +37,7 @@ def federation_of(name: str, shape: tuple[int, ...] = SHAPE) -> Federation:
 
 
 def windows(shape: tuple[int, ...] = SHAPE) -> Dataset:
-    """Of four persons; a class is a frequency."""
+    """Returns windows of four persons; a class is a frequency."""
     rng = np.random.default_rng(0)
     labels = np.arange(80) % CLASSES
     wave = np.sin(np.arange(shape[0]) * (labels[:, None] + 1) * 0.4 + rng.uniform(0, 6, (80, 1)))
@@ -90,7 +90,7 @@ def test_two_rounds_of_windows_of_units():
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_who_needs_images_says_so(name):
+def test_methods_that_need_images_refuse_windows(name):
     method = method_factory(name)(TRAINING, **settings(name))
     with pytest.raises(
         ValueError, match=r"needs images, float \[H, W, 1 or 3\]; these models take \(16, 3\)$"

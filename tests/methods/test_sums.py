@@ -51,9 +51,9 @@ def test_servers_say_what_they_read():
 
 @functools.cache
 def moved(name: str, **options) -> tuple[float, float]:
-    """How far the new server is from what it was where two clients' uplinks are u1 + d and u2 - d,
-    and how long d is: the largest entries. Uplinks, masks and counts are random; masks and counts
-    of the two are the same."""
+    """Returns how far the server's step moves when two clients' uplinks u1 and u2 become u1 + d and
+    u2 - d, and the length of d, both as the largest entry. Uplinks, masks and counts are random;
+    masks and counts of the two clients are the same."""
     federation, rng = federation_for(name), np.random.default_rng(0)
     method = method_factory(name)(TRAINING, **settings(name) | options)
     assert set(PAIR) <= set(federation.members(federation.buckets[federation.assignment[0]]))

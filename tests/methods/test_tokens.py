@@ -102,7 +102,7 @@ def test_two_rounds(name):
 
 
 @pytest.mark.parametrize("name", [*IMAGES, "heterofl+dfrd"])
-def test_who_needs_images_says_so(name):
+def test_methods_that_need_images_refuse_tokens(name):
     method = method_factory(name)(TRAINING, **settings(name))
     with pytest.raises(
         ValueError, match=r"needs images, float .*; these models take int32 \(6,\)"
@@ -122,5 +122,5 @@ def test_texts_are_learned():
     )
     state, _ = simulation.run_round(simulation.init())
     accuracy = simulation.evaluate(state).accuracy["train"]
-    (found,) = accuracy.values()
-    assert np.nanmean(found) > 0.9, found
+    (scores,) = accuracy.values()
+    assert np.nanmean(scores) > 0.9, scores

@@ -1,4 +1,4 @@
-"""Which numbers of a method may be arguments of its programs: all that a factory takes traced go
+"""Numbers of a method that may be arguments of its programs: all that a factory takes traced go
 through a round."""
 
 import dataclasses
@@ -31,13 +31,15 @@ FIXED = {
 def numbers(name: str) -> dict[str, float]:
     """The options that need not be whole, and the learning rate."""
     parameters = list(inspect.signature(method_factory(name)).parameters.values())[1:]
-    own = {p.name: settings(name).get(p.name, p.default) for p in parameters}
+    options = {p.name: settings(name).get(p.name, p.default) for p in parameters}
     optional = {
-        p.name: 0.5 for p in parameters if own[p.name] is None and kind_of(p.annotation) is float
+        p.name: 0.5
+        for p in parameters
+        if options[p.name] is None and kind_of(p.annotation) is float
     }
-    found = {key: value for key, value in (own | optional).items() if type(value) is float}
+    floats = {key: value for key, value in (options | optional).items() if type(value) is float}
     return {"rate": 0.05} | {
-        key: value for key, value in found.items() if key not in FIXED.get(name, ())
+        key: value for key, value in floats.items() if key not in FIXED.get(name, ())
     }
 
 
@@ -61,14 +63,14 @@ def test_a_factory_takes_them_traced(name):
 )
 def test_a_round_does_too(name):
     federation, values = federation_for(name), numbers(name)
-    given = {key: np.array([value]) for key, value in values.items()}
+    arrays = {key: np.array([value]) for key, value in values.items()}
     options = SimulationOptions(lanes=1, devices=1)
     simulation = make_trials(
         varied(maker(name), values),
         federation,
         [federation_data(federation)],
         options,
-        settings=given,
+        settings=arrays,
     )
     state, _ = simulation.run_round(simulation.init())
     simulation.evaluate(state)

@@ -23,9 +23,9 @@ def test_psnr(pairs):
 
 
 def test_ssim(pairs):
-    found = images.ssim(*pairs)
-    np.testing.assert_allclose(found, [reference.ssim(a, b) for a, b in zip(*pairs)], rtol=1e-9)
-    assert found[0] > 0.9 > found[1] > found[2]
+    scores = images.ssim(*pairs)
+    np.testing.assert_allclose(scores, [reference.ssim(a, b) for a, b in zip(*pairs)], rtol=1e-9)
+    assert scores[0] > 0.9 > scores[1] > scores[2]
 
 
 def test_equal_images(pairs):

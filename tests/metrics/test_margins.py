@@ -9,8 +9,7 @@ from tests.reference.margins import nearest_and_mean
 
 @pytest.mark.parametrize("seed", range(3))
 def test_margins_equal_the_reference(seed):
-    """Of five clients with classes of their own, some with one or none; what is absent is never
-    read."""
+    """Five clients have different classes, some one or none; absent prototypes are never read."""
     rng = np.random.default_rng(seed)
     present = rng.random((5, 6)) < 0.5
     present[0], present[1] = False, np.arange(6) == 2

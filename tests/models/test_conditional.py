@@ -11,7 +11,7 @@ INPUTS = {"mul": 100, "add": 100, "cat": 200, "ncat": 100 + CLASSES, "none": 100
 
 
 def shapes(module, batch=2):
-    """Of what it makes, and of its variables."""
+    """Returns the shapes of a module's output and of its variables."""
     noise, labels = jnp.zeros((batch, module.noise_dim)), jnp.zeros(batch, jnp.int32)
     return jax.eval_shape(
         lambda key: module.init_with_output(key, noise, labels, False), jax.random.key(0)
@@ -79,7 +79,7 @@ def test_first_values_and_batch_statistics():
     np.testing.assert_array_equal(kept["batch_stats"]["norm2"]["var"], 1)
 
 
-def test_what_cannot_be_made():
+def test_impossible_sizes_are_refused():
     with pytest.raises(
         ValueError, match="images have 65 pixels a side; the generator makes at most 64"
     ):

@@ -44,8 +44,8 @@ def torch_step(model, kernel, x, y, dtype):
         head.bias.zero_()
     optimiser = torch.optim.SGD([*model.parameters(), *head.parameters()], RATE)
     before = {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}
-    found = model(torch.from_numpy(x).permute(0, 3, 1, 2))
-    pooled = torch.nn.functional.adaptive_avg_pool1d(found, len(kernel))
+    maps = model(torch.from_numpy(x).permute(0, 3, 1, 2))
+    pooled = torch.nn.functional.adaptive_avg_pool1d(maps, len(kernel))
     torch.nn.functional.cross_entropy(head(pooled), torch.from_numpy(y)).backward()
     optimiser.step()
     return (
@@ -56,16 +56,18 @@ def torch_step(model, kernel, x, y, dtype):
 
 
 def own_step(bucket, variables, kernel, x, y):
-    """Likewise here: the parameters {"base", "head"} after one step."""
+    """Returns this library's parameters {"base", "head"} after one step."""
     params = variables["params"] | {
         "head": {"kernel": jnp.asarray(kernel), "bias": jnp.zeros(CLASSES, kernel.dtype)}
     }
 
     def loss(params):
-        found, _ = features(
+        representations, _ = features(
             bucket, params, variables["stats"], x, jnp.ones(len(x), bool), train=True
         )
-        return -jax.nn.log_softmax(logits(bucket, params, found))[np.arange(len(y)), y].mean()
+        return -jax.nn.log_softmax(logits(bucket, params, representations))[
+            np.arange(len(y)), y
+        ].mean()
 
     return jax.tree.map(lambda p, g: p - RATE * g, params, jax.jit(jax.grad(loss))(params))
 
@@ -81,19 +83,19 @@ def steps(name, reference, module, dtype):
     start, goal = (
         variables_from_torchvision(arrays, zeros(bucket, dtype)) for arrays in (before, after)
     )
-    own = own_step(bucket, start, kernel, x, y)
+    stepped = own_step(bucket, start, kernel, x, y)
     goal = {"base": goal["params"]["base"], "head": {"kernel": np.asarray(head)}}
-    found = []
-    for params in (goal, own):
+    changes = []
+    for params in (goal, stepped):
         base = jax.tree.map(lambda a, b: np.asarray(a - b), params["base"], start["params"]["base"])
         tree = {"base": base, "head": np.asarray(params["head"]["kernel"] - kernel)}
-        found.append(
+        changes.append(
             {
                 jax.tree_util.keystr(k, simple=True, separator="/"): v
                 for k, v in jax.tree.leaves_with_path(tree)
             }
         )
-    return found
+    return changes
 
 
 def worst(theirs, ours):

@@ -183,7 +183,7 @@ def test_norm_reaches_every_model_that_normalises():
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(arguments, options, message):
+def test_contradicting_arguments_are_refused(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         model_group(*arguments, **options)
 

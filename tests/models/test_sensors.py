@@ -45,16 +45,15 @@ def test_groups_in_the_order_of_the_clients(group, names):
 @pytest.mark.parametrize("shape", [(128, 9), (256, 3, 9)], ids=str)
 def test_sizes_do_not_depend_on_the_windows(shape):
     """k C_in C_out + C_out of every convolution; the head has 512 features and a bias."""
-    two, one, three = (
+    two_layers, one_layer, three_layers = (
         9 * 9 * 32 + 32 + 9 * 32 * 64 + 64,
         9 * 9 * 32 + 32,
         5 * (9 * 32 + 32 * 64 + 64 * 128) + 224,
     )
     federation = make_federation(model_group("htfe_sen8", 6, shape), shape, 6, num_clients=8)
-    found = [count_parameters(bucket) for bucket in federation.buckets]
-    assert found == [
-        {"base": base, "head": 513 * 6} for base in (two, two, two, one, one, one, three, three)
-    ]
+    bases = [two_layers] * 3 + [one_layer] * 3 + [three_layers] * 2
+    sizes = [count_parameters(bucket) for bucket in federation.buckets]
+    assert sizes == [{"base": base, "head": 513 * 6} for base in bases]
 
 
 def _block(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, stride: int) -> np.ndarray:
@@ -180,7 +179,7 @@ def test_perceptrons_take_any_array(shape):
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 @pytest.mark.parametrize("name", [*SEN8, "harcnn_s1 of 3 units"])
 def test_they_compute_what_torchs_do(name, precision):
-    """By its own weights, loaded as a state dict of HtFLlib's names; pools go along time, see
+    """Torch's weights are loaded as a state dict of HtFLlib's names; pools go along time, see
     `TimeConvFeatures`."""
     torch = pytest.importorskip("torch")
     name, units = name.removesuffix(" of 3 units"), 3 if name.endswith("units") else 1

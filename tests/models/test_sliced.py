@@ -112,7 +112,7 @@ def test_axes_are_those_of_the_parameters_at_every_rate(name, per_layer):
             ), path
 
 
-def test_what_is_added_is_one_group():
+def test_layers_joined_by_addition_share_their_channels():
     axes = flat(parameter_axes(*_tiny_resnet()))
     stream = axes["base/stage2_0/shortcut/kernel"][-1]
     written = [axes[f"base/stage2_{i}/conv2/kernel"][-1] for i in (0, 1)]
@@ -183,10 +183,10 @@ def oracle(name, rate, plan, per_layer=False):
         )
     )
     held = ref.mask(params, axes, plan)
-    own = logits_and_gradient(name, rate)(ref.extract(params, axes, plan))
+    sliced = logits_and_gradient(name, rate)(ref.extract(params, axes, plan))
     logits, gradient = logits_and_gradient(name, 1.0)({k: x * held[k] for k, x in params.items()})
     gradient = {k: np.asarray(g) * held[k] for k, g in gradient.items()}
-    return own, (logits, ref.extract(gradient, axes, plan))
+    return sliced, (logits, ref.extract(gradient, axes, plan))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Scanned blocks compute what unrolled ones do, and their variables convert both ways."""
+"""Blocks under a scan compute the same as unrolled ones, and their variables convert both ways."""
 
 import flax.linen as nn
 import jax

@@ -1,6 +1,8 @@
 """Text models: torch's numbers where it is installed, what padding does, initial weights, dropout,
 groups."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,11 +58,11 @@ def test_forward_and_one_step_beside_torch(name, precision):
     like = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))["params"]
 
     def weights():
-        own = {
+        linear = {
             "kernel": head.weight.detach().numpy().T.copy(),
             "bias": head.bias.detach().numpy().copy(),
         }
-        return stack_blocks({"base": text_weights(name, base), "head": own}, like)
+        return stack_blocks({"base": text_weights(name, base), "head": linear}, like)
 
     before = weights()
     representations = base(torch.from_numpy(x).long())
@@ -70,15 +72,15 @@ def test_forward_and_one_step_beside_torch(name, precision):
     optimiser.step()
 
     def own_loss(params):
-        found, _ = features(bucket, params, {}, x, jnp.ones(len(x), bool), train=True)
-        return -jax.nn.log_softmax(logits(bucket, params, found))[
+        hidden, _ = features(bucket, params, {}, x, jnp.ones(len(x), bool), train=True)
+        return -jax.nn.log_softmax(logits(bucket, params, hidden))[
             np.arange(len(y)), y
-        ].mean(), found
+        ].mean(), hidden
 
-    (value, found), gradients = jax.jit(jax.value_and_grad(own_loss, has_aux=True))(before)
+    (value, hidden), gradients = jax.jit(jax.value_and_grad(own_loss, has_aux=True))(before)
     close = 1e-12 if precision == "float64" else 2e-6
-    np.testing.assert_allclose(found, representations.detach().numpy(), atol=close * 10)
-    assert found.dtype == precision and value == pytest.approx(loss.item(), rel=close * 10)
+    np.testing.assert_allclose(hidden, representations.detach().numpy(), atol=close * 10)
+    assert hidden.dtype == precision and value == pytest.approx(loss.item(), rel=close * 10)
     after = jax.tree.map(lambda p, g: p - RATE * g, before, gradients)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=close), after, weights())
     moved = jax.tree.map(
@@ -92,10 +94,10 @@ def test_padding_changes_nothing(name):
     """Neither how much of it there is, nor what its embedding is; and no gradient comes to that."""
     variables = init_variables(bucket_of(name), jax.random.key(0))
     tokens = texts()[1:]
-    found = run(name, variables, tokens)
+    expected = run(name, variables, tokens)
     short = tokens[:, : int(last_token(tokens).max()) + 1]
     assert short.shape[1] < LENGTH
-    np.testing.assert_allclose(run(name, variables, short), found, atol=1e-6)
+    np.testing.assert_allclose(run(name, variables, short), expected, atol=1e-6)
 
     def table(path):
         return "embedding" in jax.tree_util.keystr(path)
@@ -103,15 +105,15 @@ def test_padding_changes_nothing(name):
     moved = jax.tree.map_with_path(
         lambda path, x: x.at[0].set(9.0) if table(path) else x, variables["params"]
     )
-    np.testing.assert_array_equal(run(name, {"params": moved}, tokens), found)
+    np.testing.assert_array_equal(run(name, {"params": moved}, tokens), expected)
     gradients = jax.grad(lambda params: run(name, {"params": params}, tokens).sum())(
         variables["params"]
     )
-    (own,) = [g for path, g in jax.tree.leaves_with_path(gradients) if table(path)]
+    (gradient,) = [g for path, g in jax.tree.leaves_with_path(gradients) if table(path)]
     used = np.unique(tokens[tokens > 0])
     if name != "transformer":  # whose sum of a normalised vector is always the same
-        assert np.abs(own[used]).max(1).all()
-    assert not np.delete(own, used, axis=0).any()
+        assert np.abs(gradient[used]).max(1).all()
+    assert not np.delete(gradient, used, axis=0).any()
 
 
 @every_model
@@ -161,6 +163,14 @@ def test_published_sizes():
         )
 
 
+def weight_bound(name: str, path: str) -> float:
+    """Returns the bound of the uniform distribution that torch draws these weights from."""
+    if "in_proj" in path:
+        return (6 / (4 * 64)) ** 0.5
+    fan_in = 128 if path.startswith("base/fc1") and name == "bilstm" else 64
+    return fan_in**-0.5
+
+
 @every_model
 def test_initial_weights_are_torchs(name):
     """Embeddings normal, or uniform within 0.1 of a transformer; everything else within
@@ -183,14 +193,12 @@ def test_initial_weights_are_torchs(name):
         )
     else:
         assert table[1:].std() == pytest.approx(1, rel=0.02) and abs(table.mean()) < 0.02
-    for path, x in flat.items():
-        if "embedding" in path or "norm" in path or path == "base/class_token":
+    zero = {path for path in flat if path.endswith(("in_proj/bias", "out_proj/bias"))}
+    assert not any(flat[path].any() for path in zero)
+    for path in set(flat) - zero:
+        if re.search("embedding|norm|^base/class_token$", path):
             continue
-        if path.endswith(("in_proj/bias", "out_proj/bias")):
-            assert not x.any(), path
-            continue
-        fan_in = 128 if path.startswith("base/fc1") and name == "bilstm" else 64
-        bound = (6 / (4 * 64)) ** 0.5 if "in_proj" in path else fan_in**-0.5
+        x, bound = flat[path], weight_bound(name, path)
         assert np.abs(x).max() <= bound and x.std() == pytest.approx(bound / 3**0.5, rel=0.3), path
 
 
@@ -208,11 +216,13 @@ def test_dropout_needs_a_key_and_training(name):
 
 
 def test_positions():
-    found = positions(5, 6)
+    encoding = positions(5, 6)
     for t in range(5):
         for i in range(3):
             angle = t / 10000 ** (2 * i / 6)
-            np.testing.assert_allclose(found[t, 2 * i : 2 * i + 2], [np.sin(angle), np.cos(angle)])
+            np.testing.assert_allclose(
+                encoding[t, 2 * i : 2 * i + 2], [np.sin(angle), np.cos(angle)]
+            )
     assert positions(3, 5).shape == (3, 5)
 
 
@@ -277,7 +287,7 @@ def test_groups():
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(group, shape, options, message):
+def test_wrong_arguments_of_a_group_are_refused(group, shape, options, message):
     with pytest.raises(ValueError, match=message):
         model_group(group, 4, shape, **options)
 
@@ -287,6 +297,6 @@ def test_slices_take_no_tokens():
         sliced_network("conv4", 4, TOKENS)
     with pytest.raises(
         ValueError,
-        match="there is no text model 'rnn'; there are fasttext, text_logistic, bilstm, lstm",
+        match="unknown text model 'rnn'; there are fasttext, text_logistic, bilstm, lstm",
     ):
         text_model("rnn", 2, 3)

@@ -38,13 +38,13 @@ def test_the_image_decides_how_many_tokens_there_are(size, patches):
     assert out.shape == (2, 10)
 
 
-def test_what_does_not_fit_is_refused():
+def test_wrong_sizes_are_refused():
     with pytest.raises(
         ValueError, match="images of 28x28 pixels do not split into patches of 16x16"
     ):
         shapes(vit("vit_b16", 10), (28, 28, 1))
     with pytest.raises(
-        ValueError, match=f"no vision transformer 'vit'; there are {', '.join(VITS)}"
+        ValueError, match=f"unknown vision transformer 'vit'; there are {', '.join(VITS)}"
     ):
         vit("vit", 10)
 

@@ -74,10 +74,10 @@ def random_model(module):
 
 
 def scores(bucket, variables, x):
-    found, _ = features(
+    representations, _ = features(
         bucket, variables["params"], variables["stats"], x, jnp.ones(len(x), bool), train=False
     )
-    return np.asarray(logits(bucket, variables["params"], found))
+    return np.asarray(logits(bucket, variables["params"], representations))
 
 
 def whole(variables):
@@ -97,15 +97,15 @@ def test_a_state_dict_is_taken_back(case):
     bucket, variables = random_model(module)
     arrays = state_dict(module, variables)
     assert not any(name.startswith("params/") for name in arrays)
-    found = starting_weights(arrays, module, variables, head=True)
-    assert jax.tree.structure(found) == jax.tree.structure(whole(variables))
+    loaded = starting_weights(arrays, module, variables, head=True)
+    assert jax.tree.structure(loaded) == jax.tree.structure(whole(variables))
     x = np.random.default_rng(1).standard_normal((2, *SIZE)).astype(np.float32)
-    expected, again = (scores(bucket, v, x) for v in (variables, {"stats": {}} | found))
+    expected, again = (scores(bucket, v, x) for v in (variables, {"stats": {}} | loaded))
     np.testing.assert_allclose(again, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     # Where there are no more features than the extractor's own, the arrays themselves are the same.
     if case != "wider features":
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, whole(variables)
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), loaded, whole(variables)
         )
     assert "head" not in starting_weights(arrays, module, variables)["params"]
     assert size(arrays, module, variables) == (len(arrays), len(arrays))
@@ -136,8 +136,10 @@ def test_a_model_without_a_torch_original_has_its_own_names():
     _, variables = random_model(module)
     arrays = state_dict(module, variables)
     assert arrays.keys() == own_names(variables).keys() and "params/head/kernel" in arrays
-    found = starting_weights(arrays | {"shared/params/x": np.ones(2)}, module, variables, head=True)
-    jax.tree.map(np.testing.assert_array_equal, found["params"], variables["params"])
+    loaded = starting_weights(
+        arrays | {"shared/params/x": np.ones(2)}, module, variables, head=True
+    )
+    jax.tree.map(np.testing.assert_array_equal, loaded["params"], variables["params"])
 
 
 def test_heads_that_do_not_fit_stay():
@@ -161,7 +163,7 @@ def test_heads_that_do_not_fit_stay():
     assert "head" not in starting_weights(arrays, module, variables, head=True)["params"]
 
 
-def test_what_a_file_looks_like():
+def test_architectures_are_recognised_by_their_shapes():
     modules = {f"resnet{n}": model_group(f"resnet{n}", 10, SIZE)[f"resnet{n}"] for n in (10, 18)}
     modules |= {name: model_group(name, 10, SIZE)[name] for name in ("vit_b16", "vit_b32")}
     shapes = {}
@@ -170,8 +172,8 @@ def test_what_a_file_looks_like():
         shapes[name] = jax.eval_shape(
             lambda key, b=bucket: init_variables(b, key), jax.random.key(0)
         )
-    for name, own in shapes.items():
-        blank = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), own)
+    for name, like in shapes.items():
+        blank = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), like)
         assert looks_like(state_dict(modules[name], blank), shapes) == name
         assert looks_like(own_names(blank), shapes) == name
     grey = state_dict(

@@ -81,7 +81,7 @@ def test_features_for_every_size_of_image(name, input_shape):
 def test_unknown_depth():
     with pytest.raises(
         ValueError,
-        match=r"no ResNet of depth 20; the depths are 4, 6, 8, 10, 18, 34, 50, 101, 152$",
+        match=r"unknown ResNet of depth 20; the depths are 4, 6, 8, 10, 18, 34, 50, 101, 152$",
     ):
         resnet(20, 10)
 
@@ -155,12 +155,12 @@ def test_every_norm_is_of_the_kind_asked_for_and_is_given_train_and_mask(module)
         if "scale" in path
     }
     assert {path for path, _, _ in calls} == paths
-    for _, norm, (_, train, given) in calls:
+    for _, norm, (_, train, norm_mask) in calls:
         assert (norm.kind, norm.epsilon) == (
             module.norm,
             1e-3 if isinstance(module, GoogLeNet) else 1e-5,
         )
-        assert train is True and given is mask
+        assert train is True and norm_mask is mask
     assert ("batch_stats" in variables) == (module.norm == "batch")
 
 
@@ -232,8 +232,8 @@ def test_masked_samples_change_neither_other_features_nor_statistics(resnet4, tr
 
 
 def test_initial_weights():
-    """Kaiming normal with torch's fan-out, which for a depthwise kernel too is features times area;
-    or std 0.01."""
+    """Weights are Kaiming normal with torch's fan-out, which for a depthwise kernel too is features
+    times area; or of std 0.01."""
     modules = {
         "bottleneck": Bottleneck(64, 2),
         "inverted": InvertedResidual(64, 1, 6),
@@ -272,7 +272,7 @@ def test_initial_weights():
 
 
 def conv(x, kernel, stride=1):
-    """Padded by half the kernel."""
+    """Convolves an input that is padded by half the kernel."""
     pad = kernel.shape[0] // 2
     return ref.conv2d(np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0))), kernel)[
         :, ::stride, ::stride

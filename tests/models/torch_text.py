@@ -1,8 +1,10 @@
-"""Where the weights of the text models in plain PyTorch (`benchmarks.text_torch`) stand here."""
+"""Weights of the text models in plain PyTorch (`benchmarks.text_torch`) under this library's
+names."""
 
 
 def text_weights(name, base):
-    """Its weights as the extractor here has them, blocks one beside another."""
+    """Returns the weights of a text model in torch under this library's names, blocks one beside
+    another."""
     state = {key: value.detach().numpy().copy() for key, value in base.state_dict().items()}
 
     def linear(key):
@@ -26,21 +28,21 @@ def text_weights(name, base):
             "mean": {"embedding": {"embedding": state["0.embedding.weight"]}},
             "fc1": linear("1"),
         }
-    found = {"embedding": {"embedding": state["embedding.weight"]}}
+    weights = {"embedding": {"embedding": state["embedding.weight"]}}
     if name == "bilstm":
         both = {"lstm_0": recurrence("l0"), "lstm_0_reverse": recurrence("l0_reverse")}
-        return found | both | {"fc1": linear("fc1")}
+        return weights | both | {"fc1": linear("fc1")}
     if name != "transformer":
-        return found | {f"{name}_{i}": recurrence(f"l{i}") for i in (0, 1)}
+        return weights | {f"{name}_{i}": recurrence(f"l{i}") for i in (0, 1)}
     for i in range(len(base.encoder.layers)):
         at = f"encoder.layers.{i}"
         in_proj = {
             "kernel": state[f"{at}.self_attn.in_proj_weight"].T,
             "bias": state[f"{at}.self_attn.in_proj_bias"],
         }
-        found[f"layers_{i}"] = {
+        weights[f"layers_{i}"] = {
             "self_attn": {"in_proj": in_proj, "out_proj": linear(f"{at}.self_attn.out_proj")},
             **{part: linear(f"{at}.{part}") for part in ("linear1", "linear2")},
             **{part: norm(f"{at}.{part}") for part in ("norm1", "norm2")},
         }
-    return found | {"class_token": state["class_token"]}
+    return weights | {"class_token": state["class_token"]}

@@ -68,7 +68,7 @@ def drawn(case, clients=2, batch=2):
     return x, kernel, normal(clients, *out, seed=2)
 
 
-def wanted(case, x, kernel, upstream):
+def by_reference(case, x, kernel, upstream):
     options = (case.stride, case.padding, case.groups)
     return ref.conv2d(x, kernel, *options), *ref.conv2d_gradients(x, kernel, upstream, *options)
 
@@ -85,11 +85,11 @@ def test_lowerings_equal_the_reference_for_one_client_and_for_two(case):
         pulled_back(convolution(case, lowering)) for lowering in ("native", "patches")
     )
     second = [a[1] for a in arguments]
-    want = wanted(case, *second)
-    one, other, stacked = jax.jit(
-        lambda two, one: (native(*one), patches(*one), jax.vmap(patches)(*two))
+    want = by_reference(case, *second)
+    single, other, stacked = jax.jit(
+        lambda two, single: (native(*single), patches(*single), jax.vmap(patches)(*two))
     )(arguments, second)
-    assert_close(one, want)
+    assert_close(single, want)
     assert_close(other, want)
     assert_close([a[1] for a in stacked], want)
 
@@ -100,7 +100,7 @@ def test_clients_may_share_their_images(name):
     run = jax.jit(jax.vmap(pulled_back(convolution(CASES[name], "patches")), in_axes=(None, 0, 0)))
     assert_close(
         [a[1] for a in run(x[0], kernel, upstream)],
-        wanted(CASES[name], x[0], kernel[1], upstream[1]),
+        by_reference(CASES[name], x[0], kernel[1], upstream[1]),
     )
 
 
@@ -247,7 +247,7 @@ def test_a_few_images_at_a_time_are_the_whole_batch(monkeypatch, case, at_once):
     monkeypatch.setattr(conv, "images_at_once", lambda batch, size: at_once)
     few = jax.jit(pulled_back(convolution(case)))
     assert "scan" in str(jax.make_jaxpr(few)(*arguments))
-    assert_close(few(*arguments), wanted(case, *arguments))
+    assert_close(few(*arguments), by_reference(case, *arguments))
 
 
 def test_only_large_patches_are_made_for_a_few_images_at_a_time():
@@ -267,7 +267,9 @@ def test_several_outputs_of_a_row_at_once_are_those_alone(monkeypatch, case, col
     out_width = arguments[2].shape[2]
     monkeypatch.setattr(conv, "columns_at_once", lambda *sizes: columns)
     assert out_width % columns == 0
-    assert_close(jax.jit(pulled_back(convolution(case)))(*arguments), wanted(case, *arguments))
+    assert_close(
+        jax.jit(pulled_back(convolution(case)))(*arguments), by_reference(case, *arguments)
+    )
 
 
 def test_only_kernels_of_few_channels_make_several_outputs_at_once():

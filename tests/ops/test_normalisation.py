@@ -29,9 +29,9 @@ def test_gradients_equal_the_references(mask, mean):
     x = RNG.normal(mean, 2, SHAPE)
     arguments = [jnp.float32(a) for a in (x, SCALE, BIAS)]
     _, pull = jax.vjp(lambda *a: normalised(*a, mask), *arguments)
-    found = jax.jit(pull)(jax.tree.map(jnp.float32, UPSTREAM))
+    gradients = jax.jit(pull)(jax.tree.map(jnp.float32, UPSTREAM))
     want = ref.batch_norm_gradients(np.float64(arguments[0]), mask, SCALE, BIAS, *UPSTREAM)
-    for name, a, b in zip(("x", "scale", "bias"), found, want):
+    for name, a, b in zip(("x", "scale", "bias"), gradients, want):
         scale = np.abs(b).max() + 1e-3
         np.testing.assert_allclose(
             a / scale, b / scale, atol=2e-5 if mean < 1000 else 2e-3, err_msg=name
@@ -41,9 +41,9 @@ def test_gradients_equal_the_references(mask, mean):
 @pytest.mark.parametrize("mean", [0, 1000])
 def test_the_variance_does_not_cancel_where_the_mean_is_large(mean):
     x = np.float32(RNG.normal(mean, 2, SHAPE))
-    _, found, var = jax.jit(lambda x: normalised(x, SCALE, BIAS, MASKS["some"]))(x)
+    _, computed, var = jax.jit(lambda x: normalised(x, SCALE, BIAS, MASKS["some"]))(x)
     real = np.float64(x[MASKS["some"]])
-    np.testing.assert_allclose(found, real.mean((0, 1, 2)), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(computed, real.mean((0, 1, 2)), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(var, real.var((0, 1, 2)), rtol=1e-5)
 
 

@@ -24,9 +24,9 @@ def value_and_gradients(precision):
 
 
 def test_factors_are_rounded_and_sums_are_not():
-    found = value_and_gradients("bfloat16")
+    results = value_and_gradients("bfloat16")
     a, b, upstream = map(rounded, (A, B, UPSTREAM))
-    for got, want in zip(found, (a @ b, upstream @ b.T, a.T @ upstream)):
+    for got, want in zip(results, (a @ b, upstream @ b.T, a.T @ upstream)):
         assert got.dtype == jnp.float32
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
@@ -88,11 +88,14 @@ def test_layers_follow_the_precision():
     )
     for layer, x in ((Conv(4, 3), image), (Linear(4), vector)):
         variables = layer.init(jax.random.key(0), x)
-        found = {}
+        outputs = {}
         for precision in ("float32", "bfloat16"):
             with jax.default_matmul_precision(precision):
-                found[precision] = np.asarray(
+                outputs[precision] = np.asarray(
                     jax.jit(lambda v, x, layer=layer: layer.apply(v, x))(variables, x)
                 )
-        error = np.abs(found["bfloat16"] - found["float32"]).max() / np.abs(found["float32"]).max()
+        error = (
+            np.abs(outputs["bfloat16"] - outputs["float32"]).max()
+            / np.abs(outputs["float32"]).max()
+        )
         assert 1e-4 < error < 2e-2

@@ -38,14 +38,14 @@ def stepwise(cell, weights, x):
 @pytest.mark.parametrize("cell", CELLS)
 def test_forward(cell, length):
     weights, x = problem(cell, length)
-    found = jax.jit(CELLS[cell][0])(weights, x, jnp.int32(length))
-    np.testing.assert_allclose(found, stepwise(cell, weights, x), atol=1e-12)
+    states = jax.jit(CELLS[cell][0])(weights, x, jnp.int32(length))
+    np.testing.assert_allclose(states, stepwise(cell, weights, x), atol=1e-12)
 
 
 @pytest.mark.parametrize(("length", "steps"), [(3, 3), (10, 10), (10, 5)])
 @pytest.mark.parametrize("cell", CELLS)
 def test_gradients_by_central_differences(cell, length, steps):
-    """Of a sum of states before `steps`; there is padding behind it."""
+    """The loss is a sum of the states before `steps`; padding follows them."""
     weights, x = problem(cell, length)
     weigh = np.random.default_rng(1).normal(size=(steps, BATCH, WIDTH))
 
@@ -68,9 +68,9 @@ def test_gradients_by_central_differences(cell, length, steps):
 @pytest.mark.parametrize("cell", CELLS)
 def test_steps_that_are_padding_are_left_out(cell):
     weights, x = problem(cell, 12)
-    found = jax.jit(CELLS[cell][0])(weights, x, jnp.int32(5))
-    np.testing.assert_allclose(found[:8], stepwise(cell, weights, x)[:8], atol=1e-12)
-    assert not found[8:].any()
+    states = jax.jit(CELLS[cell][0])(weights, x, jnp.int32(5))
+    np.testing.assert_allclose(states[:8], stepwise(cell, weights, x)[:8], atol=1e-12)
+    assert not states[8:].any()
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -87,8 +87,8 @@ def test_clients_side_by_side(cell):
 
     both = jax.jit(jax.vmap(jax.value_and_grad(loss)))
     value, gradients = both(weights, x, lengths)
-    for i, (own, own_x) in enumerate(clients):
-        want, want_gradients = jax.value_and_grad(loss)(own, own_x, lengths[i])
+    for i, (client_weights, client_x) in enumerate(clients):
+        want, want_gradients = jax.value_and_grad(loss)(client_weights, client_x, lengths[i])
         np.testing.assert_allclose(value[i], want, atol=1e-12)
         jax.tree.map(
             lambda a, b, i=i: np.testing.assert_allclose(a[i], b, atol=1e-11),

@@ -44,8 +44,8 @@ def test_equals_the_loop_and_xla(case):
         jax.jit(jax.grad(lambda x, k, f=f: jnp.sum(f(x, k) * upstream), argnums=(0, 1)))(x, kernel)
         for f in (ours, native)
     ]
-    for mine, other in zip(*gradients):
-        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
+    for gradient, other in zip(*gradients):
+        np.testing.assert_allclose(gradient, other, rtol=1e-4, atol=1e-4)
 
 
 def test_is_the_transpose_of_the_convolution():
@@ -53,6 +53,6 @@ def test_is_the_transpose_of_the_convolution():
     x = rng.normal(size=(2, 3, 3, 4)).astype(np.float32)
     kernel = rng.normal(size=(4, 4, 4, 3)).astype(np.float32)
     y = rng.normal(size=(2, 6, 6, 3)).astype(np.float32)
-    there = jnp.sum(conv_transpose2d(x, kernel, 2, 1) * y)
+    forth = jnp.sum(conv_transpose2d(x, kernel, 2, 1) * y)
     back = jnp.sum(x * conv2d(y, kernel.swapaxes(-1, -2), 2, 1))
-    np.testing.assert_allclose(there, back, rtol=1e-4)
+    np.testing.assert_allclose(forth, back, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""What pip installs: all that a clone gives, and nothing of what it does not."""
+"""The wheel that pip installs has all that a clone gives, and nothing that a clone lacks."""
 
 import os
 import subprocess
@@ -100,5 +100,5 @@ def test_an_empty_environment_has_the_rest(installed):
     code = "import fedjax_ht as fl, optax; fl.fedktl(fl.LocalTraining(optax.sgd(0.1))); print(fl.__file__)"
     done = installed("python", "-c", code)
     assert "site-packages" in done.stdout, done.stderr
-    for words in (["list", "configs"], ["data", "list"], ["--version"]):
-        assert installed("fedjax-ht", *words).returncode == 0
+    for arguments in (["list", "configs"], ["data", "list"], ["--version"]):
+        assert installed("fedjax-ht", *arguments).returncode == 0

@@ -44,7 +44,7 @@ def _pad(x, padding):
 
 
 def _seen(i, j, o, stride, h, w, channels, features_per_group):
-    """Where output (i, j) of feature o looks, in one padded image."""
+    """Yields the inputs that output (i, j) of feature o reads, in one padded image."""
     first = o // features_per_group * channels
     top, left = i * stride, j * stride
     return slice(top, top + h), slice(left, left + w), slice(first, first + channels)

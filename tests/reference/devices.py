@@ -12,7 +12,7 @@ class Device(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a participant does in a round, and whether its upload is lost."""
+    """A participant's work in a round, and a flag for an upload that is lost."""
 
     client: int
     flops: float
@@ -56,10 +56,11 @@ def play(devices: list[Device], rounds: list[list[Work]], deadline: float = 0.0)
 
 
 def play_late(devices: list[Device], draw, rounds: int, deadline: float) -> list[dict]:
-    """As `play`, where what is late arrives later, by the times of day at which uploads end.
+    """Plays rounds as `play` does, but late uploads arrive in a later round, at the time of day at
+    which they end.
 
-    `draw(round, busy)` are the participants' works, of a round in which the clients `busy` are not
-    done yet.
+    `draw(round, unfinished)` returns the participants' works in a round in which the clients
+    `unfinished` still compute or send.
     """
     rows, clock, ends = [], 0.0, {}
     for round in range(rounds):

@@ -11,9 +11,9 @@ def log_softmax(row: np.ndarray) -> np.ndarray:
     return row - np.log(np.exp(row).sum())
 
 
-def kl(given: np.ndarray, own: np.ndarray) -> float:
-    """KL(softmax given || softmax own) of one sample's logits."""
-    p, q = log_softmax(given), log_softmax(own)
+def kl(p_logits: np.ndarray, q_logits: np.ndarray) -> float:
+    """KL(softmax(p_logits) || softmax(q_logits)) of one sample."""
+    p, q = log_softmax(p_logits), log_softmax(q_logits)
     return float(np.sum(np.exp(p) * (p - q)))
 
 
@@ -21,12 +21,12 @@ def selected(teacher: np.ndarray, student: np.ndarray, labels, selection: str) -
     """The samples that count."""
     chosen = []
     for b, label in enumerate(labels):
-        guess, own = teacher[b].argmax(), student[b].argmax()
+        teacher_class, student_class = teacher[b].argmax(), student[b].argmax()
         if {
-            "diamond": guess == label and own != label,
+            "diamond": teacher_class == label and student_class != label,
             "triangle": True,
-            "nabla": guess != own,
-            "xor": (guess == label) != (own == label),
+            "nabla": teacher_class != student_class,
+            "xor": (teacher_class == label) != (student_class == label),
         }[selection]:
             chosen.append(b)
     return chosen
@@ -100,19 +100,19 @@ def l_div(images: np.ndarray, merged: np.ndarray) -> float:
     return float(np.exp(-total / n**2))
 
 
-def generator_loss(each, tau, own, labels, images, merged) -> float:
+def generator_loss(each, tau, student, labels, images, merged) -> float:
     """Eq. 5 with both weights 1 over Eqs. 2 to 4, but for the norms of L_div, which are divided by
     sqrt(n)."""
     u = np.einsum("nb,nbc->bc", tau, each)
     fidelity = float(np.mean([-log_softmax(u[b])[labels[b]] for b in range(len(labels))]))
     shrunk = images / np.sqrt(images[0].size), merged / np.sqrt(merged[0].size)
-    return fidelity + l_tran(u, own, labels) + l_div(*shrunk)
+    return fidelity + l_tran(u, student, labels) + l_div(*shrunk)
 
 
-def global_loss(each, tau, own) -> float:
+def global_loss(each, tau, student) -> float:
     """Eq. 7 on the generator's images, as printed: KL(global, ensemble), a mean over the batch."""
     u = np.einsum("nb,nbc->bc", tau, each)
-    return float(np.mean([kl(own[b], u[b]) for b in range(len(own))]))
+    return float(np.mean([kl(student[b], u[b]) for b in range(len(student))]))
 
 
 def aggregate(params: list[np.ndarray], samples: list[int]) -> np.ndarray:
@@ -128,7 +128,7 @@ def embedding_excess(embedding: np.ndarray, bound: float) -> float:
 
 
 def moment_distance(moments: np.ndarray, target: np.ndarray) -> float:
-    """Of one layer and one client, [2, K]."""
+    """Computes the distance of one layer's moments [2, K] at one client from the target."""
     return float(np.linalg.norm(moments[0] - target[0]) + np.linalg.norm(moments[1] - target[1]))
 
 
@@ -143,11 +143,13 @@ def weighted_cross_entropy(logits, labels, weights) -> float:
     return float(total / batch)
 
 
-def weighted_kl(given, own, weights) -> float:
-    """[N, B, C] twice, weights [N, B]."""
+def weighted_kl(p_logits, q_logits, weights) -> float:
+    """Weighted KL divergences of logits [N, B, C], weights [N, B], summed over N; mean over B."""
     clients, batch = weights.shape
     total = sum(
-        weights[i, b] * kl(given[i, b], own[i, b]) for i in range(clients) for b in range(batch)
+        weights[i, b] * kl(p_logits[i, b], q_logits[i, b])
+        for i in range(clients)
+        for b in range(batch)
     )
     return float(total / batch)
 
@@ -187,28 +189,34 @@ def generate(
     return x[:, top : top + shape[0], left : left + shape[1]]
 
 
-def student_loss(method: str, each, tau, own, temperature: float, squared: bool) -> float:
-    """What the global model descends on: each float [N, B, C], tau [N, B], own [B, C]."""
+def student_loss(method: str, each, tau, student, temperature: float, squared: bool) -> float:
+    """Computes the global model's loss from each [N, B, C], tau [N, B] and student [B, C]."""
     scale = temperature**2 if squared else 1.0
     if method == "fedftg":
         return (
             scale
-            * weighted_kl(each / temperature, np.broadcast_to(own, each.shape) / temperature, tau)
-            / own.shape[1]
+            * weighted_kl(
+                each / temperature, np.broadcast_to(student, each.shape) / temperature, tau
+            )
+            / student.shape[1]
         )
     u = np.einsum("nb,nbc->bc", tau, each)
-    return scale * float(np.mean([kl(t / temperature, s / temperature) for t, s in zip(u, own)]))
+    return scale * float(
+        np.mean([kl(t / temperature, s / temperature) for t, s in zip(u, student)])
+    )
 
 
 def adversarial_loss(
-    method: str, each, tau, own, labels, temperature: float, squared: bool
+    method: str, each, tau, student, labels, temperature: float, squared: bool
 ) -> float:
     """The part of the generator's loss that is at a temperature, with weight 1."""
     scale = temperature**2 if squared else 1.0
     if method == "fedftg":
-        given = np.broadcast_to(own, each.shape)
-        return -scale * weighted_kl(given / temperature, each / temperature, tau) / own.shape[1]
+        students = np.broadcast_to(student, each.shape)
+        return (
+            -scale * weighted_kl(students / temperature, each / temperature, tau) / student.shape[1]
+        )
     u = np.einsum("nb,nbc->bc", tau, each)
     return scale * transferability(
-        u, own, labels, {"dfrd": "diamond", "dense": "xor"}[method], temperature
+        u, student, labels, {"dfrd": "diamond", "dense": "xor"}[method], temperature
     )

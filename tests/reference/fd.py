@@ -14,9 +14,9 @@ def soft_cross_entropy(logits, labels, targets, available) -> float:
     class has no target."""
     losses = []
     for row, label in zip(logits, labels):
-        wanted = np.exp(targets[label]) / np.exp(targets[label]).sum()
+        p = np.exp(targets[label]) / np.exp(targets[label]).sum()
         log_q = row - np.log(np.exp(row).sum())
-        losses.append(-np.sum(wanted * log_q) if available[label] else 0.0)
+        losses.append(-np.sum(p * log_q) if available[label] else 0.0)
     return float(np.mean(losses))
 
 

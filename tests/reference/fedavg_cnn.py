@@ -34,9 +34,9 @@ def gradients(
 
     shares = np.exp(above[-1] - above[-1].max(1, keepdims=True))
     upstream = (shares / shares.sum(1, keepdims=True) - np.eye(shares.shape[1])[y]) / batch
-    found = []
+    slopes = []
     for k in reversed(range(len(pooled), len(below))):
-        found = [upstream.T @ below[k], upstream.sum(0), *found]
+        slopes = [upstream.T @ below[k], upstream.sum(0), *slopes]
         upstream = upstream @ weights[2 * k]
         if k > len(pooled):
             upstream = upstream * (above[k - 1] > 0)
@@ -48,8 +48,8 @@ def gradients(
         kernel = weights[2 * k].transpose(2, 3, 1, 0)
         by_bias = upstream.sum((0, 1, 2))
         upstream, by_kernel = conv2d_gradients(below[k], kernel, upstream)
-        found = [by_kernel.transpose(3, 2, 0, 1), by_bias, *found]
-    return found
+        slopes = [by_kernel.transpose(3, 2, 0, 1), by_bias, *slopes]
+    return slopes
 
 
 def fedavg_round(
@@ -64,11 +64,11 @@ def fedavg_round(
     in stored order."""
     models = []
     for x, y in clients:
-        own = [np.asarray(w, np.float64) for w in weights]
+        local = [np.asarray(w, np.float64) for w in weights]
         for _ in range(epochs):
             for i in range(0, len(y), batch_size):
-                steps = gradients(own, x[i : i + batch_size], y[i : i + batch_size], pooled)
-                own = [w - learning_rate * g for w, g in zip(own, steps)]
-        models.append(own)
+                steps = gradients(local, x[i : i + batch_size], y[i : i + batch_size], pooled)
+                local = [w - learning_rate * g for w, g in zip(local, steps)]
+        models.append(local)
     sizes = [len(y) for _, y in clients]
     return [weighted_mean([model[k] for model in models], sizes) for k in range(len(weights))]

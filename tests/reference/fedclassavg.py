@@ -34,8 +34,8 @@ def proximity(head: dict[str, np.ndarray], start: dict[str, np.ndarray]) -> floa
 
 
 def loss(params, start, x1, x2, y, scale: float, temperature: float, mu: float) -> float:
-    """Of `linear_client`'s model; `start` holds the head's parameters at the beginning of the
-    pass."""
+    """Computes the loss of `linear_client`'s model; `start` holds the head's parameters at the
+    beginning of the pass."""
     everyone = [True] * len(y)
     f1, f2 = linear_client.features(params, x1), linear_client.features(params, x2)
     contrast = supervised_contrastive(f1, f2, y, everyone, temperature)

@@ -43,25 +43,26 @@ def mmd(x: np.ndarray, y: np.ndarray, bandwidths) -> float:
 
 
 def mmd_slope(x: np.ndarray, y: np.ndarray, bandwidths) -> np.ndarray:
-    """Of `mmd` by x."""
+    """Computes the gradient of `mmd` by x."""
     slope = np.zeros_like(x)
     for j, point in enumerate(x):
-        for others, factor in ((x, 2.0), (y, -2.0)):
-            for other in others:
+        for samples, factor in ((x, 2.0), (y, -2.0)):
+            for other in samples:
                 apart = point - other
                 kernels = sum(np.exp(-(apart @ apart) / (2 * s)) / s for s in bandwidths)
-                slope[j] -= factor * kernels * apart / len(x) / len(others)
+                slope[j] -= factor * kernels * apart / len(x) / len(samples)
     return slope
 
 
 def class_spread(latents: np.ndarray, labels: np.ndarray) -> float:
     """Mean over classes of the mean square between a class's latents and their mean."""
-    own = [latents[labels == c] for c in np.unique(labels)]
-    return float(np.mean([np.mean((rows - rows.mean(0)) ** 2) for rows in own]))
+    by_class = [latents[labels == c] for c in np.unique(labels)]
+    return float(np.mean([np.mean((rows - rows.mean(0)) ** 2) for rows in by_class]))
 
 
 def class_spread_slope(latents: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Of `class_spread` by the latents; the means' own part cancels."""
+    """Computes the gradient of `class_spread` by the latents; the part through the means
+    cancels."""
     slope = np.zeros_like(latents)
     for c in np.unique(labels):
         rows = latents[labels == c]
@@ -127,7 +128,7 @@ def into_slope(ball, rows: np.ndarray, slope: np.ndarray) -> np.ndarray:
 
 
 def clipped(gradients: dict, norm: float = CLIP_NORM) -> dict:
-    """Scaled down to this length where they are longer, all together."""
+    """Scales gradients down together to the length `norm` where their joint length exceeds it."""
     length = np.sqrt(sum(np.sum(g**2) for g in gradients.values()))
     return {name: g * min(1, norm / length) if length else g for name, g in gradients.items()}
 
@@ -197,8 +198,7 @@ def align_released(
     mse_weight=1.0,
     ball=None,
 ) -> tuple[dict, np.ndarray]:
-    """The same as the authors' code trains F: both losses of a batch, L_MSE against a trainable
-    table.
+    """Trains F as the authors' code does: both losses of a batch, L_MSE against a trainable table.
 
     F and the table have an Adam each, whose gradients are clipped apart. Nothing else sets the
     table: the code's assignments of class means reach copies.
@@ -206,10 +206,10 @@ def align_released(
     Args:
       p: F's parameters. Their bias in front of the batch norm changes nothing, and is left out.
       table: [C, H], of the round before.
-      others: as of `align`.
+      x, labels, batches, rate, bandwidths, mmd_weight, mse_weight, ball: as in `align`.
 
     Returns:
-      F's parameters and the table, which is what is sent.
+      F's parameters and the table, which the server sends.
     """
     optimizer, table_optimizer = Adam(rate), Adam(rate)
     for rows, valid in batches:
@@ -273,8 +273,8 @@ def regression(params: dict, images: np.ndarray, vectors: np.ndarray) -> float:
 
 
 def client_loss(params: dict, x, y, images, classes, vectors, recipe: Recipe) -> float:
-    """Of a batch x [B, D], y and a mini-batch of pairs: images [n, D] of classes [n] and vectors
-    [n, H]."""
+    """Computes the loss of a batch x [B, D], y and a mini-batch of pairs: images [n, D] of classes
+    [n] and vectors [n, H]."""
     value = classification(params, x, y, recipe)
     if recipe.mixed and len(images):
         return value + recipe.mixed * classification(params, images, classes, recipe)
@@ -282,7 +282,7 @@ def client_loss(params: dict, x, y, images, classes, vectors, recipe: Recipe) ->
 
 
 def client_gradients(params: dict, batch, recipe: Recipe) -> dict:
-    """Of `client_loss` by every parameter."""
+    """Computes the gradients of `client_loss` by every parameter."""
     return {
         name: numerical_gradient(
             lambda v, name=name: client_loss({**params, name: v}, *batch, recipe), value

@@ -8,7 +8,7 @@ from tests.reference.gradients import sgd_step
 
 
 def is_sent(i: int, j: int, width: int, blocks: int) -> bool:
-    """Whether entry (i, j) lies in one of `blocks` diagonal blocks."""
+    """Returns True where entry (i, j) lies in one of `blocks` diagonal blocks."""
     side = width // blocks
     return any(
         start <= i < start + side and start <= j < start + side for start in range(0, width, side)

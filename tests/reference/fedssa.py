@@ -18,7 +18,7 @@ def stabilisation(t: int, mu: float, stable_rounds: int, decay: str = "cosine") 
 
 
 def growth(mu: float, stable_rounds: int, decay: str) -> float:
-    """How long a row of length 1 becomes that fuses with itself in every round."""
+    """Computes the length of a row of length 1 after it has fused with itself in every round."""
     length = 1.0
     for t in range(1, stable_rounds + 1):
         length = length + stabilisation(t, mu, stable_rounds, decay) * length
@@ -30,17 +30,17 @@ def stored_mean(rounds: list[dict[int, dict[int, np.ndarray]]]) -> dict[int, np.
     class -> row."""
     newest: dict[int, dict[int, np.ndarray]] = {}
     for uploads in rounds:
-        newest |= {i: own for i, own in uploads.items() if own}
+        newest |= {i: sent for i, sent in uploads.items() if sent}
     owners: dict[int, list[np.ndarray]] = {}
-    for own in newest.values():
-        for s, row in own.items():
+    for sent in newest.values():
+        for s, row in sent.items():
             owners.setdefault(s, []).append(np.asarray(row, np.float64))
     return {s: sum(rows) / len(rows) for s, rows in owners.items()}
 
 
-def fuse(local: np.ndarray, rows: np.ndarray, own: set[int], mu_t: float) -> np.ndarray:
+def fuse(local: np.ndarray, rows: np.ndarray, classes: set[int], mu_t: float) -> np.ndarray:
     """The local header [C, K + 1] with the global rows taken in for the client's own classes."""
     fused = np.array(local, np.float64)
-    for s in own:
+    for s in classes:
         fused[s] = rows[s] + mu_t * local[s]
     return fused

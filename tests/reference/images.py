@@ -6,20 +6,20 @@ import numpy as np
 
 
 def psnr(a: np.ndarray, b: np.ndarray) -> float:
-    """Of two images [H, W, C] in [0, 1]."""
+    """Computes the PSNR of two images [H, W, C] in [0, 1]."""
     total = sum((x - y) ** 2 for x, y in zip(a.ravel(), b.ravel()))
     return 10 * math.log10(1 / (total / a.size))
 
 
 def ssim(a: np.ndarray, b: np.ndarray, window: int = 11, sigma: float = 1.5) -> float:
-    """Of two images [H, W, C] in [0, 1]: Eq. 13 of Wang et al. (2004) at every window, then the
-    mean."""
+    """Computes the SSIM of two images [H, W, C] in [0, 1]: Eq. 13 of Wang et al. (2004) at every
+    window, then the mean."""
     offsets = range(-(window // 2), window // 2 + 1)
     weights = np.array(
         [[math.exp(-(i * i + j * j) / (2 * sigma**2)) for j in offsets] for i in offsets]
     )
     weights /= weights.sum()
-    c1, c2, found = 0.01**2, 0.03**2, []
+    c1, c2, scores = 0.01**2, 0.03**2, []
     for channel in range(a.shape[2]):
         for i in range(a.shape[0] - window + 1):
             for j in range(a.shape[1] - window + 1):
@@ -31,8 +31,8 @@ def ssim(a: np.ndarray, b: np.ndarray, window: int = 11, sigma: float = 1.5) -> 
                     (2 * mx * my + c1) * (2 * cov + c2),
                     (mx**2 + my**2 + c1) * (vx + vy + c2),
                 )
-                found.append(top / bottom)
-    return sum(found) / len(found)
+                scores.append(top / bottom)
+    return sum(scores) / len(scores)
 
 
 def auc(lower: np.ndarray, higher: np.ndarray) -> float:

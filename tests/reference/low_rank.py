@@ -16,7 +16,7 @@ def kept_rank(matrices: np.ndarray, energy: float) -> int:
 
 
 def compress(array: np.ndarray, energy: float, form: str = "paper") -> tuple[np.ndarray, int]:
-    """What arrives of an array [..., O], and how many numbers are sent for it."""
+    """Returns the array [..., O] that arrives, and how many numbers are sent for it."""
     array = np.asarray(array, np.float64)
     if array.ndim < 2:
         return array, array.size

@@ -6,7 +6,7 @@ import math
 def nearest_and_mean(prototypes: dict[int, list[float]]) -> dict[int, tuple[float, float]]:
     """Class -> its prototype's least and mean Euclidean distance to the prototypes of other
     classes; a class that is alone has none."""
-    found = {}
+    margins = {}
     for label, prototype in prototypes.items():
         distances = []
         for other, another in prototypes.items():
@@ -15,5 +15,5 @@ def nearest_and_mean(prototypes: dict[int, list[float]]) -> dict[int, tuple[floa
                     math.sqrt(sum((a - b) ** 2 for a, b in zip(prototype, another, strict=True)))
                 )
         if distances:
-            found[label] = min(distances), sum(distances) / len(distances)
-    return found
+            margins[label] = min(distances), sum(distances) / len(distances)
+    return margins

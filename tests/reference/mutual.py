@@ -14,10 +14,10 @@ Models = dict[str, dict[str, np.ndarray]]  # "own", "shared" and whatever else i
 PairLoss = Callable[[Models, np.ndarray, np.ndarray], tuple[float, float]]
 
 
-def kl_divergence(teacher: np.ndarray, given: np.ndarray) -> float:
+def kl_divergence(teacher: np.ndarray, student: np.ndarray) -> float:
     """Mean over rows of sum_c p_c log(p_c / q_c), p and q the softmax of the two."""
     values = []
-    for row, other in zip(teacher, given):
+    for row, other in zip(teacher, student):
         p, q = (np.exp(z - z.max()) / np.exp(z - z.max()).sum() for z in (row, other))
         values.append(sum(a * np.log(a / b) for a, b in zip(p, q)))
     return float(np.mean(values))
@@ -32,8 +32,8 @@ def fml(alpha: float, beta: float, kl_scale: float = 1.0) -> PairLoss:
 
     def losses(models, x, y):
         o, q = logits(models["own"], x), logits(models["shared"], x)
-        own = alpha * _labels(o, y) + (1 - alpha) * kl_scale * kl_divergence(q, o)
-        return own, beta * _labels(q, y) + (1 - beta) * kl_scale * kl_divergence(o, q)
+        private = alpha * _labels(o, y) + (1 - alpha) * kl_scale * kl_divergence(q, o)
+        return private, beta * _labels(q, y) + (1 - beta) * kl_scale * kl_divergence(o, q)
 
     return losses
 
@@ -48,8 +48,8 @@ def fedkd(kl_scale: float = 1.0) -> PairLoss:
             - features(models["shared"], x) @ models["beside"]["projection"]
         )
         c, cg, hidden = _labels(o, y), _labels(q, y), np.mean(gap**2)
-        own = c + (kl_scale * kl_divergence(q, o) + hidden) / (c + cg)
-        return own, cg + (kl_scale * kl_divergence(o, q) + hidden) / (c + cg)
+        private = c + (kl_scale * kl_divergence(q, o) + hidden) / (c + cg)
+        return private, cg + (kl_scale * kl_divergence(o, q) + hidden) / (c + cg)
 
     return losses
 
@@ -82,11 +82,11 @@ def train(
     for x, y in batches:
 
         def loss_of(name, params, models=models, x=x, y=y):
-            own, shared = losses({**models, name: params}, x, y)
+            private, shared = losses({**models, name: params}, x, y)
             return (
-                {"own": own, "shared": shared}[name]
+                {"own": private, "shared": shared}[name]
                 if name in ("own", "shared") and not joint
-                else own + shared
+                else private + shared
             )
 
         seen.append(sum(losses(models, x, y)))

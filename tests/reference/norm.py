@@ -27,8 +27,8 @@ def group_norm(x, size, scale, bias, epsilon=1e-5):
 
 
 def batch_norm_gradients(x, mask, scale, bias, dy, dmean, dvar, epsilon=1e-5, step=1e-5):
-    """Of sum(dy * y) + sum(dmean * mean) + sum(dvar * var) by x, scale and bias, by central
-    differences."""
+    """Computes the gradients of sum(dy * y) + sum(dmean * mean) + sum(dvar * var) by x, scale and
+    bias by central differences."""
 
     def total(x, scale, bias):
         mean = x[mask].reshape(-1, x.shape[-1]).mean(0) if mask.any() else np.zeros(x.shape[-1])

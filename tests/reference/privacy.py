@@ -32,12 +32,12 @@ def poisson_divergence(order: int, noise: float, rate: float) -> float:
 
 def from_divergences(orders, divergences, delta: float) -> float:
     """The least epsilon (Canonne et al., 2020, Proposition 12)."""
-    found = [
+    epsilons = [
         r + math.log1p(-1 / a) - math.log(delta * a) / (a - 1)
         for a, r in zip(orders, divergences)
         if math.isfinite(r)
     ]
-    return max(0.0, min(found))
+    return max(0.0, min(epsilons))
 
 
 def clipped(arrays, clip: float) -> list[np.ndarray]:
@@ -48,12 +48,12 @@ def clipped(arrays, clip: float) -> list[np.ndarray]:
 
 
 def softmax_gradients(kernel, x, labels) -> list[np.ndarray]:
-    """Of each sample's cross-entropy by the kernel [D, C], one after another; x [n, D]."""
-    found = []
+    """Computes each sample's gradient of the cross-entropy by the kernel [D, C]; x [n, D]."""
+    gradients = []
     for row, label in zip(np.asarray(x, np.float64), labels):
         logits = row @ np.asarray(kernel, np.float64)
         p = np.exp(logits - logits.max())
         p /= p.sum()
         p[label] -= 1
-        found.append(np.outer(row, p))
-    return found
+        gradients.append(np.outer(row, p))
+    return gradients

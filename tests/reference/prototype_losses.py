@@ -8,9 +8,9 @@ def class_prototype_distance(features, labels, mask, prototypes, available) -> f
     prototype||."""
     distances = []
     for c in range(len(prototypes)):
-        own = [f for f, y, real in zip(features, labels, mask) if real and y == c]
-        if own and available[c]:
-            distances.append(np.linalg.norm(np.mean(own, axis=0) - prototypes[c]))
+        of_class = [f for f, y, real in zip(features, labels, mask) if real and y == c]
+        if of_class and available[c]:
+            distances.append(np.linalg.norm(np.mean(of_class, axis=0) - prototypes[c]))
     return float(np.mean(distances)) if distances else 0.0
 
 

@@ -11,19 +11,19 @@ def _sigmoid(x):
 def lstm(kernel, bias, recurrent, recurrent_bias, x):
     """x [T, D] -> h [T, H]; gates i, f, g, o side by side in the weights."""
     h = c = np.zeros(len(recurrent))
-    found = []
+    states = []
     for row in x:
         i, f, g, o = np.split(row @ kernel + bias + h @ recurrent + recurrent_bias, 4)
         c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
         h = _sigmoid(o) * np.tanh(c)
-        found.append(h)
-    return np.array(found)
+        states.append(h)
+    return np.array(states)
 
 
 def gru(kernel, bias, recurrent, recurrent_bias, x):
     """x [T, D] -> h [T, H]; gates r, z, n side by side in the weights."""
     h = np.zeros(len(recurrent))
-    found = []
+    states = []
     for row in x:
         (pr, pz, pn), (qr, qz, qn) = (
             np.split(row @ kernel + bias, 3),
@@ -31,5 +31,5 @@ def gru(kernel, bias, recurrent, recurrent_bias, x):
         )
         r, z = _sigmoid(pr + qr), _sigmoid(pz + qz)
         h = (1 - z) * np.tanh(pn + r * qn) + z * h
-        found.append(h)
-    return np.array(found)
+        states.append(h)
+    return np.array(states)

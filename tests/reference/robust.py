@@ -24,13 +24,13 @@ def geometric_median(x, steps: int = 20_000) -> np.ndarray:
     x = np.asarray(x, np.float64)
     centre = x.mean(0)
     for _ in range(steps):
-        weights = np.array([1 / max(np.linalg.norm(one - centre), 1e-12) for one in x])
+        weights = np.array([1 / max(np.linalg.norm(row - centre), 1e-12) for row in x])
         centre = (weights[:, None] * x).sum(0) / weights.sum()
     return centre
 
 
 def multi_krum(x, share: float) -> list[int]:
-    """Who stays."""
+    """Lists the clients that multi-Krum keeps."""
     x, n = np.asarray(x, np.float64), len(x)
     out = int(np.ceil(share * n - 1e-9))
     scores = []
@@ -48,10 +48,10 @@ def lower_median(values) -> float:
 def norm_bound(x, bound: float, centre) -> np.ndarray:
     """`centre` is a function of vectors whose lengths are bounded already."""
     x = np.array(x, np.float64)
-    usual = lower_median([rms(one) for one in x])
-    x = np.array([one * min(1, bound * usual / rms(one)) for one in x])
+    usual = lower_median([rms(row) for row in x])
+    x = np.array([row * min(1, bound * usual / rms(row)) for row in x])
     c = centre(x)
-    apart = lower_median([rms(one - c) for one in x])
+    apart = lower_median([rms(row - c) for row in x])
     return np.array(
-        [c + (one - c) * min(1, bound * apart / max(rms(one - c), 1e-300)) for one in x]
+        [c + (row - c) * min(1, bound * apart / max(rms(row - c), 1e-300)) for row in x]
     )

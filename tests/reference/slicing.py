@@ -42,8 +42,8 @@ def scatter_mean(params, axes, uploads):
             held = channels(old.shape, axes[k], plan)
             for place in itertools.product(*(range(len(indices)) for indices in held)):
                 entry = tuple(indices[i] for indices, i in zip(held, place))
-                own = {name: i for name, i in zip(axes[k], entry)}.get("classes")
-                if weight and (own is None or classes[own]):
+                label = {name: i for name, i in zip(axes[k], entry)}.get("classes")
+                if weight and (label is None or classes[label]):
                     total[entry] += weight * values[k][place]
                     weights[entry] += weight
         out[k] = np.where(weights > 0, total / np.where(weights > 0, weights, 1), old)

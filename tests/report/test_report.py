@@ -165,7 +165,7 @@ def test_a_round_of_several_trials_is_counted_once():
     broken, kept = warnings({"a": rows})
     assert (
         "left out in 2 rounds, first of client 2 in round 0" in broken
-        and "in 2 rounds, first in 0" in kept
+        and "not finite in 2 rounds, first in round 0; " in kept
     )
 
 
@@ -173,12 +173,12 @@ def test_uploads_that_came_too_late_are_pointed_at():
     rows = history(0.1, 0.6, 0.6)
     rows[1]["late"], rows[2]["late"] = [7, 2], [2]
     (late,) = warnings({"a": rows})
-    assert late == "a: in 2 rounds uploads came after the deadline and were lost, of clients 2, 7"
+    assert late == "a: uploads of clients 2, 7 came after the deadline in 2 rounds and were lost"
     rows[2]["arrived_late"] = [7]
     (late,) = warnings({"a": rows})
     assert (
         late
-        == "a: in 2 rounds uploads came after the deadline and arrived in a later round, of clients 2, 7"
+        == "a: uploads of clients 2, 7 came after the deadline in 2 rounds and arrived in a later round"
     )
 
 
@@ -197,7 +197,7 @@ def test_a_client_far_from_the_others_is_named():
     )
 
 
-def test_what_was_sent_is_a_mean_of_rounds():
+def test_sent_bytes_are_means_over_rounds():
     spent = {
         "uplink_payload_bytes": 3072,
         "uplink_metadata_bytes": 1024,

@@ -25,17 +25,17 @@ from fedjax_ht.runner import processes, train
 from tests.runs import config_of
 
 
-def say(words: str) -> None:
-    os.write(1, f"{words}\n".encode())
+def say(event: str) -> None:
+    os.write(1, f"{event}\n".encode())
 
 
-def die(words: str) -> None:
-    say(f"killed {words}")
+def die(event: str) -> None:
+    say(f"killed {event}")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_later(seconds: float, words: str) -> None:
-    threading.Thread(target=lambda: (time.sleep(seconds), die(words)), daemon=True).start()
+def die_later(seconds: float, event: str) -> None:
+    threading.Thread(target=lambda: (time.sleep(seconds), die(event)), daemon=True).start()
 
 
 def die_in_a_write(rng: random.Random) -> None:

@@ -1,4 +1,4 @@
-"""What the console script does, as a module."""
+"""Runs the console script as a module."""
 
 import sys
 

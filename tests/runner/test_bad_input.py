@@ -187,7 +187,9 @@ BAD = {
     "alpha": {"partition.options": {"alpha": -1.0}},
     "partition": {"partition.kind": "by_moonlight", "partition.options": {}},
     "classes has 'hat'; the classes of fashion_mnist_10k are": {"dataset.classes": ("hat",)},
-    "subset is 10001; fashion_mnist_10k has 10000 samples": {"dataset.subset": 10001},
+    "subset is 10001; it must be from 1 to the 10000 samples of fashion_mnist_10k": {
+        "dataset.subset": 10001
+    },
     "normalisation is 'torch'; it must be 'half', 'dataset' or 'imagenet'": {
         "dataset.normalisation": "torch"
     },

@@ -54,28 +54,28 @@ def test_help_names_every_command_without_a_slow_import():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_tells_of_its_flags(run_script, name):
-    said = run_script(name, "--help")
-    assert said.returncode == 0 and said.stdout.startswith(
+    done = run_script(name, "--help")
+    assert done.returncode == 0 and done.stdout.startswith(
         f"fedjax-ht {name}: {COMMANDS[name].about}"
     )
-    flags = set(re.findall(r"^  --(\w+): \S", said.stdout, re.M))
-    asked = {
+    flags = set(re.findall(r"^  --(\w+): \S", done.stdout, re.M))
+    required = {
         "run": {"config", "workdir"},
         "compare": {"config", "methods"},
         "sweep": {"entry"},
         "data": {"data_dir"},
     }
-    assert asked.get(name, set()) <= flags
+    assert required.get(name, set()) <= flags
     assert ("workdir" in flags) == (name not in ("data", "list"))
 
 
 def test_version():
     import fedjax_ht
 
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "experiments.main", "--config=none"], cwd=ROOT, capture_output=True
     )
-    assert said.returncode == 2 and said.stderr.startswith(b"error: unknown config 'none'")
+    assert done.returncode == 2 and done.stderr.startswith(b"error: unknown config 'none'")
     assert fedjax_ht.__version__.count(".") == 2
 
 
@@ -102,12 +102,12 @@ def test_an_unknown_command():
     ],
 )
 def test_everything_is_listed_with_a_line(kind, names):
-    found = listing.KINDS[kind]()
-    assert set(found) == set(names)
+    listed = listing.KINDS[kind]()
+    assert set(listed) == set(names)
     assert all(
         10 < len(entry.about) < 250 or (kind == "groups" and entry.about)
-        for entry in found.values()
-    ), found
+        for entry in listed.values()
+    ), listed
     assert all(name in listing.listed([kind], 100) for name in names)
 
 

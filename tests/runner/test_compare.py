@@ -73,7 +73,7 @@ def test_the_default_target_is_what_every_trial_of_every_method_reaches():
 
 
 def test_a_target_may_be_a_share_of_the_best_and_of_the_participants():
-    """They are scored in every round, evaluated or not."""
+    """Participants are scored in every round, evaluated or not."""
     histories = {"a": history([0.1, None, 0.6]), "b": history([0.1, 0.5, 0.8])}
     assert choose_target(histories, "accuracy", None, 0.5) == (
         0.4,
@@ -132,21 +132,22 @@ def test_one_clients_cost_has_units_and_the_table_explains_what_it_has():
     text = comparison_text(lines, 0.8, "as asked").markdown()
     assert "| numbers in one client's uplinks | one client's FLOPs |" in text
     assert "| 10.37 k | 100.00 MFLOP |" in text and "e+0" not in text
-    words = " ".join(text.partition("\n\nAccuracies")[2].split())
+    explanation = " ".join(text.partition("\n\nAccuracies")[2].split())
     assert not any(
-        absent in words
+        absent in explanation
         for absent in ("over trials", "over the trials", "server", "all trials together")
     )
     several = {"a": history([0.1, 0.9], [0.1, 0.8])}
     lines = {name: summarise(h, 0.8) for name, h in several.items()}
     text = " ".join(comparison_text(lines, 0.8, "as asked").markdown().split())
     assert all(
-        words in text for words in ("standard deviation over trials", "of all trials together")
+        phrase in text for phrase in ("standard deviation over trials", "of all trials together")
     )
 
 
 def test_a_model_on_the_server_has_a_column_of_its_own():
-    """Its best round need not be the clients'; who has none shows a dash."""
+    """The server's best round need not be the clients'; a method without such a model shows a
+    dash."""
     rows = history([0.1, 0.9, 0.2], [0.1, 0.9, 0.2])
     for row, score in zip(rows, (0.1, 0.2, 0.3, 0.4, 0.7, 0.6)):
         row["global_accuracy_head"] = score

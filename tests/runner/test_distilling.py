@@ -88,7 +88,8 @@ def test_only_the_config_that_says_so_squares_the_temperature():
     "file", [fashion_mnist_sliced, fashion_mnist_quarter, fashion_mnist_distil, cifar10_sliced]
 )
 def test_dense_is_given_the_label_wherever_it_is_compared(file):
-    """As the config's method, and as an entry; another merge can be asked for."""
+    """DENSE gets the label as the config's method and as an entry; an option chooses another
+    merge."""
     assert file.get_config("method=dense").method.options.merge == "mul"
     config = file.get_config()
     config.compare = ("dense", "fedavg+dense", "fedrolex+dense:merge=none", "fedrolex+dfrd")

@@ -1,4 +1,5 @@
-"""What a run stores outlives flipped bits, kills and races; the counts are printed (pytest -s)."""
+"""A run's stored files outlive flipped bits, kills and races; the counts are printed (pytest
+-s)."""
 
 import collections
 import random
@@ -24,8 +25,8 @@ pytestmark = pytest.mark.slow
 FLIPS, KILLS, RACES = 200, 54, 4
 
 
-def values(found):
-    state, history = found
+def values(restored):
+    state, history = restored
     return [plain(x).tobytes() for x in jax.tree.leaves(state)], history
 
 
@@ -52,17 +53,21 @@ def test_no_flipped_bit_changes_a_result_without_a_word(
     counts = collections.Counter()
     for _ in range(FLIPS):
         file = rng.choice(files)
-        content, said = bytearray(file.read_bytes()), []
+        content, warnings = bytearray(file.read_bytes()), []
         at, bit = rng.randrange(len(content)), rng.randrange(8)
         content[at] ^= 1 << bit
         file.write_bytes(content)
-        found = values(make_checkpointer(whole / "checkpoints", simulation).restore(said.append))
+        restored = values(
+            make_checkpointer(whole / "checkpoints", simulation).restore(warnings.append)
+        )
         content[at] ^= 1 << bit
         file.write_bytes(content)
-        assert len(said) <= 1 and not any("\n" in line for line in said)
-        assert found == (before if said else newest), (file, at, bit)
+        assert len(warnings) <= 1 and not any("\n" in line for line in warnings)
+        assert restored == (before if warnings else newest), (file, at, bit)
         counts[
-            "named, and the one before taken" if said else "in the other checkpoint, or harmless"
+            "named, and the one before taken"
+            if warnings
+            else "in the other checkpoint, or harmless"
         ] += 1
     print(f"\n{FLIPS} flipped bits in {len(files)} files: {dict(counts)}")
     assert counts["named, and the one before taken"] > FLIPS / 4
@@ -93,17 +98,18 @@ def test_a_run_killed_again_and_again_equals_one_never_killed(tiny_config, tmp_p
         lines.count(f"killed {where}") for where in ("inside a write", "at a random moment")
     )
     finished = [line.removeprefix("finished ") for line in lines if line.startswith("finished ")]
-    said = [line for line in lines if line.startswith("said ")]
+    restarts = [line for line in lines if line.startswith("said ")]
     print(
         f"\n{inside + anywhere} kills, {inside} of them inside a checkpoint's write; "
         f"{len(finished)} runs finished"
     )
     print(
-        f"started again at round 0 with a word, killed before their first checkpoint: {len(said)}"
+        f"started again at round 0 with a word, killed before their first checkpoint: {len(restarts)}"
     )
     assert inside + anywhere >= 50 and inside >= 10 and finished
     assert all(
-        "has no checkpoint that can be read; it starts again at round 0" in line for line in said
+        "has no checkpoint that can be read; it starts again at round 0" in line
+        for line in restarts
     )
     for run in finished:
         assert metrics(tmp_path / run, "local") == metrics(tmp_path / "whole", "local")
@@ -120,7 +126,7 @@ def test_a_run_killed_again_and_again_equals_one_never_killed(tiny_config, tmp_p
 
 
 def test_of_processes_that_start_together_one_runs(run_module, tiny_config, tmp_path):
-    told = 0
+    refusals = 0
     for race in range(RACES):
         arguments = command("main", f"--config={tiny_config}", f"--workdir={tmp_path / str(race)}")
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -135,14 +141,14 @@ def test_of_processes_that_start_together_one_runs(run_module, tiny_config, tmp_
         assert all(
             len(e.splitlines()) == 1 and f"is in use by process {pid} on " in e for e in refused
         ), refused
-        told += len(refused)
+        refusals += len(refused)
         assert [row["round"] for row in metrics(tmp_path / str(race), "fedtgp")] == [0, 1, 2, 3]
-    print(f"\n{RACES} races of three processes: one ran, {told} were told who holds the folder")
+    print(f"\n{RACES} races of three processes: one ran, {refusals} were told who holds the folder")
 
 
 def test_the_cost_of_checksums(tmp_path):
-    """Of 0.9 GB, as much as 20 ResNet-18: looked at once when written, in the background, and once
-    when read."""
+    """The file has 0.9 GB, as much as 20 ResNet-18: it is summed once when written, in the
+    background, and once when read."""
     path, rng = tmp_path / "1", np.random.default_rng(0)
     sealed.temporary(path).mkdir()
     for part in range(14):

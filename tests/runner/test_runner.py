@@ -165,10 +165,10 @@ def test_one_client_is_evaluated_and_exported(run_module, finished, tmp_path):
     with np.load(target) as arrays:
         assert "params/base/fc1/kernel" in arrays and "params/head/bias" in arrays
     missing = run_module("evaluate", f"--workdir={workdir}", "--client=4")
-    assert missing.returncode == 2 and "there is no client 4" in missing.stderr
+    assert missing.returncode == 2 and "no client 4; ids run from 0 to 3" in missing.stderr
 
 
-def test_what_a_method_warns_of_is_said_once(monkeypatch, tiny_config, tmp_path):
+def test_warnings_of_a_method_are_printed_once(monkeypatch, tiny_config, tmp_path):
     config = config_of(tiny_config)
     config.compare, config.method = (), method_config("local")
 
@@ -181,10 +181,10 @@ def test_what_a_method_warns_of_is_said_once(monkeypatch, tiny_config, tmp_path)
             methods={"local": experiment.methods["local"]._replace(view=View(warn=line))}
         )
 
-    said = []
+    warnings = []
     monkeypatch.setattr(train, "build", with_warning)
-    train.train_and_evaluate(config, tmp_path / "run", warn=said.append)
-    assert said == ["local, round 2: it swings"]
+    train.train_and_evaluate(config, tmp_path / "run", warn=warnings.append)
+    assert warnings == ["local, round 2: it swings"]
 
 
 def test_the_result_is_shown_before_anything_is_drawn(monkeypatch, tiny_config, tmp_path):
@@ -209,9 +209,9 @@ def test_maps_can_be_left_out_of_a_run_that_goes_on(tiny_config, tmp_path):
         1,
         "none",
     )
-    said, folder = [], tmp_path / "run"
-    train.train_and_evaluate(config, folder, stage=said.append)
-    assert said[-1] == "drawing plots" and not list(folder.glob("local/features.*"))
+    stages, folder = [], tmp_path / "run"
+    train.train_and_evaluate(config, folder, stage=stages.append)
+    assert stages[-1] == "drawing plots" and not list(folder.glob("local/features.*"))
     config.report.maps = "auto"
     train.train_and_evaluate(config, folder)
     assert len(list(folder.glob("local/features.*"))) == 3
@@ -230,10 +230,10 @@ def test_trials_share_a_program_and_a_table(run_module, tiny_config, finished, t
     assert [r["clients"] for r in second] != [r["clients"] for r in alone]
     mean = 50 * (max(r["accuracy"] for r in first) + max(r["accuracy"] for r in second))
     assert f"| fedtgp | {mean:.2f} ± " in done.stdout
-    one = run_module("evaluate", f"--workdir={workdir}", "--client=3", "--trial=1")
-    assert f"{100 * second[-1]['clients'][3]:.2f} %" in one.stdout
+    evaluated = run_module("evaluate", f"--workdir={workdir}", "--client=3", "--trial=1")
+    assert f"{100 * second[-1]['clients'][3]:.2f} %" in evaluated.stdout
     missing = run_module("evaluate", f"--workdir={workdir}", "--client=3", "--trial=2")
-    assert missing.returncode == 2 and "there is no trial 2" in missing.stderr
+    assert missing.returncode == 2 and "no trial 2; trials run from 0 to 1" in missing.stderr
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def test_the_worse_half_ends():
 
 @pytest.fixture
 def config(tiny_config):
-    """Of the runner's tests, with validation sets."""
+    """Returns the config of the runner's tests, with validation sets."""
     names = {}
     exec(tiny_config.read_text(), names)
     config = names["get_config"]()
@@ -111,10 +111,10 @@ POINTS = [
 ]
 
 
-def test_what_differs_in_numbers_alone_shares_a_program(config):
+def test_points_that_differ_in_numbers_share_a_program(config):
     config.entries = (*POINTS, "fedtgp:server_epochs=3", "fedtgp:variant=released")
-    found = [family.labels for family in families(build(config), typed_config(config))]
-    assert found == [POINTS, ["fedtgp:server_epochs=3"], ["fedtgp:variant=released"]]
+    groups = [family.labels for family in families(build(config), typed_config(config))]
+    assert groups == [POINTS, ["fedtgp:server_epochs=3"], ["fedtgp:variant=released"]]
     assert len(families(build(config), typed_config(config), trace=False)) == 6
 
 
@@ -159,9 +159,9 @@ def test_without_validation_sets_nothing_is_chosen(config, tmp_path):
 
 def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
     config.rounds = 4
-    told = []
+    messages = []
     tuned = fairly_tuned(
-        typed_config(config), ["local", "fedtgp:server_epochs=2"], 2, tmp_path, told.append
+        typed_config(config), ["local", "fedtgp:server_epochs=2"], 2, tmp_path, messages.append
     )
     local, fedtgp = entries_of(tuned)
     assert [local.label, fedtgp.label] == ["local@tuned", "fedtgp@tuned"]
@@ -173,7 +173,9 @@ def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
     for name in ("local", "fedtgp"):
         assert len(json.loads((tmp_path / "search" / name / "search.json").read_text())["1"]) == 2
     with pytest.raises(ValueError, match="each method once"):
-        fairly_tuned(typed_config(config), ["fedtgp", "fedtgp:weight=1"], 2, tmp_path, told.append)
+        fairly_tuned(
+            typed_config(config), ["fedtgp", "fedtgp:weight=1"], 2, tmp_path, messages.append
+        )
 
 
 SEARCHED = {
@@ -242,48 +244,50 @@ def test_few_rounds_are_halved_less_often(config, tmp_path):
 
 def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path):
     """Although it was the better one before."""
-    config.rounds, said = 2, []
+    config.rounds, messages = 2, []
     points = ["local:training.learning_rate=0.01", "local:training.learning_rate=1e30"]
-    result = searched(typed_config(config), points, 0, None, tmp_path / "both", said.append)
+    result = searched(typed_config(config), points, 0, None, tmp_path / "both", messages.append)
     assert result.best == points[0] and math.isnan(result.scores[2][points[1]])
     assert any(
         re.search(r"left out, clients \[.+\] not finite in round \d of trial 0", line)
-        for line in said
+        for line in messages
     )
     assert f"| {points[1]} | not finite |" in table(result)
     assert (
-        searched(typed_config(config), points, 0, None, tmp_path / "both", said.append).best
+        searched(typed_config(config), points, 0, None, tmp_path / "both", messages.append).best
         == points[0]
     )
     with pytest.raises(
         ValueError, match="in every setting of local a client or the server stopped being finite"
     ):
-        searched(typed_config(config), points[1:], 0, None, tmp_path / "none", said.append)
+        searched(typed_config(config), points[1:], 0, None, tmp_path / "none", messages.append)
 
 
 def test_points_in_other_company_keep_what_is_theirs():
     federation = federation_for("fedtgp")
     data, method = [federation_data(federation)] * 2, METHODS["fedtgp"](TRAINING)
-    there = make_trials(
+    trials = make_trials(
         method,
         federation,
         data,
         SimulationOptions(participation=0.6, lanes=1, devices=1),
         seeds=[3, 4],
     )
-    before, _ = there.run_round(there.init())
+    before, _ = trials.run_round(trials.init())
     rows = [{"round": 1, "trial": trial, "of": label} for trial, label in enumerate("ab")]
-    sources = {label: (there, (before, rows), ["a", "b"]) for label in "ab"}
-    state, history = regrouped(there.of_trials([4, 3]), ["b", "a"], 1, sources)
+    sources = {label: (trials, (before, rows), ["a", "b"]) for label in "ab"}
+    state, history = regrouped(trials.of_trials([4, 3]), ["b", "a"], 1, sources)
     assert [(row["trial"], row["of"]) for row in history] == [(0, "b"), (1, "a")]
     for new, old in ((0, 1), (1, 0)):
         assert identical(of_trial(state.servers, new), of_trial(before.servers, old))
         assert np.array_equal(state.last_round[new], before.last_round[old])
         for bucket in federation.buckets:
             size = len(federation.members(bucket))
-            mine, theirs = (np.arange(t * size, (t + 1) * size) for t in (new, old))
+            new_rows, old_rows = (np.arange(t * size, (t + 1) * size) for t in (new, old))
             assert np.array_equal(
-                state.changed[bucket.name][mine], before.changed[bucket.name][theirs]
+                state.changed[bucket.name][new_rows], before.changed[bucket.name][old_rows]
             )
-            read = there.read_clients
-            assert identical(read(state, bucket.name, mine), read(before, bucket.name, theirs))
+            read = trials.read_clients
+            assert identical(
+                read(state, bucket.name, new_rows), read(before, bucket.name, old_rows)
+            )

@@ -66,7 +66,9 @@ def run(name: str, options: dict, trials: int | None, devices: int) -> dict:
     rows = {
         b.name: np.arange(len(federation.members(b)) * (trials or 1)) for b in federation.buckets
     }
-    states = [simulation.read_clients(state, name, own) for name, own in rows.items()]
+    states = [
+        simulation.read_clients(state, name, client_rows) for name, client_rows in rows.items()
+    ]
     return {
         "metrics": metrics,
         "bytes": bytes_sent,

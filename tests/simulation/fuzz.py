@@ -30,7 +30,7 @@ ROUNDS, DEVICES = 2, 8
 
 
 class Case(NamedTuple):
-    """What is played, and how the second time."""
+    """A federation and its run, and how the second run differs."""
 
     method: str
     counts: np.ndarray  # training samples, int [NUM_CLIENTS, NUM_CLASSES]
@@ -66,22 +66,25 @@ def draw(number: int) -> Case:
 
 
 def devices(number: int, method: str) -> Profile | None:
-    """Those of every second case; its own random numbers, so that they change no other."""
+    """Returns the devices of every second case; they have random numbers of their own, so that no
+    other draw changes."""
     rng = np.random.default_rng([number, 1])
     up, down = (rng.lognormal(4, 1, NUM_CLIENTS) for _ in range(2))
     deadline, late = float(rng.choice([0.0, 3.0])), str(rng.choice(["lost", "arrives"]))
     if not deadline or method_factory(method)(TRAINING, **settings(method)).wire.redrawn:
         late = "lost"
-    there = by_chance(NUM_CLIENTS, 0.7, number)
-    return None if number % 2 else Profile(there, up=up, down=down, deadline=deadline, late=late)
+    available = by_chance(NUM_CLIENTS, 0.7, number)
+    return (
+        None if number % 2 else Profile(available, up=up, down=down, deadline=deadline, late=late)
+    )
 
 
 def data_of(case: Case, federation: Federation) -> FederationData:
     rng = np.random.default_rng(case.common["seed"])
     labels, partition = [], []
-    for own in case.counts:
+    for client_counts in case.counts:
         classes = [
-            rng.permutation(np.repeat(np.arange(NUM_CLASSES), own)),
+            rng.permutation(np.repeat(np.arange(NUM_CLASSES), client_counts)),
             rng.integers(0, NUM_CLASSES, rng.integers(4)),
         ]
         start = len(labels) + np.array([0, len(classes[0])])
@@ -131,19 +134,19 @@ def play(case: Case, halves: list[dict], folder: Path) -> dict:
 
 
 def difference(case: Case) -> str:
-    """Where the two runs part; "" for nowhere."""
+    """Describes the first difference of the two runs; "" for none."""
     plain = {"devices": 1, "lanes": 1, "client_store": "device"}
     with tempfile.TemporaryDirectory() as folder:
-        one = play(case, [plain], Path(folder) / "one")
+        first = play(case, [plain], Path(folder) / "one")
         other = play(case, case.halves, Path(folder) / "other")
-    if one["exact"] != other["exact"]:
-        return f"participants or bytes: {one['exact']} and {other['exact']}"
+    if first["exact"] != other["exact"]:
+        return f"participants or bytes: {first['exact']} and {other['exact']}"
     try:
 
         def close(a, b):
             return np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
-        jax.tree.map(close, one["floats"], other["floats"])
+        jax.tree.map(close, first["floats"], other["floats"])
     except AssertionError as error:
         return " ".join(str(error).split())
     return ""
@@ -154,11 +157,11 @@ def main(first: int, count: int) -> int:
     differing = 0
     for number in range(first, first + count):
         case = draw(number)
-        found = difference(case)
-        differing += bool(found)
+        finding = difference(case)
+        differing += bool(finding)
         print(
             f"case {number}: {case.method} {case.common} trials {case.trials} {case.halves}: "
-            f"{found or 'same'}",
+            f"{finding or 'same'}",
             flush=True,
         )
         jax.clear_caches()

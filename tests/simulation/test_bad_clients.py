@@ -44,7 +44,7 @@ BOUNDED = [("norm_bound",), *(("norm_bound", name) for name in ROBUST if name !=
 EACH_BOUNDED = [
     BOUNDED[0],
     BOUNDED[1],
-    *(pytest.param(one, marks=pytest.mark.slow) for one in BOUNDED[2:]),
+    *(pytest.param(names, marks=pytest.mark.slow) for names in BOUNDED[2:]),
 ]
 
 

@@ -1,5 +1,4 @@
-"""Simulated seconds, told through the probe of test_simulation.py, whose bytes are known in
-advance."""
+"""The simulated clock, seen through the probe of probe.py, whose bytes are known in advance."""
 
 import dataclasses
 import functools
@@ -20,7 +19,7 @@ from fedjax_ht.simulation.program import Program, bind
 from fedjax_ht.simulation.simulation import Simulation, _alone, _simulation, make_simulation
 from tests.federations import NUM_CLIENTS, TRAINING, chosen, federation_data, identical, to_host
 from tests.reference.devices import Device, Work, play
-from tests.simulation.test_simulation import FEDERATION, probe
+from tests.simulation.probe import FEDERATION, probe
 
 RNG = np.random.default_rng(0)
 FLOPS, UP, DOWN = (RNG.uniform(1, 4, NUM_CLIENTS) for _ in range(3))
@@ -35,14 +34,15 @@ TIMING = ("seconds_round", "seconds_evaluation")
 
 @functools.cache
 def program(method: str = "", seeds: tuple[int, ...] = (1,)) -> Program:
-    """Of the probe or of a real method, bound once: what a profile says is asked on the host."""
+    """Binds the probe, or a real method, once: profiles are read on the host, so that all share its
+    programs."""
     made = METHODS[method](TRAINING) if method else probe()
     data = join_trials([federation_data(FEDERATION)] * len(seeds))
     return bind(made, FEDERATION, data, OPTIONS, seeds, ())
 
 
 def with_profile(bound: Program, profile: Profile | None) -> Simulation:
-    """By programs that are compiled once."""
+    """Returns a simulation with this profile whose programs are compiled once for all profiles."""
     return _simulation(
         bound._replace(
             options=tuple(dataclasses.replace(o, profile=profile) for o in bound.options)
@@ -55,7 +55,7 @@ def simulation(profile: Profile | None, method: str = "") -> Simulation:
 
 
 def untimed(history) -> list[dict]:
-    """Its rows without the seconds of this machine."""
+    """Returns the rows of a history without the seconds of this machine."""
     return [{name: value for name, value in row.items() if name not in TIMING} for row in history]
 
 
@@ -64,14 +64,14 @@ def rows_of(history, *names):
 
 
 def probe_rounds(rounds: int, profile: Profile) -> list[list[Work]]:
-    """What the probe's participants do; it trains nothing."""
-    found, options = [], dataclasses.replace(OPTIONS, profile=profile)
+    """Lists the works of the probe's participants by round; the probe trains nothing."""
+    works, options = [], dataclasses.replace(OPTIONS, profile=profile)
     for round in range(rounds):
         ids, lost = choose_participants(options, NUM_CLIENTS, round)
-        found.append(
+        works.append(
             [Work(i, 0.0, UPLINK, DOWNLINK[i], gone) for i, gone in zip(ids.tolist(), lost)]
         )
-    return found
+    return works
 
 
 @pytest.mark.parametrize("rates", ["up down", "up", "down"])
@@ -114,8 +114,8 @@ def test_training_takes_its_flops():
         ids, lost = choose_participants(OPTIONS, NUM_CLIENTS, row["round"] - 1)
         assert row["flops"] == flops[ids].sum() > 0
         state, report = sim.run_round(state)
-        mine = ids[~lost]
-        assert report.seconds == row["simulated_seconds"] > (flops / FLOPS / 1e3)[mine].max()
+        finished = ids[~lost]
+        assert report.seconds == row["simulated_seconds"] > (flops / FLOPS / 1e3)[finished].max()
     assert len(set(map(float, flops))) > 3
     only = simulation(Profile(flops=FLOPS * 1e3), "fedproto").run_round(sim.init())[1]
     ids, lost = choose_participants(OPTIONS, NUM_CLIENTS, 0)
@@ -158,7 +158,7 @@ def test_nobody_takes_no_time():
     assert given_up[-1]["round"] == 2
 
 
-def test_what_goes_on_tells_the_same_time():
+def test_a_resumed_run_has_the_same_clock():
     profile = Profile(by_chance(NUM_CLIENTS, 0.7, 3), up=UP, down=DOWN, deadline=20.0)
     _, whole = run(simulation(profile), 4)
     state, history = run(simulation(profile), 2)
@@ -200,7 +200,7 @@ numbers = st.floats(1e-3, 1e6)
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(numbers, numbers, numbers, numbers, st.booleans()), max_size=6))
 def test_a_huge_deadline_is_none(clients):
-    """Of any devices and any work."""
+    """The statement holds for any devices and any work."""
     n = len(clients)
     rate, flops, up, down, arrived = (np.array([c[k] for c in clients]) for k in range(5))
 
@@ -209,8 +209,8 @@ def test_a_huge_deadline_is_none(clients):
 
     lengths = []
     for deadline in (0.0, 1e30):
-        own = np.concatenate([rate, [1.0]])  # a profile has a client at least
-        profile = Profile(flops=own, up=own, down=own, deadline=deadline)
+        rates = np.concatenate([rate, [1.0]])  # a profile has a client at least
+        profile = Profile(flops=rates, up=rates, down=rates, deadline=deadline)
         seconds = profile.seconds(np.arange(n), flops, cost(down), cost(up))
         late = profile.too_late(seconds)
         assert not late.any()
@@ -225,8 +225,8 @@ def test_a_huge_deadline_changes_no_row():
             run(simulation(Profile(**rates, deadline=deadline), method), 2)
             for deadline in (0.0, 1e30)
         ]
-        (one, rows), (other, same) = runs
-        assert identical(to_host(one), to_host(other)) and untimed(rows) == untimed(same)
+        (state, rows), (other, same) = runs
+        assert identical(to_host(state), to_host(other)) and untimed(rows) == untimed(same)
 
 
 def test_without_rates_there_is_no_clock():

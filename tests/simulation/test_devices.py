@@ -1,4 +1,5 @@
-"""The same run on 1, 2 and 8 devices, and in two processes, each a program of its own."""
+"""A run gives the same on 1, 2 and 8 devices, and in two processes, each in a program of its
+own."""
 
 import json
 import os
@@ -31,14 +32,14 @@ def on_one():
     return result(start(1))
 
 
-def assert_same(found: dict, expected: dict) -> None:
+def assert_same(results: dict, expected: dict) -> None:
     def close(a, b):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
     for case, numbers in expected.items():
         exact = {name: numbers.pop(name) for name in ("bytes", "accuracy")}
-        assert {name: found[case].pop(name) for name in exact} == exact, case
-        jax.tree.map(close, found[case], numbers)
+        assert {name: results[case].pop(name) for name in exact} == exact, case
+        jax.tree.map(close, results[case], numbers)
         numbers |= exact
 
 

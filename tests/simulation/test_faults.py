@@ -23,7 +23,7 @@ DATA = federation_data(FEDERATION)
 BUCKET = {i: b.name for b in FEDERATION.buckets for i in FEDERATION.members(b)}
 
 
-def found(ids, jit=True, name="fedproto", uplink=(), **changes):
+def first_fault(ids, jit=True, name="fedproto", uplink=(), **changes):
     """The fault of the first round, of these participants, with some of the method's functions
     changed."""
     method = METHODS[name](TRAINING)
@@ -70,7 +70,7 @@ def test_a_sound_round_has_none(name):
 
 
 def test_a_value_that_is_not_finite_is_named_by_stage_client_and_array():
-    fault = found([0, 4, 5], client_update=spoiled_update(4))
+    fault = first_fault([0, 4, 5], client_update=spoiled_update(4))
     assert (fault.stage, fault.bucket, fault.client, fault.trial) == (
         "client_update",
         BUCKET[4],
@@ -80,7 +80,7 @@ def test_a_value_that_is_not_finite_is_named_by_stage_client_and_array():
     assert fault.where.startswith("[0]['params']") and str(fault).startswith(
         "client_update of client 4 in bucket"
     )
-    assert found([0, 5], client_update=spoiled_update(4)) is None
+    assert first_fault([0, 5], client_update=spoiled_update(4)) is None
 
 
 def test_without_jit_a_method_sees_numbers():
@@ -91,18 +91,18 @@ def test_without_jit_a_method_sees_numbers():
 
         return looks
 
-    assert "ConcretizationTypeError" in found([1], name="local", client_update=change).where
-    assert found([1], jit=False, name="local", client_update=change) is None
+    assert "ConcretizationTypeError" in first_fault([1], name="local", client_update=change).where
+    assert first_fault([1], jit=False, name="local", client_update=change) is None
 
 
-def test_what_raises_is_named():
+def test_a_function_that_raises_is_named():
     def change(_):
         def receive(bucket, client, downlink, data, ctx):
             raise TypeError("no such thing\nand more")
 
         return receive
 
-    fault = found([1], receive=change)
+    fault = first_fault([1], receive=change)
     assert (fault.stage, fault.client, fault.where) == ("receive", 1, "TypeError: no such thing")
     assert isinstance(fault.error, TypeError)
 
@@ -111,7 +111,7 @@ def test_the_wire_and_the_server_are_stages():
     def broken(key, message):
         return jax.tree.map(lambda x: x / 0, message)
 
-    fault = found([0, 1], name="lg_fedavg", uplink=(broken,))
+    fault = first_fault([0, 1], name="lg_fedavg", uplink=(broken,))
     assert fault.stage == "uplink" and fault.client == 0
 
     def change(update):
@@ -123,7 +123,7 @@ def test_the_wire_and_the_server_are_stages():
 
         return server_update
 
-    fault = found([0, 1], name="lg_fedavg", server_update=change)
+    fault = first_fault([0, 1], name="lg_fedavg", server_update=change)
     assert (fault.stage, fault.bucket, fault.client) == ("server_update", None, None)
     assert str(fault).startswith("server_update (trial 0): [0]")
 

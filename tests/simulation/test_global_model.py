@@ -68,7 +68,8 @@ def accuracy_by_hand(params, statistics: str) -> float:
 
 @pytest.mark.parametrize("statistics", ["batch", "training"])
 def test_it_is_scored_on_all_test_samples(statistics):
-    """By the statistics of the batch, or by the mean over batches of all training samples."""
+    """The norms use the statistics of the batch, or the mean over batches of all training
+    samples."""
     sim = simulation(statistics)
     state, told_apart = to_host(sim.init()), False
     for seed in range(6):

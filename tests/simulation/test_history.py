@@ -191,7 +191,7 @@ def spoiled(simulation, not_finite, server_finite=None):
     return simulation._replace(run_round=run_round)
 
 
-def test_what_is_not_finite_is_warned_of_once():
+def test_results_that_are_not_finite_are_warned_of_once():
     simulation = spoiled(scripted([0.5] * 9), {2: (0, 3), 3: (0, 3), 5: (0, 1)}, server_finite=4)
     rows = []
     with pytest.warns(RuntimeWarning) as caught:
@@ -206,7 +206,7 @@ def test_what_is_not_finite_is_warned_of_once():
     assert {warning.filename for warning in caught} == {__file__} and rows == history
 
 
-def test_what_is_finite_is_not_warned_of_and_the_inner_loop_is_silent(recwarn):
+def test_finite_rounds_and_the_inner_loop_are_silent(recwarn):
     run(scripted([0.5] * 9), rounds=3)
     run_rounds(spoiled(scripted([0.5] * 9), {1: (0,)}), rounds=3)
     assert not recwarn.list

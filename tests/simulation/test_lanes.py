@@ -24,7 +24,7 @@ SMALL = StepCost(kernels=50, moved=1e6, flops=1e6, memory=1e6)
 
 
 def seconds(steps, lanes, cost, device):
-    """By explicit loops over chunks and steps."""
+    """Computes the seconds of a round by explicit loops over chunks and steps."""
     total = 0.0
     for start in range(0, len(steps), lanes):
         for _ in range(steps[start]):
@@ -37,9 +37,9 @@ def seconds(steps, lanes, cost, device):
 def test_no_other_number_is_sooner_done(seed, moved):
     steps = -np.sort(-np.random.default_rng(seed).geometric(0.02, 40))
     cost = StepCost(kernels=200, moved=moved, flops=0, memory=0)
-    found = fewest_seconds(steps, cost, H100, room=1)
+    lanes = fewest_seconds(steps, cost, H100, room=1)
     times = {n: seconds(steps, n, cost, H100) for n in range(1, rule.MOST + 1)}
-    assert times[found] == pytest.approx(min(times.values()))
+    assert times[lanes] == pytest.approx(min(times.values()))
 
 
 def test_all_run_side_by_side_while_launches_take_longest_and_none_where_work_does():
@@ -54,9 +54,9 @@ def test_memory_bounds_the_lanes_but_for_one():
 
 def test_fewer_lane_steps_are_wasted_than_by_a_fixed_number_where_clients_differ():
     steps = -np.sort(-np.random.default_rng(0).dirichlet(np.full(40, 0.1)) * 5000).astype(int)
-    found = fewest_seconds(steps, step_cost(resnet(8), 10), H100, room=H100.memory)
-    assert 1 < found < 32
-    assert wasted_lane_steps(steps, found) < wasted_lane_steps(steps, 32)
+    lanes = fewest_seconds(steps, step_cost(resnet(8), 10), H100, room=H100.memory)
+    assert 1 < lanes < 32
+    assert wasted_lane_steps(steps, lanes) < wasted_lane_steps(steps, 32)
 
 
 def resnet(depth):

@@ -25,8 +25,8 @@ CHANNEL = Channel(wire.chain(()), wire.chain(()))
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_who_keeps_nothing(name):
-    """Those whose downlink is the whole model."""
+def test_methods_whose_clients_keep_nothing(name):
+    """Clients whose downlink is the whole model keep nothing."""
     federation = federation_for(name)
     method = METHODS[name](TRAINING, **settings(name))
     kept = {keeps_state(method, federation, bucket, CHANNEL) for bucket in federation.buckets}
@@ -69,17 +69,17 @@ def played(keeps: bool, name: str = "fedavg", **options) -> tuple:
     ids=["half", "lanes", "slices"],
 )
 def test_no_bit_is_another_one_than_with_a_store(options):
-    (_, kept, *others), (_, state, *found) = (played(keeps, **options) for keeps in (True, False))
+    (_, kept, *kept_rest), (_, state, *rest) = (played(keeps, **options) for keeps in (True, False))
     assert kept.changed and not state.changed
-    jax.tree.map(np.testing.assert_array_equal, (state.servers, *found), (kept.servers, *others))
+    jax.tree.map(np.testing.assert_array_equal, (state.servers, *rest), (kept.servers, *kept_rest))
 
 
-def test_there_are_no_states_and_who_asks_gets_the_server_s_model():
+def test_states_are_empty_and_reading_one_gives_the_servers_model():
     simulation, state, *_ = played(False, participation=0.5)
     assert state.clients == {"narrow": ()}
     held = simulation.read_clients(state, "narrow", np.array([1, 4]))
-    for own, server in zip(jax.tree.leaves(held["params"]), jax.tree.leaves(state.server)):
-        np.testing.assert_array_equal(own, np.stack([server] * 2))
+    for leaf, server in zip(jax.tree.leaves(held["params"]), jax.tree.leaves(state.server)):
+        np.testing.assert_array_equal(leaf, np.stack([server] * 2))
     with pytest.raises(ValueError, match="keep nothing"):
         simulation.write_clients(state, "narrow", np.array([1]), held)
 
@@ -109,20 +109,20 @@ def test_a_result_that_is_not_finite_falls_back_on_what_came_down():
         return broken, uplink, metrics
 
     method = METHODS["fedavg"](TRAINING)
-    found = []
+    outcomes = []
     for keeps in (True, False):
         broken, options = method._replace(client_update=breaks), SimulationOptions(seed=1)
         with with_a_store(keeps):
             simulation = make_simulation(broken, federation, data, options)
         state, report = simulation.run_round(simulation.init())
         assert report.not_finite == (2,)
-        found.append((state.servers, np.delete(report.accuracy["head"], 2)))
-    jax.tree.map(np.testing.assert_array_equal, *found)
+        outcomes.append((state.servers, np.delete(report.accuracy["head"], 2)))
+    jax.tree.map(np.testing.assert_array_equal, *outcomes)
     assert np.isfinite(report.accuracy["head"]).any()
 
 
-def test_who_has_no_sample_is_not_scored(monkeypatch):
-    """And nothing else changes: 100,000 users, of whom 1,000 have test samples, are evaluated like
+def test_clients_without_samples_are_not_scored(monkeypatch):
+    """Nothing else changes: 100,000 users, of whom 1,000 have test samples, are evaluated like
     1,000."""
     simulation, state, _, evaluation = played(False)
     counts = federation_data(uniform_federation()).counts["test"]

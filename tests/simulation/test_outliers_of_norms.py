@@ -113,12 +113,12 @@ def test_inputs_of_other_scales_are_not_refused(name):
 
 
 def test_running_variances_do_differ_beyond_the_bound():
-    """Those that FedAPEN's clients send, of the shared model."""
+    """The variances are those of the shared model that FedAPEN's clients send."""
     states, _ = played("fedapen", 0.0)
     variances = np.concatenate(
         [
-            own["shared"]["stats"]["base"]["norm0"]["var"].max(-1)
-            for own in states[0].clients.values()
+            variables["shared"]["stats"]["base"]["norm0"]["var"].max(-1)
+            for variables in states[0].clients.values()
         ]
     )
     assert np.sort(variances)[-1] > 1000 * np.median(variances)

@@ -1,4 +1,4 @@
-"""Simulated devices: who is there."""
+"""A device profile decides which clients can be reached in a round."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.profile import Profile, by_chance, by_trace
 from tests.federations import NUM_CLIENTS, changed, identical, to_host
-from tests.simulation.test_simulation import FEDERATION, simulation
+from tests.simulation.probe import FEDERATION, simulation
 
 TRACE = by_trace(NUM_CLIENTS, [(0, 0, 0), (0, 2, 9), (4, 0, 2), (5, 2, 2)])  # nobody in round 1
 EVER = [[0, 4], [4], [0, 4, 5], [0]]
@@ -26,7 +26,7 @@ def test_a_wrong_span_is_one_line(span):
     client, first, last = span
     with pytest.raises(
         ValueError,
-        match=f"^client {client} is there from round {first} to {last}; clients are 0 to 7",
+        match=f"^client {client} is available from round {first} to {last}; clients are 0 to 7",
     ):
         by_trace(NUM_CLIENTS, [(0, 0, 5), span])
 
@@ -68,28 +68,28 @@ def test_participants_are_drawn_among_those_who_are_there():
         assert rounds_of(all_there, 5) == rounds_of(SimulationOptions(**options), 5)
 
 
-@pytest.mark.parametrize("found", [np.ones(3, bool), np.ones(NUM_CLIENTS), True])
-def test_another_answer_than_a_bool_a_client_is_one_line(found):
+@pytest.mark.parametrize("answer", [np.ones(3, bool), np.ones(NUM_CLIENTS), True])
+def test_another_answer_than_a_bool_a_client_is_one_line(answer):
     with pytest.raises(
         ValueError, match=r"^profile.available gives .* for round 0; it must be bool \(8,\)$"
     ):
-        Profile(available=lambda round: found).reachable(NUM_CLIENTS, 0)
+        Profile(available=lambda round: answer).reachable(NUM_CLIENTS, 0)
 
 
 def test_an_absent_client_is_left_alone():
     sim = simulation(devices=1, participation=0.25, profile=Profile(available=TRACE))
     state = sim.init()
-    for number, there in enumerate(EVER):
+    for number, reachable in enumerate(EVER):
         before = to_host(state)
         state, report = sim.run_round(state)
         took_part, reached = (
             report.participants.tolist(),
             np.flatnonzero(state.last_round[0] == number).tolist(),
         )
-        assert report.absent == NUM_CLIENTS - len(there) and len(
+        assert report.absent == NUM_CLIENTS - len(reachable) and len(
             took_part
-        ) == report.arrived == min(2, len(there))
-        assert changed(FEDERATION, before, to_host(state)) == set(took_part) <= set(there)
+        ) == report.arrived == min(2, len(reachable))
+        assert changed(FEDERATION, before, to_host(state)) == set(took_part) <= set(reachable)
         assert reached == took_part
         # Client i is sent i + 1 entries, and a level.
         assert report.downlink.payload_elements == sum(i + 2 for i in reached)

@@ -47,7 +47,7 @@ RESULTS = [
 
 
 def server(far=(), finite=True, **metrics) -> ServerResult:
-    """Of eight clients."""
+    """Returns the server's result of a round with eight clients."""
     far = np.array([dict(far).get(i, 0) for i in range(8)], np.float32)
     return ServerResult(metrics, np.bool_(finite), far, far > 1000)
 
@@ -102,11 +102,11 @@ def test_evaluation_joins_blocks_and_buckets():
 
 
 def test_evaluation_of_the_server():
-    one = (np.array([0]), {"test": Scores({"head": np.array([1])}, np.array([1]))})
+    scored = (np.array([0]), {"test": Scores({"head": np.array([1])}, np.array([1]))})
     pooled = Scores({"a": np.int32(3), "b": np.int32(0)}, np.int32(12))
-    assert evaluation(np.array([7]), [one], pooled).global_accuracy == {"a": 0.25, "b": 0.0}
+    assert evaluation(np.array([7]), [scored], pooled).global_accuracy == {"a": 0.25, "b": 0.0}
     assert evaluation(
-        np.array([7]), [one], Scores({"a": np.int32(0)}, np.int32(0))
+        np.array([7]), [scored], Scores({"a": np.int32(0)}, np.int32(0))
     ).global_accuracy == {"a": 0.0}
 
 

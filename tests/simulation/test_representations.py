@@ -1,4 +1,4 @@
-"""What a client makes of images is what an evaluation scores."""
+"""Features that a client computes of images are those that an evaluation scores."""
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +33,9 @@ def test_every_method_has_features_of_the_same_images(name):
     sim = make_simulation(
         method_factory(name)(TRAINING, **settings(name)), federation, federation_data(federation)
     )
-    found = sim.features(sim.init(), IDS, np.arange(21))
-    assert [x.shape[0] for x in found] == [21] * 3 and all(
-        np.isfinite(x).all() and x.std() > 0 for x in found
+    representations = sim.features(sim.init(), IDS, np.arange(21))
+    assert [x.shape[0] for x in representations] == [21] * 3 and all(
+        np.isfinite(x).all() and x.std() > 0 for x in representations
     )
 
 
@@ -53,11 +53,11 @@ def test_they_are_those_that_an_evaluation_scores(mode):
     state, _ = sim.run_round(sim.init())
     before = to_host(state)
     indices = np.array([5, 0, 7])
-    found = sim.features(state, IDS, indices)
+    representations = sim.features(state, IDS, indices)
     assert identical(before, to_host(state))
     dataset, _ = samples()
     x = (dataset.inputs[indices] / 255 - np.float32(0.5)) / np.float32(0.5)
-    for i, rows in zip(IDS, found):
+    for i, rows in zip(IDS, representations):
         bucket, client = (
             federation.buckets[federation.assignment[i]],
             each_client(federation, before)[i],
@@ -73,7 +73,7 @@ def test_they_are_those_that_an_evaluation_scores(mode):
 
 @pytest.mark.parametrize("name", ["fedproto", "fedtgp"])
 def test_prototypes_lie_among_the_features(name):
-    """Of the classes that have one; nobody trains on the last."""
+    """Every class with samples has a prototype; nobody trains on the last class."""
     federation = mixed_federation()
     method = METHODS[name](TRAINING)
     sim = make_simulation(method, federation, federation_data(federation))

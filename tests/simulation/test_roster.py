@@ -1,4 +1,4 @@
-"""Which device holds whom, and who runs when."""
+"""A roster places clients on devices and orders them."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ STEPS = np.array([[5, 9, 1], [2, 0, 7]])  # two trials
 
 
 def roster(devices=2, lanes=1, capacity=3) -> Roster:
-    """As `make_roster` deals on two devices, which a single one cannot show."""
+    """Deals clients as `make_roster` does on two devices, which a single device cannot show."""
     device = np.array([1, 0, 1, 0, 0, 1]) if devices == 2 else np.zeros(6, int)
     slot = np.array([0, 0, 1, 1, 2, 2]) if devices == 2 else np.arange(6)
     return Roster(
@@ -59,10 +59,10 @@ def test_one_device_holds_everybody_in_order():
 class ManyDevices:
     """A mesh as far as the roster looks at it."""
 
-    def __init__(self, count, own):
+    def __init__(self, count, local):
         self.size = count
         self.devices = np.array(
-            [type("Device", (), {"process_index": 0 if i in own else 1})() for i in range(count)]
+            [type("Device", (), {"process_index": 0 if i in local else 1})() for i in range(count)]
         )
 
 
@@ -70,7 +70,7 @@ class ManyDevices:
 def test_every_device_gets_about_the_same_steps(devices):
     steps = np.random.default_rng(0).integers(1, 500, (1, 60))
     (device,) = deal([steps[0]], devices)
-    made = make_roster(np.arange(60), steps, device, 60, 1, ManyDevices(devices, own=[1]))
+    made = make_roster(np.arange(60), steps, device, 60, 1, ManyDevices(devices, local=[1]))
     loads = np.array([steps[0, made.device == d].sum() for d in range(devices)])
     assert loads.max() < 1.05 * loads.mean()
     places = set(zip(made.device.tolist(), made.slot.tolist()))
@@ -90,9 +90,9 @@ def speed_up(group: str, devices: int, size: int, split: str, **options) -> tupl
     """(by FLOPs, of 20 clients on so many devices; a bound that no dealing passes)."""
     labels = np.repeat(np.arange(10), size // 10).astype(np.int32)
     dataset = Dataset("labels", np.zeros((size, 1, 1, 1), np.uint8), labels, tuple("0123456789"))
-    own = np.array([len(c.train) for c in make_partition(split, dataset, 20, 1, **options)])
+    num_train = np.array([len(c.train) for c in make_partition(split, dataset, 20, 1, **options)])
     federation = make_federation(model_group(group, 10, (32, 32, 3)), (32, 32, 3), 10, 20)
-    costs = [sample_flops(b) * own[list(federation.members(b))] for b in federation.buckets]
+    costs = [sample_flops(b) * num_train[list(federation.members(b))] for b in federation.buckets]
     flat = np.concatenate(costs)
     loads = np.bincount(np.concatenate(deal(costs, devices)), flat, devices)
     return flat.sum() / loads.max(), flat.sum() / max(flat.max(), flat.sum() / devices)

@@ -1,8 +1,4 @@
-"""A simulation told through a method that reports what it was given, so that every number is known
-in advance."""
-
-import functools
-from typing import NamedTuple
+"""Simulations of the probe, whose every number is known in advance: messages, stores, noise."""
 
 import jax
 import jax.numpy as jnp
@@ -10,126 +6,30 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.mesh import client_mesh
-from fedjax_ht.core.method import Context, Method, Pretrained
-from fedjax_ht.core.round import all_finite, gather_received
-from fedjax_ht.core.wire import Masked, Metadata, gaussian_noise
-from fedjax_ht.methods import METHODS
+from fedjax_ht.core.method import Context, Pretrained
+from fedjax_ht.core.round import all_finite
+from fedjax_ht.core.wire import Masked, gaussian_noise
 from fedjax_ht.methods.fedavg import fedavg
-from fedjax_ht.simulation.history import evaluation_row
-from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import make_roster
-from fedjax_ht.simulation.simulation import Simulation, make_simulation
+from fedjax_ht.simulation.simulation import make_simulation
 from fedjax_ht.simulation.store import host_store
 from tests.federations import (
     ASSIGNMENT,
-    NUM_CLASSES,
     NUM_CLIENTS,
-    TEST_COUNTS,
     TRAIN_COUNTS,
     TRAINING,
     changed,
-    chosen,
     each_client,
     federation_data,
     identical,
-    mixed_federation,
     play,
     samples,
     to_host,
 )
-
-FEDERATION = mixed_federation()
-
-
-class Server(NamedTuple):
-    """What the clients told, by id: weights [n, 2], facts [n, 5], and how often each was heard [n];
-    the level counts rounds from 1."""
-
-    level: jax.Array
-    weights: jax.Array
-    facts: jax.Array
-    heard: jax.Array
+from tests.simulation.probe import FEDERATION, probe, simulation
 
 
-class Uplink(NamedTuple):
-    weights: jax.Array
-    facts: Metadata  # float32 [5]: id, samples, last round, this round, and a draw from the key
-
-
-class Downlink(NamedTuple):
-    level: jax.Array
-    ones: Masked  # [n], of which client i is sent i + 1
-
-
-def capped_scores(x, cap):
-    """The class by the image's brightness, but never above `cap`."""
-    pixels = (x.mean((1, 2, 3)) * 0.5 + 0.5) * 255
-    return jax.nn.one_hot(jnp.minimum(jnp.round((pixels - 40) / 40), cap).astype(int), NUM_CLASSES)
-
-
-def capped_accuracy(cap: int, indices: np.ndarray) -> float:
-    """The share of samples that `capped_scores` gets right, by hand."""
-    dataset, _ = samples()
-    guess = np.minimum(
-        np.round((dataset.inputs[indices].astype(float).mean((1, 2, 3)) - 40) / 40), cap
-    )
-    return float(np.mean(guess == dataset.labels[indices]))
-
-
-def probe() -> Method:
-    """Clients hold a weight that moves and a cap; `receive` sets the cap to the level, training
-    adds two."""
-
-    def client_update(bucket, client, downlink, data, ctx: Context):
-        info = ctx.info
-        weight = client["weight"] + downlink.level
-        facts = [info.id, info.num_samples, info.last_round, ctx.round, jax.random.uniform(ctx.key)]
-        uplink = Uplink(weight, Metadata(jnp.stack([jnp.float32(fact) for fact in facts])))
-        return {"weight": weight, "cap": client["cap"] + 2}, uplink, {"id": jnp.float32(info.id)}
-
-    def server_update(federation, server, received, ctx):
-        uplink, info, arrived = gather_received(received)
-        at = jnp.where(arrived, info.id, NUM_CLIENTS)  # out of range: not written
-        weights = server.weights.at[at].set(uplink.weights, mode="drop")
-        facts = server.facts.at[at].set(uplink.facts.value, mode="drop")
-        heard = server.heard.at[at].add(1, mode="drop")
-        return Server(server.level + 1, weights, facts, heard), {"heard": arrived.sum()}
-
-    def broadcast(federation, bucket, server, ctx: Context):
-        return Downlink(
-            server.level, Masked(jnp.ones(NUM_CLIENTS), jnp.arange(NUM_CLIENTS) <= ctx.info.id)
-        )
-
-    def zeros(*shape):
-        return jnp.zeros((NUM_CLIENTS, *shape))
-
-    return Method(
-        name="probe",
-        training=TRAINING,
-        init_server=lambda federation, key: Server(jnp.float32(1), zeros(2), zeros(5), zeros()),
-        init_client=lambda bucket, ctx: {
-            "weight": jax.random.uniform(ctx.key, (2,)),
-            "cap": jnp.float32(0),
-        },
-        broadcast=broadcast,
-        client_update=client_update,
-        server_update=server_update,
-        receive=lambda bucket, client, downlink, data, ctx: (
-            client | {"cap": jnp.round(downlink.level)}
-        ),
-        predict=lambda bucket, client, downlink, x, mask: {"cap": capped_scores(x, client["cap"])},
-        rules=("cap",),
-    )
-
-
-@functools.cache
-def simulation(changes: tuple = (), padding: int = 0, **options) -> Simulation:
-    """The probe, with `changes` as pairs of a Method's field and its value."""
-    method, data = probe()._replace(**dict(changes)), federation_data(FEDERATION, padding)
-    return make_simulation(method, FEDERATION, data, SimulationOptions(**options))
-
-
-def test_clients_are_told_who_they_are_and_the_server_hears_each_once():
+def test_clients_get_their_info_and_the_server_hears_each_once():
     sim = simulation(lanes=4, padding=2)
     state = to_host(sim.init())
     state, report = play(sim, state, [0, 4, 5], dropped=[5])
@@ -142,11 +42,11 @@ def test_clients_are_told_who_they_are_and_the_server_hears_each_once():
     heard = {0: 1, 1: 1, 2: 1, 4: 0, 5: 1, 6: 1}  # in which round
     # the last round in which each was reached, when it was heard
     before = {0: 0, 1: -1, 2: -1, 4: -1, 5: 0, 6: -1}
-    told = [
+    facts = [
         [i, TRAIN_COUNTS[i].sum(), before[i], heard[i]] if i in before else [0] * 4
         for i in range(NUM_CLIENTS)
     ]
-    np.testing.assert_array_equal(state.server.facts[:, :4], told)
+    np.testing.assert_array_equal(state.server.facts[:, :4], facts)
     # client 0's, and then each one's last
     draws = [first[0, 4], *(state.server.facts[i, 4] for i in before)]
     assert len(set(draws)) == len(draws)
@@ -156,7 +56,7 @@ def test_clients_are_told_who_they_are_and_the_server_hears_each_once():
         np.testing.assert_array_equal(state.server.weights[i], weights[i])
 
 
-def test_clients_are_told_the_round_and_a_control_sees_their_training_samples():
+def test_clients_get_the_round_and_a_control_sees_their_training_samples():
     """The round beside the data, in training alone; the samples at the server only of a method that
     asks for them."""
     dataset, partition = samples()
@@ -217,58 +117,6 @@ def test_participants_pay_for_the_downlink():
     assert tuple(report.uplink) == (2 * 2, 2 * 8, 2 * 5, 2 * 20)
     np.testing.assert_array_equal(np.flatnonzero(state.last_round[0] == 0), paid)
     assert changed(FEDERATION, start, state) == {1, 4, 6}
-
-
-@pytest.mark.parametrize(
-    ("evaluate", "options"),
-    [
-        ("received", {}),
-        ("trained", {}),
-        ("received", {"lanes": 3, "eval_batch_size": 2}),
-        ("trained", {"client_store": "host", "participation": 0.25, "lanes": 2}),
-    ],
-)
-def test_accuracy_of_every_client(evaluate, options):
-    """After one round the level is 2; a participant was trained to 1 + 2, the others are still at
-    0."""
-    sim = simulation(evaluate=evaluate, **options)
-    with chosen([1, 4]):
-        state, _ = sim.run_round(sim.init())
-    before = to_host(state)
-    scored = sim.evaluate(state)
-    tests = [client.test for client in samples()[1]]
-    caps = (
-        [2] * NUM_CLIENTS
-        if evaluate == "received"
-        else [3 if i in (1, 4) else 0 for i in range(NUM_CLIENTS)]
-    )
-    expected = [capped_accuracy(cap, own) if len(own) else np.nan for cap, own in zip(caps, tests)]
-    assert set(scored.accuracy) == {"test"} and set(scored.accuracy["test"]) == {"cap"}
-    np.testing.assert_allclose(scored.accuracy["test"]["cap"], expected)
-    np.testing.assert_array_equal(scored.counts["test"], TEST_COUNTS)
-    assert scored.global_accuracy == {}
-    assert identical(before, to_host(state))
-
-
-def test_expected_accuracies_tell_the_caps_apart():
-    """What the test above compares would not do if every cap scored alike."""
-    tests = [client.test for client in samples()[1] if len(client.test)]
-    assert len({tuple(capped_accuracy(cap, own) for own in tests) for cap in (0, 1, 2, 3)}) == 4
-
-
-def test_validation_samples_are_scored_where_there_are_any():
-    data = federation_data(FEDERATION)
-    buckets = {
-        name: bucket._replace(splits=bucket.splits | {"val": bucket.splits["train"]})
-        for name, bucket in data.buckets.items()
-    }
-    data = data._replace(buckets=buckets, counts=data.counts | {"val": data.counts["train"]})
-    sim = make_simulation(probe(), FEDERATION, data)
-    scored = sim.evaluate(sim.init())
-    expected = [capped_accuracy(1, own.train) if len(own.train) else np.nan for own in samples()[1]]
-    np.testing.assert_allclose(scored.accuracy["val"]["cap"], expected)
-    np.testing.assert_array_equal(scored.counts["val"], TRAIN_COUNTS.sum(1))
-    assert set(scored.accuracy) == {"test", "val"}
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -414,51 +262,3 @@ def test_server_on_the_host_gives_the_same():
 def test_method_that_cannot_run_here():
     with pytest.raises(ValueError, match=r"^fedavg .* one architecture .* narrow, wide$"):
         make_simulation(fedavg(TRAINING), FEDERATION, federation_data(FEDERATION))
-
-
-def test_participants_are_scored_as_training_left_them():
-    """On what they trained with: what this round's uploads make of the server comes later."""
-    federation = mixed_federation()
-    data = federation_data(federation)
-    options = SimulationOptions(participation=0.6, evaluate="trained", devices=1)
-    for name in ("local", "fedproto"):
-        sim = make_simulation(METHODS[name](TRAINING), federation, data, options)
-        state, reports = sim.init(), []
-        for _ in range(2):
-            state, report = sim.run_round(state)
-            reports.append(report)
-        now = sim.evaluate(state).accuracy["test"]
-        np.testing.assert_array_equal(report.accuracy["head"], now["head"][report.participants])
-        if name == "fedproto":  # in its first round there are no prototypes yet
-            assert not np.nan_to_num(reports[0].accuracy["prototype"]).any()
-            assert np.nan_to_num(report.accuracy["prototype"]).any()
-
-
-@pytest.mark.parametrize("evaluate", ["received", "trained"])
-def test_participants_are_scored_before_receipt_however_clients_are_evaluated(evaluate):
-    """Training takes the cap to 1 + 2; receipt would set it to 2."""
-    sim = simulation(evaluate=evaluate)
-    with chosen([1, 4]):
-        _, report = sim.run_round(sim.init())
-    tests = [client.test for client in samples()[1]]
-    np.testing.assert_array_equal(report.participants, [1, 4])
-    np.testing.assert_allclose(
-        report.accuracy["cap"], [capped_accuracy(3, tests[i]) for i in (1, 4)]
-    )
-
-
-def test_training_samples_are_scored_where_asked():
-    sim = simulation(evaluate_train=True)
-    state = sim.init()
-    everybody, some = sim.evaluate(state), sim.evaluate(state, np.array([0, 3, 5]))
-    train = everybody.accuracy["train"]["cap"]
-    np.testing.assert_array_equal(np.isnan(train), TRAIN_COUNTS.sum(1) == 0)
-    row = evaluation_row(everybody, ("cap",))
-    assert row["train_accuracy"] == pytest.approx(np.nanmean(train))
-    assert row["train_accuracy_weighted"] == pytest.approx(
-        np.nansum(train * TRAIN_COUNTS.sum(1)) / TRAIN_COUNTS.sum()
-    )
-    row = evaluation_row(some, ("cap",), np.array([0, 3, 5]))
-    # client 3 has no sample
-    assert row["train_accuracy"] == pytest.approx(np.mean(train[[0, 5]]))
-    assert set(simulation().evaluate(state).accuracy) == {"test"}

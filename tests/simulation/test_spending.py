@@ -1,4 +1,4 @@
-"""What rounds cost in privacy, and whole runs that are private."""
+"""Privacy budgets that rounds spend, and whole runs that are private."""
 
 import functools
 import math
@@ -91,13 +91,13 @@ def test_participants_whom_nobody_knows_are_hidden_by_the_draw(exposure, share):
 
 
 def test_samples_cost_most_where_there_are_few():
-    found = epsilons(program("fedavg", Privacy("sample", 1.0, 2.0), participation=0.5), 10)
+    spent = epsilons(program("fedavg", Privacy("sample", 1.0, 2.0), participation=0.5), 10)
     took_part, size = participations(0, 0.5, NUM_CLIENTS, 10), TRAINING.batch_size
     steps = took_part * np.maximum(SAMPLES // size, SAMPLES > 0)
     each = [
         poisson_epsilon(2.0, min(size, n), n, t, 1e-5) if n else 0 for n, t in zip(SAMPLES, steps)
     ]
-    assert found == [pytest.approx(max(each))] and each[3] == 0 < np.median(each) < max(each)
+    assert spent == [pytest.approx(max(each))] and each[3] == 0 < np.median(each) < max(each)
 
 
 def test_nothing_is_told_where_nothing_is_sent_and_everything_without_noise():
@@ -110,7 +110,7 @@ def test_nothing_is_told_where_nothing_is_sent_and_everything_without_noise():
 @pytest.mark.parametrize(
     "field, value", [("uplink", (gaussian_noise(0.1, 0.1),)), ("robust", (median(),))]
 )
-def test_what_changes_single_uploads_is_refused_beside_noise_on_sums(field, value):
+def test_changes_of_single_uploads_are_refused_beside_noise_on_sums(field, value):
     with pytest.raises(
         ValueError,
         match=rf"^privacy.unit is 'client', which hides sums alone; {field} must then be empty$",
@@ -138,7 +138,7 @@ def simulation(unit: str, noise: float = 1.0, seed: int = 0, build: int = 0, **o
     )
 
 
-def told(history):
+def without_seconds(history):
     return [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in history]
 
 
@@ -156,7 +156,7 @@ def test_the_same_seed_is_the_same_run_and_a_resumed_one_goes_on(unit):
     assert spent[0] is None and 0 < spent[1] < spent[3] and spent[1] <= spent[2] <= spent[3]
     halfway, first = run(simulation(unit), 1)
     resumed, rows = run(simulation(unit, build=1), 3, halfway, first)
-    assert told(rows) == told(history)
+    assert without_seconds(rows) == without_seconds(history)
     np.testing.assert_array_equal(
         to_host(resumed).server["base"]["fc1"]["kernel"],
         to_host(state).server["base"]["fc1"]["kernel"],
@@ -170,7 +170,7 @@ def test_the_same_seed_is_the_same_run_and_a_resumed_one_goes_on(unit):
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", ["client", "upload", "sample"])
 @pytest.mark.parametrize("variant", [{"lanes": 4}, {"client_store": "host"}])
-def test_what_runs_it_changes_nothing(unit, variant):
+def test_lanes_stores_and_padding_change_nothing(unit, variant):
     federation = uniform_federation()
     plain, other = (
         make_simulation(

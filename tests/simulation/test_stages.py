@@ -35,10 +35,12 @@ def test_stages_and_rounds_that_are_not_scored_change_no_number(name):
     assert {"seconds_train", "seconds_score", "seconds_serve", "seconds_host"} < set(named)
     # the last always
     assert ["accuracy_participants" in row for row in rows] == [False, False, True, True]
-    for row, own in zip(history, rows):
+    for row, expected in zip(history, rows):
         same = {
-            key: value for key, value in row.items() if key in own and not key.startswith("seconds")
+            key: value
+            for key, value in row.items()
+            if key in expected and not key.startswith("seconds")
         }
-        assert same == {key: own[key] for key in same}
+        assert same == {key: expected[key] for key in same}
     assert "| train s | score s | serve s | host s |" in run_results({name: rows}).markdown()
     assert "train s" not in run_results({name: history}).markdown()

@@ -85,15 +85,15 @@ def test_a_trial_is_the_run_it_would_be_alone(name):
             state.server,
         )
         np.testing.assert_array_equal(together.last_round[t], state.last_round[0])
-        for own, single in zip(reports, alone):
-            assert (own[t].arrived, own[t].uplink, own[t].downlink) == (
+        for trials, single in zip(reports, alone):
+            assert (trials[t].arrived, trials[t].uplink, trials[t].downlink) == (
                 single.arrived,
                 single.uplink,
                 single.downlink,
             )
-            np.testing.assert_array_equal(own[t].participants, single.participants)
-            assert own[t].metrics == pytest.approx(single.metrics, nan_ok=True)
-            assert own[t].server_metrics == pytest.approx(single.server_metrics)
+            np.testing.assert_array_equal(trials[t].participants, single.participants)
+            assert trials[t].metrics == pytest.approx(single.metrics, nan_ok=True)
+            assert trials[t].server_metrics == pytest.approx(single.server_metrics)
         jax.tree.map(np.testing.assert_array_equal, scores[t].accuracy, score.accuracy)
         assert scores[t].global_accuracy == score.global_accuracy
 

@@ -1,4 +1,4 @@
-"""Uploads that arrive in a later round, told through the probe of test_simulation.py."""
+"""Uploads that arrive in a later round, told through the probe of probe.py."""
 
 import dataclasses
 
@@ -29,6 +29,7 @@ from tests.federations import (
 )
 from tests.method_wires import settings
 from tests.reference.devices import Device, Work, play_late
+from tests.simulation.probe import FEDERATION, probe
 from tests.simulation.test_clock import (
     DOWN,
     DOWNLINK,
@@ -41,7 +42,6 @@ from tests.simulation.test_clock import (
     untimed,
     with_profile,
 )
-from tests.simulation.test_simulation import FEDERATION, probe
 
 # client 4 takes 28 seconds for an upload, the others one
 SLOW = np.where(np.arange(NUM_CLIENTS) == 4, 1.0, 28.0)
@@ -57,11 +57,11 @@ def test_rounds_last_as_by_hand(deadline):
     state, history = run(simulation(profile), 6)
     options = dataclasses.replace(OPTIONS, profile=profile)
 
-    def draw(round: int, busy: set[int]) -> list[Work]:
+    def draw(round: int, unfinished: set[int]) -> list[Work]:
         free = options.reachable(NUM_CLIENTS, round)
-        free[list(busy)] = False
+        free[list(unfinished)] = False
         ids, lost = choose_participants(options, NUM_CLIENTS, round, free)
-        assert not busy & set(ids.tolist())
+        assert not unfinished & set(ids.tolist())
         return [Work(i, 0.0, UPLINK, DOWNLINK[i], gone) for i, gone in zip(ids.tolist(), lost)]
 
     devices = [Device(up=up, down=down) for up, down in zip(UP.tolist(), DOWN.tolist())]
@@ -70,8 +70,8 @@ def test_rounds_last_as_by_hand(deadline):
     np.testing.assert_allclose(
         rows_of(history, *names), [[row["seconds"], row["clock"]] for row in expected]
     )
-    told = [[row["late"], row["arrived_late"], len(row["arrived"])] for row in expected]
-    assert rows_of(history, "late", "arrived_late", "arrived") == told
+    counts = [[row["late"], row["arrived_late"], len(row["arrived"])] for row in expected]
+    assert rows_of(history, "late", "arrived_late", "arrived") == counts
     heard = np.bincount(
         np.concatenate([row["arrived"] for row in expected]).astype(int), minlength=NUM_CLIENTS
     )
@@ -106,7 +106,7 @@ def test_an_upload_arrives_as_it_was_sent():
     ]
 
 
-def test_who_is_busy_is_not_asked():
+def test_unfinished_clients_are_not_drawn():
     sim = simulation(waiting(10.0, up=SLOW, down=None))
     state = sim.init()
     with chosen([4]):
@@ -118,15 +118,15 @@ def test_who_is_busy_is_not_asked():
 
 
 def test_a_huge_deadline_changes_nothing():
-    one, rows = run(simulation(Profile(up=UP), "fedproto"), 2)
+    state, rows = run(simulation(Profile(up=UP), "fedproto"), 2)
     other, same = run(simulation(waiting(1e30, down=None), "fedproto"), 2)
-    assert identical(to_host(one), to_host(other)._replace(waiting=None))
+    assert identical(to_host(state), to_host(other)._replace(waiting=None))
     assert untimed(rows) == [
         {k: v for k, v in row.items() if k != "arrived_late"} for row in untimed(same)
     ]
 
 
-def test_what_goes_on_has_the_same_uploads_on_their_way(tmp_path):
+def test_a_resumed_run_has_the_same_uploads_on_their_way(tmp_path):
     profile = waiting(8.0)
     whole, rows = run(simulation(profile), 4)
     for _ in range(2):  # the second time from the file
@@ -176,8 +176,9 @@ def test_a_fault_of_an_upload_shows_when_it_arrives():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_whose_server_looks_back_on_its_draws_says_so(name):
-    """All others' servers leave the key alone that they share with the clients of this round."""
+def test_methods_whose_server_repeats_its_draws_are_marked(name):
+    """Servers of all other methods do not use the key that they share with the clients of this
+    round."""
     method, federation = METHODS[name](TRAINING, **settings(name)), federation_for(name)
     options = SimulationOptions(devices=1, profile=waiting(8.0))
     if method.wire.redrawn:
@@ -190,7 +191,9 @@ def test_whose_server_looks_back_on_its_draws_says_so(name):
     state = make_simulation(method, federation, federation_data(federation), options).init()
 
     def serve(shared_key, server, sent, key, number, frozen):
-        received = {b: Received(*own, np.ones(len(own[1].id), bool)) for b, own in sent.items()}
+        received = {
+            b: Received(*fields, np.ones(len(fields[1].id), bool)) for b, fields in sent.items()
+        }
         ctx = Context(key, number, None, frozen, shared_key)
         return method.server_update(federation, server, received, ctx)[0]
 
@@ -204,6 +207,7 @@ def test_whose_server_looks_back_on_its_draws_says_so(name):
 
 def test_without_a_deadline_nothing_is_late():
     with pytest.raises(
-        ValueError, match=r"^profile.late is 'arrives', and without a deadline nothing is late$"
+        ValueError,
+        match=r"^profile.late is 'arrives', and without a deadline nothing is late; set deadline$",
     ):
         Profile(up=UP, late="arrives")

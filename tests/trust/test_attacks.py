@@ -22,8 +22,7 @@ KINDS = ("label_flip", "sign_flip", "scaled", "noise", "shift")
 
 @functools.cache
 def upload(name: str, kind: str | None, client: int = 0, strength: float = 3.0):
-    """What a client sends, and its state after the round; with half of the four clients
-    attacking."""
+    """Returns a client's uplink and its state after the round; half of the four clients attack."""
     method = METHODS[name](TRAINING)
     method = attacked(method, kind and Attack(kind, 0.5, strength), 4)
     data, ctx = tiny.client_data(LABELS), tiny.context(client, seed=client)
@@ -42,10 +41,10 @@ GOOD = int(np.flatnonzero(~attackers(Attack("noise", 0.5), 4))[0])
 
 
 def test_attackers_are_a_share_to_the_nearest_and_grow_with_it():
-    found = [attackers(Attack("noise", share), 20) for share in (0, 0.1, 0.12, 0.3, 1)]
-    assert [bad.sum() for bad in found] == [0, 2, 2, 6, 20]
-    assert all((small <= large).all() for small, large in itertools.pairwise(found))
-    assert (found[3] != attackers(Attack("noise", 0.3, seed=1), 20)).any()
+    masks = [attackers(Attack("noise", share), 20) for share in (0, 0.1, 0.12, 0.3, 1)]
+    assert [bad.sum() for bad in masks] == [0, 2, 2, 6, 20]
+    assert all((small <= large).all() for small, large in itertools.pairwise(masks))
+    assert (masks[3] != attackers(Attack("noise", 0.3, seed=1), 20)).any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,25 +57,25 @@ def test_an_honest_client_says_what_it_would_say_without_attackers(name, kind):
 @pytest.mark.parametrize("kind, factor", [("sign_flip", -3.0), ("scaled", 3.0)])
 def test_an_attacker_turns_its_update_round_or_multiplies_it(kind, factor):
     before, client, honest = upload("fedavg", None, BAD)
-    _, after, said = upload("fedavg", kind, BAD)
+    _, after, sent = upload("fedavg", kind, BAD)
     jax.tree.map(np.testing.assert_array_equal, after, client)
     expected = jax.tree.map(lambda r, x: r + factor * (x - r), before, honest.params)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), said.params, expected
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), sent.params, expected
     )
-    assert said.num_samples.value == honest.num_samples.value
+    assert sent.num_samples.value == honest.num_samples.value
     # Without training there are no prototypes: the whole of one is an update.
-    honest, said = (upload("fedproto", k, BAD)[2].prototypes for k in (None, kind))
-    np.testing.assert_array_equal(said.mask, honest.mask)
+    honest, sent = (upload("fedproto", k, BAD)[2].prototypes for k in (None, kind))
+    np.testing.assert_array_equal(sent.mask, honest.mask)
     np.testing.assert_allclose(
-        said.values[honest.mask], factor * honest.values[honest.mask], rtol=1e-5
+        sent.values[honest.mask], factor * honest.values[honest.mask], rtol=1e-5
     )
 
 
 def test_noise_is_as_strong_as_told():
     before, _, honest = upload("fedavg", None, BAD)
-    said = upload("fedavg", "noise", BAD)[2]
-    for r, x, y in zip(*map(jax.tree.leaves, (before, honest.params, said.params))):
+    sent = upload("fedavg", "noise", BAD)[2]
+    for r, x, y in zip(*map(jax.tree.leaves, (before, honest.params, sent.params))):
         if x.size > 50:
             np.testing.assert_allclose(np.std(y - x), 3 * np.sqrt(np.mean((x - r) ** 2)), rtol=0.35)
 
@@ -84,10 +83,10 @@ def test_noise_is_as_strong_as_told():
 def test_a_shift_moves_all_prototypes_and_all_attackers_alike():
     moved = []
     for client in np.flatnonzero(attackers(Attack("shift", 0.5), 4)):
-        honest, said = (
+        honest, sent = (
             upload("fedproto", kind, int(client))[2].prototypes for kind in (None, "shift")
         )
-        rows = (said.values - honest.values)[honest.mask]
+        rows = (sent.values - honest.values)[honest.mask]
         np.testing.assert_allclose(rows, np.broadcast_to(rows[0], rows.shape), rtol=1e-4, atol=1e-5)
         moved.append(rows[0] / np.linalg.norm(rows[0]))
     np.testing.assert_allclose(moved[0], moved[1], rtol=1e-4, atol=1e-5)

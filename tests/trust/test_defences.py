@@ -23,8 +23,8 @@ def one_vector(x, present=None) -> Vectors:
     return Vectors((x[..., :2], x[..., 2:]), (held, held), present)
 
 
-def said(defence: Defence, vectors: Vectors) -> np.ndarray:
-    """What is left of each client, [n, d]."""
+def vectors_left(defence: Defence, vectors: Vectors) -> np.ndarray:
+    """Returns the vectors [n, d] that a defence leaves of the clients."""
     return np.asarray(jnp.concatenate(defence.apply(vectors, True).values, -1)[:, 0])
 
 
@@ -39,19 +39,21 @@ def test_agreements_are_those_of_the_reference(n):
     for name, value in expected.items():
         if name == "geometric_median" and n == 2:
             continue  # any point between the two is one
-        got = said(DEFENCES[name](), one_vector(x))
+        got = vectors_left(DEFENCES[name](), one_vector(x))
         np.testing.assert_allclose(
             got, np.broadcast_to(value, (n, D)), rtol=2e-3 if "geo" in name and n > 1 else 1e-6
         )
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed_mean", "geometric_median"])
-def test_who_is_absent_has_no_say(name):
+def test_absent_clients_do_not_count(name):
     absent = np.concatenate([HONEST, np.full((3, D), np.nan, np.float32)])
     present = np.arange(N + 3) < N
     vectors = one_vector(np.where(present[:, None], absent, 0), present)
     np.testing.assert_allclose(
-        said(DEFENCES[name](), vectors)[0], said(DEFENCES[name](), one_vector(HONEST))[0], 1e-6
+        vectors_left(DEFENCES[name](), vectors)[0],
+        vectors_left(DEFENCES[name](), one_vector(HONEST))[0],
+        1e-6,
     )
 
 
@@ -73,7 +75,7 @@ def test_norm_bound_is_that_of_the_reference(bound):
 
     expected = reference.norm_bound(x, bound, centre)
     np.testing.assert_allclose(
-        said(DEFENCES["norm_bound"](bound), one_vector(x)), expected, rtol=1e-3, atol=1e-4
+        vectors_left(DEFENCES["norm_bound"](bound), one_vector(x)), expected, rtol=1e-3, atol=1e-4
     )
 
 
@@ -91,7 +93,7 @@ def test_lengths_of_giants_do_not_overflow():
     assert lengths(one_vector(np.zeros((1, D), np.float32))) == 0
 
 
-def test_whose_single_uploads_are_looked_at_is_no_server_of_sums():
+def test_a_defence_of_single_uploads_is_no_server_of_sums():
     method = fedproto(TRAINING)
     assert method.wire.server_reads == "sums" and defended(method, ()).wire.server_reads == "sums"
     assert defended(method, (DEFENCES["median"](),)).wire.server_reads == "uploads"

@@ -24,12 +24,12 @@ def test_clipping_is_that_of_the_reference():
         "b": rng.normal(size=5).astype(np.float32),
     }
     for clip in (0.1, 2.0, 100.0):
-        found = clipped(tree, clip)
-        for x, y in zip(found.values(), reference.clipped(tree.values(), clip)):
+        result = clipped(tree, clip)
+        for x, y in zip(result.values(), reference.clipped(tree.values(), clip)):
             np.testing.assert_allclose(x, y, rtol=1e-6)
     for bad in (np.nan, np.inf, 1e30):  # the last one's square is not finite
-        found = clipped({"a": jnp.array([1.0, bad])}, 1.0)
-        np.testing.assert_array_equal(found["a"], 0)
+        result = clipped({"a": jnp.array([1.0, bad])}, 1.0)
+        np.testing.assert_array_equal(result["a"], 0)
     np.testing.assert_array_equal(clipped(jnp.zeros(3), 1.0), 0)
 
 
@@ -47,12 +47,12 @@ def test_gradients_of_samples_are_clipped_one_by_one(clip):
     batch = Batch(
         jnp.asarray(x, jnp.float32).at[4].set(jnp.nan), jnp.asarray(labels), jnp.arange(5) < 4
     )
-    found, _ = clipped_sum(gradient_of, batch, jax.random.split(KEY, 5), clip)
+    total, _ = clipped_sum(gradient_of, batch, jax.random.split(KEY, 5), clip)
     expected = sum(
         reference.clipped([g], clip)[0]
         for g in reference.softmax_gradients(kernel, x[:4], labels[:4])
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
 
 
 def test_every_sample_is_drawn_by_itself_and_with_its_chance():
@@ -88,10 +88,10 @@ def visits(clip: float, noise: float, width: int = 9):
         return Loss(-jnp.sum(jnp.where(batch.mask, params[batch.y], 0)), stats)
 
     def run(key, count):
-        own = data._replace(splits={"train": Split(data.splits["train"].indices, count)})
+        client = data._replace(splits={"train": Split(data.splits["train"].indices, count)})
         training = LocalTraining(optax.sgd(1.0), batch_size=3, steps=1)
         return dp_train(
-            clip, noise, (), training, loss_fn, jnp.zeros(width), {}, own, key, 9
+            clip, noise, (), training, loss_fn, jnp.zeros(width), {}, client, key, 9
         ).params
 
     return jax.jit(jax.vmap(run))
@@ -109,14 +109,14 @@ def test_a_batch_of_any_length_is_summed_whole():
 
 def test_noise_is_as_strong_as_told_and_its_keys_own():
     clip, noise, width = 0.5, 2.0, 40_000
-    found = np.asarray(
+    noisy = np.asarray(
         visits(clip, noise, width)(jnp.stack([KEY, KEY, jax.random.key(4)]), jnp.full(3, 9))
     )[:, 9:]
-    np.testing.assert_array_equal(found[0], found[1])
-    assert abs(np.corrcoef(found[0], found[2])[0, 1]) < 5 / np.sqrt(width)
+    np.testing.assert_array_equal(noisy[0], noisy[1])
+    assert abs(np.corrcoef(noisy[0], noisy[2])[0, 1]) < 5 / np.sqrt(width)
     # The variance of n squares of normal numbers is 2 / n.
-    np.testing.assert_allclose(found.std(1), clip * noise / 3, rtol=5 / np.sqrt(2 * width))
-    assert np.abs(found.mean(1)).max() < 5 * clip * noise / 3 / np.sqrt(width)
+    np.testing.assert_allclose(noisy.std(1), clip * noise / 3, rtol=5 / np.sqrt(2 * width))
+    assert np.abs(noisy.mean(1)).max() < 5 * clip * noise / 3 / np.sqrt(width)
 
 
 def test_without_noise_and_clipping_it_trains_as_training_does():
@@ -133,6 +133,8 @@ def test_without_noise_and_clipping_it_trains_as_training_does():
 
     usual = train(training, loss_fn, params, {}, data, KEY, 4)
     trainer = jax.tree_util.Partial(functools.partial(dp_train, 1e6, 0.0, ()))
-    found = train(training, loss_fn, params, {}, data._replace(trainer=trainer), KEY, 4)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, usual)
-    assert not np.allclose(found.params["kernel"], params["kernel"])
+    trained = train(training, loss_fn, params, {}, data._replace(trainer=trainer), KEY, 4)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), trained, usual
+    )
+    assert not np.allclose(trained.params["kernel"], params["kernel"])

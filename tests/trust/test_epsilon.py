@@ -46,8 +46,8 @@ def test_poisson_batches_are_those_of_the_reference(noise, size, total, times):
         times * reference.poisson_divergence(a, noise, size / total) for a in range(2, 16)
     ]
     expected = reference.from_divergences(range(2, 16), divergences, DELTA)
-    found = poisson_epsilon(noise, size, total, times, DELTA)
-    assert found <= expected * (1 + 1e-9)
+    epsilon = poisson_epsilon(noise, size, total, times, DELTA)
+    assert epsilon <= expected * (1 + 1e-9)
     event = dp.SelfComposedDpEvent(
         dp.PoissonSampledDpEvent(size / total, dp.GaussianDpEvent(noise)), times
     )
@@ -56,7 +56,7 @@ def test_poisson_batches_are_those_of_the_reference(noise, size, total, times):
         .compose(event)
         .get_epsilon(DELTA)
     )
-    assert found == pytest.approx(min(library, gaussian_epsilon(noise, times, DELTA)))
+    assert epsilon == pytest.approx(min(library, gaussian_epsilon(noise, times, DELTA)))
 
 
 @pytest.mark.parametrize("noise, size, total, times", [(4.0, 10, 100, 50), (8.0, 1, 20, 10)])
@@ -70,7 +70,7 @@ def test_batches_of_fixed_size_have_half_the_noise(noise, size, total, times):
     assert fixed_epsilon(noise, size, total, times, DELTA) == pytest.approx(library)
 
 
-def test_who_is_always_drawn_is_hidden_by_noise_alone():
+def test_clients_drawn_in_every_round_are_hidden_by_noise_alone():
     everyone = gaussian_epsilon(2.0, 5, DELTA)
     assert poisson_epsilon(2.0, 8, 8, 5, DELTA) == fixed_epsilon(2.0, 8, 8, 5, DELTA) == everyone
     assert poisson_epsilon(2.0, 1, 8, 5, DELTA) < everyone > fixed_epsilon(2.0, 1, 8, 5, DELTA)
@@ -79,9 +79,9 @@ def test_who_is_always_drawn_is_hidden_by_noise_alone():
 
 
 @pytest.mark.parametrize("rule", [poisson_epsilon, fixed_epsilon])
-def test_what_is_told_adds_up(rule):
-    found = [rule(1.5, 3, 20, times, DELTA) for times in (0, 1, 2, 10, 100)]
-    assert found[0] == 0 and all(a < b for a, b in itertools.pairwise(found))
+def test_epsilon_grows_with_the_uploads(rule):
+    epsilons = [rule(1.5, 3, 20, times, DELTA) for times in (0, 1, 2, 10, 100)]
+    assert epsilons[0] == 0 and all(a < b for a, b in itertools.pairwise(epsilons))
     assert rule(0.0, 3, 20, 1, DELTA) == np.inf and rule(0.0, 3, 20, 0, DELTA) == 0
     assert rule(1e-3, 3, 20, 1, DELTA) > 1e3
 

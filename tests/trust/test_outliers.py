@@ -14,11 +14,11 @@ from tests.trust.uploads import buckets, received
 RNG = np.random.default_rng(0)
 
 
-def test_who_is_far_off_is_named_wherever_the_giant_is():
-    given = buckets((30, 30))
-    usual = how_far("alike", 6, given)
+def test_the_outlier_is_named_in_every_entry_of_an_upload():
+    received = buckets((30, 30))
+    usual = how_far("alike", 6, received)
     assert usual.shape == (6,) and usual[1] == usual[5] == 0 and (usual < 10).all()
-    model = given["b"].uplink["model"]
+    model = received["b"].uplink["model"]
     places = {
         "w": lambda u: u | {"model": model | {"w": model["w"].at[1, 2, 1].set(-1e30)}},
         "row": lambda u: (
@@ -32,22 +32,24 @@ def test_who_is_far_off_is_named_wherever_the_giant_is():
     }
     for change in places.values():
         far = how_far(
-            "alike", 6, given | {"b": given["b"]._replace(uplink=change(given["b"].uplink))}
+            "alike",
+            6,
+            received | {"b": received["b"]._replace(uplink=change(received["b"].uplink))},
         )
         assert far[4] > 1e20 and (jnp.delete(far, 4) < 10).all()
 
 
-def how_far(uplinks: str, num_clients: int, given: dict[str, Received]) -> jax.Array:
+def how_far(uplinks: str, num_clients: int, received: dict[str, Received]) -> jax.Array:
     """`outlier_scores` of uploads of a method with such `uplinks`."""
-    return outlier_scores(SimpleNamespace(wire=Wire(uplinks)), num_clients, summaries(given))
+    return outlier_scores(SimpleNamespace(wire=Wire(uplinks)), num_clients, summaries(received))
 
 
 def test_far_off_names_a_vector_that_points_elsewhere():
     x = RNG.normal(1, 0.01, (8, 400)).astype(np.float32)
     x[5] *= -1
-    for uplinks, found in (("alike", [5]), ("own", [])):
+    for uplinks, expected in (("alike", [5]), ("own", [])):
         far = how_far(uplinks, 8, {"a": received(jnp.asarray(x), [True] * 8)})
-        assert np.flatnonzero(far > 10).tolist() == found
+        assert np.flatnonzero(far > 10).tolist() == expected
 
 
 @pytest.mark.parametrize("giant", [1e38, -3e38, [1e38, -3e38]], ids=str)
@@ -73,7 +75,7 @@ def test_far_off_is_the_same_in_other_units():
 
 
 def test_far_off_sees_the_largest_entry_of_a_long_upload():
-    """Which is none of those by which lengths are told."""
+    """The largest entry is none of those that lengths are compared by."""
     x = RNG.normal(1, 0.1, (8, 70_000)).astype(np.float32)
     x[3, 1] = 1e6
     far = how_far("alike", 8, {"a": received(jnp.asarray(x), [True] * 8)})
@@ -94,10 +96,12 @@ def plain(x) -> dict[str, Received]:
     return {"a": received(jnp.asarray(x, jnp.float32), [True] * len(x))}
 
 
-def refused(given: dict[str, Received], times: float = 1000.0, num_clients: int = 8) -> list[int]:
+def refused(
+    received: dict[str, Received], times: float = 1000.0, num_clients: int = 8
+) -> list[int]:
     """Ids of the clients refused, none of which has arrived."""
-    kept, outliers = without_outliers(num_clients, given, summaries(given), times)
-    for name, r in given.items():
+    kept, outliers = without_outliers(num_clients, received, summaries(received), times)
+    for name, r in received.items():
         np.testing.assert_array_equal(kept[name].arrived, r.arrived & ~outliers[r.info.id])
         assert kept[name].uplink is r.uplink and kept[name].info is r.info
     return np.flatnonzero(outliers).tolist()
@@ -106,31 +110,31 @@ def refused(given: dict[str, Received], times: float = 1000.0, num_clients: int 
 @pytest.mark.parametrize("widths", [(3, 3), (3, 2)])
 @pytest.mark.parametrize("giant", [2e3, -1e30, 3e38])
 def test_an_outlier_is_refused_wherever_its_giant_is(widths, giant):
-    given = buckets(widths)
-    assert refused(given) == []
-    uplink = given["b"].uplink
+    received = buckets(widths)
+    assert refused(received) == []
+    uplink = received["b"].uplink
     model, rows = uplink["model"], uplink["rows"]
     places = (
         uplink | {"model": model | {"w": model["w"].at[1, 1, 1].set(giant)}},
         uplink | {"rows": Masked(rows.values.at[1, 2].set(giant), rows.mask.at[1, 2].set(True))},
     )
     for place in places:
-        with_giant = given | {"b": given["b"]._replace(uplink=place)}
+        with_giant = received | {"b": received["b"]._replace(uplink=place)}
         assert refused(with_giant) == [4]
         assert refused(with_giant, 0.0) == refused(with_giant, HUGE) == []
-    absent = given["b"]._replace(uplink=place, arrived=jnp.array([True, False]))
-    assert refused(given | {"b": absent}) == []
+    absent = received["b"]._replace(uplink=place, arrived=jnp.array([True, False]))
+    assert refused(received | {"b": absent}) == []
     unsent = Masked(rows.values.at[1, 2].set(giant), rows.mask.at[1, 2].set(False))
-    assert refused(given | {"b": given["b"]._replace(uplink=uplink | {"rows": unsent})}) == []
+    assert refused(received | {"b": received["b"]._replace(uplink=uplink | {"rows": unsent})}) == []
 
 
 @pytest.mark.parametrize(
     ("variance", "outliers"), [(1e5, []), (1e7, [2]), (-1e30, [2]), (3e38, [2])]
 )
 def test_running_variances_count_by_their_square_roots(variance, outliers):
-    """Of inputs 300 times as large as the others' they are 10^5 times as large."""
+    """Inputs that are 300 times as large have variances that are 10^5 times as large."""
     names = [{"mean": 0.1, "var": 1.0}, {"mean": 0.1, "var": 1.0}, {"mean": 0.1, "var": variance}]
-    clients = [{"params": {"scale": 1.0}, "stats": {"base": {"norm": own}}} for own in names]
+    clients = [{"params": {"scale": 1.0}, "stats": {"base": {"norm": norm}}} for norm in names]
     uplink = jax.tree.map(lambda *xs: jnp.array(xs)[:, None] * jnp.ones(4), *clients)
     assert refused({"a": received(uplink, [True] * 3)}) == outliers
 

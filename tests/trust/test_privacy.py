@@ -1,4 +1,4 @@
-"""What is private, on a stub whose messages are plain numbers, and on FedAvg."""
+"""Clipping and noise on a stub whose messages are plain numbers, and on FedAvg."""
 
 import functools
 
@@ -9,61 +9,23 @@ import optax
 import pytest
 
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import ClientInfo, Method, Received, Wire, varied
+from fedjax_ht.core.method import ClientInfo, Received, varied
 from fedjax_ht.core.wire import Masked, Metadata
-from fedjax_ht.methods import METHODS, method_factory
+from fedjax_ht.methods import METHODS
 from fedjax_ht.trust.attacks import Attack, attacked
-from fedjax_ht.trust.disclosure import exposure
 from fedjax_ht.trust.privacy import Privacy, noisy_sums, private
 from tests import tiny
-from tests.federations import TRAINING, federation_for, normed_federation, uniform_federation
-from tests.method_wires import settings
 from tests.reference import privacy as reference
+from tests.trust.stub import BUCKET, FEDERATION, stub
 
-FEDERATION = tiny.linear_federation()
-BUCKET = FEDERATION.buckets[0]
 WIDE = 30_000
-
-
-def stub(
-    update=lambda client, data: jnp.ones(3), masked: bool = False, sliced: bool = False, **fields
-) -> Method:
-    """Sends the downlink plus an update, some of it under a mask, or of one bucket a part, and
-    counts; keeps `update` for its state."""
-
-    def client_update(bucket, client, downlink, data, ctx):
-        change = jnp.where(data.splits["train"].count > 0, update(client, data), 0)
-        model = downlink + change
-        if sliced and bucket != BUCKET:
-            model = model[:2]
-        uplink = {"model": model, "count": Metadata(ctx.info.num_samples)}
-        if masked:
-            uplink["rows"] = Masked(
-                jnp.outer(jnp.array([1.0, 1e9]), model), jnp.array([True, False])
-            )
-        return change, uplink, {}
-
-    def server_update(federation, server, received, ctx):
-        return received, {}
-
-    return Method(
-        name="stub",
-        training=TRAINING,
-        init_server=lambda federation, key: jnp.zeros(3),
-        init_client=lambda bucket, ctx: jnp.zeros(3),
-        broadcast=lambda federation, bucket, server, ctx: server,
-        client_update=client_update,
-        server_update=server_update,
-        predict=None,
-        **{"wire": Wire(server_reads="sums")} | fields,
-    )
 
 
 DATA = tiny.client_data([0, 1, 2])
 SENT = jnp.array([4.0, -2.0, 1.0])  # the downlink
 
 
-def said(method, privacy, client=0, seed=0):
+def private_upload(method, privacy, client=0, seed=0):
     """A client's new state and upload."""
     ctx = tiny.context(client, seed=seed)
     return private(method, privacy).client_update(BUCKET, jnp.full(3, 7.0), SENT, DATA, ctx)[:2]
@@ -72,7 +34,9 @@ def said(method, privacy, client=0, seed=0):
 @pytest.mark.parametrize("clip", [0.1, 5.0, 1e3])
 def test_updates_are_clipped_over_all_that_is_sent(clip):
     change = np.array([3.0, 0.0, -4.0], np.float32)
-    _, uplink = said(stub(lambda client, data: change, masked=True), Privacy("client", clip))
+    _, uplink = private_upload(
+        stub(lambda client, data: change, masked=True), Privacy("client", clip)
+    )
     model, row = reference.clipped([change, change], clip)
     np.testing.assert_allclose(uplink["model"], SENT + model, rtol=1e-6)
     np.testing.assert_allclose(uplink["rows"].values[0], SENT + row, rtol=1e-6)
@@ -80,22 +44,24 @@ def test_updates_are_clipped_over_all_that_is_sent(clip):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_who_is_not_finite_says_nothing_and_keeps_its_state(value):
-    client, uplink = said(stub(lambda client, data: jnp.full(3, value)), Privacy("client", 1.0))
+def test_a_client_that_is_not_finite_sends_nothing_and_keeps_its_state(value):
+    client, uplink = private_upload(
+        stub(lambda client, data: jnp.full(3, value)), Privacy("client", 1.0)
+    )
     np.testing.assert_array_equal(client, 7.0)
     np.testing.assert_array_equal(uplink["model"], SENT)
 
 
-def test_what_a_client_keeps_is_part_of_its_update():
+def test_a_clients_state_is_part_of_its_update():
     """A newcomer's upload is what it is compared with: nothing of the client is left beyond the
     clip."""
-    _, uplink = said(stub(lambda client, data: 1e6 * client), Privacy("client", 1.0))
+    _, uplink = private_upload(stub(lambda client, data: 1e6 * client), Privacy("client", 1.0))
     np.testing.assert_allclose(np.linalg.norm(uplink["model"] - SENT), 1.0, rtol=1e-5)
 
 
 def test_an_attacker_is_clipped_too():
     method = attacked(stub(), Attack("scaled", 1.0, 1e6), 4)
-    _, uplink = said(method, Privacy("client", 0.5))
+    _, uplink = private_upload(method, Privacy("client", 0.5))
     np.testing.assert_allclose(np.linalg.norm(uplink["model"] - SENT), 0.5, rtol=1e-5)
 
 
@@ -103,7 +69,7 @@ def test_uploads_have_noise_of_their_own():
     method = stub(lambda client, data: 0.0, masked=True)
 
     def run(seed, privacy):
-        return said(method, privacy, 0, seed)[1]["model"] - SENT
+        return private_upload(method, privacy, 0, seed)[1]["model"] - SENT
 
     many = jax.jit(jax.vmap(lambda seed: run(seed, Privacy("upload", 0.5, 3.0))))(
         jnp.arange(WIDE // 3)
@@ -113,8 +79,8 @@ def test_uploads_have_noise_of_their_own():
         WIDE / 3
     )
     alike = [
-        run(0, Privacy("upload", 0.5, 3.0, secret=words))
-        for words in ((), (), (1,), (1, 2**32 - 1))
+        run(0, Privacy("upload", 0.5, 3.0, secret=secret))
+        for secret in ((), (), (1,), (1, 2**32 - 1))
     ]
     np.testing.assert_array_equal(alike[0], alike[1])
     np.testing.assert_array_equal(alike[0], many[0])
@@ -161,21 +127,21 @@ def sums_of(received) -> list[np.ndarray]:
 def test_every_sum_has_the_noise_that_it_is_told():
     clean, key = parts(), jax.random.key(0)
     noisy = noisy_sums(FEDERATION, clean, 1.5, key)
-    found = sums_of(noisy)
-    for x in found:
+    sums = sums_of(noisy)
+    for x in sums:
         np.testing.assert_allclose(x.std(), 1.5, rtol=5 / np.sqrt(2 * WIDE))
         assert abs(x.mean()) < 5 * 1.5 / np.sqrt(WIDE)
-    assert np.abs(np.corrcoef(found)[np.triu_indices(3, 1)]).max() < 5 / np.sqrt(WIDE)
+    assert np.abs(np.corrcoef(sums)[np.triu_indices(3, 1)]).max() < 5 / np.sqrt(WIDE)
     assert list(noisy) == list(clean) and noisy["linear1"].arrived.tolist() == [True, False]
     # Neither the order of buckets nor that of clients, nor padding, changes what is drawn.
     turned = {name: jax.tree.map(lambda x: x[::-1], clean[name]) for name in ("linear1", "linear0")}
-    for x, y in zip(found, sums_of(noisy_sums(FEDERATION, turned, 1.5, key))):
+    for x, y in zip(sums, sums_of(noisy_sums(FEDERATION, turned, 1.5, key))):
         np.testing.assert_allclose(x, y, atol=1e-5)
     assert (
         np.abs(
-            np.corrcoef(
-                found[0], sums_of(noisy_sums(FEDERATION, clean, 1.5, jax.random.key(1)))[0]
-            )[0, 1]
+            np.corrcoef(sums[0], sums_of(noisy_sums(FEDERATION, clean, 1.5, jax.random.key(1)))[0])[
+                0, 1
+            ]
         )
         < 0.03
     )
@@ -206,7 +172,7 @@ def test_a_server_is_told_of_one_sample_each_and_of_noise():
         assert seen["linear0"].info.num_samples.tolist() == [1, 1, 1]
         np.testing.assert_allclose(sums_of(seen)[0].std(), std, rtol=5 / np.sqrt(2 * WIDE))
     first, again, other = (
-        sums_of(server(Privacy("client", secret=words)))[0] for words in ((), (), (5,))
+        sums_of(server(Privacy("client", secret=secret)))[0] for secret in ((), (), (5,))
     )
     np.testing.assert_array_equal(first, again)
     assert abs(np.corrcoef(first, other)[0, 1]) < 5 / np.sqrt(WIDE)
@@ -242,174 +208,20 @@ def server_after(privacy: Privacy | None, weighting: str = "uniform", seed: int 
 
 def test_without_noise_and_clipping_a_round_is_what_it_was():
     _, plain = server_after(None)
-    start, found = server_after(Privacy("client", 1e6, 0.0), "samples")  # which here are one each
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, plain)
-    assert not np.allclose(found["head"]["kernel"], start["head"]["kernel"], atol=1e-3)
+    start, end = server_after(Privacy("client", 1e6, 0.0), "samples")  # which here are one each
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), end, plain)
+    assert not np.allclose(end["head"]["kernel"], start["head"]["kernel"], atol=1e-3)
 
 
 @pytest.mark.slow
 def test_a_mean_moves_no_further_than_the_clip():
-    start, found = server_after(Privacy("client", 0.01, 0.0), "samples")
-    moved = np.sqrt(
-        sum(np.sum((a - b) ** 2) for a, b in zip(*map(jax.tree.leaves, (start, found))))
-    )
+    start, end = server_after(Privacy("client", 0.01, 0.0), "samples")
+    moved = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(*map(jax.tree.leaves, (start, end)))))
     assert 0.003 < moved < 0.01001
-
-
-UPLOAD = "say which rows or counts they have"
-SAMPLE = "send or keep what they make of samples"
-SUMS = "reads more than sums of uploads; take 'upload'"
-REFUSED = [
-    ("fedproto", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    ("fedtgp", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    ("fedktl", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    ("fedgh", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    ("fd", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": "send sums over samples by class"}),
-    ("fedssa", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    ("fedssa", {"semantic": False}, {"client": SUMS, "upload": "", "sample": ""}),
-    ("fedgen", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    ("fedkd", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": ""}),
-    ("fedclassavg", {}, {"client": "", "upload": "", "sample": "do not train once a round"}),
-    ("fedapen", {}, {"client": "", "upload": "", "sample": SAMPLE}),
-    ("fml", {}, {"client": "", "upload": "", "sample": ""}),
-    ("fedral", {}, {"client": "", "upload": "", "sample": ""}),
-    ("lg_fedavg", {}, {"client": "", "upload": "", "sample": ""}),
-    ("fedper", {}, {"client": "", "upload": "", "sample": ""}),
-    ("fedavg", {}, {"client": "", "upload": "", "sample": ""}),
-    ("local", {}, {"client": "", "upload": "", "sample": ""}),
-    ("heterofl", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    ("heterofl", {"label_split": False}, {"client": "", "upload": "", "sample": ""}),
-    (
-        "fedrolex",
-        {"label_split": False, "masked_loss": True},
-        {"client": "", "upload": "", "sample": SAMPLE},
-    ),
-    ("feddropout", {"label_split": False}, {"client": SUMS, "upload": "", "sample": ""}),
-    ("dense", {}, {"client": SUMS, "upload": "", "sample": ""}),
-    ("dfrd", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    (
-        "heterofl+dfrd",
-        {},
-        dict.fromkeys(
-            ("client", "upload", "sample"), "the server of .* reads the clients' samples"
-        ),
-    ),
-]
-FAST = ("fedproto", "fd", "fml", "fedavg", "local", "feddropout")
-REFUSALS = [
-    pytest.param(name, options, unit, line, marks=[] if name in FAST else pytest.mark.slow)
-    for name, options, lines in REFUSED
-    for unit, line in lines.items()
-]
-
-
-def in_words(x) -> str | None:
-    """An id that is the same in every process."""
-    return "-".join(map(str, x)) or "usual" if isinstance(x, dict) else None
-
-
-@pytest.mark.parametrize("name, options, unit, line", REFUSALS, ids=in_words)
-def test_what_noise_cannot_hide_is_refused(name, options, unit, line):
-    method = private(method_factory(name)(TRAINING, **settings(name) | options), Privacy(unit))
-    if not line:
-        return method.check(federation_for(name))
-    with pytest.raises(ValueError, match=f"^privacy.unit is '{unit}', but .*{line}") as refused:
-        method.check(federation_for(name))
-    assert "\n" not in str(refused.value)
-
-
-def test_every_method_is_listed():
-    assert {name for name, _, _ in REFUSED} >= set(METHODS) - {"fedftg"}  # as dfrd
-
-
-def test_a_model_that_normalises_by_batch_is_refused():
-    method = private(METHODS["heterofl"](TRAINING, label_split=False), Privacy("sample"))
-    with pytest.raises(
-        ValueError,
-        match=r"but rate1.0 normalises by batch; take model.norm='group', 'layer' or 'none'",
-    ):
-        method.check(normed_federation())
-
-
-def counting(what):
-    """FedAvg whose clients send something else as their count."""
-    method = METHODS["fedavg"](TRAINING)
-
-    def client_update(bucket, client, downlink, data, ctx):
-        client, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
-        return client, uplink._replace(num_samples=Metadata(what(data, ctx))), metrics
-
-    return method._replace(client_update=client_update)
-
-
-def test_counts_of_ones_own_are_refused():
-    for what, line in [
-        (lambda data, ctx: data.splits["train"].count, UPLOAD),
-        (lambda data, ctx: 1 + ctx.info.id, "send counts of their own; a sum has to weigh alike"),
-    ]:
-        with pytest.raises(ValueError, match=line):
-            private(counting(what), Privacy("client")).check(uniform_federation())
-    private(counting(lambda data, ctx: 1 + ctx.info.id), Privacy("upload")).check(
-        uniform_federation()
-    )
-
-
-def test_training_twice_is_refused():
-    method = METHODS["fedavg"](TRAINING)
-
-    def client_update(bucket, client, downlink, data, ctx):
-        client, _, _ = method.client_update(bucket, client, downlink, data, ctx)
-        return method.client_update(bucket, client, downlink, data, ctx)
-
-    with pytest.raises(ValueError, match="do not train once a round; nobody counts their steps"):
-        private(method._replace(client_update=client_update), Privacy("sample")).check(
-            uniform_federation()
-        )
-
-
-@pytest.mark.parametrize(
-    "fields, line",
-    [
-        ({"unit": "person"}, "privacy.unit is 'person'; it must be"),
-        ({"clip": 0.0}, "privacy.clip is 0.0; it must be"),
-        ({"noise": -1.0}, "privacy.noise is -1.0; it must be"),
-        ({"delta": 1.0}, "privacy.delta is 1.0; it must be"),
-        ({"secret": (-1,)}, "privacy.secret is "),
-    ],
-)
-def test_fields_have_bounds(fields, line):
-    with pytest.raises(ValueError, match=line):
-        private(METHODS["fedavg"](TRAINING), Privacy(**{"unit": "client"} | fields))
-
-
-@pytest.mark.parametrize(
-    "name, told",
-    [
-        ("local", "nothing"),
-        ("fedavg", "alike"),
-        ("lg_fedavg", "apart"),
-        ("fml", "apart"),
-        ("fedral", "apart"),
-    ],
-)
-def test_who_takes_part_is_told_by_shapes_masks_and_what_clients_keep(name, told):
-    method = METHODS[name](TRAINING)
-    assert (
-        exposure(method, federation_for(name))
-        == exposure(private(method, Privacy("client")), federation_for(name))
-        == told
-    )
-
-
-def test_uploads_that_differ_in_shape_or_have_masks_tell_who_takes_part():
-    found = [
-        exposure(method, FEDERATION) for method in (stub(), stub(masked=True), stub(sliced=True))
-    ]
-    assert found == ["alike", "apart", "apart"]
 
 
 def test_settings_that_vary_are_private_too():
     method = varied(lambda settings: stub(lambda client, data: settings * jnp.ones(3)), 1.0)
-    there = private(method, Privacy("client", 0.5)).at(100.0)
-    _, uplink, _ = there.client_update(BUCKET, jnp.zeros(3), SENT, DATA, tiny.context(0))
+    bound = private(method, Privacy("client", 0.5)).at(100.0)
+    _, uplink, _ = bound.client_update(BUCKET, jnp.zeros(3), SENT, DATA, tiny.context(0))
     np.testing.assert_allclose(np.linalg.norm(uplink["model"] - SENT), 0.5, rtol=1e-5)

@@ -10,38 +10,38 @@ from tests.trust.uploads import buckets
     "widths, nested", [((3, 3), False), ((3, 3), True), ((3, 2), True), ((3, 2), False)]
 )
 def test_uploads_go_back_to_where_they_were(widths, nested):
-    given = buckets(widths)
-    parts = comparable(given, nested)
+    received = buckets(widths)
+    parts = comparable(received, nested)
     assert len(parts) == (1 if nested or widths[0] == widths[1] else 2)
     for part in parts:
         groups, put_back = vectors_of(part)
         assert [v.present.shape[1] for v in groups] == [1, 4, 1] and len(groups[2].values) == 2
         for name, r in put_back(groups).items():
-            there = given[name].arrived
-            np.testing.assert_array_equal(r.arrived, there)
-            assert r.info is given[name].info
-            old, new = given[name].uplink, r.uplink
+            arrived = received[name].arrived
+            np.testing.assert_array_equal(r.arrived, arrived)
+            assert r.info is received[name].info
+            old, new = received[name].uplink, r.uplink
             np.testing.assert_array_equal(new["count"].value, old["count"].value)
-            np.testing.assert_array_equal(new["model"]["w"][there], old["model"]["w"][there])
+            np.testing.assert_array_equal(new["model"]["w"][arrived], old["model"]["w"][arrived])
             for key in ("rows", "entries"):
-                mask = old[key].mask & there.reshape(-1, *(1,) * (old[key].mask.ndim - 1))
+                mask = old[key].mask & arrived.reshape(-1, *(1,) * (old[key].mask.ndim - 1))
                 np.testing.assert_array_equal(new[key].mask & mask, mask)
                 np.testing.assert_array_equal(new[key].values[mask], old[key].values[mask])
 
 
 def test_smaller_slices_are_compared_where_they_lie_in_larger_ones():
-    given = buckets((3, 2))
-    vectors = vectors_of(given)[0][2]
+    received = buckets((3, 2))
+    vectors = vectors_of(received)[0][2]
     w = vectors.values[1].reshape(5, 3, 2)
-    np.testing.assert_array_equal(w[3:, :2], given["b"].uplink["model"]["w"])
+    np.testing.assert_array_equal(w[3:, :2], received["b"].uplink["model"]["w"])
     np.testing.assert_array_equal(
         vectors.held[1].reshape(5, 3, 2)[:, :, 0], [[1, 1, 1]] * 3 + [[1, 1, 0]] * 2
     )
-    groups, put_back = vectors_of(given)
+    groups, put_back = vectors_of(received)
     agreed = put_back([DEFENCES["median"]().apply(v, True) for v in groups])
     every = [
-        np.asarray(given["a"].uplink["model"]["b"])[[0, 2]],
-        np.asarray(given["b"].uplink["model"]["b"]),
+        np.asarray(received["a"].uplink["model"]["b"])[[0, 2]],
+        np.asarray(received["b"].uplink["model"]["b"]),
     ]
     expected = [
         *np.median(np.concatenate([every[0][:, :2], every[1]]), axis=0),

@@ -39,7 +39,8 @@ def natural(
     """
     if dataset.groups is None:
         raise ValueError(
-            f"{dataset.name} does not say whose a sample is; partition natural needs Dataset.groups"
+            f"partition natural needs Dataset.groups, the person or place of each sample, and "
+            f"{dataset.name} has none; choose another partition"
         )
     owners = np.unique(dataset.groups)
     each = max(num_clients // len(owners), 1)
@@ -50,8 +51,8 @@ def natural(
         )
     if tested == "new_groups" and num_clients >= len(owners):
         raise ValueError(
-            f"num_clients is {num_clients} of {len(owners)} groups of {dataset.name}; "
-            "tested='new_groups' needs some that are nobody's"
+            f"num_clients is {num_clients}, and {dataset.name} has {len(owners)} groups; "
+            "tested='new_groups' needs groups that no client has: take fewer clients"
         )
     chosen = np.sort(rng.permutation(owners)[:num_clients])
     parts = []

@@ -30,7 +30,7 @@ def given(dataset: Dataset, num_clients: int, rng: np.random.RandomState) -> Par
     if len(dataset.clients) != num_clients:
         raise ValueError(
             f"num_clients is {num_clients}, but {dataset.name} came with {len(dataset.clients)} "
-            "clients"
+            f"clients; set it to {len(dataset.clients)}"
         )
     return dataset.clients
 

@@ -33,5 +33,6 @@ def check_sum(
         digest = hashlib.md5(content, usedforsecurity=False)
     if digest.hexdigest() != expected:
         logging.warning(
-            f"{path}: its MD5 sum is {digest.hexdigest()}, the publisher's file has {expected}"
+            f"{path}: its MD5 sum is {digest.hexdigest()}, the publisher's file has {expected}; it "
+            "is read all the same"
         )

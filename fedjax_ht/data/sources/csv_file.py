@@ -60,7 +60,8 @@ def read_csv(path: str, data_dir: Path | None, image_size: int | None) -> Datase
         refuse_image_size(image_size)
         if len(named) > 2:
             raise ValueError(
-                f"{len(named)} columns are named, {', '.join(named)}; a label and a group may be"
+                f"{len(named)} columns are named, {', '.join(named)}; name a label and a group at "
+                "most, as csv:PATH:LABEL:GROUP"
             )
         columns, rows = rows_of(file)
         label, group = (*named, "", "")[:2]
@@ -155,8 +156,7 @@ def _values(
     places = [columns.index(name) for name in special]
     plain = [name for name in columns if name not in special]
     if not plain:
-        verb = "s are" if len(special) > 1 else " is"
-        raise ValueError(f"its only column{verb} {', '.join(special)}")
+        raise ValueError(f"it has no column of numbers beside {' and '.join(special)}")
     # arrays of numbers, since lists would take eight times their memory
     values, lines = array.array("f"), array.array("q")
     texts = [_Texts({}, array.array("i")) for _ in special]

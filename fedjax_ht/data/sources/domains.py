@@ -41,7 +41,7 @@ def read_domains(path: str, data_dir: Path | None, image_size: int | None) -> Da
     root = user_path(path, data_dir)
     with reading(root, _ORIGIN):
         if not root.is_dir():
-            raise FileNotFoundError("there is no such folder")
+            raise FileNotFoundError("no such folder")
         build = functools.partial(_decode, path, root, image_size or _SIZE)
         return cached(f"domains:{path}", image_size or _SIZE, root, (root,), build)
 
@@ -98,7 +98,9 @@ def _listed(root: Path, domains: list[str], split: str) -> dict[str, int]:
     if len(absent) == len(files):
         return {}
     if absent:
-        raise ValueError(f"there is no {absent[0]}, but others are there")
+        raise ValueError(
+            f"no {absent[0]}, but lists of other domains; give a list for each domain or for none"
+        )
     numbers = {}
     for domain, file in files.items():
         lines = read_whole(root / file, limits.TEXT_BYTES).decode().splitlines()
@@ -119,8 +121,8 @@ def _numbered(names: list[str], numbers: list[int]) -> list[str]:
     known = sorted(set(numbers))
     if known != list(range(len(pairs))) or len(set(classes)) < len(pairs):
         raise ValueError(
-            f"the lists have {len(set(names))} classes, and {len(pairs)} numbers of them, not each "
-            "from 0"
+            f"the lists give {len(set(names))} classes {len(pairs)} numbers; each class must have "
+            "one number, counted from 0"
         )
     return classes
 

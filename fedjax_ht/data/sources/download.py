@@ -208,7 +208,7 @@ def _attempt(file: File, part: Path, bar: tqdm) -> str:
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise OSError(f"{url}: the server answers {error.code} {error.reason}") from None
         part.unlink(missing_ok=True)  # it is longer than the server's file
-        return "what was there of it is not its beginning"
+        return "the part that was here is not its beginning"
     except urllib.error.URLError as error:
         raise OSError(f"{url}: no connection ({error.reason})") from None
     except (OSError, http.client.HTTPException) as error:

@@ -29,7 +29,7 @@ def read_folder(path: str, data_dir: Path | None, image_size: int | None) -> Dat
     root = user_path(path, data_dir)
     with reading(root, _ORIGIN):
         if not root.is_dir():
-            raise FileNotFoundError("there is no such folder")
+            raise FileNotFoundError("no such folder")
         build = functools.partial(_decode, path, root, image_size)
         return cached(f"folder:{path}", image_size, root, (root,), build)
 

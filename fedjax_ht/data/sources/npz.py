@@ -145,8 +145,8 @@ def read_jpegs(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     is_sound = jpeg.dtype == np.uint8 and offset.dtype.kind in "iu"
     if not is_sound or jpeg.ndim != 1 or offset.ndim != 1:
         raise ValueError(
-            f"jpeg is {jpeg.dtype} {jpeg.shape}, offset {offset.dtype} {offset.shape}; see "
-            "read_jpegs"
+            f"jpeg is {jpeg.dtype} {jpeg.shape}, offset {offset.dtype} {offset.shape}; they must "
+            "be uint8 [bytes] and integers [N + 1]"
         )
     steps = np.concatenate([[0], offset, [len(jpeg)]]).astype(np.int64)
     if len(offset) < 2 or (np.diff(steps) < 0).any():

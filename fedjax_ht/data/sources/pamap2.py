@@ -100,7 +100,7 @@ def _build(source: Path, target: Path | None) -> Dataset:
             np.divide(windows[i], scale, out=windows[i], where=scale > 0)
     counts = list(map(len, windows))
     if not any(counts):
-        raise ValueError(f"there is no window of {STEPS} steps of the {len(ACTIVITIES)} activities")
+        raise ValueError(f"no window of {STEPS} steps of the {len(ACTIVITIES)} activities")
     inputs = _joined(windows, (sum(counts), STEPS, UNITS, len(_SIGNALS) // UNITS), target)
     groups = np.repeat(persons, counts)
     return Dataset(

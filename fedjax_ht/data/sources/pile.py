@@ -88,7 +88,7 @@ def common_shape(shapes: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]
       ValueError: there are none, or the sizes differ.
     """
     if not shapes:
-        raise ValueError("there are no images")
+        raise ValueError("no images")
     sizes = sorted({shape[:2] for shape in shapes})
     if len(sizes) > 1:
         raise ValueError(

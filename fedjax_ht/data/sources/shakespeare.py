@@ -132,7 +132,7 @@ def _read(folder: Path) -> _Texts:
         with reading(file, _ORIGIN):
             for role, samples in _users(file).items():
                 if role in texts:
-                    raise ValueError(f"role {limits.short(role)} is there twice")
+                    raise ValueError(f"role {limits.short(role)} occurs twice")
                 texts[role] = _samples(role, samples)
                 count += len(texts[role][1])
                 limits.keep("the set", count, limits.TEXTS, "samples")
@@ -160,7 +160,7 @@ def _samples(role: str, samples: object) -> tuple[np.ndarray, np.ndarray]:
             _check_lengths(role, x, LENGTH)
             _check_lengths(role, y, 1)
             return _encode(x).reshape(-1, LENGTH), _encode(y)
-    raise ValueError(f"role {limits.short(role)} is no object of as many x as y")
+    raise ValueError(f"role {limits.short(role)} must have as many texts x as next characters y")
 
 
 def _check_lengths(role: str, texts: list, length: int) -> None:

@@ -1,4 +1,5 @@
-"""Damaged archives, images that another program would open, and other things are not read."""
+"""Archives with damage, images that another program would open, and files of other kinds are
+refused."""
 
 import re
 import tarfile

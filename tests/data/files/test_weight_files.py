@@ -157,7 +157,7 @@ def test_numpy_and_safetensors(tmp_path):
             np.testing.assert_array_equal(read[key], value)
 
 
-def test_what_the_installed_torch_writes(tmp_path):
+def test_files_of_the_installed_torch(tmp_path):
     torch = pytest.importorskip("torch")
     base = torch.arange(24.0).reshape(2, 3, 4)
     tensors = {

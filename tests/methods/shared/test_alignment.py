@@ -69,7 +69,7 @@ def compiled(in_ball=False, **options):
 
 
 def expect(options, valid=VALID):
-    """What the reference makes of the valid uploads: F and Qbar."""
+    """Returns F and Qbar that the reference computes from the valid uploads."""
     f, x, y = as_reference(first()), np.float64(PROTOTYPES[valid]), LABELS[valid]
     ball = jax.tree.map(np.float64, tuple(BALL)) if options.get("in_ball") else None
     weights = {name: options[name] for name in ("mmd_weight", "mse_weight") if name in options}
@@ -172,9 +172,11 @@ def test_nor_does_their_number(batch_size):
 def test_a_single_prototype(variant):
     """Batch norm then has one row, of which the released form makes no step; where there is none,
     nothing is trained."""
-    one = np.arange(M) == 5
-    got = compiled(variant=variant)(UPLOADS._replace(valid=one))
-    assert_close(as_reference(got[0]), expect({"variant": variant}, one)[0], rtol=1e-5, atol=1e-5)
+    single = np.arange(M) == 5
+    got = compiled(variant=variant)(UPLOADS._replace(valid=single))
+    assert_close(
+        as_reference(got[0]), expect({"variant": variant}, single)[0], rtol=1e-5, atol=1e-5
+    )
     assert same(got[0], first()) == (variant == "released")
     nobody, centroids, metrics = compiled(variant=variant)(
         UPLOADS._replace(valid=np.zeros(M, bool))
@@ -215,7 +217,7 @@ def test_bandwidths():
         )
 
 
-def test_what_is_measured():
+def test_metrics_of_an_alignment():
     """Before and after, on the first uploads of a batch's number."""
     params, _, metrics = compiled()(UPLOADS)
     x, keys = np.float64(PROTOTYPES[VALID]), jax.random.split(KEY, 4)[2:]
@@ -250,7 +252,7 @@ def test_prototypes_that_hardly_differ_are_told_apart_at_once():
     assert want.std(0).max() > 0.1
 
 
-def test_what_leaves_the_valid_latents_is_counted():
+def test_latents_outside_the_valid_ones_are_counted():
     ball = Ball(jnp.ones(2), jnp.float32(2.0))
     latents = jnp.array([[1.0, 2.0], [1.0, 4.0], [9.0, 9.0], [-2.0, 1.0]])
     sent, valid = jnp.array([[1.0, 6.0], [9.0, 9.0]]), jnp.array([True, True, False, True])

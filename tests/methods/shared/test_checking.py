@@ -1,4 +1,4 @@
-"""What `check_method` finds: methods that read what no real sample and no real client is."""
+"""The check `check_method` reports methods that read padding samples or absent clients."""
 
 import dataclasses
 
@@ -78,7 +78,7 @@ def divides_by_nothing(bucket, client, downlink, data, ctx):
         ),
     ],
 )
-def test_what_breaks_the_contract_is_found(changes, message):
+def test_methods_that_break_the_contract_are_found(changes, message):
     with pytest.raises(ValueError) as error:
         fl.check_method(METHOD._replace(**changes), FEDERATION)
     assert message in str(error.value) and "\n" not in str(error.value)

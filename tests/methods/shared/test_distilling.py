@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.method import Context, Received
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods import METHODS
@@ -21,54 +20,29 @@ from fedjax_ht.methods.shared.distillation import (
     Distillation,
     Synthetic,
     draw,
-    make_generator,
     moving_average,
 )
 from fedjax_ht.methods.shared.ensemble import Opinions, Teachers
 from fedjax_ht.methods.shared.fine_tuning import Server, Uplink
 from fedjax_ht.models.conditional import Generated
 from tests import tiny
-from tests.federations import NUM_CLASSES, TRAINING, normed_federation, sliced_federation
+from tests.federations import TRAINING
+from tests.methods.shared.distilling_by_hand import (
+    CASES,
+    COUNTS,
+    FEDERATIONS,
+    KEY,
+    LR,
+    MEMBERS,
+    SMALL,
+    by_hand,
+    client_params,
+)
 from tests.reference import dfrd as reference
-
-# here G normalises, too
-FEDERATIONS = {"plain": sliced_federation(), "normed": normed_federation((16, 16, 1))}
-# of which 6 does not arrive, and 3 has no samples
-MEMBERS = {"rate1.0": [4, 6, 7], "rate0.5": [0, 3]}
-COUNTS = np.random.default_rng(0).integers(0, 9, (8, NUM_CLASSES)) * [1, 1, 1, 1, 0]
-TEACHERS, KEY = [4, 7, 0], jax.random.key(5)  # in the order of the sums
-T, LR, STUDENT_LR, DECAY = 2.0, 0.01, 0.5, 0.1
-SMALL = {
-    "iterations": 2,
-    "generator_steps": 2,
-    "student_steps": 2,
-    "batch_size": 6,
-    "noise_dim": 4,
-    "temperature": T,
-    "generator_lr": LR,
-    "student_lr": STUDENT_LR,
-    "weight_decay": DECAY,
-}
-
-
-def bucket_of(kind: str, i: int):
-    federation = FEDERATIONS[kind]
-    return federation.buckets[federation.assignment[i]]
-
-
-@functools.cache
-def client_params(kind: str, i: int):
-    """A client's uploaded model; weights large enough that clients differ. NaN of the one that does
-    not arrive."""
-    bucket, rng = bucket_of(kind, i), np.random.default_rng(i)
-    shapes = jax.eval_shape(lambda key: init_variables(bucket, key)["params"], jax.random.key(0))
-    return jax.tree.map(
-        lambda x: np.float32(0.6 * rng.normal(size=x.shape) + (np.nan if i == 6 else 0)), shapes
-    )
 
 
 def received(kind: str, counted: bool = True) -> dict[str, Received]:
-    """What the server holds after a round without data."""
+    """Stacks the uploads that the server holds after a round without data."""
     messages = {}
     for name, ids in MEMBERS.items():
         params = jax.tree.map(lambda *xs: jnp.stack(xs), *(client_params(kind, i) for i in ids))
@@ -98,157 +72,6 @@ def serve(kind: str, method, server, round: int = 1):
     return step(server, received(kind, method.name != "dense"))
 
 
-def softmax(x):
-    return jax.nn.softmax(x / T)
-
-
-def kl(p, q):
-    return jnp.sum(p * (jnp.log(p) - jnp.log(q)), -1)
-
-
-def cross_entropy(logits, labels):
-    return -jnp.log(jax.nn.softmax(logits))[..., jnp.arange(len(labels)), labels]
-
-
-def diversity(images, noise):
-    return jnp.exp(
-        -jnp.mean(
-            ((images[:, None] - images) ** 2).mean((2, 3, 4))
-            * ((noise[:, None] - noise) ** 2).mean(2)
-        )
-    )
-
-
-def dfrd_loss(each, tau, own, labels, images, noise, embedding):
-    u = jnp.einsum("nb,nbc->bc", tau, each)
-    chosen = (u.argmax(1) == labels) & (own.argmax(1) != labels)
-    apart = jnp.sum(chosen * kl(softmax(own), softmax(u))) / jnp.maximum(chosen.sum(), 1)
-    long = jnp.mean(jnp.maximum(jnp.linalg.norm(embedding, axis=1) - 0.5 * 2, 0))
-    return (
-        cross_entropy(u, labels).mean()
-        - 3 * apart
-        + 2 * diversity(images, noise * embedding)
-        + 0.5 * long
-    )
-
-
-def dense_loss(each, tau, own, labels, images, noise, embedding):
-    u = each.mean(0)
-    chosen = (u.argmax(1) == labels) != (own.argmax(1) == labels)
-    apart = jnp.sum(chosen * kl(softmax(own), softmax(u))) / jnp.maximum(chosen.sum(), 1)
-    return cross_entropy(u, labels).mean() - 3 * apart
-
-
-def fedftg_loss(each, tau, own, labels, images, noise, embedding):
-    losses = cross_entropy(each, labels) - 3 * kl(softmax(own), softmax(each)) / NUM_CLASSES
-    return jnp.mean(jnp.sum(tau * losses, 0)) + 2 * diversity(images, noise)
-
-
-def ensemble_kl(each, tau, own):
-    return jnp.mean(kl(softmax(jnp.einsum("nb,nbc->bc", tau, each)), softmax(own)))
-
-
-def each_kl(each, tau, own):
-    return jnp.mean(jnp.sum(tau * kl(softmax(each), softmax(own)), 0)) / NUM_CLASSES
-
-
-CASES = {  # factory, options, the losses by hand, alpha
-    "dfrd": (
-        dfrd,
-        {"b_tran": 3.0, "b_div": 2.0, "b_ey": 0.5, "gamma": 0.5, "alpha": 0.7},
-        dfrd_loss,
-        ensemble_kl,
-        0.7,
-    ),
-    "dense": (dense, {"b_adv": 3.0, "reset_opt": False}, dense_loss, ensemble_kl, 0.0),
-    "fedftg": (
-        fedftg,
-        {"b_md": 3.0, "b_div": 2.0, "merge": "mul", "student_batch": "iteration"},
-        fedftg_loss,
-        each_kl,
-        0.0,
-    ),
-}
-
-
-def by_hand(kind, case, server, round):
-    """The same iterations, step by step and teacher by teacher, with Adam's and SGD's formulas."""
-    _, options, generator_loss, student_loss, alpha = CASES[case]
-    recipe = Distillation(**SMALL, merge=options.get("merge", "none" if case == "dense" else "mul"))
-    module, bucket = make_generator(FEDERATIONS[kind], recipe), FEDERATIONS[kind].global_model
-    counts = COUNTS[TEACHERS] if case != "dense" else np.ones((3, NUM_CLASSES))
-    tau, shares = map(jnp.float32, reference.label_weights(np.float64(counts)))
-    models, buckets = ([of(kind, i) for i in TEACHERS] for of in (client_params, bucket_of))
-
-    def apply(bucket, params, x):
-        return bucket.module.apply({"params": params}, x)
-
-    def everybody(x):
-        return jnp.stack([apply(b, m, x) for b, m in zip(buckets, models)])
-
-    @jax.jit
-    def generator_gradient(params, stats, model, noise, labels):
-        """While G is trained it normalises by batch, and keeps running statistics."""
-
-        def loss(params):
-            variables = {"params": params, "batch_stats": stats}
-            made, new = module.apply(variables, noise, labels, True, mutable=["batch_stats"])
-            images = made.images
-            own = jax.lax.stop_gradient(apply(bucket, model, images))
-            embedding = params["embedding"][labels] if "embedding" in params else None
-            value = generator_loss(
-                everybody(images), tau[:, labels], own, labels, images, noise, embedding
-            )
-            return value, new.get("batch_stats", {})
-
-        return jax.value_and_grad(loss, has_aux=True)(params)
-
-    @jax.jit
-    def student_gradient(model, generator, noise, labels):
-        images = module.apply(generator, noise, labels, False).images
-        return jax.value_and_grad(
-            lambda model: student_loss(
-                everybody(images), tau[:, labels], apply(bucket, model, images)
-            )
-        )(model)
-
-    tree = jax.tree.map
-    params, stats = server.generator["params"], server.generator["batch_stats"]
-    model, losses, teaching = server.model, [], []
-    first, second, step = tree(jnp.zeros_like, params), tree(jnp.zeros_like, params), 0
-    for iteration in range(2):
-        generator_key, student_key = jax.random.split(
-            jax.random.fold_in(jax.random.fold_in(KEY, 1), iteration)
-        )
-        if options.get("reset_opt", True):
-            first, second, step = tree(jnp.zeros_like, params), tree(jnp.zeros_like, params), 0
-        for number in range(2):
-            drawn = draw(jax.random.fold_in(generator_key, number), recipe, shares)
-            (loss, stats), g = generator_gradient(params, stats, model, *drawn)
-            step += 1
-            first = tree(lambda m, g: 0.5 * m + 0.5 * g, first, g)
-            second = tree(lambda v, g: 0.999 * v + 0.001 * g * g, second, g)
-
-            def change(p, m, v, k=step):
-                return p - LR * (m / (1 - 0.5**k)) / (jnp.sqrt(v / (1 - 0.999**k)) + 1e-8)
-
-            params = tree(change, params, first, second)
-            losses.append(loss)
-        for number in range(2):
-            drawn = 0 if options.get("student_batch") == "iteration" else number
-            key, average_key = jax.random.split(jax.random.fold_in(student_key, drawn))
-            generator = {"params": params, "batch_stats": stats}
-            loss, g = student_gradient(model, generator, *draw(key, recipe, shares))
-            if alpha and round:
-                more, extra = student_gradient(
-                    model, server.average, *draw(average_key, recipe, shares)
-                )
-                loss, g = loss + alpha * more, tree(lambda a, b: a + alpha * b, g, extra)
-            model = tree(lambda p, g: p - STUDENT_LR * (g + DECAY * p), model, g)
-            teaching.append(loss)
-    return generator, model, np.mean(losses), np.mean(teaching)
-
-
 OTHERS = (
     ("plain", "dfrd", 0),
     ("plain", "dense", 1),
@@ -262,7 +85,7 @@ OTHERS = (
     [("normed", "dfrd", 1), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)],
 )
 def test_a_round_at_the_server_equals_the_steps_by_hand(kind, case, round):
-    """In round 0 the moving average does not teach; later it is that of the round before."""
+    """The moving average of the round before teaches; round 0 has none."""
     factory, options, *_, alpha = CASES[case]
     method = factory(TRAINING, variant="released", **SMALL, **options)
     server = first_server(kind, method)
@@ -316,7 +139,7 @@ def test_the_square_of_the_temperature_scales_every_kl(name, squared):
     """The student's loss, and of the generator's what is left when that without its KL is taken
     off."""
     rng = np.random.default_rng(3)
-    each, own, labels = (
+    each, student, labels = (
         3 * rng.normal(size=(3, 8, 5)),
         3 * rng.normal(size=(8, 5)),
         np.arange(8) % 5,
@@ -328,16 +151,16 @@ def test_the_square_of_the_temperature_scales_every_kl(name, squared):
         jnp.ones((8, 6)),
     )
     opinions = Opinions(jnp.float32(each), jnp.float32(tau), {})
-    batch = Synthetic(made.merged, jnp.asarray(labels), made, opinions, jnp.float32(own), None)
+    batch = Synthetic(made.merged, jnp.asarray(labels), made, opinions, jnp.float32(student), None)
     at_four = {"variant": "released", "temperature": 4.0, "temperature_squared": squared}
 
     def losses(**options):
         return losses_of(METHODS[name], **at_four, **options)[1]
 
-    want = reference.student_loss(name, each, tau, own, 4.0, squared)
+    want = reference.student_loss(name, each, tau, student, 4.0, squared)
     np.testing.assert_allclose(losses().student(batch), want, rtol=1e-5)
     whole, rest = (losses(**{WEIGHT_OF_KL[name]: w}).generator(batch) for w in (1.0, 0.0))
-    want = reference.adversarial_loss(name, each, tau, own, labels, 4.0, squared)
+    want = reference.adversarial_loss(name, each, tau, student, labels, 4.0, squared)
     assert abs(want) > 0.05
     np.testing.assert_allclose(whole - rest, want, rtol=1e-4)
     assert Distillation().kl_scale == 1

@@ -47,14 +47,14 @@ def test_weights_and_label_shares_equal_the_reference():
     counts = np.random.default_rng(1).integers(0, 9, (5, 4)).astype(np.float32)
     counts[:, 3] = 0
     present = np.array([True, False, True, True, False])
-    given = np.where(present[:, None], counts, np.nan)
-    tau, shares = jax.jit(label_weights)(given, present)
+    held = np.where(present[:, None], counts, np.nan)
+    tau, shares = jax.jit(label_weights)(held, present)
     want_tau, want_shares = reference.label_weights(np.float64(counts[present]))
     np.testing.assert_allclose(tau[present], want_tau, rtol=1e-6)
     np.testing.assert_allclose(tau[present, 3], 1 / 3, rtol=1e-6)
     assert (tau[~present] == 0).all() and shares[3] == 0
     np.testing.assert_allclose(shares, want_shares, rtol=1e-6)
-    tau, shares = jax.jit(label_weights)(given, np.zeros(5, bool))
+    tau, shares = jax.jit(label_weights)(held, np.zeros(5, bool))
     assert (tau == 0).all() and (shares == 0).all()
 
 
@@ -70,14 +70,14 @@ def test_each_teacher_is_asked_and_weighed_by_the_label():
     team = teachers(params)
 
     def slow(images):
-        said = []
+        answers = []
         for bucket in BUCKETS:
             for i in range(len(jax.tree.leaves(params[bucket.name])[0])):
-                one = jax.tree.map(lambda x, i=i: x[i], params[bucket.name])
-                said.append(bucket.module.apply({"params": one}, images))
+                client_params = jax.tree.map(lambda x, i=i: x[i], params[bucket.name])
+                answers.append(bucket.module.apply({"params": client_params}, images))
         return sum(
-            team.weights[i, LABELS][:, None] * logits for i, logits in enumerate(said)
-        ), jnp.stack(said)
+            team.weights[i, LABELS][:, None] * logits for i, logits in enumerate(answers)
+        ), jnp.stack(answers)
 
     def fast(images, low_memory):
         opinions = ask(BUCKETS, team, images, LABELS, low_memory=low_memory)
@@ -96,7 +96,7 @@ def test_each_teacher_is_asked_and_weighed_by_the_label():
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_absent_is_never_read():
+def test_absent_teachers_are_never_read():
     params = uploads()
     first = BUCKETS[0].name
     spoilt = jax.tree.map(lambda x: x.at[1].set(jnp.nan), params[first])
@@ -104,11 +104,11 @@ def test_what_is_absent_is_never_read():
     present = jnp.array([True, False, True, True, True])
     team = Teachers(params, {}, *label_weights(jnp.ones((5, NUM_CLASSES)), present), present)
 
-    def said(images):
+    def ensemble_of(images):
         return ask(BUCKETS, team, images, LABELS).ensemble
 
-    assert np.isfinite(said(IMAGES)).all()
-    assert np.isfinite(jax.grad(lambda images: said(images).sum())(IMAGES)).all()
+    assert np.isfinite(ensemble_of(IMAGES)).all()
+    assert np.isfinite(jax.grad(lambda images: ensemble_of(images).sum())(IMAGES)).all()
 
 
 class Normed(nn.Module):
@@ -121,7 +121,7 @@ class Normed(nn.Module):
 
 
 def test_moments_of_the_norms_inputs():
-    """Of the real samples only; and a model without such norms has none."""
+    """The moments are those of the real samples; a model without such norms has none."""
     federation = make_federation(
         {"normed": SplitModel(Normed(), Linear(3), stateful=True)}, (2, 2, 2), 3, num_clients=1
     )
@@ -135,5 +135,5 @@ def test_moments_of_the_norms_inputs():
     np.testing.assert_allclose(leaves[0], [real.mean(0), real.var(0)], rtol=1e-4, atol=1e-6)
     # of what is normalised already
     np.testing.assert_allclose(leaves[1], [[1, 1], [4, 4]], rtol=1e-3)
-    one = jax.tree.map(lambda x: x[0], uploads()[BUCKETS[0].name])
-    assert norm_moments(BUCKETS[0], one, IMAGES, np.ones(6, bool))[1] == {}
+    client_params = jax.tree.map(lambda x: x[0], uploads()[BUCKETS[0].name])
+    assert norm_moments(BUCKETS[0], client_params, IMAGES, np.ones(6, bool))[1] == {}

@@ -175,13 +175,13 @@ def test_federations_that_it_cannot_run_on():
 def test_two_factories_are_composed_by_name(base):
     factory = method_factory(f"{base}+fedftg")
     known = list(inspect.signature(factory).parameters)
-    own = [n for n in inspect.signature(METHODS["fedftg"]).parameters if n != "base"]
+    parameters = [n for n in inspect.signature(METHODS["fedftg"]).parameters if n != "base"]
     inherited = [
         n
         for n in inspect.signature(METHODS[base]).parameters
         if n not in ("training", "whole_head")
     ]
-    assert known == own + inherited and "weighting" in known
+    assert known == parameters + inherited and "weighting" in known
     method = factory(TRAINING, weighting="samples", iterations=3)
     assert method.name == f"{base}+fedftg" == METHODS["fedftg"](TRAINING, base).name
     with pytest.raises(ValueError, match="weighting is 'age'"):

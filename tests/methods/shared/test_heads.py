@@ -79,8 +79,8 @@ def test_equal_numbers_of_samples_give_the_plain_mean():
 @each_method
 def test_clients_without_samples_say_nothing(method, by_samples):
     serve = jax.jit(lambda received: method.server_update(FEDERATION, OLD, received, None)[0])
-    one = serve(receive(by_samples, samples={0: 0, 1: 40, 2: 0}))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), one, head(1))
+    mean = serve(receive(by_samples, samples={0: 0, 1: 40, 2: 0}))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), mean, head(1))
     for received in (
         receive(by_samples, samples={0: 0, 1: 0, 2: 0}),
         receive(by_samples, arrived=()),
@@ -92,8 +92,8 @@ def test_first_head_is_one_that_client_0_could_have_drawn():
     key = jax.random.key(3)
     forth, back = (init_head(mixed_federation(reverse), key) for reverse in (False, True))
     jax.tree.map(np.testing.assert_array_equal, forth, back)  # whatever the order of the buckets
-    own = init_variables(mixed_federation().buckets[0], key)["params"]["head"]
-    assert jax.tree.map(jnp.shape, forth) == jax.tree.map(jnp.shape, own)
+    drawn = init_variables(mixed_federation().buckets[0], key)["params"]["head"]
+    assert jax.tree.map(jnp.shape, forth) == jax.tree.map(jnp.shape, drawn)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(forth))
 
 

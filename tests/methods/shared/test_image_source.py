@@ -34,29 +34,28 @@ OPTIONS = SimulationOptions(lanes=1, devices=1, seed=3)
 
 
 def test_real_images_are_training_images_of_their_class():
-    """All of them come, none of another client's test set or of the padding; classes without any
-    have no place."""
+    """Every training image is drawn, none of another client, of the test set or of the padding;
+    classes without images are left out."""
     labels = np.array([3, 0, 2, 0, 3, 2, 0, 1, 1, 0])
-    own = [9, 2, 0, 5, 6, 4, 1]  # of classes 0, 2 and 3
-    data = tiny.client_data(labels, own, padding=5)
+    indices = [9, 2, 0, 5, 6, 4, 1]  # of classes 0, 2 and 3
+    data = tiny.client_data(labels, indices, padding=5)
     pool = make_pool(data, 5)
     np.testing.assert_array_equal(pool.count, [3, 0, 2, 2, 0])
     drawn = np.random.default_rng(0).choice([0, 2, 3], 200)
     images = np.asarray(
         jax.jit(draw_real)(jax.random.key(0), data, pool, jnp.asarray(drawn))
     ).reshape(200, -1)
-    found = [np.abs(tiny.pixels(data) - image).max(1).argmin() for image in images]
-    assert np.abs(tiny.pixels(data)[found] - images).max() < 1e-5
-    np.testing.assert_array_equal(labels[found], drawn)
-    assert set(found) == set(own)
-    share = np.bincount(found, minlength=10)[[9, 6, 1]] / (drawn == 0).sum()
+    nearest = [np.abs(tiny.pixels(data) - image).max(1).argmin() for image in images]
+    assert np.abs(tiny.pixels(data)[nearest] - images).max() < 1e-5
+    np.testing.assert_array_equal(labels[nearest], drawn)
+    assert set(nearest) == set(indices)
+    share = np.bincount(nearest, minlength=10)[[9, 6, 1]] / (drawn == 0).sum()
     np.testing.assert_allclose(share, 1 / 3, atol=0.15)
 
 
 @pytest.mark.slow
 def test_an_untrained_generator_goes_by_the_statistics_of_its_outputs():
-    """Its norms leave what they are given with mean 0 and variance 1, which the first statistics do
-    not."""
+    """The norms' outputs have mean 0 and variance 1, which the first statistics do not give."""
     recipe = Distillation(noise_dim=8, batch_size=32)
     module = ConditionalGenerator(3, 8, (16, 16, 1))
     first = jax.jit(lambda key: init_generator(module, key))(jax.random.key(0))
@@ -131,8 +130,8 @@ def test_real_images_are_those_of_the_trial():
         alone = make_simulation(
             method, federation, data, SimulationOptions(lanes=1, devices=1, seed=3 + t)
         )
-        own, _ = alone.run_round(alone.init())
-        for a, b in zip(jax.tree.leaves(state.servers.model), jax.tree.leaves(own.server.model)):
+        single, _ = alone.run_round(alone.init())
+        for a, b in zip(jax.tree.leaves(state.servers.model), jax.tree.leaves(single.server.model)):
             np.testing.assert_allclose(a[t], b, rtol=1e-6, atol=1e-7)
 
 

@@ -36,7 +36,7 @@ def arrays(decay: float = 0.5) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("energy", [0.5, 0.95, 0.98, 0.999])
-def test_what_arrives_and_what_it_costs_equal_the_reference(energy, form):
+def test_received_arrays_and_their_cost_equal_the_reference(energy, form):
     tree = arrays()
     message = compressed(tree, energy, form)
     got = decompressed(message, form)
@@ -49,8 +49,8 @@ def test_what_arrives_and_what_it_costs_equal_the_reference(energy, form):
 
 @pytest.mark.parametrize("energy", [0.5, 0.7, 0.95, 0.99999])
 def test_released_kernels_are_cut_one_by_one_and_never_cost_more_than_raw(energy):
-    """Of 5x5 kernels of ranks 1 to 5; two components are 22 numbers for 25. No rank zeroes a layer,
-    nor does a 1x1."""
+    """The kernels are 5x5, of ranks 1 to 5; two components are 22 numbers for 25. No rank zeroes a
+    layer, nor does a 1x1."""
     rng = np.random.default_rng(1)
     tree = {
         f"rank{k}": sum(np.multiply.outer(a, b) for a, b in rng.normal(size=(k, 2, 5)))
@@ -73,7 +73,7 @@ def test_released_kernels_are_cut_one_by_one_and_never_cost_more_than_raw(energy
 
 
 def test_weights_compressed_again_and_again_lose_their_rank_in_the_released_form_alone():
-    """What makes HtFLlib's messages shrink over a run: each compression takes its share of what the
+    """HtFLlib's messages shrink over a run because each compression takes its share of what the
     last one left."""
     layer = {"kernel": np.random.default_rng(0).uniform(-1, 1, (80, 40)).astype(np.float32)}
     costs = {}
@@ -114,8 +114,8 @@ def test_everything_is_whole_where_components_would_be_no_smaller():
 
 
 def test_everything_is_whole_at_energy_one_whatever_its_rank():
-    """Of a matrix of rank one, rounding decides which of the other singular values are zero: it
-    must not matter."""
+    """Rounding decides which of the singular values of a matrix of rank one, but for the first, are
+    zero: it must not matter."""
     tree = {
         "one": np.zeros((16, 8), np.float32),
         "two": np.outer(np.arange(16), np.arange(8)).astype(np.float32),
@@ -134,7 +134,7 @@ def test_an_array_of_zeros_costs_nothing():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_not_sent_is_not_read(form):
+def test_components_that_are_not_sent_are_not_read(form):
     tree = arrays()
     message = compressed(tree, 0.95, form)
 

@@ -112,7 +112,7 @@ def test_the_server_puts_back_what_it_cut_out(name):
 
 
 def test_a_simulation_draws_the_same_on_both_sides():
-    """As above, through a round's own keys, one of them after the other."""
+    """Client and server draw equal slices from a round's own keys, one key after the other."""
     fed, training = sliced_federation(), LocalTraining(optax.sgd(0.0), batch_size=4, steps=1)
     sim = make_simulation(
         feddropout(training), fed, federation_data(fed), SimulationOptions(lanes=1)
@@ -183,10 +183,10 @@ def test_order_and_padding_change_nothing(name):
         )
 
     orders = {"rate0.5": [2, 1, 0, 0], "rate0.25": [1, 0, 1]}
-    others = {bucket: shuffled(received[bucket], order) for bucket, order in orders.items()}
-    found = serve(method, fed, server, others), serve(method, fed, server, received)
+    reordered = {bucket: shuffled(received[bucket], order) for bucket, order in orders.items()}
+    models = serve(method, fed, server, reordered), serve(method, fed, server, received)
     # a simulation's rows come by client id: no bit is another one there
-    chex.assert_trees_all_close(*found, rtol=1e-6)
+    chex.assert_trees_all_close(*models, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -281,14 +281,14 @@ def test_masked_loss_counts_other_classes_as_logits_of_zero():
 
 
 def test_which_rows_are_sent():
-    own = [True, False, True, False]
+    held = [True, False, True, False]
     for options, sent in (
-        ({}, own),
+        ({}, held),
         ({"label_split": False}, [True] * 4),
         ({"whole_head": True}, [True] * 4),
     ):
         uplink = head_after(LABELS[:4], **options)[2]
-        counted = own if options.get("label_split", True) else sent
+        counted = held if options.get("label_split", True) else sent
         assert uplink.head.mask.tolist() == sent and uplink.classes.value.tolist() == counted
 
 
@@ -296,9 +296,9 @@ def test_a_whole_head_changes_the_wire_and_not_the_mean():
     fed, method, server, received, _ = trained("heterofl")
     whole = [trained("heterofl", whole_head=True), trained("heterofl", label_split=False)]
     means = [serve(m, fed, server, r) for _, m, _, r, _ in whole]
-    own = serve(method, fed, server, received)
-    chex.assert_trees_all_equal(means[0], own)
-    assert not np.allclose(means[1]["head"]["bias"], own["head"]["bias"], atol=1e-4)
+    model = serve(method, fed, server, received)
+    chex.assert_trees_all_equal(means[0], model)
+    assert not np.allclose(means[1]["head"]["bias"], model["head"]["bias"], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["conv4", pytest.param("preact_resnet18", marks=pytest.mark.slow)])

@@ -144,8 +144,8 @@ def test_dense_s_paper_form_is_dense_s_own_adversarial_term():
     value, slope = jax.value_and_grad(
         lambda s: losses("dense", "paper").generator(batch(student=s))
     )(STUDENT)
-    own = losses("dense", "released", adversarial="own").generator
-    other, other_slope = jax.value_and_grad(lambda s: own(batch(student=s)))(STUDENT)
+    term = losses("dense", "released", adversarial="own").generator
+    other, other_slope = jax.value_and_grad(lambda s: term(batch(student=s)))(STUDENT)
     np.testing.assert_allclose(value, other, rtol=1e-6)
     np.testing.assert_allclose(slope, other_slope, rtol=1e-6, atol=1e-8)
     u = np.einsum("nb,nbc->bc", TAU, TEACHERS)
@@ -174,8 +174,8 @@ def test_fedftg_s_paper_form_sums_over_classes_and_leads_through_both():
 @pytest.mark.parametrize("variant", ["paper", "released"])
 @pytest.mark.parametrize("base", ["fedavg", "heterofl", "feddropout", "fedrolex"])
 def test_the_base_weighs_clients_as_the_variant_says(base, variant):
-    """By data size in the paper's form (Eq. 1); as the base does by itself in the released one; or
-    as it is told."""
+    """The paper's form weighs clients by data size (Eq. 1), the released one as the base does by
+    default; an option overrides both."""
 
     federation = sliced_federation()
 
@@ -199,7 +199,7 @@ def test_a_base_by_its_name_alone_weighs_so_too():
 
 
 def test_eq_1_is_the_mean_by_data_size():
-    """Of two clients' models that the server averages, before anything is distilled."""
+    """The server averages two clients' models before it distils."""
     federation, (few, many) = uniform_federation(), (3, 9)
     method = base_of("fedavg", TRAINING, "paper").method
     params = jax.jit(lambda key: method.init_server(federation, key))(jax.random.key(0))

@@ -1,4 +1,4 @@
-"""What an attacker sees of an upload, and how it plays the client's round."""
+"""An attacker reads an upload and imitates the client's round."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from tests.trust.leaks.victims import ROOT, attacked, image_of, victim_of
 WIDE = 300
 
 
-def test_what_is_seen_is_the_clients_own_gradient():
+def test_the_seen_change_is_the_clients_gradient():
     victim, state = victim_of("fedavg", tiny.linear_federation(clients=1, buckets=1))
     images, labels = image_of(2)
     simulate, seen = attacked(victim, state, images, labels)
@@ -42,8 +42,8 @@ def test_what_is_seen_is_the_clients_own_gradient():
 
 @pytest.mark.parametrize("name", ["lg_fedavg", "fedssa"])
 def test_a_head_says_the_features_exactly(name):
-    """Of a linear layer with a bias, the change of a class's weights over that of its bias is what
-    the layer saw."""
+    """The change of a class's weights in a linear layer, over that of its bias, is the layer's
+    input."""
     victim, state = victim_of(name, tiny.linear_federation(clients=1, buckets=1))
     images, labels = image_of(2)
     _, seen = attacked(victim, state, images, labels)
@@ -52,10 +52,10 @@ def test_a_head_says_the_features_exactly(name):
     else:
         bias, weights = seen.change[:4][2], seen.change[4:].reshape(3, 4)[:, 2]  # leaves by name
     x = victim.data.preprocess(images)
-    told = features(
+    expected = features(
         victim.bucket, state["params"], state["stats"], x, jnp.ones(1, bool), train=True
     )[0][0]
-    np.testing.assert_allclose(weights / bias, told, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(weights / bias, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_the_change_is_to_what_the_client_has_made_of_the_downlink():
@@ -64,9 +64,9 @@ def test_the_change_is_to_what_the_client_has_made_of_the_downlink():
     images, labels = image_of(2)
     sent = untrained_upload(victim, state, images, labels)
     info = victim.info._replace(num_samples=jnp.int32(1))
-    own = tiny.client_data([2])
+    victim_data = tiny.client_data([2])
     taken = receive(
-        victim.method, victim.bucket, state, victim.downlink, own, ROOT, victim.round, info
+        victim.method, victim.bucket, state, victim.downlink, victim_data, ROOT, victim.round, info
     )
     np.testing.assert_array_equal(sent.values, rows_of(taken["params"]["head"]))
     assert not np.allclose(sent.values[2], rows_of(state["params"]["head"])[2])
@@ -124,7 +124,7 @@ def test_a_payload_is_what_is_sent():
     np.testing.assert_array_equal(payload(message, like=other), [1, 2, 0, 0, 1])
 
 
-def test_what_sends_nothing_is_refused():
+def test_methods_that_send_nothing_are_refused():
     victim, state = victim_of("local", tiny.linear_federation(clients=1, buckets=1))
     with pytest.raises(
         ValueError, match="clients of local send no numbers, so that there is nothing to invert"

@@ -27,9 +27,9 @@ def linear():
 
 def test_dlg_finds_the_image_of_a_linear_model(linear):
     images, simulate, seen = linear
-    found = invert(simulate, seen, images.shape, jax.random.key(2), Search(steps=300))
-    assert psnr(found.images, images) > 60
-    assert found.loss < 1e-6
+    recovered = invert(simulate, seen, images.shape, jax.random.key(2), Search(steps=300))
+    assert psnr(recovered.images, images) > 60
+    assert recovered.loss < 1e-6
 
 
 def test_of_several_starts_the_nearest_is_taken(linear):
@@ -63,11 +63,11 @@ def test_where_there_is_no_gradient_images_stay_images(distance):
     def flat(held, x):
         return jnp.sqrt(jnp.sum(0 * x)) * jnp.ones(3)
 
-    found = invert(
+    recovered = invert(
         flat, Observation((), jnp.ones(3)), (1, 2, 2, 1), ROOT, Search(distance, steps=2)
     )
     first = jax.random.uniform(jax.random.split(ROOT, 1)[0], (1, 2, 2, 1))
-    np.testing.assert_array_equal(found.images, first)
+    np.testing.assert_array_equal(recovered.images, first)
 
 
 def test_bad_fields_of_a_search_are_refused():

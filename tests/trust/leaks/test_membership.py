@@ -1,4 +1,4 @@
-"""Who was in a training set, told by the loss."""
+"""Membership in a training set is inferred from the loss."""
 
 import jax
 import jax.numpy as jnp
@@ -39,11 +39,11 @@ def test_losses_are_the_heads_on_each_sample():
     downlink = method.broadcast(
         federation, bucket, method.init_server(federation, jax.random.key(0)), tiny.context(0)
     )
-    found = membership.losses(method, bucket, client, downlink, data, "train")
+    losses = membership.losses(method, bucket, client, downlink, data, "train")
     logits = linear_client.logits(tiny.flat_params(client["params"]), tiny.pixels(data))
     want = [cross_entropy(logits[[i]], labels[[i]], [True]) for i in range(70)][::-1]
-    assert found.shape == (72,)
-    np.testing.assert_allclose(found[:70], want, rtol=1e-4)
+    assert losses.shape == (72,)
+    np.testing.assert_allclose(losses[:70], want, rtol=1e-4)
 
 
 def test_a_class_without_a_score_has_an_infinite_loss():
@@ -56,5 +56,5 @@ def test_a_class_without_a_score_has_an_infinite_loss():
         federation, bucket, method.init_server(federation, jax.random.key(0)), tiny.context(0)
     )
     client = method.init_client(bucket, tiny.context(0))
-    found = membership.losses(method, bucket, client, downlink, tiny.client_data([0, 1]), "train")
-    assert jnp.isinf(found).all()
+    losses = membership.losses(method, bucket, client, downlink, tiny.client_data([0, 1]), "train")
+    assert jnp.isinf(losses).all()

@@ -1,0 +1,129 @@
+"""Accuracies of clients and participants, by the probe, whose predictions are known in advance."""
+
+import numpy as np
+import pytest
+
+from fedjax_ht.methods import METHODS
+from fedjax_ht.simulation.history import evaluation_row
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation
+from tests.federations import (
+    NUM_CLIENTS,
+    TEST_COUNTS,
+    TRAIN_COUNTS,
+    TRAINING,
+    chosen,
+    federation_data,
+    identical,
+    mixed_federation,
+    samples,
+    to_host,
+)
+from tests.simulation.probe import FEDERATION, capped_accuracy, probe, simulation
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "options"),
+    [
+        ("received", {}),
+        ("trained", {}),
+        ("received", {"lanes": 3, "eval_batch_size": 2}),
+        ("trained", {"client_store": "host", "participation": 0.25, "lanes": 2}),
+    ],
+)
+def test_accuracy_of_every_client(evaluate, options):
+    """After one round the level is 2; a participant was trained to 1 + 2, the others are still at
+    0."""
+    sim = simulation(evaluate=evaluate, **options)
+    with chosen([1, 4]):
+        state, _ = sim.run_round(sim.init())
+    before = to_host(state)
+    scored = sim.evaluate(state)
+    tests = [client.test for client in samples()[1]]
+    caps = (
+        [2] * NUM_CLIENTS
+        if evaluate == "received"
+        else [3 if i in (1, 4) else 0 for i in range(NUM_CLIENTS)]
+    )
+    expected = [
+        capped_accuracy(cap, labels) if len(labels) else np.nan for cap, labels in zip(caps, tests)
+    ]
+    assert set(scored.accuracy) == {"test"} and set(scored.accuracy["test"]) == {"cap"}
+    np.testing.assert_allclose(scored.accuracy["test"]["cap"], expected)
+    np.testing.assert_array_equal(scored.counts["test"], TEST_COUNTS)
+    assert scored.global_accuracy == {}
+    assert identical(before, to_host(state))
+
+
+def test_expected_accuracies_tell_the_caps_apart():
+    """The test above would compare nothing if every cap scored alike."""
+    tests = [client.test for client in samples()[1] if len(client.test)]
+    assert (
+        len({tuple(capped_accuracy(cap, labels) for labels in tests) for cap in (0, 1, 2, 3)}) == 4
+    )
+
+
+def test_validation_samples_are_scored_where_there_are_any():
+    data = federation_data(FEDERATION)
+    buckets = {
+        name: bucket._replace(splits=bucket.splits | {"val": bucket.splits["train"]})
+        for name, bucket in data.buckets.items()
+    }
+    data = data._replace(buckets=buckets, counts=data.counts | {"val": data.counts["train"]})
+    sim = make_simulation(probe(), FEDERATION, data)
+    scored = sim.evaluate(sim.init())
+    expected = [
+        capped_accuracy(1, split.train) if len(split.train) else np.nan for split in samples()[1]
+    ]
+    np.testing.assert_allclose(scored.accuracy["val"]["cap"], expected)
+    np.testing.assert_array_equal(scored.counts["val"], TRAIN_COUNTS.sum(1))
+    assert set(scored.accuracy) == {"test", "val"}
+
+
+def test_participants_are_scored_as_training_left_them():
+    """Participants are scored with the downlink that they trained with: the server's new state
+    comes later."""
+    federation = mixed_federation()
+    data = federation_data(federation)
+    options = SimulationOptions(participation=0.6, evaluate="trained", devices=1)
+    for name in ("local", "fedproto"):
+        sim = make_simulation(METHODS[name](TRAINING), federation, data, options)
+        state, reports = sim.init(), []
+        for _ in range(2):
+            state, report = sim.run_round(state)
+            reports.append(report)
+        now = sim.evaluate(state).accuracy["test"]
+        np.testing.assert_array_equal(report.accuracy["head"], now["head"][report.participants])
+        if name == "fedproto":  # in its first round there are no prototypes yet
+            assert not np.nan_to_num(reports[0].accuracy["prototype"]).any()
+            assert np.nan_to_num(report.accuracy["prototype"]).any()
+
+
+@pytest.mark.parametrize("evaluate", ["received", "trained"])
+def test_participants_are_scored_before_receipt_however_clients_are_evaluated(evaluate):
+    """Training takes the cap to 1 + 2; receipt would set it to 2."""
+    sim = simulation(evaluate=evaluate)
+    with chosen([1, 4]):
+        _, report = sim.run_round(sim.init())
+    tests = [client.test for client in samples()[1]]
+    np.testing.assert_array_equal(report.participants, [1, 4])
+    np.testing.assert_allclose(
+        report.accuracy["cap"], [capped_accuracy(3, tests[i]) for i in (1, 4)]
+    )
+
+
+def test_training_samples_are_scored_where_asked():
+    sim = simulation(evaluate_train=True)
+    state = sim.init()
+    everybody, some = sim.evaluate(state), sim.evaluate(state, np.array([0, 3, 5]))
+    train = everybody.accuracy["train"]["cap"]
+    np.testing.assert_array_equal(np.isnan(train), TRAIN_COUNTS.sum(1) == 0)
+    row = evaluation_row(everybody, ("cap",))
+    assert row["train_accuracy"] == pytest.approx(np.nanmean(train))
+    assert row["train_accuracy_weighted"] == pytest.approx(
+        np.nansum(train * TRAIN_COUNTS.sum(1)) / TRAIN_COUNTS.sum()
+    )
+    row = evaluation_row(some, ("cap",), np.array([0, 3, 5]))
+    # client 3 has no sample
+    assert row["train_accuracy"] == pytest.approx(np.mean(train[[0, 5]]))
+    assert set(simulation().evaluate(state).accuracy) == {"test"}

@@ -1,0 +1,35 @@
+"""Uploads disclose participation by shapes, by masks, or not at all."""
+
+import pytest
+
+from fedjax_ht.methods import METHODS
+from fedjax_ht.trust.disclosure import exposure
+from fedjax_ht.trust.privacy import Privacy, private
+from tests.federations import TRAINING, federation_for
+from tests.trust.stub import FEDERATION, stub
+
+
+@pytest.mark.parametrize(
+    "name, visible",
+    [
+        ("local", "nothing"),
+        ("fedavg", "alike"),
+        ("lg_fedavg", "apart"),
+        ("fml", "apart"),
+        ("fedral", "apart"),
+    ],
+)
+def test_shapes_masks_and_kept_states_disclose_participation(name, visible):
+    method = METHODS[name](TRAINING)
+    assert (
+        exposure(method, federation_for(name))
+        == exposure(private(method, Privacy("client")), federation_for(name))
+        == visible
+    )
+
+
+def test_uploads_of_other_shapes_or_with_masks_disclose_participation():
+    forms = [
+        exposure(method, FEDERATION) for method in (stub(), stub(masked=True), stub(sliced=True))
+    ]
+    assert forms == ["alike", "apart", "apart"]
