@@ -4,11 +4,11 @@ They are counted in the program of `receive` and `client_update`, traced once fo
 How long local training is follows from the clients' numbers of samples, see `program_flops`.
 
 Not counted: elementwise work (activations, normalisation, pooling, the optimiser's update, and
-depthwise convolutions, which are sums of shifted products in `ops.conv`), sorting, factorisations,
-evaluation, and what the server does. XLA's count of a training step, which has all of that, is 2 to
-5 % above this one for CNN-1..5, perceptrons and ResNets, 21 % for MobileNetV2. A masked partial
-batch counts as the whole one that it is (what a prototype method collects in batches by the
-device's taste, `local_training.forward_batch`); lanes that wait for others count nothing.
+depthwise convolutions, which are sums of shifted products in `ops.patches`), sorting,
+factorisations, evaluation, and what the server does. XLA's count of a training step, which has all
+of that, is 2 to 5 % above this one for CNN-1..5, perceptrons and ResNets, 21 % for MobileNetV2. A
+masked partial batch counts as the whole one that it is (what a prototype method collects in batches
+by the device's taste, `batches.forward_batch`); lanes that wait for others count nothing.
 """
 
 import functools

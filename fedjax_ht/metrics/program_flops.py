@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from fedjax_ht.core.programs import called_programs, has_loop, jaxpr_of
-from fedjax_ht.ops.conv import MULTIPLIED
+from fedjax_ht.ops.patches import MULTIPLIED
 
 # an integer of all clients, int [n] with one of each client, or None: only the run knows it
 Known = Any
@@ -95,7 +95,7 @@ def _matrix_product(equation: JaxprEqn, _: list[Known]) -> float:
     left, out = _form(equation.invars[0]).shape, _form(equation.outvars[0]).shape
     flops = 2.0 * math.prod(out) * math.prod(left[i] for i in contracted)
     # Zeros laid into a kernel are no work: a convolution costs the same in whichever form it runs
-    # (`ops.conv`). Gradients keep the scope of what they are of.
+    # (`ops.patches`). Gradients keep the scope of what they are of.
     scopes = re.findall(MULTIPLIED.format(r"(\d+)", r"(\d+)"), str(equation.source_info.name_stack))
     for multiplied, factors in scopes:
         flops = flops * int(multiplied) / int(factors)

@@ -180,13 +180,13 @@ class _Watch:
         new = [name for name in names if (row["trial"], name) not in self.named]
         if new:
             self.named |= {(row["trial"], name) for name in new}
-            where, names = f"round {row['round']}", ", ".join(new[:SHOWN])
+            where, listed = f"round {row['round']}", ", ".join(new[:SHOWN])
             if self.trials:
                 where += f" of trial {row['trial']}"
             if len(new) > SHOWN:
-                names += f" and {len(new) - SHOWN} more"
+                listed += f" and {len(new) - SHOWN} more"
             warnings.warn(
-                f"{where}: the results of {names} are not finite and were left out; "
+                f"{where}: the results of {listed} are not finite and were left out; "
                 "simulation.find_fault(state) says where a round first goes wrong",
                 RuntimeWarning,
                 stacklevel=5,  # who called `run`
@@ -242,8 +242,7 @@ def run_rounds(
 def _flops_of_rounds(
     simulation: Rounds | Simulation, state: SimulationState | None, rounds: int
 ) -> np.ndarray:
-    """Returns FLOPs of clients in a round, [trials, num_clients]; of no trial where all rounds are
-    done."""
+    """Returns FLOPs of clients in a round, [trials, num_clients]; [0, 0] after the last round."""
     done = 0 if state is None else state.round
     if done >= rounds:
         return np.zeros((0, 0))

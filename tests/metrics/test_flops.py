@@ -15,7 +15,7 @@ from fedjax_ht.core.method import ClientInfo, Context, Data, Split
 from fedjax_ht.methods import METHODS
 from fedjax_ht.metrics.flops import bucket_flops, program_flops
 from fedjax_ht.models import model_group
-from fedjax_ht.ops import conv
+from fedjax_ht.ops import patches
 from fedjax_ht.ops.conv import conv2d
 from fedjax_ht.simulation.simulation import make_simulation, make_trials
 from tests.federations import (
@@ -119,9 +119,9 @@ def test_a_convolution_costs_the_same_in_whichever_form_it_runs(monkeypatch, str
         step = jax.grad(lambda x, kernel: (conv2d(x, kernel, stride) ** 2).sum(), argnums=(0, 1))
         return jax.make_jaxpr(step)(jnp.ones((2, 12, 18, 3)), jnp.ones((5, 4, 3, 2)))
 
-    monkeypatch.setattr(conv, "columns_at_once", lambda *sizes: 1)
+    monkeypatch.setattr(patches, "columns_at_once", lambda *sizes: 1)
     plain = traced()
-    monkeypatch.setattr(conv, "columns_at_once", lambda *sizes: columns)
+    monkeypatch.setattr(patches, "columns_at_once", lambda *sizes: columns)
     widened = traced()
     out_pixels = 8 * 15 if stride == 1 else 4 * 8
     # forward, and each of two gradients

@@ -95,11 +95,11 @@ def test_a_cnn_drops_out_where_there_is_a_key():
     def run(bucket, key=None):
         return np.asarray(features(bucket, params, {}, x, mask, train=key is not None, key=key)[0])
 
-    one, other = (run(dropping, jax.random.key(seed)) for seed in range(2))
+    first, second = (run(dropping, jax.random.key(seed)) for seed in range(2))
     np.testing.assert_array_equal(run(dropping), run(kept))
     np.testing.assert_array_equal(run(kept, jax.random.key(0)), run(kept))
-    assert np.any(one != other)
-    assert np.mean(one == 0) > np.mean(run(kept) == 0) + 0.1
+    assert np.any(first != second)
+    assert np.mean(first == 0) > np.mean(run(kept) == 0) + 0.1
 
 
 def test_initial_weights_and_biases_are_uniform_within_torchs_bounds(small_cnn):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.programs import equations
-from fedjax_ht.ops import conv, conv2d
+from fedjax_ht.ops import conv, conv2d, patches
 from tests.reference import conv as ref
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -81,13 +81,13 @@ def assert_close(got, want):
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_lowerings_equal_the_reference_for_one_client_and_for_two(case):
     arguments = drawn(case)
-    native, patches = (
+    native, by_patches = (
         pulled_back(convolution(case, lowering)) for lowering in ("native", "patches")
     )
     second = [a[1] for a in arguments]
     want = by_reference(case, *second)
     single, other, stacked = jax.jit(
-        lambda two, single: (native(*single), patches(*single), jax.vmap(patches)(*two))
+        lambda two, single: (native(*single), by_patches(*single), jax.vmap(by_patches)(*two))
     )(arguments, second)
     assert_close(single, want)
     assert_close(other, want)
@@ -152,7 +152,7 @@ def test_a_pass_without_gradient_is_native_and_its_gradient_is_that_of_patches(l
 
     def by_patches(x, kernel):
         margin = ((0, 0), (padding, padding), (padding, padding), (0, 0))
-        return conv._patches_in_cache(jnp.pad(x, margin), kernel, stride)
+        return patches.convolve_in_cache(jnp.pad(x, margin), kernel, stride)
 
     def gradients(f, *wrt):
         return jax.jit(jax.grad(lambda *arguments: jnp.sum(f(*arguments) ** 2), wrt))
@@ -244,7 +244,7 @@ def test_half_precision_stays_half():
 def test_a_few_images_at_a_time_are_the_whole_batch(monkeypatch, case, at_once):
     case = CASES[case]
     arguments = [a[0] for a in drawn(case, batch=6)]
-    monkeypatch.setattr(conv, "images_at_once", lambda batch, size: at_once)
+    monkeypatch.setattr(patches, "images_at_once", lambda batch, size: at_once)
     few = jax.jit(pulled_back(convolution(case)))
     assert "scan" in str(jax.make_jaxpr(few)(*arguments))
     assert_close(few(*arguments), by_reference(case, *arguments))
@@ -252,10 +252,10 @@ def test_a_few_images_at_a_time_are_the_whole_batch(monkeypatch, case, at_once):
 
 def test_only_large_patches_are_made_for_a_few_images_at_a_time():
     mega = 1 << 20
-    assert conv.images_at_once(10, conv.LARGE // 10) == 10
-    assert conv.images_at_once(10, mega) == 2  # of 10 MiB, two of 1 MiB stay in the cache
-    assert conv.images_at_once(16, mega // 2) == 4
-    assert conv.images_at_once(7, mega) == 1 and conv.images_at_once(50, 9 * mega) == 1
+    assert patches.images_at_once(10, patches.LARGE // 10) == 10
+    assert patches.images_at_once(10, mega) == 2  # of 10 MiB, two of 1 MiB stay in the cache
+    assert patches.images_at_once(16, mega // 2) == 4
+    assert patches.images_at_once(7, mega) == 1 and patches.images_at_once(50, 9 * mega) == 1
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_several_outputs_of_a_row_at_once_are_those_alone(monkeypatch, case, col
     case = CASES[case]
     arguments = [a[0] for a in drawn(case)]
     out_width = arguments[2].shape[2]
-    monkeypatch.setattr(conv, "columns_at_once", lambda *sizes: columns)
+    monkeypatch.setattr(patches, "columns_at_once", lambda *sizes: columns)
     assert out_width % columns == 0
     assert_close(
         jax.jit(pulled_back(convolution(case)))(*arguments), by_reference(case, *arguments)
@@ -273,6 +273,6 @@ def test_several_outputs_of_a_row_at_once_are_those_alone(monkeypatch, case, col
 
 
 def test_only_kernels_of_few_channels_make_several_outputs_at_once():
-    assert conv.columns_at_once(28, 3, 6) == 4 and conv.columns_at_once(10, 6, 16) == 2
-    assert conv.columns_at_once(30, 3, 6) == 2 and conv.columns_at_once(27, 3, 6) == 1
-    assert conv.columns_at_once(28, 3, 64) == conv.columns_at_once(28, 16, 32) == 1
+    assert patches.columns_at_once(28, 3, 6) == 4 and patches.columns_at_once(10, 6, 16) == 2
+    assert patches.columns_at_once(30, 3, 6) == 2 and patches.columns_at_once(27, 3, 6) == 1
+    assert patches.columns_at_once(28, 3, 64) == patches.columns_at_once(28, 16, 32) == 1

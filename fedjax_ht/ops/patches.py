@@ -1,0 +1,168 @@
+"""Convolutions without padding as matrix products of image patches.
+
+On a CPU a kernel of few channels in and out makes several neighbouring outputs at once
+(`columns_at_once`). Their patches overlap, so that fewer numbers are copied, and the product is
+wider, at the price of multiplying by some zeros: the network of PyTorch's tutorial, whose
+convolutions have 6 and 16 features, trains a third faster.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_ht.ops.products import product
+
+LARGE = 6 << 20  # bytes of a batch's patches up to which they are made for all images at once
+# bytes of patches that a core's own cache serves; twice the second level of a Zen 4
+CACHED = 2 << 20
+# scope that tells metrics.flops how many of a product's factors are not zeros
+MULTIPLIED = "multiplied_{}_of_{}"
+# kernel entries up to which all patches are cut in one go: a kernel less on GPUs, on CPU as fast
+AT_ONCE = 9
+
+
+def convolve_in_cache(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    """Convolves without padding, by products whose patches stay in the processor's cache."""
+    batch, height, width, _ = x.shape
+    out_height = (height - kernel.shape[0]) // stride + 1
+    out_width = (width - kernel.shape[1]) // stride + 1
+    columns = columns_at_once(out_width, kernel.shape[2], kernel.shape[3])
+    widened = _widen(kernel, columns, stride)
+    strides = (stride, stride * columns)
+    convolve = functools.partial(convolve_patches, kernel=widened, strides=strides)
+    # Bytes of an image's float32 patches.
+    size = 4 * out_height * (out_width // columns) * math.prod(widened.shape[:3])
+    images = images_at_once(batch, size)
+    with jax.named_scope(MULTIPLIED.format(kernel.shape[1], widened.shape[1])):
+        if images == batch:
+            out = convolve(x)
+        else:
+            # The gradient makes a block's patches again: from memory they would come more slowly.
+            # Inside a loop XLA cannot undo that, so that no barrier against it is needed.
+            again = jax.checkpoint(convolve, prevent_cse=False)
+            out = lax.map(again, x.reshape(-1, images, *x.shape[1:]))
+    # `columns` outputs that lie side by side are the product's columns, in this order: nothing
+    # moves.
+    return out.reshape(batch, out_height, out_width, kernel.shape[3])
+
+
+def columns_at_once(out_width: int, channels: int, features: int) -> int:
+    """Returns how many neighbouring outputs of a row to compute as one; they divide the row.
+
+    Measured on a Zen 4 at batches of 10 and 50 (benchmarks/results/conv_columns_cpu.md): it pays
+    for the few channels of first layers, and costs more than it saves where products are large
+    anyway.
+    """
+    if features > 32 or channels * features > 256:
+        return 1
+    most = 4 if features <= 8 else 2
+    return math.gcd(out_width, most)
+
+
+def _widen(kernel: jax.Array, columns: int, stride: int) -> jax.Array:
+    """Lays copies of a kernel side by side, each a stride further to the right.
+
+    Returns:
+      [h, w + (columns - 1) stride, C, columns * O], zero where a copy does not reach.
+    """
+    if columns == 1:
+        return kernel
+    room = (columns - 1) * stride
+    copies = []
+    for i in range(columns):
+        copies.append(jnp.pad(kernel, ((0, 0), (i * stride, room - i * stride), (0, 0), (0, 0))))
+    return jnp.concatenate(copies, axis=-1)
+
+
+def images_at_once(batch: int, size: int) -> int:
+    """Returns how many of a batch's images to convolve at a time.
+
+    Args:
+      batch: number of images.
+      size: bytes of one image's patches.
+
+    Returns:
+      The batch where it is small, else its largest divisor whose patches stay in the cache, or 1.
+    """
+    if batch * size <= LARGE:
+        return batch
+    divisors = [n for n in range(1, batch + 1) if batch % n == 0]
+    return max(n for n in divisors if n == 1 or n * size <= CACHED)
+
+
+def convolve_patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
+    """Convolves without padding as one matrix product; `strides` of rows and columns."""
+    height, width, channels, features = kernel.shape
+    if height * width <= AT_ONCE:
+        taps = [tap for _, _, tap in _taps(x, height, width, strides)]
+        patches = jnp.stack(taps, axis=3)  # [B, H', W', h * w, C]
+    else:
+        by_column = _windows(x, width, strides[1], axis=2)
+        patches = _windows(by_column, height, strides[0], axis=1)  # [B, H', W', h, w, C]
+    batch, out_height, out_width = patches.shape[:3]
+    rows = patches.reshape(-1, height * width * channels)
+    return product(rows, kernel.reshape(-1, features)).reshape(
+        batch, out_height, out_width, features
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def convolve_depthwise(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    """Convolves each channel by itself, without padding, as a sum of shifted products.
+
+    Its input gradient is one too, four times faster than the sum of padded slices that JAX derives.
+    """
+    height, width = kernel.shape[:2]
+    taps = _taps(x, height, width, (stride, stride))  # at least one, so that the sum is an array
+    return sum(tap * kernel[i, j, 0] for i, j, tap in taps)  # pyright: ignore[reportReturnType]
+
+
+def _depthwise_forward(x: jax.Array, kernel: jax.Array, stride: int):
+    return convolve_depthwise(x, kernel, stride), (x, kernel)
+
+
+def _depthwise_backward(stride: int, saved: tuple[jax.Array, jax.Array], upstream: jax.Array):
+    x, kernel = saved
+    height, width = kernel.shape[:2]
+    products = [tap * upstream for _, _, tap in _taps(x, height, width, (stride, stride))]
+    # Stacked before they are summed: one reduction for all of the kernel's entries.
+    sums = jnp.stack(products).sum((1, 2, 3))
+    # Full correlation of the upstream gradient, dilated by the stride, with the kernel turned
+    # around.
+    reach = []
+    for axis, size in ((1, height), (2, width)):
+        behind = x.shape[axis] - 1 - (upstream.shape[axis] - 1) * stride
+        reach.append((size - 1, behind, stride - 1))
+    spread = lax.pad(upstream, jnp.zeros((), x.dtype), ((0, 0, 0), *reach, (0, 0, 0)))
+    return convolve_depthwise(spread, kernel[::-1, ::-1], 1), sums.reshape(kernel.shape)
+
+
+convolve_depthwise.defvjp(_depthwise_forward, _depthwise_backward)
+
+
+def _taps(
+    x: jax.Array, height: int, width: int, strides: tuple[int, int]
+) -> list[tuple[int, int, jax.Array]]:
+    """Lists (i, j, the pixels that kernel entry [i, j] meets) of a kernel of this size."""
+    taps = []
+    for i in range(height):
+        row = _shifted(x, i, height, strides[0], axis=1)
+        for j in range(width):
+            taps.append((i, j, _shifted(row, j, width, strides[1], axis=2)))
+    return taps
+
+
+def _windows(x: jax.Array, size: int, stride: int, axis: int) -> jax.Array:
+    """Stacks all windows of `size` along `axis`, before the trailing window and channel axes.
+
+    One axis at a time, so that the transposed pass adds 2 k shifted slices instead of k * k.
+    """
+    return jnp.stack([_shifted(x, i, size, stride, axis) for i in range(size)], axis=3)
+
+
+def _shifted(x: jax.Array, offset: int, size: int, stride: int, axis: int) -> jax.Array:
+    """Slices the positions that entry `offset` of a window of `size` meets: every stride-th."""
+    return lax.slice_in_dim(x, offset, x.shape[axis] - size + 1 + offset, stride, axis)
