@@ -99,10 +99,10 @@ def conv2d(
     if jax.default_backend() != "cpu":
         return convolve_patches(x, kernel, (stride, stride))
     smallest = min(x.shape[1] - sum(rows.padding), x.shape[2] - sum(columns.padding))
-    # Only products round their factors to bfloat16 (`ops.products`).
+    # Only products take two dtypes, and round their factors to bfloat16 (`ops.products`).
     config: Any = jax.config  # declares none of its options
-    rounded = config.jax_default_matmul_precision == "bfloat16"
-    if lowering is None and not rounded and native_pays(kernel.shape, smallest):
+    by_product = config.jax_default_matmul_precision == "bfloat16" or x.dtype != kernel.dtype
+    if lowering is None and not by_product and native_pays(kernel.shape, smallest):
         return _native_unless_differentiated(x, kernel, stride)
     return convolve_in_cache(x, kernel, stride)
 

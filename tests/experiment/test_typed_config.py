@@ -100,6 +100,4 @@ def test_a_field_that_is_declared_twice_is_the_same(section, kind, differing):
 
 
 def test_the_simulations_options_have_the_defaults_of_a_config():
-    options = simulation_options(Config())
-    assert options.attack.kind is None
-    assert dataclasses.replace(options, attack=None) == SimulationOptions()
+    assert simulation_options(Config()) == SimulationOptions()

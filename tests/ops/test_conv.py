@@ -183,6 +183,8 @@ def test_vmapped_clients_convolve_by_patches_and_so_do_rounded_products():
     with jax.default_matmul_precision("bfloat16"):
         rounded = jax.make_jaxpr(lambda x, kernel: conv2d(x, kernel))(x[0], kernels[0])
     assert "conv_general_dilated" not in str(rounded)
+    half = conv2d(x[0].astype(np.float16), kernels[0])  # of two dtypes, as a product takes them
+    assert half.dtype == np.float32
 
 
 def test_many_images_are_convolved_natively_a_few_at_a_time(monkeypatch):
