@@ -9,6 +9,8 @@ from jax import lax
 
 from fedjax_ht.core.method import PyTree
 
+PIECE = 1024  # columns whose rows stay in a core's cache while they are sorted
+
 
 def weighted_sum(stacked: PyTree, weights: jax.Array) -> PyTree:
     """Sums the rows of stacked arrays, each times its weight.
@@ -55,9 +57,6 @@ def _weighted(x: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.where(weights > 0, x, 0) * weights
 
 
-PIECE = 1024  # columns whose rows stay in a core's cache while they are sorted
-
-
 def sorted_rows(x: jax.Array) -> jax.Array:
     """Sorts each column of stacked arrays over the clients.
 
@@ -77,6 +76,8 @@ def _sorted(x: jax.Array) -> jax.Array:
 
 
 def _sorted_in_pieces(x: jax.Array) -> jax.Array:
+    if x.size == 0:
+        return x
     clients, columns = len(x), math.prod(x.shape[1:])
     width = min(PIECE, columns)
     pieces = -(-columns // width)  # rounded up

@@ -16,7 +16,6 @@ nine.
 """
 
 import functools
-import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -29,6 +28,7 @@ from fedjax_ht.ops.patches import (
     convolve_in_cache,
     convolve_patches,
     images_at_once,
+    in_blocks,
 )
 
 Lowering = Literal["patches", "native"]
@@ -133,12 +133,10 @@ def _native_unless_differentiated(x: jax.Array, kernel: jax.Array, stride: int) 
 
     @jax.custom_batching.custom_vmap
     def convolve(x, kernel):
-        out = jax.eval_shape(functools.partial(_native, stride=stride), x, kernel)
-        images = images_at_once(len(x), 4 * (math.prod(x.shape[1:]) + math.prod(out.shape[1:])))
-        if images == len(x):
-            return _native(x, kernel, stride)
-        blocks = x.reshape(-1, images, *x.shape[1:])
-        return lax.map(lambda block: _native(block, kernel, stride), blocks).reshape(out.shape)
+        native = functools.partial(_native, kernel=kernel, stride=stride)
+        # Bytes of an image, in and out.
+        size = 4 * (x.size + jax.eval_shape(native, x).size) // max(len(x), 1)
+        return in_blocks(native, x, images_at_once(len(x), size))
 
     @convolve.def_vmap
     def convolve_many(size, is_batched, x, kernel):

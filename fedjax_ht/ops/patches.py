@@ -8,6 +8,7 @@ convolutions have 6 and 16 features, trains a third faster.
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -36,14 +37,12 @@ def convolve_in_cache(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array
     # Bytes of an image's float32 patches.
     size = 4 * out_height * (out_width // columns) * math.prod(widened.shape[:3])
     images = images_at_once(batch, size)
+    if images < batch:
+        # The gradient makes a block's patches again: from memory they would come more slowly.
+        # Inside a loop XLA cannot undo that, so that no barrier against it is needed.
+        convolve = jax.checkpoint(convolve, prevent_cse=False)
     with jax.named_scope(MULTIPLIED.format(kernel.shape[1], widened.shape[1])):
-        if images == batch:
-            out = convolve(x)
-        else:
-            # The gradient makes a block's patches again: from memory they would come more slowly.
-            # Inside a loop XLA cannot undo that, so that no barrier against it is needed.
-            again = jax.checkpoint(convolve, prevent_cse=False)
-            out = lax.map(again, x.reshape(-1, images, *x.shape[1:]))
+        out = in_blocks(convolve, x, images)
     # `columns` outputs that lie side by side are the product's columns, in this order: nothing
     # moves.
     return out.reshape(batch, out_height, out_width, kernel.shape[3])
@@ -75,6 +74,14 @@ def _widen(kernel: jax.Array, columns: int, stride: int) -> jax.Array:
     for i in range(columns):
         copies.append(jnp.pad(kernel, ((0, 0), (i * stride, room - i * stride), (0, 0), (0, 0))))
     return jnp.concatenate(copies, axis=-1)
+
+
+def in_blocks(convolve: Callable[[jax.Array], jax.Array], x: jax.Array, images: int) -> jax.Array:
+    """Convolves so many images at a time, one of the batch's divisors."""
+    if images == len(x):
+        return convolve(x)
+    out = lax.map(convolve, x.reshape(-1, images, *x.shape[1:]))
+    return out.reshape(len(x), *out.shape[2:])
 
 
 def images_at_once(batch: int, size: int) -> int:
