@@ -3,6 +3,7 @@
 Its head explains the fields; `experiments.paper_tables` makes coverage.md, beside it, of it.
 """
 
+import re
 import textwrap
 import tomllib
 from collections import Counter
@@ -13,7 +14,8 @@ from typing import NamedTuple
 from experiments.paper_manifest import filled
 from fedjax_ht.report.table import Table
 
-STATUSES = ("paper's setting", "small form", "not run", "needs code")
+RECORDED = ("paper's setting", "small form")
+STATUSES = (*RECORDED, "not run", "needs code")
 NEEDS = ("hours", "data", "generator", "GPU", "code")
 HEAD = ("table or figure", "shows", "status", "what the rest needs", "core-hours", "results, notes")
 
@@ -60,7 +62,8 @@ def read_coverage(path: Path) -> list[Paper]:
 
 
 def check_item(item: Item, paper: str) -> None:
-    """Raises ValueError for an unknown status or need, or where what was not run has no reason."""
+    """Raises ValueError for an unknown status or need, where what was not run has no reason, or
+    where the note of what was run neither links to it nor names its tests."""
     if item.status not in STATUSES:
         raise ValueError(
             f"{paper}, {item.item}: the status is {item.status!r}; it must be one of "
@@ -73,6 +76,8 @@ def check_item(item: Item, paper: str) -> None:
             )
     if item.status == "not run" and not item.needs:
         raise ValueError(f"{paper}, {item.item} was not run; `needs` must say why")
+    if item.status in RECORDED and not re.search(r"\]\(|`tests/", item.note):
+        raise ValueError(f"{paper}, {item.item} was run; `note` must link to the results")
 
 
 def coverage_markdown(papers: Sequence[Paper], width: int) -> str:

@@ -92,5 +92,10 @@ def test_rows_without_a_run_give_a_reason():
         check_item(Item("Table 1", "all", "small form", ["luck"]), "FedTGP")
 
 
+def test_rows_with_a_run_say_where_it_is():
+    with pytest.raises(ValueError, match="FedSSA, Figure 4 was run; `note` must link"):
+        check_item(Item("Figure 4", "all", "small form", note="every run draws it"), "FedSSA")
+
+
 def test_links_lead_to_headings():
     assert_links_lead_to_headings(PAGE)

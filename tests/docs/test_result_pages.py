@@ -18,6 +18,20 @@ ELSEWHERE = {  # rows of fedtgp.md: the CSV, and what stands behind each name th
 }
 
 
+PAPERS = ("fedtgp.md", "fedktl.md", "class_shares.md", "dfrd.md")
+
+
+@pytest.mark.parametrize("page", PAPERS)
+def test_a_papers_page_begins_with_what_holds(page):
+    """Ten lines: the paper's form here, what reproduces and what does not, each with its run."""
+    lines = (RESULTS / page).read_text(encoding="utf-8").splitlines()[:10]
+    form, *claims = "\n".join(lines).split("\n* ")
+    assert re.search(r"papers?'s? form here", form)
+    assert [claim for claim in claims if not re.search(r"\]\([#\w./]", claim)] == []
+    assert any("eproduces" in claim for claim in claims)
+    assert any("not reproduce" in claim for claim in claims)
+
+
 def rows_of(page: str) -> list[list[str]]:
     """Reads the cells of all rows of all tables of a page."""
     lines = (RESULTS / page).read_text(encoding="utf-8").splitlines()
