@@ -1,4 +1,4 @@
-"""Features that clients make of the same samples, to be looked at."""
+"""Features that clients make of the same samples, or each of its own, to be looked at."""
 
 from collections.abc import Sequence
 
@@ -26,6 +26,12 @@ def client_features(
     scores them, of the samples `indices`: float32 [n, K] each. Every process of a run makes the
     call; the state stays.
 
+    Args:
+      program: of the simulation.
+      state: newest.
+      ids: of clients.
+      indices: int [n], the same samples for all; or int [len(ids), n], samples of each.
+
     Raises:
       ValueError: the method has no features to look at.
     """
@@ -33,12 +39,11 @@ def client_features(
         raise ValueError(f"{program.method.name} has no features to look at")
     infos = clients_info(program.train_counts, state)
     servers = TrialServers(state.servers, program.server.seeds, program.server.settings)
+    order = Split(np.arange(indices.shape[-1], dtype=np.int32), np.int32(indices.shape[-1]))
+    rows_of = dict(zip(ids, np.broadcast_to(indices, (len(ids), indices.shape[-1]))))
     features = {}
     for bucket in program.federation.buckets:
         run, data = _features_of(program, bucket), program.data.buckets[bucket.name]
-        order = Split(np.arange(len(indices), dtype=np.int32), np.int32(len(indices)))
-        inputs = take(data.inputs, indices)
-        shown = data._replace(inputs=inputs, labels=data.labels[indices], splits={"shown": order})
         clients = program.clients[bucket.name]
         members = [i for i in clients.roster.members.tolist() if i in ids]
         rows = clients.roster.rows(0, np.array(members, np.int64))
@@ -46,6 +51,8 @@ def client_features(
         for place, (client, row) in enumerate(zip(members, rows.tolist())):
             participant = participant_of(clients, infos, row)
             client_state = take(states, place)
+            inputs, labels = take((data.inputs, data.labels), rows_of[client])
+            shown = data._replace(inputs=inputs, labels=labels, splits={"shown": order})
             out = run(client_state, participant, servers, data, shown, np.int32(state.round))
             features[client] = np.asarray(out, np.float32)
     return [features[i] for i in ids]

@@ -65,7 +65,7 @@ class Simulation(NamedTuple):
         value that is not finite, or raises, played one client at a time (see
         `simulation.stepped`); the state stays.
       features: (SimulationState, ids, indices) -> float32 [n, K] for each of these clients, what it
-        makes of the images `indices` (see `simulation.representations`).
+        makes of the samples `indices`, int [n], or int [len(ids), n], samples of each client.
       of_trials: (seeds, settings) -> Simulation of as many trials with these, by the programs of
         this one: nothing is compiled again.
     """

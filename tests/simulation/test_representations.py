@@ -71,6 +71,17 @@ def test_they_are_those_that_an_evaluation_scores(mode):
         assert rows.shape == (3, FEATURE_DIM) and rows.std(0).any()
 
 
+def test_each_client_may_be_shown_samples_of_its_own():
+    federation = mixed_federation()
+    sim = make_simulation(METHODS["local"](TRAINING), federation, federation_data(federation))
+    state, _ = sim.run_round(sim.init())
+    shown = np.array([[5, 0, 7], [1, 1, 2], [9, 8, 3]])
+    of_each = sim.features(state, IDS, shown)
+    for place, client in enumerate(IDS):
+        (alone,) = sim.features(state, [client], shown[place])
+        np.testing.assert_array_equal(of_each[place], alone)
+
+
 @pytest.mark.parametrize("name", ["fedproto", "fedtgp"])
 def test_prototypes_lie_among_the_features(name):
     """Every class with samples has a prototype; nobody trains on the last class."""

@@ -1,0 +1,180 @@
+r"""Features of all clients' own samples in one picture, of a run (FedSSA, Yi et al., IJCAI 2024,
+Figure 5).
+
+    python -m experiments.own_samples --workdir=RUN --picture=own.png [--csv=own.csv] \
+        [--method=fedssa] [--samples=20] [--split=test]
+
+Each client's model makes features of up to --samples of the client's own samples, in the first
+trial of the run's newest checkpoint. All clients' features together are put into two dimensions, by
+t-SNE where scikit-learn is installed and else by PCA: a point a sample, coloured by its class. All
+entries of the run count, or the one that --method names. Prints how often the
+nearest sample of another client is of the same class, and how often a sample of another client that
+is drawn at random would be.
+"""
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from absl import app, flags
+from matplotlib.figure import Figure
+
+from experiments.rows import write_rows
+from fedjax_ht.experiment.run_folder import read_run
+from fedjax_ht.report.figures import save, subplots
+from fedjax_ht.report.map_plot import COLOURS, principal, tsne, without_numbers
+from fedjax_ht.report.table import Table
+from fedjax_ht.runner.cli import fail, parse_flags
+from fedjax_ht.runner.evaluate import LoadedRun, load_run
+
+# --workdir, --method and --trust are those of fedjax_ht.runner.evaluate.
+_CSV = flags.DEFINE_string("csv", None, "File to write.", allow_override=True)
+_PICTURE = flags.DEFINE_string("picture", None, "PNG to write.", allow_override=True)
+_SAMPLES = flags.DEFINE_integer("samples", 20, "Samples of a client, at most.", lower_bound=1)
+_SPLIT = flags.DEFINE_enum("split", "test", ["train", "val", "test"], "The clients' samples.")
+
+BLOCK = 256  # rows whose distances to all others are in memory at once
+
+
+class OwnSamples(NamedTuple):
+    """Features of clients' own samples.
+
+    Attributes:
+      round: of the run.
+      clients: int [n], ids.
+      labels: int [n], the samples' classes.
+      features: float32 [n, K].
+    """
+
+    round: int
+    clients: np.ndarray
+    labels: np.ndarray
+    features: np.ndarray
+
+
+class Agreement(NamedTuple):
+    """Shares of samples whose partner, a sample of another client, is of the same class.
+
+    Attributes:
+      nearest: the partner is the nearest one by features.
+      random: the partner is drawn at random: what features without a meaning would have.
+    """
+
+    nearest: float
+    random: float
+
+
+def own_samples(run: LoadedRun, split: str, most: int) -> OwnSamples:
+    """Computes every client's features of up to `most` of its own samples of a split.
+
+    Raises:
+      ValueError: the method has no features, no client has such samples, or the clients' features
+        have different widths. One line.
+    """
+    rng, chosen = np.random.default_rng(0), {}
+    for client, sets in enumerate(run.experiment.partitions[0]):
+        pool = rng.permutation(getattr(sets, split))
+        if len(pool):
+            chosen[client] = pool[:most]
+    if not chosen:
+        raise ValueError(f"no client of the run has {split} samples; choose another --split")
+    # One program serves all clients of an architecture, so that each is shown equally many samples.
+    longest = max(map(len, chosen.values()))
+    rows = np.stack([np.resize(indices, longest) for indices in chosen.values()])
+    shown = run.simulation.features(run.state, list(chosen), rows)
+    widths = sorted({features.shape[1] for features in shown})
+    if len(widths) > 1:
+        raise ValueError(
+            f"clients of {run.method} have features of {widths[0]} and {widths[-1]} numbers; one "
+            "picture takes one width"
+        )
+    counts = [len(indices) for indices in chosen.values()]
+    return OwnSamples(
+        round=run.state.round,
+        clients=np.repeat(list(chosen), counts),
+        labels=run.experiment.dataset.labels[np.concatenate(list(chosen.values()))],
+        features=np.concatenate([x[:count] for x, count in zip(shown, counts)]),
+    )
+
+
+def agreement(samples: OwnSamples) -> Agreement:
+    """Compares each sample with those of the other clients; NaN where there is one client."""
+    rows = samples.features.astype(np.float64)
+    squares, nearest, same = (rows**2).sum(1), [], []
+    for start in range(0, len(rows), BLOCK):
+        block = slice(start, start + BLOCK)
+        distances = squares - 2 * rows[block] @ rows.T  # but for the block's own squares
+        others = samples.clients[block, None] != samples.clients
+        alike = samples.labels[block, None] == samples.labels
+        partner = np.where(others, distances, np.inf).argmin(1)
+        nearest.append(alike[np.arange(len(partner)), partner])
+        same.append((alike & others).sum(1) / np.maximum(others.sum(1), 1))
+    if len(np.unique(samples.clients)) < 2:
+        return Agreement(np.nan, np.nan)
+    return Agreement(float(np.concatenate(nearest).mean()), float(np.concatenate(same).mean()))
+
+
+def flat(samples: OwnSamples) -> tuple[str, np.ndarray]:
+    """Puts the features into two dimensions: the embedding's name and float [n, 2]."""
+    if importlib.util.find_spec("sklearn") and len(samples.features) > 3:
+        return "t-SNE", tsne(samples.features)
+    project, share = principal(samples.features)
+    return f"PCA, {100 * share:.0f} % of the variance", project(samples.features)
+
+
+def picture(drawn: Mapping[str, tuple[OwnSamples, str, np.ndarray]]) -> Figure:
+    """Draws an axis for each entry: label -> (samples, name of the embedding, places)."""
+    figure, axes = subplots(1, len(drawn), squeeze=False, figsize=(4.2 * len(drawn), 4.4))
+    for place, (label, (samples, name, places)) in zip(axes[0], drawn.items()):
+        without_numbers(place)
+        colours = np.array(COLOURS)[samples.labels % len(COLOURS)]
+        place.scatter(*places.T, s=6, lw=0, c=colours, rasterized=True)
+        place.set_title(f"{label}, {len(np.unique(samples.clients))} clients\n{name}", fontsize=9)
+    return figure
+
+
+def rows_of(label: str, samples: OwnSamples, places: np.ndarray) -> Iterator[tuple]:
+    """Yields a row a sample: entry, round, client, class, and its two places."""
+    for client, of_class, (x, y) in zip(samples.clients.tolist(), samples.labels.tolist(), places):
+        yield label, samples.round, client, of_class, float(x), float(y)
+
+
+def main(_) -> None:
+    options = flags.FLAGS
+    try:
+        if not options.workdir or not (_CSV.value or _PICTURE.value):
+            raise ValueError("give --workdir, and --picture or --csv; see --help")
+        _, experiment = read_run(Path(options.workdir), options.trust)
+        drawn = {}
+        for label in [options.method] if options.method else list(experiment.methods):
+            run = load_run(options.workdir, label, options.trust)
+            samples = own_samples(run, _SPLIT.value, _SAMPLES.value)
+            drawn[label] = samples, *flat(samples)
+    except (ValueError, OSError, ImportError) as error:
+        fail(error)
+    if _CSV.value:
+        rows = []
+        for label, (samples, _, places) in drawn.items():
+            rows += rows_of(label, samples, places)
+        write_rows(Path(_CSV.value), ("method", "round", "client", "label", "x", "y"), rows)
+    if _PICTURE.value:
+        save(picture(drawn), Path(_PICTURE.value))
+    print(table_of({label: samples for label, (samples, *_) in drawn.items()}).markdown())
+
+
+def table_of(drawn: Mapping[str, OwnSamples]) -> Table:
+    """Makes a table with a row an entry."""
+    head = ["method", "round", "clients", "samples"]
+    head += ["nearest of another client: same class %", "at random %"]
+    lines = []
+    for label, samples in drawn.items():
+        shares = [f"{100 * share:.1f}" for share in agreement(samples)]
+        sizes = (samples.round, len(np.unique(samples.clients)), len(samples.labels))
+        lines.append([label, *map(str, sizes), *shares])
+    return Table(head, lines)
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)
