@@ -10,7 +10,10 @@ The relativistic pairing loss with both penalties is R3GAN's (Huang et al., Neur
 non-saturating loss with the first penalty alone took up one kind of garment after the other.
 
 A conditional generator sees the class of the real image of its pair, and the discriminator adds the
-product of its features with a row of the class (projection, Miyato and Koyama, ICLR 2018).
+product of its features with a row of the class (projection, Miyato and Koyama, ICLR 2018). A batch
+has several images of each of a few classes, whose standard deviation the discriminator sees class
+by class: among images of all classes it does not see that those of a class are all alike, and soon
+they are.
 """
 
 import functools
@@ -29,6 +32,8 @@ from fedjax_ht.ops import conv2d
 
 # outside loops and vmap, as here, XLA's own convolution takes half as long as a product of patches
 LOWERING = "native"
+GROUP = 32  # images whose standard deviation a discriminator sees
+GROUP_OF_CLASS = 8  # of one class, where there are classes
 
 
 class Recipe(NamedTuple):
@@ -145,8 +150,10 @@ def discriminate(
     Args:
       discriminator: its weights.
       images: float [B, 32, 32, C] in [-1, 1]; B is a multiple of min(B, 32).
-      labels: int [B], the classes that images should be of; None without classes.
+      labels: int [B], the classes that images should be of, in `batch_rows`' order; None without
+        classes.
     """
+    group = GROUP if labels is None else GROUP_OF_CLASS
 
     def layer(name, x):
         return activate(_conv(discriminator[name], x))
@@ -154,7 +161,7 @@ def discriminate(
     x = layer("image", _unshuffle(images))
     x = _halve(layer("16b", layer("16a", x)))
     x = _halve(layer("8b", layer("8a", x)))
-    x = layer("4", _with_spread(x))
+    x = layer("4", _with_spread(x, group))
     x = activate(dense(discriminator["dense"], x.reshape(len(x), -1)))
     score = discriminator["score"]
     if labels is None:
@@ -180,14 +187,35 @@ def _unshuffle(x: jax.Array) -> jax.Array:
     return blocks.reshape(n, height // 2, width // 2, 4 * channels)
 
 
-def _with_spread(x: jax.Array, group: int = 32) -> jax.Array:
-    """Appends a channel: the mean standard deviation within the sample's group, which tells of
-    repeated images."""
+def _with_spread(x: jax.Array, group: int) -> jax.Array:
+    """Appends a channel: the mean standard deviation within the sample's group of at most `group`,
+    which tells of repeated images. Of n groups sample i belongs to group i mod n."""
     groups = x.reshape(min(group, len(x)), -1, *x.shape[1:])
     spread = jnp.sqrt(groups.var(0) + 1e-8).mean((1, 2, 3))
     return jnp.concatenate(
         [x, jnp.tile(spread, len(groups))[:, None, None, None] * jnp.ones_like(x[..., :1])], -1
     )
+
+
+def batch_rows(key: jax.Array, classes: jax.Array, recipe: Recipe) -> jax.Array:
+    """Draws the images of a batch.
+
+    Args:
+      key: of the draws.
+      classes: int [N], the images' classes; ascending for a conditional generator.
+      recipe: hyper-parameters.
+
+    Returns:
+      int [B], places in `classes`. For a conditional generator image i is of class i mod n of n
+      drawn classes, `GROUP_OF_CLASS` of each; classes are drawn by their share of the images.
+    """
+    if not recipe.num_classes:
+        return jax.random.randint(key, (recipe.batch_size,), 0, len(classes))
+    class_key, row_key = jax.random.split(key)
+    group = min(GROUP_OF_CLASS, recipe.batch_size)
+    drawn = classes[jax.random.randint(class_key, (recipe.batch_size // group,), 0, len(classes))]
+    first, end = (jnp.searchsorted(classes, drawn, side=side) for side in ("left", "right"))
+    return jax.random.randint(row_key, (group, len(drawn)), first, end).reshape(-1)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5), donate_argnums=1)
@@ -205,12 +233,12 @@ def train_step(
       recipe: hyper-parameters.
       state: donated.
       images: uint8 [N, 32, 32, 1 or 3], all training images.
-      classes: int [N], theirs; read by a conditional generator alone.
+      classes: int [N], theirs, ascending; read by a conditional generator alone.
       seed: int scalar.
       penalise: add the penalties; see `is_penalised`.
     """
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.step), 3)
-    rows = jax.random.randint(keys[0], (recipe.batch_size,), 0, len(images))
+    rows = batch_rows(keys[0], classes, recipe)
     labels = classes[rows] if recipe.num_classes else None
     real = flip(keys[1], images[rows].astype(jnp.float32) / 127.5 - 1)
     z = jax.random.normal(keys[2], (recipe.batch_size, embedded.NOISE_DIM))

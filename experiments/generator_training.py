@@ -50,7 +50,11 @@ def train(
       stop: step -> whether this is the end.
       save: writes a checkpoint.
     """
-    images, classes = jnp.asarray(pictures.images), jnp.asarray(pictures.labels)
+    images, classes = pictures.images, pictures.labels
+    if recipe.num_classes:  # their batches are drawn class by class
+        order = np.argsort(classes, kind="stable")
+        images, classes = images[order], classes[order]
+    images, classes = jnp.asarray(images), jnp.asarray(classes)
     step, saved = int(state.step), time.monotonic()
     while not stop(step):
         penalise = is_penalised(recipe, step)

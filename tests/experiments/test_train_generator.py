@@ -11,7 +11,14 @@ import pytest
 from PIL import Image
 
 from experiments import generator_scores, generator_training
-from experiments.gan import Recipe, discriminate, init_gan, is_penalised, train_step
+from experiments.gan import (
+    Recipe,
+    batch_rows,
+    discriminate,
+    init_gan,
+    is_penalised,
+    train_step,
+)
 from experiments.generator_data import Pictures, load_pictures
 from fedjax_ht.generators import embedded
 from fedjax_ht.generators.base import Card
@@ -19,7 +26,7 @@ from fedjax_ht.generators.base import Card
 RECIPE = Recipe(channels=(4, 4, 4, 2), latent_dim=8, batch_size=4, penalty_every=2)
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 1), dtype=np.uint8)
 
-LABELS = np.arange(12, dtype=np.int32) % 3
+LABELS = np.arange(12, dtype=np.int32) // 4
 
 
 def steps_from(state, log, last, workdir):
@@ -75,6 +82,8 @@ def test_a_step_is_adam_on_the_losses_as_they_are_defined(num_classes):
     state = init_gan(recipe, 1, 3)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(3), 0), 3)
     rows = np.asarray(jax.random.randint(keys[0], (4,), 0, 12))
+    if num_classes:
+        rows = np.asarray(batch_rows(keys[0], jnp.asarray(LABELS), recipe))
     batch, labels = IMAGES[rows], LABELS[rows] if num_classes else None
     mirrored = np.asarray(jax.random.bernoulli(keys[1], 0.5, (4, 1, 1, 1)))
     real = jnp.asarray(np.where(mirrored, batch[:, :, ::-1], batch) / np.float32(127.5) - 1)
@@ -135,6 +144,30 @@ def test_a_discriminator_sees_repeated_images():
     repeated = jnp.repeat(varied[:1], 4, 0)
     score = jax.jit(discriminate)
     assert abs(float(score(discriminator, varied)[0] - score(discriminator, repeated)[0])) > 1e-3
+
+
+def test_a_conditional_batch_has_several_images_of_each_of_its_classes():
+    recipe = RECIPE._replace(batch_size=16, num_classes=3)
+    batches = [
+        np.asarray(batch_rows(jax.random.key(i), jnp.asarray(LABELS), recipe)) for i in range(40)
+    ]
+    for rows in batches:
+        of_group = LABELS[rows].reshape(8, 2)  # two classes in turn
+        assert (of_group == of_group[0]).all()
+    assert set(np.concatenate(batches)) == set(range(12))  # every image is drawn
+
+
+def test_a_conditional_discriminator_compares_images_of_one_class():
+    """A class whose images are all alike changes that class's scores alone."""
+    recipe = RECIPE._replace(batch_size=16, num_classes=3)
+    discriminator = init_gan(recipe, 1, 0).discriminator
+    labels = jnp.tile(jnp.array([0, 2]), 8)
+    varied = jnp.asarray(np.random.default_rng(1).uniform(-1, 1, (16, 32, 32, 1)), jnp.float32)
+    alike = varied.at[2::2].set(varied[0])
+    score = jax.jit(discriminate)
+    before, after = (score(discriminator, x, labels) for x in (varied, alike))
+    assert abs(float(after[0] - before[0])) > 1e-3
+    np.testing.assert_allclose(after[1::2], before[1::2], rtol=1e-4, atol=1e-5)
 
 
 def test_scores_tell_sharp_from_smooth_and_near_from_far():
