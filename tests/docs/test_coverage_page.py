@@ -12,6 +12,8 @@ from experiments.paper_tables import coverage_page
 from fedjax_ht.configs.base import typed_config
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.experiment.build import settle
+from fedjax_ht.experiment.entries import entries_of
+from fedjax_ht.generators import SHIPPED, open_generator
 from fedjax_ht.runner.compare import comparison
 from fedjax_ht.runner.config_files import define_config
 from tests.docs.links import assert_links_lead_to_headings
@@ -52,6 +54,16 @@ def test_a_command_makes_a_config_without_a_mistake(command):
         assert re.search(NOT_SHIPPED, str(error)), error
         return
     assert settled.methods and config.rounds > 0
+
+
+def test_random_classes_are_asked_of_no_generator_without_classes():
+    """FedKTL's source=labels is refused once the federation is there, which `settle` has not."""
+    commands = [command for command in COMMANDS if "source=labels" in command]
+    assert commands
+    for command in commands:
+        for entry in entries_of(config_of(command)):
+            name = entry.options["generator"]
+            assert name not in SHIPPED or open_generator(name).conditional is not None, command
 
 
 def test_a_mistake_in_a_command_is_found():

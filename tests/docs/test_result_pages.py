@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments import leaks_table
+
 RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
 ELSEWHERE = {  # rows of fedtgp.md: the CSV, and what stands behind each name there
     "Fashion-MNIST, Dirichlet(1.0), tuned": ("fair_dirichlet.csv", "@tuned"),
@@ -133,3 +135,15 @@ def test_the_global_matrix_of_fedral():
         runs = percents("class_shares_shared.csv", "accuracy_global", dataset)["fedral"]
         mean = statistics.mean(max(history.values()) for history in runs.values())
         assert re.search(rf"\b{mean:.2f}\b", text), (dataset, mean)
+
+
+def test_inversions_of_single_images():
+    """The page's table is that of the CSV's rows without noise, in the page's order."""
+    rows = [
+        row
+        for row in leaks_table.read(RESULTS / "leaks.csv")
+        if row.attack != "membership" and row.batch == 1 and not row.noise and not row.unit
+    ]
+    lines = set((RESULTS / "leaks.md").read_text(encoding="utf-8").splitlines())
+    table = leaks_table.markdown([row for row in rows if row.round == 1]).splitlines()
+    assert table[2:] and [line for line in table[2:] if line not in lines] == []

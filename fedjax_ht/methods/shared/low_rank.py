@@ -41,7 +41,8 @@ def compress(tree: PyTree, energy: jax.Array | float, form: Form = "paper") -> P
     Args:
       tree: arrays.
       energy: share of an array's squared singular values, float scalar. 1 keeps all components, so
-        that every array is sent whole; but an array of zeros has none.
+        that every array is sent whole; but an array of zeros has none. Where a program is traced
+        with Python's 1.0, the paper's form decomposes nothing.
       form: how arrays are cut into matrices, see the module's docstring.
 
     Returns:
@@ -99,6 +100,12 @@ def from_matrices(matrices: jax.Array, shape: tuple[int, ...], form: Form) -> ja
 def _compress(x: jax.Array, energy: jax.Array | float, form: Form) -> LowRank:
     if x.ndim < 2:
         return LowRank((), Masked(x, jnp.array(True)))
+    if form == "paper" and isinstance(energy, float) and energy >= 1:
+        # A decomposition of a matrix of low rank has no gradient, which an attacker of the message
+        # needs (`trust.leaks`).
+        rows = jax.eval_shape(lambda: _compress(x, jnp.float32(1), form)).components.values
+        nothing = Masked(jnp.zeros(rows.shape, rows.dtype), jnp.zeros(rows.shape[0], bool))
+        return LowRank(nothing, Masked(x, jnp.any(x != 0)))
     # [S, M, R], [S, R], [S, N, R]
     left, values, right = jax.vmap(singular_components)(as_matrices(x, form))
     squares = jnp.square(values).sum(0)

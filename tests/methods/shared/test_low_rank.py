@@ -1,5 +1,7 @@
 """Compression by singular values, against NumPy's decomposition."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,6 +126,27 @@ def test_everything_is_whole_at_energy_one_whatever_its_rank():
     message = compressed(tree, 1.0)
     assert wire_elements(message).payload_elements == 2 * 16 * 8
     jax.tree.map(np.testing.assert_array_equal, decompressed(message, "paper"), tree)
+
+
+def test_an_energy_of_one_that_is_known_decomposes_nothing():
+    """The message is the same, and has a gradient, which a decomposition of a matrix of rank one
+    has not."""
+    rng = np.random.default_rng(0)
+    tree = {
+        "kernel": rng.normal(size=(3, 3, 4, 6)).astype(np.float32),
+        "one": np.outer(np.arange(16), np.arange(8)).astype(np.float32),
+        "zeros": np.zeros((6, 9), np.float32),
+        "bias": np.ones(5, np.float32),
+    }
+    got = jax.jit(functools.partial(compress, energy=1.0))(tree)
+    jax.tree.map(np.testing.assert_array_equal, got, compressed(tree, 1.0))
+
+    def loss(tree):
+        return sum(jnp.sum(x**2) for x in jax.tree.leaves(decompress(compress(tree, 1.0))))
+
+    gradients = jax.jit(jax.grad(loss))(tree)
+    for name in ("kernel", "one", "bias"):
+        np.testing.assert_allclose(gradients[name], 2 * tree[name], rtol=1e-6)
 
 
 def test_an_array_of_zeros_costs_nothing():
