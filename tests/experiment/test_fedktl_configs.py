@@ -3,6 +3,7 @@ classes."""
 
 from pathlib import Path
 
+import optax
 import pytest
 
 from fedjax_ht.configs import (
@@ -16,10 +17,16 @@ from fedjax_ht.configs import (
     tiny_imagenet_few_shot_fedktl,
 )
 from fedjax_ht.configs.base import method_config, typed_config
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import entries_of
 from fedjax_ht.generators import SHIPPED
 from fedjax_ht.generators.embedded import read_metadata
+from fedjax_ht.methods.fedktl import fedktl
+from fedjax_ht.models import SplitModel
+from fedjax_ht.models.layers import Linear
+from tests import tiny
 
 CONFIGS = (
     cifar10_fedktl,
@@ -141,3 +148,13 @@ def test_options_without_a_value_of_their_own_take_one_of_their_kind():
     assert (options.bandwidths, options.bounded, options.antialias) == ((10.0, 50.0), False, True)
     with pytest.raises(TypeError):
         options.bandwidths = "wide"
+
+
+def test_random_classes_come_from_a_shipped_generator():
+    """Ablation "+CS" of ten classes, and of no generator without classes."""
+    modules = {"flat": SplitModel(tiny.Flat(4), Linear(10))}
+    federation = make_federation(modules, (32, 32, 3), 10, num_clients=2)
+    training = LocalTraining(optax.sgd(0.1))
+    fedktl(training, "fashion_mnist_classes_32", source="labels").check(federation)
+    with pytest.raises(ValueError, match="'fashion_mnist_32' knows 0 classes"):
+        fedktl(training, "fashion_mnist_32", source="labels").check(federation)

@@ -238,6 +238,21 @@ def test_valid_latents_give_images_as_sharp_and_varied_as_real_ones_and_invalid_
     assert scores["classifier_accuracy"] > 3 / len(read_metadata(path)["classes"])
 
 
+def test_a_shipped_conditional_generator_makes_varied_images_of_a_class():
+    path = CHECKPOINTS / "fashion_mnist_classes_32.npz"
+    generator, metadata = load_embedded(path), read_metadata(path)
+    assert generator.num_labels == len(metadata["classes"]) == 10
+    assert metadata["scores"]["class_accuracy"] > 0.5
+    within = []
+    for label in range(10):
+        labels = jnp.full(30, label)
+        w = generator.conditional(generator.variables, jax.random.key(label), labels)
+        within.append(pair_distance(render_all(generator, w)))
+    every = generator.sample_w(generator.variables, jax.random.key(7), 100)
+    # images of a class differ, and less than those of all classes
+    assert 0.4 < np.mean(within) / pair_distance(render_all(generator, every)) < 0.95
+
+
 def transform(f, prototypes):
     """FedKTL's feature transformer F, batch norm over the whole batch."""
     hidden = prototypes @ f["w1"] + f["b1"]
