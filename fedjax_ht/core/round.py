@@ -315,14 +315,12 @@ def bucket_round(
     federation: Federation,
     bucket: Bucket,
     channel: Channel,
-    lanes: int,
     score: Callable | None = None,
 ) -> Callable:
     """Returns the round of a bucket on one device.
 
     Args:
       method, federation, bucket, channel: what is bound.
-      lanes: clients side by side.
       score: for clients that keep nothing between rounds, whose states are (): (client,
         participant, servers, data, round, what to score) -> scores of what training left. Without
         it scores are ().
@@ -340,7 +338,7 @@ def bucket_round(
                 return client, (result, ())
             return (), (result, score(client, participant, servers, data, *when))
 
-        return run_clients(train, states, schedule, lanes)
+        return run_clients(train, states, schedule)
 
     return run
 

@@ -1,6 +1,7 @@
 """The options of a federation, whatever its method."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -9,12 +10,15 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.annotations import Count, NonNegative, Part, Rest, Seed
 from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.evaluation import NormStatistics, ScoredState
-from fedjax_ht.core.executor import Lanes
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.trust.attacks import Attack
 from fedjax_ht.trust.defences import Defence
 from fedjax_ht.trust.privacy import Privacy
+
+Lanes = Count | Literal["auto"] | Mapping[str, Count]
+"""Clients that run side by side: a number for all buckets, one a bucket, or "auto", for which
+`lanes.choose_lanes` has a rule."""
 
 
 @dataclasses.dataclass(frozen=True)

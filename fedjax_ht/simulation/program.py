@@ -169,12 +169,12 @@ def bind(
         bound = (method, federation, bucket, channel)
         of_bucket = samples._replace(splits=spread(mesh, data.buckets[name].splits))
         clients[name] = _bucket_clients(bound, rosters[name], of_bucket, options, mesh)
-        keeps, lanes = clients[name].keeps, rosters[name].lanes
+        keeps = clients[name].keeps
         score_trained = None
         if not keeps:  # they are scored where they train, before their models are gone
             score_trained = client_evaluation(*bound, size)
-        train[name] = bucket_round(*bound, lanes, score_trained)
-        score[name] = bucket_evaluation(*bound, lanes, size, keeps)
+        train[name] = bucket_round(*bound, score_trained)
+        score[name] = bucket_evaluation(*bound, size, keeps)
     splits = _scored_splits(data, options)
 
     def request(received, scored):

@@ -16,7 +16,7 @@ from fedjax_ht.core.method import ClientInfo, PyTree
 from fedjax_ht.core.round import Participant
 from fedjax_ht.core.trees import take
 from fedjax_ht.metrics.flops import sample_flops
-from fedjax_ht.simulation.lanes import choose_lanes
+from fedjax_ht.simulation.lanes import chosen_lanes
 from fedjax_ht.simulation.options import SimulationOptions
 
 PADDING = -1  # of a place where nobody stands
@@ -60,6 +60,11 @@ class Roster(NamedTuple):
     shard: int
     capacity: int
     lanes: int
+
+    @property
+    def padded_shard(self) -> int:
+        """Returns the rows of a device, rounded up to a multiple of its lanes."""
+        return -(-self.shard // self.lanes) * self.lanes
 
     @property
     def in_order(self) -> bool:
@@ -152,18 +157,15 @@ def make_rosters(
     clients' training samples, int [trials, num_clients].
     """
     buckets = federation.buckets
-    steps, by_row, costs = [], [], []
+    steps, costs = [], []
     for bucket in buckets:
         of_bucket = num_steps(training, counts[:, np.array(federation.members(bucket))])
         steps.append(of_bucket)
-        by_row.append(of_bucket.reshape(-1))
         # On one device nothing is dealt, and no architecture need be traced for its FLOPs.
         unit = sample_flops(bucket) if mesh.size > 1 else 1.0
-        costs.append(unit * by_row[-1])
+        costs.append(unit * of_bucket.reshape(-1))
     participants = options.participants(federation.num_clients)
-    lanes = choose_lanes(
-        options.lanes, buckets, by_row, len(counts) * participants, training.batch_size, mesh
-    )
+    lanes = chosen_lanes(federation, counts, training, options)
     rosters = {}
     for bucket, of_bucket, device in zip(buckets, steps, deal(costs, mesh.size)):
         members = np.array(federation.members(bucket))
@@ -217,7 +219,8 @@ def schedule(
       lost: rows whose uplink is dropped.
 
     Returns:
-      Leading axis [len(flat)], and a count per device.
+      Leading axes [len(flat) / lanes, lanes] of the slots and [len(flat)] of the arguments, and a
+      count per device.
     """
     real = flat != PADDING
     rows = np.where(real, flat, 0)
@@ -230,10 +233,11 @@ def schedule(
         dropped=np.isin(flat, lost),
     )
     out_of_range = np.iinfo(np.int32).max  # so that padding is never written
+    slots = np.where(real, slots, out_of_range).astype(np.int32)
     return Schedule(
-        np.where(real, slots, out_of_range).astype(np.int32),
-        participants,
-        real.reshape(roster.devices, -1).sum(1).astype(np.int32),
+        slots=slots.reshape(-1, roster.lanes),
+        arguments=participants,
+        count=real.reshape(roster.devices, -1).sum(1).astype(np.int32),
     )
 
 

@@ -11,7 +11,7 @@ from experiments.paper_coverage import Item, check_item, read_coverage
 from experiments.paper_tables import coverage_page
 from fedjax_ht.configs.base import typed_config
 from fedjax_ht.configs.sections import Config
-from fedjax_ht.experiment.build import settle
+from fedjax_ht.experiment.settle import settle
 from fedjax_ht.runner.compare import comparison
 from fedjax_ht.runner.config_files import define_config
 from tests.docs.links import assert_links_lead_to_headings

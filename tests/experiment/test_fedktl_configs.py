@@ -19,7 +19,7 @@ from fedjax_ht.configs.base import method_config, typed_config
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import entries_of
 from fedjax_ht.generators import SHIPPED
-from fedjax_ht.generators.embedded import read_metadata
+from fedjax_ht.generators.embedded_files import read_metadata
 
 CONFIGS = (
     cifar10_fedktl,
