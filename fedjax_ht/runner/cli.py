@@ -33,14 +33,14 @@ def fail(error: Exception, code: int = 2, at_once: bool = False) -> NoReturn:
     sys.exit(code)
 
 
-def parse_flags(arguments: list[str], words: bool = False) -> list[str]:
+def parse_flags(arguments: list[str], takes_words: bool = False) -> list[str]:
     """Parses a command line.
 
     A mistake in it, or in a config file or override that it names, ends the program with one line.
 
     Args:
       arguments: the program's name, and what follows it.
-      words: True for a command that takes words beside flags.
+      takes_words: True for a command that takes words beside flags.
 
     Returns:
       The program's name and the words.
@@ -51,7 +51,7 @@ def parse_flags(arguments: list[str], words: bool = False) -> list[str]:
         fail(ValueError(unknown_flag(error.flagname, error.flagvalue or "")))
     except (BadConfigFile, flags.Error, ValueError, TypeError, OSError) as error:
         fail(error)
-    if len(rest) > 1 and not words:
+    if len(rest) > 1 and not takes_words:
         fail(ValueError(f"unexpected argument {rest[1]!r}; flags are written --name=value"))
     return rest
 

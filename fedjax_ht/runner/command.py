@@ -89,7 +89,7 @@ def main(command: str | None = None) -> None:
     if HELP & set(rest):
         print(usage(name, module))
         sys.exit(0)
-    parse = functools.partial(parse_flags, words=COMMANDS[name].takes_words)
+    parse = functools.partial(parse_flags, takes_words=COMMANDS[name].takes_words)
     app.run(module.main, argv=[f"fedjax-ht {name}", *rest], flags_parser=parse)
 
 
