@@ -1,15 +1,15 @@
 """Builds the objects of a run from its config; finds every mistake before anything is compiled."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fedjax_ht.configs.base import AnyConfig
 from fedjax_ht.configs.sections import Config, DatasetConfig, PartitionConfig, TrainingConfig
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import Pixels
-from fedjax_ht.core.method import Method
+from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.core.names import unknown
-from fedjax_ht.data.client_data import FederationData, make_federation_data
+from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.moments import normalised
 from fedjax_ht.data.partition import check_partition, make_partition, partition_options
@@ -152,16 +152,27 @@ def make_partitions(config: Config, dataset: Dataset) -> tuple[Partition, ...]:
     return tuple(splits) if partition.per_trial else tuple(splits) * config.trials
 
 
-def simulate(label: str, experiment: Experiment) -> Simulation:
-    """Returns an entry's simulation, of all trials."""
-    method, federation = experiment.methods[label], experiment.federations[label]
-    return make_trials(method, federation, federation_data(label, experiment), experiment.options)
+def simulate(
+    label: str,
+    experiment: Experiment,
+    method: Method | None = None,
+    seeds: Sequence[int] | None = None,
+    settings: PyTree = (),
+) -> Simulation:
+    """Returns an entry's simulation, of all trials.
 
-
-def federation_data(label: str, experiment: Experiment) -> list[FederationData]:
-    """Returns the data of an entry's clients, of each trial."""
-    federation = experiment.federations[label]
-    return [
-        make_federation_data(experiment.dataset, partition, federation)
-        for partition in experiment.partitions
-    ]
+    Args:
+      label: of the entry.
+      experiment: that has it.
+      method: one that varies, instead of the entry's own.
+      seeds: of several times as many trials, which have the splits in turn; None takes the config's
+        trials.
+      settings: of a method that varies, see `make_trials`.
+    """
+    federation, data = experiment.federations[label], []
+    for partition in experiment.partitions:
+        data.append(make_federation_data(experiment.dataset, partition, federation))
+    if seeds is not None:
+        data *= len(seeds) // len(data)
+    method = method or experiment.methods[label]
+    return make_trials(method, federation, data, experiment.options, seeds, settings)
