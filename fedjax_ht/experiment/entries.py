@@ -18,7 +18,7 @@ from fedjax_ht.configs.base import method_options, option_values
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.configs.typed import from_plain, to_plain
 from fedjax_ht.core.names import unknown_option
-from fedjax_ht.experiment.entry_text import OVERRIDDEN, parsed_setting, parts
+from fedjax_ht.experiment.entry_text import OVERRIDDEN, parsed_setting, split_spec
 from fedjax_ht.methods import method_factory
 
 FORMERLY: dict[str, dict[str, Any]] = {
@@ -114,7 +114,7 @@ def parse_entry(spec: str, config: Config, known: Mapping[str, Entry]) -> Entry:
     Raises:
       ValueError: it is written wrong, or sets something that does not exist. One line.
     """
-    first, *settings = parts(spec)
+    first, *settings = split_spec(spec)
     name, at, _ = first.partition("@")
     if at and first not in known:
         tuned = ", ".join(label for label in known if "@" in label) or "nothing"

@@ -12,7 +12,7 @@ OVERRIDDEN = ("training", "model")
 """Sections of the config that an entry may change."""
 
 
-def parts(spec: str) -> list[str]:
+def split_spec(spec: str) -> list[str]:
     """Splits an entry into NAME and each KEY=VALUE; text without = belongs to the value before
     it."""
     parts: list[str] = []
