@@ -26,7 +26,7 @@ from fedjax_ht.report.maps import remember_map
 from fedjax_ht.report.plots import image_grid
 from fedjax_ht.runner.signals import Interrupted
 from fedjax_ht.simulation.history import Row, by_trial, is_over, run_rounds
-from fedjax_ht.simulation.lanes import chosen_lanes
+from fedjax_ht.simulation.lanes import simulation_lanes
 from fedjax_ht.simulation.simulation import SimulationState
 from fedjax_ht.simulation.trials import of_trial
 
@@ -225,7 +225,7 @@ def with_noted_lanes(label: str, experiment: Experiment, noted: Path, writes: bo
     if not names <= set(known):
         counts = np.array([[len(c.train) for c in clients] for clients in experiment.partitions])
         training = experiment.methods[label].training
-        known = chosen_lanes(federation, counts, training, options) | known
+        known = simulation_lanes(federation, counts, training, options) | known
         if writes:
             with atomic_open(noted) as file:
                 json.dump(known, file, indent=2)

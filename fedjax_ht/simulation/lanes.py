@@ -80,7 +80,7 @@ class StepCost(NamedTuple):
     memory: float
 
 
-def chosen_lanes(
+def simulation_lanes(
     federation: Federation, counts: np.ndarray, training: LocalTraining, options: SimulationOptions
 ) -> dict[str, int]:
     """Returns bucket name -> lanes, by which clients then are laid out, of a simulation with these

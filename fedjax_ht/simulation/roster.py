@@ -16,7 +16,7 @@ from fedjax_ht.core.method import ClientInfo, PyTree
 from fedjax_ht.core.round import Participant
 from fedjax_ht.core.trees import take
 from fedjax_ht.metrics.flops import sample_flops
-from fedjax_ht.simulation.lanes import chosen_lanes
+from fedjax_ht.simulation.lanes import simulation_lanes
 from fedjax_ht.simulation.options import SimulationOptions
 
 PADDING = -1  # of a place where nobody stands
@@ -165,7 +165,7 @@ def make_rosters(
         unit = sample_flops(bucket) if mesh.size > 1 else 1.0
         costs.append(unit * of_bucket.reshape(-1))
     participants = options.participants(federation.num_clients)
-    lanes = chosen_lanes(federation, counts, training, options)
+    lanes = simulation_lanes(federation, counts, training, options)
     rosters = {}
     for bucket, of_bucket, device in zip(buckets, steps, deal(costs, mesh.size)):
         members = np.array(federation.members(bucket))
