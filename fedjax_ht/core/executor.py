@@ -109,7 +109,8 @@ def run_clients(
     lanes = schedule.slots.shape[1]
     # A client axis of one would turn matrix products into batched ones.
     batched = fn if lanes == 1 else jax.vmap(fn)
-    outputs = _empty_outputs(fn, states, schedule)
+    form = jax.eval_shape(lambda x, y: fn(_row(x, 0), _row(y, 0))[1], states, schedule.arguments)
+    outputs = jax.tree.map(lambda x: jnp.zeros((schedule.slots.size, *x.shape), x.dtype), form)
 
     def chunk(i, carry):
         states, outputs = carry
@@ -127,18 +128,6 @@ def run_clients(
     # A device's part of the counts has one entry.
     chunks = (jnp.reshape(schedule.count, ()) + lanes - 1) // lanes
     return lax.fori_loop(0, chunks, chunk, (states, outputs))
-
-
-def _empty_outputs(fn: Callable, states: PyTree, schedule: Schedule) -> PyTree:
-    """Returns zeros in the form of all clients' outputs, [P, ...]."""
-
-    def output(states, arguments):
-        return fn(_row(states, 0), _row(arguments, 0))[1]
-
-    def zeros(shape):
-        return jnp.zeros((schedule.slots.size, *shape.shape), shape.dtype)
-
-    return jax.tree.map(zeros, jax.eval_shape(output, states, schedule.arguments))
 
 
 def _at_slots(states: PyTree, slots: jax.Array) -> PyTree:
