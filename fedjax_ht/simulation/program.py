@@ -25,7 +25,8 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.forms import keeps_state, uplink_forms
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
 from fedjax_ht.core.method import Data, Method, PyTree, Split
-from fedjax_ht.core.round import Channel, bucket_round, first_states
+from fedjax_ht.core.round import Channel, bucket_round
+from fedjax_ht.core.states import first_states
 from fedjax_ht.data.client_data import FederationData
 from fedjax_ht.metrics.flops import bucket_flops
 from fedjax_ht.simulation.clock import Devices
@@ -46,7 +47,7 @@ class Clients(NamedTuple):
     Attributes:
       roster: the places of their states.
       data: of these clients, on all devices.
-      first_states: see `round.first_states`.
+      first_states: see `states.first_states`.
       keeps: whether they keep anything between rounds, see `forms.keeps_state`, that anybody asks
         for.
       store: of their states between rounds.

@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from fedjax_ht.core.aggregation import server_step
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.mesh import collect
 from fedjax_ht.core.method import Array, Data, Method, Metrics, PyTree, Received, Split
-from fedjax_ht.core.round import Call, all_finite, call_directly, select, server_step
-from fedjax_ht.core.trees import take
+from fedjax_ht.core.round import Call, call_directly
+from fedjax_ht.core.trees import select, take
+from fedjax_ht.core.wire import all_finite
 from fedjax_ht.simulation.trials import over_trials
 from fedjax_ht.trust.outliers import outlier_scores, summaries, without_outliers
 

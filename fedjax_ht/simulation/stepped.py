@@ -14,15 +14,13 @@ from fedjax_ht.core.method import Array, ClientInfo, PyTree, Received
 from fedjax_ht.core.round import (
     Call,
     ClientResult,
-    all_finite,
     call_directly,
-    client_result,
     client_step,
     send,
     view,
 )
 from fedjax_ht.core.trees import join_trees
-from fedjax_ht.core.wire import is_masked
+from fedjax_ht.core.wire import all_finite, is_masked
 from fedjax_ht.simulation.answers import Answers
 from fedjax_ht.simulation.compiled import compiled_round, participant_of, read_clients
 from fedjax_ht.simulation.program import Program
@@ -187,8 +185,8 @@ def _player(
             method, program.federation, bucket, channel, server, root, round, info, call
         )
         step = client_step(method, bucket, channel, call)
-        update = step(client, downlink, data, root, round, info)
-        return info, client_result(True, dropped, downlink, update)
+        _, result = step(client, downlink, data, root, round, info)
+        return info, result._replace(arrived=result.arrived & ~dropped)
 
     return play
 

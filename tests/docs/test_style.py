@@ -10,7 +10,6 @@ from tests import style
 TESTS = style.LIBRARY.parent / "tests"
 LINES, TEST_LINES, FUNCTION_LINES = 300, 400, 80
 LONG_FILES = {
-    "core/round.py": "one round from downlink to server state, whose stages share their types",
     "data/dataset.py": "the type of all data, with its checks",
     "experiment/entries.py": "the grammar of an entry, from text to settings",
     "generators/embedded.py": "a network, its training and its file format, all of one generator",
