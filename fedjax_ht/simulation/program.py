@@ -29,12 +29,12 @@ from fedjax_ht.core.round import Channel, bucket_round
 from fedjax_ht.core.states import first_states
 from fedjax_ht.data.client_data import FederationData
 from fedjax_ht.metrics.flops import bucket_flops
-from fedjax_ht.simulation.clock import Devices
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import Roster, make_rosters
 from fedjax_ht.simulation.serving import Server, serve_trials
 from fedjax_ht.simulation.store import STORES, ClientStore, no_store
 from fedjax_ht.simulation.trials import first_server, over_trials
+from fedjax_ht.simulation.uploads import Devices
 from fedjax_ht.trust.defences import defended
 from fedjax_ht.trust.disclosure import Exposure, exposure
 from fedjax_ht.trust.epsilon import accounting

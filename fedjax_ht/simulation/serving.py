@@ -17,7 +17,7 @@ from fedjax_ht.core.round import Call, call_directly
 from fedjax_ht.core.trees import select, take
 from fedjax_ht.core.wire import all_finite
 from fedjax_ht.simulation.trials import over_trials
-from fedjax_ht.trust.outliers import outlier_scores, summaries, without_outliers
+from fedjax_ht.trust.outliers import screened
 
 
 class ServerResult(NamedTuple):
@@ -72,13 +72,9 @@ def server_round(
     step = server_step(method, federation)
 
     def run(server, received: dict[str, Received], *inputs):
-        summarised = summaries(received)
-        accepted, refused = without_outliers(
-            federation.num_clients, received, summarised, refuse_outliers
-        )
+        accepted, far, refused = screened(method, federation.num_clients, received, refuse_outliers)
         new, metrics = call("server_update", step, server, accepted, *inputs)
         finite = all_finite(new)
-        far = outlier_scores(method, federation.num_clients, summarised)
         result = ServerResult(metrics=metrics, finite=finite, far=far, refused=refused)
         return select(finite, new, server), result
 
