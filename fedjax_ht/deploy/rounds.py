@@ -117,7 +117,7 @@ def _serve(
         shown={},
         samples=(),
     )
-    return serving.serve(of_round, client_mesh(1), state.servers, state.round, *delivery)
+    return serving.serve(of_round, client_mesh(1), state, delivery)
 
 
 def _complete(

@@ -105,14 +105,10 @@ def first_state(program: Program) -> SimulationState:
 
 def compiled_round(program: Program) -> Round:
     """Returns the round of a simulation."""
-
-    def serve_round(state, delivery):
-        return serve(program.server, program.mesh, state.servers, state.round, *delivery)
-
     return Round(
         options=program.options,
         exchange=functools.partial(exchange, program),
-        serve=serve_round,
+        serve=functools.partial(serve, program.server, program.mesh),
         devices=program.devices,
         attackers=attackers(program.options[0].attack, program.federation.num_clients),
         epsilons=functools.partial(epsilons, program),

@@ -16,7 +16,9 @@ from fedjax_ht.core.method import Array, Data, Method, Metrics, PyTree, Received
 from fedjax_ht.core.round import Call, call_directly
 from fedjax_ht.core.trees import select, take
 from fedjax_ht.core.wire import all_finite
+from fedjax_ht.simulation.state import SimulationState
 from fedjax_ht.simulation.trials import over_trials
+from fedjax_ht.simulation.uploads import Delivery
 from fedjax_ht.trust.outliers import screened
 
 
@@ -116,17 +118,13 @@ def server_inputs(
 
 
 def serve(
-    server: Server,
-    mesh: Mesh,
-    servers: PyTree,
-    round: int,
-    received: dict[str, Received],
-    rows: dict[str, np.ndarray],
+    server: Server, mesh: Mesh, state: SimulationState, delivery: Delivery
 ) -> tuple[PyTree, ServerResult]:
-    """Serves a round of all trials; arguments as of `serve_trials`."""
-    of_trials = (servers, server.seeds, server.settings, collect(mesh, rows), server.shown)
-    shared = (received, collect(mesh, np.int32(round)), server.pretrained, server.samples)
-    return server.step(of_trials, shared)
+    """Serves a round of all trials, see `round.Round.serve`."""
+    received, rows = delivery
+    round, rows = collect(mesh, (np.int32(state.round), rows))
+    of_trials = (state.servers, server.seeds, server.settings, rows, server.shown)
+    return server.step(of_trials, (received, round, server.pretrained, server.samples))
 
 
 def pick(received: Received, rows: jax.Array) -> Received:
