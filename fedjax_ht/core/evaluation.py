@@ -12,7 +12,8 @@ from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Array, Data, Method, PyTree, Split
-from fedjax_ht.core.round import Channel, Participant, TrialServers, any_state, receive, send, view
+from fedjax_ht.core.round import Channel, Participant, TrialServers, receive, send, view
+from fedjax_ht.core.states import any_state
 from fedjax_ht.core.statistics import collect_statistics
 
 ScoredState = Literal["received", "trained"]

@@ -10,7 +10,7 @@ import fedjax_ht as fl
 from fedjax_ht.core.bucket import weights_of
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh
-from fedjax_ht.core.round import first_states
+from fedjax_ht.core.states import first_states
 from fedjax_ht.data.files.torch_files import load_state_dict, save_safetensors
 from fedjax_ht.experiment.build import build, simulate
 from fedjax_ht.experiment.run_folder import read_config
