@@ -22,6 +22,7 @@ from fedjax_ht.core.method import (
     PyTree,
     Split,
 )
+from fedjax_ht.core.moved import moved_names
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import select
 
@@ -275,3 +276,6 @@ def bucket_round(
         return run_clients(train, states, schedule)
 
     return run
+
+
+__getattr__ = moved_names(__name__, {"gather_received": "fedjax_ht.gather_received"})

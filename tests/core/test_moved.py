@@ -10,6 +10,7 @@ from fedjax_ht.data.files.torch_files import load_state_dict
 
 MOVED = [
     ("fedjax_ht.core.bounds", "NonNegative", fl.NonNegative),
+    ("fedjax_ht.core.round", "gather_received", fl.gather_received),
     ("fedjax_ht.io.torch_files", "load_state_dict", load_state_dict),
     ("fedjax_ht.methods.prototypes", "collect", fl.class_sums),
     ("fedjax_ht.methods.prototypes", "mean_by_class", fl.mean_by_class),
