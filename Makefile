@@ -12,8 +12,9 @@ HALF_MADE = test -f $(VENV)/pyvenv.cfg && ! ls -d $(PACKAGES) >/dev/null 2>&1
 demo: $(VENV)/.installed
 	$(BIN)/fedjax-ht compare --config=demo
 
+# A fast test takes seconds. One that hangs ends its process after five minutes, with all stacks.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --timeout=300 --timeout-method=thread
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -16,7 +16,8 @@ from fedjax_ht.core.forms import keeps_state
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Split
-from fedjax_ht.core.round import Channel, Participant, TrialServers, any_state, bucket_round
+from fedjax_ht.core.round import Channel, Participant, TrialServers, bucket_round
+from fedjax_ht.core.states import any_state
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import SLICED, model_group, sliced_network
 
@@ -24,18 +25,20 @@ SHAPE, CLASSES, BATCH, IMAGES, SCORED = (32, 32, 3), 10, 10, 50_000, 64
 SMALL = ("cnn4", "conv4")  # methods run on the first of them that they fit
 
 
-def arguments(method: Method, bucket: Bucket, clients: int, keeps: bool):
-    """Returns the shapes of a bucket's (states, schedule, data).
+def arguments(method: Method, bucket: Bucket, lanes: int, keeps: bool):
+    """Returns the shapes of a bucket's (states, schedule, data), of two chunks of clients.
 
     Of clients that keep nothing the states are ().
     """
-    shape = jax.ShapeDtypeStruct
+    shape, clients = jax.ShapeDtypeStruct, 2 * lanes
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(lambda k: any_state(method, bucket, k), key) if keeps else ()
     states = jax.tree.map(lambda x: shape((clients, *x.shape), x.dtype), state)
     ids, flags = shape((clients,), jnp.int32), shape((clients,), bool)
     schedule = Schedule(
-        ids, Participant(ids, ids, ClientInfo(ids, ids, ids), flags, flags), shape((1,), jnp.int32)
+        slots=shape((2, lanes), jnp.int32),
+        arguments=Participant(ids, ids, ClientInfo(ids, ids, ids), flags, flags),
+        count=shape((1,), jnp.int32),
     )
     split = Split(shape((clients, 2000), jnp.int32), ids)
     splits = {"train": split, "test": split}
@@ -89,11 +92,11 @@ def program(
         bound = method, federation, bucket, channel
         keeps = keeps_state(*bound)
         # Clients that keep nothing are scored in the program that trains them.
-        train = bucket_round(*bound, lanes, None if keeps else client_evaluation(*bound, SCORED))
+        train = bucket_round(*bound, None if keeps else client_evaluation(*bound, SCORED))
         runs[bucket.name] = (
-            train if what == "training" else bucket_evaluation(*bound, lanes, SCORED, keeps)
+            train if what == "training" else bucket_evaluation(*bound, SCORED, keeps)
         )
-        each[bucket.name] = arguments(method, bucket, 2 * lanes, keeps)
+        each[bucket.name] = arguments(method, bucket, lanes, keeps)
     states, schedules, data = ({name: x[i] for name, x in each.items()} for i in range(3))
     key = jax.eval_shape(lambda: jax.random.key(0))
     server = jax.eval_shape(lambda k: method.init_server(federation, k), key)

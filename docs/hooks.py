@@ -28,7 +28,14 @@ THEMES = {
     "federation": (
         "Federation and messages",
         "Clients, the buckets of one architecture that they form, and what crosses the wire.",
-        ("core.bucket", "core.federation", "core.inputs", "core.wire", "core.round"),
+        (
+            "core.bucket",
+            "core.federation",
+            "core.inputs",
+            "core.wire",
+            "core.aggregation",
+            "core.trees",
+        ),
     ),
     "data": (
         "Data and partitions",

@@ -16,7 +16,7 @@ from experiments.generator_data import Pictures
 from experiments.generator_scores import score, write_comparison, write_grid
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.data.files.arrays import opened_npz
-from fedjax_ht.generators import embedded
+from fedjax_ht.generators import embedded, embedded_files
 from fedjax_ht.generators.base import Card
 
 SAVE_SECONDS = 300
@@ -157,9 +157,9 @@ def export(
         "scale": scale,
         "revision": revision(),
     }
-    embedded.save_embedded(out, variables, card, metadata)
-    generator = embedded.load_embedded(out)  # what is scored is what is shipped, in float16
+    embedded_files.save_embedded(out, variables, card, metadata)
+    generator = embedded_files.load_embedded(out)  # what is scored is what is shipped, in float16
     scores = score(generator, pictures)
-    embedded.save_embedded(out, variables, card, metadata | {"scores": scores})
+    embedded_files.save_embedded(out, variables, card, metadata | {"scores": scores})
     write_comparison(out.with_suffix(".png"), generator)
     return scores

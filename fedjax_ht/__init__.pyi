@@ -13,6 +13,7 @@ from .configs.base import (
 from .configs.base import (
     partition_config as partition_config,
 )
+from .core.aggregation import gather_received as gather_received
 from .core.annotations import Count as Count
 from .core.annotations import NonNegative as NonNegative
 from .core.annotations import Positive as Positive
@@ -66,8 +67,7 @@ from .core.method import Split as Split
 from .core.method import View as View
 from .core.method import Wire as Wire
 from .core.method import varied as varied
-from .core.round import gather_received as gather_received
-from .core.round import select as select
+from .core.trees import select as select
 from .core.wire import (
     Masked as Masked,
 )

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from fedjax_ht.core.annotations import allows, annotations_of, hints_of, scalar
 from fedjax_ht.core.bounds_text import choices, describe
+from fedjax_ht.core.moved import moved_names
 from fedjax_ht.core.names import meant
 
 F = TypeVar("F", bound=Callable)
@@ -94,3 +95,6 @@ def _shown(value: Any) -> str:
     if " at 0x" in text:  # functions, and objects that hold them
         text = f"a {type(value).__name__}"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+__getattr__ = moved_names(__name__, {"NonNegative": "fedjax_ht.NonNegative"})

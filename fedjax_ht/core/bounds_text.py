@@ -32,7 +32,8 @@ def describe(annotation: Any, value: Any = None) -> str:
     if form is Mapping:
         return f"names with {describe(arguments[1])} each"
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return f"a {kind.__name__}(...)"
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        return f"{article} {kind.__name__}(...)"
     return NAMES.get(kind, "a value")
 
 

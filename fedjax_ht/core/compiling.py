@@ -10,7 +10,6 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
 
 GRAPHED = (
@@ -110,19 +109,8 @@ def on_mesh(run: Callable, mesh: Mesh, donate: bool) -> Callable:
       The function of all devices' arguments: states and schedules have the devices' parts one
       behind another, and a schedule's count is int32 [devices]. Results are sharded likewise.
     """
-
-    def is_schedule(x):
-        return isinstance(x, Schedule)
-
-    def with_local_count(schedule):
-        # A device's part of the counts has one entry.
-        return schedule._replace(count=schedule.count[0])
-
-    def local(states, schedule, *shared):
-        return run(states, jax.tree.map(with_local_count, schedule, is_leaf=is_schedule), *shared)
-
     sharded = jax.shard_map(
-        local,
+        run,
         mesh=mesh,
         in_specs=(SHARDED, SHARDED, REPLICATED, REPLICATED, REPLICATED),
         out_specs=SHARDED,

@@ -14,15 +14,6 @@ import jax
 
 from fedjax_ht.core.method import Method, PyTree, around
 
-TRACED = (
-    "init_server",
-    "init_client",
-    "broadcast",
-    "receive",
-    "client_update",
-    "server_update",
-    "predict",
-)
 CLEARER = {"Trees 0 and 1 differ": "it differs", "tree 0": "before", "tree 1": "after"}
 """Phrases of chex, and what a message of this library says instead."""
 
@@ -37,44 +28,18 @@ def guarded(method: Method) -> Method:
 
 
 def _guarded(method: Method) -> Method:
-    calls = {name: _noted(method, name) for name in TRACED}
-
-    def receive(bucket, client, downlink, data, ctx):
-        new = calls["receive"](bucket, client, downlink, data, ctx)
-        _require_state(method, "receive", "client", client, new)
-        return new
-
-    def client_update(bucket, client, downlink, data, ctx):
-        out = calls["client_update"](bucket, client, downlink, data, ctx)
-        values = "(client, uplink, metrics)"
-        new, uplink, metrics = _require_values(method, "client_update", out, values)
-        _require_state(method, "client_update", "client", client, new)
-        return new, uplink, _require_metrics(method, "client_update", metrics)
-
-    def server_update(federation, server, received, ctx):
-        out = calls["server_update"](federation, server, received, ctx)
-        new, metrics = _require_values(method, "server_update", out, "(server, metrics)")
-        _require_state(method, "server_update", "server", server, new)
-        return new, _require_metrics(method, "server_update", metrics)
-
-    def predict(bucket, client, downlink, x, mask):
-        scores = calls["predict"](bucket, client, downlink, x, mask)
-        _require_scores(method, scores, (*mask.shape, bucket.num_classes))
-        return scores
-
-    checks = (receive, client_update, server_update, predict)
-    checked = calls | {check.__name__: check for check in checks}
-    return method._replace(**checked)
+    return method._replace(**{name: _checked(method, name) for name in CHECKS})
 
 
-def _noted(method: Method, name: str) -> Callable:
-    """Wraps a function of the method so that what it raises gets a note that names it."""
-    function = getattr(method, name)
+def _checked(method: Method, name: str) -> Callable:
+    """Wraps a function of the method: its output is checked, and what it raises gets a note that
+    names it."""
+    function, check = getattr(method, name), CHECKS[name]
 
     @functools.wraps(function)
     def call(*arguments):
         try:
-            return function(*arguments)
+            out = function(*arguments)
         except Exception as error:
             code = getattr(function, "__code__", None)
             place = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
@@ -83,8 +48,54 @@ def _noted(method: Method, name: str) -> Callable:
                 "simulation.find_fault(state, jit=False) runs it on numbers"
             )
             raise
+        return check(method, arguments, out)
 
     return call
+
+
+def _as_it_is(method: Method, arguments: tuple, out: Any) -> Any:
+    """Returns the output of a function that may return anything."""
+    return out
+
+
+def _check_receive(method: Method, arguments: tuple, new: PyTree) -> PyTree:
+    _bucket, client, *_ = arguments
+    _require_state(method, "receive", "client", client, new)
+    return new
+
+
+def _check_client_update(method: Method, arguments: tuple, out: Any) -> tuple:
+    _bucket, client, *_ = arguments
+    values = "(client, uplink, metrics)"
+    new, uplink, metrics = _require_values(method, "client_update", out, values)
+    _require_state(method, "client_update", "client", client, new)
+    return new, uplink, _require_metrics(method, "client_update", metrics)
+
+
+def _check_server_update(method: Method, arguments: tuple, out: Any) -> tuple:
+    _federation, server, *_ = arguments
+    new, metrics = _require_values(method, "server_update", out, "(server, metrics)")
+    _require_state(method, "server_update", "server", server, new)
+    return new, _require_metrics(method, "server_update", metrics)
+
+
+def _check_predict(method: Method, arguments: tuple, scores: Any) -> Any:
+    bucket, *_, mask = arguments
+    _require_scores(method, scores, (*mask.shape, bucket.num_classes))
+    return scores
+
+
+CHECKS: dict[str, Callable[[Method, tuple, Any], Any]] = {
+    "init_server": _as_it_is,
+    "init_client": _as_it_is,
+    "broadcast": _as_it_is,
+    "receive": _check_receive,
+    "client_update": _check_client_update,
+    "server_update": _check_server_update,
+    "predict": _check_predict,
+}
+"""The functions of a method that are traced, each with the check of (method, arguments, output)
+that returns the output."""
 
 
 @contextlib.contextmanager

@@ -12,7 +12,8 @@ from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Array, Data, Method, PyTree, Split
-from fedjax_ht.core.round import Channel, Participant, TrialServers, any_state, receive, send, view
+from fedjax_ht.core.round import Channel, Participant, TrialServers, receive, send, view
+from fedjax_ht.core.states import any_state
 from fedjax_ht.core.statistics import collect_statistics
 
 ScoredState = Literal["received", "trained"]
@@ -220,14 +221,13 @@ def bucket_evaluation(
     federation: Federation,
     bucket: Bucket,
     channel: Channel,
-    lanes: int,
     batch_size: int,
     keeps: bool = True,
 ) -> Callable:
     """Makes the evaluation of a bucket's clients on one device.
 
     Args:
-      method, federation, bucket, channel, lanes: as for `round.bucket_round`.
+      method, federation, bucket, channel: as for `round.bucket_round`.
       batch_size: samples a call.
       keeps: see `make_scored_state`; of clients that keep nothing the states are ().
 
@@ -251,8 +251,8 @@ def bucket_evaluation(
 
         # The states are read by slot, not carried through the loop: evaluation changes none and
         # must not copy them.
-        schedule = schedule._replace(arguments=(schedule.slots, schedule.arguments))
-        return run_clients(score_client, (), schedule, lanes)[1]
+        arguments = jnp.ravel(schedule.slots), schedule.arguments
+        return run_clients(score_client, (), schedule._replace(arguments=arguments))[1]
 
     return run
 

@@ -1,29 +1,26 @@
 """The one place where clients are batched: a bucket's participants run through a function of one
 client."""
 
-from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_ht.core.annotations import Count
 from fedjax_ht.core.method import Array, PyTree
-
-Lanes = Count | Literal["auto"] | Mapping[str, Count]
-"""Clients that run side by side: a number for all buckets, one a bucket, or "auto", for which
-`simulation.lanes` chooses."""
 
 
 class Schedule(NamedTuple):
     """Participants of one bucket in the order in which they run, padded to a fixed capacity P.
 
     Attributes:
-      slots: int32 [P], position in the stacked states; out of range for padding.
+      slots: int32 [chunks, lanes], P in all: positions in the stacked states of the clients of each
+        chunk, which run side by side; out of range for padding.
       arguments: pytree with leading axis P, what each client's function takes beside its state.
-      count: int32 scalar, how many are real; they come first.
+      count: int32 [devices], how many are real on each device, where they come first; for a program
+        on one device an int32 scalar will do.
     """
 
     slots: Array
@@ -92,9 +89,8 @@ def run_clients(
     fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
     states: PyTree,
     schedule: Schedule,
-    lanes: int,
 ) -> tuple[PyTree, PyTree]:
-    """Runs `fn(state, arguments) -> (new state, output)` over a schedule, `lanes` at a time.
+    """Runs `fn(state, arguments) -> (new state, output)` over a schedule, chunk by chunk.
 
     The number of chunks is dynamic: padding beyond the last real chunk costs nothing, so one
     compiled function serves any number of participants.
@@ -103,22 +99,23 @@ def run_clients(
       fn: for one client; padding reaches it too where it shares a chunk with real ones.
       states: stacked [n, ...]; only the schedule's slots change, in place where the buffers are
         donated.
-      schedule: P is a multiple of `lanes`.
-      lanes: 1 calls `fn` without a client axis.
+      schedule: of one device; with one lane `fn` is called without a client axis.
 
     Returns:
       The states, and the outputs with a leading axis [P] in schedule order, zeros for padding.
     """
     # Traced once, for its shapes and to run; inlined, so that no call is left of it.
     fn = jax.jit(fn, inline=True)
+    lanes = schedule.slots.shape[1]
     # A client axis of one would turn matrix products into batched ones.
     batched = fn if lanes == 1 else jax.vmap(fn)
-    outputs = _empty_outputs(fn, states, schedule)
+    form = jax.eval_shape(lambda x, y: fn(_row(x, 0), _row(y, 0))[1], states, schedule.arguments)
+    outputs = jax.tree.map(lambda x: jnp.zeros((schedule.slots.size, *x.shape), x.dtype), form)
 
     def chunk(i, carry):
         states, outputs = carry
         start = i * lanes
-        slots = _rows(schedule.slots, start, lanes)
+        slots = schedule.slots[i, 0] if lanes == 1 else schedule.slots[i]
         arguments = _rows(schedule.arguments, start, lanes)
         new_states, new_outputs = batched(_at_slots(states, slots), arguments)
         # Written by index into the loop's carry: XLA updates the stacked states in place, and a
@@ -128,20 +125,9 @@ def run_clients(
         outputs = jax.tree.map(lambda x, y: x.at[rows].set(y), outputs, new_outputs)
         return states, outputs
 
-    chunks = (schedule.count + lanes - 1) // lanes
+    # A device's part of the counts has one entry.
+    chunks = (jnp.reshape(schedule.count, ()) + lanes - 1) // lanes
     return lax.fori_loop(0, chunks, chunk, (states, outputs))
-
-
-def _empty_outputs(fn: Callable, states: PyTree, schedule: Schedule) -> PyTree:
-    """Returns zeros in the form of all clients' outputs, [P, ...]."""
-
-    def output(states, arguments):
-        return fn(_row(states, 0), _row(arguments, 0))[1]
-
-    def zeros(shape):
-        return jnp.zeros((schedule.slots.shape[0], *shape.shape), shape.dtype)
-
-    return jax.tree.map(zeros, jax.eval_shape(output, states, schedule.arguments))
 
 
 def _at_slots(states: PyTree, slots: jax.Array) -> PyTree:

@@ -13,7 +13,8 @@ from fedjax_ht.core.inputs import usual_rule, zeros
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Split
 from fedjax_ht.core.programs import influences, union
-from fedjax_ht.core.round import Channel, any_state, client_step, receive, send
+from fedjax_ht.core.round import Channel, client_step, receive, send
+from fedjax_ht.core.states import any_state
 from fedjax_ht.core.wire import payload_leaves
 
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
@@ -52,7 +53,8 @@ def uplink_form(method: Method, federation: Federation, bucket: Bucket, channel:
 
     def step(data, downlink, key, round, info):
         client = any_state(method, bucket, key)
-        return client_step(method, bucket, channel)(client, downlink, data, key, round, info).uplink
+        _, result = client_step(method, bucket, channel)(client, downlink, data, key, round, info)
+        return result.uplink
 
     downlink = downlink_form(method, federation, bucket, channel)
     return jax.eval_shape(step, _data_form(bucket), downlink, _key(), _NUMBER, _INFO)

@@ -1,4 +1,4 @@
-"""One round, compiled: a bucket's participants and the server."""
+"""One round of a bucket's participants, from the downlink to what they send up."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -6,16 +6,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import Mesh
 
 from fedjax_ht.core import wire
-from fedjax_ht.core.bucket import Bucket, put_weights
-from fedjax_ht.core.compiling import compiler_options, platform_of
+from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
-from fedjax_ht.core.mesh import REPLICATED, SHARDED
 from fedjax_ht.core.method import (
     Array,
     ClientInfo,
@@ -24,9 +20,11 @@ from fedjax_ht.core.method import (
     Method,
     Metrics,
     PyTree,
-    Received,
     Split,
 )
+from fedjax_ht.core.moved import moved_names
+from fedjax_ht.core.states import any_state
+from fedjax_ht.core.trees import select
 
 
 class Participant(NamedTuple):
@@ -73,9 +71,9 @@ class ClientResult(NamedTuple):
     """The result of one client's round, beside its state.
 
     Attributes:
-      uplink: as the server may get it; () where it was taken out.
+      uplink: as it leaves the client; () where it was taken out.
       arrived: bool, whether it reaches the server.
-      finite: bool; True for padding.
+      finite: bool, whether the state and the uplink are finite; True for padding.
       metrics: the method's.
       uplink_cost, downlink_cost: of the messages.
     """
@@ -88,44 +86,11 @@ class ClientResult(NamedTuple):
     downlink_cost: wire.WireCost
 
 
-class ClientUpdate(NamedTuple):
-    """The result of a downlink at the client that it came to.
-
-    Attributes:
-      client: its state after training; the caller keeps the old one of a result that is not finite.
-      uplink: as it leaves the client.
-      finite: bool scalar, whether both are finite.
-      metrics: the method's.
-    """
-
-    client: PyTree
-    uplink: PyTree
-    finite: Array
-    metrics: Metrics
-
-
 class Channel(NamedTuple):
     """Transforms of what crosses the wire, each (key, message) -> message."""
 
     uplink: wire.Transform
     downlink: wire.Transform
-
-
-def all_finite(tree: PyTree) -> jax.Array:
-    """Returns whether every float that would be read is finite; masked-out entries are not read."""
-    broken = []
-    for leaf in jax.tree.leaves(wire.sent(tree)):
-        if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
-            broken.append(~jnp.all(jnp.isfinite(leaf)))
-    # A product, since XLA would repeat a chain of `and` at every leaf that is written where all of
-    # it holds: compiling MobileNetV2's round took 56 s on 2 cores, and takes 33.
-    flags = jnp.stack([jnp.array(False), *broken]).astype(jnp.float32)
-    return jnp.dot(flags, jnp.ones_like(flags)) == 0
-
-
-def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
-    """Selects `yes` where a scalar condition holds, else `no`, leaf by leaf, typed keys too."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
 Call = Callable[..., PyTree]
@@ -214,7 +179,8 @@ def client_step(
       call: makes the calls of the stages "receive", "client_update" and "uplink".
 
     Returns:
-      (client, downlink, the client's own data, root, round, info) -> ClientUpdate.
+      (client, downlink, the client's own data, root, round, info) -> (client, ClientResult). The
+      caller keeps the old state of a client whose result is not finite.
     """
 
     def take(client, downlink, data: Data, root, round, info):
@@ -227,13 +193,23 @@ def client_step(
     def transform(uplink, root, round, info):
         return channel.uplink(client_key(root, Purpose.UPLINK, round, info.id), uplink)
 
-    def run(client, downlink, data: Data, root, round, info: ClientInfo) -> ClientUpdate:
+    def cost(message):
+        return jax.tree.map(jnp.int32, wire.wire_elements(message))
+
+    def run(client, downlink, data: Data, root, round, info: ClientInfo):
         inputs = (downlink, data, root, round, info)
         received = call("receive", take, client, *inputs)
         trained, uplink, metrics = call("client_update", train, received, *inputs)
         uplink = call("uplink", transform, uplink, root, round, info)
-        finite = all_finite((trained, uplink))
-        return ClientUpdate(client=trained, uplink=uplink, finite=finite, metrics=metrics)
+        finite = wire.all_finite((trained, uplink))
+        return trained, ClientResult(
+            uplink=uplink,
+            arrived=finite,
+            finite=finite,
+            metrics=metrics,
+            uplink_cost=cost(uplink),
+            downlink_cost=cost(downlink),
+        )
 
     return run
 
@@ -257,57 +233,16 @@ def client_round(
             blank = any_state(trial_method, bucket, root)
             client = receive(trial_method, bucket, blank, downlink, of_client, root, round, info)
         step = client_step(trial_method, bucket, channel)
-        update = step(client, downlink, of_client, root, round, info)
+        trained, result = step(client, downlink, of_client, root, round, info)
         # A client whose result is not finite keeps its old state, or what came down, and does not
         # arrive.
-        client = select(participant.valid & update.finite, update.client, client)
-        result = client_result(participant.valid, participant.dropped, downlink, update)
-        return client, result
+        is_sound = participant.valid & result.finite
+        client = select(is_sound, trained, client)
+        return client, result._replace(
+            arrived=is_sound & ~participant.dropped, finite=result.finite | ~participant.valid
+        )
 
     return run
-
-
-def client_result(valid, dropped, downlink: PyTree, update: ClientUpdate) -> ClientResult:
-    """Makes a participant's result; `valid` is False for padding, `dropped` where its uplink gets
-    lost, bool scalars."""
-
-    def cost(message):
-        return jax.tree.map(jnp.int32, wire.wire_elements(message))
-
-    return ClientResult(
-        uplink=update.uplink,
-        arrived=valid & update.finite & ~dropped,
-        finite=update.finite | ~valid,
-        metrics=update.metrics,
-        uplink_cost=cost(update.uplink),
-        downlink_cost=cost(downlink),
-    )
-
-
-def any_state(method: Method, bucket: Bucket, key: jax.Array) -> PyTree:
-    """Returns a newcomer's state in its first round: by its form, or where a downlink overwrites
-    it, any client's."""
-    return method.init_client(bucket, Context(key, jnp.int32(0), None))
-
-
-def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
-    """Returns what makes clients' first states, compiled: ((seeds uint32 [P], client ids int32 [P],
-    settings [P]), sharded, `weights_of` the bucket, on all devices) -> states [P], sharded."""
-
-    def local(args, weights):
-        weighted = put_weights(bucket, weights)
-
-        def first_state(args):
-            seed, client_id, settings = args
-            key = client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id)
-            return method.at(settings).init_client(weighted, Context(key, jnp.int32(0), None))
-
-        return lax.map(first_state, args)
-
-    run = jax.shard_map(
-        local, mesh=mesh, in_specs=(SHARDED, REPLICATED), out_specs=SHARDED, check_vma=False
-    )
-    return jax.jit(run, compiler_options=compiler_options(platform_of(mesh)))
 
 
 def bucket_round(
@@ -315,14 +250,12 @@ def bucket_round(
     federation: Federation,
     bucket: Bucket,
     channel: Channel,
-    lanes: int,
     score: Callable | None = None,
 ) -> Callable:
     """Returns the round of a bucket on one device.
 
     Args:
       method, federation, bucket, channel: what is bound.
-      lanes: clients side by side.
       score: for clients that keep nothing between rounds, whose states are (): (client,
         participant, servers, data, round, what to score) -> scores of what training left. Without
         it scores are ().
@@ -340,42 +273,9 @@ def bucket_round(
                 return client, (result, ())
             return (), (result, score(client, participant, servers, data, *when))
 
-        return run_clients(train, states, schedule, lanes)
+        return run_clients(train, states, schedule)
 
     return run
 
 
-def server_step(method: Method, federation: Federation) -> Callable:
-    """Returns (server, {bucket: Received}, root, round, Pretrained.variables, Context.data) ->
-    (server, metrics); nothing changes if no uplink arrives."""
-
-    def run(server, received: dict[str, Received], root, round, pretrained=(), data=None):
-        shared = round_key(root, Purpose.SHARED, round)
-        ctx = Context(round_key(root, Purpose.SERVER, round), round, None, pretrained, shared, data)
-        new, metrics = method.server_update(federation, server, received, ctx)
-        anyone = jnp.stack([r.arrived.any() for r in received.values()]).any()
-        return select(anyone, new, server), metrics
-
-    return run
-
-
-def gather_received(received: dict[str, Received]) -> Received:
-    """Gathers all buckets' uplinks, of bucket-free shapes, as one, ordered by client id with the
-    absent last.
-
-    Order and padding then cannot leak into what the server computes. A sum over one bucket needs no
-    such copy: its rows ascend by client id, and who is absent weighs nothing.
-
-    Example:
-      >>> def uploads(ids, rows, arrived):
-      ...     info = fl.ClientInfo(jnp.array(ids), jnp.array([5, 5]), jnp.array([0, 0]))
-      ...     return fl.Received(jnp.array(rows), info, jnp.array(arrived))
-      >>> narrow = uploads([1, 3], [[1.0], [3.0]], arrived=[True, False])
-      >>> wide = uploads([0, 2], [[0.0], [2.0]], arrived=[True, True])
-      >>> joined = fl.gather_received({"narrow": narrow, "wide": wide})
-      >>> joined.uplink[:, 0], joined.arrived
-      (Array([0., 1., 2., 3.], dtype=float32), Array([ True,  True,  True, False], dtype=bool))
-    """
-    joined = jax.tree.map(lambda *xs: jnp.concatenate(xs), *received.values())
-    rank = jnp.where(joined.arrived, joined.info.id, jnp.iinfo(jnp.int32).max)
-    return jax.tree.map(lambda x: x[jnp.argsort(rank, stable=True)], joined)
+__getattr__ = moved_names(__name__, {"gather_received": "fedjax_ht.gather_received"})

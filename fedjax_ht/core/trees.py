@@ -1,9 +1,10 @@
-"""Takes entries of pytrees of arrays, and joins several such pytrees."""
+"""Takes entries of pytrees of arrays, selects between two such pytrees, and joins several."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_ht.core.bucket import PyTree
 
@@ -35,3 +36,8 @@ def join_trees(combine: Callable[[Sequence[Any]], Any], trees: Sequence[PyTree])
         return combine(arrays)
 
     return jax.tree.map(at_one_place, *trees)
+
+
+def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
+    """Selects `yes` where a scalar condition holds, else `no`, leaf by leaf, typed keys too."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

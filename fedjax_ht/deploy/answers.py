@@ -143,22 +143,23 @@ def _train(client: Client, request: Envelope) -> Envelope:
         client.tell(f"round {round_request.state_after}: no answer; {error}")
         raise
     round_inputs = _round_inputs(client, round_request)
-    update, scores = client.programs.train(state, downlink, client.data, *round_inputs, secret)
-    finite = bool(update.finite)
-    save_state(run_folder, round_request.state_after, update.client if finite else state)
+    inputs = (client.data, *round_inputs, secret)
+    trained, result, scores = client.programs.train(state, downlink, *inputs)
+    finite = bool(result.finite)
+    save_state(run_folder, round_request.state_after, trained if finite else state)
     delete_states(run_folder, round_request.oldest)
     when = f"after training in round {round_request.state_after}"
     header = {"finite": finite, "scores": _sent_scores(client, when, scores), "metrics": {}}
     if client.plan.unit not in ("upload", "sample"):
-        header["metrics"] = {name: float(value) for name, value in update.metrics.items()}
+        header["metrics"] = {name: float(value) for name, value in result.metrics.items()}
     if epsilon is not None:
         header["epsilon"] = epsilon
         client.tell(f"round {round_request.state_after}: epsilon {epsilon:.4g} with this answer")
     if not finite:
         return Envelope(header, {})
     if client.plan.secure_sums:
-        return Envelope(header, {"vector": uplink_vector(update.uplink)})
-    return Envelope(header, pack(update.uplink))
+        return Envelope(header, {"vector": uplink_vector(result.uplink)})
+    return Envelope(header, pack(result.uplink))
 
 
 def _check_masked(client: Client, masked: bool) -> None:

@@ -49,8 +49,8 @@ class Programs(NamedTuple):
 
     Attributes:
       init: (root key, `weights_of` the bucket, id of the client whose first state it is) -> state.
-      train: (state, downlink, data, root key, round, info, secret of `noise.draw`) -> (update of
-        `core.round.client_step`, {"test": Scores} of the trained model).
+      train: (state, downlink, data, root key, round, info, secret of `noise.draw`) -> (the trained
+        state, the ClientResult of `core.round.client_step`, {"test": Scores} of the trained model).
       evaluate: (state, downlink, data, root key, round, info, {split: bool}) -> {split: Scores}.
     """
 
@@ -209,10 +209,10 @@ def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Prog
     def train(state, downlink, data: Data, root, round, info: ClientInfo, secret):
         # `method.at` gives the noise its secret as an argument: in no constant of the program
         step = client_step(method.at(secret), bucket, channel)
-        update = step(state, downlink, data, root, round, info)
+        trained, result = step(state, downlink, data, root, round, info)
         is_scored = {"test": jnp.bool_(True)}
-        scores = score_splits(method, bucket, update.client, downlink, data, is_scored, batch_size)
-        return update, scores
+        scores = score_splits(method, bucket, trained, downlink, data, is_scored, batch_size)
+        return trained, result, scores
 
     def evaluate(state, downlink, data: Data, root, round, info: ClientInfo, is_scored):
         scored = received_where(method, bucket, state, downlink, data, root, round, info, received)

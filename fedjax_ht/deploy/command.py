@@ -41,7 +41,7 @@ from fedjax_ht.report.bad_clients import why_silent
 from fedjax_ht.report.results import run_results
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.processes import check_port, enable_compilation_cache, use_all_cores
-from fedjax_ht.runner.program import configured
+from fedjax_ht.runner.run import configured
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.simulation.history import Row, run_rounds
 

@@ -21,9 +21,9 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel
 from fedjax_ht.deploy.noise import check_scores, noisy_method
 from fedjax_ht.deploy.secure_sums import check_server_reads
-from fedjax_ht.experiment.build import settle
 from fedjax_ht.experiment.federation import Task, make_clients
 from fedjax_ht.experiment.run_folder import FREE_FIELDS, NAMING, flatten
+from fedjax_ht.experiment.settle import settle
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.privacy import Unit
 

@@ -11,17 +11,17 @@ import numpy as np
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.evaluation import Scores
 from fedjax_ht.core.mesh import fetch
-from fedjax_ht.core.method import ClientInfo, PyTree, Received
-from fedjax_ht.core.round import ClientResult, all_finite
-from fedjax_ht.core.trees import join_trees, take
-from fedjax_ht.core.wire import WireCost, wire_elements
+from fedjax_ht.core.method import ClientInfo, PyTree
+from fedjax_ht.core.round import ClientResult
+from fedjax_ht.core.trees import join_trees
+from fedjax_ht.core.wire import WireCost, all_finite, wire_elements
 from fedjax_ht.deploy.messages import Envelope, invalid_entry, max_bytes, pack, printable, unpack
 from fedjax_ht.deploy.secure_sums import MIN_CLIENTS, split_sum, vector_bytes
 from fedjax_ht.deploy.server import Server
-from fedjax_ht.simulation.answers import Answers
-from fedjax_ht.simulation.roster import PADDING, Places
+from fedjax_ht.simulation.roster import PADDING
 from fedjax_ht.simulation.state import SimulationState
 from fedjax_ht.simulation.trials import of_trial
+from fedjax_ht.simulation.uploads import Answers
 
 NO_COST = WireCost(0, 0, 0, 0)
 
@@ -203,27 +203,16 @@ def stacked_answers(
         members = server.federation.members(bucket)
         size = min(server.plan.options.participants(server.plan.num_clients), len(members))
         ids = [i for i in members if i in replies]
-        rows = np.full(size, PADDING, np.int64)
-        rows[: len(ids)] = np.flatnonzero(np.isin(members, ids))
-        clients = _padded(ids, size, np.int64)
-        places = Places(rows, np.zeros(size, np.int64), clients)
         of_bucket = [replies[i] for i in ids]
-        result = _result(of_bucket, names, size)
-        received = Received(
-            _stacked_uplinks(server, bucket, of_bucket, size),
-            _info(server, state, clients),
-            jnp.asarray(result.arrived),
-        )
-        # of the one block of all clients' scores the bucket's
-        chosen = _padded(np.flatnonzero(np.isin(scored_ids, ids)), size, np.int64)
+        uplinks = _stacked_uplinks(server, bucket, of_bucket, size)
         answers[bucket.name] = Answers(
-            places=places,
-            received=received,
-            rows=np.arange(size, dtype=np.int32)[None],
+            ids=_padded(ids, size, np.int64, PADDING)[None],
+            rows=_padded(np.arange(len(ids)), size, np.int32, PADDING)[None],
             in_order=True,
-            result=result,
-            score_places=places,
-            scores=take(scores, chosen),
+            info=_info(server, state, _padded(ids, size, np.int64)),
+            results=_result(of_bucket, names, size)._replace(uplink=uplinks),
+            scores=scores,  # one block of all clients' scores
+            score_rows=_padded(np.searchsorted(scored_ids, ids), size, np.int32, PADDING)[None],
             idle=np.zeros(2),
         )
     return answers
@@ -265,9 +254,9 @@ def _result(replies: list[ClientReply], metrics: list[str], size: int) -> Client
     )
 
 
-def _padded(values: Any, size: int, dtype: Any) -> np.ndarray:
-    """Returns values as an array [size], zeros behind them."""
-    padded = np.zeros(size, dtype)
+def _padded(values: Any, size: int, dtype: Any, padding: int = 0) -> np.ndarray:
+    """Returns values as an array [size], with padding behind them."""
+    padded = np.full(size, padding, dtype)
     padded[: len(values)] = values
     return padded
 

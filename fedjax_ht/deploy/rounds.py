@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh, collect
-from fedjax_ht.core.method import PyTree, Received
+from fedjax_ht.core.method import PyTree
 from fedjax_ht.deploy.noise import draw, raise_in_ledger
 from fedjax_ht.deploy.plan import DeploymentEnded
 from fedjax_ht.deploy.replies import (
@@ -29,13 +29,13 @@ from fedjax_ht.deploy.replies import (
 )
 from fedjax_ht.deploy.server import ClientHeaders, Server, contact_clients
 from fedjax_ht.simulation import serving
-from fedjax_ht.simulation.clock import Devices
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.report import Evaluation, RoundReport, evaluation
-from fedjax_ht.simulation.round import Cohort, Exchange, Round, draw_cohort, run_round
+from fedjax_ht.simulation.round import Cohort, Round, draw_cohort, run_round
 from fedjax_ht.simulation.simulation import Rounds
 from fedjax_ht.simulation.stages import Seconds
 from fedjax_ht.simulation.state import SimulationState
+from fedjax_ht.simulation.uploads import Answers, Delivery, Devices
 
 PAUSE_SECONDS = 1.0
 """Between two tries of a round in which no client takes part."""
@@ -44,23 +44,9 @@ CONTINUES = "The same command continues from the last checkpoint"
 
 def as_rounds(server: Server) -> Rounds:
     """Returns the rounds of a deployment; its `SimulationState` has no clients' states."""
-    num_clients = server.plan.num_clients
-    one_round = Round(
-        options=[server.plan.options],
-        exchange=functools.partial(exchange, server),
-        serve=functools.partial(_serve, server),
-        devices=Devices(None, lambda: server.flops[None], client_mesh(1), {}, num_clients),
-        attackers=np.zeros(num_clients, bool),
-        epsilons=lambda rounds_done: [None],  # epsilon is of what was sent, not of rounds
-    )
-
-    def play(state: SimulationState, score: bool = True) -> tuple[SimulationState, RoundReport]:
-        state, (report,) = run_round(one_round, state, score)
-        return state, report
-
     return Rounds(
         init=functools.partial(first_state, server),
-        run_round=play,
+        run_round=functools.partial(play, server),
         evaluate=functools.partial(evaluate, server),
         trials=None,
         client_flops=lambda: server.flops,
@@ -80,14 +66,13 @@ def first_state(server: Server) -> SimulationState:
     )
 
 
-def exchange(
-    server: Server, state: SimulationState, score: bool, seconds: Seconds | None
-) -> Exchange:
-    """Lets the clients that can be reached train, as `simulation.round.Round.exchange`.
+def play(
+    server: Server, state: SimulationState, score: bool = True
+) -> tuple[SimulationState, RoundReport]:
+    """Lets the clients that can be reached train, and serves their replies.
 
     A client that does not reply is absent. A round in which no client takes part does not count and
-    is tried again. Clients always score themselves, in their own time: `score` and `seconds` change
-    nothing.
+    is tried again. Clients always score themselves, in their own time, whatever `score` says.
 
     Raises:
       DeploymentEnded: no client has taken part for `give_up` tries, or none could be reached for
@@ -95,43 +80,48 @@ def exchange(
     """
     drawn, replies = _play_until_replies(server, state)
     secret, epsilon = draw(server.noise)  # from here on the step counts, whatever becomes of it
-    num_absent = int(np.sum(~drawn.reachable)) + len(drawn.ids) - len(replies)
-    ids = np.array(sorted(replies), np.int64)
-    return Exchange(
-        cohorts=[Cohort(ids, np.zeros(len(ids), bool), drawn.reachable)],
-        answers=stacked_answers(server, state, replies),
-        clients={},
-        changed={},
-        settings=jax.tree.map(lambda x: jnp.asarray(x)[None], secret),
-        complete=functools.partial(_complete, server, replies, num_absent, epsilon),
+    num_clients = server.plan.num_clients
+    answered = Round(
+        options=[server.plan.options],
+        exchange=functools.partial(_exchange, server, replies),
+        serve=functools.partial(_serve, server, secret),
+        devices=Devices(None, lambda: server.flops[None], client_mesh(1), {}, num_clients),
+        attackers=np.zeros(num_clients, bool),
+        epsilons=lambda rounds_done: [epsilon],
     )
+    new, (report,) = run_round(answered, state, score)
+    num_absent = int(np.sum(~drawn.reachable)) + len(drawn.ids) - len(replies)
+    return new, _complete(server, replies, report._replace(absent=num_absent or None))
+
+
+def _exchange(
+    server: Server,
+    replies: Mapping[int, ClientReply],
+    state: SimulationState,
+    score: bool,
+    seconds: Seconds | None,
+) -> tuple[SimulationState, dict[str, Answers]]:
+    """Hands on what the clients have replied, as `simulation.round.Round.exchange`."""
+    return state, stacked_answers(server, state, replies)
 
 
 def _serve(
-    server: Server,
-    state: SimulationState,
-    received: dict[str, Received],
-    rows: dict[str, np.ndarray],
-    settings: PyTree,
+    server: Server, secret: PyTree, state: SimulationState, delivery: Delivery
 ) -> tuple[PyTree, serving.ServerResult]:
-    """Serves a round; `settings` is the secret of the server's noise in this round."""
+    """Serves a round; `secret` is that of the server's noise in this round."""
     of_round = serving.Server(
         step=server.serve,
         seeds=_seeds(server),
-        settings=settings,
+        settings=jax.tree.map(lambda x: jnp.asarray(x)[None], secret),
         pretrained=server.pretrained,
         shown={},
         samples=(),
     )
-    return serving.serve(of_round, client_mesh(1), state.servers, state.round, received, rows)
+    return serving.serve(of_round, client_mesh(1), state, delivery)
 
 
 def _complete(
-    server: Server,
-    replies: Mapping[int, ClientReply],
-    num_absent: int,
-    epsilon: float | None,
-    report: RoundReport,
+    server: Server, replies: Mapping[int, ClientReply], report: RoundReport
 ) -> RoundReport:
     """Adds to a report what clients say in their headers."""
     headers = [reply.header for reply in replies.values()]
@@ -141,9 +131,10 @@ def _complete(
     if server.plan.unit in ("upload", "sample"):
         largest = max(header["epsilon"] for header in headers)
         epsilon = raise_in_ledger(server.ledger, "epsilon", largest)
+        report = report._replace(epsilon=epsilon)
     if server.groups is not None:  # what is made of a sum tells no client apart
         report = report._replace(far_off=())
-    return report._replace(absent=num_absent or None, epsilon=epsilon)
+    return report
 
 
 def _play_until_replies(

@@ -1,25 +1,28 @@
 """Builds the objects of a run from its config; finds every mistake before anything is compiled."""
 
-import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from fedjax_ht.configs.base import AnyConfig, typed_config
-from fedjax_ht.configs.sections import Config
-from fedjax_ht.core.annotations import MAX_SEED, Rest
-from fedjax_ht.core.bounds import check_value
+from fedjax_ht.configs.base import AnyConfig
+from fedjax_ht.configs.sections import Config, DatasetConfig, PartitionConfig, TrainingConfig
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import Method
-from fedjax_ht.core.user_code import names_user_function
+from fedjax_ht.core.inputs import Pixels
+from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.names import unknown
+from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import Dataset, Partition
-from fedjax_ht.experiment.data import check_names_of_data, make_dataset, make_partitions
+from fedjax_ht.data.moments import normalised
+from fedjax_ht.data.partition import check_partition, make_partition, partition_options
+from fedjax_ht.data.selection import of_classes, subset
+from fedjax_ht.data.shift import parse_shift, shifted
+from fedjax_ht.data.sources import dataset_names, load_dataset
 from fedjax_ht.experiment.devices import client_values
-from fedjax_ht.experiment.entries import Entry, as_run, entries_of
-from fedjax_ht.experiment.federation import check_group, make_clients, width_rates
-from fedjax_ht.experiment.method import check_pretraining, make_method
-from fedjax_ht.experiment.options import simulation_options
+from fedjax_ht.experiment.entries import Entry
+from fedjax_ht.experiment.federation import make_clients
+from fedjax_ht.experiment.method import check_pretraining, refuse_unknown
+from fedjax_ht.experiment.settle import settle
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.trust.epsilon import accounting
+from fedjax_ht.simulation.simulation import Simulation, make_trials
 from fedjax_ht.trust.privacy import private
 
 
@@ -39,74 +42,6 @@ class Experiment(NamedTuple):
     entries: dict[str, Entry]
     methods: dict[str, Method]
     federations: dict[str, Federation]
-
-
-class Settled(NamedTuple):
-    """The settings of a config that are known before any data is read.
-
-    Attributes:
-      config: checked.
-      options: how the federation runs.
-      entries, methods: of each entry, by its label.
-      configs: the config with the training and model of each entry, by its label.
-    """
-
-    config: Config
-    options: SimulationOptions
-    entries: dict[str, Entry]
-    configs: dict[str, Config]
-    methods: dict[str, Method]
-
-
-def settle(config: AnyConfig, trust: bool = True) -> Settled:
-    """Checks all of a config that can be wrong without the data.
-
-    Args:
-      config: what to run.
-      trust: False refuses a config by which a user's own code is imported, before it is; see
-        `named_code`.
-
-    Raises:
-      ValueError, FileNotFoundError: one line that names the field, its value, and what would be
-        right.
-      ImportError: the config has privacy, and the accountant is not installed. One line.
-    """
-    config = typed_config(config)
-    check_together(config)
-    options = simulation_options(config)
-    entries = {entry.label: entry for entry in entries_of(config)}
-    if options.privacy is not None:
-        accounting()  # it is imported now, and not after the first round
-    configs = {label: as_run(entry, config) for label, entry in entries.items()}
-    for entry_config in configs.values():
-        width_rates(entry_config.model.rates, config.partition.num_clients)
-        check_group(entry_config.model.group)
-    code = [] if trust else named_code(entries, configs)
-    if code:
-        raise ValueError(
-            f"the config names {', '.join(code)}, which would be imported from {os.getcwd()} or "
-            "where it is installed, and run; if you know whose code that is, allow it by --trust, "
-            "from Python by trust=True"
-        )
-    methods = {
-        label: make_method(entry, configs[label].training) for label, entry in entries.items()
-    }
-    return Settled(
-        config=config, options=options, entries=entries, configs=configs, methods=methods
-    )
-
-
-def named_code(entries: Mapping[str, Entry], configs: Mapping[str, Config]) -> list[str]:
-    """Returns every "module:function" that methods' options and models name, sorted.
-
-    Building a run imports these modules, which runs them. Names of the library's own are none.
-    """
-    values: list[Any] = []
-    for label, entry in entries.items():
-        values += [*entry.options.values(), *vars(configs[label].model).values()]
-    return sorted(
-        {value for value in values if isinstance(value, str) and names_user_function(value)}
-    )
 
 
 def build(config: AnyConfig, begun: bool = False, trust: bool = True) -> Experiment:
@@ -142,6 +77,50 @@ def build(config: AnyConfig, begun: bool = False, trust: bool = True) -> Experim
     )
 
 
+def check_names_of_data(dataset: DatasetConfig, partition: PartitionConfig) -> None:
+    """Raises a ValueError for what is wrong before any data is read."""
+    if ":" not in dataset.name and dataset.name not in dataset_names():
+        raise ValueError(unknown("dataset", dataset.name, dataset_names()))
+    known = list(partition_options(partition.kind))
+    owner = f"partition {partition.kind!r}"
+    refuse_unknown(owner, partition.options, known, f"partition={partition.kind}")
+    check_partition(partition.kind, partition.num_clients, None, **partition.options)
+    if dataset.shift:
+        parse_shift(dataset.shift)
+
+
+def make_dataset(
+    config: DatasetConfig, partition: PartitionConfig, recipes: Iterable[TrainingConfig]
+) -> Dataset:
+    """Returns the dataset with the classes, samples and domains that the config asks for.
+
+    Args:
+      config: `config.dataset`.
+      partition: by its seed the subset and the domains are drawn; its classes must fit the data.
+      recipes: of all entries; augmentation needs images.
+
+    Raises:
+      ValueError, FileNotFoundError, ImportError: the data cannot be read, or do not fit.
+    """
+    dataset = load_dataset(config.name, config.data_dir, config.image_size, config.text_length)
+    if config.normalisation != "half":
+        dataset = normalised(dataset, config.normalisation)
+    for training in recipes:
+        if training.augmentation and not isinstance(dataset.preprocess, Pixels):
+            raise ValueError(
+                f"training.augmentation is {training.augmentation}; {dataset.name} has no images"
+            )
+    if config.classes:
+        dataset = of_classes(dataset, config.classes)
+    if config.subset:
+        dataset = subset(dataset, config.subset, partition.seed)
+    if config.shift:
+        dataset = shifted(dataset, config.shift, partition.seed)
+    num_classes = dataset.num_classes
+    check_partition(partition.kind, partition.num_clients, num_classes, **partition.options)
+    return dataset
+
+
 def make_federations(
     config: Config, configs: Mapping[str, Config], dataset: Dataset, begun: bool
 ) -> dict[str, Federation]:
@@ -163,18 +142,37 @@ def make_federations(
     return federations
 
 
-def check_together(config: Config) -> None:
-    """Checks what depends on several fields and needs no data."""
-    last = config.trials - 1  # each trial has a seed of its own, and all fit in 32 bits
-    for name, seed in (("seed", config.seed), ("partition.seed", config.partition.seed)):
-        if seed + last > MAX_SEED:
-            raise ValueError(
-                f"{name} is {seed}; it must be at most {MAX_SEED - last} with {last + 1} trials"
-            )
-    # accuracies of a run are those of the clients that do not attack: there must be some
-    check_value("attack.share", config.attack.share, Rest)
-    sample, num_clients = config.evaluate.sample, config.partition.num_clients
-    if sample is not None and sample > num_clients:
-        raise ValueError(
-            f"evaluate.sample is {sample}; it must be at most the {num_clients} clients"
-        )
+def make_partitions(config: Config, dataset: Dataset) -> tuple[Partition, ...]:
+    """Returns a split for each trial: one object for all, or by `partition.per_trial` one each."""
+    partition = config.partition
+    splits = []
+    for trial in range(config.trials if partition.per_trial else 1):
+        kind, num_clients, seed = partition.kind, partition.num_clients, partition.seed + trial
+        splits.append(make_partition(kind, dataset, num_clients, seed, **partition.options))
+    return tuple(splits) if partition.per_trial else tuple(splits) * config.trials
+
+
+def simulate(
+    label: str,
+    experiment: Experiment,
+    method: Method | None = None,
+    seeds: Sequence[int] | None = None,
+    settings: PyTree = (),
+) -> Simulation:
+    """Returns an entry's simulation, of all trials.
+
+    Args:
+      label: of the entry.
+      experiment: that has it.
+      method: one that varies, instead of the entry's own.
+      seeds: of several times as many trials, which have the splits in turn; None takes the config's
+        trials.
+      settings: of a method that varies, see `make_trials`.
+    """
+    federation, data = experiment.federations[label], []
+    for partition in experiment.partitions:
+        data.append(make_federation_data(experiment.dataset, partition, federation))
+    if seeds is not None:
+        data *= len(seeds) // len(data)
+    method = method or experiment.methods[label]
+    return make_trials(method, federation, data, experiment.options, seeds, settings)

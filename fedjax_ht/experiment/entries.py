@@ -9,7 +9,6 @@ An entry is written `NAME[@tuned][:KEY=VALUE]...`, which is also its label:
     fedtgp@tuned                          with the options of the config's `tuned`
 """
 
-import ast
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
@@ -18,12 +17,9 @@ from typing import Any, NamedTuple
 from fedjax_ht.configs.base import method_options, option_values
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.configs.typed import from_plain, to_plain
-from fedjax_ht.core.annotations import kind_of
-from fedjax_ht.core.names import meant, unknown_option
+from fedjax_ht.core.names import unknown_option
+from fedjax_ht.experiment.entry_text import OVERRIDDEN, parsed_setting, split_spec
 from fedjax_ht.methods import method_factory
-
-OVERRIDDEN = ("training", "model")
-"""Sections of the config that an entry may change."""
 
 FORMERLY: dict[str, dict[str, Any]] = {
     "dense": {"variant": "released"},
@@ -118,7 +114,7 @@ def parse_entry(spec: str, config: Config, known: Mapping[str, Entry]) -> Entry:
     Raises:
       ValueError: it is written wrong, or sets something that does not exist. One line.
     """
-    first, *settings = _parts(spec)
+    first, *settings = split_spec(spec)
     name, at, _ = first.partition("@")
     if at and first not in known:
         tuned = ", ".join(label for label in known if "@" in label) or "nothing"
@@ -134,7 +130,7 @@ def parse_entry(spec: str, config: Config, known: Mapping[str, Entry]) -> Entry:
         "model": to_plain(config.model),
     }
     for setting in settings:
-        part, field, value = _parsed_setting(spec, setting, defaults, parameters)
+        part, field, value = parsed_setting(spec, setting, defaults, parameters)
         changed[part][field] = value
     return Entry(
         label=spec,
@@ -229,54 +225,6 @@ def _configured(config: Config) -> Entry:
     return Entry(label=name, method=name, options=options, training={}, model={}, tuned="")
 
 
-def _parsed_setting(
-    spec: str,
-    setting: str,
-    defaults: Mapping[str, Mapping[str, Any]],
-    parameters: Mapping[str, inspect.Parameter],
-) -> tuple[str, str, Any]:
-    """Returns "method", "training" or "model", the field that a KEY=VALUE sets there, and its
-    value."""
-    key, equals, text = setting.partition("=")
-    part, dot, field = key.rpartition(".")
-    if not dot:
-        part = "method"
-    if not equals or field not in defaults.get(part, {}):
-        raise ValueError(f"entry {spec!r}: {setting!r} sets nothing{_settable(key, defaults)}")
-    default = defaults[part][field]
-    kind = type(default)
-    if default is None:  # of an option: sections have plain values here
-        kind = kind_of(parameters[field].annotation)
-    try:
-        return part, field, _cast(_value(text), kind)
-    except TypeError:
-        raise ValueError(
-            f"entry {spec!r}: {field} cannot be {text!r}; it is {default!r} by default"
-        ) from None
-
-
-def _settable(key: str, defaults: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns what an entry may set, or the name that `key` is closest to, as the end of a
-    message."""
-    names, forms = list(defaults["method"]), list(defaults["method"])
-    for part in OVERRIDDEN:
-        forms.append(f"{part}.FIELD")
-        names += [f"{part}.{field}" for field in defaults[part]]
-    return meant(key, names, f"KEY=VALUE may set {', '.join(forms)}")
-
-
-def _parts(spec: str) -> list[str]:
-    """Splits an entry into NAME and each KEY=VALUE; text without = belongs to the value before
-    it."""
-    parts: list[str] = []
-    for part in spec.split(":"):
-        if "=" not in part and len(parts) > 1:
-            parts[-1] += f":{part}"
-        else:
-            parts.append(part)
-    return parts
-
-
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     """Leaves out options that may be given a number and have none."""
     return {k: v for k, v in values.items() if v is not None}
@@ -285,26 +233,3 @@ def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
 def _without_lists(values: Mapping[str, Any]) -> dict[str, Any]:
     """Replaces lists by tuples, which JSON has not."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-
-
-def _value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def _cast(value: Any, kind: type) -> Any:
-    """Returns a value as one of `kind`, by the rules of a ConfigDict: an int may be a float, a list
-    a tuple, and None anything.
-
-    Raises:
-      TypeError: it is another one.
-    """
-    if kind is float and isinstance(value, int):
-        return float(value)
-    if kind is tuple and isinstance(value, list):
-        return tuple(value)
-    if value is None or isinstance(value, kind):
-        return value
-    raise TypeError

@@ -10,11 +10,11 @@ import numpy as np
 
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.method import Method, varied
-from fedjax_ht.data.client_data import make_federation_data
-from fedjax_ht.experiment.build import Experiment
-from fedjax_ht.experiment.entries import OVERRIDDEN, Entry, as_run
+from fedjax_ht.experiment.build import Experiment, simulate
+from fedjax_ht.experiment.entries import Entry, as_run
+from fedjax_ht.experiment.entry_text import OVERRIDDEN
 from fedjax_ht.experiment.method import make_method
-from fedjax_ht.simulation.simulation import Simulation, make_trials
+from fedjax_ht.simulation.simulation import Simulation
 
 
 class Family(NamedTuple):
@@ -149,19 +149,7 @@ def simulations(
         if any(family.labels[0] != first for first, _ in compiled):
             # programs are thousands of memory maps, and Linux lets a process have 65,530
             compiled.clear()
-        federation = experiment.federations[labels[0]]
-        data = [
-            make_federation_data(experiment.dataset, partition, federation)
-            for partition in experiment.partitions
-        ]
-        compiled[key] = make_trials(
-            family.method,
-            federation,
-            data * len(labels),
-            experiment.options,
-            seeds=seeds,
-            settings=settings,
-        )
+        compiled[key] = simulate(labels[0], experiment, family.method, seeds, settings)
         return compiled[key]
 
     return simulation

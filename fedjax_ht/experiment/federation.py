@@ -43,6 +43,10 @@ def make_clients(
 ) -> Federation:
     """Returns the federation of a config.
 
+    With `model.rates` clients have slices of one network. Else they have whole models: client i has
+    architecture i of the group, modulo their number, or the largest one whose training fits its
+    memory.
+
     Args:
       config: of one entry.
       dataset: what the models are for.
@@ -52,28 +56,14 @@ def make_clients(
     Raises:
       ValueError, FileNotFoundError: a field of `model` is wrong. One line.
     """
-    rates = width_rates(config.model.rates, config.partition.num_clients)
-    if not rates:
-        return whole_federation(config, dataset, memory, begun)
-    if memory is not None:
-        raise ValueError(
-            f"model.rates is {config.model.rates!r}; with devices_profile.memory it must be ''"
-        )
-    return sliced_federation(config.model, rates, dataset)
-
-
-def whole_federation(
-    config: Config,
-    dataset: Dataset | Task,
-    memory: np.ndarray | None = None,
-    begun: bool = False,
-) -> Federation:
-    """Returns a federation of whole models; arguments as for `make_clients`.
-
-    Client i has architecture i of the group, modulo their number, or the largest one whose training
-    fits its memory.
-    """
     model = config.model
+    rates = width_rates(model.rates, config.partition.num_clients)
+    if rates and memory is not None:
+        raise ValueError(
+            f"model.rates is {model.rates!r}; with devices_profile.memory it must be ''"
+        )
+    if rates:
+        return sliced_federation(model, rates, dataset)
     modules = model_group(
         model.group,
         dataset.num_classes,

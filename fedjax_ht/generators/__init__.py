@@ -85,7 +85,7 @@ def _npz_generator(path: Path) -> Generator:
 
         return load_converted(path)
     if kind == "embedded":
-        from fedjax_ht.generators.embedded import load_embedded
+        from fedjax_ht.generators.embedded_files import load_embedded
 
         return load_embedded(path)
     raise ValueError(

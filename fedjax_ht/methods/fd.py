@@ -26,13 +26,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.annotations import NonNegative, SearchRange
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import features, logits
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Wire
-from fedjax_ht.core.round import gather_received, select
+from fedjax_ht.core.trees import select
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses import cross_entropy, masked_mean, sample_prototype_mse
 from fedjax_ht.methods.shared import prototypes

@@ -34,6 +34,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.annotations import NonNegative, Positive, SearchRange
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bounds import checked
@@ -42,7 +43,7 @@ from fedjax_ht.core.federation import Federation, require_equal_heads
 from fedjax_ht.core.inputs import image_shape, pixels_of
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Array, Data, Method, PyTree, Wire
-from fedjax_ht.core.round import gather_received, select
+from fedjax_ht.core.trees import select
 from fedjax_ht.data.augment import colour_jitter, flip, random_grayscale, resized_crop
 from fedjax_ht.losses import cross_entropy, supervised_contrastive
 from fedjax_ht.methods.shared.heads import head_uplink, init_head, mean_head, take_head

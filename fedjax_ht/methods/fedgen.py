@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.annotations import Count, NonNegative, Positive, SearchRange, Whole, traced
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bounds import checked
@@ -39,7 +40,7 @@ from fedjax_ht.core.bucket import features, logits
 from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Array, Method, PyTree
-from fedjax_ht.core.round import gather_received, select
+from fedjax_ht.core.trees import select
 from fedjax_ht.core.wire import Masked, Metadata, dense
 from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.methods.shared.averaging import weighted_mean

@@ -22,13 +22,13 @@ from typing import Annotated
 
 import optax
 
+from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.annotations import Count, Positive, SearchRange
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import logits
 from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.server_training import train_on_rows
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared import prototypes

@@ -45,6 +45,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.annotations import Count, NonNegative, Positive, SearchRange, Within
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bounds import checked
@@ -53,7 +54,7 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import ClientInfo, Method, PyTree, Wire
 from fedjax_ht.core.reductions import weighted_sum
-from fedjax_ht.core.round import gather_received, select
+from fedjax_ht.core.trees import select
 from fedjax_ht.core.wire import Masked, Metadata, dense
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples

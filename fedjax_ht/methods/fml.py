@@ -23,12 +23,12 @@ Settled here:
 
 from typing import Annotated
 
+from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.annotations import SearchRange, Share
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
-from fedjax_ht.core.round import gather_received
 from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.methods.shared.mutual import init_pair, mean_of_copies, take_shared, train_pair
 from fedjax_ht.methods.shared.prototypes import Variant

@@ -14,11 +14,11 @@ Settled here:
 * The head is what `SplitModel` calls so; the authors choose how many of the last layers are global.
 """
 
+from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
-from fedjax_ht.core.round import gather_received
 from fedjax_ht.methods.shared.averaging import Weighting
 from fedjax_ht.methods.shared.heads import head_uplink, init_head, mean_head, receive_head
 from fedjax_ht.methods.shared.supervised import train_model

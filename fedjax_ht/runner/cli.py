@@ -33,26 +33,27 @@ def fail(error: Exception, code: int = 2, at_once: bool = False) -> NoReturn:
     sys.exit(code)
 
 
-def parse_flags(arguments: list[str]) -> list[str]:
-    """Parses a command line that has flags alone; returns the program's name in a list.
+def parse_flags(arguments: list[str], takes_words: bool = False) -> list[str]:
+    """Parses a command line.
 
     A mistake in it, or in a config file or override that it names, ends the program with one line.
+
+    Args:
+      arguments: the program's name, and what follows it.
+      takes_words: True for a command that takes words beside flags.
+
+    Returns:
+      The program's name and the words.
     """
-    rest = parse_words(arguments)
-    if len(rest) > 1:
-        fail(ValueError(f"unexpected argument {rest[1]!r}; flags are written --name=value"))
-    return rest
-
-
-def parse_words(arguments: list[str]) -> list[str]:
-    """Parses a command line as `parse_flags` does, of a command that takes words beside flags;
-    returns the program's name and the words."""
     try:
-        return flags.FLAGS([arguments[0], QUIET, *arguments[1:]])
+        rest = flags.FLAGS([arguments[0], QUIET, *arguments[1:]])
     except flags.UnrecognizedFlagError as error:
         fail(ValueError(unknown_flag(error.flagname, error.flagvalue or "")))
     except (BadConfigFile, flags.Error, ValueError, TypeError, OSError) as error:
         fail(error)
+    if len(rest) > 1 and not takes_words:
+        fail(ValueError(f"unexpected argument {rest[1]!r}; flags are written --name=value"))
+    return rest
 
 
 def unknown_flag(name: str, argument: str) -> str:

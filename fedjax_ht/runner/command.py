@@ -1,10 +1,10 @@
 """Runs `fedjax-ht COMMAND`, the one program of the library; python -m experiments.main is
 fedjax-ht run."""
 
+import functools
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
 
@@ -72,31 +72,25 @@ def main(command: str | None = None) -> None:
     if arguments[0] == "--version":
         print(importlib.metadata.version("fedjax_ht"))
         sys.exit(0)
-    if arguments[0] not in COMMANDS:
-        from fedjax_ht.core.names import unknown
-        from fedjax_ht.runner.cli import fail
-
-        fail(ValueError(unknown("command", arguments[0], COMMANDS)))
-    start(arguments[0], arguments[1:])
-
-
-def start(command: str, arguments: Sequence[str]) -> None:
-    """Parses a command's flags and calls its `main`."""
     from absl import app
 
     from fedjax_ht.core.extras import require
-    from fedjax_ht.runner.cli import fail, parse_flags, parse_words
+    from fedjax_ht.core.names import unknown
+    from fedjax_ht.runner.cli import fail, parse_flags
 
+    name, *rest = arguments
+    if name not in COMMANDS:
+        fail(ValueError(unknown("command", name, COMMANDS)))
     try:
-        require(f"fedjax-ht {command}", "run")
+        require(f"fedjax-ht {name}", "run")
     except ImportError as error:
         fail(error)
-    module = importlib.import_module(COMMANDS[command].module)
-    if HELP & set(arguments):
-        print(usage(command, module))
+    module = importlib.import_module(COMMANDS[name].module)
+    if HELP & set(rest):
+        print(usage(name, module))
         sys.exit(0)
-    parse = parse_words if COMMANDS[command].takes_words else parse_flags
-    app.run(module.main, argv=[f"fedjax-ht {command}", *arguments], flags_parser=parse)
+    parse = functools.partial(parse_flags, takes_words=COMMANDS[name].takes_words)
+    app.run(module.main, argv=[f"fedjax-ht {name}", *rest], flags_parser=parse)
 
 
 def overview() -> str:

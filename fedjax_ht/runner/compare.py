@@ -27,8 +27,8 @@ from fedjax_ht.report.results import PARTICIPANTS
 from fedjax_ht.report.statistics import write_trials
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.fair import fairly_tuned
-from fedjax_ht.runner.program import chosen_workdir, configured, execute, orderly
 from fedjax_ht.runner.progress import print_files, tell
+from fedjax_ht.runner.run import chosen_workdir, configured, execute, orderly
 from fedjax_ht.runner.train import Result
 
 _METHODS = flags.DEFINE_list(

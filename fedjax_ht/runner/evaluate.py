@@ -17,12 +17,11 @@ from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.names import meant
 from fedjax_ht.data.files.torch_files import save_safetensors
-from fedjax_ht.experiment.build import Experiment
+from fedjax_ht.experiment.build import Experiment, simulate
 from fedjax_ht.experiment.run_folder import read_run
 from fedjax_ht.models.weights import state_dict
 from fedjax_ht.runner.cli import TRUST, fail
 from fedjax_ht.runner.processes import enable_compilation_cache
-from fedjax_ht.runner.train_entry import simulate
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 # allow_override: `fedjax-ht run` has flags of these names, too, and one process may import both

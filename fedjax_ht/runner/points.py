@@ -22,11 +22,10 @@ from fedjax_ht.experiment.fingerprints import fingerprints
 from fedjax_ht.experiment.options import evaluated_clients
 from fedjax_ht.experiment.run_folder import remember_config
 from fedjax_ht.experiment.run_lock import locked
-from fedjax_ht.runner.errors import Interrupted
 from fedjax_ht.runner.regroup import Trained, regrouped
 from fedjax_ht.runner.search import better_half, rungs
 from fedjax_ht.runner.search_result import SearchResult, divergence
-from fedjax_ht.runner.signals import catch_signals
+from fedjax_ht.runner.signals import Interrupted, catch_signals
 from fedjax_ht.simulation.history import Row, by_trial, run_rounds
 from fedjax_ht.simulation.simulation import Simulation
 

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import jax
 
-from fedjax_ht.runner.errors import CoordinatorTimeout
-
 JOIN_SECONDS = 60
 """How long the processes of a run wait for each other."""
+
+
+class CoordinatorTimeout(OSError):
+    """Not all processes reached the coordinator in time; threads that still wait for it die with
+    this process. One line."""
 
 
 def enable_compilation_cache(folder: Path | str | None = None) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_ht.simulation.history import Row
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 from fedjax_ht.simulation.trials import of_trial
-from fedjax_ht.simulation.waiting import regrouped_waiting
+from fedjax_ht.simulation.uploads import regrouped_waiting
 
 
 class Trained(NamedTuple):

@@ -3,8 +3,39 @@
 The same command again goes on where the run stopped.
 """
 
-from fedjax_ht.runner.program import chosen_workdir, configured, execute, orderly
-from fedjax_ht.runner.progress import print_files
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from absl import flags
+from tqdm import tqdm
+
+from fedjax_ht.configs.base import typed_config
+from fedjax_ht.configs.sections import Config
+from fedjax_ht.report.costs import Aim
+from fedjax_ht.report.document import Document
+from fedjax_ht.runner.cli import fail
+from fedjax_ht.runner.config_files import define_config
+from fedjax_ht.runner.processes import (
+    CoordinatorTimeout,
+    enable_compilation_cache,
+    join_processes,
+)
+from fedjax_ht.runner.progress import Progress, print_files, print_result, tell
+from fedjax_ht.runner.signals import Interrupted
+from fedjax_ht.runner.train import GaveUp, Result, Unwritable, train_and_evaluate
+
+# flags and frame of compare and sweep, too
+_CONFIG = define_config()
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "host:port of the first process of several."
+)
+_PROCESSES = flags.DEFINE_integer("processes", None, "The number of processes.")
+_PROCESS = flags.DEFINE_integer("process", None, "The number of this process, from 0.")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "The folder to write to; by default one in checkpoints/runs."
+)
 
 
 def main(_) -> None:
@@ -13,3 +44,65 @@ def main(_) -> None:
     with orderly(workdir):
         result = execute(config, workdir)
     print_files(result.files)
+
+
+def configured() -> tuple[Config, str]:
+    """Returns the config that the command line names, and a name for it."""
+    if _CONFIG.value is None:
+        fail(ValueError("no --config; for example --config=quickstart"))
+    try:
+        config = typed_config(_CONFIG.value.fields)
+    except ValueError as error:
+        fail(error)
+    return config, run_name(_CONFIG.value.name)
+
+
+def run_name(config: str) -> str:
+    """Returns the name of a run of a config: "quickstart-fedproto" for
+    "quickstart.py:method=fedproto"."""
+    file, _, argument = config.partition(":")
+    values = [part.rpartition("=")[2] for part in argument.split(",") if part]
+    return "-".join([Path(file).stem, *values])
+
+
+def chosen_workdir(name: str, config: Config) -> Path:
+    """Returns the folder of --workdir, else one by this name and the config's seeds."""
+    trials = f"-trials{config.trials}" if config.trials > 1 else ""
+    return Path(_WORKDIR.value or f"checkpoints/runs/{name}-seed{config.seed}{trials}")
+
+
+def execute(config: Config, workdir: Path, aim: Aim | None = None) -> Result:
+    """Calls `train_and_evaluate` with progress bars, in an `orderly` program, and prints the result
+    before anything is drawn."""
+    with contextlib.closing(Progress(config.rounds, config.trials)) as progress:
+
+        def show_result(result: Document) -> None:
+            progress.close()  # the last bar would be drawn again below the table
+            print_result(result)
+
+        return train_and_evaluate(config, workdir, progress, tqdm.write, tell, aim, show_result)
+
+
+@contextlib.contextmanager
+def orderly(workdir: Path) -> Iterator[None]:
+    """Joins the processes of a run, caches programs, and turns errors into one line and exit code.
+
+    The code is 2 for a mistake, 1 for what failed after the run had begun, and 128 + its number for
+    a signal.
+    """
+    enable_compilation_cache()
+    try:
+        join_processes(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
+        yield
+    except Interrupted as stop:
+        print(
+            f"{stop}; what was done is saved below {workdir}. The same command goes on from there.",
+            file=sys.stderr,
+        )
+        sys.exit(128 + stop.signal)
+    except CoordinatorTimeout as error:
+        fail(error, at_once=True)
+    except (Unwritable, GaveUp) as error:
+        fail(error, code=1)
+    except (ValueError, OSError, ImportError) as error:
+        fail(error)

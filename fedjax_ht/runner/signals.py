@@ -16,6 +16,14 @@ SAME = 0.3
 to its group."""
 
 
+class Interrupted(Exception):
+    """The run was told to stop, and has saved. `signal` is the number of the signal. One line."""
+
+    def __init__(self, number: int):
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.signal = number
+
+
 class catch_signals:
     """A block in which the numbers of SIGINT and SIGTERM are noted in a list; a second signal of
     the same kind acts as usual."""

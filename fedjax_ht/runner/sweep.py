@@ -19,8 +19,8 @@ from absl import flags
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.points import searched
-from fedjax_ht.runner.program import chosen_workdir, configured, orderly
 from fedjax_ht.runner.progress import tell
+from fedjax_ht.runner.run import chosen_workdir, configured, orderly
 from fedjax_ht.runner.search import parse_space, points_of
 from fedjax_ht.runner.search_result import budget, table
 

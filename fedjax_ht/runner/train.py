@@ -26,12 +26,19 @@ from fedjax_ht.report.map_plot import write_maps
 from fedjax_ht.report.page import Page, results, text_of, write_page
 from fedjax_ht.report.report import write_report
 from fedjax_ht.report.setting import repeat, setting
-from fedjax_ht.runner.errors import GaveUp, Unwritable
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.train_entry import Listeners, ProgressFn, train_entry
 from fedjax_ht.simulation.history import Row
 
 DRAWING = "drawing plots and maps (without: --config.report.maps=none)"
+
+
+class GaveUp(Exception):
+    """No upload arrived any more in an entry, which has saved and written its results. One line."""
+
+
+class Unwritable(OSError):
+    """A file could not be written after the run had begun. One line."""
 
 
 class Result(NamedTuple):

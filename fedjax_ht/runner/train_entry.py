@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +14,7 @@ from fedjax_ht.checkpoints.checkpoint import Checkpointer, make_checkpointer
 from fedjax_ht.checkpoints.writers import write_history
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.data.client_data import make_federation_data
-from fedjax_ht.experiment.build import Experiment
+from fedjax_ht.experiment.build import Experiment, simulate
 from fedjax_ht.experiment.entries import as_run
 from fedjax_ht.experiment.options import evaluated_clients
 from fedjax_ht.experiment.run_folder import read_json, start_again
@@ -25,9 +24,10 @@ from fedjax_ht.report.bad_clients import place_of
 from fedjax_ht.report.figures import save
 from fedjax_ht.report.maps import remember_map
 from fedjax_ht.report.plots import image_grid
-from fedjax_ht.runner.errors import Interrupted
+from fedjax_ht.runner.signals import Interrupted
 from fedjax_ht.simulation.history import Row, by_trial, is_over, run_rounds
-from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_trials
+from fedjax_ht.simulation.lanes import simulation_lanes
+from fedjax_ht.simulation.simulation import SimulationState
 from fedjax_ht.simulation.trials import of_trial
 
 ProgressFn = Callable[[str, Row], None]  # (label of an entry, new row)
@@ -75,7 +75,8 @@ def train_entry(
       Interrupted: by a signal.
     """
     writes = writable and is_primary()
-    simulation = with_noted_lanes(label, experiment, folder.parent / "lanes.json", writes)
+    experiment = with_noted_lanes(label, experiment, folder.parent / "lanes.json", writes)
+    simulation = simulate(label, experiment)
     checkpointer = make_checkpointer(
         folder / "checkpoints", simulation, config.checkpoint.keep, background=True
     )
@@ -204,31 +205,10 @@ def _compiling(label: str, experiment: Experiment, config: Config) -> str:
     return f"{label}: compiling {programs} for {devices} x {kind}, in the first round"
 
 
-def simulate(
-    label: str, experiment: Experiment, lanes: Mapping[str, int] | None = None
-) -> Simulation:
-    """Returns an entry's simulation, of all trials.
+def with_noted_lanes(label: str, experiment: Experiment, noted: Path, writes: bool) -> Experiment:
+    """Returns the experiment with the lanes that this run has noted for an entry.
 
-    Args:
-      label: of the entry.
-      experiment: that has it.
-      lanes: bucket name -> lanes, where "auto" was asked for and an earlier call has chosen.
-    """
-    method, federation = experiment.methods[label], experiment.federations[label]
-    data = [
-        make_federation_data(experiment.dataset, partition, federation)
-        for partition in experiment.partitions
-    ]
-    options = experiment.options
-    if lanes:
-        options = dataclasses.replace(options, lanes=lanes)
-    return make_trials(method, federation, data, options)
-
-
-def with_noted_lanes(label: str, experiment: Experiment, noted: Path, writes: bool) -> Simulation:
-    """Returns an entry's simulation with the lanes that this run has noted.
-
-    Where "auto" chooses lanes, a run notes them for each architecture when it first trains it, so
+    Where "auto" chooses lanes, a run notes them for each architecture before it first trains it, so
     that it goes on with the same.
 
     Args:
@@ -237,20 +217,20 @@ def with_noted_lanes(label: str, experiment: Experiment, noted: Path, writes: bo
       noted: a JSON file, architecture -> lanes.
       writes: False notes nothing.
     """
-    if experiment.options.lanes != "auto":
-        return simulate(label, experiment)
+    options, federation = experiment.options, experiment.federations[label]
+    if options.lanes != "auto":
+        return experiment
     known = read_json(noted) if noted.exists() else {}
-    names = {bucket.name for bucket in experiment.federations[label].buckets}
-    if names <= set(known):
-        return simulate(label, experiment, {bucket: known[bucket] for bucket in names})
-    simulation = simulate(label, experiment)
-    if writes:
-        with atomic_open(noted) as file:
-            json.dump(simulation.lanes | known, file, indent=2)
-    lanes = simulation.lanes | {bucket: known[bucket] for bucket in names & set(known)}
-    if lanes == simulation.lanes:
-        return simulation
-    return simulate(label, experiment, lanes)
+    names = {bucket.name for bucket in federation.buckets}
+    if not names <= set(known):
+        counts = np.array([[len(c.train) for c in clients] for clients in experiment.partitions])
+        training = experiment.methods[label].training
+        known = simulation_lanes(federation, counts, training, options) | known
+        if writes:
+            with atomic_open(noted) as file:
+                json.dump(known, file, indent=2)
+    lanes = {name: known[name] for name in names}
+    return experiment._replace(options=dataclasses.replace(options, lanes=lanes))
 
 
 def stop_if_signalled(caught: Sequence[int]) -> None:

@@ -11,25 +11,23 @@ from fedjax_ht.core.evaluation import EvaluationRequest, Scores
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import collect, fetch, scatter, share, spread
-from fedjax_ht.core.method import ClientInfo, PyTree, Received
-from fedjax_ht.core.round import ClientResult, Participant, TrialServers
+from fedjax_ht.core.method import ClientInfo, PyTree
+from fedjax_ht.core.round import Participant, TrialServers
 from fedjax_ht.core.trees import join_trees, take
-from fedjax_ht.simulation.answers import Answers
 from fedjax_ht.simulation.program import Clients, Program
 from fedjax_ht.simulation.roster import (
     PADDING,
+    by_trial,
     idle_lane_steps,
     lay_out,
-    places,
-    positions,
     schedule,
 )
-from fedjax_ht.simulation.round import Cohort, Exchange, Round, draw_cohorts
+from fedjax_ht.simulation.round import Cohort, Round, draw_cohorts
 from fedjax_ht.simulation.serving import serve
 from fedjax_ht.simulation.spending import epsilons
 from fedjax_ht.simulation.stages import Seconds, stage
 from fedjax_ht.simulation.state import SimulationState, clients_info
-from fedjax_ht.simulation.waiting import nobody_waits
+from fedjax_ht.simulation.uploads import Answers, nobody_waits
 from fedjax_ht.trust.attacks import attackers
 
 
@@ -51,20 +49,20 @@ class BucketPlan(NamedTuple):
     """A bucket's participants before they train.
 
     Attributes:
-      rows: int [trials, ...], each trial's.
+      rows: each trial's in the bucket, int [...].
       layout: of the participants, int64 [P].
+      participants, scored: `roster.by_trial` of the two layouts.
       states: on the devices; the schedules name slots in them.
       schedule: who trains when, on the devices.
-      score_layout: of the participants when they are scored, padded as for an evaluation, which is
-        then the same program.
       score_schedule: who is scored when, on the devices.
     """
 
     rows: list[np.ndarray]
     layout: np.ndarray
+    participants: tuple[np.ndarray, np.ndarray]
+    scored: tuple[np.ndarray, np.ndarray]
     states: PyTree
     schedule: Schedule
-    score_layout: np.ndarray
     score_schedule: Schedule
 
 
@@ -107,14 +105,10 @@ def first_state(program: Program) -> SimulationState:
 
 def compiled_round(program: Program) -> Round:
     """Returns the round of a simulation."""
-
-    def serve_round(state, received, rows, settings=None):
-        return serve(program.server, program.mesh, state.servers, state.round, received, rows)
-
     return Round(
         options=program.options,
         exchange=functools.partial(exchange, program),
-        serve=serve_round,
+        serve=functools.partial(serve, program.server, program.mesh),
         devices=program.devices,
         attackers=attackers(program.options[0].attack, program.federation.num_clients),
         epsilons=functools.partial(epsilons, program),
@@ -123,9 +117,9 @@ def compiled_round(program: Program) -> Round:
 
 def exchange(
     program: Program, state: SimulationState, score: bool, seconds: Seconds | None
-) -> Exchange:
+) -> tuple[SimulationState, dict[str, Answers]]:
     """Trains a round's participants and returns their answers; the buffers of client states are
-    donated. Arguments as of `round.Round.exchange`."""
+    donated. Arguments and results as of `round.Round.exchange`."""
     cohorts = draw_cohorts(program.options, program.federation.num_clients, state)
     inputs = round_inputs(program, state)
     plans, states, schedules, data = {}, {}, {}, {}
@@ -154,8 +148,18 @@ def exchange(
         if clients.keeps:
             changed[name] = state.changed[name].copy()
             changed[name][np.concatenate(plan.rows)] = state.round + 1
-        answers[name] = _answers(program, name, plan, result, scores[name])
-    return Exchange(cohorts=cohorts, answers=answers, clients=stored, changed=changed)
+        (ids, rows), (_, score_rows) = plan.participants, plan.scored
+        answers[name] = Answers(
+            ids=ids,
+            rows=rows,
+            in_order=clients.roster.in_order,
+            info=plan.schedule.arguments.info,
+            results=result,
+            scores=scores[name],
+            score_rows=score_rows,
+            idle=idle_lane_steps(clients.roster, plan.layout),
+        )
+    return state._replace(clients=stored, changed=changed), answers
 
 
 def _plan(
@@ -173,39 +177,20 @@ def _plan(
         dropped.append(roster.rows(trial, cohort.ids[cohort.dropped]))
     layout = score_layout = lay_out(roster, np.concatenate(rows), roster.capacity)
     if clients.keeps:
+        # Padded as for an evaluation, which is then the same program.
         score_layout = lay_out(roster, np.concatenate(rows), store.block(roster))
     states = store.load(state.clients[name], roster, layout)
     lost = np.concatenate(dropped)
+    participants = program.options[0].participants(program.federation.num_clients)
+    size = min(participants, len(roster.members))
     return BucketPlan(
         rows=rows,
         layout=layout,
+        participants=by_trial(roster, layout, len(rows), size),
+        scored=by_trial(roster, score_layout, len(rows), size),
         states=states,
         schedule=device_schedule(program, name, layout, inputs, lost),
-        score_layout=score_layout,
         score_schedule=device_schedule(program, name, score_layout, inputs, lost),
-    )
-
-
-def _answers(
-    program: Program,
-    name: str,
-    plan: BucketPlan,
-    result: ClientResult,
-    scores: dict[str, Scores],
-) -> Answers:
-    roster = program.clients[name].roster
-    received = Received(result.uplink, plan.schedule.arguments.info, result.arrived)
-    participants = program.options[0].participants(program.federation.num_clients)
-    size = min(participants, len(roster.members))
-    return Answers(
-        places=places(roster, plan.layout),
-        received=collect(program.mesh, received),
-        rows=np.stack([positions(plan.layout, rows, size) for rows in plan.rows]),
-        in_order=roster.in_order,
-        result=result._replace(uplink=()),
-        score_places=places(roster, plan.score_layout),
-        scores=scores,
-        idle=idle_lane_steps(roster, plan.layout),
     )
 
 

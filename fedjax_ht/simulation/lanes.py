@@ -20,10 +20,14 @@ from jax.sharding import Mesh
 
 from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
 from fedjax_ht.core.compiling import platform_of
-from fedjax_ht.core.executor import Lanes, longest_first
+from fedjax_ht.core.executor import longest_first
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import abstract
+from fedjax_ht.core.local_training import LocalTraining, num_steps
+from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.programs import called_programs, jaxpr_of
 from fedjax_ht.metrics.flops import sample_flops
+from fedjax_ht.simulation.options import Lanes, SimulationOptions
 
 MOST = 32  # lanes that the rule gives; more can be asked for
 KERNELS = (
@@ -74,6 +78,30 @@ class StepCost(NamedTuple):
     moved: float
     flops: float
     memory: float
+
+
+def simulation_lanes(
+    federation: Federation, counts: np.ndarray, training: LocalTraining, options: SimulationOptions
+) -> dict[str, int]:
+    """Returns bucket name -> lanes, by which clients then are laid out, of a simulation with these
+    options.
+
+    Args:
+      federation: the buckets.
+      counts: the clients' training samples, int [trials, num_clients].
+      training: the recipe of the clients.
+      options: if they have numbers, these.
+
+    Raises:
+      ValueError: a bucket has no number, or there are fewer devices than the options want.
+    """
+    steps = []
+    for bucket in federation.buckets:
+        steps.append(num_steps(training, counts[:, federation.members(bucket)]).reshape(-1))
+    participants = len(counts) * options.participants(federation.num_clients)
+    mesh = client_mesh(options.devices)
+    batch_size = training.batch_size
+    return choose_lanes(options.lanes, federation.buckets, steps, participants, batch_size, mesh)
 
 
 def choose_lanes(

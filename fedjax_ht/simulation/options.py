@@ -1,6 +1,7 @@
 """The options of a federation, whatever its method."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -9,12 +10,15 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.annotations import Count, NonNegative, Part, Rest, Seed
 from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.evaluation import NormStatistics, ScoredState
-from fedjax_ht.core.executor import Lanes
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.trust.attacks import Attack
 from fedjax_ht.trust.defences import Defence
 from fedjax_ht.trust.privacy import Privacy
+
+Lanes = Count | Literal["auto"] | Mapping[str, Count]
+"""Clients that run side by side: a number for all buckets, one a bucket, or "auto", for which
+`lanes.choose_lanes` has a rule."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +49,8 @@ class SimulationOptions:
         upload may be; one beyond does not reach the server, see `outliers.without_outliers`. 0
         refuses none; nor is any refused beside `privacy`.
       robust: defences before the server, in order, see `trust.defences`.
-      attack: what some clients do instead of what the method says; `Attack()` and None are nobody.
-        They are left out of all accuracies of a round, and `attackers` says who they are.
+      attack: what some clients do instead of what the method says; `Attack()` is nobody. They are
+        left out of all accuracies of a round, and `attackers` says who they are.
       time_stages: also report the seconds of a round's stages; they then wait for each other.
       profile: the clients' devices, or None: everybody is there in every round.
       privacy: what is hidden by noise, or None; attackers' uploads are clipped, too.
@@ -72,7 +76,7 @@ class SimulationOptions:
     downlink: tuple[wire.Transform, ...] = ()
     refuse_outliers: NonNegative = 1000.0
     robust: tuple[Defence, ...] = ()
-    attack: Attack | None = dataclasses.field(default_factory=Attack)
+    attack: Attack = dataclasses.field(default_factory=Attack)
     time_stages: bool = False
     profile: Profile | None = None
     privacy: Privacy | None = None

@@ -31,7 +31,7 @@ class Profile:
       deadline: seconds of a round after which the server waits for nobody; 0: it waits for all.
       late: what becomes of an upload after that. It is "lost", as one that is dropped: the client
         has trained, and the server never hears of it. Or it "arrives" in the later round in which
-        the client is done with it, see `simulation.waiting`; till then the client takes part in no
+        the client is done with it, see `simulation.uploads`; till then the client takes part in no
         other.
 
     Raises:

@@ -25,15 +25,16 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.forms import keeps_state, uplink_forms
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
 from fedjax_ht.core.method import Data, Method, PyTree, Split
-from fedjax_ht.core.round import Channel, bucket_round, first_states
+from fedjax_ht.core.round import Channel, bucket_round
+from fedjax_ht.core.states import first_states
 from fedjax_ht.data.client_data import FederationData
 from fedjax_ht.metrics.flops import bucket_flops
-from fedjax_ht.simulation.clock import Devices
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import Roster, make_rosters
 from fedjax_ht.simulation.serving import Server, serve_trials
 from fedjax_ht.simulation.store import STORES, ClientStore, no_store
 from fedjax_ht.simulation.trials import first_server, over_trials
+from fedjax_ht.simulation.uploads import Devices
 from fedjax_ht.trust.defences import defended
 from fedjax_ht.trust.disclosure import Exposure, exposure
 from fedjax_ht.trust.epsilon import accounting
@@ -46,7 +47,7 @@ class Clients(NamedTuple):
     Attributes:
       roster: the places of their states.
       data: of these clients, on all devices.
-      first_states: see `round.first_states`.
+      first_states: see `states.first_states`.
       keeps: whether they keep anything between rounds, see `forms.keeps_state`, that anybody asks
         for.
       store: of their states between rounds.
@@ -169,12 +170,12 @@ def bind(
         bound = (method, federation, bucket, channel)
         of_bucket = samples._replace(splits=spread(mesh, data.buckets[name].splits))
         clients[name] = _bucket_clients(bound, rosters[name], of_bucket, options, mesh)
-        keeps, lanes = clients[name].keeps, rosters[name].lanes
+        keeps = clients[name].keeps
         score_trained = None
         if not keeps:  # they are scored where they train, before their models are gone
             score_trained = client_evaluation(*bound, size)
-        train[name] = bucket_round(*bound, lanes, score_trained)
-        score[name] = bucket_evaluation(*bound, lanes, size, keeps)
+        train[name] = bucket_round(*bound, score_trained)
+        score[name] = bucket_evaluation(*bound, size, keeps)
     splits = _scored_splits(data, options)
 
     def request(received, scored):

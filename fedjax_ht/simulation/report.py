@@ -1,15 +1,21 @@
 """Reports of rounds and evaluations, on the host."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_ht.core.evaluation import Scores
+from fedjax_ht.core.mesh import fetch
 from fedjax_ht.core.method import Array
 from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.trees import join_trees, take
 from fedjax_ht.core.wire import WireCost
+from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.serving import ServerResult
+from fedjax_ht.simulation.state import SimulationState
+from fedjax_ht.simulation.trials import of_trial
+from fedjax_ht.simulation.uploads import Answers, Devices, Waiting
 
 FAR_OFF = 30.0
 """How many times the round's length or distance an upload must be to be reported, see
@@ -85,6 +91,71 @@ class Evaluation(NamedTuple):
     accuracy: dict[str, dict[str, np.ndarray]]
     counts: dict[str, np.ndarray]
     global_accuracy: dict[str, float]
+
+
+def round_reports(
+    answers: dict[str, Answers],
+    server: ServerResult,
+    devices: Devices,
+    state: SimulationState,
+    attackers: np.ndarray,
+    epsilons: Sequence[float | None],
+) -> list[RoundReport]:
+    """Makes one report a trial.
+
+    Args:
+      answers: as `uploads.deliver` returns them.
+      server: its results, stacked over trials.
+      devices: the clients' devices.
+      state: before the round.
+      attackers: bool [num_clients].
+      epsilons: of each trial after the round.
+    """
+    # The one transfer of a round to the host, but for that of the clock in `uploads`.
+    results = {name: (part.results, part.scores) for name, part in answers.items()}
+    results, server = fetch((results, server))
+    idle, steps = np.sum([part.idle for part in answers.values()], axis=0)
+    wasted = 0.0
+    if steps:
+        wasted = float(idle / steps)
+    reports, profile, waiting, absent = [], devices.profile, state.waiting, None
+    if profile is not None:
+        absent = int(np.sum(~profile.reachable(devices.num_clients, state.round)))
+    for trial, epsilon in enumerate(epsilons):
+        buckets = []
+        for name, part in answers.items():
+            ids, rows, score_rows = part.of_trial(trial)
+            of_clients, scores = results[name]
+            buckets.append((ids, (take(of_clients, rows), take(scores, score_rows))))
+        earlier, fields = None, {}
+        if profile is not None and waiting is not None:
+            earlier = take(waiting.cost, (trial, waiting.arriving(profile)[trial]))
+        if profile is not None and profile.rates():
+            fields = _simulated_fields(profile, waiting, answers, trial)
+        report = round_report(buckets, of_trial(server, trial), wasted, attackers, earlier)
+        reports.append(report._replace(absent=absent, epsilon=epsilon, **fields))
+    return reports
+
+
+def _simulated_fields(
+    profile: Profile, waiting: Waiting | None, answers: dict[str, Answers], trial: int
+) -> dict[str, Any]:
+    """Returns the fields of a trial's report that follow from simulated times; something takes time
+    on the devices of `profile`, and `waiting` was on its way before the round."""
+    parts = []
+    for part in answers.values():
+        ids, rows, _ = part.of_trial(trial)
+        of_clients = take((part.seconds, part.late, part.results.arrived), rows)
+        parts.append((ids, of_clients))
+    ids, (seconds, late, arrived) = join_trees(np.concatenate, parts)
+    fields: dict[str, Any] = {"late": tuple(sorted(ids[late].tolist()))}
+    if waiting is not None:
+        arriving, unfinished = waiting.arriving(profile)[trial], waiting.unfinished[trial]
+        fields["arrived_late"] = tuple(np.flatnonzero(arriving).tolist())
+        seconds = np.append(seconds, waiting.left[trial])
+        arrived = np.append(arrived, arriving)
+        late = np.append(late, unfinished & ~arriving)
+    return fields | {"seconds": profile.length(seconds, arrived, late)}
 
 
 def round_report(

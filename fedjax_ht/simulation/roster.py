@@ -12,27 +12,14 @@ from jax.sharding import Mesh
 from fedjax_ht.core.executor import Schedule, capacity_for, longest_first, wasted_lane_steps
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, num_steps
-from fedjax_ht.core.method import ClientInfo, PyTree
+from fedjax_ht.core.method import ClientInfo
 from fedjax_ht.core.round import Participant
 from fedjax_ht.core.trees import take
 from fedjax_ht.metrics.flops import sample_flops
-from fedjax_ht.simulation.lanes import choose_lanes
+from fedjax_ht.simulation.lanes import simulation_lanes
 from fedjax_ht.simulation.options import SimulationOptions
 
 PADDING = -1  # of a place where nobody stands
-
-
-class Places(NamedTuple):
-    """Places of clients in arrays [P].
-
-    Attributes:
-      rows: int64 [P], a client's row in its bucket over all trials; PADDING where nobody stands.
-      trials, clients: int64 [P], a row's trial and client id; of padding they mean nothing.
-    """
-
-    rows: np.ndarray
-    trials: np.ndarray
-    clients: np.ndarray
 
 
 class Roster(NamedTuple):
@@ -62,6 +49,11 @@ class Roster(NamedTuple):
     lanes: int
 
     @property
+    def padded_shard(self) -> int:
+        """Returns the rows of a device, rounded up to a multiple of its lanes."""
+        return -(-self.shard // self.lanes) * self.lanes
+
+    @property
     def in_order(self) -> bool:
         """Returns whether a layout of participants is what a server gets, row by row: of one trial
         on one device, one after another."""
@@ -70,6 +62,10 @@ class Roster(NamedTuple):
     def rows(self, trial: int, ids: np.ndarray) -> np.ndarray:
         """Returns the rows of those of `ids` that are members."""
         return trial * len(self.members) + np.flatnonzero(np.isin(self.members, ids))
+
+    def row(self, trials: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Returns the rows of members in these trials: the inverse of `client`."""
+        return trials * len(self.members) + np.searchsorted(self.members, ids)
 
     def client(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns trials and client ids of rows."""
@@ -152,18 +148,15 @@ def make_rosters(
     clients' training samples, int [trials, num_clients].
     """
     buckets = federation.buckets
-    steps, by_row, costs = [], [], []
+    steps, costs = [], []
     for bucket in buckets:
         of_bucket = num_steps(training, counts[:, np.array(federation.members(bucket))])
         steps.append(of_bucket)
-        by_row.append(of_bucket.reshape(-1))
         # On one device nothing is dealt, and no architecture need be traced for its FLOPs.
         unit = sample_flops(bucket) if mesh.size > 1 else 1.0
-        costs.append(unit * by_row[-1])
+        costs.append(unit * of_bucket.reshape(-1))
     participants = options.participants(federation.num_clients)
-    lanes = choose_lanes(
-        options.lanes, buckets, by_row, len(counts) * participants, training.batch_size, mesh
-    )
+    lanes = simulation_lanes(federation, counts, training, options)
     rosters = {}
     for bucket, of_bucket, device in zip(buckets, steps, deal(costs, mesh.size)):
         members = np.array(federation.members(bucket))
@@ -217,7 +210,8 @@ def schedule(
       lost: rows whose uplink is dropped.
 
     Returns:
-      Leading axis [len(flat)], and a count per device.
+      Leading axes [len(flat) / lanes, lanes] of the slots and [len(flat)] of the arguments, and a
+      count per device.
     """
     real = flat != PADDING
     rows = np.where(real, flat, 0)
@@ -230,34 +224,37 @@ def schedule(
         dropped=np.isin(flat, lost),
     )
     out_of_range = np.iinfo(np.int32).max  # so that padding is never written
+    slots = np.where(real, slots, out_of_range).astype(np.int32)
     return Schedule(
-        np.where(real, slots, out_of_range).astype(np.int32),
-        participants,
-        real.reshape(roster.devices, -1).sum(1).astype(np.int32),
+        slots=slots.reshape(-1, roster.lanes),
+        arguments=participants,
+        count=real.reshape(roster.devices, -1).sum(1).astype(np.int32),
     )
 
 
-def places(roster: Roster, flat: np.ndarray) -> Places:
-    """Returns who stands where in a layout."""
-    trials, clients = roster.client(np.where(flat == PADDING, 0, flat))
-    return Places(flat, trials, clients)
-
-
-def take_trial(places: Places, trial: int, tree: PyTree) -> tuple[np.ndarray, PyTree]:
-    """Takes one trial's part of arrays [P] by their places.
+def clients_of(roster: Roster, flat: np.ndarray, trial: int) -> tuple[np.ndarray, np.ndarray]:
+    """Finds one trial's clients in a layout.
 
     Returns:
-      Client ids [m], and the arrays [m] as NumPy.
+      Their ids, ascending, int64 [m]; and where they stand in the layout, int64 [m].
     """
-    chosen = np.flatnonzero((places.rows != PADDING) & (places.trials == trial))
-    return places.clients[chosen], take(tree, chosen)
+    trials, ids = roster.client(np.where(flat == PADDING, 0, flat))
+    where = np.flatnonzero((flat != PADDING) & (trials == trial))
+    where = where[np.argsort(ids[where])]
+    return ids[where], where
 
 
-def positions(flat: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
-    """Returns the places of rows in a layout, by ascending row, padded: int32 [size]."""
-    where = np.flatnonzero(np.isin(flat, rows))
-    where = where[np.argsort(flat[where])]
-    return np.pad(where, (0, size - len(where)), constant_values=PADDING).astype(np.int32)
+def by_trial(
+    roster: Roster, flat: np.ndarray, trials: int, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns `clients_of` every trial, padded with PADDING: int64 [trials, size] and int32
+    [trials, size]."""
+    all_ids = np.full((trials, size), PADDING, np.int64)
+    all_where = np.full((trials, size), PADDING, np.int32)
+    for trial in range(trials):
+        ids, where = clients_of(roster, flat, trial)
+        all_ids[trial, : len(ids)], all_where[trial, : len(ids)] = ids, where
+    return all_ids, all_where
 
 
 def idle_lane_steps(roster: Roster, flat: np.ndarray) -> np.ndarray:

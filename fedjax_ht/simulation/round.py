@@ -1,12 +1,12 @@
 """One round, whatever carries its messages: the one place that knows its order.
 
-    draw participants -> send downlinks, train, send uplinks -> deadline and late uploads
-    -> serve -> report
+    draw participants; send downlinks, train, send uplinks -> deliver the uploads -> serve -> report
 
-The second step is an exchange, made by a transport, of which there are three: `compiled` (buckets
-of clients in one program on a mesh), `stepped` (one client and one stage at a time, to find a
-fault) and, in a deployment, `deploy.rounds` (clients that are elsewhere). Attacks, noise and
-defences are part of the method that all of them run, see `trust.hardening`.
+The first step is an exchange, made by a transport, of which there are three: `compiled` (buckets of
+clients in one program on a mesh), `stepped` (one client and one stage at a time, to find a fault)
+and, in a deployment, `deploy.rounds` (clients that are elsewhere). It ends with `uploads.Answers`,
+whatever carried them. Attacks, noise and defences are part of the method that all transports run,
+see `trust.hardening`.
 """
 
 import functools
@@ -16,18 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.mesh import fetch
-from fedjax_ht.core.method import PyTree, Received
-from fedjax_ht.simulation.answers import Answers
-from fedjax_ht.simulation.clock import Devices, on_time, simulated
+from fedjax_ht.core.method import PyTree
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
-from fedjax_ht.simulation.report import RoundReport, round_report
-from fedjax_ht.simulation.roster import take_trial
+from fedjax_ht.simulation.report import RoundReport, round_reports
 from fedjax_ht.simulation.serving import ServerResult
 from fedjax_ht.simulation.stages import Seconds, stage
 from fedjax_ht.simulation.state import SimulationState
-from fedjax_ht.simulation.trials import of_trial
-from fedjax_ht.simulation.waiting import after_round, with_earlier
+from fedjax_ht.simulation.uploads import Answers, Delivery, Devices, deliver
 
 
 class Cohort(NamedTuple):
@@ -44,51 +39,25 @@ class Cohort(NamedTuple):
     reachable: np.ndarray
 
 
-def unchanged(report: RoundReport) -> RoundReport:
-    """Returns the report itself: the transport knows nothing more."""
-    return report
-
-
-class Exchange(NamedTuple):
-    """The result of an exchange of messages.
-
-    Attributes:
-      cohorts: one a trial.
-      answers: bucket name -> its participants' answers.
-      clients, changed: see `SimulationState`, after the round.
-      settings: of the server's method in this round, stacked over trials, where they are drawn
-        anew, such as the words of a server's noise; None where they are the run's.
-      complete: adds to a report what only the transport knows.
-    """
-
-    cohorts: Sequence[Cohort]
-    answers: dict[str, Answers]
-    clients: dict[str, PyTree]
-    changed: dict[str, np.ndarray]
-    settings: PyTree | None = None
-    complete: Callable[[RoundReport], RoundReport] = unchanged
-
-
 class Round(NamedTuple):
     """The parts that every round of a run is made of.
 
     Attributes:
       options: one a trial, alike but for the seed.
       exchange: the transport: (state, whether to score participants as training left them, seconds
-        of stages or None) -> Exchange.
-      serve: (state, {bucket: Received}, {bucket: rows}, `Exchange.settings`) -> (server states,
-        ServerResult), both stacked over trials; `rows` as of `Answers`.
+        of stages or None) -> (the state with the clients' states after the round, {bucket:
+        Answers}).
+      serve: (state, Delivery) -> (server states, ServerResult), both stacked over trials.
       devices: the clients' simulated devices.
       attackers: bool [num_clients].
       epsilons: (rounds done) -> epsilon of each trial or None, see `spending`.
     """
 
     options: Sequence[SimulationOptions]
-    exchange: Callable[[SimulationState, bool, Seconds | None], Exchange]
-    serve: Callable[
-        [SimulationState, dict[str, Received], dict[str, np.ndarray], PyTree | None],
-        tuple[PyTree, ServerResult],
+    exchange: Callable[
+        [SimulationState, bool, Seconds | None], tuple[SimulationState, dict[str, Answers]]
     ]
+    serve: Callable[[SimulationState, Delivery], tuple[PyTree, ServerResult]]
     devices: Devices
     attackers: np.ndarray
     epsilons: Callable[[int], list[float | None]]
@@ -102,7 +71,7 @@ def draw_cohort(
     reachable = free = options.reachable(num_clients, state.round)
     if state.waiting is not None:
         # A client takes part in no round while its upload of an earlier one is under way.
-        free = reachable & ~state.waiting.uploads.unfinished[trial]
+        free = reachable & ~state.waiting.unfinished[trial]
     ids, dropped = choose_participants(options, num_clients, state.round, free)
     return Cohort(ids, dropped, reachable)
 
@@ -131,71 +100,35 @@ def run_round(
     if round.options[0].time_stages:
         seconds = {}
     start = time.perf_counter()
-    exchange = round.exchange(state, score, seconds)
-    answers = on_time(round.devices, exchange.answers)
-    received, rows = with_earlier(round.devices, state.waiting, answers)
-    serve = functools.partial(round.serve, state, received, rows, exchange.settings)
+    new, answers = round.exchange(state, score, seconds)
+    # The answers come back without uplinks, which are then held once.
+    delivery, answers, waiting = deliver(round.devices, state.waiting, answers)
+    serve = functools.partial(round.serve, state, delivery)
     servers, result = stage(seconds, "serve", serve)
-    reports = _reports(round, state, exchange.cohorts, answers, result)
-    new = SimulationState(
+    reports = round_reports(
+        answers,
+        result,
+        round.devices,
+        state,
+        round.attackers,
+        round.epsilons(state.round + 1),
+    )
+    new = new._replace(
         round=state.round + 1,
         servers=servers,
-        clients=exchange.clients,
-        last_round=_reached(state, exchange.cohorts),
-        changed=exchange.changed,
-        waiting=after_round(round.devices, state.waiting, answers),
+        last_round=_reached(state, answers),
+        waiting=waiting,
     )
-    spent = round.epsilons(new.round)
     if seconds is not None:
         seconds["host"] = time.perf_counter() - start - sum(seconds.values())
-    completed = []
-    for report, epsilon in zip(reports, spent):
-        completed.append(exchange.complete(report._replace(epsilon=epsilon, stages=seconds)))
-    return new, completed
+        reports = [report._replace(stages=seconds) for report in reports]
+    return new, reports
 
 
-def _reached(state: SimulationState, cohorts: Sequence[Cohort]) -> np.ndarray:
+def _reached(state: SimulationState, answers: dict[str, Answers]) -> np.ndarray:
     """`SimulationState.last_round` after the round."""
     last_round = state.last_round.copy()
-    for reached, cohort in zip(last_round, cohorts):
-        reached[cohort.ids] = state.round
+    for part in answers.values():
+        trials, ids, _ = part.participants()
+        last_round[trials, ids] = state.round
     return last_round
-
-
-def _reports(
-    round: Round,
-    state: SimulationState,
-    cohorts: Sequence[Cohort],
-    answers: dict[str, Answers],
-    result: ServerResult,
-) -> list[RoundReport]:
-    """Makes one report a trial; `state` stood before the round."""
-    # The one transfer of a round to the host, but for that of `clock.on_time`.
-    results = {name: (part.result, part.scores) for name, part in answers.items()}
-    results, result = fetch((results, result))
-    idle, steps = np.sum([part.idle for part in answers.values()], axis=0)
-    wasted = 0.0
-    if steps:
-        wasted = float(idle / steps)
-    profile = round.devices.profile
-    reports = []
-    for trial, cohort in enumerate(cohorts):
-        buckets, times = [], []
-        for name, part in answers.items():
-            # Participants stand in both places in one order, that of `roster.by_device`.
-            ids, of_clients = take_trial(part.places, trial, results[name][0])
-            scores = take_trial(part.score_places, trial, results[name][1])[1]
-            buckets.append((ids, (of_clients, scores)))
-            arrived = results[name][0].arrived
-            times.append(take_trial(part.places, trial, (part.times, arrived)))
-        earlier = cost = None
-        if state.waiting is not None:
-            earlier = of_trial(state.waiting.uploads, trial)
-            cost = earlier.arriving_cost(profile)
-        report = round_report(buckets, of_trial(result, trial), wasted, round.attackers, cost)
-        if profile is not None:
-            report = report._replace(absent=int(np.sum(~cohort.reachable)))
-            if profile.rates():
-                report = report._replace(**simulated(profile, times, earlier))
-        reports.append(report)
-    return reports

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedjax_ht.core.evaluation import Scores
 from fedjax_ht.core.mesh import fetch, server_copy
+from fedjax_ht.core.trees import take
 from fedjax_ht.simulation.compiled import (
     RoundInputs,
     device_schedule,
@@ -14,7 +15,7 @@ from fedjax_ht.simulation.compiled import (
 )
 from fedjax_ht.simulation.program import Program
 from fedjax_ht.simulation.report import Evaluation, evaluation
-from fedjax_ht.simulation.roster import Places, blocks, places, take_trial
+from fedjax_ht.simulation.roster import Roster, blocks, clients_of
 from fedjax_ht.simulation.state import SimulationState
 from fedjax_ht.simulation.trials import of_trial
 
@@ -41,19 +42,20 @@ def evaluate(
     evaluations = []
     for trial, train_counts in enumerate(program.train_counts):
         blocks_of_trial = []
-        for layout, of_block in zip(layouts, scores):
-            blocks_of_trial.append(take_trial(layout, trial, of_block))
+        for (roster, layout), of_block in zip(layouts, scores):
+            scored_ids, where = clients_of(roster, layout, trial)
+            blocks_of_trial.append((scored_ids, take(of_block, where)))
         evaluations.append(evaluation(train_counts, blocks_of_trial, of_trial(pooled, trial)))
     return evaluations
 
 
 def _score_blocks(
     program: Program, state: SimulationState, inputs: RoundInputs, ids: np.ndarray
-) -> tuple[list[Places], list[dict[str, Scores]]]:
+) -> tuple[list[tuple[Roster, np.ndarray]], list[dict[str, Scores]]]:
     """Scores the clients `ids`, as many at a time as a device has room for.
 
     Returns:
-      The places of each block's clients, and their scores.
+      The roster and the layout of each block's clients, and their scores.
     """
     nobody = np.zeros(0, np.int64)
     of_trials = [_with_samples(program, trial, ids) for trial in range(len(program.options))]
@@ -62,21 +64,21 @@ def _score_blocks(
         roster = clients.roster
         rows = [roster.rows(trial, chosen) for trial, chosen in enumerate(of_trials)]
         layouts[name] = blocks(roster, np.concatenate(rows), clients.store.block(roster))
-    all_places, all_scores = [], []
+    all_layouts, all_scores = [], []
     for block in itertools.zip_longest(*layouts.values()):
-        places_of, states, schedules = {}, {}, {}
+        layouts_of, states, schedules = {}, {}, {}
         for name, layout in zip(layouts, block):
             if layout is None:  # this bucket has fewer blocks than others
                 continue
             clients = program.clients[name]
-            places_of[name] = places(clients.roster, layout)
+            layouts_of[name] = clients.roster, layout
             states[name] = clients.store.load(state.clients[name], clients.roster, layout)
             schedules[name] = device_schedule(program, name, layout, inputs, nobody)
         scores = score_states(program, states, schedules, inputs, program.in_evaluation)
-        for name, of_bucket in places_of.items():
-            all_places.append(of_bucket)
+        for name, of_bucket in layouts_of.items():
+            all_layouts.append(of_bucket)
             all_scores.append(scores[name])
-    return all_places, all_scores
+    return all_layouts, all_scores
 
 
 def _with_samples(program: Program, trial: int, ids: np.ndarray) -> np.ndarray:

@@ -9,13 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from fedjax_ht.core.aggregation import server_step
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.mesh import collect
 from fedjax_ht.core.method import Array, Data, Method, Metrics, PyTree, Received, Split
-from fedjax_ht.core.round import Call, all_finite, call_directly, select, server_step
-from fedjax_ht.core.trees import take
+from fedjax_ht.core.round import Call, call_directly
+from fedjax_ht.core.trees import select, take
+from fedjax_ht.core.wire import all_finite
+from fedjax_ht.simulation.state import SimulationState
 from fedjax_ht.simulation.trials import over_trials
-from fedjax_ht.trust.outliers import outlier_scores, summaries, without_outliers
+from fedjax_ht.simulation.uploads import Delivery
+from fedjax_ht.trust.outliers import screened
 
 
 class ServerResult(NamedTuple):
@@ -70,13 +74,9 @@ def server_round(
     step = server_step(method, federation)
 
     def run(server, received: dict[str, Received], *inputs):
-        summarised = summaries(received)
-        accepted, refused = without_outliers(
-            federation.num_clients, received, summarised, refuse_outliers
-        )
+        accepted, far, refused = screened(method, federation.num_clients, received, refuse_outliers)
         new, metrics = call("server_update", step, server, accepted, *inputs)
         finite = all_finite(new)
-        far = outlier_scores(method, federation.num_clients, summarised)
         result = ServerResult(metrics=metrics, finite=finite, far=far, refused=refused)
         return select(finite, new, server), result
 
@@ -118,17 +118,13 @@ def server_inputs(
 
 
 def serve(
-    server: Server,
-    mesh: Mesh,
-    servers: PyTree,
-    round: int,
-    received: dict[str, Received],
-    rows: dict[str, np.ndarray],
+    server: Server, mesh: Mesh, state: SimulationState, delivery: Delivery
 ) -> tuple[PyTree, ServerResult]:
-    """Serves a round of all trials; arguments as of `serve_trials`."""
-    of_trials = (servers, server.seeds, server.settings, collect(mesh, rows), server.shown)
-    shared = (received, collect(mesh, np.int32(round)), server.pretrained, server.samples)
-    return server.step(of_trials, shared)
+    """Serves a round of all trials, see `round.Round.serve`."""
+    received, rows = delivery
+    round, rows = collect(mesh, (np.int32(state.round), rows))
+    of_trials = (state.servers, server.seeds, server.settings, rows, server.shown)
+    return server.step(of_trials, (received, round, server.pretrained, server.samples))
 
 
 def pick(received: Received, rows: jax.Array) -> Received:

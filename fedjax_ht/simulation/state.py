@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_ht.core.method import ClientInfo, PyTree
 from fedjax_ht.simulation.trials import of_trial
-from fedjax_ht.simulation.waiting import Waiting
+from fedjax_ht.simulation.uploads import Waiting
 
 
 class SimulationState(NamedTuple):

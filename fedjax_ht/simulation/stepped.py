@@ -10,28 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.method import Array, ClientInfo, PyTree, Received
+from fedjax_ht.core.method import Array, ClientInfo, PyTree
 from fedjax_ht.core.round import (
     Call,
     ClientResult,
-    all_finite,
     call_directly,
-    client_result,
     client_step,
     send,
     view,
 )
 from fedjax_ht.core.trees import join_trees
-from fedjax_ht.core.wire import is_masked
-from fedjax_ht.simulation.answers import Answers
+from fedjax_ht.core.wire import all_finite, is_masked
 from fedjax_ht.simulation.compiled import compiled_round, participant_of, read_clients
 from fedjax_ht.simulation.program import Program
-from fedjax_ht.simulation.roster import PADDING, idle_lane_steps, places, positions
-from fedjax_ht.simulation.round import Cohort, Exchange, draw_cohorts, run_round
+from fedjax_ht.simulation.roster import PADDING, by_trial, idle_lane_steps
+from fedjax_ht.simulation.round import Cohort, draw_cohorts, run_round
 from fedjax_ht.simulation.serving import ServerResult, server_inputs, server_round
 from fedjax_ht.simulation.stages import Seconds
 from fedjax_ht.simulation.state import SimulationState, clients_info
 from fedjax_ht.simulation.trials import of_trial
+from fedjax_ht.simulation.uploads import Answers, Delivery
 
 
 class Fault(NamedTuple):
@@ -121,9 +119,9 @@ class _Stages:
 
 def exchange(
     program: Program, state: SimulationState, score: bool, seconds: Seconds | None
-) -> Exchange:
+) -> tuple[SimulationState, dict[str, Answers]]:
     """Plays the participants one after another; nobody is scored, and no state changes. Arguments
-    as of `round.Round.exchange`."""
+    and results as of `round.Round.exchange`."""
     cohorts = draw_cohorts(program.options, program.federation.num_clients, state)
     # One transfer to the host for all clients that are played.
     state = state._replace(servers=jax.device_get(state.servers))
@@ -140,17 +138,18 @@ def exchange(
             layout, results = np.full(1, PADDING), [_padding(program, state, bucket)]
         info, result = join_trees(jnp.stack, results)
         size = max(1, *map(len, rows))
+        ids, where = by_trial(roster, layout, len(rows), size)
         answers[bucket.name] = Answers(
-            places=places(roster, layout),
-            received=Received(result.uplink, info, result.arrived),
-            rows=np.stack([positions(layout, of_one, size) for of_one in rows]),
+            ids=ids,
+            rows=where,
             in_order=False,
-            result=result._replace(uplink=()),
-            score_places=places(roster, layout),
+            info=info,
+            results=result,
             scores={},
+            score_rows=where,
             idle=idle_lane_steps(roster, layout),
         )
-    return Exchange(cohorts, answers, state.clients, state.changed)
+    return state, answers
 
 
 def _play_bucket(
@@ -187,8 +186,8 @@ def _player(
             method, program.federation, bucket, channel, server, root, round, info, call
         )
         step = client_step(method, bucket, channel, call)
-        update = step(client, downlink, data, root, round, info)
-        return info, client_result(True, dropped, downlink, update)
+        _, result = step(client, downlink, data, root, round, info)
+        return info, result._replace(arrived=result.arrived & ~dropped)
 
     return play
 
@@ -203,13 +202,10 @@ def _padding(
 
 
 def serve(
-    program: Program,
-    state: SimulationState,
-    received: dict[str, Received],
-    rows: dict[str, np.ndarray],
-    settings: PyTree | None = None,
+    program: Program, state: SimulationState, delivery: Delivery
 ) -> tuple[PyTree, ServerResult]:
     """Serves trial after trial; arguments as of `round.Round.serve`."""
+    received, rows = delivery
     served, server = [], program.server
     servers = jax.device_get(state.servers)
     for trial, options in enumerate(program.options):

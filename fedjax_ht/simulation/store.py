@@ -92,8 +92,7 @@ def device_store(mesh: Mesh) -> ClientStore:
 
 
 def _whole_shard(roster: Roster) -> int:
-    """Returns the rows of a device, rounded up to a multiple of its lanes."""
-    return -(-roster.shard // roster.lanes) * roster.lanes
+    return roster.padded_shard
 
 
 def no_store(mesh: Mesh) -> ClientStore:

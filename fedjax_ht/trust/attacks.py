@@ -51,17 +51,17 @@ class Attack:
     seed: Seed = 0
 
 
-def attackers(attack: Attack | None, num_clients: int) -> np.ndarray:
+def attackers(attack: Attack, num_clients: int) -> np.ndarray:
     """Draws the attackers uniformly; those of a smaller share are among those of a larger one.
 
     Args:
-      attack: None: nobody attacks.
+      attack: of no kind: nobody attacks.
       num_clients: of the federation.
 
     Returns:
       bool [num_clients].
     """
-    if attack is None or attack.kind is None:
+    if attack.kind is None:
         return np.zeros(num_clients, bool)
     order = host_generator(attack.seed, Purpose.ATTACK, 0).permutation(num_clients)
     bad = np.zeros(num_clients, bool)
@@ -69,19 +69,17 @@ def attackers(attack: Attack | None, num_clients: int) -> np.ndarray:
     return bad
 
 
-def attacked(method: Method, attack: Attack | None, num_clients: int) -> Method:
+def attacked(method: Method, attack: Attack, num_clients: int) -> Method:
     """Returns the method in a federation where some clients attack.
 
     Args:
       method: any.
-      attack: None, or one of no kind, returns the method itself.
+      attack: of no kind, returns the method itself.
       num_clients: of the federation.
 
     Raises:
       ValueError: a field of the attack is out of range.
     """
-    if attack is None:
-        return method
     check_fields(attack, "attack.")
     if attack.kind is None:
         return method

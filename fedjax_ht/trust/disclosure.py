@@ -17,7 +17,7 @@ from fedjax_ht.core.inputs import abstract, usual_rule, zeros
 from fedjax_ht.core.local_training import TrainingResult
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Received, Split
 from fedjax_ht.core.programs import LOOP, Sources, influences, union
-from fedjax_ht.core.round import any_state
+from fedjax_ht.core.states import any_state
 from fedjax_ht.core.statistics import norm_moments
 from fedjax_ht.core.wire import Metadata, is_masked, is_payload, leaves_of
 from fedjax_ht.trust.vectors import comparable

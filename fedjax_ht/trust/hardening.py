@@ -11,9 +11,7 @@ from fedjax_ht.trust.attacks import Attack, attacked
 from fedjax_ht.trust.privacy import Privacy, private
 
 
-def concealed(
-    method: Method, attack: Attack | None, privacy: Privacy | None, num_clients: int
-) -> Method:
-    """Returns the method as its clients run it, before any defence; each layer that is None is
-    left out."""
+def concealed(method: Method, attack: Attack, privacy: Privacy | None, num_clients: int) -> Method:
+    """Returns the method as its clients run it, before any defence; an attack of no kind, and
+    privacy that is None, are left out."""
     return private(attacked(guarded(method), attack, num_clients), privacy)

@@ -79,6 +79,20 @@ def _summarise_client(clients: int, client: Received) -> list[Summary]:
     return jax.tree.map(lambda x: x[0], kinds)
 
 
+def screened(
+    method: Method, num_clients: int, received: dict[str, Received], times: float
+) -> tuple[dict[str, Received], jax.Array, jax.Array]:
+    """Scores a round's uploads and refuses outliers; arguments as of `without_outliers`.
+
+    Returns:
+      The uplinks, of which those refused have not arrived; `outlier_scores` of all; and bool
+      [num_clients], the clients whose uploads are refused.
+    """
+    summarised = summaries(received)
+    accepted, refused = without_outliers(num_clients, received, summarised, times)
+    return accepted, outlier_scores(method, num_clients, summarised), refused
+
+
 def outlier_scores(method: Method, num_clients: int, summarised: list[SummarisedPart]) -> jax.Array:
     """Scores how far each client's upload is from the round's.
 

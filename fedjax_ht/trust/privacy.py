@@ -28,8 +28,11 @@ from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import privacy_key
 from fedjax_ht.core.method import ClientInfo, Context, Method, PyTree, Received, around
-from fedjax_ht.core.round import all_finite, any_state, select, without_samples
+from fedjax_ht.core.round import without_samples
+from fedjax_ht.core.states import any_state
+from fedjax_ht.core.trees import select
 from fedjax_ht.core.wire import (
+    all_finite,
     dense,
     leaves_of,
     payload_leaves,

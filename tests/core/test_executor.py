@@ -38,6 +38,10 @@ def schedule(slots, capacity) -> Schedule:
     return Schedule(slots, rows, np.int32(count))
 
 
+def in_chunks(plan: Schedule, lanes: int) -> Schedule:
+    return plan._replace(slots=plan.slots.reshape(-1, lanes))
+
+
 def one_by_one(plan: Schedule):
     states = {name: value.copy() for name, value in STATES.items()}
     outputs = []
@@ -53,7 +57,7 @@ def one_by_one(plan: Schedule):
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 6])
 def test_run_clients_as_a_python_loop(lanes):
-    run = jax.jit(lambda states, plan: run_clients(client, states, plan, lanes))
+    run = jax.jit(lambda states, plan: run_clients(client, states, in_chunks(plan, lanes)))
     for slots in ([4, 0, 6, 2, 5, 1], [6, 3, 5, 0], [2], []):
         plan = schedule(slots, capacity=6)
         states, outputs = jax.device_get(run(STATES, plan))
@@ -74,9 +78,8 @@ def test_one_lane_has_no_client_axis():
         shapes.append((state.shape, row.shape))
         return state, jnp.sum(row)
 
-    run_clients(
-        note, jnp.zeros((4, 3)), Schedule(jnp.arange(2), jnp.zeros((2, 5)), jnp.int32(2)), 1
-    )
+    plan = Schedule(jnp.arange(2).reshape(2, 1), jnp.zeros((2, 5)), jnp.int32(2))
+    run_clients(note, jnp.zeros((4, 3)), plan)
     assert set(shapes) == {((3,), (5,))}
 
 

@@ -8,7 +8,8 @@ import pytest
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.inputs import AsStored, Pixels
 from fedjax_ht.data.client_data import make_federation_data
-from fedjax_ht.data.dataset import ClientIndices, Dataset, of_classes, subset
+from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.data.selection import of_classes, subset
 from fedjax_ht.models import mlp
 
 NONE = np.array([], int)

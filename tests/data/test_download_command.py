@@ -113,7 +113,7 @@ def commanded(capsys, monkeypatch, svhn):
     def run(*arguments):
         code = 0
         try:
-            data.main(cli.parse_words(["data", *map(str, arguments)]))
+            data.main(cli.parse_flags(["data", *map(str, arguments)], takes_words=True))
         except SystemExit as end:
             code = end.code
         return code, *capsys.readouterr()

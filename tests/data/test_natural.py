@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedjax_ht.data.dataset import Dataset, subset
+from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.partition import make_partition
+from fedjax_ht.data.selection import subset
 
 GROUPS = np.array([7] * 8 + [2] * 12 + [5] * 4)
 LABELS = np.arange(24) % 3

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.data.dataset import Dataset, subset
+from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files import limits
+from fedjax_ht.data.selection import subset
 from fedjax_ht.data.sources import find_dataset, load_dataset
 from fedjax_ht.data.sources.tokens import encode, vocabulary, words
 from fedjax_ht.models import model_group

@@ -13,9 +13,8 @@ from fedjax_ht.deploy.messages import Envelope, from_bytes, to_bytes
 from fedjax_ht.deploy.noise import LEDGER_FILE
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.server import Server, Transport, make_server
-from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.build import build, simulate
 from fedjax_ht.models.cnn import mlp
-from fedjax_ht.runner.train_entry import simulate
 from fedjax_ht.simulation.history import round_row
 from tests.federations import ONE_ARCHITECTURE, SLICES
 

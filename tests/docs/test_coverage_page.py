@@ -11,8 +11,8 @@ from experiments.paper_coverage import Item, check_item, read_coverage
 from experiments.paper_tables import coverage_page
 from fedjax_ht.configs.base import typed_config
 from fedjax_ht.configs.sections import Config
-from fedjax_ht.experiment.build import settle
 from fedjax_ht.experiment.entries import entries_of
+from fedjax_ht.experiment.settle import settle
 from fedjax_ht.generators import SHIPPED, open_generator
 from fedjax_ht.runner.compare import comparison
 from fedjax_ht.runner.config_files import define_config

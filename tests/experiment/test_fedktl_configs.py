@@ -22,7 +22,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import entries_of
 from fedjax_ht.generators import SHIPPED
-from fedjax_ht.generators.embedded import read_metadata
+from fedjax_ht.generators.embedded_files import read_metadata
 from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.layers import Linear

@@ -21,9 +21,9 @@ from fedjax_ht.experiment.fingerprints import check_data, fingerprints
 from fedjax_ht.experiment.run_folder import VERSION, completed, read_config
 from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.runner import train
-from fedjax_ht.runner.errors import Interrupted, Unwritable
 from fedjax_ht.runner.evaluate import client_state, load_run
-from fedjax_ht.runner.train import train_and_evaluate
+from fedjax_ht.runner.signals import Interrupted
+from fedjax_ht.runner.train import Unwritable, train_and_evaluate
 from tests.runs import ROOT, command, config_of, environment, metrics
 
 STORED = Path(__file__).parent / "stored"

@@ -10,16 +10,15 @@ import fedjax_ht as fl
 from fedjax_ht.core.bucket import weights_of
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh
-from fedjax_ht.core.round import first_states
+from fedjax_ht.core.states import first_states
 from fedjax_ht.data.files.torch_files import load_state_dict, save_safetensors
-from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.build import build, simulate
 from fedjax_ht.experiment.run_folder import read_config
 from fedjax_ht.models import model_group
 from fedjax_ht.models.weights import state_dict
 from fedjax_ht.runner import train
 from fedjax_ht.runner.evaluate import check_export, client_state, export, load_run
 from fedjax_ht.runner.train import train_and_evaluate
-from fedjax_ht.runner.train_entry import simulate
 from fedjax_ht.simulation.trials import first_server
 from tests.runs import config_of, metrics
 

@@ -13,7 +13,7 @@ from scipy.signal import correlate2d
 from experiments.generator_scores import laplacian_variance, latents, pair_distance, render_all
 from fedjax_ht.generators import embedded
 from fedjax_ht.generators.base import Card
-from fedjax_ht.generators.embedded import load_embedded, read_metadata, save_embedded
+from fedjax_ht.generators.embedded_files import load_embedded, read_metadata, save_embedded
 from fedjax_ht.losses.mmd import mmd_loss
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
@@ -317,8 +317,8 @@ def test_prototypes_can_be_moved_among_the_valid_latents(shipped):
 def test_a_conditional_file_draws_latents_of_a_class(tmp_path):
     """Equal noise gives other latents for another class, and `sample_w` draws all classes."""
     variables = embedded.init_variables(jax.random.key(0), (4, 4, 4, 2), 8, num_classes=3)
-    embedded.save_embedded(tmp_path / "g.npz", variables, Card("tiny"), {})
-    generator = embedded.load_embedded(tmp_path / "g.npz")
+    save_embedded(tmp_path / "g.npz", variables, Card("tiny"), {})
+    generator = load_embedded(tmp_path / "g.npz")
     assert generator.num_labels == 3
     key, same = jax.random.key(1), jnp.zeros(4, jnp.int32)
     first = generator.conditional(generator.variables, key, same)

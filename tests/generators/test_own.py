@@ -10,10 +10,9 @@ import pytest
 
 import fedjax_ht as fl
 from fedjax_ht.configs.base import typed_config
-from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.build import build, simulate
 from fedjax_ht.experiment.entries import parse_entry
 from fedjax_ht.generators import open_generator
-from fedjax_ht.runner.train_entry import simulate
 from tests.docs.test_examples import blocks
 from tests.runs import config_of
 

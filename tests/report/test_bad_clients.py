@@ -9,12 +9,11 @@ import pytest
 from fedjax_ht.configs import attacked
 from fedjax_ht.configs.base import base_config, typed_config
 from fedjax_ht.core.method import View
-from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.build import build, simulate
 from fedjax_ht.experiment.options import evaluated_clients, simulation_options
 from fedjax_ht.report.bad_clients import Notes, outliers, why_silent
-from fedjax_ht.runner.errors import GaveUp
-from fedjax_ht.runner.program import execute
-from fedjax_ht.runner.train import train_and_evaluate
+from fedjax_ht.runner.run import execute
+from fedjax_ht.runner.train import GaveUp, train_and_evaluate
 from fedjax_ht.runner.train_entry import Listeners, train_entry, with_noted_lanes
 from fedjax_ht.trust.attacks import Attack, attackers
 from tests.runs import config_of
@@ -189,4 +188,5 @@ def test_entries_of_other_architectures_note_their_lanes_in_one_file(tiny_config
     known = json.loads(noted.read_text())
     assert {"mlp_narrow", "mlp_wide"} < set(known) and len(known) == 3
     noted.write_text(json.dumps(dict.fromkeys(known, 2)))
-    assert set(with_noted_lanes("local", experiment, noted, writes=True).lanes.values()) == {2}
+    noted_experiment = with_noted_lanes("local", experiment, noted, writes=True)
+    assert set(simulate("local", noted_experiment).lanes.values()) == {2}

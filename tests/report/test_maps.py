@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_ht.core.method import View
 from fedjax_ht.data.dataset import ClientIndices
-from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.build import build, simulate
 from fedjax_ht.report import map_plot, maps
 from fedjax_ht.report.map_plot import embedded, feature_picture, principal
 from fedjax_ht.report.maps import (
@@ -23,7 +23,6 @@ from fedjax_ht.report.maps import (
     shown_clients,
     shown_images,
 )
-from fedjax_ht.runner.train_entry import simulate
 from tests.federations import ASSIGNMENT, TRAIN_COUNTS, mixed_federation
 from tests.runner.test_runner import config_of
 

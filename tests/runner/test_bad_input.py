@@ -19,7 +19,7 @@ from fedjax_ht.experiment.federation import width_rates
 from fedjax_ht.experiment.method import check_pretraining
 from fedjax_ht.experiment.options import evaluated_clients
 from fedjax_ht.methods.local import local
-from fedjax_ht.runner.program import run_name
+from fedjax_ht.runner.run import run_name
 
 
 def config_with(**fields):

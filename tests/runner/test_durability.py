@@ -15,10 +15,9 @@ import pytest
 from fedjax_ht.checkpoints import sealed
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.checkpoints.trees import plain
-from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.build import build, simulate
 from fedjax_ht.runner import train
 from fedjax_ht.runner.train import train_and_evaluate
-from fedjax_ht.runner.train_entry import simulate
 from tests.runs import ROOT, command, config_of, environment, metrics
 
 pytestmark = pytest.mark.slow

@@ -19,8 +19,8 @@ def free_port() -> int:
 ALONE = """
 import functools, sys
 from absl import app
-from fedjax_ht.runner import cli, processes, program, run
-program.join_processes = functools.partial(processes.join_processes, seconds=1)
+from fedjax_ht.runner import cli, processes, run
+run.join_processes = functools.partial(processes.join_processes, seconds=1)
 app.run(run.main, flags_parser=cli.parse_flags)
 """
 

@@ -18,7 +18,6 @@ from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import described, entries_of
 from fedjax_ht.experiment.families import families
 from fedjax_ht.methods import METHODS
-from fedjax_ht.runner.errors import Interrupted
 from fedjax_ht.runner.fair import described_space, fairly_tuned, space_of
 from fedjax_ht.runner.points import searched
 from fedjax_ht.runner.regroup import regrouped
@@ -32,6 +31,7 @@ from fedjax_ht.runner.search import (
     rungs,
 )
 from fedjax_ht.runner.search_result import table
+from fedjax_ht.runner.signals import Interrupted
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_trials
 from fedjax_ht.simulation.trials import of_trial

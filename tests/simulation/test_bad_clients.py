@@ -39,6 +39,7 @@ ROBUST = {
     "geometric_median": (),
     "multi_krum": (0.3,),
 }
+NOBODY = Attack()
 # Of one or two owners of a class nobody knows who is right: only lengths tell.
 BOUNDED = [("norm_bound",), *(("norm_bound", name) for name in ROBUST if name != "norm_bound")]
 EACH_BOUNDED = [
@@ -51,7 +52,7 @@ EACH_BOUNDED = [
 @functools.cache
 def simulation(
     name: str,
-    attack: Attack | None = None,
+    attack: Attack = NOBODY,
     robust: tuple[str, ...] = (),
     refuse_outliers: float = 0.0,
 ):

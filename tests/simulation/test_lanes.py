@@ -5,6 +5,7 @@ import pytest
 from fedjax_ht.core.executor import wasted_lane_steps
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.mesh import client_mesh
+from fedjax_ht.methods.local import local
 from fedjax_ht.models import model_group
 from fedjax_ht.simulation import lanes as rule
 from fedjax_ht.simulation.lanes import (
@@ -12,10 +13,20 @@ from fedjax_ht.simulation.lanes import (
     StepCost,
     choose_lanes,
     fewest_seconds,
+    simulation_lanes,
     step_cost,
     typical,
 )
-from tests.federations import ASSIGNMENT, MODULES, NUM_CLASSES, SHAPE
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation
+from tests.federations import (
+    ASSIGNMENT,
+    MODULES,
+    NUM_CLASSES,
+    SHAPE,
+    TRAINING,
+    federation_data,
+)
 
 FEDERATION = make_federation(MODULES, SHAPE, NUM_CLASSES, assignment=ASSIGNMENT)
 STEPS = [np.array([7, 5, 3, 3, 2]), np.array([4, 4, 1])]
@@ -99,6 +110,17 @@ def test_on_an_accelerator_the_rule_decides(monkeypatch):
     few = choose_lanes("auto", FEDERATION.buckets, STEPS, 4, 4, client_mesh(1))
     assert list(few.values()) == [3, 2]
     assert few == choose_lanes("auto", FEDERATION.buckets, STEPS, 4, 4, client_mesh(1))
+
+
+def test_lanes_are_known_before_a_simulation_is_made(monkeypatch):
+    monkeypatch.setattr(rule, "platform_of", lambda mesh: "gpu")
+    data = federation_data(FEDERATION)
+    counts = data.counts["train"][None]
+    chosen = simulation_lanes(FEDERATION, counts, TRAINING, SimulationOptions(devices=1))
+    assert min(chosen.values()) > 1
+    for lanes in ("auto", chosen):
+        options = SimulationOptions(lanes=lanes, devices=1)
+        assert make_simulation(local(TRAINING), FEDERATION, data, options).lanes == chosen
 
 
 def test_every_operation_counts_where_it_is_nested():

@@ -28,6 +28,7 @@ LANES = "an integer of at least 1, 'auto' or names with an integer of at least 1
             "evaluate is 'recieved'; did you mean 'received'? It must be 'received' or 'trained'",
         ),
         ("client_store", "disk", "client_store is 'disk'; it must be 'device' or 'host'"),
+        ("attack", None, "attack is None; it must be an Attack(...)"),
         ("lanes", 0, f"lanes is 0; it must be {LANES}"),
         ("lanes", 1.5, f"lanes is 1.5; it must be {LANES}"),
         ("lanes", "many", f"lanes is 'many'; it must be {LANES}"),

@@ -15,14 +15,13 @@ from fedjax_ht.simulation.roster import (
     PADDING,
     Roster,
     blocks,
+    by_trial,
+    clients_of,
     deal,
     idle_lane_steps,
     lay_out,
     make_roster,
-    places,
-    positions,
     schedule,
-    take_trial,
 )
 
 MEMBERS = np.array([1, 4, 6])
@@ -113,6 +112,7 @@ def test_rows_and_clients_belong_together():
     trial, client = roster().client(np.array([0, 2, 4]))
     np.testing.assert_array_equal(trial, [0, 0, 1])
     np.testing.assert_array_equal(client, [1, 6, 4])
+    np.testing.assert_array_equal(roster().row(trial, client), [0, 2, 4])
 
 
 def test_layout_is_longest_first_where_several_run_side_by_side():
@@ -130,7 +130,7 @@ def test_schedule_tells_each_row_its_own():
     info = ClientInfo(*(np.arange(14).reshape(2, 7) + k for k in (0, 100, 200)))
     flat = np.array([1, PADDING, 5, 0])
     plan = schedule(roster(), flat, np.array([7, 8, 9, 5]), info, lost=np.array([5]))
-    np.testing.assert_array_equal(plan.slots, [7, np.iinfo(np.int32).max, 9, 5])
+    np.testing.assert_array_equal(plan.slots[:, 0], [7, np.iinfo(np.int32).max, 9, 5])
     np.testing.assert_array_equal(plan.count, [1, 2])
     np.testing.assert_array_equal(plan.arguments.valid, [True, False, True, True])
     np.testing.assert_array_equal(plan.arguments.dropped, [False, False, True, False])
@@ -143,10 +143,12 @@ def test_schedule_tells_each_row_its_own():
 
 def test_results_go_back_to_their_trials():
     flat = np.array([1, PADDING, 5, 0])
-    ids, values = take_trial(places(roster(), flat), 0, {"x": np.array([10, 99, 50, 0])})
-    np.testing.assert_array_equal(ids, [4, 1])
-    np.testing.assert_array_equal(values["x"], [10, 0])
-    np.testing.assert_array_equal(positions(flat, np.array([0, 1]), 3), [3, 0, PADDING])
+    ids, where = clients_of(roster(), flat, 0)
+    np.testing.assert_array_equal(ids, [1, 4])
+    np.testing.assert_array_equal(np.array([10, 99, 50, 0])[where], [0, 10])
+    all_ids, all_where = by_trial(roster(), flat, 2, 3)
+    np.testing.assert_array_equal(all_ids, [[1, 4, PADDING], [6, PADDING, PADDING]])
+    np.testing.assert_array_equal(all_where, [[3, 0, PADDING], [2, PADDING, PADDING]])
 
 
 def test_idle_lane_steps():

@@ -7,8 +7,7 @@ import pytest
 
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.method import Context, Pretrained
-from fedjax_ht.core.round import all_finite
-from fedjax_ht.core.wire import Masked, gaussian_noise
+from fedjax_ht.core.wire import Masked, all_finite, gaussian_noise
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.simulation.roster import make_roster
 from fedjax_ht.simulation.simulation import make_simulation

@@ -17,7 +17,7 @@ from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.profile import Profile, by_chance
 from fedjax_ht.simulation.program import bind
 from fedjax_ht.simulation.simulation import make_simulation
-from fedjax_ht.simulation.waiting import regrouped_waiting
+from fedjax_ht.simulation.uploads import regrouped_waiting
 from tests.federations import (
     NUM_CLIENTS,
     TRAINING,
@@ -101,7 +101,7 @@ def test_an_upload_arrives_as_it_was_sent():
         np.testing.assert_array_equal(
             getattr(state.server, name)[4], getattr(prompt.server, name)[4]
         )
-    assert state.server.heard[4] == 1 and state.waiting.uploads.unfinished[0].tolist() == [
+    assert state.server.heard[4] == 1 and state.waiting.unfinished[0].tolist() == [
         i == 4 for i in range(NUM_CLIENTS)
     ]
 
@@ -133,7 +133,7 @@ def test_a_resumed_run_has_the_same_uploads_on_their_way(tmp_path):
         sim = simulation(profile)
         checkpointer = make_checkpointer(tmp_path / "checkpoints", sim)
         state, history = checkpointer.restore() or run(sim, 2)
-        assert state.waiting.uploads.unfinished.any()
+        assert state.waiting.unfinished.any()
         checkpointer.save(state, history)
     state, history = run(sim, 4, state, history)
     assert untimed(history) == untimed(rows) and identical(to_host(state), to_host(whole))
@@ -149,8 +149,8 @@ def test_trials_have_uploads_of_their_own():
         options=(dataclasses.replace(OPTIONS, seed=2),), seeds=np.uint32([2])
     )
     expected, _ = run(with_profile(alone, profile), 3)
-    second = jax.tree.map(lambda x: x[1], state.waiting.uploads)
-    assert identical(second, jax.tree.map(lambda x: x[0], expected.waiting.uploads))
+    second, alone = state.waiting._replace(sent={}), expected.waiting._replace(sent={})
+    assert identical(jax.tree.map(lambda x: x[1], second), jax.tree.map(lambda x: x[0], alone))
     assert identical(
         jax.tree.map(lambda x: x[1], state.servers), jax.tree.map(lambda x: x[0], expected.servers)
     )

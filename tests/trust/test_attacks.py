@@ -24,7 +24,7 @@ KINDS = ("label_flip", "sign_flip", "scaled", "noise", "shift")
 def upload(name: str, kind: str | None, client: int = 0, strength: float = 3.0):
     """Returns a client's uplink and its state after the round; half of the four clients attack."""
     method = METHODS[name](TRAINING)
-    method = attacked(method, kind and Attack(kind, 0.5, strength), 4)
+    method = attacked(method, Attack(kind, 0.5, strength), 4)
     data, ctx = tiny.client_data(LABELS), tiny.context(client, seed=client)
     start = METHODS[name](TRAINING).init_client(BUCKET, tiny.context(0))
     downlink = (
@@ -110,5 +110,5 @@ def test_an_unknown_attack_is_refused():
 
 def test_without_a_kind_nobody_attacks():
     method = METHODS["local"](TRAINING)
-    assert attacked(method, Attack(share=0.5), 4) is attacked(method, None, 4) is method
-    assert not attackers(Attack(share=0.5), 4).any() and not attackers(None, 4).any()
+    assert attacked(method, Attack(share=0.5), 4) is attacked(method, Attack(), 4) is method
+    assert not attackers(Attack(share=0.5), 4).any() and not attackers(Attack(), 4).any()

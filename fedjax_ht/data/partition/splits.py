@@ -133,20 +133,17 @@ def split_plan(
     Raises:
       ValueError: the dataset has no official sets.
     """
-
-    def split(x: np.ndarray, train_share: float) -> ClientIndices:
-        return split_client(x, dataset.labels, rng, train_share, val_share, stratified)
-
+    labels = dataset.labels
     if sets == "merged":
-        plan = plan_of(dataset.labels, num_clients, dataset.num_classes, rng)
+        plan = plan_of(labels, num_clients, dataset.num_classes, rng)
         if train_share is None:
             train_share = 0.75
-        return tuple(split(x, train_share) for x in plan)
+        return tuple(split_client(x, labels, rng, train_share, val_share, stratified) for x in plan)
     train, test = official_sets(dataset)
     plan = []
-    for positions in plan_of(dataset.labels[train], num_clients, dataset.num_classes, rng):
+    for positions in plan_of(labels[train], num_clients, dataset.num_classes, rng):
         plan.append(train[positions])  # indices of the dataset
-    weights = _counts(dataset.labels, plan, dataset.num_classes)
-    clients = [split(x, 1 - val_share) for x in plan]
-    tests = deal_classes(test, dataset.labels, weights, rng)
+    weights = _counts(labels, plan, dataset.num_classes)
+    clients = [split_client(x, labels, rng, 1 - val_share, val_share, stratified) for x in plan]
+    tests = deal_classes(test, labels, weights, rng)
     return tuple(client._replace(test=x) for client, x in zip(clients, tests))

@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.files.arrays import opened_npz
 from fedjax_ht.data.sources.as_stored import refuse_image_size
 from fedjax_ht.data.sources.har import CLASSES
 from fedjax_ht.data.sources.idx import FASHION_CLASSES, MNIST_MOMENTS
 from fedjax_ht.data.sources.images import resize
 from fedjax_ht.data.sources.source import Source
 
+# files of the package itself, where others are read by `data.files`
 _FOLDER = Path(__file__).parents[1] / "embedded"
 
 
@@ -18,7 +20,7 @@ def read_fashion_mnist_10k(data_dir: Path | None, image_size: int | None) -> Dat
 
     It has no official sets, since all of it is one; `data_dir` is not looked at.
     """
-    with opened_npz(_FOLDER / "fashion_mnist_10k.npz") as arrays:
+    with np.load(_FOLDER / "fashion_mnist_10k.npz") as arrays:
         images, labels = arrays["images"], arrays["labels"]
     return Dataset("fashion_mnist_10k", resize(images, image_size), labels, FASHION_CLASSES)
 
@@ -31,7 +33,7 @@ def read_har_10persons(data_dir: Path | None, image_size: int | None) -> Dataset
     how it was selected, and what about it is not quite sure. `data_dir` is not looked at.
     """
     refuse_image_size(image_size, "har_10persons")
-    with opened_npz(_FOLDER / "har_10persons.npz") as arrays:
+    with np.load(_FOLDER / "har_10persons.npz") as arrays:
         windows, labels, persons = arrays["windows"], arrays["labels"], arrays["persons"]
     return Dataset("har_10persons", windows, labels, CLASSES, groups=persons)
 

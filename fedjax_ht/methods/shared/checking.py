@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ht.core.aggregation import server_step
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.contract import guarded, one_line
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Received, Split
-from fedjax_ht.core.round import Channel, client_step, send, server_step
+from fedjax_ht.core.round import Channel, client_step, send
 from fedjax_ht.core.wire import chain, sent
 from fedjax_ht.methods.shared.players import Player, Pool, cast, replaced, small_federation
 
@@ -110,16 +111,16 @@ def _client_round(method: Method, federation: Federation, bucket: Bucket) -> Cal
         data = samples._replace(splits=dict.fromkeys(("train", "val", "test"), split))
         downlink = send(method, federation, bucket, channel, server, root, round, info)
         step = client_step(method, bucket, channel)
-        taught = step(client, downlink, data, root, round, info)
+        trained, result = step(client, downlink, data, root, round, info)
         last = len(samples.labels) - 1
         mask = np.arange(2 * SEEN) < SEEN
         chosen = np.where(mask, np.arange(2 * SEEN) % last, last)
         x = data.preprocess(jax.tree.map(lambda leaf: leaf[chosen], data.inputs))
-        scores = method.predict(bucket, taught.client, downlink, x, jnp.asarray(mask))
+        scores = method.predict(bucket, trained, downlink, x, jnp.asarray(mask))
         # A score of -inf says "no prediction", and is large here: only NaN is wrong.
         scores = {rule: jnp.nan_to_num(s[:SEEN], nan=jnp.nan) for rule, s in scores.items()}
-        trained = taught.client, taught.uplink, taught.metrics
-        return sent({"client_update": trained, "predict": scores})
+        update = trained, result.uplink, result.metrics
+        return sent({"client_update": update, "predict": scores})
 
     return jax.jit(run)
 
@@ -176,8 +177,8 @@ def _served(
       method: the method.
       players, uplinks: the clients, and their uplinks in the same order.
       pool: the clients' samples.
-      step: the server's compiled step (`core.round.server_step`), its state, the root key and the
-        round.
+      step: the server's compiled step (`core.aggregation.server_step`), its state, the root key
+        and the round.
 
     Returns:
       The server's next state.

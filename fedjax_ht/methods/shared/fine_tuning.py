@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import take_batch
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import image_shape
 from fedjax_ht.core.local_training import LocalTraining, label_counts
 from fedjax_ht.core.method import Array, Data, Method, PyTree, Received
-from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.statistics import norm_moments
+from fedjax_ht.core.trees import select
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.shared.bases import Base, check_base, make_base
 from fedjax_ht.methods.shared.distillation import (

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Array, Context, Metrics, PyTree, Received
-from fedjax_ht.core.round import gather_received
 from fedjax_ht.generators import Generator
 from fedjax_ht.generators.images import synthesise
 from fedjax_ht.generators.units import Weights, into

@@ -126,7 +126,8 @@ def upload(
     method, channel = private(victim.method, victim.privacy), Channel(uplink or same, same)
     step = client_step(method, victim.bucket, channel)
     data, place = _data_of(victim, images, labels), _place(victim, labels)
-    return step(state, victim.downlink, data, *place).uplink
+    _, result = step(state, victim.downlink, data, *place)
+    return result.uplink
 
 
 def untrained_upload(victim: Victim, state: PyTree, images: jax.Array, labels: jax.Array) -> PyTree:

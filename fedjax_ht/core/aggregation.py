@@ -1,0 +1,47 @@
+"""The server's part of a round: the uplinks of all buckets, and the step that they go into."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.keys import Purpose, round_key
+from fedjax_ht.core.method import Context, Method, Received
+from fedjax_ht.core.trees import select
+
+
+def server_step(method: Method, federation: Federation) -> Callable:
+    """Returns (server, {bucket: Received}, root, round, Pretrained.variables, Context.data) ->
+    (server, metrics); nothing changes if no uplink arrives."""
+
+    def run(server, received: dict[str, Received], root, round, pretrained=(), data=None):
+        shared = round_key(root, Purpose.SHARED, round)
+        ctx = Context(round_key(root, Purpose.SERVER, round), round, None, pretrained, shared, data)
+        new, metrics = method.server_update(federation, server, received, ctx)
+        anyone = jnp.stack([r.arrived.any() for r in received.values()]).any()
+        return select(anyone, new, server), metrics
+
+    return run
+
+
+def gather_received(received: dict[str, Received]) -> Received:
+    """Gathers all buckets' uplinks, of bucket-free shapes, as one, ordered by client id with the
+    absent last.
+
+    Order and padding then cannot leak into what the server computes. A sum over one bucket needs no
+    such copy: its rows ascend by client id, and who is absent weighs nothing.
+
+    Example:
+      >>> def uploads(ids, rows, arrived):
+      ...     info = fl.ClientInfo(jnp.array(ids), jnp.array([5, 5]), jnp.array([0, 0]))
+      ...     return fl.Received(jnp.array(rows), info, jnp.array(arrived))
+      >>> narrow = uploads([1, 3], [[1.0], [3.0]], arrived=[True, False])
+      >>> wide = uploads([0, 2], [[0.0], [2.0]], arrived=[True, True])
+      >>> joined = fl.gather_received({"narrow": narrow, "wide": wide})
+      >>> joined.uplink[:, 0], joined.arrived
+      (Array([0., 1., 2., 3.], dtype=float32), Array([ True,  True,  True, False], dtype=bool))
+    """
+    joined = jax.tree.map(lambda *xs: jnp.concatenate(xs), *received.values())
+    rank = jnp.where(joined.arrived, joined.info.id, jnp.iinfo(jnp.int32).max)
+    return jax.tree.map(lambda x: x[jnp.argsort(rank, stable=True)], joined)

@@ -1,0 +1,40 @@
+"""The states that clients start from."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+
+from fedjax_ht.core.bucket import Bucket, put_weights
+from fedjax_ht.core.compiling import compiler_options, platform_of
+from fedjax_ht.core.keys import Purpose, client_key
+from fedjax_ht.core.mesh import REPLICATED, SHARDED
+from fedjax_ht.core.method import Context, Method, PyTree
+
+
+def any_state(method: Method, bucket: Bucket, key: jax.Array) -> PyTree:
+    """Returns a newcomer's state in its first round: by its form, or where a downlink overwrites
+    it, any client's."""
+    return method.init_client(bucket, Context(key, jnp.int32(0), None))
+
+
+def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
+    """Returns what makes clients' first states, compiled: ((seeds uint32 [P], client ids int32 [P],
+    settings [P]), sharded, `weights_of` the bucket, on all devices) -> states [P], sharded."""
+
+    def local(args, weights):
+        weighted = put_weights(bucket, weights)
+
+        def first_state(args):
+            seed, client_id, settings = args
+            key = client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id)
+            return method.at(settings).init_client(weighted, Context(key, jnp.int32(0), None))
+
+        return lax.map(first_state, args)
+
+    run = jax.shard_map(
+        local, mesh=mesh, in_specs=(SHARDED, REPLICATED), out_specs=SHARDED, check_vma=False
+    )
+    return jax.jit(run, compiler_options=compiler_options(platform_of(mesh)))

@@ -1,0 +1,103 @@
+"""Settles a config: finds all mistakes that show before data are read."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedjax_ht.configs.base import AnyConfig, typed_config
+from fedjax_ht.configs.sections import Config
+from fedjax_ht.core.annotations import MAX_SEED, Rest
+from fedjax_ht.core.bounds import check_value
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.user_code import names_user_function
+from fedjax_ht.experiment.entries import Entry, as_run, entries_of
+from fedjax_ht.experiment.federation import check_group, width_rates
+from fedjax_ht.experiment.method import make_method
+from fedjax_ht.experiment.options import simulation_options
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.trust.epsilon import accounting
+
+
+class Settled(NamedTuple):
+    """The settings of a config that are known before any data is read.
+
+    Attributes:
+      config: checked.
+      options: how the federation runs.
+      entries, methods: of each entry, by its label.
+      configs: the config with the training and model of each entry, by its label.
+    """
+
+    config: Config
+    options: SimulationOptions
+    entries: dict[str, Entry]
+    configs: dict[str, Config]
+    methods: dict[str, Method]
+
+
+def settle(config: AnyConfig, trust: bool = True) -> Settled:
+    """Checks all of a config that can be wrong without the data.
+
+    Args:
+      config: what to run.
+      trust: False refuses a config by which a user's own code is imported, before it is; see
+        `named_code`.
+
+    Raises:
+      ValueError, FileNotFoundError: one line that names the field, its value, and what would be
+        right.
+      ImportError: the config has privacy, and the accountant is not installed. One line.
+    """
+    config = typed_config(config)
+    check_together(config)
+    options = simulation_options(config)
+    entries = {entry.label: entry for entry in entries_of(config)}
+    if options.privacy is not None:
+        accounting()  # it is imported now, and not after the first round
+    configs = {label: as_run(entry, config) for label, entry in entries.items()}
+    for entry_config in configs.values():
+        width_rates(entry_config.model.rates, config.partition.num_clients)
+        check_group(entry_config.model.group)
+    code = [] if trust else named_code(entries, configs)
+    if code:
+        raise ValueError(
+            f"the config names {', '.join(code)}, which would be imported from {os.getcwd()} or "
+            "where it is installed, and run; if you know whose code that is, allow it by --trust, "
+            "from Python by trust=True"
+        )
+    methods = {
+        label: make_method(entry, configs[label].training) for label, entry in entries.items()
+    }
+    return Settled(
+        config=config, options=options, entries=entries, configs=configs, methods=methods
+    )
+
+
+def named_code(entries: Mapping[str, Entry], configs: Mapping[str, Config]) -> list[str]:
+    """Returns every "module:function" that methods' options and models name, sorted.
+
+    Building a run imports these modules, which runs them. Names of the library's own are none.
+    """
+    values: list[Any] = []
+    for label, entry in entries.items():
+        values += [*entry.options.values(), *vars(configs[label].model).values()]
+    return sorted(
+        {value for value in values if isinstance(value, str) and names_user_function(value)}
+    )
+
+
+def check_together(config: Config) -> None:
+    """Checks what depends on several fields and needs no data."""
+    last = config.trials - 1  # each trial has a seed of its own, and all fit in 32 bits
+    for name, seed in (("seed", config.seed), ("partition.seed", config.partition.seed)):
+        if seed + last > MAX_SEED:
+            raise ValueError(
+                f"{name} is {seed}; it must be at most {MAX_SEED - last} with {last + 1} trials"
+            )
+    # accuracies of a run are those of the clients that do not attack: there must be some
+    check_value("attack.share", config.attack.share, Rest)
+    sample, num_clients = config.evaluate.sample, config.partition.num_clients
+    if sample is not None and sample > num_clients:
+        raise ValueError(
+            f"evaluate.sample is {sample}; it must be at most the {num_clients} clients"
+        )

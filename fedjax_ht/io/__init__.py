@@ -1,0 +1,1 @@
+"""Deprecated: readers of files are in `fedjax_ht.data.files`."""

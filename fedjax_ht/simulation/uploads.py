@@ -1,0 +1,285 @@
+"""Uploads on their way from the participants to the server: answers, deadline, late arrivals.
+
+The one place that turns answers, whatever carried them, into what the server's step reads.
+
+The seconds of a round are simulated, computed on the host by exact bytes; no compiled program knows
+of them. An upload that misses the deadline is lost; or, where `Profile.late` says so, its client
+goes on with it in the next round, and takes part in nothing else till it arrives. Every round waits
+for such uploads as for its participants', and no longer than the deadline. They reach the server as
+they were sent, beside those of the round.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fedjax_ht.core.evaluation import Scores
+from fedjax_ht.core.mesh import collect, fetch
+from fedjax_ht.core.method import ClientInfo, PyTree, Received
+from fedjax_ht.core.round import ClientResult
+from fedjax_ht.core.trees import join_trees, take
+from fedjax_ht.core.wire import WireCost
+from fedjax_ht.simulation.profile import Profile
+from fedjax_ht.simulation.roster import PADDING, Roster
+
+
+class Answers(NamedTuple):
+    """Answers of a bucket's participants, of all trials: [P], in the order of the transport.
+
+    Attributes:
+      ids: int64 [trials, m], each trial's participants, ascending, padded with PADDING.
+      rows: int32 [trials, m], where these stand among the P.
+      in_order: whether the P as they are are what the server of the only trial gets.
+      info: of the P.
+      results: of the P; `deliver` takes the uplinks out.
+      scores: {"test": Scores}, of the models as training left them.
+      score_rows: int32 [trials, m], where the participants stand in `scores`.
+      idle: float64 [2], see `roster.idle_lane_steps`.
+      seconds: float64 [P], simulated, of a participant's round; None where nothing takes time.
+      late: bool [P], uploads that missed the deadline; False of a participant that sent nothing.
+    """
+
+    ids: np.ndarray
+    rows: np.ndarray
+    in_order: bool
+    info: ClientInfo
+    results: ClientResult
+    scores: dict[str, Scores]
+    score_rows: np.ndarray
+    idle: np.ndarray
+    seconds: np.ndarray | None = None
+    late: np.ndarray | None = None
+
+    def of_trial(self, trial: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns a trial's part of `ids`, `rows` and `score_rows`, without padding."""
+        count = np.count_nonzero(self.ids[trial] != PADDING)  # padding stands behind
+        return (
+            self.ids[trial, :count],
+            self.rows[trial, :count],
+            self.score_rows[trial, :count],
+        )
+
+    def participants(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns trial, id and row of every participant, int [n] each."""
+        trials, places = np.nonzero(self.ids != PADDING)
+        return trials, self.ids[trials, places], self.rows[trials, places]
+
+
+class Devices(NamedTuple):
+    """The clients' simulated devices, and what is known of the clients on them.
+
+    Attributes:
+      profile: None where nothing is simulated.
+      flops: () -> float64 [trials, num_clients], of a round; traced where it is first asked for.
+      mesh: the devices that really run.
+      rosters: bucket name -> its clients' places; empty where no client is on this machine.
+      num_clients: of the federation.
+    """
+
+    profile: Profile | None
+    flops: Callable[[], np.ndarray]
+    mesh: Mesh
+    rosters: dict[str, Roster]
+    num_clients: int
+
+
+class Waiting(NamedTuple):
+    """Uploads that are on their way between two rounds.
+
+    Attributes:
+      sent: bucket name -> (uplink, ClientInfo) as they were sent, stacked over the bucket's rows,
+        on the server's device; of a client that has nothing on its way they may be anything.
+      left: float64 [trials, num_clients], seconds of the next round after which a client's upload
+        arrives; 0 where none is on its way.
+      cost: of these uploads, int64 [trials, num_clients].
+    """
+
+    sent: dict[str, tuple[PyTree, ClientInfo]]
+    left: np.ndarray
+    cost: WireCost
+
+    @property
+    def unfinished(self) -> np.ndarray:
+        """Clients that are not done with an earlier round, bool [trials, num_clients]."""
+        return self.left > 0
+
+    def arriving(self, profile: Profile) -> np.ndarray:
+        """Clients whose upload arrives in the next round, bool [trials, num_clients]."""
+        return self.unfinished & ~profile.too_late(self.left)
+
+
+Delivery = tuple[dict[str, Received], dict[str, np.ndarray]]
+"""What the server gets, by bucket; and each trial's rows in it, int32 [trials, m], by client id. A
+bucket that is missing among the rows is the only trial's, in order."""
+
+
+def deliver(
+    devices: Devices, waiting: Waiting | None, answers: dict[str, Answers]
+) -> tuple[Delivery, dict[str, Answers], Waiting | None]:
+    """Delivers the uplinks of a round's participants to the server, and those of earlier rounds
+    that arrive in it.
+
+    Args:
+      devices: the clients' devices.
+      waiting: what was on its way before the round; None where late uploads are lost.
+      answers: of the round's participants.
+
+    Returns:
+      What the server gets; the answers with their times, without the uplinks; and what is on its
+      way after the round.
+    """
+    answers = _on_time(devices, answers)
+    received, without_uplinks = {}, {}
+    for name, part in answers.items():
+        result = part.results
+        uplinks = Received(result.uplink, part.info, result.arrived)
+        received[name] = collect(devices.mesh, uplinks)
+        without_uplinks[name] = part._replace(results=result._replace(uplink=()))
+    if waiting is None:
+        rows = {name: part.rows for name, part in answers.items() if not part.in_order}
+        return (received, rows), without_uplinks, None
+    joined = _with_earlier(devices, waiting, received, without_uplinks)
+    return joined, without_uplinks, _after_round(devices, waiting, received, without_uplinks)
+
+
+def _on_time(devices: Devices, answers: dict[str, Answers]) -> dict[str, Answers]:
+    """Adds simulated times to answers; uploads that miss the deadline no longer arrive. The
+    identity where nothing takes simulated time."""
+    profile = devices.profile
+    if profile is None or not profile.rates():
+        return answers
+    flops = None
+    if profile.flops is not None:
+        flops = devices.flops()
+    messages = {}
+    for name, part in answers.items():
+        result = part.results
+        messages[name] = (result.arrived, result.downlink_cost, result.uplink_cost)
+    timed = {}
+    for name, (sent, down, up) in fetch(messages).items():
+        trials, ids, rows = answers[name].participants()
+        work = np.zeros(len(ids)) if flops is None else flops[trials, ids]
+        seconds, late = np.zeros(len(sent)), np.zeros(len(sent), bool)
+        seconds[rows] = profile.seconds(ids, work, take(down, rows), take(up, rows))
+        late[rows] = sent[rows] & profile.too_late(seconds[rows])
+        results = answers[name].results._replace(
+            arrived=sent & ~late, downlink_cost=down, uplink_cost=up
+        )
+        timed[name] = answers[name]._replace(results=results, seconds=seconds, late=late)
+    return timed
+
+
+def _with_earlier(
+    devices: Devices,
+    waiting: Waiting,
+    received: dict[str, Received],
+    answers: dict[str, Answers],
+) -> Delivery:
+    """Joins a round's uplinks with those of earlier rounds that arrive in it."""
+    all_received, all_rows = {}, {}
+    for name, part in answers.items():
+        roster, earlier = devices.rosters[name], _arrivals(devices, waiting, name)
+        behind = np.arange(len(earlier.arrived), dtype=np.int32).reshape(len(part.rows), -1)
+        # Padding sorts behind every client; a client never stands in both halves.
+        ids = np.where(part.ids == PADDING, devices.num_clients, part.ids)
+        order = np.argsort(
+            np.concatenate([ids, roster.client(behind)[1]], axis=1), axis=1, kind="stable"
+        )
+        all_received[name] = join_trees(jnp.concatenate, (received[name], earlier))
+        both = np.concatenate([part.rows, len(received[name].arrived) + behind], axis=1)
+        all_rows[name] = np.take_along_axis(both, order, axis=1)
+    return all_received, all_rows
+
+
+def _arrivals(devices: Devices, waiting: Waiting, name: str) -> Received:
+    """Returns a bucket's uploads of earlier rounds, of all rows; those that come in the next round
+    have arrived."""
+    roster = devices.rosters[name]
+    assert devices.profile is not None  # without one nothing waits
+    arriving = waiting.arriving(devices.profile)
+    by_row = arriving[roster.client(np.arange(len(roster.steps)))]
+    return Received(*waiting.sent[name], collect(devices.mesh, by_row))
+
+
+def _after_round(
+    devices: Devices,
+    waiting: Waiting,
+    received: dict[str, Received],
+    answers: dict[str, Answers],
+) -> Waiting:
+    """Returns what is on its way after a round of these uplinks and answers, with their times."""
+    assert devices.profile is not None  # without one nothing waits
+    deadline = devices.profile.deadline
+    # Who goes on waiting has waited for a whole deadline; all others' uploads are there.
+    left = np.maximum(waiting.left - deadline, 0)
+    sent, cost = dict(waiting.sent), jax.tree.map(np.copy, waiting.cost)
+    for name, part in answers.items():
+        assert part.seconds is not None and part.late is not None  # as wherever uploads may wait
+        if not part.late.any():
+            continue
+        trials, ids, rows = part.participants()
+        is_late = part.late[rows]
+        trials, ids, rows = trials[is_late], ids[is_late], rows[is_late]
+        roster = devices.rosters[name]
+        # Beyond the end nothing is written.
+        slots = np.full(len(part.late), len(roster.steps))
+        slots[rows] = roster.row(trials, ids)
+        new = (received[name].uplink, received[name].info)
+        sent[name] = _put(sent[name], new, collect(devices.mesh, slots))
+        left[trials, ids] = part.seconds[rows] - deadline
+        for old, of_bucket in zip(cost, part.results.uplink_cost):
+            old[trials, ids] = of_bucket[rows]
+    return Waiting(sent, left, cost)
+
+
+@jax.jit
+def _put(stored: PyTree, new: PyTree, places: jax.Array) -> PyTree:
+    def put(x, y):
+        return x.at[places].set(y, mode="drop")
+
+    return jax.tree.map(put, stored, new)
+
+
+def nobody_waits(devices: Devices, forms: dict[str, PyTree], infos: ClientInfo) -> Waiting:
+    """Returns what waits before the first round: nothing.
+
+    Args:
+      devices: the clients' devices.
+      forms: bucket name -> the form of its uplinks, `jax.ShapeDtypeStruct`s.
+      infos: of every client, leading axes [trials, num_clients].
+    """
+    sent = {}
+    info = take(infos, (0, 0))  # any client's: all have one form
+    for name, form in forms.items():
+        rows = len(devices.rosters[name].steps)
+
+        def zeros(x, rows=rows):
+            return np.zeros((rows, *x.shape), x.dtype)
+
+        sent[name] = collect(devices.mesh, jax.tree.map(zeros, (form, info)))
+    shape = infos.id.shape
+    cost = WireCost(*(np.zeros(shape, np.int64) for _ in WireCost._fields))
+    return Waiting(sent, np.zeros(shape), cost)
+
+
+def regrouped_waiting(parts: Sequence[tuple[Waiting, Sequence[int]]]) -> Waiting:
+    """Joins trials of several runs as those of one.
+
+    Args:
+      parts: (what waits in a run, the numbers of its trials that are taken).
+    """
+
+    def join(*leaves):
+        taken = []
+        for leaf, (waiting, trials) in zip(leaves, parts):
+            # Rows lie trial after trial, so that trials are a leading axis of equal parts.
+            by_trial = leaf.reshape(len(waiting.left), -1, *leaf.shape[1:])
+            taken.append(by_trial[np.array(trials)])
+        arrays = jnp if isinstance(leaves[0], jax.Array) else np
+        return arrays.concatenate(taken).reshape(-1, *leaves[0].shape[1:])
+
+    return jax.tree.map(join, *(waiting for waiting, _ in parts))
