@@ -137,6 +137,28 @@ def test_the_global_matrix_of_fedral():
         assert re.search(rf"\b{mean:.2f}\b", text), (dataset, mean)
 
 
+@pytest.mark.parametrize("dataset", ["fashion_mnist", "cifar10"])
+def test_fedrals_dirichlet_columns(dataset):
+    """Each table row stands under the data set whose local training stands above it."""
+    file = "class_shares_dirichlet.csv"
+    section = (RESULTS / "class_shares.md").read_text(encoding="utf-8")
+    section = section.split("## Dirichlet(0.4)")[1].split("\n## ")[0]
+    name = {"fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}[dataset]
+    lines = section.split(f"| {name}: local")[1].splitlines()
+    for line, method, score, participants in (
+        (lines[0], "local", "accuracy", "best_participants"),
+        (lines[1], "fedral", "accuracy", "best_participants"),
+        (lines[2], "fedral", "accuracy_global", "best_participants_global"),
+    ):
+        history = percents(file, score, dataset)[method][0]
+        rounds = [f"{history[r]:.2f}" for r in (50, 100, 200, 300, 400, 500)]
+        cells = [cell.strip() for cell in line.split("|")][-9:-1]  # from round 50 to the paper's
+        assert cells[:6] == rounds
+        if cells[6]:
+            highest = percents(file, participants, dataset)[method][0]
+            assert cells[6] == f"{max(highest.values()):.2f}"
+
+
 def test_inversions_of_single_images():
     """The page's table is that of the CSV's rows without noise, in the page's order."""
     rows = [
