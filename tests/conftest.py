@@ -2,14 +2,12 @@
 
 import gc
 import os
-import re
 from pathlib import Path
 
 import jax
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
-from fedjax_ht.methods import METHODS
+from tests.groups import GroupScheduling, group_of
 from tests.runs import forks, run_module, run_script, tiny_config  # noqa: F401, fixtures
 
 # Most of the suite's time is compilation, and half of that is XLA's fusion emitters, which small
@@ -59,14 +57,6 @@ def memory_maps() -> float:
     return MAPS.read_bytes().count(b"\n") if MAPS.exists() else float("inf")
 
 
-def group_of(nodeid: str) -> str:
-    """Names the group of a test: tests of one file, or of one method in a file, share compiled
-    functions."""
-    file, _, test = nodeid.partition("::")
-    parameters = re.split(r"[\[\]-]", test)[1:]
-    return f"{file}:{next((p for p in parameters if p in METHODS), '')}"
-
-
 @pytest.fixture(autouse=True)
 def programs_of_few_groups(request, newest_group):
     """Drops the compiled programs of earlier groups before they are too many: thousands of them
@@ -80,14 +70,6 @@ def programs_of_few_groups(request, newest_group):
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: group_of(item.nodeid))  # stable
-
-
-class GroupScheduling(LoadScopeScheduling):
-    """One process runs a group. (`--dist loadgroup` would do, but does not see groups under pytest
-    9.2.)"""
-
-    def _split_scope(self, nodeid):
-        return group_of(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)

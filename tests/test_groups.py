@@ -1,0 +1,41 @@
+"""A process of tests that dies costs the test that it died in, and no other."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CONFTEST = """
+import pytest
+from tests.groups import GroupScheduling
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return GroupScheduling(config, log)
+"""
+GROUP = """
+import os, time, pytest
+
+@pytest.mark.parametrize("number", range(4))
+def test_one(number):
+    time.sleep(0.02)
+    if {fatal} and number == 1:
+        os._exit(1)
+"""
+
+
+def test_the_others_run_when_a_process_dies(tmp_path):
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    for number in range(8):
+        (tmp_path / f"test_{number}.py").write_text(GROUP.format(fatal=number == 5))
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n2", "-p", "no:cacheprovider", str(tmp_path)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "1 failed, 31 passed" in done.stdout, done.stdout
+    assert "test_5.py::test_one[1]" in done.stdout
