@@ -90,7 +90,7 @@ def test_names_are_those_of_the_code(theirs, ours):
 
 
 def test_other_names_are_there():
-    runner = (ROOT / "fedjax_ht" / "runner" / "program.py").read_text()
+    runner = (ROOT / "fedjax_ht" / "runner" / "run.py").read_text()
     assert re.search(r'DEFINE_string\(\s*"workdir"', runner)
     assert hasattr(Simulation, "write_clients")
     assert get_args(get_type_hints(EvaluateConfig)["mode"]) == ("received", "trained")
