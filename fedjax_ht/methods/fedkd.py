@@ -47,7 +47,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.annotations import Count, Part
+from fedjax_ht.core.annotations import Count, Part, traced
 from fedjax_ht.core.batches import Batch, add_trees
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import init_variables
@@ -140,7 +140,7 @@ def fedkd(
     released = variant == "released"
 
     def threshold(round: jax.Array) -> jax.Array | float:
-        if start == end == 1:
+        if not traced(start) and not traced(end) and start == end == 1:
             return 1.0  # known before a program runs: nothing is decomposed
         return start + (end - start) * jnp.minimum(round / rounds, 1)
 

@@ -113,8 +113,8 @@ class Waiting(NamedTuple):
 
 
 Delivery = tuple[dict[str, Received], dict[str, np.ndarray]]
-"""What the server gets, by bucket; and each trial's rows in it, int32 [trials, m], by client id. A
-bucket that is missing among the rows is the only trial's, in order."""
+"""Uplinks that the server gets, {bucket name: Received}; and each trial's rows in them, {bucket
+name: int32 [trials, m], by client id}. A bucket whose rows are in order has none, of one trial."""
 
 
 def deliver(

@@ -208,6 +208,20 @@ def test_the_first_downlink_of_the_cifar100_setting():
     assert [c.payload_elements for c in cost] == [924_708, 924_708]
 
 
+def test_thresholds_may_be_arguments_of_a_program():
+    """Methods that vary have such thresholds. At threshold 1 the mean is sent whole."""
+
+    def step(start, end):
+        method = fedkd(TRAINING, start, end)
+        old = method.init_server(FEDERATION, jax.random.key(0))
+        received = pairs.receive_uplinks(uplinks_of(old.params), tiny.ORDER)
+        context = pairs.context(6, client_id=None)
+        return decompress(method.server_update(FEDERATION, old, received, context)[0].step, "paper")
+
+    known, traced = step(1.0, 1.0), jax.jit(step)(1.0, 1.0)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-6), known, traced)
+
+
 def test_bad_options_are_named():
     with pytest.raises(ValueError, match="variant is 'official'; it must be 'paper' or 'released'"):
         fedkd(TRAINING, variant="official")
