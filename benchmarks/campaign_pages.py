@@ -21,12 +21,18 @@ def percent(values: list[float]) -> str:
 
 
 def estimates(path: Path = ESTIMATES) -> dict[tuple[str, str], dict[str, str]]:
-    """Reads what was compiled for a described device: (group, lanes) -> column -> cell."""
+    """Reads what was compiled for a described device: (group, lanes) -> column -> cell.
+
+    The page's tables are of the same rows, with other columns.
+    """
     if not path.exists():
         return {}
-    lines = [line for line in path.read_text().splitlines() if line.startswith("| ")]
-    head, _, *rows = [line.strip("| \n").split(" | ") for line in lines]
-    return {(row[0], row[1]): dict(zip(head, row)) for row in rows}
+    known: dict[tuple[str, str], dict[str, str]] = {}
+    for table_text in re.findall(r"(?:^\|.*\n)+", path.read_text(), re.MULTILINE):
+        head, _, *rows = [line.strip("| ").split(" | ") for line in table_text.splitlines()]
+        for row in rows:
+            known.setdefault((row[0], row[1]), {}).update(zip(head, row))
+    return known
 
 
 def contract(results: Results) -> str:
