@@ -37,7 +37,7 @@ from benchmarks.report import in_a_process, machine, number, publish, table
 from benchmarks.thunks import loop_turns, loops, read_thunks, step_bytes, steps_of
 from fedjax_ht.core.compiling import buckets_on_mesh
 from fedjax_ht.core.mesh import AXIS, REPLICATED, SHARDED
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods import METHODS
 from fedjax_ht.metrics.flops import sample_flops
 from fedjax_ht.runner.cli import fail, parse_flags

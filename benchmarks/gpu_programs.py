@@ -15,9 +15,11 @@ from fedjax_ht.core.federation import Federation, make_federation, make_sliced_f
 from fedjax_ht.core.forms import keeps_state
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Split
+from fedjax_ht.core.method import ClientInfo, Method
 from fedjax_ht.core.round import Channel, Participant, TrialServers, bucket_round
+from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.states import any_state
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import SLICED, model_group, sliced_network
 

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.augment import flip
 from fedjax_ht.generators import embedded
 from fedjax_ht.generators.embedded import activate, dense, normal

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from experiments.generator_data import Pictures
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.generators import embedded
 from fedjax_ht.generators.base import Generator
 from fedjax_ht.models.cnn import ConvFeatures, ConvLayer

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from experiments.rows import column, grouped, write_rows
 from fedjax_ht.core.batches import class_means
-from fedjax_ht.core.method import Data
+from fedjax_ht.core.samples import Data
 from fedjax_ht.data.client_data import stack
 from fedjax_ht.experiment.run_folder import read_run
 from fedjax_ht.methods.shared.prototypes import class_sums

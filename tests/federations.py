@@ -17,7 +17,7 @@ import optax
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.mesh import client_mesh, collect, scatter
-from fedjax_ht.core.method import Split
+from fedjax_ht.core.samples import Split
 from fedjax_ht.data.client_data import FederationData, make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.methods.shared.players import filled

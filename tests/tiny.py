@@ -7,7 +7,8 @@ import numpy as np
 
 from fedjax_ht.core.federation import Federation, make_federation
 from fedjax_ht.core.inputs import Pixels
-from fedjax_ht.core.method import ClientInfo, Context, Data, Received, Split
+from fedjax_ht.core.method import ClientInfo, Context, Received
+from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.shared.prototypes import Uplink
 from fedjax_ht.models import SplitModel

@@ -8,7 +8,7 @@ from side import arguments, first_weights, play
 
 import fedjax_ht as fl
 from benchmarks.peers.network import split_model
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 

@@ -20,7 +20,7 @@ from fedjax_ht.checkpoints.segments import (
     segments_of,
 )
 from fedjax_ht.checkpoints.trees import is_key, load_tree, plain
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 # more is cut into several segments, so that host memory needs no second copy of all states

@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 
 from fedjax_ht.checkpoints import sealed
 from fedjax_ht.checkpoints.trees import save_tree
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 
 Rows = dict[str, np.ndarray]  # bucket -> int64 [m], ascending rows of its stacked states
 Part = tuple[Rows, dict[str, PyTree]]  # rows, and bucket -> their states

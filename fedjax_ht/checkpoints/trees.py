@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 
 ARRAYS = "arrays.npz"
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.method import Data, PyTree, Split
+from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.trees import PyTree
 
 
 class Batch(NamedTuple):

@@ -9,13 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.inputs import InputShape, zeros
-
-PyTree = Any
-
-Array = jax.Array | Any
-"""An array of a pytree: a `jax.Array` in compiled programs, on the host also NumPy's or a number,
-and in forms a `jax.ShapeDtypeStruct`. Where a field's text says so, () or None stand for no array.
-"""
+from fedjax_ht.core.trees import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import Any
 import chex
 import jax
 
-from fedjax_ht.core.method import Method, PyTree, around
+from fedjax_ht.core.method import Method, around
+from fedjax_ht.core.trees import PyTree
 
 CLEARER = {"Trees 0 and 1 differ": "it differs", "tree 0": "before", "tree 1": "after"}
 """Phrases of chex, and what a message of this library says instead."""

@@ -11,10 +11,12 @@ from fedjax_ht.core.batches import take_batch
 from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import Array, Data, Method, PyTree, Split
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel, Participant, TrialServers, receive, send, view
+from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.statistics import collect_statistics
+from fedjax_ht.core.trees import Array, PyTree
 
 ScoredState = Literal["received", "trained"]
 """The state in which an evaluation scores a client: after it took the newest downlink, or as its

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_ht.core.method import Array, PyTree
+from fedjax_ht.core.trees import Array, PyTree
 
 
 class Schedule(NamedTuple):

@@ -8,8 +8,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bucket import Bucket, PyTree, make_bucket, put_weights, weights_of
+from fedjax_ht.core.bucket import Bucket, make_bucket, put_weights, weights_of
 from fedjax_ht.core.inputs import InputShape, plain
+from fedjax_ht.core.trees import PyTree
 
 
 @dataclasses.dataclass(frozen=True)

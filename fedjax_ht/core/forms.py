@@ -11,10 +11,12 @@ from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import usual_rule, zeros
 from fedjax_ht.core.keys import Purpose, round_key
-from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Split
+from fedjax_ht.core.method import ClientInfo, Method
 from fedjax_ht.core.programs import influences, union
 from fedjax_ht.core.round import Channel, client_step, receive, send
+from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.states import any_state
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import payload_leaves
 
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)

@@ -23,7 +23,8 @@ from fedjax_ht.core.batches import (
     take_batch,
 )
 from fedjax_ht.core.bounds import check_fields
-from fedjax_ht.core.method import Data, PyTree, Split
+from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.trees import PyTree
 
 Augment = Callable[[jax.Array, jax.Array, jax.Array | float], jax.Array]
 """(key, normalised images float [B, H, W, C], the value of a black pixel float [C]) -> images.

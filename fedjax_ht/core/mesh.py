@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 
 AXIS = "clients"
 SHARDED, REPLICATED = PartitionSpec(AXIS), PartitionSpec()

@@ -18,15 +18,15 @@ then, once, with the uplinks of every bucket:
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
-from fedjax_ht.core.bucket import Array, Bucket, PyTree, head_scores, init_variables, own_features
+from fedjax_ht.core.bucket import Bucket, head_scores, init_variables, own_features
 from fedjax_ht.core.federation import Federation
-
-if TYPE_CHECKING:
-    from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.samples import Data
+from fedjax_ht.core.trees import Array, PyTree
 
 Metrics = dict[str, jax.Array]  # name -> float32 scalar
 
@@ -65,42 +65,7 @@ class Context(NamedTuple):
     info: ClientInfo | None
     pretrained: PyTree = ()
     shared_key: Array = None
-    data: "Data | None" = None
-
-
-class Split(NamedTuple):
-    """One client's share of a data set.
-
-    Attributes:
-      indices: int32 [max], into `Data.inputs`; the first `count` are real, the others padding.
-      count: int32 scalar.
-    """
-
-    indices: Array
-    count: Array  # hides tuple.count  # pyright: ignore[reportIncompatibleMethodOverride]
-
-
-class Data(NamedTuple):
-    """One client's view of the data; inputs and labels are stored once for all clients.
-
-    Attributes:
-      inputs: an array with a leading sample axis [N], such as images uint8 [N, H, W, C], or a
-        pytree of such arrays.
-      labels: int32 [N].
-      preprocess: (inputs of a batch) -> the model's input, see `core.inputs`.
-      splits: {"train" | "val" | "test" | ...: Split}.
-      round: int32 scalar, the round, in client_update, where training in stored order reads it (see
-        `LocalTraining.steps`); () elsewhere.
-      trainer: a `jax.tree_util.Partial` that trains in place of `local_training.train`, with its
-        arguments (see `trust.dp_sgd`); None without.
-    """
-
-    inputs: PyTree
-    labels: Array
-    preprocess: PyTree
-    splits: dict[str, Split]
-    round: PyTree = ()
-    trainer: Callable | None = None
+    data: Data | None = None
 
 
 class Received(NamedTuple):
@@ -250,7 +215,7 @@ class Method(NamedTuple):
     """
 
     name: str
-    training: "LocalTraining"
+    training: LocalTraining
     init_server: Callable
     client_update: Callable
     server_update: Callable

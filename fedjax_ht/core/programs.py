@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 
 LOOP = "loop"  # a member of `Sources`: the value comes out of a loop
 LOOPS = ("while", "scan")

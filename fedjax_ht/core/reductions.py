@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 
 PIECE = 1024  # columns whose rows stay in a core's cache while they are sorted
 

@@ -12,19 +12,11 @@ from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
-from fedjax_ht.core.method import (
-    Array,
-    ClientInfo,
-    Context,
-    Data,
-    Method,
-    Metrics,
-    PyTree,
-    Split,
-)
+from fedjax_ht.core.method import ClientInfo, Context, Method, Metrics
 from fedjax_ht.core.moved import moved_names
+from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.states import any_state
-from fedjax_ht.core.trees import select
+from fedjax_ht.core.trees import Array, PyTree, select
 
 
 class Participant(NamedTuple):

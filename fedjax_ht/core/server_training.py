@@ -8,7 +8,8 @@ import optax
 from jax import lax
 
 from fedjax_ht.core.batches import shuffled
-from fedjax_ht.core.method import PyTree, Split
+from fedjax_ht.core.samples import Split
+from fedjax_ht.core.trees import PyTree
 
 
 def compact(valid: jax.Array) -> Split:

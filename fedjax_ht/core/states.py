@@ -11,7 +11,8 @@ from fedjax_ht.core.bucket import Bucket, put_weights
 from fedjax_ht.core.compiling import compiler_options, platform_of
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
-from fedjax_ht.core.method import Context, Method, PyTree
+from fedjax_ht.core.method import Context, Method
+from fedjax_ht.core.trees import PyTree
 
 
 def any_state(method: Method, bucket: Bucket, key: jax.Array) -> PyTree:

@@ -15,7 +15,8 @@ from jax import lax
 
 from fedjax_ht.core.batches import take_batch
 from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.method import Data, PyTree, Split
+from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.trees import PyTree
 
 
 def norm_moments(

@@ -6,7 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bucket import PyTree
+PyTree = Any
+
+Array = jax.Array | Any
+"""An array of a pytree: a `jax.Array` in compiled programs, on the host also NumPy's or a number,
+and in forms a `jax.ShapeDtypeStruct`. Where a field's text says so, () or None stand for no array.
+"""
 
 
 def take(tree: PyTree, index: Any) -> PyTree:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.annotations import NonNegative, Share
 from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.method import Array, PyTree
+from fedjax_ht.core.trees import Array, PyTree
 
 INDEX_BYTES = 4  # a row of a Masked leaf travels with an int32 index
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import described
-from fedjax_ht.core.method import Data, Split
+from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import take
 from fedjax_ht.data.dataset import Dataset, Partition
 

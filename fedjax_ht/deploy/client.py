@@ -21,8 +21,10 @@ from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.forms import downlink_form, sends_payload, uplink_form, uplink_forms
 from fedjax_ht.core.inputs import AsStored, Pixels
 from fedjax_ht.core.keys import Purpose, client_key
-from fedjax_ht.core.method import ClientInfo, Context, Data, PyTree, Split
+from fedjax_ht.core.method import ClientInfo, Context
 from fedjax_ht.core.round import client_step
+from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import mixed, stack
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.sources import load_dataset

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from numpy.lib import format as npy
 
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Masked, is_masked
 
 NPY_HEADER_BYTES = 4096  # of the header of an .npy array, at most

@@ -11,9 +11,9 @@ import numpy as np
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.evaluation import Scores
 from fedjax_ht.core.mesh import fetch
-from fedjax_ht.core.method import ClientInfo, PyTree
+from fedjax_ht.core.method import ClientInfo
 from fedjax_ht.core.round import ClientResult
-from fedjax_ht.core.trees import join_trees
+from fedjax_ht.core.trees import PyTree, join_trees
 from fedjax_ht.core.wire import WireCost, all_finite, wire_elements
 from fedjax_ht.deploy.messages import Envelope, invalid_entry, max_bytes, pack, printable, unpack
 from fedjax_ht.deploy.secure_sums import MIN_CLIENTS, split_sum, vector_bytes

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh, collect
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.deploy.noise import draw, raise_in_ledger
 from fedjax_ht.deploy.plan import DeploymentEnded
 from fedjax_ht.deploy.replies import (

@@ -20,7 +20,8 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import ClientInfo, Method, PyTree, Received
+from fedjax_ht.core.method import ClientInfo, Method, Received
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import (
     Masked,
     from_leaves,

@@ -18,8 +18,8 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.forms import sends_payload, uplink_forms
 from fedjax_ht.core.mesh import client_mesh, collect
-from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.round import send
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy.messages import Envelope, invalid_entry, printable
 from fedjax_ht.deploy.noise import LEDGER_FILE, Entropy, Noise, fresh_secret, update_noise

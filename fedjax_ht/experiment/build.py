@@ -7,8 +7,9 @@ from fedjax_ht.configs.base import AnyConfig
 from fedjax_ht.configs.sections import Config, DatasetConfig, PartitionConfig, TrainingConfig
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import Pixels
-from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.names import unknown
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.moments import normalised

@@ -12,9 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_ht.core.bucket import Bucket, PyTree, init_variables
+from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.names import unknown
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.files.torch_files import load_state_dict
 from fedjax_ht.models import model_group
 from fedjax_ht.models.registry import ARCHITECTURES

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 
-from fedjax_ht.core.method import Array, PyTree
+from fedjax_ht.core.trees import Array, PyTree
 
 
 class Card(NamedTuple):

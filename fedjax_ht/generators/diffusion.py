@@ -18,7 +18,7 @@ import numpy as np
 
 from fedjax_ht.core.extras import needing
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.files.arrays import opened_npz
 from fedjax_ht.generators.base import Card, Generator
 from fedjax_ht.generators.npz import one_line

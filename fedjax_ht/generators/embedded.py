@@ -18,7 +18,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.ops import conv2d
 from fedjax_ht.ops.conv import Lowering
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.generators import npz
 from fedjax_ht.generators.base import Card, Generator
 from fedjax_ht.generators.embedded import (

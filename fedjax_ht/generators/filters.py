@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.method import Array
+from fedjax_ht.core.trees import Array
 
 
 def filtered_leaky_relu(

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.generators.base import Generator
 
 Latents = Literal["raw", "spread"]

@@ -35,8 +35,10 @@ from fedjax_ht.core.batches import take_batch
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import head_scores, init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Data, Method, PyTree, Split, Wire
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.server_training import train_on_rows
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.methods.shared.mutual import init_pair, mean_of_copies, take_shared, train_pair
 

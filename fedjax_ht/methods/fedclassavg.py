@@ -42,8 +42,9 @@ from fedjax_ht.core.bucket import features, logits, own_features
 from fedjax_ht.core.federation import Federation, require_equal_heads
 from fedjax_ht.core.inputs import image_shape, pixels_of
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Array, Data, Method, PyTree, Wire
-from fedjax_ht.core.trees import select
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.samples import Data
+from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.data.augment import colour_jitter, flip, random_grayscale, resized_crop
 from fedjax_ht.losses import cross_entropy, supervised_contrastive
 from fedjax_ht.methods.shared.heads import head_uplink, init_head, mean_head, take_head

@@ -39,8 +39,8 @@ from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import features, logits
 from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Array, Method, PyTree
-from fedjax_ht.core.trees import select
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.core.wire import Masked, Metadata, dense
 from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.methods.shared.averaging import weighted_mean

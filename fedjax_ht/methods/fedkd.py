@@ -52,8 +52,8 @@ from fedjax_ht.core.batches import Batch, add_trees
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, PyTree, Wire
-from fedjax_ht.core.trees import select
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.losses import cross_entropy, kl_divergence, masked_mean
 from fedjax_ht.methods.shared.low_rank import compress, decompress, send_nothing, send_whole

@@ -24,8 +24,8 @@ from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, PyTree, Wire
-from fedjax_ht.core.trees import select
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.shared.averaging import (
     Weighting,

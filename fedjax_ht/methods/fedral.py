@@ -52,9 +52,9 @@ from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, features, init_variables, logits, own_features
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import ClientInfo, Method, PyTree, Wire
+from fedjax_ht.core.method import ClientInfo, Method, Wire
 from fedjax_ht.core.reductions import weighted_sum
-from fedjax_ht.core.trees import select
+from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import Masked, Metadata, dense
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples

@@ -56,7 +56,9 @@ from fedjax_ht.core.annotations import Count, SearchRange, Share, traced
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.federation import Federation, require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Array, Data, Method, View, Wire, init_model
+from fedjax_ht.core.method import Method, View, Wire, init_model
+from fedjax_ht.core.samples import Data
+from fedjax_ht.core.trees import Array
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.shared.heads import head_of, init_head, rows_of, take_head
 from fedjax_ht.methods.shared.prototypes import mean_by_class

@@ -33,8 +33,9 @@ from fedjax_ht.core.annotations import Count, NonNegative, Positive, SearchRange
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.federation import require_one_feature_width
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, PyTree, View
+from fedjax_ht.core.method import Method, View
 from fedjax_ht.core.server_training import train_on_rows
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses import adaptive_margin, margin_contrastive
 from fedjax_ht.methods.shared import prototypes

@@ -20,7 +20,8 @@ import numpy as np
 from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import abstract, on_device
-from fedjax_ht.core.method import ClientInfo, Context, Data, Method
+from fedjax_ht.core.method import ClientInfo, Context, Method
+from fedjax_ht.core.samples import Data
 from fedjax_ht.core.states import any_state
 from fedjax_ht.metrics.program_flops import program_flops
 

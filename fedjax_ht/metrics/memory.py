@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from fedjax_ht.core.bucket import Bucket, PyTree, features, init_variables, logits
+from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
 from fedjax_ht.core.inputs import abstract
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.trees import PyTree
 
 
 def training_memory(bucket: Bucket, training: LocalTraining) -> int:

@@ -11,6 +11,7 @@ from fedjax_ht.core.names import unknown
 
 # warnings only: orbax and jax narrate at INFO, which a user's own --verbosity=0 shows
 QUIET = "--verbosity=-1"
+SEE_HELP = "`--help` shows the flags"
 TRUST = "Import the code that the run's config.json names as module:function, and run it."
 
 
@@ -57,25 +58,8 @@ def parse_flags(arguments: list[str], takes_words: bool = False) -> list[str]:
 
 
 def unknown_flag(name: str, argument: str) -> str:
-    """Returns what to write instead of an unknown flag `name`, written as `argument`; for a field
-    of the config, --config.FIELD."""
-    hint = "`--help` shows the flags"
-    if "config" not in flags.FLAGS:
-        return unknown("flag", name, list(flags.FLAGS), hint)
-    # here, because it needs ml_collections: benchmarks on machines without it parse flags, too
-    from fedjax_ht.runner.config_files import field_of, known_fields, unknown_field
-
-    fields = known_fields()
-    if name in fields:
-        setting = f"--config.{name}={argument.partition('=')[2] or 'VALUE'}"
-        return f"unknown flag --{name}; {name} is a field of the config: write {setting}"
-    field = field_of(name)
-    if field is not None:
-        return unknown_field(field)
-    hint += ", and a field of the config is set by --config.FIELD=VALUE"
-    # fields by their own names: --learning_rate is meant to be training.learning_rate
-    return unknown("flag", name, [*_without_fields(), *fields], hint)
-
-
-def _without_fields() -> list[str]:
-    return [name for name in flags.FLAGS if not name.startswith("config.")]
+    """Returns what to write instead of an unknown flag `name`, written as `argument`; of a command
+    with --config its `config_files.ConfigParser` knows the fields."""
+    if "config" in flags.FLAGS:
+        return flags.FLAGS["config"].parser.unknown_flag(name, argument)
+    return unknown("flag", name, list(flags.FLAGS), SEE_HELP)

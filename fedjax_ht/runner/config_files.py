@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from fedjax_ht.configs import shipped
 from fedjax_ht.configs.base import SEE, ConfigTree, base_config
 from fedjax_ht.core.names import unknown, unknown_option
-from fedjax_ht.runner.cli import BadConfigFile
+from fedjax_ht.runner.cli import SEE_HELP, BadConfigFile
 
 MODULE = "config_file"  # the name that a config file's module has
 OPTIONS = ("method.options.", "partition.options.")  # fields that belong to a method or a split
@@ -41,6 +41,21 @@ class ConfigParser(flags.ArgumentParser):
         for path in paths(config):
             define_field(config, path, self.flag_values)
         return NamedConfig(argument, config)
+
+    def unknown_flag(self, name: str, argument: str) -> str:
+        """Returns what to write instead of an unknown flag `name`, written as `argument`: for a
+        field of the config, --config.FIELD."""
+        fields = known_fields()
+        if name in fields:
+            setting = f"--config.{name}={argument.partition('=')[2] or 'VALUE'}"
+            return f"unknown flag --{name}; {name} is a field of the config: write {setting}"
+        field = field_of(name)
+        if field is not None:
+            return unknown_field(field)
+        hint = f"{SEE_HELP}, and a field of the config is set by --config.FIELD=VALUE"
+        # fields by their own names: --learning_rate is meant to be training.learning_rate
+        own_flags = [flag for flag in self.flag_values if not flag.startswith("config.")]
+        return unknown("flag", name, [*own_flags, *fields], hint)
 
 
 class FieldParser(flags.ArgumentParser):

@@ -14,8 +14,8 @@ from absl import flags
 
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.names import meant
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.files.torch_files import save_safetensors
 from fedjax_ht.experiment.build import Experiment, simulate
 from fedjax_ht.experiment.run_folder import read_run

@@ -11,9 +11,9 @@ from fedjax_ht.core.evaluation import EvaluationRequest, Scores
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import collect, fetch, scatter, share, spread
-from fedjax_ht.core.method import ClientInfo, PyTree
+from fedjax_ht.core.method import ClientInfo
 from fedjax_ht.core.round import Participant, TrialServers
-from fedjax_ht.core.trees import join_trees, take
+from fedjax_ht.core.trees import PyTree, join_trees, take
 from fedjax_ht.simulation.program import Clients, Program
 from fedjax_ht.simulation.roster import (
     PADDING,

@@ -24,9 +24,11 @@ from fedjax_ht.core.evaluation import (
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.forms import keeps_state, uplink_forms
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
-from fedjax_ht.core.method import Data, Method, PyTree, Split
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel, bucket_round
+from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.states import first_states
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import FederationData
 from fedjax_ht.metrics.flops import bucket_flops
 from fedjax_ht.simulation.options import SimulationOptions

@@ -7,9 +7,8 @@ import numpy as np
 
 from fedjax_ht.core.evaluation import Scores
 from fedjax_ht.core.mesh import fetch
-from fedjax_ht.core.method import Array
 from fedjax_ht.core.round import ClientResult
-from fedjax_ht.core.trees import join_trees, take
+from fedjax_ht.core.trees import Array, join_trees, take
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.serving import ServerResult

@@ -11,8 +11,8 @@ from fedjax_ht.core.batches import take_batch
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.evaluation import make_scored_state
-from fedjax_ht.core.method import Data, Split
 from fedjax_ht.core.round import Participant, TrialServers, view
+from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import take
 from fedjax_ht.simulation.compiled import participant_of, read_clients
 from fedjax_ht.simulation.program import Program, evaluation_batch

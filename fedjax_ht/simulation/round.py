@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.report import RoundReport, round_reports
 from fedjax_ht.simulation.serving import ServerResult

@@ -12,9 +12,10 @@ from jax.sharding import Mesh
 from fedjax_ht.core.aggregation import server_step
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.mesh import collect
-from fedjax_ht.core.method import Array, Data, Method, Metrics, PyTree, Received, Split
+from fedjax_ht.core.method import Method, Metrics, Received
 from fedjax_ht.core.round import Call, call_directly
-from fedjax_ht.core.trees import select, take
+from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.trees import Array, PyTree, select, take
 from fedjax_ht.core.wire import all_finite
 from fedjax_ht.simulation.state import SimulationState
 from fedjax_ht.simulation.trials import over_trials

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import FederationData, join_trials
 from fedjax_ht.simulation.compiled import (
     compiled_round,

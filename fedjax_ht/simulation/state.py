@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ht.core.method import ClientInfo, PyTree
+from fedjax_ht.core.method import ClientInfo
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.simulation.trials import of_trial
 from fedjax_ht.simulation.uploads import Waiting
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.method import Array, ClientInfo, PyTree
+from fedjax_ht.core.method import ClientInfo
 from fedjax_ht.core.round import (
     Call,
     ClientResult,
@@ -19,7 +19,7 @@ from fedjax_ht.core.round import (
     send,
     view,
 )
-from fedjax_ht.core.trees import join_trees
+from fedjax_ht.core.trees import Array, PyTree, join_trees
 from fedjax_ht.core.wire import all_finite, is_masked
 from fedjax_ht.simulation.compiled import compiled_round, participant_of, read_clients
 from fedjax_ht.simulation.program import Program

@@ -11,8 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from fedjax_ht.core.mesh import SHARDED, fetch, scatter
-from fedjax_ht.core.method import PyTree
-from fedjax_ht.core.trees import take
+from fedjax_ht.core.trees import PyTree, take
 from fedjax_ht.simulation.roster import PADDING, Roster
 
 # rows int [devices * k], padding included -> their first states, sharded

@@ -14,8 +14,8 @@ from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Federation, put_all_weights
 from fedjax_ht.core.keys import Purpose, round_key
-from fedjax_ht.core.method import Method, PyTree
-from fedjax_ht.core.trees import join_trees, take
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.trees import PyTree, join_trees, take
 
 
 def over_trials(fn: Callable[[Any, Any], PyTree], host: bool = False) -> Callable:

@@ -19,9 +19,9 @@ from jax.sharding import Mesh
 
 from fedjax_ht.core.evaluation import Scores
 from fedjax_ht.core.mesh import collect, fetch
-from fedjax_ht.core.method import ClientInfo, PyTree, Received
+from fedjax_ht.core.method import ClientInfo, Received
 from fedjax_ht.core.round import ClientResult
-from fedjax_ht.core.trees import join_trees, take
+from fedjax_ht.core.trees import PyTree, join_trees, take
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.roster import PADDING, Roster

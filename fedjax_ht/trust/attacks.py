@@ -25,8 +25,9 @@ import numpy as np
 from fedjax_ht.core.annotations import NonNegative, NotGiven, Seed, Share
 from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.keys import Purpose, host_generator
-from fedjax_ht.core.method import Method, PyTree, around
+from fedjax_ht.core.method import Method, around
 from fedjax_ht.core.round import without_samples
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import leaves_of, payload_leaves, values_of, with_payload
 
 Kind = Literal["label_flip", "sign_flip", "scaled", "noise", "shift"]

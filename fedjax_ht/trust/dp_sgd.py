@@ -25,7 +25,8 @@ from jax import lax
 from fedjax_ht.core.batches import Batch, take_batch
 from fedjax_ht.core.keys import privacy_key
 from fedjax_ht.core.local_training import LocalTraining, LossFn, TrainingResult, descend, num_steps
-from fedjax_ht.core.method import Data, PyTree, Split
+from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.trees import PyTree
 
 
 def norm_of(tree: PyTree) -> jax.Array:

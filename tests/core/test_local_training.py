@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_ht.core.batches import class_means, shuffled, sum_by_class, take_batch
 from fedjax_ht.core.local_training import LocalTraining, Loss, label_counts, num_steps, train
-from fedjax_ht.core.method import Split
+from fedjax_ht.core.samples import Split
 from fedjax_ht.losses import cross_entropy
 from tests import tiny
 from tests.reference import linear_client

@@ -1,6 +1,7 @@
 """The packages import each other one way, as docs/architecture.md draws them."""
 
 import ast
+import graphlib
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,13 @@ def test_order_has_no_circle():
         for package in BELOW
         for below in BELOW[package].split()
     )
+
+
+def test_files_import_each_other_one_way():
+    files = {
+        ".".join(("fedjax_ht", *path.relative_to(LIBRARY).with_suffix("").parts)): path
+        for path in LIBRARY.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    graph = {name: imports(path) & files.keys() for name, path in files.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError

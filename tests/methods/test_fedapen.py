@@ -5,7 +5,7 @@ import optax
 import pytest
 
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Split
+from fedjax_ht.core.samples import Split
 from fedjax_ht.core.wire import wire_elements
 from fedjax_ht.methods.fedapen import Rows, fedapen, hold_out, learn_weight
 from tests import tiny

@@ -15,8 +15,8 @@ import optax
 from fedjax_ht.core.annotations import Count, NonNegative, Positive, Within
 from fedjax_ht.core.batches import Batch, class_means, class_sums
 from fedjax_ht.core.bounds import check_fields
-from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.server_training import compact, train_on_rows
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.generators.units import Ball
 from fedjax_ht.losses import kernel_means, masked_mean, mmd_loss
 from fedjax_ht.methods.shared.prototypes import Uploads, Variant

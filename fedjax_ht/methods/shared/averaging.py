@@ -5,8 +5,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.method import Context, PyTree, Received
+from fedjax_ht.core.method import Context, Received
 from fedjax_ht.core.reductions import weighted_sum
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Metadata
 
 Weighting = Literal["samples", "uniform"]

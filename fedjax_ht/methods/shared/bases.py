@@ -13,8 +13,9 @@ from typing import NamedTuple
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.names import meant
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.feddropout import feddropout
 from fedjax_ht.methods.fedrolex import fedrolex

@@ -16,8 +16,10 @@ from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.contract import guarded, one_line
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
-from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Received, Split
+from fedjax_ht.core.method import ClientInfo, Context, Method, Received
 from fedjax_ht.core.round import Channel, client_step, send
+from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import chain, sent
 from fedjax_ht.methods.shared.players import Player, Pool, cast, replaced, small_federation
 

@@ -34,7 +34,7 @@ from fedjax_ht.core.annotations import (
 )
 from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.losses.distillation import KLOrder
 from fedjax_ht.methods.shared.ensemble import Opinions, Teachers
 from fedjax_ht.methods.shared.image_source import Images

@@ -20,7 +20,8 @@ from jax import lax
 from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import Data, PyTree
+from fedjax_ht.core.samples import Data
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.shared.distillation import (
     Distillation,
     Learner,

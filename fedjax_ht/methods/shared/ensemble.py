@@ -20,8 +20,8 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.executor import each
-from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.statistics import norm_moments
+from fedjax_ht.core.trees import PyTree
 
 
 class Teachers(NamedTuple):

@@ -12,7 +12,7 @@ import jax
 
 from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.losses import arcface_loss, cosines, cross_entropy
 from fedjax_ht.models.etf import simplex_etf
 from fedjax_ht.models.layers import Linear

@@ -16,9 +16,10 @@ from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import image_shape
 from fedjax_ht.core.local_training import LocalTraining, label_counts
-from fedjax_ht.core.method import Array, Data, Method, PyTree, Received
+from fedjax_ht.core.method import Method, Received
+from fedjax_ht.core.samples import Data
 from fedjax_ht.core.statistics import norm_moments
-from fedjax_ht.core.trees import select
+from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.shared.bases import Base, check_base, make_base
 from fedjax_ht.methods.shared.distillation import (

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.bucket import Bucket, start_from
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import Context, Data, PyTree, Received
-from fedjax_ht.core.trees import select
+from fedjax_ht.core.method import Context, Received
+from fedjax_ht.core.samples import Data
+from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.shared.averaging import (
     Weighting,

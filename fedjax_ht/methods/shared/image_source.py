@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ht.core.batches import inputs_at
-from fedjax_ht.core.method import Data, PyTree
+from fedjax_ht.core.samples import Data
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.shared.supervised import count_labels
 from fedjax_ht.models.conditional import ConditionalGenerator
 from fedjax_ht.models.norm import MOMENTUM

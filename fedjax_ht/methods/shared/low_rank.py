@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Masked, dense
 
 Form = Literal["paper", "released"]

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import Array, Context, Metrics, PyTree, Received
+from fedjax_ht.core.method import Context, Metrics, Received
+from fedjax_ht.core.trees import Array, PyTree
 from fedjax_ht.generators import Generator
 from fedjax_ht.generators.images import synthesise
 from fedjax_ht.generators.units import Weights, into

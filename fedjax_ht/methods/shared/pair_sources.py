@@ -13,7 +13,7 @@ from typing import Literal
 
 import jax
 
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.generators import Generator
 from fedjax_ht.generators.units import SAMPLES
 

@@ -20,8 +20,10 @@ from fedjax_ht.core.batches import Batch, shuffled
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.inputs import pixels_of
 from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
-from fedjax_ht.core.method import Context, Data, PyTree
+from fedjax_ht.core.method import Context
+from fedjax_ht.core.samples import Data
 from fedjax_ht.core.server_training import compact
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared.etf_classifier import (

@@ -27,7 +27,8 @@ import jax.numpy as jnp
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Array, Context, Method, PyTree, Received, Wire
+from fedjax_ht.core.method import Context, Method, Received, Wire
+from fedjax_ht.core.trees import Array, PyTree
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples
 from fedjax_ht.methods.shared.heads import head_of, rows_of

@@ -10,7 +10,9 @@ import numpy as np
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.federation import Federation, make_federation
 from fedjax_ht.core.inputs import InputShape, abstract, usual_rule
-from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Split
+from fedjax_ht.core.method import ClientInfo, Method
+from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.models import mlp
 
 CLIENTS = 3  # clients played of each bucket

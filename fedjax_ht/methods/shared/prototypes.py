@@ -12,8 +12,10 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.batches import Batch, ClassSums, class_means, sum_by_class
 from fedjax_ht.core.bucket import Bucket, logits, own_features
-from fedjax_ht.core.method import Context, Data, PyTree, Received, init_model
+from fedjax_ht.core.method import Context, Received, init_model
 from fedjax_ht.core.reductions import weighted_sum
+from fedjax_ht.core.samples import Data
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import class_prototype_distance, sample_prototype_mse
 from fedjax_ht.methods.shared.supervised import Regulariser, own_classes

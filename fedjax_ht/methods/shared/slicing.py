@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.method import Array, PyTree
 from fedjax_ht.core.reductions import weighted_sum
+from fedjax_ht.core.trees import Array, PyTree
 from fedjax_ht.models.sliced import CLASSES, sliced_width
 
 Mode = Literal["static", "random", "rolling"]

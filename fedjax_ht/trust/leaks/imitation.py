@@ -18,8 +18,10 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.keys import Purpose
-from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Split
+from fedjax_ht.core.method import ClientInfo, Method
 from fedjax_ht.core.round import Channel, client_context, client_step, receive, without_samples
+from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Transform, dense, payload_leaves, values_of, with_payload
 from fedjax_ht.trust.privacy import Privacy, private
 

@@ -11,7 +11,9 @@ import numpy as np
 from scipy.stats import rankdata
 
 from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.method import Data, Method, PyTree
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.samples import Data
+from fedjax_ht.core.trees import PyTree
 
 AT_ONCE = 64  # samples of a forward pass
 

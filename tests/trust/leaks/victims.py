@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Data
+from fedjax_ht.core.samples import Data
 from fedjax_ht.methods import METHODS
 from fedjax_ht.trust.leaks.imitation import Victim, imitation, observe, upload
 from tests import tiny

@@ -1,0 +1,41 @@
+"""One client's samples, as a method's functions see them."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fedjax_ht.core.trees import Array, PyTree
+
+
+class Split(NamedTuple):
+    """One client's share of a data set.
+
+    Attributes:
+      indices: int32 [max], into `Data.inputs`; the first `count` are real, the others padding.
+      count: int32 scalar.
+    """
+
+    indices: Array
+    count: Array  # hides tuple.count  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+class Data(NamedTuple):
+    """One client's view of the data; inputs and labels are stored once for all clients.
+
+    Attributes:
+      inputs: an array with a leading sample axis [N], such as images uint8 [N, H, W, C], or a
+        pytree of such arrays.
+      labels: int32 [N].
+      preprocess: (inputs of a batch) -> the model's input, see `core.inputs`.
+      splits: {"train" | "val" | "test" | ...: Split}.
+      round: int32 scalar, the round, in client_update, where training in stored order reads it (see
+        `LocalTraining.steps`); () elsewhere.
+      trainer: a `jax.tree_util.Partial` that trains in place of `local_training.train`, with its
+        arguments (see `trust.dp_sgd`); None without.
+    """
+
+    inputs: PyTree
+    labels: Array
+    preprocess: PyTree
+    splits: dict[str, Split]
+    round: PyTree = ()
+    trainer: Callable | None = None
