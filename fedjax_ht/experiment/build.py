@@ -8,19 +8,18 @@ from fedjax_ht.configs.sections import Config, DatasetConfig, PartitionConfig, T
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.names import unknown
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.moments import normalised
-from fedjax_ht.data.partition import check_partition, make_partition, partition_options
+from fedjax_ht.data.partition import check_partition, make_partition
 from fedjax_ht.data.selection import of_classes, subset
-from fedjax_ht.data.shift import parse_shift, shifted
-from fedjax_ht.data.sources import dataset_names, load_dataset
+from fedjax_ht.data.shift import shifted
+from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.experiment.devices import client_values
 from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.federation import make_clients
-from fedjax_ht.experiment.method import check_pretraining, refuse_unknown
+from fedjax_ht.experiment.method import check_pretraining
 from fedjax_ht.experiment.settle import settle
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, make_trials
@@ -59,7 +58,6 @@ def build(config: AnyConfig, begun: bool = False, trust: bool = True) -> Experim
       ImportError: a package that the config needs is not installed. One line.
     """
     config, options, entries, configs, methods = settle(config, trust)
-    check_names_of_data(config.dataset, config.partition)
     recipes = [entry_config.training for entry_config in configs.values()]
     dataset = make_dataset(config.dataset, config.partition, recipes)
     federations = make_federations(config, configs, dataset, begun)
@@ -76,18 +74,6 @@ def build(config: AnyConfig, begun: bool = False, trust: bool = True) -> Experim
         methods=methods,
         federations=federations,
     )
-
-
-def check_names_of_data(dataset: DatasetConfig, partition: PartitionConfig) -> None:
-    """Raises a ValueError for what is wrong before any data is read."""
-    if ":" not in dataset.name and dataset.name not in dataset_names():
-        raise ValueError(unknown("dataset", dataset.name, dataset_names()))
-    known = list(partition_options(partition.kind))
-    owner = f"partition {partition.kind!r}"
-    refuse_unknown(owner, partition.options, known, f"partition={partition.kind}")
-    check_partition(partition.kind, partition.num_clients, None, **partition.options)
-    if dataset.shift:
-        parse_shift(dataset.shift)
 
 
 def make_dataset(

@@ -5,14 +5,18 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedjax_ht.configs.base import AnyConfig, typed_config
-from fedjax_ht.configs.sections import Config
+from fedjax_ht.configs.sections import Config, DatasetConfig, PartitionConfig
 from fedjax_ht.core.annotations import MAX_SEED, Rest
 from fedjax_ht.core.bounds import check_value
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.names import unknown
 from fedjax_ht.core.user_code import names_user_function
+from fedjax_ht.data.partition import check_partition, partition_options
+from fedjax_ht.data.shift import parse_shift
+from fedjax_ht.data.sources import dataset_names
 from fedjax_ht.experiment.entries import Entry, as_run, entries_of
 from fedjax_ht.experiment.federation import check_group, width_rates
-from fedjax_ht.experiment.method import make_method
+from fedjax_ht.experiment.method import make_method, refuse_unknown
 from fedjax_ht.experiment.options import simulation_options
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.epsilon import accounting
@@ -68,6 +72,7 @@ def settle(config: AnyConfig, trust: bool = True) -> Settled:
     methods = {
         label: make_method(entry, configs[label].training) for label, entry in entries.items()
     }
+    check_data(config.dataset, config.partition)
     return Settled(
         config=config, options=options, entries=entries, configs=configs, methods=methods
     )
@@ -101,3 +106,15 @@ def check_together(config: Config) -> None:
         raise ValueError(
             f"evaluate.sample is {sample}; it must be at most the {num_clients} clients"
         )
+
+
+def check_data(dataset: DatasetConfig, partition: PartitionConfig) -> None:
+    """Checks the names and options of the data set and of the split."""
+    if ":" not in dataset.name and dataset.name not in dataset_names():
+        raise ValueError(unknown("dataset", dataset.name, dataset_names()))
+    known = list(partition_options(partition.kind))
+    owner = f"partition {partition.kind!r}"
+    refuse_unknown(owner, partition.options, known, f"partition={partition.kind}")
+    check_partition(partition.kind, partition.num_clients, None, **partition.options)
+    if dataset.shift:
+        parse_shift(dataset.shift)
