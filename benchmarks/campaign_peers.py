@@ -136,10 +136,9 @@ PEER_SLICES = {
     8: Slice(
         "PFLlib's protocols",
         "Rounds of 20 clients by Dirichlet shares (0.1), batches of 10, one epoch, with an "
-        "evaluation of all on "
-        "training and test images, which PFLlib's seconds hold, too; memory of 500 clients, 20 "
-        "side by side. Random "
-        "images in the shapes and numbers of MNIST, Tiny-ImageNet and CIFAR-100.",
+        "evaluation of all on training and test images, which PFLlib's seconds hold, too; memory "
+        "of 500 clients, 20 side by side. Random images in the shapes and numbers of MNIST, "
+        "Tiny-ImageNet and CIFAR-100.",
         pfllib_items(),
         [
             protocol_item(
@@ -165,13 +164,11 @@ PEER_SLICES = {
     ),
     9: Slice(
         "Protocols of simulators",
-        "BlazeFL's FedAvg of 100 clients, all in every round, five epochs of batches of 50, "
-        "scored as training left "
-        "them, with the CNN of PyTorch's tutorial and ResNet-18, on random images; and "
-        "pfl-research's benchmark, 1,500 "
-        "rounds of 50 among 1,000 users, with dropout, evaluated on all test images in every "
-        "tenth round: on CIFAR-10 "
-        "where it is in data/, else on random images, whose accuracy means nothing.",
+        "BlazeFL's FedAvg of 100 clients, all in every round, five epochs of batches of 50, scored "
+        "as training left them, with the CNN of PyTorch's tutorial and ResNet-18, on random "
+        "images; and pfl-research's benchmark, 1,500 rounds of 50 among 1,000 users, with dropout, "
+        "evaluated on all test images in every tenth round: on CIFAR-10 where it is in data/, else "
+        "on random images, whose accuracy means nothing.",
         simulator_items(),
         [
             protocol_item(
@@ -196,10 +193,8 @@ PEER_SLICES = {
     10: Slice(
         "Beside HtFLlib",
         "All methods that both have, HtFE8, 20 clients by Dirichlet shares (0.1) of random images "
-        "of 32x32x3, 500 to "
-        "train on average, batches of 10, one epoch, and an evaluation of all clients on test "
-        "images. HtFLlib's code "
-        "runs as it is where a checkout lies in HtFLlib/.",
+        "of 32x32x3, 500 to train on average, batches of 10, one epoch, and an evaluation of all "
+        "clients on test images. HtFLlib's code runs as it is where a checkout lies in HtFLlib/.",
         htfllib_items(),
         [
             Item(

@@ -178,10 +178,9 @@ SLICES = {
     ),
     3: Slice(
         "Whole rounds",
-        "All 20 clients for an epoch of batches of 10, 32x32x3, 500 images on average by "
-        "Dirichlet shares (0.1), with "
-        "the server's part; nobody is scored. Trials are one program. Cached: programs that an "
-        "earlier call compiled.",
+        "All 20 clients for an epoch of batches of 10, 32x32x3, 500 images on average by Dirichlet "
+        "shares (0.1), with the server's part; nobody is scored. Trials are one program. Cached: "
+        "programs that an earlier call compiled.",
         round_items(),
         [round_item("mlp2", "fedktl", 3, clients=4, samples=40, rounds=3, cache=CACHE)],
         f"{PAGES}:rounds",
@@ -189,9 +188,8 @@ SLICES = {
     4: Slice(
         "Servers",
         "FedKTL's alignment at CIFAR-100's shape (20 clients, 45 classes each) with its bar, "
-        "images of its shipped "
-        "generator's architecture, and a round of DFRD's distillation from ten 4-conv CNNs, rho = "
-        "5.",
+        "images of its shipped generator's architecture, and a round of DFRD's distillation from "
+        "ten 4-conv CNNs, rho = 5.",
         server_items(),
         [
             Item(
@@ -225,8 +223,7 @@ SLICES = {
     5: Slice(
         "Accuracies",
         "Fashion-MNIST, 100 clients of CNN-1..5, two classes each, ten a round, shared initial "
-        "weights, 500 rounds, "
-        "seeds 0 to 2 as trials; beside them the same runs on CPU "
+        "weights, 500 rounds, seeds 0 to 2 as trials; beside them the same runs on CPU "
         "(experiments/results/class_shares.md).",
         [Item(m, f"{CHECKS}:accuracy", {"method": m}, m) for m in ("local", "fedssa", "fedral")],
         [
@@ -261,9 +258,8 @@ SLICES = {
     7: Slice(
         "PyTorch",
         "Milliseconds of the same training step in PyTorch, float32 without TF32: one client's, "
-        "clients one after "
-        "another, eager and compiled (graphs: mode=reduce-overhead), and of all lanes with "
-        "torch.func.vmap.",
+        "clients one after another, eager and compiled (graphs: mode=reduce-overhead), and of all "
+        "lanes with torch.func.vmap.",
         torch_items(),
         [
             torch_item("cnn4", how, lanes, steps=2, rounds=2)

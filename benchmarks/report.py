@@ -23,10 +23,9 @@ _OUT = flags.DEFINE_string("out", None, "Also write the report to this file.", a
 def machine() -> str:
     """Returns one line: processor, cores, versions, date."""
     return (
-        f"{processor()}, {len(os.sched_getaffinity(0))} cores, "
-        f"jax on {jax.devices()[0].device_kind}; jax {jax.__version__}, Python "
-        f"{platform.python_version()}, "
-        f"{time.strftime('%Y-%m-%d')}."
+        f"{processor()}, {len(os.sched_getaffinity(0))} cores, jax on "
+        f"{jax.devices()[0].device_kind}; jax {jax.__version__}, Python "
+        f"{platform.python_version()}, {time.strftime('%Y-%m-%d')}."
     )
 
 

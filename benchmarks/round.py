@@ -132,9 +132,8 @@ def report(dataset: Dataset) -> str:
     torch_step = [torch_step, torch_seconds(shape)] if torch_step else None
     lines = [
         f"FedTGP (released variant), 4-layer CNN, {Path(dataset.name).name} {shape}, "
-        f"{len(dataset.clients)} clients, "
-        f"{data.counts['train'].sum():,} training images, batch 10, one epoch = {steps:,} client "
-        "steps a round.",
+        f"{len(dataset.clients)} clients, {data.counts['train'].sum():,} training images, batch "
+        f"10, one epoch = {steps:,} client steps a round.",
         machine(),
         "",
         "| what | seconds |",

@@ -13,16 +13,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from jax.core import Tracer

@@ -159,9 +159,8 @@ def _require_scores(method: Method, scores: Any, shape: tuple[int, int]) -> None
         )
     if missing := [rule for rule in method.rules if rule not in scores]:
         raise ValueError(
-            f"predict of {method.name!r} lacks the rule {missing[0]!r}; "
-            f"it returns {', '.join(scores) or 'none'}, and Method.rules names "
-            f"{', '.join(method.rules)}"
+            f"predict of {method.name!r} lacks the rule {missing[0]!r}; it returns "
+            f"{', '.join(scores) or 'none'}, and Method.rules names {', '.join(method.rules)}"
         )
     for rule, values in scores.items():
         with one_line(f"rule {rule!r} of predict of {method.name!r} must be [samples, classes]"):

@@ -11,12 +11,7 @@ import numpy as np
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.generators import npz
 from fedjax_ht.generators.base import Card, Generator
-from fedjax_ht.generators.embedded import (
-    init_variables,
-    sample_classes,
-    sample_w,
-    synthesize,
-)
+from fedjax_ht.generators.embedded import init_variables, sample_classes, sample_w, synthesize
 
 FORMAT = "embedded"
 

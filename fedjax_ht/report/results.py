@@ -7,14 +7,7 @@ import numpy as np
 
 from fedjax_ht.report.document import Block, Document, Folded, Paragraph
 from fedjax_ht.report.rows import after_start, mean, reporting, tops_of, values
-from fedjax_ht.report.table import (
-    Table,
-    human_bytes,
-    human_flops,
-    percent,
-    rounds_of,
-    table_of,
-)
+from fedjax_ht.report.table import Table, human_bytes, human_flops, percent, rounds_of, table_of
 from fedjax_ht.simulation.history import Row, best, by_trial, evaluated, wire_bytes
 
 GLOBAL = "global_accuracy_head"  # of the server's own model

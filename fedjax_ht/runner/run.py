@@ -17,11 +17,7 @@ from fedjax_ht.report.costs import Aim
 from fedjax_ht.report.document import Document
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.config_files import define_config
-from fedjax_ht.runner.processes import (
-    CoordinatorTimeout,
-    enable_compilation_cache,
-    join_processes,
-)
+from fedjax_ht.runner.processes import CoordinatorTimeout, enable_compilation_cache, join_processes
 from fedjax_ht.runner.progress import Progress, print_files, print_result, tell
 from fedjax_ht.runner.signals import Interrupted
 from fedjax_ht.runner.train import GaveUp, Result, Unwritable, train_and_evaluate

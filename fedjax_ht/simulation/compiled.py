@@ -15,13 +15,7 @@ from fedjax_ht.core.method import ClientInfo
 from fedjax_ht.core.round import Participant, TrialServers
 from fedjax_ht.core.trees import PyTree, join_trees, take
 from fedjax_ht.simulation.program import Clients, Program
-from fedjax_ht.simulation.roster import (
-    PADDING,
-    by_trial,
-    idle_lane_steps,
-    lay_out,
-    schedule,
-)
+from fedjax_ht.simulation.roster import PADDING, by_trial, idle_lane_steps, lay_out, schedule
 from fedjax_ht.simulation.round import Cohort, Round, draw_cohorts
 from fedjax_ht.simulation.serving import serve
 from fedjax_ht.simulation.spending import epsilons

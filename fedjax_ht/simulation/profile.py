@@ -162,8 +162,7 @@ def by_trace(num_clients: int, spans: Iterable[tuple[int, int, int]]) -> Availab
         if not (0 <= client < num_clients and 0 <= first <= last):
             raise ValueError(
                 f"client {client} is available from round {first} to {last}; clients are 0 to "
-                f"{num_clients - 1}, and the "
-                "first round is at least 0 and at most the last"
+                f"{num_clients - 1}, and the first round is at least 0 and at most the last"
             )
 
     def available(round: int) -> np.ndarray:

@@ -7,12 +7,7 @@ import numpy as np
 from fedjax_ht.core.evaluation import Scores
 from fedjax_ht.core.mesh import fetch, server_copy
 from fedjax_ht.core.trees import take
-from fedjax_ht.simulation.compiled import (
-    RoundInputs,
-    device_schedule,
-    round_inputs,
-    score_states,
-)
+from fedjax_ht.simulation.compiled import RoundInputs, device_schedule, round_inputs, score_states
 from fedjax_ht.simulation.program import Program
 from fedjax_ht.simulation.report import Evaluation, evaluation
 from fedjax_ht.simulation.roster import Roster, blocks, clients_of

@@ -10,12 +10,7 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import FederationData, join_trials
-from fedjax_ht.simulation.compiled import (
-    compiled_round,
-    first_state,
-    read_clients,
-    write_clients,
-)
+from fedjax_ht.simulation.compiled import compiled_round, first_state, read_clients, write_clients
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.program import Program, bind, of_trials
 from fedjax_ht.simulation.report import Evaluation, RoundReport

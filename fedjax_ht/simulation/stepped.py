@@ -11,14 +11,7 @@ import numpy as np
 
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.method import ClientInfo
-from fedjax_ht.core.round import (
-    Call,
-    ClientResult,
-    call_directly,
-    client_step,
-    send,
-    view,
-)
+from fedjax_ht.core.round import Call, ClientResult, call_directly, client_step, send, view
 from fedjax_ht.core.trees import Array, PyTree, join_trees
 from fedjax_ht.core.wire import all_finite, is_masked
 from fedjax_ht.simulation.compiled import compiled_round, participant_of, read_clients

@@ -12,10 +12,7 @@ from fedjax_ht.deploy import rounds
 from fedjax_ht.deploy.answers import answer
 from fedjax_ht.deploy.client import PLACEHOLDER_COUNTS, client_dataset, make_client
 from fedjax_ht.deploy.messages import Envelope
-from fedjax_ht.deploy.noise import (
-    LEDGER_FILE,
-    fresh_secret,
-)
+from fedjax_ht.deploy.noise import LEDGER_FILE, fresh_secret
 from fedjax_ht.deploy.plan import description, make_plan
 from fedjax_ht.deploy.rounds import as_rounds
 from fedjax_ht.deploy.server import make_server

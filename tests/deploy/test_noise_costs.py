@@ -27,15 +27,7 @@ from fedjax_ht.deploy.plan import DeploymentEnded, description, difference, make
 from fedjax_ht.deploy.rounds import as_rounds
 from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
 from fedjax_ht.trust.privacy import Privacy
-from tests.deploy.sites import (
-    FIXED,
-    fixed,
-    fresh,
-    moved,
-    private_config,
-    server_of,
-    transport,
-)
+from tests.deploy.sites import FIXED, fixed, fresh, moved, private_config, server_of, transport
 from tests.federations import TRAINING
 
 pytest.importorskip("dp_accounting")

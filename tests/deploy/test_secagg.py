@@ -19,13 +19,7 @@ from fedjax_ht.deploy.flower import flower_transport, from_records, to_records
 from fedjax_ht.deploy.messages import Envelope
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.secagg import check_stage, secure_sum
-from fedjax_ht.deploy.secure_sums import (
-    MODULUS,
-    STEPS,
-    mask_stream,
-    threshold,
-    with_mask_stream,
-)
+from fedjax_ht.deploy.secure_sums import MODULUS, STEPS, mask_stream, threshold, with_mask_stream
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.profile import Profile, by_trace
 from tests.deploy.grid import LocalGrid

@@ -175,8 +175,7 @@ def test_the_largest_that_fits():
         fitting(needed, np.array([10, 9.9, 3]))
     assert str(error.value) == (
         "devices_profile.memory: client 1 has 9.9 bytes, and the smallest architecture, small, "
-        "takes 10 to train; "
-        "2 of 3 have too little"
+        "takes 10 to train; 2 of 3 have too little"
     )
 
 

@@ -11,14 +11,7 @@ import pytest
 from PIL import Image
 
 from experiments import generator_scores, generator_training
-from experiments.gan import (
-    Recipe,
-    batch_rows,
-    discriminate,
-    init_gan,
-    is_penalised,
-    train_step,
-)
+from experiments.gan import Recipe, batch_rows, discriminate, init_gan, is_penalised, train_step
 from experiments.generator_data import Pictures, load_pictures
 from fedjax_ht.generators import embedded, embedded_files
 from fedjax_ht.generators.base import Card

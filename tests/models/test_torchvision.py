@@ -161,8 +161,7 @@ def test_weights_that_do_not_fit_are_refused():
         variables_from_torchvision(grey, variables)
     assert str(error.value) == (
         "the state dict's conv1.weight has shape (2, 1, 7, 7), which is (7, 7, 1, 2) in flax's "
-        "layout, "
-        "but the model's conv1/kernel has (7, 7, 3, 2)"
+        "layout, but the model's conv1/kernel has (7, 7, 3, 2)"
     )
 
 

@@ -8,13 +8,7 @@ import pytest
 
 from fedjax_ht.report.curves import accuracy_curves, costs, seconds
 from fedjax_ht.report.figures import COLOURS, FEW, VECTOR, save
-from fedjax_ht.report.plots import (
-    WIDE,
-    client_accuracy,
-    client_spread,
-    image_grid,
-    split_picture,
-)
+from fedjax_ht.report.plots import WIDE, client_accuracy, client_spread, image_grid, split_picture
 
 
 def test_an_image_grid_titles_its_blocks_and_names_each_class_once():

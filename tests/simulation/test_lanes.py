@@ -19,14 +19,7 @@ from fedjax_ht.simulation.lanes import (
 )
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
-from tests.federations import (
-    ASSIGNMENT,
-    MODULES,
-    NUM_CLASSES,
-    SHAPE,
-    TRAINING,
-    federation_data,
-)
+from tests.federations import ASSIGNMENT, MODULES, NUM_CLASSES, SHAPE, TRAINING, federation_data
 
 FEDERATION = make_federation(MODULES, SHAPE, NUM_CLASSES, assignment=ASSIGNMENT)
 STEPS = [np.array([7, 5, 3, 3, 2]), np.array([4, 4, 1])]

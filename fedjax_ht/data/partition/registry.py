@@ -141,9 +141,8 @@ def _check_classes(kind: str, num_clients: int, num_classes: int, classes_per_cl
         )
     if kind == "class_shares" and classes_per_client * num_clients % num_classes:
         raise ValueError(
-            f"classes_per_client * num_clients is {classes_per_client * num_clients}; "
-            f"it must be a multiple of the {num_classes} classes, so that each class has equally "
-            "many owners"
+            f"classes_per_client * num_clients is {classes_per_client * num_clients}; it must be a "
+            f"multiple of the {num_classes} classes, so that each class has equally many owners"
         )
 
 

@@ -16,12 +16,7 @@ from fedjax_ht.methods.dense import batch_norm_loss, dense
 from fedjax_ht.methods.dfrd import dfrd
 from fedjax_ht.methods.fedftg import fedftg
 from fedjax_ht.methods.shared.composition import losses_of
-from fedjax_ht.methods.shared.distillation import (
-    Distillation,
-    Synthetic,
-    draw,
-    moving_average,
-)
+from fedjax_ht.methods.shared.distillation import Distillation, Synthetic, draw, moving_average
 from fedjax_ht.methods.shared.ensemble import Opinions, Teachers
 from fedjax_ht.methods.shared.fine_tuning import Server, Uplink
 from fedjax_ht.models.conditional import Generated
