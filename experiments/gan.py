@@ -1,8 +1,8 @@
 """Adversarial training of the embedded generator, as pure functions.
 
 discriminator  E softplus(D(G(z)) - D(x)) + (gamma / 2) (E ||grad D(x)||^2 + E ||grad D(G(z))||^2),
-the penalties
-               every few steps and that many times as strong (lazily, Karras et al., CVPR 2020)
+               the penalties every few steps and that many times as strong (lazily, Karras et al.,
+               CVPR 2020)
 generator      E softplus(D(x) - D(G(z))), on the same pairs and the discriminator before its step
 shipped        an exponential moving average of the generator
 

@@ -39,7 +39,7 @@ def full_float32():
 def compiled_once(request):
     """XLA optimises little here, and two simulations that lower to the same program compile it
     once: in two processes of xdist, and in all runs until `make clean`. The notebook's and the
-      quickstart's processes are compiled in full."""
+    quickstart's processes are compiled in full."""
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_compilation_cache_dir", str(request.config.cache.mkdir("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -104,4 +104,4 @@ def run_module(forks):
 @pytest.fixture(scope="session")
 def run_script(forks):
     """(*arguments) -> the finished `fedjax-ht ARGUMENTS`."""
-    return functools.partial(forks[0].run, "tests.runner.script")
+    return functools.partial(forks[0].run, "fedjax_ht")

@@ -115,7 +115,3 @@ def usage(command: str, module: ModuleType) -> str:
         lines.append(f"  --{flag.name}: {flag.help}{default}")
     title = f"fedjax-ht {command}: {COMMANDS[command].about}"
     return "\n".join([title, "", (module.__doc__ or "").strip(), "", *lines])
-
-
-if __name__ == "__main__":
-    main()

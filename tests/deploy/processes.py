@@ -80,7 +80,7 @@ def trained_columns(simulated: list[dict], deployed: list[dict]) -> tuple[list[d
 
 def command(folder: Path, word: str, *flags: str, log: str = "split.log") -> subprocess.Popen:
     """Starts `fedjax-ht deploy WORD` in a folder."""
-    arguments = [sys.executable, "-m", "fedjax_ht.runner.command", "deploy", word]
+    arguments = [sys.executable, "-m", "fedjax_ht", "deploy", word]
     arguments += ["--config=config.py", *flags]
     with (folder / log).open("ab") as file:
         return subprocess.Popen(

@@ -95,7 +95,7 @@ def deploy():
         os.umask(before)
 
     def run(folder, *arguments):
-        return forks.run("fedjax_ht.runner.command", "deploy", *arguments, cwd=folder)
+        return forks.run("fedjax_ht", "deploy", *arguments, cwd=folder)
 
     yield run
     forks.close()

@@ -39,6 +39,11 @@ def test_the_script_is_declared():
     assert project["scripts"] == {"fedjax-ht": "fedjax_ht.runner.command:main"}
 
 
+def test_the_package_is_the_script(run_script):
+    done = run_script("list", "groups", "cnn5")
+    assert (done.returncode, done.stdout) == (0, fedjax_ht("list", "groups", "cnn5").stdout)
+
+
 def test_help_names_every_command_without_a_slow_import():
     done = fedjax_ht("--help")
     assert done.returncode == 0 and all(
