@@ -2,7 +2,7 @@ r"""FedKTL with the generator of garments on 10,000 images of CIFAR-10: 20 clien
 
     fedjax-ht run --config=cifar10_fedktl
     fedjax-ht run --config=cifar10_fedktl:method=fedproto   (or fedtgp, local)
-    ...:method=fedtgp --config.method.options.variant=released   (fedproto likewise; not recorded)
+    ...:method=fedtgp --config.method.options.variant=released   (fedproto likewise)
     fedjax-ht run --config=cifar10_fedktl --config.method.options.mu=0   (ablations)
     fedjax-ht run --config=cifar10_fedktl --config.method.options.source=labels \
         --config.method.options.generator=fashion_mnist_classes_32   ("+CS")

@@ -1,9 +1,11 @@
-"""FedTGP and FedProto, each in both its forms, on CIFAR-10 with Dirichlet 0.1.
+r"""FedTGP and FedProto, each in both its forms, on CIFAR-10 with Dirichlet 0.1.
 
     fedjax-ht compare --config=cifar10_practical
+    fedjax-ht compare --config=cifar10_practical --config.shared_init=True \
+        --methods=fedproto:variant=released,fedtgp:variant=released
     fedjax-ht run --config=cifar10_practical:method=fedtgp --config.method.options.variant=released
 
-20 clients of CNN-1..5; the second command runs one method alone. FedTGP's and FedKTL's Table 1 have
+20 clients of CNN-1..5; the last command runs one method alone. FedTGP's and FedKTL's Table 1 have
 this split with other models, all 60,000 images and 1,000 rounds. The two forms differ in how hard
 and along what clients are pulled to the global prototypes:
 
@@ -11,9 +13,9 @@ and along what clients are pulled to the global prototypes:
     fedtgp:variant=released, fedproto:variant=released
                           the released code: mean square between sample and prototype, lambda 10
 
-FedTGP's authors' script has lambda 10, so that the published numbers are of the second. Neither
-form has been recorded here in full; the first, on 10,000 images, is in
-experiments/results/fedktl.md.
+FedTGP's authors' script has lambda 10, and their code starts clients of one architecture from the
+same weights, so that the published numbers are of the second with `shared_init`. Results and what
+they say: experiments/results/fedtgp.md.
 
 Needs CIFAR-10 (python or binary version) in `data/`.
 """

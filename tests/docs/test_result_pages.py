@@ -68,11 +68,66 @@ def test_fedtgp_on_cifar10(name):
         percents("fedktl.csv", score, "cifar10")[name.lower()]
         for score in ("accuracy", "accuracy_head")
     )
-    (cells,) = (row for row in rows_of("fedtgp.md") if row[0] == name)
+    cells = next(row for row in rows_of("fedtgp.md") if row[0] == name)
     rounds = [
         f"{statistics.mean(h[r] for h in prototypes.values()):.2f}" for r in (5, 10, 20, 30, 40, 50)
     ]
     assert cells[1:9] == [*rounds, best(prototypes), best(heads)]
+
+
+@pytest.mark.parametrize(
+    ("file", "section", "settings", "rounds", "line"),
+    [
+        ("fedtgp_forms.csv", "The form and", "variant=released", (5, 10, 20, 30, 40, 50), 0),
+        (
+            "fedtgp_forms.csv",
+            "The form and",
+            "variant=released shared_init=false",
+            (5, 10, 20, 30, 40, 50),
+            1,
+        ),
+        ("fedtgp_forms.csv", "The form and", "", (5, 10, 20, 30, 40, 50), 2),
+        (
+            "fedtgp_all_images.csv",
+            "The authors' form",
+            "variant=released",
+            range(10, 101, 10),
+            0,
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["FedProto", "FedTGP"])
+def test_the_forms_of_fedtgp(file, section, settings, rounds, line, name):
+    """`line` counts a section's rows of one method."""
+    method = f"{name.lower()} {settings}".strip()
+    prototypes, heads = (
+        percents(file, score, "cifar10")[method][0] for score in ("accuracy", "accuracy_head")
+    )
+    text = (RESULTS / "fedtgp.md").read_text(encoding="utf-8").split(f"## {section}")[1]
+    rows = re.findall(
+        rf"^\|.*\| ?{name} \|(.*)$", "|" + text.split("\n## ")[0].replace("\n", "\n|"), re.M
+    )
+    cells = [cell.strip() for cell in rows[line].split("|")]
+    expected = [*(prototypes[r] for r in rounds), *(max(x.values()) for x in (prototypes, heads))]
+    assert cells[: len(expected)] == [f"{value:.2f}" for value in expected]
+
+
+def test_the_margins_of_fedtgp():
+    with (RESULTS / "fedtgp_margins.csv").open(newline="") as lines:
+        margins = [row for row in csv.DictReader(lines) if row["nearest"]]
+    for name in ("FedProto", "FedTGP"):
+        of_clients, of_server = defaultdict(list), {}
+        for row in margins:
+            if not row["method"].startswith(name.lower()):
+                continue
+            if row["client"] == "global":
+                of_server[row["label"]] = float(row["nearest"])
+            else:
+                of_clients[row["label"]].append(float(row["nearest"]))
+        above = sum(of_server[label] > max(values) for label, values in of_clients.items())
+        (cells,) = (row for row in rows_of("fedtgp.md") if row[0] == name and "of 10" in row[-1])
+        assert cells[-1] == f"{above} of 10"
+        assert float(cells[3]) == pytest.approx(statistics.mean(of_server.values()), rel=1e-2)
 
 
 @pytest.mark.parametrize("row", ELSEWHERE)
