@@ -214,6 +214,26 @@ def test_the_global_matrix_of_fedral():
         assert re.search(rf"\b{mean:.2f}\b", text), (dataset, mean)
 
 
+@pytest.mark.parametrize(
+    ("label", "options"),
+    [
+        ("one block: all of A (ablation B)", "blocks=1"),
+        ("10 blocks", "blocks=10"),
+        ("10 blocks, a mean without weights (ablation C)", "blocks=10 weighting=uniform"),
+        ("50 blocks: the diagonal", "blocks=50"),
+    ],
+)
+def test_fedrals_blocks(label, options):
+    of_clients, of_server, participants = (
+        percents("fedral_blocks.csv", score, "fashion_mnist")[f"fedral {options}"][0]
+        for score in ("accuracy", "accuracy_global", "best_participants")
+    )
+    expected = [of_clients[r] for r in (20, 40, 60, 80, 100)]
+    expected += [of_server[100], max(participants.values())]
+    (cells,) = (row for row in rows_of("class_shares.md") if row[0] == label)
+    assert cells[1:8] == [f"{value:.2f}" for value in expected]
+
+
 @pytest.mark.parametrize("dataset", ["fashion_mnist", "cifar10"])
 def test_fedrals_dirichlet_columns(dataset):
     """Each table row stands under the data set whose local training stands above it."""
