@@ -3,7 +3,7 @@ parses --config."""
 
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from absl import flags
 
@@ -61,5 +61,6 @@ def unknown_flag(name: str, argument: str) -> str:
     """Returns what to write instead of an unknown flag `name`, written as `argument`; of a command
     with --config its `config_files.ConfigParser` knows the fields."""
     if "config" in flags.FLAGS:
-        return flags.FLAGS["config"].parser.unknown_flag(name, argument)
+        parser: Any = flags.FLAGS["config"].parser  # absl declares the class of all parsers alone
+        return parser.unknown_flag(name, argument)
     return unknown("flag", name, list(flags.FLAGS), SEE_HELP)
