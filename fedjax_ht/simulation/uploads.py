@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_ht.core.evaluation import Scores
-from fedjax_ht.core.mesh import collect, fetch
+from fedjax_ht.core.mesh import collect, collect_rows, fetch, in_one_memory
 from fedjax_ht.core.method import ClientInfo, Received
 from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.trees import PyTree, join_trees, take
@@ -133,14 +133,18 @@ def deliver(
       way after the round.
     """
     answers = _on_time(devices, answers)
-    received, without_uplinks = {}, {}
+    received, rows, without_uplinks = {}, {}, {}
     for name, part in answers.items():
         result = part.results
         uplinks = Received(result.uplink, part.info, result.arrived)
-        received[name] = collect(devices.mesh, uplinks)
+        if part.in_order:
+            received[name] = collect(devices.mesh, uplinks)
+        elif waiting is None and len(part.rows) == 1 and in_one_memory(devices.mesh):
+            received[name] = collect_rows(devices.mesh, uplinks, part.rows[0])
+        else:
+            received[name], rows[name] = collect(devices.mesh, uplinks), part.rows
         without_uplinks[name] = part._replace(results=result._replace(uplink=()))
     if waiting is None:
-        rows = {name: part.rows for name, part in answers.items() if not part.in_order}
         return (received, rows), without_uplinks, None
     joined = _with_earlier(devices, waiting, received, without_uplinks)
     return joined, without_uplinks, _after_round(devices, waiting, received, without_uplinks)

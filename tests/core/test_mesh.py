@@ -1,4 +1,5 @@
-"""Images on CPU devices lie in one memory for all devices, tested on two in a separate process."""
+"""CPU devices have one memory: images lie there once, and uplinks are gathered by one copy. Tested
+on two devices in separate processes."""
 
 import subprocess
 import sys
@@ -35,14 +36,42 @@ np.testing.assert_array_equal(there, images)
 """
 
 
-def test_images_are_in_memory_once(tmp_path):
-    flags = [
-        "-c",
-        "import os; os.environ['XLA_FLAGS'] = "
-        f"'--xla_force_host_platform_device_count=2'\n{SHARED}",
-    ]
+GATHERED = """
+import jax, ml_dtypes, numpy as np
+from fedjax_ht.core.mesh import client_mesh, collect_rows, in_one_memory, scatter
+
+mesh = client_mesh()
+assert jax.device_count() == 2 and in_one_memory(mesh)
+uplinks = {
+    "weights": np.arange(4 * 3 * 5, dtype=ml_dtypes.bfloat16).reshape(4, 3, 5),
+    "count": np.arange(4, dtype=np.int32),
+    "arrived": np.ones(4, bool),
+}
+on_devices = scatter(mesh, uplinks)
+for tree in (on_devices, uplinks, jax.device_put(uplinks)):
+    with jax.transfer_guard("disallow"):
+        rows = collect_rows(mesh, tree, np.array([3, 0, 2, -1], np.int32))
+    for name, x in uplinks.items():
+        assert rows[name].devices() == {jax.devices()[0]} and rows[name].dtype == x.dtype
+        np.testing.assert_array_equal(rows[name][:3], x[[3, 0, 2]])
+        assert not np.any(rows[name][3])
+"""
+
+
+def run(script: str, *arguments: Path) -> None:
+    """Runs a script on two CPU devices."""
+    flag = "--xla_force_host_platform_device_count=2"
+    code = f"import os; os.environ['XLA_FLAGS'] = '{flag}'\n{script}"
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, *flags, tmp_path / "x.npy"], capture_output=True, text=True, cwd=root
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=root
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_images_are_in_memory_once(tmp_path):
+    run(SHARED, tmp_path / "x.npy")
+
+
+def test_rows_of_both_devices_are_gathered():
+    run(GATHERED)

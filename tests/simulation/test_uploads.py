@@ -59,6 +59,20 @@ def test_without_a_clock_uplinks_reach_the_server_as_they_are(in_order):
     assert left["a"].results.uplink == () and left["a"].seconds is left["a"].late is None
 
 
+def test_on_cpu_the_uplinks_of_one_trial_come_by_client_id():
+    """A place without a participant has not arrived."""
+    part = answers()._replace(
+        ids=np.array([[1, 4, 6, PADDING]]),
+        rows=np.array([[1, 2, 0, PADDING]], np.int32),
+        results=answers().results._replace(arrived=np.ones(4, bool)),
+    )
+    (received, rows), _, _ = deliver(devices(), None, {"a": part})
+    assert rows == {}
+    np.testing.assert_array_equal(received["a"].info.id[:3], [1, 4, 6])
+    np.testing.assert_array_equal(received["a"].uplink[:3], [10.0, 40.0, 60.0])
+    np.testing.assert_array_equal(received["a"].arrived, [True, True, True, False])
+
+
 def test_an_upload_after_the_deadline_does_not_arrive():
     """Client 4 takes 2 s, client 6 3 s; client 1 sends nothing, and padding takes no time."""
     profile = Profile(up=np.full(7, 10.0), deadline=2.0)
