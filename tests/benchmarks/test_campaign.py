@@ -11,14 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import campaign_checks as checks
-from benchmarks import campaign_pages as pages
-from benchmarks import campaign_peer_pages as peer_pages
-from benchmarks import campaign_protocols as protocols
-from benchmarks import slices
-from benchmarks.campaign_peers import PEER_SLICES
-from benchmarks.campaign_slices import SLICES
-from benchmarks.slices import Item, Slice
+from benchmarks.campaign import checks, pages, peer_pages, protocols, slices
+from benchmarks.campaign.peers import PEER_SLICES
+from benchmarks.campaign.plan import SLICES
+from benchmarks.campaign.slices import Item, Slice
 from fedjax_ht.configs.base import typed_config
 from fedjax_ht.configs.fashion_mnist_class_shares import get_config
 from fedjax_ht.data.partition import partition_options
@@ -211,8 +207,8 @@ LACKING = (
 BARE = f"""
 import importlib, sys
 sys.modules.update(dict.fromkeys({LACKING}))  # an import of one raises ImportError
-from benchmarks import campaign, slices
-for part in campaign.SLICES.values():
+from benchmarks.campaign import plan, slices
+for part in plan.SLICES.values():
     slices.resolve(part.page)
     for item in (*part.items, *part.rehearsal):
         slices.resolve(item.run)

@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.report import number, table
 
-ESTIMATES = Path(__file__).parent / "results" / "gpu_aot_h100.md"
+ESTIMATES = Path(__file__).parents[1] / "results" / "gpu_aot_h100.md"
 Results = dict[str, dict]
 
 

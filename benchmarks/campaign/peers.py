@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from benchmarks.campaign.slices import Item, Slice
 from benchmarks.htfllib import PAIRS
-from benchmarks.slices import Item, Slice
 
 CACHE = str(Path.home() / ".cache" / "fedjax_ht" / "campaign")
 PROTOCOLS, HTFLLIB, PAGES = (
-    f"benchmarks.campaign_{name}" for name in ("protocols", "htfllib", "peer_pages")
+    f"benchmarks.campaign.{name}" for name in ("protocols", "htfllib", "peer_pages")
 )
 
 # Rounds as others publish them: images, clients and local training.

@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from benchmarks.campaign_peers import CACHE, PEER_SLICES
-from benchmarks.slices import Item, Slice
+from benchmarks.campaign.peers import CACHE, PEER_SLICES
+from benchmarks.campaign.slices import Item, Slice
 
-RECORDED = Path(__file__).parents[1] / "tests" / "methods" / "recorded.json"
+RECORDED = Path(__file__).parents[2] / "tests" / "methods" / "recorded.json"
 CHECKS, ROUNDS, SERVERS, TORCH, PAGES = (
-    f"benchmarks.campaign_{name}" for name in ("checks", "rounds", "servers", "torch", "pages")
+    f"benchmarks.campaign.{name}" for name in ("checks", "rounds", "servers", "torch", "pages")
 )
 # group -> steps of a client in a round, so that what a round takes besides is a small part of it
 STEPS = {

@@ -1,6 +1,6 @@
 """The campaign's results beside other libraries' as Markdown: ({item: result}) -> text."""
 
-from benchmarks.campaign_pages import Results
+from benchmarks.campaign.pages import Results
 from benchmarks.report import number, table
 
 

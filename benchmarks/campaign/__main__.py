@@ -26,8 +26,8 @@ from pathlib import Path
 import jax
 from absl import app, flags
 
-from benchmarks import slices
-from benchmarks.campaign_slices import SLICES
+from benchmarks.campaign import slices
+from benchmarks.campaign.plan import SLICES
 from benchmarks.report import publish
 from fedjax_ht.runner.cli import fail, parse_flags
 

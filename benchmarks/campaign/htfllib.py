@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import htfllib
-from benchmarks.campaign_protocols import federated_images
+from benchmarks.campaign.protocols import federated_images
 
 CHECKOUT = Path("HtFLlib")  # in the repository's root, ignored by git
 NEEDED = ("torch", "torchvision", "sklearn", "h5py")

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import optax
 
-from benchmarks.campaign_rounds import NONE, kept_programs, random_images, timed_rounds
+from benchmarks.campaign.rounds import NONE, kept_programs, random_images, timed_rounds
 from benchmarks.peers.network import split_model
 from benchmarks.peers.protocols import PROTOCOLS
 from benchmarks.report import peak_memory
