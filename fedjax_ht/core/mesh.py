@@ -111,7 +111,8 @@ def _place(tree: PyTree, sharding: NamedSharding) -> PyTree:
 
 def collect(mesh: Mesh, tree: PyTree) -> PyTree:
     """Gathers sharded arrays on the server's device."""
-    return jax.device_put(jax.tree.map(_gathered, tree), mesh.local_devices[0])
+    gather = _joined if in_one_memory(mesh) else _gathered
+    return jax.device_put(jax.tree.map(gather, tree), mesh.local_devices[0])
 
 
 def in_one_memory(mesh: Mesh) -> bool:
@@ -128,21 +129,35 @@ def collect_rows(mesh: Mesh, tree: PyTree, rows: np.ndarray) -> PyTree:
       rows: int [m], of the P; negative for zeros.
 
     Returns:
-      The arrays' rows [m, ...], each copied once; `collect` and a selection take four copies.
+      The arrays' rows [m, ...], each copied once.
     """
 
     def gather(x):
-        parts = [x]
-        if isinstance(x, jax.Array) and not x.is_fully_replicated:
-            shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-            parts = [shard.data for shard in shards]
-        lines = [line for part in parts for line in np.asarray(part)]
+        lines = [line for part in _parts(x) for line in np.asarray(part)]
         gathered = _aligned((len(rows), *x.shape[1:]), x.dtype)
         for i, row in enumerate(rows):
             gathered[i] = lines[row] if row >= 0 else 0
         return gathered
 
     return jax.device_put(jax.tree.map(gather, tree), mesh.local_devices[0])
+
+
+def _joined(x):
+    """Returns an array that is sharded over CPU devices as NumPy, others as they are."""
+    # XLA would copy it three times, into memory that is new to the process.
+    parts = _parts(x)
+    if len(parts) == 1:
+        return x
+    return np.concatenate(parts, out=_aligned(x.shape, x.dtype))
+
+
+def _parts(x) -> list:
+    """Returns what CPU devices hold of an array, in order and without a copy: one part of what is
+    not sharded."""
+    if not isinstance(x, jax.Array) or x.is_fully_replicated:
+        return [x]
+    shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    return [np.asarray(shard.data) for shard in shards]
 
 
 def fetch(tree: PyTree) -> PyTree:

@@ -38,7 +38,7 @@ np.testing.assert_array_equal(there, images)
 
 GATHERED = """
 import jax, ml_dtypes, numpy as np
-from fedjax_ht.core.mesh import client_mesh, collect_rows, in_one_memory, scatter
+from fedjax_ht.core.mesh import client_mesh, collect, collect_rows, in_one_memory, scatter
 
 mesh = client_mesh()
 assert jax.device_count() == 2 and in_one_memory(mesh)
@@ -51,7 +51,10 @@ on_devices = scatter(mesh, uplinks)
 for tree in (on_devices, uplinks, jax.device_put(uplinks)):
     with jax.transfer_guard("disallow"):
         rows = collect_rows(mesh, tree, np.array([3, 0, 2, -1], np.int32))
+        every = collect(mesh, tree)
     for name, x in uplinks.items():
+        assert every[name].devices() == {jax.devices()[0]} and every[name].dtype == x.dtype
+        np.testing.assert_array_equal(every[name], x)
         assert rows[name].devices() == {jax.devices()[0]} and rows[name].dtype == x.dtype
         np.testing.assert_array_equal(rows[name][:3], x[[3, 0, 2]])
         assert not np.any(rows[name][3])
