@@ -90,6 +90,7 @@ from .methods.fedgen import fedgen as fedgen
 from .methods.fedgh import fedgh as fedgh
 from .methods.fedkd import fedkd as fedkd
 from .methods.fedktl import fedktl as fedktl
+from .methods.fedmrl import fedmrl as fedmrl
 from .methods.fedper import fedper as fedper
 from .methods.fedproto import fedproto as fedproto
 from .methods.fedral import fedral as fedral

@@ -198,6 +198,7 @@ WIRE = {
     "fml": auxiliary_wire,
     "fedkd": fedkd_wire,
     "fedapen": auxiliary_wire,
+    "fedmrl": auxiliary_wire,
     "heterofl": sliced_wire,
     "fedrolex+dfrd": composed_wire,
     "heterofl+dfrd": composed_wire,

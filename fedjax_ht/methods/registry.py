@@ -17,6 +17,7 @@ from fedjax_ht.methods.fedgen import fedgen
 from fedjax_ht.methods.fedgh import fedgh
 from fedjax_ht.methods.fedkd import fedkd
 from fedjax_ht.methods.fedktl import fedktl
+from fedjax_ht.methods.fedmrl import fedmrl
 from fedjax_ht.methods.fedper import fedper
 from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.methods.fedral import fedral
@@ -47,6 +48,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fml": fml,
     "fedkd": fedkd,
     "fedapen": fedapen,
+    "fedmrl": fedmrl,
     "heterofl": heterofl,
     "feddropout": feddropout,
     "fedrolex": fedrolex,

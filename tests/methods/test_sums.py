@@ -26,6 +26,7 @@ SUMS = (
     "fedral",
     "fml",
     "fedapen",
+    "fedmrl",
     "heterofl",
     "fedrolex",
 )

@@ -1,5 +1,5 @@
-"""Two linear models (see `linear_client`) that learn side by side: the losses of FML, FedKD and
-FedAPEN, and SGD."""
+"""Two linear models (see `linear_client`) that learn side by side: the losses of FML, FedKD, FedAPEN
+and FedMRL, and SGD."""
 
 from collections.abc import Callable
 
@@ -65,6 +65,25 @@ def fedapen(weight: float) -> PairLoss:
         ) + together
 
     return losses
+
+
+def nested_logits(models: Models, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """FedMRL's logits of the own and of the shared head, with the linear layer models["beside"]."""
+    shared = features(models["shared"], x)
+    both = np.concatenate([shared, features(models["own"], x)], axis=1)
+    fused = both @ models["beside"]["kernel"] + models["beside"]["bias"]
+
+    def head(model, rows):
+        return rows @ model["head_kernel"] + model["head_bias"]
+
+    coarse = fused[:, : shared.shape[1]]
+    return head(models["own"], fused), head(models["shared"], coarse)
+
+
+def fedmrl(models, x, y):
+    """The two terms of FedMRL's loss, on whose sum everything descends."""
+    private, shared = nested_logits(models, x)
+    return _labels(private, y), _labels(shared, y)
 
 
 def train(

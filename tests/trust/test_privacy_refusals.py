@@ -24,6 +24,7 @@ REFUSED = [
     ("fedclassavg", {}, {"client": "", "upload": "", "sample": "do not train once a round"}),
     ("fedapen", {}, {"client": "", "upload": "", "sample": SAMPLE}),
     ("fml", {}, {"client": "", "upload": "", "sample": ""}),
+    ("fedmrl", {}, {"client": "", "upload": "", "sample": ""}),
     ("fedral", {}, {"client": "", "upload": "", "sample": ""}),
     ("lg_fedavg", {}, {"client": "", "upload": "", "sample": ""}),
     ("fedper", {}, {"client": "", "upload": "", "sample": ""}),
