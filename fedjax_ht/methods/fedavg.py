@@ -10,34 +10,19 @@ Batch statistics are never averaged: each client keeps its own (as PFLlib does).
 is scored in a federation of slices (`make_sliced_federation`), which keep none.
 """
 
-from typing import NamedTuple
-
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
-from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.core.wire import Metadata
+from fedjax_ht.core.trees import select
 from fedjax_ht.methods.shared.averaging import (
+    ModelUplink,
     Weighting,
     client_weights,
     sent_samples,
     weighted_mean,
 )
 from fedjax_ht.methods.shared.supervised import train_model
-
-
-class Uplink(NamedTuple):
-    """A client's upload.
-
-    Attributes:
-      params: the model's parameters {"base", "head"}.
-      num_samples: Metadata(int32), the client's number of training samples; () where the mean does
-        not weigh by it.
-    """
-
-    params: PyTree
-    num_samples: Metadata | tuple
 
 
 @checked
@@ -74,7 +59,7 @@ def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
 
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)
-        uplink = Uplink(client["params"], sent_samples(ctx, weighting))
+        uplink = ModelUplink(client["params"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):

@@ -21,7 +21,6 @@ Settled here:
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +33,9 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, View, Wire
 from fedjax_ht.core.trees import Array, PyTree, select
-from fedjax_ht.core.wire import Metadata
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.averaging import (
+    ModelUplink,
     Weighting,
     client_weights,
     sent_samples,
@@ -44,19 +43,6 @@ from fedjax_ht.methods.shared.averaging import (
 )
 from fedjax_ht.methods.shared.mutual import init_pair, separately, take_shared
 from fedjax_ht.models.layers import Linear
-
-
-class Uplink(NamedTuple):
-    """A client's upload.
-
-    Attributes:
-      model: the parameters of its copy of the shared model.
-      num_samples: Metadata(int32), the client's number of training samples; () where the mean does
-        not weigh by it.
-    """
-
-    model: PyTree
-    num_samples: Metadata | tuple
 
 
 def fuse(bucket: Bucket, projection: PyTree, shared: Array, private: Array) -> Array:
@@ -157,13 +143,13 @@ def fedmrl(training: LocalTraining, weighting: Weighting = "samples") -> Method:
             "shared": {"params": params["shared"], "stats": stats["shared"]},
             "projection": params["projection"],
         }
-        uplink = Uplink(params["shared"], sent_samples(ctx, weighting))
+        uplink = ModelUplink(params["shared"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
         joined = gather_received(received)
         weights = client_weights(joined, joined.uplink.num_samples)
-        return select(weights.any(), weighted_mean(joined.uplink.model, weights), server), {}
+        return select(weights.any(), weighted_mean(joined.uplink.params, weights), server), {}
 
     def predict(bucket, client, downlink, x, mask):
         fused = fused_features(bucket, client, x, mask)

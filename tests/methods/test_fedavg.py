@@ -7,8 +7,8 @@ import pytest
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Received
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.fedavg import Uplink, fedavg
-from fedjax_ht.methods.shared.averaging import weighted_mean
+from fedjax_ht.methods.fedavg import fedavg
+from fedjax_ht.methods.shared.averaging import ModelUplink, weighted_mean
 from fedjax_ht.simulation.serving import server_round
 from tests import tiny
 from tests.reference import averaging, linear_client
@@ -36,7 +36,7 @@ def receive(order, by_samples, arrived=frozenset(SAMPLES), samples=SAMPLES):
     rows = [models()[i] if i in arrived else lost for i in order]
     num_samples = jnp.array([samples.get(i, 1000) for i in order], jnp.int32)
     stacked = {k: jnp.stack([r[k] for r in rows]) for k in lost}
-    uplink = Uplink(stacked, Metadata(num_samples) if by_samples else ())
+    uplink = ModelUplink(stacked, Metadata(num_samples) if by_samples else ())
     arrived = jnp.array([i in arrived for i in order])
     return {BUCKET.name: Received(uplink, tiny.infos(order, num_samples), arrived)}
 

@@ -9,7 +9,8 @@ import pytest
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.fedmrl import Uplink, fedmrl, fused_features
+from fedjax_ht.methods.fedmrl import fedmrl, fused_features
+from fedjax_ht.methods.shared.averaging import ModelUplink
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.layers import Linear
 from tests import tiny
@@ -48,7 +49,7 @@ def test_client_round_equals_the_reference(shared_width):
     want, loss = mutual.train(mutual.fedmrl, models, pairs.batches(data), pairs.LR, joint=True)
     pairs.assert_models_close(flat(trained), want)
     pairs.assert_models_close(
-        {"shared": tiny.flat_params(uplink.model)}, {"shared": want["shared"]}
+        {"shared": tiny.flat_params(uplink.params)}, {"shared": want["shared"]}
     )
     assert uplink.num_samples.value == len(pairs.LABELS)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
@@ -76,12 +77,12 @@ def test_the_shared_model_is_the_mean_of_those_that_arrived(weighting, order):
     uplinks = {}
     for i, count in samples.items():
         sent = Metadata(jnp.int32(count)) if weighting == "samples" else ()
-        uplinks[i] = Uplink(pairs.shift(old, i), sent)
+        uplinks[i] = ModelUplink(pairs.shift(old, i), sent)
     received = pairs.receive_uplinks(uplinks, order, samples)
     new, _ = jax.jit(lambda r: method.server_update(federation, old, r, None))(received)
     weights = [3.0, 5.0] if weighting == "samples" else [1.0, 1.0]
     for name, value in tiny.flat_params(new).items():
-        rows = [tiny.flat_params(uplinks[i].model)[name] for i in (0, 2)]
+        rows = [tiny.flat_params(uplinks[i].params)[name] for i in (0, 2)]
         np.testing.assert_allclose(value, averaging.weighted_mean(rows, weights), rtol=1e-5)
 
 

@@ -1,6 +1,6 @@
 """Means over clients: how much each client weighs, and the mean itself."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,19 @@ from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Metadata
 
 Weighting = Literal["samples", "uniform"]
+
+
+class ModelUplink(NamedTuple):
+    """An upload of a whole model for a mean.
+
+    Attributes:
+      params: the model's parameters {"base", "head"}.
+      num_samples: Metadata(int32), the client's number of training samples; () where the mean does
+        not weigh by it.
+    """
+
+    params: PyTree
+    num_samples: Metadata | tuple
 
 
 def sent_samples(ctx: Context, weighting: Weighting) -> Metadata | tuple:

@@ -15,7 +15,7 @@ from fedjax_ht.core.round import Channel
 from fedjax_ht.core.wire import Metadata, chain
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.methods.dfrd import dfrd, student_loss
-from fedjax_ht.methods.fedavg import Uplink as Averaged
+from fedjax_ht.methods.shared.averaging import ModelUplink
 from fedjax_ht.methods.shared.composition import base_of, losses_of
 from fedjax_ht.methods.shared.distillation import Distillation, Synthetic
 from fedjax_ht.methods.shared.ensemble import Opinions
@@ -205,7 +205,7 @@ def test_eq_1_is_the_mean_by_data_size():
     params = jax.jit(lambda key: method.init_server(federation, key))(jax.random.key(0))
     models = [jax.tree.map(lambda x, i=i: x + i, params) for i in (1.0, 3.0)]
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *models)
-    uplink = Averaged(stacked, Metadata(jnp.array([few, many])))
+    uplink = ModelUplink(stacked, Metadata(jnp.array([few, many])))
     received = {
         federation.buckets[0].name: Received(
             uplink, tiny.infos([0, 1], [few, many]), jnp.ones(2, bool)
