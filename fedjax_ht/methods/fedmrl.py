@@ -10,10 +10,10 @@
     down:    A: the auxiliary model
 
 Settled here:
-* Both losses weigh 1, as the paper runs it. P_i has a bias, as in all code, stays with the client
-  and starts as torch's linear layers do.
-* The mean is by training samples, as in the paper; the authors' code counts validation and test
-  samples, too. weighting="uniform" is HtFLlib.
+* Both losses weigh 1 and P_i has a bias, as in all code; P_i stays with the client and starts as
+  torch's linear layers do.
+* The mean is by training samples; the authors' code counts validation and test samples, too.
+  weighting="uniform" is HtFLlib.
 * (g, h) is any model whose features are no wider than the clients', by default the smallest of the
   group (`make_federation`), which is as wide. Its batch statistics stay with the client.
 * The authors clip the gradients of the own model, of the shared one and of P_i at norm 50 each; set
