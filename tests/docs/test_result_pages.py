@@ -10,7 +10,8 @@ import pytest
 
 from experiments import leaks_table
 
-RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, BENCHMARKS = ROOT / "experiments" / "results", ROOT / "benchmarks" / "results"
 ELSEWHERE = {  # rows of fedtgp.md: the CSV, and what stands behind each name there
     "Fashion-MNIST, Dirichlet(1.0), tuned": ("fair_dirichlet.csv", "@tuned"),
     "Fashion-MNIST, four classes a client, tuned": ("fair_four_classes.csv", "@tuned"),
@@ -266,3 +267,14 @@ def test_inversions_of_single_images():
     lines = set((RESULTS / "leaks.md").read_text(encoding="utf-8").splitlines())
     table = leaks_table.markdown([row for row in rows if row.round == 1]).splitlines()
     assert table[2:] and [line for line in table[2:] if line not in lines] == []
+
+
+def test_users_of_the_simulators_protocol():
+    (runs,) = percents("cifar10_users.csv", "accuracy", "cifar10").values()
+    lines = (BENCHMARKS / "peers_cpu.md").read_text().splitlines()
+    head, cells = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if line.startswith(("| round |", "| accuracy % |"))
+    )
+    assert head[1:] and cells[1:] == [f"{runs[0][int(number)]:.2f}" for number in head[1:]]
