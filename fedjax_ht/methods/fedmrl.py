@@ -31,7 +31,7 @@ from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, features, init_variables, logits, own_features
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, View, Wire
+from fedjax_ht.core.method import Context, Method, View, Wire
 from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.averaging import (
@@ -43,6 +43,16 @@ from fedjax_ht.methods.shared.averaging import (
 )
 from fedjax_ht.methods.shared.mutual import init_pair, separately, take_shared
 from fedjax_ht.models.layers import Linear
+
+
+def init_client(bucket: Bucket, ctx: Context) -> PyTree:
+    """Makes a client as `mutual.init_pair` does, with P_i as "projection"."""
+    beside = bucket.shared
+    assert beside is not None  # as in every bucket of clients
+    both = jnp.zeros((1, beside.feature_dim + bucket.feature_dim))
+    key = jax.random.fold_in(ctx.key, 2)
+    projection = Linear(bucket.feature_dim).init(key, both)["params"]
+    return init_pair(bucket, ctx) | {"projection": projection}
 
 
 def fuse(bucket: Bucket, projection: PyTree, shared: Array, private: Array) -> Array:
@@ -105,12 +115,6 @@ def fedmrl(training: LocalTraining, weighting: Weighting = "samples") -> Method:
     def init_server(federation, key):
         return init_variables(federation.shared, key)["params"]
 
-    def init_client(bucket, ctx):
-        client = init_pair(bucket, ctx)
-        width = bucket.shared.feature_dim + bucket.feature_dim
-        layer, key = Linear(bucket.feature_dim), jax.random.fold_in(ctx.key, 2)
-        return client | {"projection": layer.init(key, jnp.zeros((1, width)))["params"]}
-
     def receive(bucket, client, downlink, data, ctx):
         return take_shared(client, params=downlink)
 
@@ -131,10 +135,13 @@ def fedmrl(training: LocalTraining, weighting: Weighting = "samples") -> Method:
                 value += cross_entropy(outputs, batch.y, batch.mask)
             return Loss(value, {"own": private_stats, "shared": shared_stats})
 
-        beside_client = client["shared"]
-        params = {"own": client["params"], "shared": beside_client["params"]}
-        params["projection"] = client["projection"]
-        stats = {"own": client["stats"], "shared": beside_client["stats"]}
+        copy = client["shared"]
+        params = {
+            "own": client["params"],
+            "shared": copy["params"],
+            "projection": client["projection"],
+        }
+        stats = {"own": client["stats"], "shared": copy["stats"]}
         result = train(for_each, loss, params, stats, data, ctx.key, bucket.num_classes)
         params, stats = result.params, result.stats
         client = {
