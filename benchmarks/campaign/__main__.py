@@ -40,7 +40,7 @@ _REPORT = flags.DEFINE_string(
 _BUDGET = flags.DEFINE_float(
     "budget", 510.0, "Seconds after which a slice begins no further item.", lower_bound=0.0
 )
-_ONLY = flags.DEFINE_string("only", "", "Only the items whose names hold this.")
+_ONLY = flags.DEFINE_string("only", "", "Only the item of this name, or those whose names hold it.")
 _RETRY = flags.DEFINE_bool("retry", False, "Also run items again that failed.")
 _WORK = flags.DEFINE_float(
     "work", None, "Work off one process's items until this time; for the child."
@@ -70,9 +70,11 @@ def machine(precision: str) -> dict:
 
 
 def items_of(number: int, rehearse: bool) -> list[slices.Item]:
-    """Returns a slice's items, or their small form, whose names hold --only."""
+    """Returns a slice's items, or their small form: the one that --only names, or those whose names
+    hold it ("dfrd, lanes 4" is not "fedrolex+dfrd, lanes 4")."""
     items = SLICES[number].rehearsal if rehearse else SLICES[number].items
-    return [item for item in items if _ONLY.value in item.name]
+    named = [item for item in items if item.name == _ONLY.value]
+    return named or [item for item in items if _ONLY.value in item.name]
 
 
 def work(number: int, folder: Path, rehearse: bool, deadline: float) -> None:

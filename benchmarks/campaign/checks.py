@@ -1,7 +1,6 @@
 """The campaign's checks against numbers made on CPU: methods' recorded rounds, and accuracies."""
 
 import csv
-import dataclasses
 import json
 import statistics
 import time
@@ -66,7 +65,7 @@ def contract_rows(entry: str, lanes: int) -> list[dict]:
         if not released:
             return recording.numbers(*recording.history(name, lanes=lanes))
         method, federation = recording.released_form(name), federation_for(name)
-        options = dataclasses.replace(recording.OPTIONS, lanes=lanes)
+        options = recording.options_for(name, lanes=lanes)
         data = federation_data(federation)
         return recording.numbers(
             *recording.played(make_simulation(method, federation, data, options), 3)

@@ -42,7 +42,17 @@ def breakable(method: Method) -> Method:
     return method._replace(client_update=client_update)
 
 
-KEEP_NOTHING = ("fedavg", "heterofl", "feddropout", "fedrolex")
+KEEP_NOTHING = ("fedavg", "heterofl", "feddropout", "fedrolex")  # and what is composed with them
+
+
+def options_for(name: str, **options) -> SimulationOptions:
+    """Returns the options of a method's rounds; `options` replace some.
+
+    Clients that keep nothing keep their states where these are evaluated as trained
+    (tests/simulation/test_no_state.py), so that they are part of what is recorded.
+    """
+    kept = {"evaluate": "trained"} if name.partition("+")[0] in KEEP_NOTHING else {}
+    return SimulationOptions(**{**vars(OPTIONS), **kept, **options})
 
 
 def method_of(name: str) -> Method:
@@ -55,12 +65,8 @@ def simulation(
 ) -> Simulation:
     """A method's simulation; `build` tells apart two that are alike."""
     federation = federation_for(name, reverse)
-    method = breakable(method_of(name))
-    # "trained" evaluation keeps the states of clients that keep nothing otherwise
-    # (tests/simulation/test_no_state.py).
-    kept = {"evaluate": "trained"} if name in KEEP_NOTHING else {}
-    settings = SimulationOptions(**{**vars(OPTIONS), **kept, **options})
-    return make_simulation(method, federation, federation_data(federation, padding), settings)
+    method, data = breakable(method_of(name)), federation_data(federation, padding)
+    return make_simulation(method, federation, data, options_for(name, **options))
 
 
 def played(sim: Simulation, rounds: int) -> tuple[list[SimulationState], list]:

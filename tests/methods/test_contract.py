@@ -17,6 +17,7 @@ from fedjax_ht.methods.shared.checking import check_method
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import (
+    COMPOSED,
     NUM_CLIENTS,
     ONE_ARCHITECTURE,
     TEST_COUNTS,
@@ -43,6 +44,7 @@ from tests.methods.recording import (
     history,
     method_of,
     numbers,
+    options_for,
     played,
     released_form,
     simulation,
@@ -108,8 +110,14 @@ def test_recorded_numbers(name):
 @pytest.mark.parametrize("name", [*RELEASED, *DISTILLED])
 def test_recorded_numbers_of_released_forms(name):
     method, federation = released_form(name), federation_for(name)
-    sim = make_simulation(method, federation, federation_data(federation), OPTIONS)
+    sim = make_simulation(method, federation, federation_data(federation), options_for(name))
     check_recorded(f"{name} released", numbers(*played(sim, 3)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPOSED)
+def test_recorded_numbers_of_composed_methods(name):
+    check_recorded(name, numbers(*history(name)))
 
 
 @thoroughly
