@@ -5,9 +5,11 @@ method. A name is the method as its paper has it; "fedproto:weight=3.0:training.
 has settings of its own, and "fedtgp@tuned" those that were searched for the config
 (experiment/entries.py). The report says which had what. --methods and --trials are the config's
 unless given. --fair=9 first searches nine settings of each method, by validation (fair.py), and
-compares the best. --target=0.8 reports what reaching that accuracy takes, --target_share=0.9 what
-nine tenths of the best accuracy take; --target_score=accuracy_participants takes that score
-instead. The same command again goes on where the run stopped.
+compares the best; --over=training.batch_size=64,512 has them search that field of the recipe, too,
+all methods at the same draws of it. --target=0.8 reports what reaching that accuracy takes,
+--target_share=0.9 what nine tenths of the best accuracy take;
+--target_score=accuracy_participants takes that score instead. The same command again goes on where
+the run stopped.
 """
 
 import dataclasses
@@ -26,9 +28,10 @@ from fedjax_ht.report.figures import VECTOR, save
 from fedjax_ht.report.results import PARTICIPANTS
 from fedjax_ht.report.statistics import write_trials
 from fedjax_ht.runner.cli import fail
-from fedjax_ht.runner.fair import fairly_tuned
+from fedjax_ht.runner.fair import check_recipe, fairly_tuned
 from fedjax_ht.runner.progress import print_files, tell
 from fedjax_ht.runner.run import chosen_workdir, configured, execute, orderly
+from fedjax_ht.runner.search import parse_space
 from fedjax_ht.runner.train import Result
 
 _METHODS = flags.DEFINE_list(
@@ -41,6 +44,12 @@ _TRIALS = flags.DEFINE_integer(
 )
 _FAIR = flags.DEFINE_integer(
     "fair", None, "How many settings of each method to search first, by validation."
+)
+_OVER = flags.DEFINE_multi_string(
+    "over",
+    [],
+    "With --fair: training.FIELD=VALUE,VALUE,... or training.FIELD=log:LOW:HIGH to search, too.",
+    allow_override=True,
 )
 _TARGET = flags.DEFINE_float(
     "target", None, "An accuracy in (0, 1]; by default the lowest best accuracy."
@@ -107,6 +116,10 @@ def main(_) -> None:
     try:
         config = comparison(config, _METHODS.value, _TRIALS.value)
         aim = chosen_aim(_OF.value, _TARGET.value, _SHARE.value)
+        recipe = parse_space(_OVER.value)
+        check_recipe(recipe)
+        if recipe and _FAIR.value is None:
+            raise ValueError("--over is given without --fair; a search needs --fair=9 or the like")
     except ValueError as error:
         fail(error)
     kind = "compare" if _FAIR.value is None else f"fair{_FAIR.value}"
@@ -114,7 +127,7 @@ def main(_) -> None:
     with orderly(workdir):
         if _FAIR.value is not None:
             labels = [entry.label for entry in entries_of(config)]
-            config = fairly_tuned(config, labels, _FAIR.value, workdir, tell)
+            config = fairly_tuned(config, labels, _FAIR.value, workdir, tell, recipe=recipe)
         result = execute(config, workdir, aim)
     if not is_primary() or not result.files:  # the folder is read-only
         return

@@ -2,7 +2,7 @@
 rounds, on validation sets, before it is compared."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedjax_ht.configs.sections import Config
@@ -10,7 +10,7 @@ from fedjax_ht.core.annotations import SearchRange, search_ranges
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.methods import method_factory
 from fedjax_ht.runner.points import searched
-from fedjax_ht.runner.search import points_of
+from fedjax_ht.runner.search import Space, points_of
 from fedjax_ht.runner.search_result import budget, table
 
 HALVINGS = 2  # of the points, where there are rounds enough
@@ -18,17 +18,44 @@ FACTOR = 8.0  # of the config's learning rate, up and down
 RATE = "training.learning_rate"
 
 
-def space_of(method: str, config: Config) -> dict[str, SearchRange]:
-    """Returns what is searched of a method: the learning rate, and the options that its factory
-    declares with a `core.annotations.SearchRange`."""
+def space_of(method: str, config: Config, recipe: Space | None = None) -> Space:
+    """Returns what is searched of a method: the learning rate, other fields of the recipe, and the
+    options that the method's factory declares with a `core.annotations.SearchRange`.
+
+    Args:
+      method: name of the method.
+      config: of the comparison; its learning rate is the middle of the range.
+      recipe: fields of `training` with their values or ranges, alike for all methods. They come
+        before a method's own options, so that all methods are searched at the same draws of them.
+    """
     rate = config.training.learning_rate
     ranges = search_ranges(method_factory(method))
-    return {RATE: SearchRange(rate / FACTOR, rate * FACTOR), **ranges}
+    return {RATE: SearchRange(rate / FACTOR, rate * FACTOR), **(recipe or {}), **ranges}
 
 
-def described_space(space: Mapping[str, SearchRange]) -> str:
-    """Returns the settings of a space with their ranges, such as "weight from 0.01 to 10"."""
-    return ", ".join(f"{key} from {ends.low:g} to {ends.high:g}" for key, ends in space.items())
+def check_recipe(recipe: Space) -> None:
+    """Checks that all methods have what a comparison searches beside the methods' own options.
+
+    Raises:
+      ValueError: a setting is no field of `training`.
+    """
+    for key in recipe:
+        if not key.startswith("training."):
+            raise ValueError(
+                f"--over names {key!r}; beside --fair it must name a field of training, which all "
+                "methods have, such as --over=training.batch_size=64,512"
+            )
+
+
+def described_space(space: Space) -> str:
+    """Returns the settings of a space: "weight from 0.01 to 10, training.epochs 1 or 10"."""
+    parts = []
+    for key, values in space.items():
+        if isinstance(values, SearchRange):
+            parts.append(f"{key} from {values.low:g} to {values.high:g}")
+        else:
+            parts.append(f"{key} {' or '.join(values)}")
+    return ", ".join(parts)
 
 
 def fairly_tuned(
@@ -37,6 +64,8 @@ def fairly_tuned(
     points: int,
     workdir: Path,
     tell: Callable[[str], None],
+    *,
+    recipe: Space | None = None,
 ) -> Config:
     """Returns a config that compares methods, each by the best of `points` settings.
 
@@ -49,9 +78,10 @@ def fairly_tuned(
       points: settings of each, at least 2.
       workdir: the comparison's folder; searches are in search/ there.
       tell: is given a line about every point.
+      recipe: fields of `training` that are searched, too, see `space_of`.
 
     Raises:
-      ValueError: a method is given twice, `points` is below 2, or as `searched`.
+      ValueError: a method is given twice, `points` is below 2, or as `searched` and `check_recipe`.
     """
     names = [method.partition(":")[0] for method in methods]
     if len(set(names)) < len(names) or any("@" in name for name in names):
@@ -61,9 +91,10 @@ def fairly_tuned(
         )
     if points < 2:
         raise ValueError(f"--fair is {points}; it must be at least 2 settings a method")
+    check_recipe(recipe or {})
     single = dataclasses.replace(config, trials=1)
     halvings = min(HALVINGS, config.rounds.bit_length() - 1)
-    spaces = {name: space_of(name, config) for name in names}
+    spaces = {name: space_of(name, config, recipe) for name in names}
     chosen = []
     for method, (name, space) in zip(methods, spaces.items()):
         folder = workdir / "search" / name

@@ -28,7 +28,10 @@ _ENTRY = flags.DEFINE_string(
     "entry", None, "The entry to search, such as fedtgp or fedproto:variant=released."
 )
 _OVER = flags.DEFINE_multi_string(
-    "over", [], "KEY=VALUE,VALUE,... or KEY=log:LOW:HIGH or KEY=uniform:LOW:HIGH."
+    "over",
+    [],
+    "KEY=VALUE,VALUE,... or KEY=log:LOW:HIGH or KEY=uniform:LOW:HIGH.",
+    allow_override=True,
 )
 _DRAWS = flags.DEFINE_integer(
     "draws", None, "How many points to draw; by default all combinations are tried."

@@ -251,6 +251,8 @@ def test_methods_that_cannot_be_compared(methods, message):
             ["--target_score=loss"],
             "--target_score is 'loss'; it must be accuracy or accuracy_participants",
         ),
+        (["--over=training.epochs=1,10"], "--over is given without --fair"),
+        (["--over=weight=1,10", "--fair=2"], "--over names 'weight'; beside --fair it must name"),
         (["--trials=0"], "trials is 0; it must be an integer of at least 1"),
         (["--methods=fedavg"], "one architecture"),
     ],

@@ -118,6 +118,20 @@ def test_points_that_differ_in_numbers_share_a_program(config):
     assert len(families(build(config), typed_config(config), trace=False)) == 6
 
 
+def test_points_of_other_batches_or_epochs_have_programs_of_their_own(config):
+    recipes = parse_space(["training.batch_size=5,10", "training.epochs=1,2"])
+    config.entries = tuple(
+        points_of("local", recipes | parse_space(["training.momentum=0,0.5"]), None)
+    )
+    groups = families(build(config), typed_config(config))
+    # without momentum optax keeps no trace
+    assert len(config.entries) == 8 and [len(family.labels) for family in groups] == [1] * 8
+    rates = parse_space(["training.learning_rate=0.01,0.1"])
+    config.entries = tuple(points_of("local", recipes | rates, None))
+    groups = families(build(config), typed_config(config))
+    assert [len(family.labels) for family in groups] == [2] * 4
+
+
 def run(config, folder, halvings=1, together=1, labels=POINTS):
     return searched(typed_config(config), labels, halvings, together, folder, lambda line: None)
 
@@ -175,6 +189,26 @@ def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
     with pytest.raises(ValueError, match="each method once"):
         fairly_tuned(
             typed_config(config), ["fedtgp", "fedtgp:weight=1"], 2, tmp_path, messages.append
+        )
+
+
+def test_the_recipe_is_searched_at_the_same_draws_for_all_methods(config):
+    recipe = parse_space(["training.batch_size=64,512", "training.epochs=1,10"])
+    settings = {}
+    for method in ("local", "fedproto", "fedtgp"):
+        space = space_of(method, typed_config(config), recipe)
+        points = [label.split(":")[1:4] for label in points_of(method, space, 6)]
+        settings[method] = points
+    assert settings["local"] == settings["fedproto"] == settings["fedtgp"]
+    sizes = [point[1] for point in settings["local"][1:]]
+    assert sizes.count("training.batch_size=64") == sizes.count("training.batch_size=512") == 3
+    text = described_space(space_of("local", typed_config(config), recipe))
+    assert text.endswith(", training.batch_size 64 or 512, training.epochs 1 or 10")
+    with pytest.raises(
+        ValueError, match="--over names 'weight'; beside --fair it must name a field"
+    ):
+        fairly_tuned(
+            typed_config(config), ["fedproto"], 2, "", print, recipe=parse_space(["weight=1,2"])
         )
 
 
