@@ -38,8 +38,10 @@ from .core.method import varied as varied
 from .core.samples import Data as Data
 from .core.samples import Split as Split
 from .core.trees import select as select
+from .core.wire import FIRST_ROWS as FIRST_ROWS
 from .core.wire import Masked as Masked
 from .core.wire import Metadata as Metadata
+from .core.wire import Pattern as Pattern
 from .core.wire import wire_elements as wire_elements
 from .data.client_data import make_federation_data as make_federation_data
 from .data.dataset import ClientIndices as ClientIndices

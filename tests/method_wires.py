@@ -1,6 +1,7 @@
 """The methods as their contract is tested: settings that end soon, and what each sends, by its
 paper's arithmetic."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -209,4 +210,58 @@ WIRE = {
     "dense": alone_wire,
     "fedftg": alone_wire,
     "dfrd": alone_wire,
+}
+
+
+INDEX, COUNT = 4, 4  # bytes of an int32
+COUNTS = COUNT * NUM_CLASSES
+
+
+def beside_each(up: int = 0, down: int = 0) -> Callable:
+    """Makes the cost of metadata with as many bytes in each message."""
+
+    def cost(sent: Sent, participants, arrived) -> Sent:
+        return Sent(up * len(arrived), down * len(participants))
+
+    return cost
+
+
+def index_of_rows(up: float = np.inf, down: float = np.inf) -> Callable:
+    """Makes the cost of an index with each row of as many numbers; by default with none."""
+
+    def cost(sent: Sent, participants, arrived) -> Sent:
+        return Sent(int(INDEX * sent.up / up), int(INDEX * sent.down / down))
+
+    return cost
+
+
+def slice_metadata(sent: Sent, participants, arrived) -> Sent:
+    """Counts a byte for each class, which says whether it counts, and an index for each row of the
+    head."""
+    return Sent(sum(NUM_CLASSES + INDEX * len(CLASSES[i]) for i in arrived), 0)
+
+
+# (payload, participants, those that arrived) -> bytes of metadata. Rows have an index only where
+# their number does not tell which they are: FedTGP sends all prototypes or none, FedRAL's blocks
+# and FedKD's components are known by their number.
+METADATA = {
+    **dict.fromkeys(("local", "fml", "fedapen", "dense"), beside_each()),
+    **dict.fromkeys(
+        ("fedavg", "lg_fedavg", "fedper", "fedclassavg", "fedmrl", "fedral"), beside_each(up=COUNT)
+    ),
+    "fedkd": beside_each(down=1),  # whether it is the weights or their change
+    "fedgen": beside_each(up=COUNTS, down=COUNTS + 1),  # whether the generator is there
+    "fedproto": index_of_rows(FEATURE_DIM, FEATURE_DIM),
+    "fedtgp": index_of_rows(FEATURE_DIM),
+    "fedktl": index_of_rows(NUM_CLASSES, (FLAT + LATENT_DIM) / 2),  # of an image, of its latent
+    "fedssa": index_of_rows(FEATURE_DIM + 1, FEATURE_DIM + 1),
+    "fedgh": index_of_rows(FEATURE_DIM),
+    "fd": index_of_rows(NUM_CLASSES, NUM_CLASSES),
+    **dict.fromkeys(("heterofl", "feddropout", "fedrolex"), slice_metadata),
+    **dict.fromkeys(("fedftg", "dfrd"), beside_each(up=COUNTS)),
+    "heterofl+dense": beside_each(up=NUM_CLASSES + COUNT),
+    **dict.fromkeys(
+        ("fedrolex+dfrd", "heterofl+dfrd", "feddropout+fedftg"),
+        beside_each(up=NUM_CLASSES + COUNT + COUNTS),
+    ),
 }

@@ -49,7 +49,10 @@ def sum_of_classes() -> int:
 
 
 def reports(method: Method, rounds: int = 2) -> list[RoundReport]:
-    """Returns the reports of a method's first rounds in which everybody takes part."""
+    """Returns the reports of a method's first rounds in which everybody takes part.
+
+    The tables count numbers of four bytes; what messages have beside them may add a hundredth.
+    """
     model = SplitModel(Flat(WIDTH), Linear(CLASSES))
     federation = make_federation({"linear": model}, (2, 2, 1), CLASSES, num_clients=CLIENTS)
     dataset, partition = samples()
@@ -59,5 +62,8 @@ def reports(method: Method, rounds: int = 2) -> list[RoundReport]:
     state, costs = simulation.init(), []
     for _ in range(rounds):
         state, report = simulation.run_round(state)
+        for cost in (report.uplink, report.downlink):
+            assert cost.payload_bytes == 4 * cost.payload_elements
+            assert cost.bytes <= 1.01 * cost.payload_bytes or not cost.payload_elements
         costs.append(report)
     return costs

@@ -3,27 +3,52 @@
 A message is a pytree: `broadcast` returns the downlink, `client_update` the uplink. A plain array
 is sent whole. Two wrappers are leaves of a message, too:
 
-* `Masked(values, mask)`: only the rows whose mask is True are sent, each with its index.
+* `Masked(values, mask)`: only the rows whose mask is True are sent, each with its index unless
+  their number tells which they are.
 * `Metadata(value)`: counts and the like, which are counted apart from the payload.
 
 The payload is all floating-point arrays outside `Metadata`. Code that compares, clips, sums or
 disturbs messages goes through the functions of this module.
 """
 
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_ht.core.annotations import NonNegative, Share
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.trees import Array, PyTree
 
-INDEX_BYTES = 4  # a row of a Masked leaf travels with an int32 index
+INDEX_BYTES = 4  # a row of a Masked leaf without a pattern travels with an int32 index
 
 Late = Literal["lost", "arrives"]
 """An upload that misses its round's deadline is dropped, or counts in a later round."""
+
+
+@jax.tree_util.register_static  # no leaf of a message, but part of its structure
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """The rows that a `Masked` sends where their number alone tells a receiver which they are.
+
+    Attributes:
+      mask: (shape of the mask, number of sent rows) -> the mask, bool in NumPy.
+    """
+
+    mask: Callable[[tuple[int, ...], int], np.ndarray]
+
+
+def first_rows(shape: tuple[int, ...], number: int) -> np.ndarray:
+    """Returns the mask of the first `number` rows, bool of this shape."""
+    return (np.arange(math.prod(shape)) < number).reshape(shape)
+
+
+FIRST_ROWS = Pattern(first_rows)
+"""All rows before some row; so all or none, too."""
 
 
 class Masked(NamedTuple):
@@ -32,10 +57,12 @@ class Masked(NamedTuple):
     Attributes:
       values: [*m, *rest].
       mask: bool [*m], True for the rows that are sent. The receiver never reads the others.
+      pattern: of masks whose number of rows tells which they are; None: each row has an index.
     """
 
     values: Array
     mask: Array
+    pattern: Pattern | None = None
 
 
 class Metadata(NamedTuple):
@@ -53,7 +80,7 @@ class WireCost(NamedTuple):
 
     Attributes:
       payload_elements, payload_bytes: of arrays and of the sent rows of `Masked`.
-      metadata_elements, metadata_bytes: of `Metadata`, and of the indices of sent rows.
+      metadata_elements, metadata_bytes: of `Metadata`, and of the indices that sent rows need.
     """
 
     payload_elements: Array
@@ -127,14 +154,10 @@ def dense(message: PyTree) -> PyTree:
 
 
 def sent(message: PyTree) -> PyTree:
-    """Sets the rows that are not sent to zero and keeps the masks.
-
-    Args:
-      message: any pytree.
-    """
+    """Sets the rows of a pytree that are not sent to zero and keeps the masks."""
 
     def cleared(leaf):
-        return Masked(dense(leaf), leaf.mask) if is_masked(leaf) else leaf
+        return leaf._replace(values=dense(leaf)) if is_masked(leaf) else leaf
 
     return jax.tree.map(cleared, message, is_leaf=is_masked)
 
@@ -158,20 +181,13 @@ def is_payload(leaf: Any) -> bool:
     """Returns True for a leaf of floats; counts, indices and `Metadata` are no payload."""
     if isinstance(leaf, Metadata):
         return False
-    values = values_of(leaf)
-    if not hasattr(values, "dtype"):  # a Python number
-        values = jnp.asarray(values)
-    return jnp.issubdtype(values.dtype, jnp.floating)
+    values = values_of(leaf)  # a Python number has no dtype
+    return jnp.issubdtype(getattr(values, "dtype", type(values)), jnp.floating)
 
 
 def payload_leaves(message: PyTree) -> dict[int, Any]:
-    """Returns the payload of a message.
-
-    Returns:
-      Place among `leaves_of(message)` -> array or `Masked`, in ascending order.
-    """
-    leaves = enumerate(leaves_of(message))
-    return {place: leaf for place, leaf in leaves if is_payload(leaf)}
+    """Returns a message's payload, {place among `leaves_of`: array or `Masked`}, in their order."""
+    return {place: leaf for place, leaf in enumerate(leaves_of(message)) if is_payload(leaf)}
 
 
 def with_payload(message: PyTree, arrays: dict[int, jax.Array]) -> PyTree:
@@ -207,8 +223,9 @@ def wire_elements(message: PyTree) -> WireCost:
         if isinstance(leaf, Masked):
             values, rows = leaf.values, jnp.sum(leaf.mask, dtype=jnp.int32)
             elements = rows * (values.size // leaf.mask.size)
-            metadata_elements += rows
-            metadata_bytes += rows * INDEX_BYTES
+            if leaf.pattern is None:
+                metadata_elements += rows
+                metadata_bytes += rows * INDEX_BYTES
         else:
             values = jnp.asarray(leaf)
             elements = values.size
@@ -232,9 +249,8 @@ Transform = Callable[[jax.Array, PyTree], PyTree]
 def gaussian_noise(scale: NonNegative, coefficient: Share, only: str = "") -> Transform:
     """Makes the transform x (1 - coefficient) + N(0, scale^2) of every payload array.
 
-    It is the noise of FedPCL's code (Tan et al., NeurIPS 2022), which FedKTL's appendix D takes
-    with 0.05 and 0.2 for prototypes and vectors, and with 0.2 and 0.2 for images. FedKTL's images
-    cross the wire in [-1, 1], and its vectors in units, so that these numbers fit.
+    It is the noise of FedPCL's code (Tan et al., NeurIPS 2022). FedKTL's appendix D has 0.05, 0.2
+    for prototypes and vectors, and 0.2, 0.2 for images, which cross the wire in [-1, 1].
 
     Args:
       scale, coefficient: s and p of FedPCL.
@@ -260,10 +276,8 @@ def gaussian_noise(scale: NonNegative, coefficient: Share, only: str = "") -> Tr
     def noisy_field(key, message):
         fields = getattr(message, "_fields", ())
         if only not in fields:
-            raise ValueError(
-                f"gaussian_noise is for field {only!r}; the message has "
-                f"{', '.join(fields) or 'none'}"
-            )
+            names = ", ".join(fields) or "none"
+            raise ValueError(f"gaussian_noise is for field {only!r}; the message has {names}")
         return message._replace(**{only: noisy(key, getattr(message, only))})
 
     return noisy_field if only else noisy

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.wire import Masked, is_masked
+from fedjax_ht.core.wire import INDEX_BYTES, Masked, is_masked, values_of
 
 NPY_HEADER_BYTES = 4096  # of the header of an .npy array, at most
 HEADER_BYTES = 1 << 16  # of a header's JSON text, at most
@@ -86,13 +86,14 @@ def from_bytes(data: bytes, dtype: str) -> np.ndarray:
 
 
 def pack(message: PyTree) -> dict[str, np.ndarray]:
-    """Returns a message's arrays by name: of a `Masked` the rows with True and their indices."""
+    """Returns a message's arrays by name: of a `Masked` the rows with True, and their indices."""
     packed = {}
     for name, leaf in _named_leaves(message):
         if is_masked(leaf):
             mask = np.asarray(leaf.mask)
             packed[f"{name}.rows"] = np.asarray(leaf.values)[mask]
-            packed[f"{name}.places"] = np.flatnonzero(mask).astype(np.int32)
+            if leaf.pattern is None:
+                packed[f"{name}.places"] = np.flatnonzero(mask).astype(np.int32)
         else:
             packed[name] = np.asarray(leaf)
     return packed
@@ -113,9 +114,7 @@ def unpack(form: PyTree, arrays: dict[str, np.ndarray], what: str) -> PyTree:
     leaves = []
     for name, leaf in _named_leaves(form):
         if is_masked(leaf):
-            places = _take(remaining, f"{name}.places", what)
-            rows = _take(remaining, f"{name}.rows", what)
-            leaves.append(_unpack_rows(leaf, rows, places, name, what))
+            leaves.append(_unpack_rows(leaf, remaining, name, what))
         else:
             array = _take(remaining, name, what)
             _check_form(what, name, array, leaf.shape, leaf.dtype)
@@ -125,22 +124,26 @@ def unpack(form: PyTree, arrays: dict[str, np.ndarray], what: str) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(form, is_leaf=is_masked), leaves)
 
 
-def _unpack_rows(form: Masked, rows: np.ndarray, places: np.ndarray, name: str, what: str):
-    row_shape = form.values.shape[form.mask.ndim :]
+def _unpack_rows(form: Masked, remaining: dict[str, np.ndarray], name: str, what: str) -> Masked:
+    rows = _take(remaining, f"{name}.rows", what)
+    if form.pattern is None:
+        places = _take(remaining, f"{name}.places", what)
+    else:  # a number of rows that is none of the pattern's is refused below
+        mask = form.pattern.mask(form.mask.shape, len(np.atleast_1d(rows)))
+        places = np.flatnonzero(mask).astype(np.int32)
+    num_rows, row_shape = math.prod(form.mask.shape), form.values.shape[form.mask.ndim :]
     _check_form(what, f"{name}.places", places, (places.size,), np.dtype(np.int32))
     _check_form(what, f"{name}.rows", rows, (places.size, *row_shape), form.values.dtype)
-    num_rows = math.prod(form.mask.shape)
     # all three: int32 differences wrap around, so that ascending alone bounds nothing
     if places.size and not (
         places.min() >= 0 and places.max() < num_rows and (np.diff(places) > 0).all()
     ):
         raise ValueError(f"{what} must name rows in {name} from 0 to {num_rows - 1}, ascending")
     # dense again, as methods read it: a row that was not sent is zero, and its mask False
-    mask = np.zeros(num_rows, bool)
-    values = np.zeros((num_rows, *row_shape), form.values.dtype)
-    mask[places] = True
-    values[places] = rows
-    return Masked(values.reshape(form.values.shape), mask.reshape(form.mask.shape))
+    values, mask = np.zeros(form.values.shape, form.values.dtype), np.zeros(form.mask.shape, bool)
+    values.reshape(num_rows, *row_shape)[places] = rows
+    mask.reshape(num_rows)[places] = True
+    return form._replace(values=values, mask=mask)
 
 
 def _take(remaining: dict[str, np.ndarray], name: str, what: str) -> np.ndarray:
@@ -160,11 +163,10 @@ def max_bytes(form: PyTree) -> int:
     """Computes the bytes of a message's arrays, with their headers, where it sends all its rows."""
     size = 0
     for _, leaf in _named_leaves(form):
-        size += NPY_HEADER_BYTES
-        if is_masked(leaf):
-            size += NPY_HEADER_BYTES + math.prod(leaf.mask.shape) * np.dtype(np.int32).itemsize
-            leaf = leaf.values
-        size += math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+        if is_masked(leaf) and leaf.pattern is None:
+            size += NPY_HEADER_BYTES + math.prod(leaf.mask.shape) * INDEX_BYTES
+        array = values_of(leaf)
+        size += NPY_HEADER_BYTES + math.prod(array.shape) * np.dtype(array.dtype).itemsize
     return size
 
 

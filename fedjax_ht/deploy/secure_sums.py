@@ -23,7 +23,6 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import ClientInfo, Method, Received
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import (
-    Masked,
     from_leaves,
     is_masked,
     is_payload,
@@ -154,14 +153,14 @@ def split_sum(form: PyTree, total: np.ndarray, clients: Sequence[int]) -> dict[i
             for leaves in uplinks.values():
                 leaves.append(share)
             continue
-        values, mask = leaf
+        values, mask = leaf.values, leaf.mask
         value_sum, mask_sum = next(parts).reshape(values.shape), next(parts).reshape(mask.shape)
         senders = _counts(mask_sum, num_clients)
         per_row = over_rows(senders, values)
         share = np.where(per_row > 0, value_sum / np.maximum(per_row, 1), 0).astype(values.dtype)
         for i, leaves in enumerate(uplinks.values()):
             # as many uplinks hold the row as clients have sent it, whichever these were
-            leaves.append(Masked(share, senders > i))
+            leaves.append(leaf._replace(values=share, mask=senders > i))
     return {client: from_leaves(form, leaves) for client, leaves in uplinks.items()}
 
 

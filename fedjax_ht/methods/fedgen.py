@@ -41,7 +41,7 @@ from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import Array, PyTree, select
-from fedjax_ht.core.wire import Masked, Metadata, dense
+from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
 from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.methods.shared.averaging import weighted_mean
 from fedjax_ht.methods.shared.feature_generator import Recipe, draw_labels, train_generator
@@ -160,7 +160,7 @@ def fedgen(
         )
 
     def broadcast(federation, bucket, server, ctx):
-        generator = jax.tree.map(lambda x: Masked(x, server.ready), server.generator)
+        generator = jax.tree.map(lambda x: Masked(x, server.ready, FIRST_ROWS), server.generator)
         return Downlink(
             head=server.head,
             generator=generator,

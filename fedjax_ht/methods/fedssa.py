@@ -222,7 +222,7 @@ def fedssa(
 
     def receive(bucket, client, downlink, data, ctx):
         rows, seen = rows_of(client["params"]["head"]), classes(data, bucket.num_classes)
-        values, sent = (downlink, True) if whole else downlink
+        values, sent = (downlink, True) if whole else (downlink.values, downlink.mask)
         t = (client["rounds"] if clock == "client" else ctx.round) + 1
         fused = values + stabilisation(t, mu, stable_rounds, decay) * rows
         return take_head(client, head_of(jnp.where((seen & sent)[:, None], fused, rows)))
@@ -235,7 +235,10 @@ def fedssa(
 
     def server_update(federation, server, received, ctx):
         uplink, info, arrived = gather_received(received)
-        values, sent = (uplink, (uplink != 0).any(-1)) if hide_classes else uplink
+        if hide_classes:
+            values, sent = uplink, (uplink != 0).any(-1)
+        else:
+            values, sent = uplink.values, uplink.mask
         # [P, C, K + 1], [P, C]
         values, present = jnp.where(sent[..., None], values, 0), sent & arrived[:, None]
         # Ids past the last client are dropped by the scatter: a client that is absent, or has no

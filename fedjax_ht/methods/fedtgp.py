@@ -36,7 +36,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View
 from fedjax_ht.core.server_training import train_on_rows
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.wire import Masked
+from fedjax_ht.core.wire import FIRST_ROWS, Masked
 from fedjax_ht.losses import adaptive_margin, margin_contrastive
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.supervised import train_model
@@ -121,7 +121,8 @@ def fedtgp(
         return Server(trained, global_prototypes(trained), jnp.array(False))
 
     def published(server):
-        return Masked(server.prototypes, jnp.full(len(server.prototypes), server.ready))
+        ready = jnp.full(len(server.prototypes), server.ready)
+        return Masked(server.prototypes, ready, FIRST_ROWS)
 
     def broadcast(federation, bucket, server, ctx):
         return published(server)

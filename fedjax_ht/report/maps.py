@@ -96,9 +96,10 @@ def feature_map(
     features = simulation.features(state, clients, indices)
     prototypes, labels = np.zeros((0, features[0].shape[1]), np.float32), np.zeros(0, np.int32)
     if method.view.prototypes is not None:
-        values, mask = method.view.prototypes(of_trial(state.servers, 0))
-        labels = np.intersect1d(np.flatnonzero(mask), dataset.labels[indices]).astype(np.int32)
-        prototypes = np.asarray(values, np.float32)[labels]
+        rows = method.view.prototypes(of_trial(state.servers, 0))
+        labels = np.intersect1d(np.flatnonzero(rows.mask), dataset.labels[indices])
+        labels = labels.astype(np.int32)
+        prototypes = np.asarray(rows.values, np.float32)[labels]
     return FeatureMap(
         round=state.round,
         labels=dataset.labels[indices],

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.method import Received
 from fedjax_ht.core.wire import (
-    Masked,
     Metadata,
     from_leaves,
     is_leaf,
@@ -234,7 +233,7 @@ def _separated(
             mask = leaf.mask
             if layout.by_row:
                 mask = mask & present[start:stop].reshape(mask.shape)
-            new = Masked(new, mask)
+            new = leaf._replace(values=new, mask=mask)
         leaves.append(new)
         start = stop
     return tuple(leaves)

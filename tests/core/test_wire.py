@@ -7,6 +7,7 @@ import pytest
 from fedjax_ht.core.batches import ClassSums
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import (
+    FIRST_ROWS,
     TRANSFORMS,
     Masked,
     Metadata,
@@ -52,6 +53,8 @@ def cost(message):
             Masked(jnp.zeros((3, 2)), jnp.array([[True, False], [True, True], [False, False]])),
             (3, 12, 3, 12),
         ),
+        (Masked(jnp.zeros((3, 5)), jnp.arange(3) < 2, FIRST_ROWS), (10, 40, 0, 0)),
+        (Masked(jnp.zeros((3, 5)), jnp.array(True), FIRST_ROWS), (15, 60, 0, 0)),
         (Metadata(jnp.zeros(3, jnp.int32)), (0, 0, 3, 12)),
         (Metadata(Masked(jnp.zeros(3), MASK)), (0, 0, 4, 16)),  # two counts, each with its index
         ((jnp.zeros(2), Metadata(jnp.int32(0)), Masked(jnp.zeros((3, 5)), MASK)), (12, 48, 3, 12)),
@@ -64,6 +67,8 @@ def cost(message):
         "masked deep",
         "all masked",
         "mask 2d",
+        "first rows",
+        "all or nothing",
         "metadata",
         "counts",
         "mixed",
@@ -95,7 +100,9 @@ def test_prototype_methods_send_their_own_classes_up_and_every_class_down(method
         else {"ready": jnp.array(True)}
     )
     down = method.broadcast(federation, federation.buckets[0], server._replace(**ready), None)
-    assert cost(down) == WireCost(4 * 3, 4 * 3 * 4, 4, 4 * 4)
+    # FedTGP sends all prototypes or none, so that they need no index.
+    indices = 4 if method.name == "fedproto" else 0
+    assert cost(down) == WireCost(4 * 3, 4 * 3 * 4, indices, 4 * indices)
 
 
 def test_sample_counts_are_metadata():

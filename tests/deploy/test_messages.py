@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_ht.core.wire import Masked, Metadata, wire_elements
+from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, wire_elements
 from fedjax_ht.deploy.messages import (
     NPY_HEADER_BYTES,
     from_bytes,
@@ -27,6 +27,7 @@ MESSAGE = {
     "counts": Metadata(np.array([3, 0, 5], np.int32)),
     "half": jnp.arange(3, dtype=jnp.bfloat16),
     "one": np.float32(2.5),
+    "steps": Masked(np.ones((3, 2), np.float32), np.arange(3) < 2, FIRST_ROWS),
 }
 FORM = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).dtype), MESSAGE)
 
@@ -37,6 +38,8 @@ def test_a_message_comes_back_and_costs_what_a_simulation_counts():
     # what is not sent is zero
     assert back["rows"].values.tolist() == [[0, 1, 2, 3], [0, 0, 0, 0], [8, 9, 10, 11]]
     assert back["entries"].values.tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert back["steps"].values.tolist() == [[1, 1], [1, 1], [0, 0]]
+    assert "005.steps.places" not in arrays and back["steps"].pattern is FIRST_ROWS
     for name in MESSAGE:
         for read, sent in zip(jax.tree.leaves(back[name]), jax.tree.leaves(MESSAGE[name])):
             assert read.dtype == sent.dtype and read.shape == np.shape(sent)
@@ -44,7 +47,7 @@ def test_a_message_comes_back_and_costs_what_a_simulation_counts():
     assert (
         sum(array.nbytes for array in arrays.values())
         == int(cost.payload_bytes + cost.metadata_bytes)
-        == 16 * 2 + 8 * 2 + 8 + 12 + 10
+        == 16 * 2 + 8 * 2 + 8 + 12 + 10 + 8 * 2
     )
 
 
@@ -69,10 +72,15 @@ def test_a_message_comes_back_and_costs_what_a_simulation_counts():
         ),
         ({"004.rows.rows": np.zeros((1, 4), np.float32)}, "has 004.rows.rows of float32 (1, 4)"),
         ({"004.rows.rows": np.zeros((2, 4), np.float64)}, "must be float32 (2, 4)"),
-        ({"005.more": np.zeros(1)}, "has '005.more', which is not part of it"),
+        ({"006.more": np.zeros(1)}, "has '006.more', which is not part of it"),
         ({"003.one": None}, "lacks '003.one'"),
+        (
+            {"005.steps.rows": np.zeros((4, 2), np.float32)},
+            "has 005.steps.rows of float32 (4, 2); it must be float32 (3, 2)",
+        ),
+        ({"005.steps.rows": np.float32(1)}, "has 005.steps.rows of float32 ()"),
     ],
-    ids=range(8),
+    ids=range(10),
 )
 def test_a_message_of_another_form_is_one_line(change, message):
     arrays = {name: x for name, x in (pack(MESSAGE) | change).items() if x is not None}
@@ -156,6 +164,7 @@ def test_messages_of_any_kind(name, examples):
 def test_the_most_bytes_of_a_form_are_enough_for_all_of_its_messages():
     full = MESSAGE | {"rows": Masked(MESSAGE["rows"].values, np.ones(3, bool))}
     full["entries"] = Masked(MESSAGE["entries"].values, np.ones((2, 3), bool))
+    full["steps"] = MESSAGE["steps"]._replace(mask=np.ones(3, bool))
     arrays = pack(full).values()
-    assert sum(array.nbytes for array in arrays) == max_bytes(FORM) - 7 * NPY_HEADER_BYTES
+    assert sum(array.nbytes for array in arrays) == max_bytes(FORM) - 8 * NPY_HEADER_BYTES
     assert sum(len(to_bytes(array)) for array in arrays) < max_bytes(FORM)

@@ -36,7 +36,8 @@ def random_uplink(form, rng):
 
     def draw(leaf):
         if isinstance(leaf, Masked):
-            return Masked(draw(leaf.values), rng.random(leaf.mask.shape) < 0.5)
+            mask = rng.random(leaf.mask.shape) < 0.5
+            return leaf._replace(values=draw(leaf.values), mask=mask)
         return rng.normal(size=leaf.shape).astype(leaf.dtype)
 
     return jax.tree.map(draw, form, is_leaf=is_leaf)

@@ -21,6 +21,7 @@ ELSEWHERE = {  # rows of fedtgp.md: the CSV, and what stands behind each name th
 }
 
 
+FEDRAL_BLOCKS = RESULTS / "fedral_blocks.csv"
 PAPERS = ("fedtgp.md", "fedktl.md", "class_shares.md", "dfrd.md")
 
 
@@ -233,6 +234,31 @@ def test_fedrals_blocks(label, options):
     expected += [of_server[100], max(participants.values())]
     (cells,) = (row for row in rows_of("class_shares.md") if row[0] == label)
     assert cells[1:8] == [f"{value:.2f}" for value in expected]
+    counts = 0 if "uniform" in options else 4  # a client's number of samples
+    blocks = int(options.split()[0].removeprefix("blocks="))
+    assert cells[8] == f"{10 * (4 * 50**2 // blocks + counts):,}"
+
+
+@pytest.mark.parametrize(
+    "path", [*sorted(RESULTS.glob("class_shares*.csv")), FEDRAL_BLOCKS], ids=str
+)
+def test_fedrals_bytes_are_those_of_its_numbers(path):
+    """Ten clients a round send r^2 / m numbers of four bytes, r being 500 for CIFAR-10 and 50 for
+    Fashion-MNIST, and receive as many; no index travels with them."""
+    with path.open(newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if row["method"].startswith("fedral")]
+    for row in rows:
+        if not int(row.get("uplink_bytes", 0)):  # before the first round, or a published number
+            continue
+        width, blocks = {"cifar10": (500, 100), "fashion_mnist": (50, 10)}[row["dataset"]]
+        named = re.search(r"blocks=(\d+)", row["method"])
+        blocks = int(named[1]) if named else blocks
+        numbers = 10 * 4 * width**2 // blocks
+        counts = 0 if "uniform" in row["method"] else 10 * 4
+        assert (int(row["uplink_bytes"]), int(row["downlink_bytes"])) == (
+            numbers + counts,
+            numbers,
+        ), row
 
 
 @pytest.mark.parametrize("dataset", ["fashion_mnist", "cifar10"])

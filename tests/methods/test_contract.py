@@ -1,7 +1,7 @@
 """Properties that every registered method must have: the same checks for all, on a few compiled
 simulations a method.
 
-A new method enters by its line in METHODS, and in WIRE of tests/method_wires.py.
+A new method enters by its line in METHODS, and in WIRE and METADATA of tests/method_wires.py.
 """
 
 import json
@@ -32,7 +32,7 @@ from tests.federations import (
     to_host,
 )
 from tests.marks import every_method, thoroughly
-from tests.method_wires import SAMPLES, WIRE, Sent
+from tests.method_wires import METADATA, SAMPLES, WIRE, Sent
 from tests.methods.recording import (
     ALL_BAD,
     BAD_STATE,
@@ -194,6 +194,8 @@ def test_wire_counts(name):
             4 * expected.up,
             4 * expected.down,
         )
+        metadata = Sent(report.uplink.metadata_bytes, report.downlink.metadata_bytes)
+        assert metadata == METADATA[name](expected, ids, ids[~dropped])
         earlier.append(ids[~dropped])
 
 

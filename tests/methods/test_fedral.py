@@ -4,12 +4,16 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_ht.core.batches import ClassSums
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Received
 from fedjax_ht.core.wire import Masked, Metadata, wire_elements
+from fedjax_ht.deploy.messages import pack, unpack
+from fedjax_ht.methods.fedral import BLOCKS as BY_SIZE
 from fedjax_ht.methods.fedral import Uplink, block_mask, fedral, fewest_blocks
 from fedjax_ht.methods.local import local
+from fedjax_ht.methods.shared.prototypes import prototype_uplink
 from fedjax_ht.models import mlp
 from tests import tiny
 from tests.reference import fedral as reference
@@ -214,11 +218,53 @@ def test_upload_sizes_of_table_4(blocks, kilobytes):
         _, uplink, _ = method.client_update(
             bucket, method.init_client(bucket, ctx), downlink, data, ctx
         )
-        assert (
-            int(wire_elements(uplink).payload_bytes)
-            == 4 * 500 * 500 // blocks
-            == pytest.approx(size, abs=8)
-        )
+        cost = wire_elements(uplink)
+        assert int(cost.payload_bytes) == 4 * 500 * 500 // blocks == pytest.approx(size, abs=8)
+        # the number of samples, and no index of an entry
+        assert int(cost.metadata_bytes) == 4
+        assert sum(array.nbytes for array in pack(uplink).values()) == int(cost.bytes)
+        back = unpack(uplink, pack(uplink), "the uplink")
+        np.testing.assert_array_equal(back.angle.mask, block_mask(500, blocks))
+
+
+@pytest.mark.parametrize(("classes", "kilobytes"), [(2, 3.91), (10, 19.53), (100, 195.31)])
+def test_fedtgps_upload_sizes_of_table_4(classes, kilobytes):
+    """Beside which class a prototype is of, an index of 4 bytes with 2,000."""
+    counts = jnp.arange(100) < classes
+    cost = wire_elements(prototype_uplink(ClassSums(jnp.ones((100, 500)), counts)))
+    assert int(cost.payload_bytes) == pytest.approx(1024 * kilobytes, abs=6)
+    assert int(cost.metadata_bytes) == 4 * classes
+
+
+@pytest.mark.parametrize(
+    ("options", "indexed"),
+    [
+        ({"blocks": 3}, False),
+        ({"blocks": (6, 2)}, False),  # a block of 6 lies in one of 2
+        ({"blocks": (2, 3)}, True),
+        ({"byte_budget": (1000.0, 48.0)}, False),
+    ],
+    ids=str,
+)
+def test_the_matrix_comes_down_without_indices_where_its_size_tells_the_blocks(options, indexed):
+    method = fedral(TRAINING, **options)
+    for mask in (np.ones((R, R), bool), *(block_mask(R, m) for m in (6, 2, 3))):
+        server = Masked(jnp.asarray(ANGLES[0]), jnp.asarray(mask))
+        downlink = method.broadcast(FEDERATION, BUCKET, server, None)
+        cost = wire_elements(downlink)
+        assert int(cost.payload_elements) == mask.sum()
+        assert int(cost.metadata_elements) == indexed * mask.sum()
+        back = unpack(downlink, pack(downlink), "the downlink")
+        np.testing.assert_array_equal(back.mask, mask)
+
+
+def test_a_size_that_no_blocks_have_is_refused():
+    form = jax.eval_shape(lambda: everywhere()._replace(pattern=BY_SIZE))
+    for number in (1, 5, 37):
+        with pytest.raises(ValueError, match=rf"rows of float32 \({number},\); it must be"):
+            unpack(form, {"000.rows": np.zeros(number, np.float32)}, "the uplink")
+    nothing = unpack(form, {"000.rows": np.zeros(0, np.float32)}, "the uplink")
+    assert not nothing.mask.any()
 
 
 def test_fewest_blocks_that_fit():

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.wire import Masked, dense
+from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense
 
 Form = Literal["paper", "released"]
 
@@ -74,7 +74,7 @@ def send_whole(tree: PyTree, whole: PyTree) -> PyTree:
         components = message.components
         if components:
             components = components._replace(mask=jnp.zeros_like(components.mask))
-        return LowRank(components, Masked(value, jnp.array(True)))
+        return LowRank(components, Masked(value, jnp.array(True), FIRST_ROWS))
 
     return jax.tree.map(uncompressed, tree, whole, is_leaf=_is_low_rank)
 
@@ -99,13 +99,13 @@ def from_matrices(matrices: jax.Array, shape: tuple[int, ...], form: Form) -> ja
 
 def _compress(x: jax.Array, energy: jax.Array | float, form: Form) -> LowRank:
     if x.ndim < 2:
-        return LowRank((), Masked(x, jnp.array(True)))
+        return LowRank((), Masked(x, jnp.array(True), FIRST_ROWS))
     if form == "paper" and isinstance(energy, float) and energy >= 1:
         # A decomposition of a matrix of low rank has no gradient, which an attacker of the message
         # needs (`trust.leaks`).
         rows = jax.eval_shape(lambda: _compress(x, jnp.float32(1), form)).components.values
-        nothing = Masked(jnp.zeros(rows.shape, rows.dtype), jnp.zeros(rows.shape[0], bool))
-        return LowRank(nothing, Masked(x, jnp.any(x != 0)))
+        values, mask = jnp.zeros(rows.shape, rows.dtype), jnp.zeros(rows.shape[0], bool)
+        return LowRank(Masked(values, mask, FIRST_ROWS), Masked(x, jnp.any(x != 0), FIRST_ROWS))
     # [S, M, R], [S, R], [S, N, R]
     left, values, right = jax.vmap(singular_components)(as_matrices(x, form))
     squares = jnp.square(values).sum(0)
@@ -120,11 +120,11 @@ def _compress(x: jax.Array, energy: jax.Array | float, form: Form) -> LowRank:
         value = _rebuild(Masked(components, kept), x.shape, form)
     kept &= ~whole
     components = jnp.where(kept[:, None, None], components, 0)
-    return LowRank(Masked(components, kept), Masked(value, whole))
+    return LowRank(Masked(components, kept, FIRST_ROWS), Masked(value, whole, FIRST_ROWS))
 
 
 def _decompress(message: LowRank, form: Form) -> jax.Array:
-    value, whole = message.whole
+    value, whole = message.whole.values, message.whole.mask
     if not message.components:
         return value
     return jnp.where(whole, value, _rebuild(message.components, value.shape, form))

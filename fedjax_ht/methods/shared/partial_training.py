@@ -29,7 +29,7 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Context, Method, Received, Wire
 from fedjax_ht.core.trees import Array, PyTree
-from fedjax_ht.core.wire import Masked, Metadata
+from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples
 from fedjax_ht.methods.shared.heads import head_of, rows_of
 from fedjax_ht.methods.shared.slicing import Mode, Plan, Slices, extract, make_plan, scatter_mean
@@ -154,6 +154,9 @@ def partial_training(
         plan = slice_plan(federation, bucket.width, mode, ctx, ctx.info.id, per_layer)
         return extract(server, axes_of(federation, server), plan)
 
+    # the server knows which rows those are where they are all
+    pattern = FIRST_ROWS if whole_head or not label_split else None
+
     def client_update(bucket, client, downlink, data, ctx):
         classes = own_classes(data, bucket.num_classes)
         client, result = train_model(
@@ -163,7 +166,7 @@ def partial_training(
         sent = jnp.ones_like(classes) if whole_head else counted
         uplink = Uplink(
             base=client["params"]["base"],
-            head=Masked(rows_of(client["params"]["head"], bias="first"), sent),
+            head=Masked(rows_of(client["params"]["head"], bias="first"), sent, pattern),
             classes=Metadata(counted),
             num_samples=sent_samples(ctx, weighting),
         )
