@@ -63,7 +63,7 @@ class PartitionConfig:
 class ModelConfig:
     group: str = "cnn5"  # or module:function of your own (docs/own_model_and_data.md)
     feature_dim: OptionalCount = None  # 0: the group's own
-    # architecture of the group that FML, FedKD and FedAPEN share; "": the smallest
+    # architecture of the group that FML, FedKD, FedAPEN and FedMRL share; "": the smallest
     shared: OptionalText = None
     norm: NormKind = "batch"  # of models that normalise by batch
     # clients train slices of one network: rho=10 (DFRD's budgets), or 1,1/2,1/4 in turn

@@ -3,6 +3,8 @@
 import flax.linen as nn
 import jax
 
+from fedjax_ht.ops import adaptive_pool
+
 
 class SplitModel(nn.Module):
     """A feature extractor and a head, cut where clients of different architectures agree.
@@ -15,6 +17,8 @@ class SplitModel(nn.Module):
         running statistics, `mask` bool [B] marks real samples.
       head: features [B, K] -> logits [B, num_classes].
       stateful: the base takes `train` and `mask`.
+      feature_dim: width that the base's features are averaged to, see `ops.adaptive_pool`; None
+        leaves them as they are.
 
     Example:
       >>> import flax.linen as nn
@@ -37,6 +41,7 @@ class SplitModel(nn.Module):
     base: nn.Module
     head: nn.Module
     stateful: bool = False
+    feature_dim: int | None = None
 
     def __post_init__(self):
         for part in ("base", "head"):
@@ -57,9 +62,8 @@ class SplitModel(nn.Module):
         self, x: jax.Array, train: bool = False, mask: jax.Array | None = None
     ) -> jax.Array:
         """Returns the features [B, K] of samples x."""
-        if self.stateful:
-            return self.base(x, train, mask)
-        return self.base(x)
+        features = self.base(x, train, mask) if self.stateful else self.base(x)
+        return features if self.feature_dim is None else adaptive_pool(features, self.feature_dim)
 
     def classify(self, features: jax.Array) -> jax.Array:
         """Returns the logits [B, num_classes] of features [B, K]."""

@@ -1,5 +1,6 @@
 """FedMRL against NumPy: nested logits, a client's round, the mean."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.fedmrl import fedmrl, fused_features
+from fedjax_ht.methods.fedmrl import fedmrl, fused_features, shared_width
 from fedjax_ht.methods.shared.averaging import ModelUplink
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.layers import Linear
@@ -30,10 +31,14 @@ def flat(client) -> dict:
     return pairs.flat_pair(client, client["projection"])
 
 
-@pytest.mark.parametrize("shared_width", [2, 3])
-def test_client_round_equals_the_reference(shared_width):
-    federation = federation_of(3, shared_width)
-    bucket, method = federation.buckets[0], fedmrl(TRAINING)
+@pytest.mark.parametrize(
+    ("width", "shared_width", "dim", "nested"),
+    [(3, 2, None, 2), (4, 4, None, 1), (4, 4, 2, 2), (3, 3, 3, 3)],
+)
+def test_client_round_equals_the_reference(width, shared_width, dim, nested):
+    federation = federation_of(width, shared_width)
+    bucket, method = federation.buckets[0], fedmrl(TRAINING, dim=dim)
+    method.check(federation)
     ctx, data = pairs.context(), tiny.client_data(pairs.LABELS, padding=2)
     server = pairs.shift(method.init_server(federation, jax.random.key(1)), 1)
     client = method.init_client(bucket, ctx)
@@ -44,6 +49,7 @@ def test_client_round_equals_the_reference(shared_width):
         client = method.receive(bucket, client, downlink, data, ctx)
         return method.client_update(bucket, client, downlink, data, ctx)
 
+    assert server["head"]["kernel"].shape == (nested, 4)
     trained, uplink, metrics = client_round(client)
     models = flat(client) | {"shared": tiny.flat_params(server)}
     want, loss = mutual.train(mutual.fedmrl, models, pairs.batches(data), pairs.LR, joint=True)
@@ -109,7 +115,48 @@ def test_each_part_is_clipped_by_its_own_norm():
         np.testing.assert_allclose(optax.tree.norm(step), bound, rtol=1e-3)
 
 
-def test_a_wider_shared_model_is_refused():
+def test_a_quarter_of_the_features_nests_by_default():
+    """HtFLlib's 128 of 512; a shared model that is narrower keeps its width."""
+    shared = federation_of(512, 512).shared
+    assert shared_width(shared, 512, None) == 128
+    assert shared_width(shared, 600, None) == 512
+    assert shared_width(shared, 512, 512) == 512
+
+
+class Unsplit(nn.Module):
+    """A model that is no SplitModel."""
+
+    def setup(self):
+        self.base, self.head = Linear(3), Linear(4)
+
+    def features(self, x, train=False, mask=None):
+        return self.base(x.reshape(len(x), -1))
+
+    def classify(self, features):
+        return self.head(features)
+
+    def __call__(self, x):
+        return self.classify(self.features(x))
+
+
+def test_widths_that_cannot_be_are_named():
     with pytest.raises(ValueError, match="the shared model has 4 features, more than the 3 of"):
         fedmrl(TRAINING).check(federation_of(3, 4))
-    fedmrl(TRAINING).check(federation_of(3, 3))
+    with pytest.raises(ValueError, match="the shared model has 4 features, more than the 3 of"):
+        fedmrl(TRAINING, dim=4).check(federation_of(3, 4))
+    with pytest.raises(ValueError, match="dim is 3; the shared model has only 2 features"):
+        fedmrl(TRAINING, dim=3).check(federation_of(3, 2))
+    with pytest.raises(ValueError, match="dim is 0; it must be"):
+        fedmrl(TRAINING, dim=0)
+    models = {f"w{k}": SplitModel(tiny.Flat(k), Linear(4)) for k in (8, 12)}
+    mixed = make_federation(models, (2, 2, 1), 4, num_clients=2, shared=models["w8"])
+    with pytest.raises(ValueError, match=r"dim would be \{'w8': 2, 'w12': 8\}; set dim"):
+        fedmrl(TRAINING).check(mixed)
+    unsplit = make_federation({"mine": Unsplit()}, (2, 2, 1), 4, num_clients=1)
+    with pytest.raises(ValueError, match="a shared model that is no SplitModel keeps its 3"):
+        fedmrl(TRAINING, dim=2).check(unsplit)
+    fedmrl(TRAINING).check(unsplit)
+    for method in (fedmrl(TRAINING), fedmrl(TRAINING, dim=2)):
+        method.check(federation_of(3, 3))
+    fedmrl(TRAINING, dim=2).check(federation_of(3, 4))
+    fedmrl(TRAINING, dim=4).check(mixed)

@@ -68,8 +68,14 @@ def fedapen(weight: float) -> PairLoss:
 
 
 def nested_logits(models: Models, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """FedMRL's logits of the own and of the shared head, with the linear layer models["beside"]."""
-    shared = features(models["shared"], x)
+    """FedMRL's logits of the own and of the shared head, with the linear layer models["beside"].
+
+    The shared features are averaged, by neighbours, to as many as the shared head reads.
+    """
+    wide = features(models["shared"], x)
+    window = wide.shape[1] // len(models["shared"]["head_kernel"])
+    starts = range(0, wide.shape[1], window)
+    shared = np.stack([wide[:, i : i + window].mean(1) for i in starts], axis=1)
     both = np.concatenate([shared, features(models["own"], x)], axis=1)
     fused = both @ models["beside"]["kernel"] + models["beside"]["bias"]
 
