@@ -18,7 +18,6 @@ they are looked at before anything is read. What cannot be read is passed over, 
 the run goes on; it is never deleted.
 """
 
-import json
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -153,8 +152,8 @@ class Checkpointer:
         save_tree(half / "small", (*copied.small, placed.where, copied.waiting))
         if is_first:
             held = sealed_segments(self._segments, placed.held)
-            (half / "segments.json").write_text(json.dumps(held))
-            (half / "history.json").write_text(json.dumps(copied.history))
+            sealed.write_json(half / "segments.json", held)
+            sealed.write_json(half / "history.json", copied.history)
             sealed.place(path)
             for step in sealed.numbers(directory)[: -self._keep]:
                 sealed.remove(directory / str(step))

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fedjax_ht.core.files import plain_open
+
 SEAL = "seal.json"
 # the second is what earlier versions left, which wrote with orbax
 _HALF_WRITTEN = re.compile(r"[0-9]+\.(tmp|orbax-checkpoint-tmp).*")
@@ -44,8 +46,14 @@ def place(path: Path) -> None:
     for file in sorted(half.rglob("*")):
         if file.is_file():
             files[str(file.relative_to(half))] = _sha256(file)
-    (half / SEAL).write_text(json.dumps({"sha256": _sha256_of(files), "files": files}))
+    write_json(half / SEAL, {"sha256": _sha256_of(files), "files": files})
     os.rename(half, path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a new JSON file into a folder that has no seal yet."""
+    with plain_open(path, "x") as file:
+        json.dump(content, file)
 
 
 def seal_of(folder: Path) -> str:

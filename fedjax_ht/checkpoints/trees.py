@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ht.core.files import plain_open
 from fedjax_ht.core.trees import PyTree
 
 ARRAYS = "arrays.npz"
@@ -32,7 +33,7 @@ def save_tree(path: Path, tree: PyTree) -> None:
         return
     try:
         path.mkdir(parents=True)
-        with open(path / ARRAYS, "wb") as file:
+        with plain_open(path / ARRAYS, "xb") as file:
             np.savez(file, **arrays)
     except OSError as error:
         raise OSError(f"{path} cannot be written: {error}") from error

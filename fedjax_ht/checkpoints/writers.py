@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_ht.core.files import atomic_open
+from fedjax_ht.core.files import atomic_open, plain_open
 
 HistoryRow = dict[str, Any]
 PER_CLIENT = ("clients", "client_ids")
@@ -36,7 +36,7 @@ def write_history(history: Sequence[HistoryRow], workdir: Path | str, written: i
     known = _header(workdir / "metrics.csv") if written else []
     if known and set(columns) <= set(known):
         for name, text in _texts(new, known).items():
-            with (workdir / name).open("a", newline="") as file:
+            with plain_open(workdir / name, "a") as file:
                 file.write(text)
         return len(history)
     columns = columns_of(history)

@@ -1,7 +1,12 @@
-"""Writes files that are either the old or the new one, never half of either."""
+"""Opens files for writing: whole or not at all, and never through a link.
+
+Every file that a run writes in its folder is opened here. The folder may have come from elsewhere,
+with links in it to files of whoever looks at it.
+"""
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +22,7 @@ def atomic_open(path: Path | str, mode: str = "w") -> Iterator[IO]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    encoding, newline = (None, None) if "b" in mode else ("utf-8", "")
+    encoding, newline = _text(mode)
     try:
         with os.fdopen(handle, mode, encoding=encoding, newline=newline) as file:
             yield file
@@ -31,3 +36,60 @@ def atomic_open(path: Path | str, mode: str = "w") -> Iterator[IO]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def plain_open(path: Path | str, mode: str) -> IO:
+    """Opens a file itself, where a half written one does no harm.
+
+    Args:
+      path: of a regular file, or of none.
+      mode: "x" for a new file, "a" or "a+" to append to one; with "b" for bytes.
+
+    Raises:
+      OSError: it is a link, or with "x" it exists.
+      ValueError: it is no regular file. One line.
+    """
+    encoding, newline = _text(mode)
+    return open(path, mode, encoding=encoding, newline=newline, opener=_open_regular)
+
+
+def _text(mode: str) -> tuple[str | None, str | None]:
+    """Returns encoding and newline for a mode: texts are UTF-8, their line ends stay."""
+    return (None, None) if "b" in mode else ("utf-8", "")
+
+
+def _open_regular(path: str, flags: int) -> int:
+    # O_NONBLOCK: a pipe that nobody reads would be waited for
+    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ValueError(f"{path} is not a regular file")
+    return handle
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuses a folder with a symbolic link in it, at any depth; the folder may be one itself.
+
+    A rename or a new file in a linked folder would land where the link points, and what is read
+    through a link would become part of a page that is handed on.
+
+    Raises:
+      ValueError: there is a link, a pipe, a socket or a device. One line.
+    """
+    pending = [os.fspath(folder)]
+    while pending:
+        try:
+            entries = list(os.scandir(pending.pop()))
+        except FileNotFoundError:  # a process that runs there has just removed it
+            continue
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(entry.path)
+            elif entry.is_symlink():
+                raise ValueError(
+                    f"{entry.path} is a symbolic link to {os.readlink(entry.path)}, and nothing is "
+                    "read or written through links below a run's folder; remove it, or put there "
+                    "what it points to"
+                )
+            elif not entry.is_file():
+                raise ValueError(f"{entry.path} is neither a file nor a folder; remove it")

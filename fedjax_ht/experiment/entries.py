@@ -193,9 +193,12 @@ def recorded(entry: Mapping[str, Any]) -> Entry:
     what that version did without it.
 
     Raises:
-      ValueError: an option is unknown today, or stands for a form that is gone.
+      ValueError: an option is unknown today, or stands for a form that is gone; or the label is no
+        name of a folder.
     """
     label, name, options = entry["label"], entry["method"], entry["options"]
+    if folder_of(label) in ("", ".", ".."):  # such a folder lies outside of the run's
+        raise ValueError(f"label is {label!r}, which cannot be the name of a folder")
     parameters = method_options(name)
     if unexpected := sorted(set(options) - set(parameters)):
         message = unknown_option(name, unexpected[0], list(parameters))

@@ -12,7 +12,7 @@ from fedjax_ht.checkpoints.writers import FILES
 from fedjax_ht.configs.base import method_options, option_values, typed_config
 from fedjax_ht.configs.sections import Config, PartitionConfig
 from fedjax_ht.configs.typed import to_json
-from fedjax_ht.core.files import atomic_open
+from fedjax_ht.core.files import atomic_open, refuse_links
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.experiment.build import Experiment, build
 from fedjax_ht.experiment.entries import Entry, recorded
@@ -120,10 +120,12 @@ def read_run(workdir: Path, trust: bool = False) -> tuple[Config, Experiment]:
       trust: True lets a "module:function" that its config.json names be imported, which runs it.
 
     Raises:
-      ValueError, OSError: there is no run, its data are others now, or it needs `trust`. One line.
+      ValueError, OSError: there is no run, its data are others now, it needs `trust`, or there are
+        links in the folder. One line.
     """
     if not (workdir / "config.json").exists():
         raise FileNotFoundError(f"no run in {workdir}: config.json is missing")
+    refuse_links(workdir)
     fields, noted = read_config(workdir)
     with naming(workdir / "config.json"):
         config = typed_config(fields)

@@ -7,11 +7,13 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+from fedjax_ht.core.files import plain_open, refuse_links
 
 
 def is_primary() -> bool:
@@ -34,7 +36,8 @@ def locked(workdir: Path, warn: Callable[[str], None]) -> Iterator[bool]:
     cannot be written to: a finished run is shown from a read-only disk, too.
 
     Raises:
-      ValueError, OSError: another process holds it, or it cannot be made. One line.
+      ValueError, OSError: another process holds it, it has links in it, or it cannot be made. One
+        line.
     """
     writable = not workdir.exists() or os.access(workdir, os.W_OK)
     lock, problem = None, None
@@ -52,14 +55,15 @@ def locked(workdir: Path, warn: Callable[[str], None]) -> Iterator[bool]:
         yield writable
 
 
-def _lock(workdir: Path, warn: Callable[[str], None]) -> TextIO:
+def _lock(workdir: Path, warn: Callable[[str], None]) -> IO[str]:
     workdir.mkdir(parents=True, exist_ok=True)
-    # os.open: neither "w", which empties the file of the holder, nor "r+", which does not make one
-    descriptor = os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-    file = os.fdopen(descriptor, "r+", encoding="utf-8")
+    refuse_links(workdir)  # before anything is written there
+    # "a+": neither "w", which empties the file of the holder, nor "r+", which does not make one
+    file = plain_open(workdir / ".lock", "a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        file.seek(0)
         holder = file.read() or "another process"
         file.close()
         raise ValueError(
@@ -70,6 +74,8 @@ def _lock(workdir: Path, warn: Callable[[str], None]) -> TextIO:
             f"{workdir} cannot be locked ({error.strerror}): make sure that no second process "
             "runs there"
         )
+    if os.fstat(file.fileno()).st_nlink > 1:  # the file of another folder, too: it stays
+        return file
     file.truncate(0)
     now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
     file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")
