@@ -1,12 +1,12 @@
 """Writes and reads a run's history: metrics.csv, metrics.jsonl, clients.csv."""
 
 import csv
-import io
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_ht.core.csv_text import csv_text
 from fedjax_ht.core.files import atomic_open, plain_open
 
 HistoryRow = dict[str, Any]
@@ -40,7 +40,10 @@ def write_history(history: Sequence[HistoryRow], workdir: Path | str, written: i
                 file.write(text)
         return len(history)
     columns = columns_of(history)
-    heads = {"metrics.csv": _csv([columns]), "clients.csv": _csv([_client_columns(history)])}
+    heads = {
+        "metrics.csv": csv_text([columns]),
+        "clients.csv": csv_text([_client_columns(history)]),
+    }
     for name, text in _texts(history, columns).items():
         with atomic_open(workdir / name) as file:
             file.write(heads.get(name, "") + text)
@@ -88,8 +91,8 @@ def _texts(rows: Sequence[HistoryRow], columns: Sequence[str]) -> dict[str, str]
             scores.append(_accuracies(row))
     return {
         "metrics.jsonl": "".join(lines),
-        "metrics.csv": _csv(cells),
-        "clients.csv": _csv(scores),
+        "metrics.csv": csv_text(cells),
+        "clients.csv": csv_text(scores),
     }
 
 
@@ -117,9 +120,3 @@ def _accuracies(row: HistoryRow) -> list:
 
 def _cell(value: Any) -> Any:
     return " ".join(map(str, value)) if isinstance(value, list) else value
-
-
-def _csv(rows: Iterable[Sequence]) -> str:
-    text = io.StringIO(newline="")
-    csv.writer(text).writerows(rows)
-    return text.getvalue()

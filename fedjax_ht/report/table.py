@@ -1,10 +1,8 @@
 """Tables as values, which are written as Markdown, HTML, CSV or text for a terminal; and the
 formats of their cells."""
 
-import csv
 import dataclasses
 import html
-import io
 import itertools
 import math
 import textwrap
@@ -12,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from fedjax_ht.core.csv_text import csv_text
 from fedjax_ht.simulation.history import Row
 
 MAIN_COLUMNS = 6
@@ -58,10 +57,8 @@ class Table:
         return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
     def csv(self) -> str:
-        """Returns the table as CSV, with the line ends of RFC 4180."""
-        text = io.StringIO()
-        csv.writer(text).writerows([self.head, *self.rows])
-        return text.getvalue()
+        """Returns the table as CSV, see `core.csv_text`."""
+        return csv_text([self.head, *self.rows])
 
     def html(self) -> str:
         """Returns the six most important columns as an HTML table, the others folded below it."""

@@ -1,12 +1,16 @@
 """Files are whole or absent; history files hold every row once."""
 
 import csv
+import doctest
+import io
 import json
 
 import pytest
 
 from fedjax_ht.checkpoints.writers import write_history
+from fedjax_ht.core import csv_text
 from fedjax_ht.core.files import atomic_open
+from fedjax_ht.report.table import Table
 
 
 def test_atomic_open_replaces_only_when_the_block_succeeds(tmp_path):
@@ -72,6 +76,23 @@ def test_only_new_rows_are_appended_until_one_brings_a_new_column(tmp_path):
         (tmp_path / "piecewise" / n).read_bytes() for n in names
     ]
     assert kept[0] != kept[1] == kept[2] == kept[3]  # round 1 brings the loss
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1-1", "-1+1", "@SUM(A1)", "\t=1+1", "\r=1", "\n=1"])
+def test_a_formula_in_a_csv_is_text(tmp_path, name):
+    """Names of metrics and entries may be others'; numbers stay numbers."""
+    history = [{"round": 0, "trial": 0, name: -0.5, "note": name, "low": "-inf", "none": "-"}]
+    for _ in range(2):  # the second time rows are appended
+        write_history(history, tmp_path, written=0)
+    head, cells = csv.reader((tmp_path / "metrics.csv").open(newline=""))
+    assert head == ["round", "trial", f"'{name}", "note", "low", "none"]
+    assert cells == ["0", "0", "-0.5", f"'{name}", "-inf", "-"]
+    table = Table(["entry", "best"], [[name, "-0.5"]])
+    assert list(csv.reader(io.StringIO(table.csv(), newline="")))[1] == [f"'{name}", "-0.5"]
+
+
+def test_the_example_of_a_csv_runs():
+    assert doctest.testmod(csv_text).failed == 0
 
 
 def test_a_sample_of_clients_is_named_in_the_header(tmp_path):
