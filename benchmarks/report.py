@@ -14,7 +14,7 @@ import jax
 from absl import flags
 
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.report.machine import processor
+from fedjax_ht.experiment.environment import processor
 from fedjax_ht.report.table import Table
 
 _OUT = flags.DEFINE_string("out", None, "Also write the report to this file.", allow_override=True)

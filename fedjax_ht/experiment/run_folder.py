@@ -1,8 +1,7 @@
 """The folder of a run: its config and data, its version, and what an earlier course left in it."""
 
-import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +11,24 @@ from fedjax_ht.checkpoints.writers import FILES
 from fedjax_ht.configs.base import method_options, option_values, typed_config
 from fedjax_ht.configs.sections import Config, PartitionConfig
 from fedjax_ht.configs.typed import to_json
-from fedjax_ht.core.files import atomic_open, refuse_links
+from fedjax_ht.core.files import refuse_links
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.experiment.build import Experiment, build
 from fedjax_ht.experiment.entries import Entry, recorded
 from fedjax_ht.experiment.fingerprints import check_data, check_weights, fingerprints
-from fedjax_ht.experiment.run_lock import is_primary
+from fedjax_ht.experiment.json_files import flatten, naming, read_json, write_json
 
-VERSION = 2
+VERSION = 3
 """Version of a run's folder. A folder without a number is of version 0, before data and split were
-noted in it; up to version 1 orbax wrote the checkpoints. Whoever adds a field to the config gives
-it a default that leaves earlier runs as they were: `completed` relies on it."""
-
-MAX_LEVELS = 32
-"""Objects and arrays in each other in a JSON file of a run's folder, at most."""
+noted in it; up to version 1 orbax wrote the checkpoints, and up to version 2 the folders of entries
+had no identity (identity.py). Whoever adds a field to the config gives it a default that leaves
+earlier runs as they were: `completed` relies on it."""
 
 MAP = "features.npz"  # of an entry, see report/maps.py
+IDENTITY = "identity.json"  # of an entry, see identity.py
 
 # Fields that name the entries and their settings: those are recorded entry by entry.
-NAMING = ("method", "compare", "entries", "given", "tuned", "tuned_on")
+NAMING = ("method", "compare", "entries", "given", "tuned", "tuned_on", "searched")
 # Fields that change nothing about the numbers of a round: a run may go on with others.
 FREE_FIELDS = (
     "rounds",
@@ -64,6 +62,15 @@ def remember_config(
     Raises:
       ValueError: the folder holds a run of another config or on other data. One line.
     """
+    fields = checked_fields(config, entries, workdir, prints)
+    if writes:
+        write_json(workdir / "config.json", fields)
+
+
+def checked_fields(
+    config: Config, entries: Iterable[Entry], workdir: Path, prints: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the content of a run's config.json; arguments and errors as of `remember_config`."""
     path, fields = workdir / "config.json", to_json(config)
     now = {entry.label: _as_json(entry) for entry in entries}
     before: dict[str, Any] = {}
@@ -78,11 +85,10 @@ def remember_config(
         check_data(noted, prints, config, workdir)
         check_weights(noted.get("weights", {}), weights, workdir)
         weights = noted.get("weights", {}) | weights
-    if writes:
-        about = {"version": VERSION, **prints}
-        if weights:
-            about["weights"] = weights
-        _write_json(path, fields | {"entries": list((before | now).values()), "run": about})
+    about = {"version": VERSION, **prints}
+    if weights:
+        about["weights"] = weights
+    return fields | {"entries": list((before | now).values()), "run": about}
 
 
 def remember_fields(fields: dict[str, Any], workdir: Path) -> None:
@@ -91,7 +97,7 @@ def remember_fields(fields: dict[str, Any], workdir: Path) -> None:
     path = workdir / "config.json"
     if path.exists():
         _refuse_other(flatten(read_json(path)), flatten(fields), workdir)
-    _write_json(path, fields)
+    write_json(path, fields)
 
 
 def read_config(workdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -110,6 +116,17 @@ def read_config(workdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
                 "update fedjax_ht"
             )
         return completed(fields), noted
+
+
+def version_of(workdir: Path) -> int | None:
+    """Returns the version of a run's folder; None where there is no run.
+
+    Raises:
+      ValueError, OSError: as of `read_config`.
+    """
+    if not (workdir / "config.json").exists():
+        return None
+    return read_config(workdir)[1]["version"]
 
 
 def read_run(workdir: Path, trust: bool = False) -> tuple[Config, Experiment]:
@@ -132,21 +149,6 @@ def read_run(workdir: Path, trust: bool = False) -> tuple[Config, Experiment]:
         experiment = build(config, begun=True, trust=trust)
     check_data(noted, fingerprints(experiment.dataset, experiment.partitions), config, workdir)
     return config, experiment
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Turns any error from wrong content of a JSON file into one line that names the file."""
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is not what a run writes ({type(error).__name__}: {error})"
-        ) from error
-    except ValueError as error:
-        if str(path.parent) in str(error):
-            raise
-        raise ValueError(f"{path}: {error}") from error
 
 
 def completed(fields: dict[str, Any]) -> dict[str, Any]:
@@ -175,70 +177,28 @@ def _filled(fields: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
 
 
 def start_again(folder: Path) -> Path | None:
-    """Moves aside what an earlier course of an entry left in its folder, before the entry starts at
-    round 0; returns where that is now, None if nothing was left."""
+    """Moves aside what an earlier course of an entry left in its folder, its identity with it;
+    returns where that is now, None if nothing was left."""
+    results = _results(folder)
+    if not results:
+        return None
+    maps = folder.glob(f"{Path(MAP).stem}.*")
+    return set_aside([*results, *maps, folder / IDENTITY], folder)
+
+
+def has_results(folder: Path) -> bool:
+    """Returns whether an entry's folder holds a checkpoint or rows."""
+    return bool(_results(folder))
+
+
+def _results(folder: Path) -> list[Path]:
     checkpoints = folder / "checkpoints"
     left = [
         path
         for path in (checkpoints, segments_of(checkpoints))
         if path.is_dir() and any(path.iterdir())
     ]
-    results = [folder / name for name in FILES]
-    maps = folder.glob(f"{Path(MAP).stem}.*")
-    return set_aside([*left, *results, *maps], folder)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file of a run's folder.
-
-    Raises:
-      ValueError: it holds none, or one that is nested too deep. One line.
-    """
-    try:
-        content = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is not readable as JSON ({error}); choose another --workdir"
-        ) from None
-    if _deeper(content, MAX_LEVELS):  # functions that walk through it are recursive
-        raise ValueError(
-            f"{path} has values in more than {MAX_LEVELS} levels; choose another --workdir"
-        )
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object; choose another --workdir")
-    return content
-
-
-def _deeper(value: Any, levels: int) -> bool:
-    """Returns True where objects and arrays of JSON are in each other on more than `levels`
-    levels."""
-    layer = [value]
-    for _ in range(levels + 1):
-        inner: list[Any] = []
-        for part in layer:
-            if isinstance(part, dict):
-                inner += part.values()
-            elif isinstance(part, list):
-                inner += part
-        layer = inner
-    return bool(layer)
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns {"a.b": 1} for {"a": {"b": 1}}."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    if is_primary():
-        with atomic_open(path) as file:
-            json.dump(content, file, indent=2)
+    return [*left, *(folder / name for name in FILES if (folder / name).exists())]
 
 
 def _as_json(entry: Entry) -> dict[str, Any]:

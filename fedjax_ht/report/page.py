@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.experiment.entries import Entry
-from fedjax_ht.experiment.run_folder import naming, read_json
+from fedjax_ht.experiment.json_files import naming, read_json
 from fedjax_ht.report.costs import Aim, costs
 from fedjax_ht.report.document import Block, Bullets, Document, Paragraph
 from fedjax_ht.report.report import entry_settings

@@ -1,25 +1,19 @@
 """Sentences on what was run, and how to run it again."""
 
-import importlib.metadata
-import os
-import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-import jax
 
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.experiment import devices
 from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.entries import as_run
-from fedjax_ht.report.machine import processor
+from fedjax_ht.experiment.environment import environment
+from fedjax_ht.experiment.environment import lines as environment_lines
 
 PROGRAM = "fedjax-ht"
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def setting(config: Config, experiment: Experiment, labels: Iterable[str] | None = None) -> str:
@@ -95,7 +89,8 @@ def trained(config: Config, experiment: Experiment, labels: Sequence[str]) -> st
 
 
 def repeat() -> str:
-    """Returns how to repeat this run: the command, versions, machine and commit, a line each."""
+    """Returns how to repeat this run: the command, the library, packages and machine, a line
+    each."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     arguments = shlex.join(sys.argv[1:])
     command = "a call of train_and_evaluate"
@@ -103,25 +98,4 @@ def repeat() -> str:
         command = f"python -m {main.name} {arguments}"
     elif Path(sys.argv[0]).name == PROGRAM:
         command = f"{PROGRAM} {arguments}"
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
-    device = jax.devices()[0]
-    kind = device.device_kind
-    if device.platform == "cpu":
-        kind = processor()
-    machine = (
-        f"{len(jax.devices())} x {kind}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    )
-    return "\n".join([command, versions, machine, f"commit {commit()}"])
-
-
-def commit() -> str:
-    """Returns the commit of the code that runs, or "unknown" where git does not tell."""
-    root = Path(__file__).parents[2]
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-    if not (root / ".git").exists():  # installed, perhaps into another repository
-        return "unknown"
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return done.stdout.strip()
+    return "\n".join([command, *environment_lines(environment())])

@@ -18,7 +18,8 @@ from fedjax_ht.core.names import meant
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.files.torch_files import save_safetensors
 from fedjax_ht.experiment.build import Experiment, simulate
-from fedjax_ht.experiment.run_folder import read_run
+from fedjax_ht.experiment.identity import check_identity, identity_of
+from fedjax_ht.experiment.run_folder import read_config, read_run
 from fedjax_ht.models.weights import state_dict
 from fedjax_ht.runner.cli import TRUST, fail
 from fedjax_ht.runner.processes import enable_compilation_cache
@@ -60,16 +61,19 @@ def load_run(workdir: Path | str, method: str | None = None, trust: bool = False
 
     Raises:
       ValueError, OSError: there is no run there, or none of this method, its data are others now,
-        or it needs `trust`. One line.
+        its folder came from another run, or it needs `trust`. One line.
     """
     workdir = Path(workdir)
-    _, experiment = read_run(workdir, trust)
+    config, experiment = read_run(workdir, trust)
     method = method or next(iter(experiment.methods))
     if method not in experiment.methods:
         advice = meant(method, experiment.methods, f"it has {', '.join(experiment.methods)}")
         raise ValueError(f"the run in {workdir} has no method {method!r}{advice}")
+    entry, (_, noted) = experiment.entries[method], read_config(workdir)
+    expected = identity_of(entry, config, noted)
+    check_identity(method, workdir / entry.folder, expected, noted["version"])
     simulation = simulate(method, experiment)
-    folder = workdir / experiment.entries[method].folder / "checkpoints"
+    folder = workdir / entry.folder / "checkpoints"
     restored = make_checkpointer(folder, simulation).restore()
     if restored is None:
         raise FileNotFoundError(f"no readable checkpoint below {folder}")

@@ -15,7 +15,14 @@ from fedjax_ht.experiment.build import Experiment, build
 from fedjax_ht.experiment.devices import files_of
 from fedjax_ht.experiment.entries import as_run
 from fedjax_ht.experiment.fingerprints import fingerprints
-from fedjax_ht.experiment.run_folder import remember_config
+from fedjax_ht.experiment.identity import (
+    Identity,
+    check_entries,
+    identities_of,
+    remember_identities,
+)
+from fedjax_ht.experiment.json_files import write_json
+from fedjax_ht.experiment.run_folder import checked_fields, version_of
 from fedjax_ht.experiment.run_lock import is_primary, locked
 from fedjax_ht.experiment.weights import checksums
 from fedjax_ht.report import plots
@@ -132,17 +139,24 @@ def train_and_evaluate(
     )
 
 
-def _begin(config: Config, experiment: Experiment, page: Page, workdir: Path, writes: bool) -> None:
-    """Compares a run with what its folder holds, and notes it there."""
-    weights = [as_run(entry, config).model.weights for entry in experiment.entries.values()]
+def _begin(
+    config: Config, experiment: Experiment, page: Page, workdir: Path, writes: bool
+) -> dict[str, Identity]:
+    """Compares a run with what its folder holds, and notes it there; returns the identities of its
+    entries."""
+    entries = experiment.entries.values()
+    weights = [as_run(entry, config).model.weights for entry in entries]
     sums = checksums([*weights, *files_of(config.devices_profile)])
     prints = fingerprints(experiment.dataset, experiment.partitions) | {"weights": sums}
-    remember_config(config, experiment.entries.values(), workdir, prints, writes)
-    if not writes:
-        return
-    write_page(page, workdir)
-    for entry in experiment.entries.values():
-        (workdir / entry.folder).mkdir(exist_ok=True)
+    version = version_of(workdir)
+    fields = checked_fields(config, entries, workdir, prints)
+    identities = identities_of(entries, config, fields["run"])
+    check_entries(identities, workdir, config.rounds)
+    if writes:
+        write_json(workdir / "config.json", fields)
+        remember_identities(config, workdir, version)
+        write_page(page, workdir)
+    return identities
 
 
 def _raise_if_silent(config: Config, histories: Mapping[str, list[Row]]) -> None:

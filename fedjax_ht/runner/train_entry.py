@@ -16,8 +16,10 @@ from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.experiment.build import Experiment, simulate
 from fedjax_ht.experiment.entries import as_run
+from fedjax_ht.experiment.environment import environment
+from fedjax_ht.experiment.identity import begin_again, remember_rounds
+from fedjax_ht.experiment.json_files import read_json
 from fedjax_ht.experiment.options import evaluated_clients
-from fedjax_ht.experiment.run_folder import read_json, start_again
 from fedjax_ht.experiment.run_lock import agreed, is_primary
 from fedjax_ht.experiment.weights import missing
 from fedjax_ht.report.bad_clients import place_of
@@ -138,6 +140,8 @@ class _Course:
         self.checkpointer.save(state, history)
         if is_primary():
             show_server(self.label, self.experiment, state, self.folder)
+            if self.writes:
+                remember_rounds(self.folder, state.round, environment())
         self.saved = state.round
 
     def show(self, row: Row) -> None:
@@ -188,7 +192,7 @@ def _prepare_start(
     gone = missing(as_run(experiment.entries[label], config).model.weights)
     if gone:
         raise ValueError(f"no weights at {gone[0]}, which {label} starts from at round 0")
-    aside = start_again(folder) if writes else None
+    aside = begin_again(folder) if writes else None
     if aside:
         listeners.warn(
             f"{label}: {folder} has no checkpoint that can be read; it starts again at round 0, "
