@@ -18,7 +18,7 @@ from absl import flags
 from benchmarks.report import in_a_process, machine, number, peak_memory, publish, table
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.methods.local import local
 from fedjax_ht.models import SplitModel
@@ -63,9 +63,7 @@ def ours(module: SplitModel, dataset: Dataset) -> dict:
     federation = make_federation(
         {"model": module}, dataset.input_shape, dataset.num_classes, CLIENTS
     )
-    data = make_federation_data(
-        dataset, tuple(ClientIndices(rows, none, none) for rows in shares), federation
-    )
+    data = arranged(dataset, tuple(ClientIndices(rows, none, none) for rows in shares), federation)
     options = SimulationOptions(devices=len(jax.devices()))
     simulation = make_simulation(
         local(LocalTraining(optax.sgd(0.01), BATCH)), federation, data, options

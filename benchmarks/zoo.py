@@ -27,7 +27,7 @@ from benchmarks.report import in_a_process, machine, number, peak_memory, publis
 from benchmarks.step_costs import BATCH, mean_step_cost, peaks
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.methods.local import local
 from fedjax_ht.models import model_group
@@ -98,7 +98,7 @@ def simulate(row: Row, lanes: int, devices: int) -> dict:
         model_group(row.group, CLASSES, row.shape), row.shape, CLASSES, row.clients
     )
     training = LocalTraining(optax.sgd(0.01), BATCH)
-    data = make_federation_data(dataset, partition, federation)
+    data = arranged(dataset, partition, federation)
     options = SimulationOptions(lanes=lanes, devices=devices)
     simulation = make_simulation(local(training), federation, data, options)
     state, seconds = simulation.init(), []

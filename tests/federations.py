@@ -18,7 +18,7 @@ from fedjax_ht.core.federation import Federation, make_federation, make_sliced_f
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.mesh import client_mesh, collect, scatter
 from fedjax_ht.core.samples import Split
-from fedjax_ht.data.client_data import FederationData, make_federation_data
+from fedjax_ht.data.client_data import FederationData, arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.methods.shared.players import filled
 from fedjax_ht.models import mlp
@@ -175,7 +175,7 @@ def federation_data(federation: Federation, padding: int = 0) -> FederationData:
     """The clients' data, with `padding` further columns and all padding filled with real samples of
     anybody."""
     dataset, partition = samples()
-    data = make_federation_data(dataset, partition, federation)
+    data = arranged(dataset, partition, federation)
     if not padding:
         return data
     rng = np.random.default_rng(1)

@@ -9,7 +9,7 @@ import optax
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.layers import Linear
@@ -56,9 +56,7 @@ def reports(method: Method, rounds: int = 2) -> list[RoundReport]:
     model = SplitModel(Flat(WIDTH), Linear(CLASSES))
     federation = make_federation({"linear": model}, (2, 2, 1), CLASSES, num_clients=CLIENTS)
     dataset, partition = samples()
-    simulation = make_simulation(
-        method, federation, make_federation_data(dataset, partition, federation)
-    )
+    simulation = make_simulation(method, federation, arranged(dataset, partition, federation))
     state, costs = simulation.init(), []
     for _ in range(rounds):
         state, report = simulation.run_round(state)

@@ -17,7 +17,7 @@ from fedjax_ht.core import compiling
 from fedjax_ht.core.federation import Federation, make_federation
 from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.method import Method
-from fedjax_ht.data.client_data import FederationData, make_federation_data
+from fedjax_ht.data.client_data import FederationData, arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.methods import METHODS
@@ -140,7 +140,7 @@ def step_time(
     federation = federation_of(group, lanes * len(modules))
     # All clients train on the same images, which a device then holds once.
     indices = ClientIndices(np.arange(steps * BATCH) % len(dataset.labels), NONE, NONE)
-    data = make_federation_data(dataset, (indices,) * federation.num_clients, federation)
+    data = arranged(dataset, (indices,) * federation.num_clients, federation)
     training, options = recipe(), SimulationOptions(lanes=lanes, devices=1)
     products = jax.default_matmul_precision(precision or jax.config.jax_default_matmul_precision)
     with products, compiled(graphs, together):
@@ -229,7 +229,7 @@ def whole_round(
     """
     hits = kept_programs(cache)
     federation, training = federation_of(group, clients), recipe()
-    data = make_federation_data(*skewed(clients, samples), federation)
+    data = arranged(*skewed(clients, samples), federation)
     with compiled(True, together):
         simulation = simulation_of(METHODS[method](training), federation, data, training, trials)
     steps = num_steps(training, data.counts["train"])

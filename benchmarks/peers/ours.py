@@ -9,7 +9,7 @@ from side import arguments, first_weights, play
 import fedjax_ht as fl
 from benchmarks.peers.network import split_model
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 
 
@@ -41,7 +41,7 @@ def main() -> None:
         batch_size=protocol.batch_size,
         shuffle=False,
     )
-    data = make_federation_data(dataset, partition, federation)
+    data = arranged(dataset, partition, federation)
     options = fl.SimulationOptions(participation=protocol.cohort / protocol.users)
     simulation = fl.make_simulation(fl.fedavg(training), federation, data, options)
     state = simulation.init()

@@ -3,6 +3,7 @@
 The inputs are there once, and for each bucket the padded indices of its clients.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from fedjax_ht.core.inputs import described
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import take
 from fedjax_ht.data.dataset import Dataset, Partition
+from fedjax_ht.data.indices import checked_partition
+from fedjax_ht.data.partition.notes import check_split, split_notes
 
 
 class FederationData(NamedTuple):
@@ -36,7 +39,41 @@ class FederationData(NamedTuple):
 def make_federation_data(
     dataset: Dataset, partition: Partition, federation: Federation
 ) -> FederationData:
-    """Arranges the data by bucket.
+    """Arranges the data by bucket, of a split that `make_partition` or the user made.
+
+    A UserWarning tells of samples of several clients, of clients without training or test samples,
+    and of clients that test on classes that they never train on.
+
+    Args:
+      dataset: the samples.
+      partition: one `ClientIndices` for each client.
+      federation: the buckets.
+
+    Raises:
+      ValueError: the partition, the inputs or the classes do not fit the federation; an index of
+        the partition is no integer, is out of range or stands twice in a client; or no client
+        trains, or none tests. One line.
+
+    Example:
+      >>> dataset = fl.Dataset("mine", np.zeros((4, 2)), np.array([0, 1, 0, 1]), ("a", "b"))
+      >>> none = np.array([], int)
+      >>> partition = [fl.ClientIndices(np.array([0, 1]), none, np.array([1]))]
+      >>> federation = fl.make_federation({"mlp": fl.mlp(2, (4,))}, (2,), 2, num_clients=1)
+      >>> fl.make_federation_data(dataset, partition, federation)
+      Traceback (most recent call last):
+      ...
+      ValueError: mine: client 0: sample 1 is in train and in test; take it out of one
+    """
+    partition = checked_partition(dataset.name, partition, len(dataset.labels))
+    _check_fit(dataset, partition, federation)
+    check_split(dataset, partition)
+    for note in split_notes(dataset, partition):
+        warnings.warn(note, stacklevel=2)
+    return arranged(dataset, partition, federation)
+
+
+def arranged(dataset: Dataset, partition: Partition, federation: Federation) -> FederationData:
+    """Arranges a split as it is, such as one without test samples or one that was checked before.
 
     Raises:
       ValueError: the partition, the inputs or the classes do not fit the federation.

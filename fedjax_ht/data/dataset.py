@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,21 +17,9 @@ from fedjax_ht.core.inputs import (
     on_device,
     shape_of,
 )
-
-
-class ClientIndices(NamedTuple):
-    """The samples of a `Dataset` that one client holds.
-
-    Attributes:
-      train, val, test: int64 arrays of indices, possibly empty.
-    """
-
-    train: np.ndarray
-    val: np.ndarray
-    test: np.ndarray
-
-
-Partition = tuple[ClientIndices, ...]  # position i is the client with id i
+from fedjax_ht.data.indices import ClientIndices as ClientIndices
+from fedjax_ht.data.indices import Partition as Partition
+from fedjax_ht.data.indices import checked_partition, checked_sets
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,6 +76,10 @@ class Dataset:
         }
         if self.groups is not None:
             fields["groups"] = _checked_groups(name, self.groups, labels)
+        if self.clients is not None:
+            fields["clients"] = checked_partition(name, self.clients, len(labels))
+        if self.official:
+            fields["official"] = checked_sets(f"{name}: official", self.official, len(labels))
         for field, value in fields.items():
             object.__setattr__(self, field, value)  # the dataclass is frozen
         for x in (*jax.tree.leaves(self.inputs), self.labels):

@@ -9,10 +9,11 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.moments import normalised
 from fedjax_ht.data.partition import check_partition, make_partition
+from fedjax_ht.data.partition.notes import check_split
 from fedjax_ht.data.selection import of_classes, subset
 from fedjax_ht.data.shift import shifted
 from fedjax_ht.data.sources import load_dataset
@@ -135,7 +136,9 @@ def make_partitions(config: Config, dataset: Dataset) -> tuple[Partition, ...]:
     splits = []
     for trial in range(config.trials if partition.per_trial else 1):
         kind, num_clients, seed = partition.kind, partition.num_clients, partition.seed + trial
-        splits.append(make_partition(kind, dataset, num_clients, seed, **partition.options))
+        split = make_partition(kind, dataset, num_clients, seed, **partition.options)
+        check_split(dataset, split)
+        splits.append(split)
     return tuple(splits) if partition.per_trial else tuple(splits) * config.trials
 
 
@@ -158,7 +161,7 @@ def simulate(
     """
     federation, data = experiment.federations[label], []
     for partition in experiment.partitions:
-        data.append(make_federation_data(experiment.dataset, partition, federation))
+        data.append(arranged(experiment.dataset, partition, federation))
     if seeds is not None:
         data *= len(seeds) // len(data)
     method = method or experiment.methods[label]

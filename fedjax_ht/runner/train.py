@@ -22,6 +22,7 @@ from fedjax_ht.experiment.identity import (
     remember_identities,
 )
 from fedjax_ht.experiment.json_files import write_json
+from fedjax_ht.experiment.notes import notes
 from fedjax_ht.experiment.run_folder import checked_fields, version_of
 from fedjax_ht.experiment.run_lock import is_primary, locked
 from fedjax_ht.experiment.weights import checksums
@@ -110,6 +111,8 @@ def train_and_evaluate(
             warn = stage = show_result = _ignore
         place = f"Writing to {workdir}" if writable else f"Nothing is written to {workdir}"
         stage(f"{setting(config, experiment)} {place}.")
+        for note in notes(experiment):
+            warn(note)
         listeners = Listeners(progress_fn, warn, stage)
         histories: dict[str, list[Row]] = {}
         pictures = []

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.inputs import AsStored, Pixels
-from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.client_data import arranged, make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.selection import of_classes, subset
 from fedjax_ht.models import mlp
@@ -28,7 +28,7 @@ def federation(num_clients=3, classes=3, shape=(2, 2, 1)):
 
 
 def test_indices_are_padded_per_bucket():
-    data = make_federation_data(DATASET, CLIENTS, federation())
+    data = arranged(DATASET, CLIENTS, federation())
     x, y = data.buckets["x"].splits, data.buckets["y"].splits  # clients 0 and 2; client 1
     np.testing.assert_array_equal(x["train"].indices, [[0, 1, 2], [5, 6, 0]])
     np.testing.assert_array_equal(x["train"].count, [3, 2])

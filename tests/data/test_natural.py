@@ -87,3 +87,20 @@ def test_a_set_without_groups():
 def test_a_subset_keeps_whose_a_sample_is():
     few = subset(DATASET, 10, seed=0)
     np.testing.assert_array_equal(few.groups, GROUPS[few.inputs[:, 0].astype(int)])
+
+
+def test_persons_with_few_samples_are_left_out_or_named():
+    groups = np.repeat([4, 6, 8, 9], [1, 1, 4, 5])
+    dataset = Dataset("d", np.zeros((11, 1)), np.arange(11) % 3, ("a", "b", "c"), groups=groups)
+    with pytest.raises(
+        ValueError, match=r"client 0 of 4 without.*min_samples=2 with num_clients=2 w"
+    ):
+        make_partition("natural", dataset, 4)
+    clients = make_partition("natural", dataset, 2, min_samples=2)
+    assert [set(groups[np.concatenate(c)]) for c in clients] == [{8}, {9}]
+    with pytest.raises(ValueError, match="d has 2 groups of at least 2 samples: take at most"):
+        make_partition("natural", dataset, 3, min_samples=2)
+    with pytest.raises(ValueError, match="min_samples is 6, and the largest group of d has 5"):
+        make_partition("natural", dataset, 1, min_samples=6)
+    few = make_partition("natural", dataset, 2, min_samples=2, tested="new_groups")
+    assert {*groups[np.concatenate([c.test for c in few])]} == {4, 6}

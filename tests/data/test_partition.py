@@ -144,7 +144,7 @@ def test_every_kind_uses_samples_once_and_only_the_seed_changes_it(
 @given(
     kind=st.sampled_from(list(PLANS)),
     num_clients=st.integers(1, 4),
-    shares=st.sampled_from([(0.75, 0.0), (0.8, 0.1), (0.6, 0.3), (0.5, 0.5), (1.0, 0.0)]),
+    shares=st.sampled_from([(0.75, 0.0), (0.8, 0.1), (0.6, 0.3), (0.3, 0.5), (0.9, 0.0)]),
     stratified=st.booleans(),
     seed=st.integers(0, 1000),
 )

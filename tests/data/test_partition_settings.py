@@ -123,7 +123,12 @@ def test_check_accepts_defaults():
             {},
             "class 0 has 10 samples, too few for the 15 clients that share it",
         ),
-        ("iid", 21, {}, "leaves client 0 of 21 without training samples; take fewer clients"),
+        (
+            "iid",
+            21,
+            {},
+            "leaves client 0 of 21 without training samples; toy has 20 samples; num_clients=10 works$",
+        ),
     ],
 )
 def test_data_that_does_not_fit(kind, num_clients, options, message):
@@ -136,3 +141,44 @@ def test_validation_larger_than_training_set():
         ValueError, match="val_size is 10000; it must be below the 80 training samples of toy"
     ):
         make_partition("class_shares", make_dataset([60, 60], test_share=1 / 3), 2)
+
+
+@pytest.mark.parametrize(
+    "kind, num_clients, options, remedy",
+    [
+        ("iid", 3, {"train_share": 1.0}, "train_share=0.75"),
+        ("iid", 3, {"train_share": 0.5, "val_share": 0.5}, "val_share=0.25"),
+        ("iid", 3, {"train_share": 0.01}, "train_share=0.5"),
+        ("iid", 121, {}, "num_clients=60"),
+        ("dirichlet", 30, {"alpha": 1.0, "min_samples": 1}, "min_samples=2"),
+        ("dirichlet", 20, {"alpha": 1.0}, "min_samples=3"),
+        ("practical", 20, {}, "alpha=1.0"),
+        ("practical", 30, {}, "alpha=10.0"),
+        ("few_shot", 3, {"shots": 14}, "shots=7"),
+        ("pathological", 40, {}, "num_clients=10"),
+        ("dfrd", 4, {}, None),
+    ],
+)
+def test_a_split_that_cannot_be_made_names_a_setting_that_works(kind, num_clients, options, remedy):
+    dataset = make_dataset([40] * 3)
+    with pytest.raises(ValueError) as error:
+        make_partition(kind, dataset, num_clients, **options)
+    line = str(error.value)
+    assert "\n" not in line and ("works" in line) == (remedy is not None)
+    if remedy is None:
+        return
+    assert line.endswith(f"; {remedy} works")
+    change = eval(f"dict({remedy.replace(' with ', ', ')})")
+    partition = make_partition(kind, dataset, **{"num_clients": num_clients} | options | change)
+    assert all(len(client.train) for client in partition)
+    assert any(len(client.test) for client in partition)
+
+
+def test_of_a_set_that_no_setting_splits_nothing_is_named():
+    with pytest.raises(ValueError, match=r"a test sample; toy has 1 samples$"):
+        make_partition("iid", make_dataset([1, 0]), 1, train_share=1.0)
+
+
+def test_one_sample_of_each_class_is_no_stratified_split():
+    with pytest.raises(ValueError, match=r"a test sample; toy has 6 samples; stratified=False wo"):
+        make_partition("iid", make_dataset([1] * 6), 1, stratified=True)

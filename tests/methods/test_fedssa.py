@@ -10,7 +10,7 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Received
 from fedjax_ht.core.wire import Masked
-from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.methods.fedssa import Server, fedssa, head_of, most_growth, rows_of, stabilisation
 from fedjax_ht.methods.local import local
@@ -249,9 +249,7 @@ def test_one_owner_a_class_and_no_history_is_local_training():
         for i in range(clients)
     ]
     federation = tiny.linear_federation(2 * clients, K, clients)
-    data = make_federation_data(
-        Dataset("toy", images, labels, tuple("abcd")), tuple(split), federation
-    )
+    data = arranged(Dataset("toy", images, labels, tuple("abcd")), tuple(split), federation)
     training = dataclasses.replace(TRAINING, shuffle=True)
     options = SimulationOptions(devices=1)
     methods = fedssa(training, mu=0.0), local(training)
@@ -337,7 +335,7 @@ def lengths(method: Method, rounds: int, participation: float) -> list[float]:
     split = tuple(
         ClientIndices(np.arange(C * i, C * (i + 1)), nothing, nothing) for i in range(clients)
     )
-    data = make_federation_data(Dataset("toy", images, labels, tuple("abcd")), split, federation)
+    data = arranged(Dataset("toy", images, labels, tuple("abcd")), split, federation)
     options = SimulationOptions(devices=1, shared_init=True, participation=participation)
     sim = make_simulation(method, federation, data, options)
     state, longest = sim.init(), []

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.methods.local import local
@@ -78,7 +78,7 @@ def without_images() -> list:
 @pytest.mark.parametrize("name", without_images())
 def test_two_rounds(name):
     federation, (dataset, partition) = federation_for(name), texts()
-    data = make_federation_data(dataset, partition, federation)
+    data = arranged(dataset, partition, federation)
     method = method_factory(name)(TRAINING, **settings(name))
     method.check(federation)
     simulation = make_simulation(method, federation, data, OPTIONS)
@@ -115,7 +115,7 @@ def test_methods_that_need_images_refuse_tokens(name):
 def test_texts_are_learned():
     """The class is told by the second token: both architectures find it."""
     federation, (dataset, partition) = federation_for("local"), texts()
-    data = make_federation_data(dataset, partition, federation)
+    data = arranged(dataset, partition, federation)
     training = LocalTraining(optax.adam(0.03), batch_size=4, epochs=60)
     simulation = make_simulation(
         local(training), federation, data, SimulationOptions(evaluate_train=True)

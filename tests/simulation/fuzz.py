@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.data.client_data import FederationData, make_federation_data
+from fedjax_ht.data.client_data import FederationData, arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
@@ -93,7 +93,7 @@ def data_of(case: Case, federation: Federation) -> FederationData:
         partition.append(ClientIndices(train, np.array([], int), test))
     y = np.array(labels, np.int32)
     x = rng.integers(0, 80, (len(y), *SHAPE)) + 40 * y[:, None, None, None]
-    return make_federation_data(
+    return arranged(
         Dataset("fuzz", x.astype(np.uint8), y, tuple("abcde")), tuple(partition), federation
     )
 

@@ -17,7 +17,7 @@ from fedjax_ht.core.forms import uplink_form
 from fedjax_ht.core.inputs import AsStored
 from fedjax_ht.core.round import Channel
 from fedjax_ht.core.wire import chain
-from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.models import SplitModel
@@ -86,7 +86,7 @@ def data_of(name: str):
         for indices in partition[client]:
             inputs[indices] *= 100
     scaled = Dataset("scaled", inputs, dataset.labels, dataset.class_names, preprocess=AsStored())
-    return make_federation_data(scaled, partition, federation_of(name))
+    return arranged(scaled, partition, federation_of(name))
 
 
 def played(name: str, times: float):

@@ -12,6 +12,18 @@ from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.partition.splits import Plan, by_class, official_sets, split_client
 
 
+class NoDraw(ValueError):
+    """No draw gave every client its minimum of samples.
+
+    Attributes:
+      largest: minimum that a draw reached, 0 where each left a client without.
+    """
+
+    def __init__(self, line: str, largest: int):
+        super().__init__(line)
+        self.largest = largest
+
+
 def pfllib_least(num_samples: int, num_clients: int) -> int:
     """The minimum of samples for a client in PFLlib.
 
@@ -149,14 +161,20 @@ def _draw(
     capacity: float,
 ) -> Plan:
     """Draws until every client has the minimum; a client that holds `capacity` takes no more."""
+    largest = 0
     for _ in range(max_tries):
         plan = _try(labels, num_clients, num_classes, rng, alpha, capacity)
-        if plan is not None and min(map(len, plan)) >= min_samples:
+        if plan is None:
+            continue
+        smallest = min(map(len, plan))
+        if smallest >= min_samples:
             return plan
-    raise ValueError(
+        largest = max(largest, smallest)
+    raise NoDraw(
         f"no split with alpha={alpha} of {len(labels)} samples gave each of {num_clients} clients "
         f"at least {min_samples} samples in {max_tries} tries; raise alpha or max_tries, or lower "
-        "min_samples or num_clients"
+        "min_samples or num_clients",
+        largest,
     )
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_ht.core.annotations import Part, Rest
+from fedjax_ht.core.annotations import Count, Part, Rest
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.partition.splits import split_client
 
@@ -19,6 +19,7 @@ def natural(
     tested: Tested = "random",
     train_share: Part = 0.75,
     val_share: Rest = 0.0,
+    min_samples: Count = 1,
 ) -> Partition:
     """Client after client holds the samples of one of `Dataset.groups`, ascending.
 
@@ -32,6 +33,8 @@ def natural(
         random: how well do models serve people they never met.
       train_share, val_share: fractions of a client's samples that train and validate. With
         "new_groups" there is nothing of its own to test, and what does not validate trains.
+      min_samples: fewest samples of a group that becomes a client; smaller ones are left out, and
+        with "new_groups" still test.
 
     Raises:
       ValueError: the set has no groups, their number does not fit, or one has fewer samples than
@@ -42,18 +45,8 @@ def natural(
             f"partition natural needs Dataset.groups, the person or place of each sample, and "
             f"{dataset.name} has none; choose another partition"
         )
-    owners = np.unique(dataset.groups)
+    owners = _owners(dataset, dataset.groups, num_clients, tested, min_samples)
     each = max(num_clients // len(owners), 1)
-    if num_clients > len(owners) and num_clients % len(owners):
-        raise ValueError(
-            f"num_clients is {num_clients}; {dataset.name} has {len(owners)} groups: take at most "
-            "as many clients, or a multiple of it"
-        )
-    if tested == "new_groups" and num_clients >= len(owners):
-        raise ValueError(
-            f"num_clients is {num_clients}, and {dataset.name} has {len(owners)} groups; "
-            "tested='new_groups' needs groups that no client has: take fewer clients"
-        )
     chosen = np.sort(rng.permutation(owners)[:num_clients])
     parts = []
     for group in chosen:
@@ -71,6 +64,31 @@ def natural(
         client = split_client(part, dataset.labels, rng, 1 - val_share, val_share, stratified=False)
         clients.append(client._replace(test=test))
     return tuple(clients)
+
+
+def _owners(
+    dataset: Dataset, groups: np.ndarray, num_clients: int, tested: Tested, min_samples: int
+) -> np.ndarray:
+    """Returns the groups of at least `min_samples`, if so many clients can be made of them."""
+    known, sizes = np.unique(groups, return_counts=True)
+    owners = known[sizes >= min_samples]
+    if not len(owners):
+        raise ValueError(
+            f"min_samples is {min_samples}, and the largest group of {dataset.name} has "
+            f"{sizes.max(initial=0)} samples"
+        )
+    large = f" of at least {min_samples} samples" if min_samples > 1 else ""
+    if num_clients > len(owners) and num_clients % len(owners):
+        raise ValueError(
+            f"num_clients is {num_clients}; {dataset.name} has {len(owners)} groups{large}: take "
+            "at most as many clients, or a multiple of it"
+        )
+    if tested == "new_groups" and num_clients >= len(known):
+        raise ValueError(
+            f"num_clients is {num_clients}, and {dataset.name} has {len(known)} groups; "
+            "tested='new_groups' needs groups that no client has: take fewer clients"
+        )
+    return owners
 
 
 def _split_in_order(part: np.ndarray, train_share: float, val_share: float) -> ClientIndices:

@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition.dirichlet import dfrd, dirichlet, practical
 from fedjax_ht.data.partition.few_classes import class_shares, pathological
 from fedjax_ht.data.partition.natural import natural
+from fedjax_ht.data.partition.remedies import remedies
 from fedjax_ht.data.partition.splits import Plan, split_plan
 from fedjax_ht.data.partition.uniform import few_shot, iid
 
@@ -53,6 +55,9 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
 }
 
 
+TRIES = 10  # draws of a split that a message may name
+
+
 def make_partition(
     kind: str, dataset: Dataset, num_clients: int, seed: int = 1, **options
 ) -> Partition:
@@ -69,8 +74,9 @@ def make_partition(
       One ClientIndices per client; no sample of the dataset occurs twice.
 
     Raises:
-      ValueError: a bad setting (`check_partition`), data that does not fit it, or a client without
-        training samples.
+      ValueError: a bad setting (`check_partition`), data that does not fit it, a client without
+        training samples, or no client with test samples. Where a neighbouring value works, the
+        message names it.
 
     Examples:
       >>> from fedjax_ht.data.sources import load_dataset
@@ -80,22 +86,65 @@ def make_partition(
       1039
     """
     check_partition(kind, num_clients, dataset.num_classes, **options)
-    rng = np.random.RandomState(seed)
+    try:
+        return _split(kind, dataset, num_clients, seed, options)
+    except ValueError as error:
+        drawn = getattr(error, "largest", 0)
+        remedy = _what_works(kind, dataset, num_clients, seed, options, drawn)
+        raise ValueError(f"{error}{remedy}") from None
+
+
+def _split(
+    kind: str, dataset: Dataset, num_clients: int, seed: int, options: dict[str, Any]
+) -> Partition:
+    """Returns the split of these options, if every client trains and any tests."""
+    rng, planned, shares = np.random.RandomState(seed), dict(options), {}
     if kind in PLANS:
-        split = {name: options.pop(name) for name in _options(split_plan) if name in options}
-        partition = split_plan(
-            functools.partial(PLANS[kind], **options), dataset, num_clients, rng, **split
-        )
+        for name in _options(split_plan):
+            if name in planned:
+                shares[name] = planned.pop(name)
+        plan_of = functools.partial(PLANS[kind], **planned)
+        partition = split_plan(plan_of, dataset, num_clients, rng, **shares)
     else:
         partition = PARTITIONS[kind](dataset, num_clients, rng, **options)
     for i, client in enumerate(partition):
         if not len(client.train):
             raise ValueError(
                 f"partition {kind!r} leaves client {i} of {num_clients} without training samples; "
-                f"take fewer clients or more data than the {len(dataset.labels)} samples of "
-                f"{dataset.name}"
+                f"{dataset.name} has {len(dataset.labels)} samples"
             )
+    if not any(len(client.test) for client in partition):
+        raise ValueError(
+            f"partition {kind!r} leaves none of {num_clients} clients a test sample; "
+            f"{dataset.name} has {len(dataset.labels)} samples"
+        )
     return partition
+
+
+def _what_works(
+    kind: str,
+    dataset: Dataset,
+    num_clients: int,
+    seed: int,
+    options: dict[str, Any],
+    drawn: int,
+) -> str:
+    """Writes "; min_samples=2 works": the first of the `remedies` that does, or nothing."""
+    values = {name: parameter.default for name, parameter in partition_options(kind).items()}
+    values |= options
+    for change in remedies(dataset, num_clients, values, drawn):
+        changed = {"num_clients": num_clients} | options | change
+        try:
+            check_partition(kind, num_classes=dataset.num_classes, **changed)
+            tries = {}
+            if "alpha" in change:  # a split that is found in few tries is the one of many
+                tries["max_tries"] = min(TRIES, values["max_tries"])
+            _split(kind, dataset, changed.pop("num_clients"), seed, changed | tries)
+        except ValueError:
+            continue
+        texts = [f"{name}={value!r}" for name, value in change.items()]
+        return f"; {' with '.join(texts)} works"
+    return ""
 
 
 def partition_options(kind: str) -> dict[str, inspect.Parameter]:

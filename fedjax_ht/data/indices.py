@@ -1,0 +1,128 @@
+"""The samples that each client holds, by index, and checks of splits that are made by hand."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class ClientIndices(NamedTuple):
+    """The samples of a `Dataset` that one client holds.
+
+    Attributes:
+      train, val, test: int64 arrays of indices, possibly empty. No index stands twice in a client.
+    """
+
+    train: np.ndarray
+    val: np.ndarray
+    test: np.ndarray
+
+
+Partition = tuple[ClientIndices, ...]  # position i is the client with id i
+
+
+def checked_partition(name: str, partition: Any, num_samples: int) -> Partition:
+    """Returns a split with its indices as int64 arrays.
+
+    Args:
+      name: of the data set, to begin a message with.
+      partition: one `ClientIndices` a client, of arrays, or lists, of whole numbers.
+      num_samples: of the data set.
+
+    Raises:
+      ValueError: the split is not one `ClientIndices` a client, an index is no integer from 0 to
+        num_samples - 1, or stands twice in a client. One line.
+    """
+    is_list = isinstance(partition, Sequence) and not isinstance(partition, str | ClientIndices)
+    if not is_list or not len(partition):
+        raise ValueError(
+            f"{name}: the split is {_kind(partition)}; it must be a tuple with one "
+            "fl.ClientIndices(train, val, test) for each client"
+        )
+    clients = []
+    for i, client in enumerate(partition):
+        place = f"{name}: client {i}"
+        if not isinstance(client, ClientIndices):
+            raise ValueError(
+                f"{place} is {_kind(client)}; it must be fl.ClientIndices(train, val, test), three "
+                "arrays of sample indices"
+            )
+        clients.append(ClientIndices(**checked_sets(place, client._asdict(), num_samples)))
+    return tuple(clients)
+
+
+def checked_sets(place: str, sets: Mapping[str, Any], num_samples: int) -> dict[str, np.ndarray]:
+    """Returns sets of samples that share none, with their indices as int64 arrays.
+
+    Args:
+      place: to begin a message with.
+      sets: name -> indices.
+      num_samples: of the data set.
+
+    Raises:
+      ValueError: an index is no integer from 0 to num_samples - 1, or stands twice. One line.
+    """
+    arrays = {}
+    for name, indices in sets.items():
+        arrays[name] = _as_indices(f"{place}: {name}", indices, num_samples)
+    _refuse_repeated(place, arrays)
+    return arrays
+
+
+def _as_indices(place: str, value: Any, num_samples: int) -> np.ndarray:
+    """Returns indices as int64 [M]."""
+    try:
+        indices = np.asarray(value)
+    except ValueError:  # lists of several lengths in each other
+        indices = np.array(None)
+    if indices.dtype == bool:
+        raise ValueError(
+            f"{place} is a boolean mask of {indices.size} entries; it must be the indices of the "
+            "samples: np.flatnonzero(mask)"
+        )
+    if indices.ndim != 1:
+        raise ValueError(
+            f"{place} is {_kind(value)} of shape {list(indices.shape)}; it must be an array of "
+            "integers, the indices of the samples"
+        )
+    if not indices.size:  # an empty list is an array of floats
+        return np.zeros(0, np.int64)
+    if indices.dtype.kind not in "iu":
+        raise ValueError(
+            f"{place} has {indices.dtype} values such as {indices[0]}; it must be integers, the "
+            "indices of the samples, such as np.flatnonzero(mask) or indices.astype(int)"
+        )
+    outside = indices[(indices < 0) | (indices >= num_samples)]
+    if outside.size:
+        raise ValueError(
+            f"{place} has index {outside[0]}; there are {num_samples} samples, so that indices are "
+            f"from 0 to {num_samples - 1}"
+        )
+    return indices.astype(np.int64)
+
+
+def _refuse_repeated(place: str, sets: Mapping[str, np.ndarray]) -> None:
+    """Raises a ValueError where an index stands twice in a set or in two sets."""
+    together = np.concatenate([np.zeros(0, np.int64), *sets.values()])
+    indices, counts = np.unique(together, return_counts=True)
+    if len(indices) == len(together):
+        return
+    repeated = indices[counts > 1]
+    holders = [name for name, of_set in sets.items() if repeated[0] in of_set]
+    if len(holders) == 1:
+        raise ValueError(
+            f"{place}: {holders[0]} has sample {repeated[0]} twice; give each sample once: "
+            "np.unique(indices)"
+        )
+    raise ValueError(
+        f"{place}: sample {repeated[0]} is in {holders[0]} and in {holders[1]}; take it out of one"
+    )
+
+
+def _kind(value: Any) -> str:
+    """Names the kind of a value, as "an int" or "a numpy.ndarray"."""
+    kind = type(value)
+    name = kind.__name__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__.partition('.')[0]}.{name}"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -1,0 +1,142 @@
+"""Checks of a split before anything is compiled: what no run can use, and what a reader of its
+results must know."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjax_ht.data.dataset import Dataset, Partition
+from fedjax_ht.data.partition.splits import class_counts
+
+SHOWN = 5  # clients that a line names
+FOREIGN, ALONE = 0.02, 0.1
+"""Shares of the mean accuracy, of test samples of classes that their client never trains on and of
+clients with one class alone, from which on a line is written: every skewed split has a few."""
+
+
+def check_split(dataset: Dataset, partition: Partition) -> None:
+    """Refuses splits that no method can be compared on.
+
+    Raises:
+      ValueError: no client has a training sample, none has a test sample, or all training samples
+        are of one class. One line.
+    """
+    train = class_counts(dataset.labels, partition, "train", dataset.num_classes)
+    if not train.any():
+        raise ValueError(
+            f"no client of the split of {dataset.name} has a training sample; give each "
+            "fl.ClientIndices a train array, or choose a partition with a larger train_share"
+        )
+    if not any(len(client.test) for client in partition):
+        raise ValueError(
+            f"no client of the split of {dataset.name} has a test sample, so that there is no "
+            "accuracy; give each fl.ClientIndices a test array, or choose a partition with "
+            "train_share + val_share below 1"
+        )
+    classes = np.flatnonzero(train.any(0))
+    if len(classes) == 1:
+        raise ValueError(
+            f"all {train.sum()} training samples of {dataset.name} are of class "
+            f"{dataset.class_names[classes[0]]!r}; a classifier needs samples of two classes or "
+            "more"
+        )
+
+
+def split_notes(dataset: Dataset, partition: Partition) -> list[str]:
+    """Returns lines on a split that runs, but by which accuracies may mean something else than a
+    reader takes them for; none of most splits."""
+    train = class_counts(dataset.labels, partition, "train", dataset.num_classes)
+    test = class_counts(dataset.labels, partition, "test", dataset.num_classes)
+    return [
+        *_shared_notes(partition),
+        *_idle_notes(train, test),
+        *_class_notes(train, test),
+    ]
+
+
+def _shared_notes(partition: Partition) -> list[str]:
+    """Returns lines on samples of several clients."""
+    train = _owners([client.train for client in partition])
+    held_out = _owners([np.concatenate([client.val, client.test]) for client in partition])
+    notes = []
+    leaked = np.intersect1d(train[0], held_out[0])
+    if len(leaked):
+        trained_by, tested_by = _first_owner(train, leaked[0]), _first_owner(held_out, leaked[0])
+        notes.append(
+            f"{len(leaked)} samples that some clients train on test others, first sample "
+            f"{leaked[0]}: client {trained_by} trains on it, client {tested_by} tests on it; what "
+            "clients learn from each other then includes the answers: keep training samples out of "
+            "every test set"
+        )
+    for name, (indices, owners) in (("train", train), ("test", held_out)):
+        samples, first, counts = np.unique(indices, return_index=True, return_counts=True)
+        shared = np.flatnonzero(counts > 1)
+        if len(shared):
+            of_first = owners[first[shared[0]] :][: counts[shared[0]]]
+            notes.append(
+                f"{len(shared)} samples are {name} samples of several clients, first sample "
+                f"{samples[shared[0]]} of {_clients(of_first)}; deal every sample to one client, "
+                "unless clients are meant to share data"
+            )
+    return notes
+
+
+def _owners(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all indices of the clients' parts, ascending, and the client of each."""
+    indices = np.concatenate(parts)
+    clients = np.repeat(np.arange(len(parts)), list(map(len, parts)))
+    order = np.argsort(indices, kind="stable")
+    return indices[order], clients[order]
+
+
+def _first_owner(owners: tuple[np.ndarray, np.ndarray], sample: int) -> int:
+    indices, clients = owners
+    return int(clients[np.searchsorted(indices, sample)])
+
+
+def _idle_notes(train: np.ndarray, test: np.ndarray) -> list[str]:
+    """Returns lines on clients without training or test samples."""
+    notes = []
+    untrained, untested = np.flatnonzero(train.sum(1) == 0), np.flatnonzero(test.sum(1) == 0)
+    if len(untrained):
+        notes.append(
+            f"{_clients(untrained)} of {len(train)} without training samples: what is scored there "
+            "was never trained there; give them some, or leave them out"
+        )
+    if len(untested):
+        notes.append(
+            f"{_clients(untested)} of {len(test)} without test samples: mean accuracies leave them "
+            "out; a smaller train_share or more samples a client gives them some"
+        )
+    return notes
+
+
+def _class_notes(train: np.ndarray, test: np.ndarray) -> list[str]:
+    """Returns lines on the classes that clients train and test on."""
+    notes = []
+    has_both = (train.sum(1) > 0) & (test.sum(1) > 0)
+    foreign = np.where(train == 0, test, 0).sum(1) * has_both
+    of_mean = (foreign / np.maximum(test.sum(1), 1)).sum() / max(1, has_both.sum())
+    if of_mean >= FOREIGN:
+        notes.append(
+            f"{_clients(np.flatnonzero(foreign))} of {len(test)} with test samples of classes that "
+            f"the client never trains on, {100 * of_mean:.3g} points of the mean accuracy: only "
+            "what other clients send can get these right; stratified=True, where the partition has "
+            "it, gives each class of a client its share of training and testing"
+        )
+    alone = np.flatnonzero(has_both & (((train > 0) | (test > 0)).sum(1) == 1))
+    if len(alone) and len(alone) >= ALONE * len(train):
+        notes.append(
+            f"{_clients(alone)} of {len(test)} with one class alone, in training and in testing: a "
+            "model that always answers it scores 100 % there; a larger alpha or "
+            "classes_per_client mixes classes"
+        )
+    return notes
+
+
+def _clients(ids: np.ndarray) -> str:
+    """Writes "client 2" or "clients 0, 1, 2, 3, 4 and 7 more"."""
+    names = ", ".join(map(str, ids[:SHOWN]))
+    if len(ids) > SHOWN:
+        names += f" and {len(ids) - SHOWN} more"
+    return f"client{'s' if len(ids) > 1 else ''} {names}"
