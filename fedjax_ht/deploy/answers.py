@@ -25,10 +25,11 @@ from fedjax_ht.core.method import ClientInfo
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy.client import Client
-from fedjax_ht.deploy.messages import Envelope, is_count, pack, printable, unpack
+from fedjax_ht.deploy.headers import is_count, printable
+from fedjax_ht.deploy.messages import Envelope, max_bytes, pack, unpack
 from fedjax_ht.deploy.noise import draw
 from fedjax_ht.deploy.plan import description, difference
-from fedjax_ht.deploy.secure_sums import uplink_vector
+from fedjax_ht.deploy.secure_sums import SHARE_BYTES, uplink_vector
 
 MAX_STATES = 1000
 """Most states that a client keeps, of all runs together. In one run a server may go back to about
@@ -87,6 +88,14 @@ def read_request(header: dict[str, Any]) -> RoundRequest:
             f"the last round is {last_round}"
         )
     return RoundRequest(run=run, round=number, last_round=last_round, oldest=oldest)
+
+
+def request_bytes(client: Client) -> int:
+    """Computes the most bytes that the arrays of a server's message to a client have."""
+    size = max_bytes(client.downlink_form)
+    if client.plan.secure_sums:
+        size += SHARE_BYTES * client.plan.num_clients
+    return size
 
 
 def answer(client: Client, request: Envelope) -> Envelope:

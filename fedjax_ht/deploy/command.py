@@ -14,36 +14,26 @@ import ipaddress
 import math
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from absl import flags
 
-from fedjax_ht.checkpoints.checkpoint import make_checkpointer
-from fedjax_ht.checkpoints.writers import write_history
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.extras import require
-from fedjax_ht.core.files import atomic_open
-from fedjax_ht.deploy.answers import MAX_STATES, answer
+from fedjax_ht.deploy.answers import answer, request_bytes
 from fedjax_ht.deploy.client import make_client, read_samples, write_samples
-from fedjax_ht.deploy.noise import Entropy, fresh_secret
-from fedjax_ht.deploy.plan import DeploymentEnded, Plan, check_private, make_plan
-from fedjax_ht.deploy.rounds import as_rounds
+from fedjax_ht.deploy.plan import DeploymentEnded, Plan, make_plan
+from fedjax_ht.deploy.run import serve
 from fedjax_ht.deploy.secure_sums import MAX_RANGE, MIN_RANGE
-from fedjax_ht.deploy.server import Transport, make_server, run_name
 from fedjax_ht.experiment.build import build
-from fedjax_ht.experiment.options import evaluated_clients
-from fedjax_ht.experiment.run_folder import remember_fields
 from fedjax_ht.experiment.run_lock import locked
-from fedjax_ht.report.bad_clients import why_silent
-from fedjax_ht.report.results import run_results
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.processes import check_port, enable_compilation_cache, use_all_cores
 from fedjax_ht.runner.run import configured
 from fedjax_ht.runner.signals import catch_signals
-from fedjax_ht.simulation.history import Row, run_rounds
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "This side's own folder.", allow_override=True)
 _CLIENT = flags.DEFINE_integer("client_id", None, "client: its id, from 0.")
@@ -97,6 +87,7 @@ def client(plan: Plan, workdir: Path) -> None:
     """Answers the server's requests until a signal comes."""
     from fedjax_ht.deploy import node
     from fedjax_ht.deploy.flower import log_to
+    from fedjax_ht.deploy.keys import read_private_key
 
     needed: Any = _CLIENT, _DATA, _SUPERLINK
     for flag in needed:
@@ -105,17 +96,24 @@ def client(plan: Plan, workdir: Path) -> None:
     client_id, samples, superlink = (flag.value for flag in needed)
     certificate = _certificate("ca.crt", superlink.rpartition(":")[0])
     needs_key = _KEY.value is not None or certificate is not None
-    key = node.read_private_key(_path(_KEY)) if needs_key else None
+    key = read_private_key(_path(_KEY)) if needs_key else None
     dataset, indices = read_samples(samples, "", plan.config.dataset.image_size)
     this_client = make_client(
         plan, client_id, dataset, indices, workdir / "states", tell, max_epsilon=_EPSILON.value
     )
     log_to(workdir / "flower.log")
     tell(f"client {client_id}: {len(indices.train) or 'no'} training samples; server {superlink}")
-    respond = node.responder(lambda request: answer(this_client, request))
+    respond = node.responder(functools.partial(answer, this_client))
     with catch_signals() as caught, jax.default_matmul_precision(plan.config.precision):
         node.run_node(
-            superlink, certificate, key, respond, lambda: bool(caught), tell, _PATIENCE.value
+            superlink,
+            certificate,
+            key,
+            respond,
+            lambda: bool(caught),
+            tell,
+            _PATIENCE.value,
+            max_bytes=request_bytes(this_client),
         )
     tell(f"stopped by {signal.Signals(caught[0]).name}")
 
@@ -125,6 +123,7 @@ def server(plan: Plan, workdir: Path) -> None:
     from fedjax_ht.deploy import link
     from fedjax_ht.deploy.flower import flower_transport, log_to
     from fedjax_ht.deploy.gate import read_public_keys
+    from fedjax_ht.deploy.keys import check_private
 
     if not MIN_RANGE <= _RANGE.value <= MAX_RANGE:
         raise ValueError(
@@ -153,86 +152,6 @@ def server(plan: Plan, workdir: Path) -> None:
         transport = flower_transport(opened, _PATIENCE.value, _TIMEOUT.value, tell, _RANGE.value)
         with jax.default_matmul_precision(plan.config.precision):
             serve(plan, workdir, transport, tell, patience=_PATIENCE.value)
-
-
-def serve(
-    plan: Plan,
-    workdir: Path,
-    transport: Transport,
-    tell: Callable[[str], None],
-    entropy: Entropy = fresh_secret,
-    patience: float = 0.0,
-) -> list[Row]:
-    """Runs a plan's rounds with the clients that a transport reaches; returns the history.
-
-    A second call continues from the newest checkpoint; what was sent under noise stays counted.
-
-    Args:
-      plan: the config.
-      workdir: gets config.json, run.json, metrics.csv and the like, checkpoints, and summary.md.
-      transport: how messages reach clients.
-      tell: takes a line for whoever watches the server.
-      entropy: draws the secrets of the server's noise.
-      patience: seconds to wait for a client where none can be reached.
-
-    Raises:
-      ValueError, OSError: `workdir` cannot be used, or a client cannot be reached. One line.
-      DeploymentEnded: no client takes part any more, or nothing arrives; there is no summary.md.
-    """
-    config, keep = plan.config, plan.config.checkpoint.keep
-    every = min(config.checkpoint.every, config.rounds)
-    if every * keep >= MAX_STATES:
-        raise ValueError(
-            f"checkpoint.every of {every} rounds by {keep} checkpoints are {every * keep} states, "
-            f"and a client keeps fewer than {MAX_STATES}; set checkpoint.every lower"
-        )
-    with locked(workdir, tell):
-        remember_fields(plan.fields, workdir)
-        run = run_name(workdir)
-        made = make_server(plan, transport, run, tell, workdir, entropy, keep, patience)
-        rounds: Any = as_rounds(made)  # lacks functions that read clients' states: none is here
-        checkpointer = make_checkpointer(workdir / "checkpoints", rounds, keep)
-        state, history = checkpointer.restore(tell) or (None, [])
-        if state is not None and history:
-            tell(f"{plan.label}: continues after round {state.round}")
-        num_written = 0
-
-        def after_round(state, history) -> bool:
-            nonlocal num_written
-            tell(_round_line(history[-1], config.rounds))
-            if state.round % config.checkpoint.every == 0 or state.round == config.rounds:
-                checkpointer.save(state, history)
-                made.saved.append(state.last_round[0])
-            num_written = write_history(history, workdir, num_written)
-            return False
-
-        state, history = run_rounds(
-            rounds,
-            config.rounds,
-            state,
-            history,
-            config.evaluate.every,
-            after_round=after_round,
-            only=evaluated_clients(config),
-            patience=config.evaluate.patience,
-            give_up=config.give_up,
-        )
-        write_history(history, workdir, num_written)
-        if config.give_up and (silence := why_silent(plan.label, history, config.give_up)):
-            raise DeploymentEnded(silence)
-        with atomic_open(workdir / "summary.md") as file:
-            file.write(run_results({plan.label: history}).markdown() + "\n")
-        return history
-
-
-def _round_line(row: Row, rounds: int) -> str:
-    parts = [f"{row['arrived']} of {row['participants']} arrived"]
-    if "accuracy" in row:
-        parts.append(f"accuracy {100 * row['accuracy']:.2f} %")
-    if "epsilon" in row:
-        parts.append(f"epsilon {row['epsilon']:.4g}")
-    parts.append(f"{row['seconds_round'] + row['seconds_evaluation']:.1f} s")
-    return f"round {row['round']} of {rounds}: {', '.join(parts)}"
 
 
 def _certificate(name: str, host: str) -> Path | None:

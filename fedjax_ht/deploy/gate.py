@@ -3,7 +3,8 @@
 Flower serves three APIs on one port, and node authentication guards one of them: whoever reaches
 the Control API starts runs and removes clients. The gate, ASGI middleware, stands before all of
 them. It passes the eight calls of the Fleet API that clients need, for known keys, and refuses a
-stranger's request before its body is read. Needs the extra `flower`.
+stranger's request before its body is read. What a known key may take and leave is the mailbox's
+decision. Needs the extra `flower`.
 """
 
 import base64
@@ -18,7 +19,6 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization.ssh import load_ssh_public_key
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, TIMESTAMP_HEADER
-from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.server.superlink.linkstate import LinkState
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import (
@@ -26,23 +26,13 @@ from flwr.supercore.primitives.asymmetric import (
     public_key_to_bytes,
     verify_signature,
 )
-from google.protobuf.message import DecodeError
 
-from fedjax_ht.deploy.messages import printable
+from fedjax_ht.deploy.headers import printable
+from fedjax_ht.deploy.mailbox import CALLS, PASSES, UPLOAD
 
 PREFIX = "/v1/fleet/"
-UPLOADS = frozenset({"push-messages", "push-object"})
-CALLS = UPLOADS | {
-    "activate-node",
-    "deactivate-node",
-    "send-node-heartbeat",
-    "pull-messages",
-    "pull-object",
-    "confirm-message-received",
-}
-"""Fleet calls of a client."""
-REQUEST_BYTES = 1 << 16
-"""Most bytes of a request that is no upload."""
+REQUEST_BYTES = 1 << 12
+"""Most bytes of a request that carries no reply."""
 CLOCK_SECONDS = 60.0
 """How far a request's signed time may be from this machine's."""
 
@@ -75,7 +65,7 @@ class Allowance:
 def gate(
     app: App,
     identify: Identify,
-    allows: Callable[[str, int, bytes], bool],
+    status_of: Callable[[str, int, bytes], int],
     allowance: Allowance,
     on_too_long: Callable[[int], Any],
 ) -> App:
@@ -84,8 +74,8 @@ def gate(
     Args:
       app: takes the requests that pass.
       identify: names the node that has signed a request.
-      allows: (call, node, body) -> whether this node may send this.
-      allowance: of uploads.
+      status_of: (call, node, body) -> `mailbox.PASSES`, or the code of a refusal.
+      allowance: of replies.
       on_too_long: takes the node of a request that was too long.
     """
 
@@ -101,13 +91,16 @@ def gate(
         node = identify(headers)
         if node is None:
             return await _refuse(send, 401)
-        budget = allowance if call in UPLOADS else Allowance({node: REQUEST_BYTES})
+        if b"content-encoding" in headers:  # what unpacks to more than it says it is
+            return await _refuse(send, 415)
+        budget = allowance if call == UPLOAD else Allowance({node: REQUEST_BYTES})
         body = await _read_body(receive, headers, budget, node)
         if body is None:
             on_too_long(node)
             return await _refuse(send, 413)
-        if not allows(call, node, body):
-            return await _refuse(send, 403)
+        status = status_of(call, node, body)
+        if status != PASSES:
+            return await _refuse(send, status)
         return await app(scope, _replay(body, receive), send)
 
     return guarded
@@ -214,17 +207,3 @@ def signing_node(state: LinkState, is_keyed: bool, headers: Mapping[bytes, bytes
     except (KeyError, ValueError, TypeError, AttributeError, UnsupportedAlgorithm, binascii.Error):
         return None
     return register_node(state, public) if node is None else node
-
-
-def is_own_reply(call: str, node: int, body: bytes) -> bool:
-    """Returns whether a request is no message, or a node's own reply to one.
-
-    Flower would take a message that says it is the server's, and hand it to another client.
-    """
-    if call != "push-messages":
-        return True
-    try:
-        messages = PushMessagesRequest.FromString(body).messages_list
-    except DecodeError:
-        return False
-    return all(m.metadata.src_node_id == node and m.metadata.reply_to_message_id for m in messages)

@@ -11,50 +11,46 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import uvicorn
-from flwr.app import Error, Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID, ErrorCode
-from flwr.server.superlink.linkstate import LinkState
+from flwr.app import Message, RecordDict
+from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.server.superlink.linkstate import InMemoryLinkState, LinkState
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.main import create_app
 
-from fedjax_ht.deploy.gate import Allowance, gate, is_own_reply, register_node, signing_node
-from fedjax_ht.deploy.messages import printable
+from fedjax_ht.deploy.gate import Allowance, gate, register_node, signing_node
+from fedjax_ht.deploy.headers import printable
+from fedjax_ht.deploy.mailbox import Mailbox
+from fedjax_ht.deploy.messages import Envelope, from_bytes, message_bytes
 
-FRAMING_BYTES = 1 << 20
-"""Most bytes of an upload besides its header and the numbers in it."""
+FRAMING_BYTES = 1 << 10
+"""Most bytes of the request that carries a reply, besides the reply."""
+MESSAGE_TYPE = "train"
+"""For Flower; what a request asks for is in its header."""
 HEARTBEAT_SECONDS = 10.0
 START_SECONDS = 60.0
 POLL_SECONDS = 0.2
-OBJECT_SECONDS = 60.0
-"""How long the rest of a reply may take once its first part is there."""
 
 
 class Link(NamedTuple):
-    """A running SuperLink with one run: the parts of Flower's `Grid` that a deployment uses.
+    """A running SuperLink with one run.
 
     Attributes:
       get_node_ids: () -> ids of the nodes that are online.
-      send_and_receive: (messages, timeout) -> replies, each as from the node that was asked.
+      exchange: ({node id: request}, {node id: bytes}, timeout in seconds) -> {node id: reply}, of
+        the nodes that have replied in time; a line in place of an unreadable reply. The bytes are
+        those that the arrays of a reply may have, 0 where none are given.
       owners: node id -> id of the client whose key it has; {} without a list of keys.
-      expect: {node id: bytes} -> None; sets how long the next reply of each node may be.
     """
 
     get_node_ids: Callable[[], list[int]]
-    send_and_receive: Callable[..., list[Message]]
+    exchange: Callable[
+        [Mapping[int, Envelope], Mapping[int, int], float], dict[int, Envelope | str]
+    ]
     owners: Mapping[int, int]
-    expect: Callable[[Mapping[int, int]], None]
 
 
 @contextlib.contextmanager
@@ -76,13 +72,15 @@ def open_link(
     Raises:
       OSError: the server cannot listen there. One line.
     """
-    app = create_app()
+    app, mailbox, allowance = create_app(), Mailbox(), Allowance()
     app.state.enable_supernode_auth = True  # no node registers or removes itself by a call
-    state, allowance = app.state.linkstate_factory.state(), Allowance()
+    factory = app.state.linkstate_factory
+    # Flower's own has a heap of objects, which every node writes into
+    state = factory.state_instance = InMemoryLinkState(factory.federation_manager, mailbox)
     owners = {register_node(state, key): client for client, key in (keys or {}).items()}
     identify = functools.partial(signing_node, state, keys is not None)
     too_long: set[int] = set()
-    guarded = gate(app, identify, is_own_reply, allowance, too_long.add)
+    guarded = gate(app, identify, mailbox.status, allowance, too_long.add)
     chain, key = certificate or (None, None)
     config = uvicorn.Config(
         guarded,
@@ -95,28 +93,28 @@ def open_link(
         ssl_keyfile=key,
     )
     with _listening(uvicorn.Server(config), f"{host}:{port}"), _running(state) as run_id:
-        expected: dict[int, int] = {}
 
-        def get_node_ids() -> list[int]:
-            return sorted(state.get_nodes(run_id))
-
-        def expect(sizes: Mapping[int, int]) -> None:
-            expected.clear()
-            expected.update(sizes)
-
-        def send(messages: list[Message], *, timeout: float) -> list[Message]:
-            for message in messages:
-                node = message.metadata.dst_node_id
-                allowance.grant(node, expected.get(node, 0) + FRAMING_BYTES)
+        def exchange(requests, max_bytes, timeout) -> dict[int, Envelope | str]:
             try:
-                return send_and_receive(state, run_id, messages, timeout)
+                return exchange_messages(
+                    state,
+                    mailbox,
+                    allowance,
+                    run_id=run_id,
+                    requests=requests,
+                    max_bytes=max_bytes,
+                    timeout=timeout,
+                )
             finally:
                 for node in sorted(too_long):
                     name = f"client {owners[node]}" if node in owners else f"node {node}"
                     tell(f"{name} has sent more bytes than it may; they were not read")
                 too_long.clear()
 
-        yield Link(get_node_ids=get_node_ids, send_and_receive=send, owners=owners, expect=expect)
+        def get_node_ids() -> list[int]:
+            return sorted(state.get_nodes(run_id))
+
+        yield Link(get_node_ids=get_node_ids, exchange=exchange, owners=owners)
 
 
 @contextlib.contextmanager
@@ -172,87 +170,66 @@ def _running(state: LinkState) -> Iterator[int]:
         is_over.set()
 
 
-def send_and_receive(
-    state: LinkState, run_id: int, messages: list[Message], timeout: float
-) -> list[Message]:
-    """Sends messages to nodes and waits for their replies.
+def exchange_messages(
+    state: LinkState,
+    mailbox: Mailbox,
+    allowance: Allowance,
+    *,
+    run_id: int,
+    requests: Mapping[int, Envelope],
+    max_bytes: Mapping[int, int],
+    timeout: float,
+) -> dict[int, Envelope | str]:
+    """Sends requests to nodes and waits for their replies, see `Link.exchange`.
+
+    Each reply is taken as soon as it is there, whatever the other nodes do. A node that goes
+    offline is not waited for.
 
     Args:
       state: of Flower's SuperLink.
+      mailbox: the store of its objects.
+      allowance: of the bytes that nodes upload.
       run_id: id of its run.
-      messages: one for each node.
-      timeout: seconds to wait.
-
-    Returns:
-      Replies of the nodes that have answered; an error in place of an unreadable one. Each is as
-      from the node that was asked, whatever its sender wrote into its metadata.
+      requests, max_bytes, timeout: as of `Link.exchange`.
     """
-    waiting = {_send(state, run_id, message): message for message in messages}
-    replies, end = [], time.monotonic() + timeout
-    while True:
-        for message_id, message in list(waiting.items()):
-            reply = _receive(state, run_id, message_id, message, end)
-            if reply is not None:
-                del waiting[message_id]
-                replies.append(reply)
-        if not waiting or time.monotonic() > end:
-            state.delete_messages(set(waiting))
-            return replies
-        time.sleep(POLL_SECONDS)
-
-
-def _send(state: LinkState, run_id: int, message: Message) -> str:
-    """Stores a message and its objects for its node; returns the message's id."""
-    # as Flower's own `HttpGrid` does over the wire: the id is a hash of the content
-    with no_object_id_recompute():
-        message_id = message.metadata.__dict__["_message_id"] = message.object_id
-        session = state.start_session(run_id)
-        bare, objects = remove_content_from_message(message), get_all_nested_objects(message)
-        _, missing = state.store_message_and_object_tree(bare, get_object_tree(message), session)
-        for object_id in missing:
-            state.store_object(run_id, session, object_id, objects[object_id].deflate())
-    return message_id
-
-
-def _receive(
-    state: LinkState, run_id: int, message_id: str, request: Message, end: float
-) -> Message | None:
-    """Returns the reply to a message, None where there is none yet."""
-    replies = state.get_message_res({message_id}, run_id)
-    if not replies:
-        return None
-    (reply,) = replies
-    metadata = reply.metadata
+    sent: dict[int, str] = {}
+    replies: dict[int, Envelope | str] = {}
+    end = time.monotonic() + timeout
     try:
-        tree = state.object_store.get_object_tree(metadata.message_id)
-        ids = [node.object_id for node in iterate_object_tree(tree)]
-        contents = _receive_objects(state, run_id, ids, end)
-        read = cast(Message, inflate_object_from_contents(metadata.message_id, contents))
-        if read.has_error():
-            body = Error(int(read.error.code), printable(str(read.error.reason or "")))
-        else:
-            body = read.content
-    # a client's bytes are inflated here, and no client may end the run
-    except Exception as error:
-        reason = f"it cannot be read: {type(error).__name__}"
-        body = Error(ErrorCode.MESSAGE_UNAVAILABLE, reason)
-    state.object_store.delete(metadata.message_id)
-    state.delete_messages({message_id})
-    # the metadata's setters refuse these two
-    metadata.__dict__["_src_node_id"] = request.metadata.dst_node_id
-    metadata.__dict__["_reply_to_message_id"] = message_id
-    # Flower declares no argument `metadata`
-    return Message(body, metadata=metadata)  # pyright: ignore[reportCallIssue]
+        for node, request in requests.items():
+            size = message_bytes(max_bytes.get(node, 0))
+            allowance.grant(node, size + FRAMING_BYTES)
+            name = mailbox.open(node, request, size).request_id
+            sent[node] = name
+            _announce(state, node, name, timeout)
+        waiting = set(sent)
+        while waiting and time.monotonic() < end:
+            online = state.get_nodes(run_id)
+            for node in sorted(waiting):
+                data = mailbox.reply(node)
+                if data is not None:
+                    replies[node] = _read(data, max_bytes.get(node, 0))
+                if data is not None or node not in online:
+                    waiting.remove(node)
+            if waiting:
+                time.sleep(POLL_SECONDS)
+        return replies
+    finally:
+        for node in sent:
+            mailbox.close(node)
+        state.delete_messages(set(sent.values()))
 
 
-def _receive_objects(state: LinkState, run_id: int, ids: list[str], end: float) -> dict[str, bytes]:
-    """Waits for objects, which a node pushes after the message that names them; {id: bytes}."""
-    end = min(time.monotonic() + OBJECT_SECONDS, end)
-    contents = {}
-    for object_id in ids:
-        while not (content := state.get_object(run_id, object_id)):
-            if content is None or time.monotonic() > end:
-                raise TimeoutError(object_id)
-            time.sleep(POLL_SECONDS / 10)
-        contents[object_id] = content
-    return contents
+def _announce(state: LinkState, node: int, name: str, timeout: float) -> None:
+    """Lets a node's next call for messages find the request of that name."""
+    message = Message(RecordDict(), dst_node_id=node, message_type=MESSAGE_TYPE, ttl=timeout)
+    # Flower names a message by a hash of its content, which is not in it
+    message.metadata.__dict__["_message_id"] = name
+    state.store_message_ins(message)
+
+
+def _read(data: bytes, max_bytes: int) -> Envelope | str:
+    try:
+        return from_bytes(data, max_bytes)
+    except ValueError as error:
+        return printable(str(error))

@@ -1,40 +1,37 @@
-"""Messages between server and clients: their form, their bytes, and what of them is trusted.
+"""Messages between server and clients: their form, and the bytes that carry them.
 
 Both sides know a message's form, since both know the method and the architecture, so only numbers
-travel and nothing that could run. The other side's bytes are never trusted: `from_bytes` and
-`unpack` accept arrays of the expected form only; a header is parsed by `parse_header`, and checked
-by `invalid_entry` (a client's) or `answers.read_request` (a server's) before it is used.
+travel and nothing that could run. A message is one run of bytes, in blocks of `BLOCK` bytes:
+
+    its header      the length of a JSON text, the text, zeros up to the next block
+    each array      the same of ["name", "dtype", [shape]]; then the array's own bytes, and zeros
+
+The other side's bytes are never trusted: `from_bytes` and `unpack` accept arrays of the expected
+form only, and no more bytes than that form has; for headers see `headers`.
 """
 
-import io
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import jax
 import ml_dtypes
 import numpy as np
-from numpy.lib import format as npy
 
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.wire import INDEX_BYTES, Masked, is_masked, values_of
+from fedjax_ht.core.wire import Masked, is_masked
+from fedjax_ht.deploy.headers import HEADER_BYTES, is_count, parse_header, parse_json, printable
 
-NPY_HEADER_BYTES = 4096  # of the header of an .npy array, at most
-HEADER_BYTES = 1 << 16  # of a header's JSON text, at most
-INTEGER_DIGITS = 19  # of an integer in a header, at most: 64 bits
-LINE_LENGTH = 500  # characters of the other side's text in a line, at most
-MAX_AMOUNT = 1e30  # FLOPs, seconds and epsilon
-MAX_METRICS = 1000
-SPLITS = ("train", "val", "test")
-# by `Privacy.unit`; seconds depend on numbers of samples, which "upload" hides
-_AMOUNTS: dict[str | None, tuple[str, ...]] = {
-    "sample": ("seconds", "epsilon"),
-    "upload": ("epsilon",),
-}
-_INTEGERS = ("uint8", "uint16", "uint32", "int8", "int16", "int32")
-DTYPES = ("float32", "float16", "bfloat16", "bool", *_INTEGERS)
-_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+BLOCK = 64
+"""Bytes: an array that begins at a multiple of them can be read where it lies."""
+LENGTH_BYTES = 4
+"""Bytes of a text's length, before the text."""
+LABEL_BYTES = 1024
+"""Most bytes of the text before an array."""
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_NAMES = ("bool", "float16", "float32", "float64", *_INTEGERS)
+_DTYPES = {name: np.dtype(name) for name in _NAMES} | {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
 class Envelope(NamedTuple):
@@ -49,40 +46,104 @@ class Envelope(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
-def to_bytes(array: np.ndarray) -> bytes:
-    """Serializes an array in NumPy's .npy format, bfloat16 as its bits."""
-    bits = array.view(np.uint16) if array.dtype == _BFLOAT16 else array
-    file = io.BytesIO()
-    npy.write_array(file, np.asarray(bits, order="C"), allow_pickle=False)
-    return file.getvalue()
-
-
-def from_bytes(data: bytes, dtype: str) -> np.ndarray:
-    """Reads the array that `to_bytes` wrote, without copying its numbers.
-
-    Args:
-      data: the bytes; as many must be there as their header claims.
-      dtype: name of the array's type.
+def to_bytes(envelope: Envelope) -> bytes:
+    """Writes a message.
 
     Raises:
-      ValueError: the bytes are no such array.
+      ValueError: the header is longer than any may be. One line.
     """
-    file = io.BytesIO(data)
-    try:
-        npy.read_magic(file)
-        shape, fortran, stored = npy.read_array_header_1_0(file, max_header_size=NPY_HEADER_BYTES)
-    except Exception as error:
-        raise ValueError(f"not an array: {error}") from None
-    # Python integers do not overflow, as int64 would for a shape such as (2**60,)
-    expected = int(np.prod(shape, dtype=object)) * stored.itemsize
-    size = len(data) - file.tell()
-    if fortran or stored.kind not in "biuf" or size != expected:
-        raise ValueError(f"not an array: its header says {stored} {shape}, and {size} bytes follow")
-    is_bfloat16 = dtype == "bfloat16" and stored == np.uint16
-    if not is_bfloat16 and dtype != stored.name:
-        raise ValueError(f"not an array: {stored} labelled {dtype}")
-    array = np.frombuffer(data, stored, offset=file.tell()).reshape(shape)
-    return array.view(_BFLOAT16) if is_bfloat16 else array
+    text = json.dumps(envelope.header)
+    if len(text) > HEADER_BYTES:
+        raise ValueError(f"a header of {len(text)} bytes; it may have {HEADER_BYTES}")
+    blocks = [_text_block(text)]
+    for name, array in envelope.arrays.items():
+        blocks.append(_text_block(_label(name, array.dtype, array.shape)))
+        blocks.append(_filled(array.tobytes()))
+    return b"".join(blocks)
+
+
+def from_bytes(data: bytes, max_bytes: int | None = None) -> Envelope:
+    """Reads the message that `to_bytes` wrote, without copying its numbers.
+
+    Args:
+      data: the bytes.
+      max_bytes: of all arrays together, as they are written, see `array_bytes`; None for any
+        number.
+
+    Raises:
+      ValueError: the bytes are no message, or a longer one. One line.
+    """
+    text, position = _read_text(data, 0, HEADER_BYTES)
+    size = len(data) - position
+    if max_bytes is not None and size > max_bytes:
+        raise ValueError(f"it has {size} bytes of arrays, and may have {max_bytes}")
+    header, arrays = parse_header(text), {}
+    while position < len(data):
+        label, position = _read_text(data, position, LABEL_BYTES)
+        name, dtype, shape = _parse_label(label)
+        count = math.prod(shape)
+        stop = _block_end(position + count * dtype.itemsize)
+        if name in arrays or stop > len(data):
+            raise ValueError(f"no message: {printable(name)!r} is there twice, or cut short")
+        array = np.zeros(0, dtype)
+        if count:
+            array = np.frombuffer(data, dtype, count, position)
+        arrays[name] = array.reshape(shape)
+        position = stop
+    return Envelope(header, arrays)
+
+
+def message_bytes(array_bytes: int) -> int:
+    """Computes the most bytes of a message from those of its arrays."""
+    return _block_end(LENGTH_BYTES + HEADER_BYTES) + array_bytes
+
+
+def array_bytes(name: str, dtype: Any, shape: Sequence[int]) -> int:
+    """Computes the bytes that an array has in a message, with its label."""
+    text = _label(name, np.dtype(dtype), shape)
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    return _block_end(LENGTH_BYTES + len(text)) + _block_end(size)
+
+
+def _label(name: str, dtype: np.dtype, shape: Sequence[int]) -> str:
+    return json.dumps([name, dtype.name, list(shape)])
+
+
+def _text_block(text: str) -> bytes:
+    return _filled(len(text).to_bytes(LENGTH_BYTES, "big") + text.encode("ascii"))
+
+
+def _filled(data: bytes) -> bytes:
+    return data.ljust(_block_end(len(data)), b"\0")
+
+
+def _block_end(position: int) -> int:
+    """Returns the first multiple of `BLOCK` that is not below a position."""
+    return -(-position // BLOCK) * BLOCK
+
+
+def _read_text(data: bytes, position: int, max_length: int) -> tuple[bytes, int]:
+    """Reads a text; returns it with the position behind its block."""
+    start = position + LENGTH_BYTES
+    length = int.from_bytes(data[position:start], "big")
+    stop = _block_end(start + length)
+    if length > max_length or stop > len(data):
+        raise ValueError(
+            f"no message: a text of {length} bytes, and {max(0, len(data) - start)} follow; it may "
+            f"have {max_length}"
+        )
+    return data[start : start + length], stop
+
+
+def _parse_label(text: bytes) -> tuple[str, np.dtype, list[int]]:
+    """Reads the name, type and shape of an array."""
+    label = parse_json(text)
+    if isinstance(label, list) and len(label) == 3:
+        name, dtype, shape = label
+        is_named = isinstance(name, str) and isinstance(dtype, str) and dtype in _DTYPES
+        if is_named and isinstance(shape, list) and len(shape) <= 8 and all(map(is_count, shape)):
+            return name, _DTYPES[dtype], shape
+    raise ValueError(f"no message: {printable(repr(label))} names no array")
 
 
 def pack(message: PyTree) -> dict[str, np.ndarray]:
@@ -160,13 +221,21 @@ def _check_form(what: str, name: str, array: np.ndarray, shape: tuple[int, ...],
 
 
 def max_bytes(form: PyTree) -> int:
-    """Computes the bytes of a message's arrays, with their headers, where it sends all its rows."""
+    """Computes the bytes of a message's arrays, as they are written, where it sends all its rows.
+
+    Args:
+      form: see `unpack`.
+    """
     size = 0
-    for _, leaf in _named_leaves(form):
-        if is_masked(leaf) and leaf.pattern is None:
-            size += NPY_HEADER_BYTES + math.prod(leaf.mask.shape) * INDEX_BYTES
-        array = values_of(leaf)
-        size += NPY_HEADER_BYTES + math.prod(array.shape) * np.dtype(array.dtype).itemsize
+    for name, leaf in _named_leaves(form):
+        if not is_masked(leaf):
+            size += array_bytes(name, leaf.dtype, leaf.shape)
+            continue
+        num_rows = math.prod(leaf.mask.shape)
+        row_shape = leaf.values.shape[leaf.mask.ndim :]
+        size += array_bytes(f"{name}.rows", leaf.values.dtype, (num_rows, *row_shape))
+        if leaf.pattern is None:
+            size += array_bytes(f"{name}.places", np.int32, (num_rows,))
     return size
 
 
@@ -178,121 +247,3 @@ def _named_leaves(message: PyTree) -> Iterator[tuple[str, Any]]:
         for key in path:
             parts.append(str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))))
         yield ".".join(parts), leaf
-
-
-def parse_header(text: Any) -> dict[str, Any]:
-    """Parses a header from its JSON.
-
-    Raises:
-      ValueError: it is not JSON of an object, or longer, deeper or with larger integers than any
-        header has. One line.
-    """
-    if isinstance(text, str | bytes) and len(text) > HEADER_BYTES:
-        raise ValueError(f"no header: it has {len(text)} bytes, and may have {HEADER_BYTES}")
-    try:
-        header = json.loads(text, parse_int=_parse_integer)
-    except (ValueError, RecursionError, TypeError) as error:
-        raise ValueError(f"no header: {printable(str(error))}") from None
-    if not isinstance(header, dict):
-        raise ValueError(f"no header: it is {type(header).__name__}, and must be an object")
-    if "error" in header:
-        header["error"] = printable(str(header["error"]))
-    return header
-
-
-def _parse_integer(digits: str) -> int:
-    # Python takes time quadratic in the digits, and an int beyond float64 cannot be computed with
-    if len(digits) > INTEGER_DIGITS + 1:
-        raise ValueError(f"an integer of {len(digits)} digits")
-    return int(digits)
-
-
-def printable(text: str) -> str:
-    """Makes text of the other side part of one line: escapes what does not print, cuts it short."""
-    text = " ".join(text[: 4 * LINE_LENGTH].split())
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return text if len(text) <= LINE_LENGTH else f"{text[:LINE_LENGTH]}..."
-
-
-def invalid_entry(header: dict[str, Any], kind: str, unit: str | None, rules: Sequence[str]) -> str:
-    """Names the first entry of a client's header that is missing or invalid; "" without any.
-
-    Args:
-      header: of a reply without "error".
-      kind: of the request: "hello", "train" or "evaluate".
-      unit: `Privacy.unit`, by which clients leave entries out; None without privacy.
-      rules: names of the method's decision rules, by which clients report accuracy.
-    """
-    checks = {}
-    if kind == "hello":
-        checks = {"client": is_count, "counts": _is_counts, "flops": _is_amount, "task": _is_task}
-    elif kind == "train":
-        if not isinstance(header.get("finite"), bool):
-            return "finite"
-        if not isinstance(header.get("warning", ""), str):
-            return "warning"
-        amounts = _AMOUNTS.get(unit, ("seconds",))
-        checks = {"metrics": _is_metrics} | dict.fromkeys(amounts, _is_amount)
-    for name, is_valid in checks.items():
-        if not is_valid(header.get(name)):
-            return name
-    splits = {"train": ("test",), "evaluate": SPLITS}
-    # scores are made of what an upload's noise hides, and are not sent then
-    reported = () if unit == "upload" else splits.get(kind, ())
-    if kind in splits and not _is_scores(header.get("scores"), reported, rules):
-        return "scores"
-    return ""
-
-
-def is_count(x: Any) -> TypeGuard[int]:
-    """Returns whether a value is an integer of at least 0 that an int32 holds."""
-    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**31
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool)
-
-
-def _is_amount(x: Any) -> bool:
-    return _is_number(x) and 0 <= x <= MAX_AMOUNT
-
-
-def _is_metrics(x: Any) -> bool:
-    """Returns whether a value is metrics that float32 holds; NaN, of no samples, is a metric."""
-    if not isinstance(x, dict) or len(x) > MAX_METRICS:
-        return False
-    largest = float(np.finfo(np.float32).max)
-    return all(_is_number(value) and not abs(value) > largest for value in x.values())
-
-
-def _is_counts(x: Any) -> bool:
-    return isinstance(x, dict) and set(x) == set(SPLITS) and all(map(is_count, x.values()))
-
-
-def _is_task(x: Any) -> bool:
-    """Returns whether a value has the form that `plan.task_as_json` writes."""
-    if not isinstance(x, dict) or set(x) != {"shape", "dtype", "num_classes", "vocabulary"}:
-        return False
-    shape, sizes = x["shape"], [x["num_classes"]]
-    if x["vocabulary"] is not None:
-        sizes.append(x["vocabulary"])
-    if not isinstance(shape, list) or len(shape) > 8 or x["dtype"] not in DTYPES:
-        return False
-    if not all(is_count(n) and n > 0 for n in shape + sizes):
-        return False
-    return math.prod(shape) < 2**31 and max(sizes) < 2**24
-
-
-def _is_scores(x: Any, splits: Sequence[str], rules: Sequence[str]) -> bool:
-    """Returns whether a value is {split: {"count": samples, "correct": {rule: samples}}}."""
-    if not isinstance(x, dict) or set(x) != set(splits):
-        return False
-    for score in x.values():
-        if not isinstance(score, dict) or not is_count(score.get("count")):
-            return False
-        correct = score.get("correct")
-        if not isinstance(correct, dict) or set(correct) != set(rules):
-            return False
-        if not all(is_count(n) and n <= score["count"] for n in correct.values()):
-            return False
-    return True

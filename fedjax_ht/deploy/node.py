@@ -8,22 +8,16 @@ another user of this machine could take its messages.
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
 
 import httpx
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.app.message import remove_content_from_message
-from flwr.app.message_type import MessageType
-from flwr.common.constant import ErrorCode
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.app import Context, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
@@ -31,33 +25,26 @@ from flwr.proto.fleet_pb2 import (
     PushMessagesRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+    PushObjectRequest,
+)
+from flwr.proto.message_pb2 import Message as Announcement
+from flwr.proto.message_pb2 import Metadata as AnnouncementMetadata
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    inflate_object_from_contents,
-    pull_objects,
-    push_objects,
-)
+from flwr.proto.recorddict_pb2 import RecordDict as NoContent
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedjax_ht.deploy.flower import from_records, to_records
-from fedjax_ht.deploy.messages import Envelope, printable
-from fedjax_ht.deploy.plan import DeploymentEnded, check_private
-from fedjax_ht.deploy.secagg import masked_reply
+from fedjax_ht.deploy.bounded_http import RESPONSE_BYTES, Bounded, http_client
+from fedjax_ht.deploy.headers import printable
+from fedjax_ht.deploy.mailbox import ENDED, reply_id_of
+from fedjax_ht.deploy.masking import STAGE, masked_reply
+from fedjax_ht.deploy.messages import Envelope, from_bytes, message_bytes, to_bytes
+from fedjax_ht.deploy.plan import DeploymentEnded
 
 POLL_SECONDS = 0.5
 RETRY_SECONDS = 3.0
@@ -69,52 +56,32 @@ REFUSALS = {
     413: "the request is too long",
 }
 
-Respond = Callable[[Message, Context], Message]
+MAX_BYTES = 1 << 24
+"""Most bytes of a message's arrays, where the caller does not say."""
 
-
-def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Reads a client's private key.
-
-    Raises:
-      ValueError, OSError: the file is none, or others may read it. One line.
-    """
-    check_private(path, "client")
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        problem = " ".join(str(error).split())
-        raise ValueError(f"{path} is no private key without a passphrase: {problem}") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"{path} is no ECDSA key; ssh-keygen -t ecdsa -b 384 makes one")
-    return key
+Respond = Callable[[Envelope, Context], Envelope]
 
 
 def responder(answer: Callable[[Envelope], Envelope]) -> Respond:
-    """Returns a function that answers Flower's messages.
+    """Returns a function that answers the server's messages.
 
     Args:
       answer: takes a request and returns the reply. The header's "masked", whether the reply leaves
         masked, is set here, on the client's side, whatever the server has written there.
     """
 
-    def reply_to(message: Message, masked: bool) -> Envelope:
-        request = from_records(message.content)
+    def reply_to(request: Envelope, masked: bool) -> Envelope:
         return answer(request._replace(header=request.header | {"masked": masked}))
 
-    def masked_answer(message: Message) -> Envelope:
-        return reply_to(message, masked=True)
-
-    def respond(message: Message, context: Context) -> Message:
+    def respond(request: Envelope, context: Context) -> Envelope:
         try:
-            in_sum = RECORD_KEY_CONFIGS in message.content.config_records
-            if in_sum and message.metadata.message_type == MessageType.TRAIN:
-                return masked_reply(message, context, masked_answer)
-            records = to_records(reply_to(message, masked=False))
-            return Message(records, reply_to=message)
+            if STAGE in request.header:
+                return masked_reply(request, context, functools.partial(reply_to, masked=True))
+            return reply_to(request, masked=False)
         except Exception as error:  # whatever it is, the client stays for the next message
             is_known = isinstance(error, ValueError | OSError)
             reason = printable(str(error)) if is_known else type(error).__name__
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+            return Envelope({"error": reason}, {})
 
     return respond
 
@@ -145,6 +112,8 @@ class _Connection:
     def on_refused(self, error: httpx.HTTPStatusError) -> None:
         code = error.response.status_code
         reason = REFUSALS.get(code, f"HTTP {code}")
+        if error.response.has_redirect_location:
+            reason = "it sends this client elsewhere, where it does not go"
         if self.refused_since is None:
             self.refused_since = time.monotonic()
             self.tell(
@@ -171,6 +140,8 @@ def run_node(
     stop: Callable[[], bool],
     tell: Callable[[str], None],
     patience: float,
+    *,
+    max_bytes: int = MAX_BYTES,
 ) -> None:
     """Answers a server's messages until `stop`.
 
@@ -184,18 +155,19 @@ def run_node(
       stop: is asked between messages.
       tell: takes a line for the people at the client's own machine.
       patience: seconds in which a server that refuses this client is tried again.
+      max_bytes: of the arrays of a message of the server, see `messages.max_bytes`.
 
     Raises:
       DeploymentEnded: the server refused this client all the while.
       ValueError, OSError: the certificate cannot be read. One line.
     """
     private, public = (key, key.public_key()) if key is not None else generate_key_pairs()
-    root = certificate.read_bytes() if certificate else None
-    interceptors = [NodeAuthHttpInterceptor(private, public)]
+    root = certificate.read_text() if certificate else None
     connection = _Connection(address, patience, tell)
-    with FleetHttpClient.from_server_address(
-        address, certificate is None, root, interceptors
-    ) as fleet:
+    bounded = Bounded(http_client(root), message_bytes(max_bytes) + RESPONSE_BYTES)
+    interceptors = [NodeAuthHttpInterceptor(private, public), bounded]
+    fleet = FleetHttpClient.from_server_address(address, root is None, None, interceptors)
+    with bounded.client, fleet:
         while not stop():
             try:
                 with _active_node(fleet, public_key_to_bytes(public)) as node:
@@ -247,41 +219,64 @@ def _answer_messages(
         if not response.messages_list:
             time.sleep(POLL_SECONDS)
             continue
-        message = message_from_proto(response.messages_list[0])
-        run_id = message.metadata.run_id
-        if context.run_id != run_id:  # keys and shares of a secure sum belong to one run
-            context = Context(run_id, node.node_id, {}, RecordDict(), {})
-        # an unreadable message is no reason to leave; the server takes its reply for lost
-        with contextlib.suppress(ObjectPullError, ObjectPushError, KeyError, ValueError):
-            whole = _pull(fleet, node, message, response.message_object_trees[0])
-            _push(fleet, node, respond(whole, context))
+        metadata = response.messages_list[0].metadata
+        if context.run_id != metadata.run_id:  # keys and shares of a secure sum belong to one run
+            context = Context(metadata.run_id, node.node_id, {}, RecordDict(), {})
+        # a round that has ended is no reason to leave
+        with _ended_exchange_ignored():
+            data = _pull(fleet, node, metadata)
+            _push(fleet, node, metadata, to_bytes(_reply_to(data, respond, context)))
 
 
-def _pull(fleet: FleetHttpClient, node: Node, message: Message, tree) -> Message:
-    """Fetches the objects of a message; returns it with its content."""
-    run_id, message_id = message.metadata.run_id, message.metadata.message_id
-    pull = make_pull_object_fn_protobuf(fleet.PullObject, node, run_id)
-    contents = pull_objects([part.object_id for part in iterate_object_tree(tree)], pull)
+@contextlib.contextmanager
+def _ended_exchange_ignored() -> Iterator[None]:
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != ENDED:
+            raise
+
+
+def _reply_to(data: bytes, respond: Respond, context: Context) -> Envelope:
+    try:
+        request = from_bytes(data)
+    except ValueError as error:
+        return Envelope({"error": printable(str(error))}, {})
+    return respond(request, context)
+
+
+def _pull(fleet: FleetHttpClient, node: Node, metadata: AnnouncementMetadata) -> bytes:
+    """Fetches a message of the server."""
+    run_id, name = metadata.run_id, metadata.message_id
+    request = PullObjectRequest(node=node, run_id=run_id, object_id=name)
+    content = fleet.PullObject(request).object_content
     fleet.ConfirmMessageReceived(
-        ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=message_id)
+        ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=name)
     )
-    whole = cast(Message, inflate_object_from_contents(message_id, contents))
-    # Flower declares no argument `metadata`
-    return Message(whole.content, metadata=message.metadata)  # pyright: ignore[reportCallIssue]
+    return content
 
 
-def _push(fleet: FleetHttpClient, node: Node, reply: Message) -> None:
-    """Sends a reply, then those of its objects that the server does not have yet."""
-    with no_object_id_recompute():
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        bare = remove_content_from_message(reply) if reply.has_content() else reply
-        request = PushMessagesRequest(
+def _push(fleet: FleetHttpClient, node: Node, metadata: AnnouncementMetadata, reply: bytes) -> None:
+    """Announces a reply to the message with this metadata, then sends it."""
+    name = reply_id_of(metadata.message_id)
+    announced = AnnouncementMetadata()
+    # with the request's own times: this machine's clock decides nothing
+    announced.CopyFrom(metadata)
+    announced.message_id, announced.reply_to_message_id = name, metadata.message_id
+    announced.src_node_id, announced.dst_node_id = node.node_id, SUPERLINK_NODE_ID
+    response = fleet.PushMessages(
+        PushMessagesRequest(
             node=node,
-            messages_list=[message_to_proto(bare)],
-            message_object_trees=[get_object_tree(reply)],
+            messages_list=[Announcement(metadata=announced, content=NoContent())],
+            message_object_trees=[ObjectTree(object_id=name)],
         )
-        response = fleet.PushMessages(request)
-        run_id, session_id = reply.metadata.run_id, response.session_id
-        push = make_push_object_fn_protobuf(fleet.PushObject, node, run_id, session_id)
-        objects = get_all_nested_objects(reply)
-        push_objects(objects, push, object_ids_to_push=set(response.objects_to_push))
+    )
+    fleet.PushObject(
+        PushObjectRequest(
+            node=node,
+            run_id=metadata.run_id,
+            session_id=response.session_id,
+            object_id=name,
+            object_content=reply,
+        )
+    )

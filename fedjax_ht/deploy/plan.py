@@ -6,7 +6,6 @@ takes its place.
 
 import json
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -220,15 +219,3 @@ def task_from_json(values: dict[str, Any]) -> Task:
     if values["dtype"] != "float32":
         shape = jax.ShapeDtypeStruct(shape, values["dtype"])
     return Task(shape, int(values["num_classes"]), values["vocabulary"])
-
-
-def check_private(path: Path, side: str) -> None:
-    """Refuses a private key that other users of the machine can read.
-
-    Raises:
-      ValueError: they can. One line.
-    """
-    if path.stat().st_mode & 0o077:
-        raise ValueError(
-            f"{path} can be read by others, who could answer as this {side}; chmod 600 {path}"
-        )

@@ -31,7 +31,7 @@ from fedjax_ht.core.wire import (
     sent_rows,
     values_of,
 )
-from fedjax_ht.deploy.messages import NPY_HEADER_BYTES
+from fedjax_ht.deploy.messages import array_bytes
 from fedjax_ht.trust.vectors import comparable
 
 MIN_CLIENTS = 3
@@ -43,6 +43,8 @@ MAX_CLIENTS = MODULUS // STEPS - 1
 MIN_RANGE = 1.0
 MAX_RANGE = 500.0
 """The largest range: the sum of `MAX_CLIENTS` clients' masks is then exact to within 1/4."""
+SHARE_BYTES = 1 << 12
+"""Most bytes of keys and shares that a client of a sum sends or gets for each other client."""
 _MASK_GENERATOR = "pseudo_rand_gen"
 """The name by which Flower's functions call their generator of masks."""
 
@@ -121,8 +123,8 @@ def uplink_vector(uplink: PyTree) -> np.ndarray:
 
 
 def vector_bytes(form: PyTree) -> int:
-    """Computes the bytes of a client's masked vector, 8 for each number, with its header."""
-    return 8 * sum(_sizes(form)) + NPY_HEADER_BYTES
+    """Computes the bytes of a client's masked vector, 8 for each number, with its label."""
+    return array_bytes("vector", np.int64, (sum(_sizes(form)),))
 
 
 def split_sum(form: PyTree, total: np.ndarray, clients: Sequence[int]) -> dict[int, PyTree]:

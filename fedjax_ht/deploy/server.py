@@ -21,7 +21,8 @@ from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.round import send
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.dataset import ClientIndices
-from fedjax_ht.deploy.messages import Envelope, invalid_entry, printable
+from fedjax_ht.deploy.headers import invalid_entry, printable
+from fedjax_ht.deploy.messages import Envelope
 from fedjax_ht.deploy.noise import LEDGER_FILE, Entropy, Noise, fresh_secret, update_noise
 from fedjax_ht.deploy.plan import Plan, description, make_models, task_from_json
 from fedjax_ht.deploy.secure_sums import sum_groups

@@ -26,7 +26,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} is not readable as JSON ({error}); choose another --workdir"
         ) from None
-    if _deeper(content, MAX_LEVELS):  # functions that walk through it are recursive
+    if deeper(content, MAX_LEVELS):  # functions that walk through it are recursive
         raise ValueError(
             f"{path} has values in more than {MAX_LEVELS} levels; choose another --workdir"
         )
@@ -35,7 +35,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _deeper(value: Any, levels: int) -> bool:
+def deeper(value: Any, levels: int) -> bool:
     """Returns True where objects and arrays of JSON are in each other on more than `levels`
     levels."""
     layer = [value]

@@ -1,15 +1,13 @@
 """A whole deployment: server and clients as processes on loopback, with TLS and keys."""
 
 import signal
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
-from flwr.supercore.task_identity import TaskIdentity
 
-from fedjax_ht.deploy.flower import flower_transport, from_records, to_records
+from fedjax_ht.deploy.flower import HELLO_SECONDS, flower_transport
 from fedjax_ht.deploy.messages import Envelope
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.profile import Profile, by_trace
@@ -26,21 +24,8 @@ from tests.deploy.processes import (
 from tests.deploy.sites import assert_same_rows, simulation_of, small_config
 
 
-def test_records_carry_an_envelope():
-    envelope = Envelope(
-        {"kind": "train", "round": 3}, {"000.a": np.arange(6, dtype=np.float32).reshape(2, 3)}
-    )
-    back = from_records(to_records(envelope))
-    assert back.header == envelope.header and back.arrays["000.a"].tolist() == [
-        [0, 1, 2],
-        [3, 4, 5],
-    ]
-    with pytest.raises(ValueError, match="no message of this library"):
-        from_records(to_records(envelope).__class__())
-
-
-class InstantGrid:
-    """Grid whose nodes answer at once; node 12 has an error the first time.
+class InstantLink:
+    """Link whose nodes answer at once; node 12 cannot be read the first time.
 
     Attributes:
       nodes: node id -> id of the client that it says it is.
@@ -50,50 +35,48 @@ class InstantGrid:
     def __init__(self):
         self.nodes, self.owners, self.requests = {11: 0, 12: 1, 13: 1}, {}, []
 
-    def expect(self, sizes):
-        pass
-
     def get_node_ids(self):
         return list(self.nodes)
 
-    def send_and_receive(self, messages, timeout):
-        for i, message in enumerate(messages):
-            message.metadata.__dict__["_message_id"] = str(i)
-            node = message.metadata.dst_node_id
-            kind = from_records(message.content).header["kind"]
+    def exchange(self, requests, max_bytes, timeout):
+        replies = {}
+        for node, request in requests.items():
+            kind = request.header["kind"]
             self.requests.append((node, kind))
-            content = to_records(Envelope({"client": self.nodes[node], "kind": kind}, {}))
-            is_error = node == 12 and self.requests.count((12, "hello")) == 1
-            yield FakeReply(str(i), content, is_error)
+            replies[node] = Envelope({"client": self.nodes[node], "kind": kind}, {})
+            if node == 12 and self.requests.count((12, "hello")) == 1:
+                replies[node] = "no message: it was cut short"
+        return replies
 
 
-class FakeReply:
-    """Reply of a node; Flower says of an error that it comes from the server's own node."""
-
-    def __init__(self, message_id, content, is_error):
-        self.metadata = SimpleNamespace(src_node_id=1, reply_to_message_id=message_id)
-        self.content, self.is_error = content, is_error
-        self.error = SimpleNamespace(reason="it has\nexpired", code=3)
-
-    def has_error(self):
-        return self.is_error
-
-
-def test_nodes_are_greeted_once_and_a_client_has_one_node(monkeypatch):
-    # Flower's `Message` takes its sender from these
-    for name in ("run_id", "node_id", "task_id"):
-        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
-    lines, grid = [], InstantGrid()
-    meet, exchange, _ = flower_transport(grid, 0.0, 1.0, lines.append)
+def test_nodes_are_greeted_once_and_a_client_has_one_node():
+    lines, link = [], InstantLink()
+    meet, exchange, _ = flower_transport(link, 0.0, 1.0, lines.append)
     hello, train = Envelope({"kind": "hello"}, {}), Envelope({"kind": "train"}, {})
     assert sorted(meet(hello, 2)) == [0, 1]
-    assert lines == ["node 12 does not answer: it has expired"]
+    assert lines == ["node 12 does not answer: no message: it was cut short"]
     assert sorted(meet(hello, 0)) == [0, 1]
-    assert [node for node, kind in grid.requests if kind == "hello"] == [11, 12, 13, 12]
+    assert [node for node, kind in link.requests if kind == "hello"] == [11, 12, 13, 12]
     assert lines[1:] == ["node 12 (client 1) is left out: client 1 is connected already"]
     assert sorted(exchange({0: train, 7: train}, {})) == [0]
-    del grid.nodes[11]
+    del link.nodes[11]
     assert sorted(meet(hello, 0)) == [1] and lines[-1] == "client 0 has disconnected"
+
+
+def test_a_node_that_never_says_who_it_is_delays_one_round_and_no_more():
+    lines, timeouts, link = [], [], InstantLink()
+    answered = link.exchange
+
+    def exchange(requests, max_bytes, timeout):
+        timeouts.append((sorted(requests), timeout))
+        return answered({node: x for node, x in requests.items() if node != 13}, {}, timeout)
+
+    link.exchange, link.owners = exchange, {13: 2}
+    meet, _, _ = flower_transport(link, 0.0, 600.0, lines.append)
+    for _ in range(4):
+        assert sorted(meet(Envelope({"kind": "hello"}, {}), 0)) in ([0], [0, 1])
+    assert timeouts == [([11, 12, 13], HELLO_SECONDS), ([12], HELLO_SECONDS)]
+    assert lines.count("client 2 does not answer: it does not say who it is") == 1
 
 
 @pytest.mark.slow

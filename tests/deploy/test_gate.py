@@ -4,15 +4,16 @@ import asyncio
 
 import pytest
 
-from fedjax_ht.deploy.gate import CALLS, REQUEST_BYTES, Allowance, gate
+from fedjax_ht.deploy.gate import REQUEST_BYTES, Allowance, gate
+from fedjax_ht.deploy.mailbox import CALLS
 
 NODE = 7
 PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-object"
 
 
-def allow_all(call, node, body):
-    """Allows every request."""
-    return True
+def pass_all(call, node, body):
+    """Lets every request pass."""
+    return 200
 
 
 class Trial:
@@ -24,14 +25,14 @@ class Trial:
       chunks_read: number of chunks that were read of all requests.
     """
 
-    def __init__(self, remaining=0, allows=allow_all):
+    def __init__(self, remaining=0, status_of=pass_all):
         self.allowance = Allowance({NODE: remaining})
         self.seen, self.too_long, self.chunks_read = [], [], 0
 
         def identify(headers):
             return int(headers[b"node"]) if b"node" in headers else None
 
-        self.app = gate(self.inner, identify, allows, self.allowance, self.too_long.append)
+        self.app = gate(self.inner, identify, status_of, self.allowance, self.too_long.append)
 
     async def inner(self, scope, receive, send):
         if scope["type"] == "lifespan":
@@ -41,8 +42,9 @@ class Trial:
         self.seen.append((scope["path"], message["body"]))
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    def status(self, path, *chunks, method="POST", node=NODE, length=None):
+    def status(self, path, *chunks, method="POST", node=NODE, length=None, encoding=None):
         headers = [] if node is None else [(b"node", b"%d" % node)]
+        headers += [] if encoding is None else [(b"content-encoding", encoding)]
         headers += [] if length is None else [(b"content-length", length)]
         unread, sent = list(chunks), []
 
@@ -127,11 +129,18 @@ def test_a_late_answer_does_not_take_the_next_ones_place():
     assert allowance.take(NODE, 20) and not allowance.take(NODE, 1) and not allowance.take(8, 1)
 
 
-def test_forbidden_messages_of_a_node_do_not_pass():
-    def allows(call, node, body):
-        return (call, node, body) != ("pull-messages", NODE, b"forged")
+def test_nothing_is_unpacked():
+    trial = Trial(remaining=10**9)
+    for path, encoding in ((PUSH, b"gzip"), (PULL, b"deflate"), (PULL, b"identity, br")):
+        assert trial.status(path, b"packed", encoding=encoding) == 415
+    assert trial.seen == [] and trial.chunks_read == 0
 
-    trial = Trial(allows=allows)
+
+def test_forbidden_messages_of_a_node_do_not_pass():
+    def status_of(call, node, body):
+        return 403 if (call, node, body) == ("pull-messages", NODE, b"forged") else 200
+
+    trial = Trial(status_of=status_of)
     assert trial.status(PULL, b"for", b"ged") == 403 and trial.seen == []
     assert trial.status(PULL, b"other") == 200
 

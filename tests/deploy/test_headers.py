@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_ht.deploy.answers import read_request
-from fedjax_ht.deploy.messages import (
+from fedjax_ht.deploy.headers import (
     HEADER_BYTES,
     INTEGER_DIGITS,
     LINE_LENGTH,

@@ -7,8 +7,8 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from fedjax_ht.deploy import node
 from fedjax_ht.deploy.gate import read_public_keys
+from fedjax_ht.deploy.keys import read_private_key
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,9 @@ def test_a_private_key_that_others_can_read_is_refused(tmp_path, keys):
     with pytest.raises(
         ValueError, match="can be read by others, who could answer as this client; chmod 600"
     ):
-        node.read_private_key(path)
+        read_private_key(path)
     path.chmod(0o600)
-    assert node.read_private_key(path).private_numbers() == keys[0].private_numbers()
+    assert read_private_key(path).private_numbers() == keys[0].private_numbers()
     path.write_text("nonsense")
     with pytest.raises(ValueError, match="is no private key without a passphrase"):
-        node.read_private_key(path)
+        read_private_key(path)

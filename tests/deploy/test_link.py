@@ -1,6 +1,7 @@
 """Both ends of Flower in one process, on loopback: clients, strangers and hostile clients."""
 
 import contextlib
+import functools
 import resource
 import threading
 import time
@@ -10,9 +11,6 @@ import pytest
 
 pytest.importorskip("flwr")
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
 from flwr.proto.control_pb2 import (
     ListRunsRequest,
     RegisterNodeRequest,
@@ -25,20 +23,22 @@ from flwr.proto.fleet_pb2 import (
     PushMessagesRequest,
     RegisterNodeFleetRequest,
 )
-from flwr.proto.node_pb2 import Node
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import Metadata, ObjectTree
+from flwr.proto.recorddict_pb2 import RecordDict as NoContent
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.control.control_http_client import ControlHttpClient
-from flwr.supercore.inflatable.inflatable_object import get_object_tree, no_object_id_recompute
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedjax_ht.deploy import node
-from fedjax_ht.deploy.flower import flower_transport, to_records
-from fedjax_ht.deploy.messages import Envelope
+from fedjax_ht.deploy.flower import flower_transport
+from fedjax_ht.deploy.mailbox import reply_id_of
+from fedjax_ht.deploy.messages import Envelope, array_bytes, to_bytes
 from tests.deploy.wire import (
     HELLO,
     MEGABYTE,
-    asking,
+    RawNode,
     attending,
     client,
     fleet,
@@ -134,7 +134,9 @@ def test_a_stranger_starts_nothing_registers_nobody_and_removes_nobody(keys, key
             request = ActivateNodeRequest(public_key=public, heartbeat_interval=15)
             assert status_of(lambda: stranger.ActivateNode(request)) == 401
             deactivate = DeactivateNodeRequest(node_id=online)
-            assert status_of(lambda: stranger.DeactivateNode(deactivate)) == 401
+            # without a list the stranger has a node, though not this one
+            refusal = 401 if keyed else 403
+            assert status_of(lambda: stranger.DeactivateNode(deactivate)) == refusal
         assert link.get_node_ids() == [online] and client_lines in ([], ["connected"])
         assert exchange({0: Envelope({"kind": "train"}, {})}, {})[0].header == {
             "client": 0,
@@ -158,111 +160,175 @@ def test_messages_of_a_stranger_are_not_read(keys, keyed):
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024  # KiB
 
 
-def change_replies(change, monkeypatch):
-    """Changes clients' replies before they leave, as another Flower could."""
+def changing(change, monkeypatch):
+    """Changes the bytes of clients' replies before they leave."""
     unchanged_push = node._push
 
-    def push(fleet_client, this_node, reply):
-        unchanged_push(fleet_client, this_node, change(reply))
+    def push(fleet_client, this_node, metadata, reply):
+        unchanged_push(fleet_client, this_node, metadata, change(reply))
 
     monkeypatch.setattr(node, "_push", push)
 
 
-def other_record(reply):
-    reply.content["header"] = ConfigRecord({"json": [1, 2]})
-    return reply
-
-
-def other_names(reply):
-    return Message(RecordDict({"x": ConfigRecord({"json": "{}"})}), metadata=reply.metadata)
-
-
-def no_json(reply):
-    reply.content["header"] = ConfigRecord({"json": "[" * 50_000})
-    return reply
-
-
-def forged_error(reply):
-    return Message(
-        Error(code=2, reason="lost\nround 9: all is well\x1b[2J"), metadata=reply.metadata
-    )
+def with_header(text: bytes) -> bytes:
+    """Returns a message with a header's text as it is given."""
+    block = len(text).to_bytes(4, "big") + text
+    return block.ljust(-(-len(block) // 64) * 64, b"\0")
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("reply", "message"),
     [
-        (other_record, "not list"),
-        (other_names, "no message of this library"),
-        (no_json, "no header: maximum recursion depth"),
-        (forged_error, r"lost round 9: all is well\x1b[2J"),
+        (with_header(b"[1, 2]"), "it is list, and must be an object"),
+        (with_header(b'{"a": [' + b"[" * 50_000), "no header: maximum recursion depth"),
+        (with_header(b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}"), "in more than 32 levels"),
+        (b"x" * 100, "no message: a text of 2021161080 bytes"),
+        (b"", "no message: a text of 0 bytes"),
+        (
+            with_header(b'{"error": "lost\\nround 9: all is well\\u001b[2J"}'),
+            r"lost round 9: all is well\x1b[2J",
+        ),
     ],
+    ids=range(6),
 )
-def test_answers_of_a_hostile_client_are_one_line(keys, change, message, monkeypatch):
+def test_answers_of_a_hostile_client_are_one_line(keys, reply, message, monkeypatch):
     lines = []
     with listening(keys) as (link, port, _), attending(port, keys[0], client(0)):
-        meet, exchange, _ = flower_transport(link, 20.0, 20.0, lines.append)
+        meet, exchange, _ = flower_transport(link, 20.0, 2.0, lines.append)
         meet(HELLO, 1)
-        change_replies(change, monkeypatch)
-        answer = exchange({0: Envelope({"kind": "evaluate"}, {})}, {})[0]
-        assert message in answer.header["error"] and answer.header["error"].isprintable()
+        changing(lambda _: reply, monkeypatch)
+        replies = exchange({0: Envelope({"kind": "evaluate"}, {})}, {})
+        assert message in replies[0].header["error"] and replies[0].header["error"].isprintable()
 
 
 def test_an_answer_is_no_longer_than_its_form(keys):
     """A longer one that the gate still passes is refused where it is read."""
-    lines, sizes = [], iter([(0, 400), (0, 2000), (0, 8 * MEGABYTE)])
+    lines, sizes = [], iter([400, 2000, 8 * MEGABYTE])
 
     def answer(message):
         if message.header["kind"] == "hello":
             return client(0)(message)
-        return Envelope({"client": 0}, {"a": np.zeros(next(sizes)[1], np.uint8)})
+        return Envelope({"client": 0}, {"a": np.zeros(next(sizes), np.uint8)})
 
     with listening(keys) as (link, port, link_lines), attending(port, keys[0], answer):
         meet, exchange, _ = flower_transport(link, 20.0, 3.0, lines.append)
         meet(HELLO, 1)
-        train = {0: Envelope({"kind": "train"}, {})}
-        assert exchange(train, {0: 600})[0].arrays["a"].size == 400
-        error = exchange(train, {0: 600})[0].header["error"]
-        assert error == "it has 2128 bytes of arrays, and may have 600"
+        train, most = {0: Envelope({"kind": "train"}, {})}, array_bytes("a", np.uint8, (400,))
+        assert exchange(train, {0: most})[0].arrays["a"].size == 400
+        error = exchange(train, {0: most})[0].header["error"]
+        assert error == f"it has {most + 1600} bytes of arrays, and may have {most}"
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        error = exchange(train, {0: 600}).get(0)
-        assert error is None or "error" in error.header
+        assert exchange(train, {0: most}) == {}
         assert link_lines == ["client 0 has sent more bytes than it may; they were not read"]
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60 * 1024
 
 
+@contextlib.contextmanager
+def beside_a_hostile_client(keys, timeout):
+    """Runs client 0 and a node by hand, client 1; yields the latter and the exchange with both."""
+    with listening(keys) as (link, port, lines), attending(port, keys[0], client(0)):
+        meet, exchange, _ = flower_transport(link, 20.0, timeout, lines.append)
+        raw = RawNode(port, keys[1])
+        thread = threading.Thread(target=raw.answer_hello, args=(1,))
+        thread.start()
+        assert sorted(meet(HELLO, 2)) == [0, 1]
+        thread.join()
+
+        def train(hostile):
+            thread = threading.Thread(target=hostile)
+            thread.start()
+            begin = time.monotonic()
+            replies = exchange(dict.fromkeys((0, 1), Envelope({"kind": "train"}, {})), {})
+            seconds = time.monotonic() - begin
+            thread.join()
+            return replies, seconds
+
+        yield raw, train
+
+
+def bomb(levels: int) -> ObjectTree:
+    """Returns a tree of `levels` entries that names 2^levels nodes."""
+    tree = ObjectTree(object_id="0" * 64)
+    for i in range(1, levels):
+        tree = ObjectTree(
+            object_id=f"{i:064x}", children=[tree, ObjectTree(object_id=tree.object_id)]
+        )
+    return tree
+
+
+def test_a_reply_is_no_tree_and_its_sender_alone_is_refused(keys):
+    statuses = []
+
+    def answer_with_trees(raw):
+        metadata = raw.await_message()
+        root = reply_id_of(metadata.message_id)
+        for tree in (
+            ObjectTree(object_id=root, children=[bomb(60)]),
+            ObjectTree(object_id=root, children=[bomb(12)]),
+            bomb(12),
+            ObjectTree(object_id=root, children=[ObjectTree(object_id="a" * 64)]),
+        ):
+            statuses.append(status_of(functools.partial(raw.announce, metadata, tree)))
+
+    with beside_a_hostile_client(keys, 2.0) as (raw, train):
+        replies, seconds = train(lambda: answer_with_trees(raw))
+        assert statuses == [413, 403, 403, 403] and sorted(replies) == [0] and seconds < 4
+        replies, seconds = train(lambda: answered(raw))  # and the next round is as any other
+        assert sorted(replies) == [0, 1] and seconds < 2
+
+
+def answered(raw):
+    """Answers a message as an honest client."""
+    metadata = raw.await_message()
+    assert raw.push(metadata, raw.announce(metadata), to_bytes(Envelope({"client": 1}, {})))
+
+
+def test_a_reply_that_is_announced_and_never_sent_blocks_nobody(keys):
+    with beside_a_hostile_client(keys, 1.0) as (raw, train):
+        replies, seconds = train(lambda: raw.announce(raw.await_message()))
+        assert replies[0].header["client"] == 0 and 1 not in replies and seconds < 2
+        replies, _ = train(lambda: answered(raw))
+        assert sorted(replies) == [0, 1]
+
+
 def test_a_client_is_not_taken_for_the_server_nor_for_another_client(keys):
     """Flower looks at who signs a request, not at whom its message says that it is from."""
-    with listening(keys) as (link, port, _), attending(port, keys[0], client(0)):
-        wait_until(link.get_node_ids)
-        (victim,) = link.get_node_ids()
-        with fleet(port, keys[1]) as hostile:
-            public = public_key_to_bytes(keys[1].public_key())
-            hostile_node = hostile.ActivateNode(
-                ActivateNodeRequest(public_key=public, heartbeat_interval=15)
-            ).node_id
-            for source, target, to in (
-                (1, victim, ""),
-                (victim, 1, "a" * 64),
-                (hostile_node, victim, ""),
-            ):
-                message = Message(
-                    to_records(Envelope({"kind": "train"}, {})),
-                    dst_node_id=target,
-                    message_type="train",
-                )
-                message.metadata.__dict__.update(_src_node_id=source, _reply_to_message_id=to)
-                with no_object_id_recompute():
-                    message.metadata.__dict__["_message_id"] = message.object_id
-                    request = PushMessagesRequest(
-                        node=Node(node_id=hostile_node),
-                        messages_list=[message_to_proto(remove_content_from_message(message))],
-                        message_object_trees=[get_object_tree(message)],
-                    )
-                link.expect({hostile_node: MEGABYTE})
-                threading.Thread(
-                    target=link.send_and_receive,
-                    args=([asking(hostile_node)],),
-                    kwargs={"timeout": 0.5},
-                ).start()
-                time.sleep(0.2)
-                assert status_of(lambda request=request: hostile.PushMessages(request)) == 403
+
+    def forge(raw, statuses):
+        metadata = raw.await_message()
+        for source, to in ((1, ""), (raw.node.node_id + 1, metadata.message_id)):
+            forged = Metadata()
+            forged.CopyFrom(metadata)
+            forged.src_node_id, forged.reply_to_message_id = source, to
+            request = PushMessagesRequest(
+                node=raw.node,
+                messages_list=[ProtoMessage(metadata=forged, content=NoContent())],
+                message_object_trees=[ObjectTree(object_id="a" * 64)],
+            )
+            statuses.append(status_of(functools.partial(raw.fleet.PushMessages, request)))
+        session = raw.announce(metadata)
+        for name in ("a" * 64, metadata.message_id, reply_id_of("a")):
+            push = functools.partial(raw.push, metadata, session, b"x", name)
+            statuses.append(status_of(push))
+
+    statuses = []
+    with beside_a_hostile_client(keys, 1.0) as (raw, train):
+        replies, _ = train(lambda: forge(raw, statuses))
+        assert statuses == [403, 403, 410, 410, 410] and sorted(replies) == [0]
+
+
+def test_an_answer_that_comes_too_late_is_not_waited_for_and_its_client_stays(keys):
+    slow = threading.Event()
+
+    def answer(message):
+        if message.header["kind"] == "slow":
+            slow.wait(10)
+        return client(0)(message)
+
+    with listening(keys) as (link, port, _), attending(port, keys[0], answer) as lines:
+        meet, exchange, _ = flower_transport(link, 20.0, 0.5, print)
+        meet(HELLO, 1)
+        assert exchange({0: Envelope({"kind": "slow"}, {})}, {}) == {}
+        slow.set()
+        wait_until(lambda: exchange({0: Envelope({"kind": "train"}, {})}, {}))
+        assert link.get_node_ids() and lines == []

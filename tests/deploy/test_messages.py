@@ -1,6 +1,6 @@
 """Messages: the bytes that a simulation counts, and no array of another form is accepted."""
 
-import io
+import json
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, wire_elements
+from fedjax_ht.deploy.headers import HEADER_BYTES
 from fedjax_ht.deploy.messages import (
-    NPY_HEADER_BYTES,
+    BLOCK,
+    Envelope,
+    array_bytes,
     from_bytes,
     max_bytes,
+    message_bytes,
     pack,
     to_bytes,
     unpack,
@@ -33,7 +37,7 @@ FORM = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).
 
 
 def test_a_message_comes_back_and_costs_what_a_simulation_counts():
-    arrays = {name: from_bytes(to_bytes(x), x.dtype.name) for name, x in pack(MESSAGE).items()}
+    arrays = from_bytes(to_bytes(Envelope({}, pack(MESSAGE)))).arrays
     back = unpack(FORM, arrays, "the uplink")
     # what is not sent is zero
     assert back["rows"].values.tolist() == [[0, 1, 2, 3], [0, 0, 0, 0], [8, 9, 10, 11]]
@@ -89,26 +93,69 @@ def test_a_message_of_another_form_is_one_line(change, message):
     assert str(error.value).startswith("the uplink ") and "\n" not in str(error.value)
 
 
+def written(header=b"{}", *labels) -> bytes:
+    """Writes a message by hand: its header's text, then (label, bytes) of each array."""
+    blocks = []
+    for text, content in ((header, b""), *labels):
+        block = len(text).to_bytes(4, "big") + text
+        for part in (block, content):
+            blocks.append(part.ljust(-(-len(part) // BLOCK) * BLOCK, b"\0"))
+    return b"".join(blocks)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=300))
 def test_bytes_of_any_kind_are_refused_in_one_line(data):
-    with pytest.raises(ValueError, match="not an array"):
-        from_bytes(data, "float32")
+    for message in (data, written(data)):
+        with pytest.raises(ValueError, match=r"no message|no header") as error:
+            from_bytes(message)
+        assert str(error.value).isprintable() and len(str(error.value)) < 1200
 
 
-def test_a_header_is_believed_only_as_far_as_there_are_bytes():
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 60,)}
+def test_an_array_is_believed_only_as_far_as_its_bytes_go():
+    assert from_bytes(written(b"{}", (b'["a", "int8", [2]]', b"xy"))).arrays["a"].tolist() == [
+        120,
+        121,
+    ]
+    for label, content in (
+        ('["a", "float32", [1152921504606846976]]', b"1234"),
+        ('["a", "float32", [2147483647, 2147483647]]', b"1234"),
+        ('["a", "float32", [17]]', b"x" * 64),
+        ('["a", "object", [1]]', b"x" * 64),
+        ('["a", "float32", [-1]]', b""),
+        ('["a", "float32", [1.0]]', b"x" * 64),
+        ('["a", "float32", [1, 1, 1, 1, 1, 1, 1, 1, 1]]', b"x" * 64),
+        ('["a", ["float32"], [1]]', b"x" * 64),
+        ('[["a"], "float32", [1]]', b"x" * 64),
+        ('{"a": 1}', b""),
+        ("[" * 900 + "]" * 900, b""),
+        (json.dumps(["a" * 2000, "float32", [1]]), b"x" * 64),
+    ):
+        with pytest.raises(ValueError, match=r"no message|no header"):
+            from_bytes(written(b"{}", (label.encode(), content)))
+    twice = (b'["a", "int8", [1]]', b"x")
+    with pytest.raises(ValueError, match="'a' is there twice"):
+        from_bytes(written(b"{}", twice, twice))
+
+
+def test_a_message_is_no_longer_than_it_may_be():
+    envelope = Envelope(
+        {"kind": "train"}, {"a": np.zeros((3, 5), np.float32), "b": np.zeros(0, bool)}
     )
-    with pytest.raises(ValueError, match="not an array"):
-        from_bytes(file.getvalue() + b"1234", "float32")
-    objects = io.BytesIO()
-    np.save(objects, np.array([{}], object), allow_pickle=True)
-    with pytest.raises(ValueError, match="not an array"):
-        from_bytes(objects.getvalue(), "object")
-    with pytest.raises(ValueError, match="float32 labelled float64"):
-        from_bytes(to_bytes(np.zeros(2, np.float32)), "float64")
+    size = array_bytes("a", np.float32, (3, 5)) + array_bytes("b", bool, (0,))
+    data = to_bytes(envelope)
+    assert len(data) - BLOCK == size <= message_bytes(size) - HEADER_BYTES
+    back = from_bytes(data, size)
+    assert back.header == envelope.header and back.arrays["a"].shape == (3, 5)
+    assert back.arrays["b"].shape == (0,) and back.arrays["b"].dtype == bool
+    with pytest.raises(ValueError, match=f"it has {size} bytes of arrays, and may have {size - 1}"):
+        from_bytes(data, size - 1)
+    for cut in range(len(data)):
+        if cut != BLOCK and cut != BLOCK + array_bytes("a", np.float32, (3, 5)):
+            with pytest.raises(ValueError, match="no message"):
+                from_bytes(data[:cut])
+    with pytest.raises(ValueError, match="a header of"):
+        to_bytes(Envelope({"a": "x" * HEADER_BYTES}, {}))
 
 
 DTYPES = st.sampled_from(
@@ -135,13 +182,14 @@ def unpacked(changes, left_out):
 
 
 def altered(where, value, cut):
-    """Checks that an array with a changed byte is refused in one line, or of its form."""
-    data = bytearray(to_bytes(np.arange(6, dtype=np.float32).reshape(2, 3)))
+    """Checks that a message with a changed byte is refused in one line, or keeps its size."""
+    data = bytearray(to_bytes(Envelope({"a": 1}, {"x": np.arange(6, dtype=np.float32)})))
     data[where % len(data)] = value
     try:
-        assert from_bytes(bytes(data[: len(data) - cut]), "float32").nbytes == 24
+        arrays = from_bytes(bytes(data[: len(data) - cut])).arrays
+        assert sum(array.nbytes for array in arrays.values()) <= len(data)
     except ValueError as error:
-        assert str(error).startswith("not an array") and len(str(error)) < 1000
+        assert str(error).startswith(("no message", "no header")) and len(str(error)) < 1200
 
 
 FUZZ = {
@@ -165,6 +213,6 @@ def test_the_most_bytes_of_a_form_are_enough_for_all_of_its_messages():
     full = MESSAGE | {"rows": Masked(MESSAGE["rows"].values, np.ones(3, bool))}
     full["entries"] = Masked(MESSAGE["entries"].values, np.ones((2, 3), bool))
     full["steps"] = MESSAGE["steps"]._replace(mask=np.ones(3, bool))
-    arrays = pack(full).values()
-    assert sum(array.nbytes for array in arrays) == max_bytes(FORM) - 8 * NPY_HEADER_BYTES
-    assert sum(len(to_bytes(array)) for array in arrays) < max_bytes(FORM)
+    arrays = pack(full)
+    assert len(to_bytes(Envelope({}, arrays))) == BLOCK + max_bytes(FORM)
+    assert from_bytes(to_bytes(Envelope({}, pack(MESSAGE))), max_bytes(FORM)).header == {}

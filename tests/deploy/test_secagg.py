@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
-from flwr.app import ConfigRecord, Message
-from flwr.common import bytes_to_ndarray
+from flwr.app import ConfigRecord
 from flwr.common.secure_aggregation import secaggplus_utils
 from flwr.common.secure_aggregation.quantization import quantize
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
+from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
 from flwr.server.workflow.secure_aggregation import secaggplus_workflow
 
 from fedjax_ht.deploy.answers import answer
 from fedjax_ht.deploy.command import serve
-from fedjax_ht.deploy.flower import flower_transport, from_records, to_records
-from fedjax_ht.deploy.messages import Envelope
+from fedjax_ht.deploy.flower import flower_transport
+from fedjax_ht.deploy.masking import STAGE, check_stage, with_stage, without_stage
+from fedjax_ht.deploy.messages import Envelope, from_bytes, to_bytes
 from fedjax_ht.deploy.plan import make_plan
-from fedjax_ht.deploy.secagg import check_stage, secure_sum
+from fedjax_ht.deploy.secagg import secure_sum
 from fedjax_ht.deploy.secure_sums import MODULUS, STEPS, mask_stream, threshold, with_mask_stream
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.profile import Profile, by_trace
-from tests.deploy.grid import LocalGrid
+from tests.deploy.grid import LocalLink
 from tests.deploy.sites import CLOCK, simulation_of, sites_of, small_config
 
 LIMIT, SIZE, TRAIN = 8.0, 50, Envelope({"kind": "train"}, {"a": np.arange(3.0)})
@@ -39,8 +39,8 @@ def vectors(clients=4) -> np.ndarray:
     ).astype(np.float32)
 
 
-def local_grid(monkeypatch, sent, headers=None) -> tuple[LocalGrid, list]:
-    """Returns a grid of clients that answer vectors, and the list of (client id, request)."""
+def local_link(monkeypatch, sent, headers=None) -> tuple[LocalLink, list]:
+    """Returns a link of clients that answer vectors, and the list of (client id, request)."""
     requests = []
 
     def client(i):
@@ -53,17 +53,17 @@ def local_grid(monkeypatch, sent, headers=None) -> tuple[LocalGrid, list]:
         return answer
 
     clients = {node: client(i) for i, node in enumerate(NODES[: len(sent)])}
-    return LocalGrid(monkeypatch, clients), requests
+    return LocalLink(monkeypatch, clients), requests
 
 
-def summed(grid, limit=LIMIT):
-    return secure_sum(grid, {node: to_records(TRAIN) for node in grid.clients}, limit, 1.0)
+def summed(link, limit=LIMIT):
+    return secure_sum(link, dict.fromkeys(link.clients, TRAIN), {}, limit=limit, timeout=1.0)
 
 
 def test_a_sum_without_one_that_is_not_finite_and_nothing_else_leaves(monkeypatch):
     sent = vectors()
-    grid, requests = local_grid(monkeypatch, sent, {2: {"finite": False}})
-    result = summed(grid)
+    link, requests = local_link(monkeypatch, sent, {2: {"finite": False}})
+    result = summed(link)
     np.testing.assert_allclose(result.total, sent[[0, 1, 3]].sum(0), atol=3 * STEP)
     # it went through the protocol's rounding
     assert np.abs(result.total - sent[[0, 1, 3]].sum(0)).max() > STEP / 100
@@ -75,16 +75,14 @@ def test_a_sum_without_one_that_is_not_finite_and_nothing_else_leaves(monkeypatc
         assert request.header == {"kind": "train", "masked": True}
         assert request.arrays["a"].tolist() == [0, 1, 2]
     masked = [
-        (node, content)
-        for node, stage, content in grid.seen
-        if stage == Stage.COLLECT_MASKED_VECTORS
+        (node, reply.arrays)
+        for node, stage, reply in link.seen
+        if stage == Stage.COLLECT_MASKED_VECTORS and "error" not in reply.header
     ]
     assert sorted(node for node, _ in masked) == [NODES[0], NODES[1], NODES[3]]
-    for node, content in masked:
-        assert not any(len(arrays) for arrays in content.array_records.values())
-        factor, hidden = map(
-            bytes_to_ndarray, content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
-        )
+    for node, arrays in masked:
+        factor, hidden = (arrays[f"{STAGE}/{Key.MASKED_PARAMETERS}/{i}"] for i in range(2))
+        assert len(arrays) == 2
         plain = quantize([sent[NODES.index(node)].astype(float)], LIMIT, STEPS)[0]
         assert hidden.shape == (SIZE,) and factor[0] != STEPS
         # of masks as wide as the modulus
@@ -94,9 +92,9 @@ def test_a_sum_without_one_that_is_not_finite_and_nothing_else_leaves(monkeypatc
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_client_may_be_lost_at_any_stage(monkeypatch, stage):
     sent = vectors()
-    grid, _ = local_grid(monkeypatch, sent)
-    grid.lost = lambda node, now: node == NODES[1] and now == stage
-    result, in_sum = summed(grid), [0, 1, 2, 3] if stage == Stage.UNMASK else [0, 2, 3]
+    link, _ = local_link(monkeypatch, sent)
+    link.lost = lambda node, now: node == NODES[1] and now == stage
+    result, in_sum = summed(link), [0, 1, 2, 3] if stage == Stage.UNMASK else [0, 2, 3]
     np.testing.assert_allclose(result.total, sent[in_sum].sum(0), atol=4 * STEP)
     assert sorted(header["client"] for header in result.headers.values()) == in_sum
     assert result.lost == ({} if stage == Stage.UNMASK else {NODES[1]: "no answer"})
@@ -104,48 +102,76 @@ def test_a_client_may_be_lost_at_any_stage(monkeypatch, stage):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_with_too_few_left_there_is_no_sum(monkeypatch, stage):
-    grid, _ = local_grid(monkeypatch, vectors())
-    grid.lost = lambda node, now: node in NODES[1:3] and now == stage
-    result = summed(grid)
+    link, _ = local_link(monkeypatch, vectors())
+    link.lost = lambda node, now: node in NODES[1:3] and now == stage
+    result = summed(link)
     assert result.total == "2 of 4 clients are left, and it needs 3" and not result.headers
     assert set(result.lost.values()) == {"no answer"} and set(result.lost) == set(NODES[1:3])
 
 
 def test_two_clients_have_no_sum(monkeypatch):
-    grid, requests = local_grid(monkeypatch, vectors(2))
-    assert summed(grid).total == "2 clients take part, and a sum needs 3" and not requests
+    link, requests = local_link(monkeypatch, vectors(2))
+    assert summed(link).total == "2 clients take part, and a sum needs 3" and not requests
     assert [threshold(n) for n in (3, 4, 5, 6, 7, 100)] == [3, 3, 3, 4, 4, 51]
 
 
 def test_entries_beyond_the_range_are_clipped_with_a_line(monkeypatch):
     sent = vectors()
     sent[1, :3] = [9.5, -20.0, 8.0]
-    grid, _ = local_grid(monkeypatch, sent)
-    result = summed(grid)
+    link, _ = local_link(monkeypatch, sent)
+    result = summed(link)
     np.testing.assert_allclose(result.total, np.clip(sent, -8, 8).sum(0), atol=4 * STEP)
     assert result.headers[NODES[1]]["warning"] == "2 entries are beyond --sum_range=8 and were cut"
     assert "warning" not in result.headers[NODES[0]]
 
 
-def test_a_header_that_cannot_be_read_is_none_and_the_sum_is_whole(monkeypatch):
-    sent = vectors()
-    grid, _ = local_grid(monkeypatch, sent, {1: {"metrics": {"loss": 10**400}}})
-    result = summed(grid)
-    np.testing.assert_allclose(result.total, sent.sum(0), atol=4 * STEP)
-    assert result.headers[NODES[1]] == {} and result.headers[NODES[0]]["client"] == 0
+def test_a_stage_comes_back_from_its_bytes():
+    configs = {
+        Key.STAGE: Stage.SHARE_KEYS,
+        Key.CLIPPING_RANGE: 8.0,
+        Key.ACTIVE_NODE_ID_LIST: [2**63, 2**64 - 1],
+        Key.SOURCE_LIST: [],
+        Key.PUBLIC_KEY_1: b"",
+        "17": [b"a\0", b"bc"],
+    }
+    whole = with_stage(TRAIN, configs)
+    plain, back = without_stage(from_bytes(to_bytes(whole)))
+    assert dict(back) == configs and plain.header == TRAIN.header
+    assert plain.arrays["a"].tolist() == [0, 1, 2] and list(plain.arrays) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        None,
+        [],
+        {"values": {}},
+        {"values": {"a": {}}, "strings": {}},
+        {"values": {"a": [1, "b"]}, "strings": {}},
+        {"values": {}, "strings": {"a": None}},
+        {"values": {}, "strings": {"a": 10**18}},
+        {"values": {}, "strings": {"a": "b"}},
+        {"values": [1], "strings": {}},
+    ],
+    ids=range(9),
+)
+def test_a_stage_that_is_none_is_one_line(stage):
+    with pytest.raises(ValueError, match="no stage of a sum: ") as error:
+        without_stage(Envelope({STAGE: stage}, {}))
+    assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize("how", ["longer", "empty"])
 def test_a_bad_vector_costs_the_sum_and_not_the_run(monkeypatch, how):
-    grid, _ = local_grid(monkeypatch, [*vectors(3), np.zeros(SIZE + 1, np.float32)])
+    link, _ = local_link(monkeypatch, [*vectors(3), np.zeros(SIZE + 1, np.float32)])
 
-    def changed(node, stage, content):
+    def changed(node, stage, reply):
         if how == "empty" and node == NODES[1] and stage == Stage.COLLECT_MASKED_VECTORS:
-            content.config_records[RECORD_KEY_CONFIGS] = ConfigRecord({})
-        return content
+            return with_stage(Envelope({}, {}), {})
+        return reply
 
-    grid.changed = changed
-    result = summed(grid)
+    link.changed = changed
+    result = summed(link)
     assert (
         isinstance(result.total, str)
         and "Error: " in result.total
@@ -156,10 +182,10 @@ def test_a_bad_vector_costs_the_sum_and_not_the_run(monkeypatch, how):
 
 def test_the_transport_sums_by_group_and_says_which_clients_are_lost(monkeypatch):
     sent = vectors()
-    grid, _ = local_grid(monkeypatch, sent)
-    meet, _, add = flower_transport(grid, 0.0, 1.0, print)
+    link, _ = local_link(monkeypatch, sent)
+    meet, _, add = flower_transport(link, 0.0, 1.0, print)
     meet(Envelope({"kind": "hello"}, {}), 4)
-    grid.lost = lambda node, stage: node == NODES[3]
+    link.lost = lambda node, stage: node == NODES[3]
     answers, totals = add(
         dict.fromkeys(range(4), TRAIN), {"all": [0, 1, 2, 3]}, dict.fromkeys(range(4), 8 * SIZE)
     )
@@ -175,14 +201,12 @@ def test_the_transport_sums_by_group_and_says_which_clients_are_lost(monkeypatch
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_a_plain_message_is_never_called_masked(monkeypatch, kind):
-    """The server may write anything into the header, and use any of Flower's types."""
-    grid, requests = local_grid(monkeypatch, vectors())
-    message = Message(to_records(Envelope({"kind": "train", "masked": True}, {})), NODES[0], kind)
-    (reply,) = grid.send_and_receive([message])
-    assert (
-        requests[0][1].header == {"kind": "train", "masked": False}
-        and from_records(reply.content).header["client"] == 0
-    )
+    """The server may write anything into the header."""
+    link, requests = local_link(monkeypatch, vectors())
+    message = Envelope({"kind": kind, "masked": True}, {})
+    reply = link.exchange({NODES[0]: message}, {}, 1.0)[NODES[0]]
+    assert requests[0][1].header == {"kind": kind, "masked": False}
+    assert reply.header["client"] == 0
 
 
 SETUP = {
@@ -261,7 +285,7 @@ def test_a_deployment_by_secure_sums_is_the_simulation_but_for_rounding(monkeypa
     experiment, simulation = simulation_of(config, profile=Profile(available=by_trace(4, spans)))
     sites = sites_of(config, experiment, tmp_path, secure_sums=True)
     clients = {node: functools.partial(answer, sites[i]) for i, node in enumerate(NODES)}
-    grid, rounds_masked = LocalGrid(monkeypatch, clients), []
+    link, rounds_masked = LocalLink(monkeypatch, clients), []
 
     def lost(node, stage):
         if node != NODES[2] or stage != Stage.COLLECT_MASKED_VECTORS:
@@ -269,8 +293,8 @@ def test_a_deployment_by_secure_sums_is_the_simulation_but_for_rounding(monkeypa
         rounds_masked.append(stage)
         return len(rounds_masked) == 2
 
-    grid.lost = lost
-    transport = flower_transport(grid, 0.0, 1.0, lines.append)
+    link.lost = lost
+    transport = flower_transport(link, 0.0, 1.0, lines.append)
     plan = make_plan(config, secure_sums=True)
     deployed = serve(plan, tmp_path / "server", transport, lines.append)
     assert "client 2, round 2: no answer" in lines

@@ -7,15 +7,18 @@ import time
 
 import httpx
 import pytest
-from flwr.app import Message
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.proto.recorddict_pb2 import RecordDict
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedjax_ht.deploy import node
-from fedjax_ht.deploy.flower import to_records
 from fedjax_ht.deploy.link import open_link
-from fedjax_ht.deploy.messages import Envelope
+from fedjax_ht.deploy.mailbox import reply_id_of
+from fedjax_ht.deploy.messages import Envelope, to_bytes
 from fedjax_ht.deploy.node import responder
 from fedjax_ht.deploy.plan import DeploymentEnded
 
@@ -91,6 +94,64 @@ def fleet(port, key=None):
     return FleetHttpClient.from_server_address(f"127.0.0.1:{port}", True, None, signed)
 
 
+class RawNode:
+    """A node by hand, which writes into its requests what it likes.
+
+    Attributes:
+      fleet: the calls of Flower's Fleet API.
+      node: the node as Flower has it.
+    """
+
+    def __init__(self, port, key):
+        self.fleet = fleet(port, key)
+        public = public_key_to_bytes(key.public_key())
+        request = ActivateNodeRequest(public_key=public, heartbeat_interval=30)
+        self.node = Node(node_id=self.fleet.ActivateNode(request).node_id)
+
+    def await_message(self):
+        """Waits for a message; returns its metadata, with the message taken."""
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            response = self.fleet.PullMessages(PullMessagesRequest(node=self.node))
+            if response.messages_list:
+                metadata = response.messages_list[0].metadata
+                node._pull(self.fleet, self.node, metadata)
+                return metadata
+            time.sleep(0.02)
+        raise AssertionError("no message")
+
+    def announce(self, metadata, tree=None):
+        """Announces a reply, with a tree of its own; returns the session."""
+        name = reply_id_of(metadata.message_id)
+        announced = Metadata()
+        announced.CopyFrom(metadata)
+        announced.message_id, announced.reply_to_message_id = name, metadata.message_id
+        announced.src_node_id, announced.dst_node_id = self.node.node_id, 1
+        request = PushMessagesRequest(
+            node=self.node,
+            messages_list=[Message(metadata=announced, content=RecordDict())],
+            message_object_trees=[tree or ObjectTree(object_id=name)],
+        )
+        return self.fleet.PushMessages(request).session_id
+
+    def push(self, metadata, session, content, name=None):
+        """Sends a reply's bytes; returns whether the server has stored them."""
+        request = PushObjectRequest(
+            node=self.node,
+            run_id=metadata.run_id,
+            session_id=session,
+            object_id=name or reply_id_of(metadata.message_id),
+            object_content=content,
+        )
+        return self.fleet.PushObject(request).stored
+
+    def answer_hello(self, client_id):
+        """Says which client it is."""
+        metadata = self.await_message()
+        reply = to_bytes(Envelope({"client": client_id}, {}))
+        assert self.push(metadata, self.announce(metadata), reply)
+
+
 def status_of(call) -> int:
     """Returns the HTTP status of a call that is refused."""
     with pytest.raises(httpx.HTTPStatusError) as error:
@@ -109,8 +170,3 @@ def sent_in_vain(port, path, declared, size=500 * MEGABYTE) -> int:
                 connection.sendall(block if declared else b"%x\r\n%s\r\n" % (len(block), block))
                 sent += len(block)
     return sent
-
-
-def asking(node_id):
-    """Returns a message that asks a node who its client is."""
-    return Message(to_records(HELLO), dst_node_id=node_id, message_type="query", ttl=5.0)

@@ -1,0 +1,155 @@
+"""Headers of messages: JSON objects, of which the other side's are never trusted.
+
+A header is parsed by `parse_header`, and checked by `invalid_entry` (a client's) or
+`answers.read_request` (a server's) before it is used.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from fedjax_ht.experiment.json_files import MAX_LEVELS, deeper
+
+HEADER_BYTES = 1 << 16  # of a header's JSON text, at most
+INTEGER_DIGITS = 19  # of an integer in a header, at most: 64 bits
+LINE_LENGTH = 500  # characters of the other side's text in a line, at most
+MAX_AMOUNT = 1e30  # FLOPs, seconds and epsilon
+MAX_METRICS = 1000
+SPLITS = ("train", "val", "test")
+# by `Privacy.unit`; seconds depend on numbers of samples, which "upload" hides
+_AMOUNTS: dict[str | None, tuple[str, ...]] = {
+    "sample": ("seconds", "epsilon"),
+    "upload": ("epsilon",),
+}
+_INTEGERS = ("uint8", "uint16", "uint32", "int8", "int16", "int32")
+DTYPES = ("float32", "float16", "bfloat16", "bool", *_INTEGERS)
+"""Types of a sample's numbers."""
+
+
+def parse_header(text: Any) -> dict[str, Any]:
+    """Parses a header from its JSON.
+
+    Raises:
+      ValueError: it is not JSON of an object, or longer, deeper or with larger integers than any
+        header has. One line.
+    """
+    header = parse_json(text)
+    if not isinstance(header, dict):
+        raise ValueError(f"no header: it is {type(header).__name__}, and must be an object")
+    if "error" in header:
+        header["error"] = printable(str(header["error"]))
+    return header
+
+
+def parse_json(text: Any) -> Any:
+    """Parses JSON of the other side; errors as `parse_header`."""
+    if isinstance(text, str | bytes) and len(text) > HEADER_BYTES:
+        raise ValueError(f"no header: it has {len(text)} bytes, and may have {HEADER_BYTES}")
+    try:
+        value = json.loads(text, parse_int=_parse_integer)
+    except (ValueError, RecursionError, TypeError) as error:
+        raise ValueError(f"no header: {printable(str(error))}") from None
+    if deeper(value, MAX_LEVELS):  # functions that walk through it are recursive
+        raise ValueError(f"no header: it has values in more than {MAX_LEVELS} levels")
+    return value
+
+
+def _parse_integer(digits: str) -> int:
+    # Python takes time quadratic in the digits, and an int beyond float64 cannot be computed with
+    if len(digits) > INTEGER_DIGITS + 1:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return int(digits)
+
+
+def printable(text: str) -> str:
+    """Makes text of the other side part of one line: escapes what does not print, cuts it short."""
+    text = " ".join(text[: 4 * LINE_LENGTH].split())
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= LINE_LENGTH else f"{text[:LINE_LENGTH]}..."
+
+
+def invalid_entry(header: dict[str, Any], kind: str, unit: str | None, rules: Sequence[str]) -> str:
+    """Names the first entry of a client's header that is missing or invalid; "" without any.
+
+    Args:
+      header: of a reply without "error".
+      kind: of the request: "hello", "train" or "evaluate".
+      unit: `Privacy.unit`, by which clients leave entries out; None without privacy.
+      rules: names of the method's decision rules, by which clients report accuracy.
+    """
+    checks = {}
+    if kind == "hello":
+        checks = {"client": is_count, "counts": _is_counts, "flops": _is_amount, "task": _is_task}
+    elif kind == "train":
+        if not isinstance(header.get("finite"), bool):
+            return "finite"
+        if not isinstance(header.get("warning", ""), str):
+            return "warning"
+        amounts = _AMOUNTS.get(unit, ("seconds",))
+        checks = {"metrics": _is_metrics} | dict.fromkeys(amounts, _is_amount)
+    for name, is_valid in checks.items():
+        if not is_valid(header.get(name)):
+            return name
+    splits = {"train": ("test",), "evaluate": SPLITS}
+    # scores are made of what an upload's noise hides, and are not sent then
+    reported = () if unit == "upload" else splits.get(kind, ())
+    if kind in splits and not _is_scores(header.get("scores"), reported, rules):
+        return "scores"
+    return ""
+
+
+def is_count(x: Any) -> TypeGuard[int]:
+    """Returns whether a value is an integer of at least 0 that an int32 holds."""
+    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**31
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)
+
+
+def _is_amount(x: Any) -> bool:
+    return _is_number(x) and 0 <= x <= MAX_AMOUNT
+
+
+def _is_metrics(x: Any) -> bool:
+    """Returns whether a value is metrics that float32 holds; NaN, of no samples, is a metric."""
+    if not isinstance(x, dict) or len(x) > MAX_METRICS:
+        return False
+    largest = float(np.finfo(np.float32).max)
+    return all(_is_number(value) and not abs(value) > largest for value in x.values())
+
+
+def _is_counts(x: Any) -> bool:
+    return isinstance(x, dict) and set(x) == set(SPLITS) and all(map(is_count, x.values()))
+
+
+def _is_task(x: Any) -> bool:
+    """Returns whether a value has the form that `plan.task_as_json` writes."""
+    if not isinstance(x, dict) or set(x) != {"shape", "dtype", "num_classes", "vocabulary"}:
+        return False
+    shape, sizes = x["shape"], [x["num_classes"]]
+    if x["vocabulary"] is not None:
+        sizes.append(x["vocabulary"])
+    if not isinstance(shape, list) or len(shape) > 8 or x["dtype"] not in DTYPES:
+        return False
+    if not all(is_count(n) and n > 0 for n in shape + sizes):
+        return False
+    return math.prod(shape) < 2**31 and max(sizes) < 2**24
+
+
+def _is_scores(x: Any, splits: Sequence[str], rules: Sequence[str]) -> bool:
+    """Returns whether a value is {split: {"count": samples, "correct": {rule: samples}}}."""
+    if not isinstance(x, dict) or set(x) != set(splits):
+        return False
+    for score in x.values():
+        if not isinstance(score, dict) or not is_count(score.get("count")):
+            return False
+        correct = score.get("correct")
+        if not isinstance(correct, dict) or set(correct) != set(rules):
+            return False
+        if not all(is_count(n) and n <= score["count"] for n in correct.values()):
+            return False
+    return True

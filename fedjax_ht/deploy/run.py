@@ -1,0 +1,100 @@
+"""A deployment's run: the rounds of a plan, with checkpoints and tables as of a simulation."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedjax_ht.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.checkpoints.writers import write_history
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.deploy.answers import MAX_STATES
+from fedjax_ht.deploy.noise import Entropy, fresh_secret
+from fedjax_ht.deploy.plan import DeploymentEnded, Plan
+from fedjax_ht.deploy.rounds import as_rounds
+from fedjax_ht.deploy.server import Transport, make_server, run_name
+from fedjax_ht.experiment.options import evaluated_clients
+from fedjax_ht.experiment.run_folder import remember_fields
+from fedjax_ht.experiment.run_lock import locked
+from fedjax_ht.report.bad_clients import why_silent
+from fedjax_ht.report.results import run_results
+from fedjax_ht.simulation.history import Row, run_rounds
+
+
+def serve(
+    plan: Plan,
+    workdir: Path,
+    transport: Transport,
+    tell: Callable[[str], None],
+    entropy: Entropy = fresh_secret,
+    patience: float = 0.0,
+) -> list[Row]:
+    """Runs a plan's rounds with the clients that a transport reaches; returns the history.
+
+    A second call continues from the newest checkpoint; what was sent under noise stays counted.
+
+    Args:
+      plan: the config.
+      workdir: gets config.json, run.json, metrics.csv and the like, checkpoints, and summary.md.
+      transport: how messages reach clients.
+      tell: takes a line for whoever watches the server.
+      entropy: draws the secrets of the server's noise.
+      patience: seconds to wait for a client where none can be reached.
+
+    Raises:
+      ValueError, OSError: `workdir` cannot be used, or a client cannot be reached. One line.
+      DeploymentEnded: no client takes part any more, or nothing arrives; there is no summary.md.
+    """
+    config, keep = plan.config, plan.config.checkpoint.keep
+    every = min(config.checkpoint.every, config.rounds)
+    if every * keep >= MAX_STATES:
+        raise ValueError(
+            f"checkpoint.every of {every} rounds by {keep} checkpoints are {every * keep} states, "
+            f"and a client keeps fewer than {MAX_STATES}; set checkpoint.every lower"
+        )
+    with locked(workdir, tell):
+        remember_fields(plan.fields, workdir)
+        run = run_name(workdir)
+        made = make_server(plan, transport, run, tell, workdir, entropy, keep, patience)
+        rounds: Any = as_rounds(made)  # lacks functions that read clients' states: none is here
+        checkpointer = make_checkpointer(workdir / "checkpoints", rounds, keep)
+        state, history = checkpointer.restore(tell) or (None, [])
+        if state is not None and history:
+            tell(f"{plan.label}: continues after round {state.round}")
+        num_written = 0
+
+        def after_round(state, history) -> bool:
+            nonlocal num_written
+            tell(_round_line(history[-1], config.rounds))
+            if state.round % config.checkpoint.every == 0 or state.round == config.rounds:
+                checkpointer.save(state, history)
+                made.saved.append(state.last_round[0])
+            num_written = write_history(history, workdir, num_written)
+            return False
+
+        state, history = run_rounds(
+            rounds,
+            config.rounds,
+            state,
+            history,
+            config.evaluate.every,
+            after_round=after_round,
+            only=evaluated_clients(config),
+            patience=config.evaluate.patience,
+            give_up=config.give_up,
+        )
+        write_history(history, workdir, num_written)
+        if config.give_up and (silence := why_silent(plan.label, history, config.give_up)):
+            raise DeploymentEnded(silence)
+        with atomic_open(workdir / "summary.md") as file:
+            file.write(run_results({plan.label: history}).markdown() + "\n")
+        return history
+
+
+def _round_line(row: Row, rounds: int) -> str:
+    parts = [f"{row['arrived']} of {row['participants']} arrived"]
+    if "accuracy" in row:
+        parts.append(f"accuracy {100 * row['accuracy']:.2f} %")
+    if "epsilon" in row:
+        parts.append(f"epsilon {row['epsilon']:.4g}")
+    parts.append(f"{row['seconds_round'] + row['seconds_evaluation']:.1f} s")
+    return f"round {row['round']} of {rounds}: {', '.join(parts)}"

@@ -1,0 +1,153 @@
+"""A client before something that is no server of this library, or a hostile one."""
+
+import http.server
+import resource
+import threading
+import time
+import zlib
+
+import pytest
+
+pytest.importorskip("flwr")
+from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
+from flwr.proto.message_pb2 import Message, Metadata, PullObjectResponse
+
+from fedjax_ht.deploy import node
+from fedjax_ht.deploy.bounded_http import RESPONSE_BYTES
+from fedjax_ht.deploy.messages import message_bytes
+
+MEGABYTE = 1 << 20
+MAX_BYTES = 1000
+
+
+def packed(megabytes: int) -> bytes:
+    """Returns zeros that gzip makes a thousandth as long."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    return b"".join(packer.compress(bytes(MEGABYTE)) for _ in range(megabytes)) + packer.flush()
+
+
+class Wrong(http.server.BaseHTTPRequestHandler):
+    """Answers every call as its server says in `responses`, by the last word of the path."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        call = self.path.rpartition("/")[2]
+        self.server.calls.append(call)
+        code, headers, body = self.server.responses.get(call, (404, {}, b""))
+        self.send_response(code)
+        for name, value in {"content-length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Returns a function that lets a client meet a server with these responses for a moment.
+
+    It returns the lines that the client tells, the calls that arrived, and the most megabytes that
+    this process has grown by.
+    """
+    monkeypatch.setattr(node, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(node, "POLL_SECONDS", 0.05)
+    servers = []
+
+    def meet(responses, seconds=0.6, answer=None):
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Wrong)
+        server.responses, server.calls = responses, []
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        lines, end = [], time.monotonic() + seconds
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        node.run_node(
+            f"127.0.0.1:{server.server_port}",
+            None,
+            None,
+            answer,
+            lambda: time.monotonic() > end,
+            lines.append,
+            60.0,
+            max_bytes=MAX_BYTES,
+        )
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        return lines, server.calls, grown // 1024
+
+    yield meet
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+PROTOBUF = {"content-type": "application/protobuf"}
+METADATA = Metadata(run_id=1, message_id="a" * 64, src_node_id=1, dst_node_id=5)
+PULLED = PullMessagesResponse(messages_list=[Message(metadata=METADATA)])
+
+
+def object_of(content: bytes) -> dict:
+    """Returns the responses of a server that has one message, with this content."""
+    response = PullObjectResponse(object_found=True, object_available=True, object_content=content)
+    return {
+        "activate-node": (200, PROTOBUF, ActivateNodeResponse(node_id=5).SerializeToString()),
+        "pull-messages": (200, PROTOBUF, PULLED.SerializeToString()),
+        "pull-object": (200, PROTOBUF, response.SerializeToString()),
+        "confirm-message-received": (200, PROTOBUF, b""),
+        "push-messages": (200, PROTOBUF, b""),
+        "push-object": (200, PROTOBUF, b""),
+    }
+
+
+@pytest.mark.parametrize(
+    ("response", "line"),
+    [
+        ((200, {"content-type": "text/html"}, b"<html>It works!</html>"), "Invalid protobuf"),
+        ((200, PROTOBUF, b"\xff" * 100), "Invalid protobuf"),
+        ((200, PROTOBUF, bytes(RESPONSE_BYTES + 1)), f"more than {RESPONSE_BYTES} bytes"),
+        ((200, {"content-encoding": "gzip"}, packed(1)), "packs what it sends"),
+        ((200, {"content-encoding": "br"}, b"x"), "packs what it sends"),
+        ((503, {}, b""), "refuses this client (HTTP 503)"),
+    ],
+    ids=["html", "garbage", "long", "gzip", "brotli", "busy"],
+)
+def test_something_that_is_no_server_is_named_and_tried_again(serve, response, line):
+    lines, calls, _ = serve({"activate-node": response})
+    assert line in lines[0] and len(lines) == 1  # each change is told once
+    assert set(calls) == {"activate-node"} and len(calls) > 1
+
+
+def test_what_is_packed_is_never_unpacked_and_nothing_is_read_without_end(serve):
+    """A megabyte of gzip would be a gigabyte, in a response of each kind."""
+    bomb = (200, {"content-encoding": "gzip", **PROTOBUF}, packed(200))
+    for call in ("activate-node", "pull-messages", "pull-object", "push-messages"):
+        lines, _, grown = serve(object_of(b"") | {call: bomb}, seconds=0.3)
+        assert "packs what it sends" in lines[0] and grown < 40, (call, lines)
+    long = object_of(bytes(50 * MEGABYTE))
+    limit = message_bytes(MAX_BYTES) + RESPONSE_BYTES
+    lines, _, grown = serve(long, seconds=0.3)
+    assert f"more than {limit} bytes in a response" in lines[0] and grown < 200
+
+
+@pytest.mark.parametrize("code", [301, 302, 307, 308])
+def test_no_redirect_is_followed(serve, code):
+    """The signature in a request is good for any server that has the key, for a minute."""
+    elsewhere = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Wrong)
+    elsewhere.responses, elsewhere.calls = {}, []
+    threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
+    try:
+        location = f"http://127.0.0.1:{elsewhere.server_port}/v1/fleet/send-node-heartbeat"
+        lines, calls, _ = serve({"activate-node": (code, {"location": location}, b"")})
+    finally:
+        elsewhere.shutdown()
+        elsewhere.server_close()
+    assert elsewhere.calls == [] and len(calls) > 1
+    assert "it sends this client elsewhere, where it does not go" in lines[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 200, b"\0\0\0\2[]"], ids=["none", "bytes", "list"])
+def test_a_message_that_cannot_be_read_is_answered_in_one_line(serve, content):
+    lines, calls, _ = serve(object_of(content), answer=lambda request, context: 1 / 0)
+    assert lines == [] and calls.count("push-object") > 1
