@@ -65,6 +65,26 @@ class AsStored(NamedTuple):
         return jax.tree.map(cast, inputs)
 
 
+class Standardised(NamedTuple):
+    """Gives floats as (x - mean) / std, float32: rows of a table, or windows by signal.
+
+    Both are those of the training samples, which a partition names (`data.standardise`); without
+    them a value is as it is stored.
+
+    Attributes:
+      mean, std: float32, of the shape of a sample's last axes; None until they are known.
+    """
+
+    mean: Any = None
+    std: Any = None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        values = x.astype(jnp.float32)
+        if self.mean is None:
+            return values
+        return (values - self.mean) / self.std
+
+
 def usual_rule(shape: InputShape) -> Preprocess:
     """The rule for samples of this shape, where only its kind matters: in a trace without data."""
     if is_image(shape):
@@ -131,6 +151,15 @@ def is_array(shape: InputShape) -> bool:
 def is_image(shape: InputShape) -> bool:
     """Returns whether a sample is one float image of one or three channels."""
     return is_array(shape) and len(shape) == 3 and shape[-1] in CHANNELS
+
+
+def looks_like_image(shape: tuple[int, ...]) -> bool:
+    """Returns whether two axes may be the height and width of an image: neither is far longer."""
+    height, width = shape
+    return 0 < max(height, width) <= _LONGEST_SIDE * min(height, width)
+
+
+_LONGEST_SIDE = 4  # times the shorter one; windows of sensors have far more steps than signals
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_ht.core.federation import Federation
@@ -16,6 +17,7 @@ from fedjax_ht.core.trees import take
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.indices import checked_partition
 from fedjax_ht.data.partition.notes import check_split, split_notes
+from fedjax_ht.data.standardise import is_pending, scale_doubt, standardised
 
 
 class FederationData(NamedTuple):
@@ -75,10 +77,16 @@ def make_federation_data(
 def arranged(dataset: Dataset, partition: Partition, federation: Federation) -> FederationData:
     """Arranges a split as it is, such as one without test samples or one that was checked before.
 
+    A set that is to be standardised is so by the training samples of this partition.
+
     Raises:
       ValueError: the partition, the inputs or the classes do not fit the federation.
     """
     _check_fit(dataset, partition, federation)
+    if is_pending(dataset):
+        dataset = standardised(dataset, partition)
+    elif doubt := scale_doubt(dataset, partition):
+        warnings.warn(doubt, stacklevel=2)
     splits, counts, pooled = {}, {}, {}
     for name in _SPLITS:
         splits[name] = [getattr(client, name) for client in partition]
@@ -125,8 +133,13 @@ def join_trials(trials: Sequence[FederationData]) -> FederationData:
 
     Returns:
       Splits [trials * n, max], counts [trials, num_clients], and pooled sets [trials, max].
+
+    Raises:
+      ValueError: the trials' samples are standardised each in its own way.
     """
     first = trials[0]
+    for other in trials[1:]:
+        _check_same_rule(first, other)
     buckets, counts, pooled = {}, {}, {}
     for name, bucket in first.buckets.items():
         splits = {}
@@ -139,6 +152,18 @@ def join_trials(trials: Sequence[FederationData]) -> FederationData:
     for name in first.pooled:
         pooled[name] = _join([trial.pooled[name] for trial in trials], np.stack)
     return FederationData(buckets, counts, pooled)
+
+
+def _check_same_rule(first: FederationData, other: FederationData) -> None:
+    """Refuses trials whose models would see the same sample differently."""
+    for name, bucket in first.buckets.items():
+        rules = jax.tree.leaves(bucket.preprocess), jax.tree.leaves(other.buckets[name].preprocess)
+        if not all(map(np.array_equal, *rules)):
+            raise ValueError(
+                "each trial's samples are standardised by its own training samples, and trials "
+                "share their samples; standardise the dataset before: "
+                "data.standardise.standardised(dataset, *partitions)"
+            )
 
 
 def _join(splits: Sequence[Split], combine: Callable) -> Split:

@@ -1,25 +1,29 @@
 """The data of one federation before it is split: samples, labels and what a model sees of them."""
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_ht.core.annotations import FLOAT
 from fedjax_ht.core.inputs import (
     AsStored,
     InputShape,
     Pixels,
     Preprocess,
     channels_first,
+    looks_like_image,
     on_device,
     shape_of,
 )
+from fedjax_ht.data.conversion import as_groups, as_inputs, byte_doubts
 from fedjax_ht.data.indices import ClientIndices as ClientIndices
 from fedjax_ht.data.indices import Partition as Partition
 from fedjax_ht.data.indices import checked_partition, checked_sets
+from fedjax_ht.data.labels import as_labels, label_doubts, refuse_no_label
+from fedjax_ht.data.reading import Reading
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,20 +35,25 @@ class Dataset:
     Attributes:
       name: as the user named it, such as "cifar10".
       inputs: an array with a leading sample axis [N], or a pytree of such arrays: images uint8 [N,
-        H, W, C], sensor windows float [N, T, channels], tokens int [N, length], rows of a table
-        float [N, columns]. A read-only view of what was given: who keeps that and writes to it
-        changes the set.
-      labels: int32 [N], values in [0, num_classes); floats are taken where all are whole numbers.
+        H, W, C] or grey [N, H, W], sensor windows float [N, T, channels], tokens int [N, length],
+        rows of a table float [N, columns]. Lists, and arrays, columns and frames of other libraries
+        are taken, too (`data.conversion.as_array`). Of an array it is a read-only view: who keeps
+        that and writes to it changes the set.
+      labels: int32 [N], values in [0, num_classes); [N, 1], and floats where all are whole numbers,
+        are taken.
       class_names: one name per class.
       preprocess: stored inputs -> what a model sees, a pure function that is traced; see
         `core.inputs`. By default images of bytes are `Pixels(0.5, 0.5)`, (x / 255 - 0.5) / 0.5, and
-        all else is `AsStored`.
+        all else is `AsStored`. `Standardised()` subtracts the training samples' mean, and divides
+        by their deviation, as soon as a partition says which they are.
       official: index arrays of the publisher's own sets ("train", "test", at times "val"); empty if
         it has none.
       clients: the split that came with the data (client folders), else None.
       groups: int32 [N], whose or where a sample is from, by number: a person, a hospital, a domain;
-        else None.
+        else None. Text is numbered in sorted order.
       vocabulary: of texts the number of token ids, all of which are in [0, vocabulary); else None.
+      reading: what a reader made of its files. A set that is made of arrays in memory has no
+        reading yet: what looks wrong about it is logged once.
     """
 
     name: str
@@ -56,16 +65,21 @@ class Dataset:
     clients: Partition | None = None
     groups: np.ndarray | None = None
     vocabulary: int | None = None
+    reading: Reading | None = None
 
     def __post_init__(self):
-        name, inputs = self.name, self.inputs
-        labels = _whole_numbers(name, self.labels)
-        _check_inputs(name, inputs, labels)
-        if len(labels) and not 0 <= labels.min() <= labels.max() < self.num_classes:
+        name = self.name
+        labels = as_labels(name, self.labels)
+        refuse_no_label(name, labels, self.class_names)
+        if len(labels) and not labels.max() < self.num_classes:
             raise ValueError(
                 f"{name}: labels run from {labels.min()} to {labels.max()}, "
                 f"but there are {self.num_classes} class names"
             )
+        inputs = as_inputs(name, self.inputs, len(labels))
+        if isinstance(self.preprocess, Pixels | None):
+            inputs = _with_channels(inputs)
+        _check_samples(name, inputs, labels)
         if self.vocabulary is not None:
             _check_tokens(name, inputs, self.vocabulary)
         fields = {
@@ -80,10 +94,24 @@ class Dataset:
             fields["clients"] = checked_partition(name, self.clients, len(labels))
         if self.official:
             fields["official"] = checked_sets(f"{name}: official", self.official, len(labels))
+        if self.reading is None:
+            fields["reading"] = Reading()
+        doubtful = self.reading is None
         for field, value in fields.items():
             object.__setattr__(self, field, value)  # the dataclass is frozen
         for x in (*jax.tree.leaves(self.inputs), self.labels):
             x.flags.writeable = False
+        if doubtful:
+            for line in self.doubts:
+                logging.warning(f"{name}: {line}")
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Lines on labels and images that look wrong, though they can be trained on."""
+        lines = label_doubts(self.labels, self.class_names)
+        if isinstance(self.preprocess, Pixels):
+            lines += byte_doubts(self.inputs)
+        return lines
 
     @property
     def num_classes(self) -> int:
@@ -97,75 +125,31 @@ class Dataset:
         return shape_of(jax.eval_shape(lambda rule, x: rule(x), self.preprocess, samples))
 
 
-def refuse_not_finite(name: str, x: np.ndarray) -> None:
-    """Refuses floats that no compiled function could hold as finite numbers.
-
-    Raises:
-      ValueError: a value is NaN, infinite or beyond float32.
-    """
-    if x.dtype.kind != "f" or not x.size:
-        return
-    # The extremes need no array of the size of x, and are NaN where any value is.
-    if -FLOAT <= float(x.min()) <= float(x.max()) <= FLOAT:
-        return
-    for sample, row in enumerate(x):
-        if not np.all(np.abs(np.float64(row)) <= FLOAT):
-            raise ValueError(
-                f"{name} has values that are NaN, infinite or beyond float32, first in sample "
-                f"{sample}"
-            )
+def _with_channels(inputs: Any) -> Any:
+    """Gives grey images of bytes [N, H, W], as MNIST's, their axis of channels."""
+    is_bytes = isinstance(inputs, np.ndarray) and inputs.dtype == np.uint8
+    if is_bytes and inputs.ndim == 3 and looks_like_image(inputs.shape[1:]):
+        return inputs[..., None]
+    return inputs
 
 
-def _whole_numbers(name: str, labels: np.ndarray) -> np.ndarray:
-    """Returns the labels as integers, a copy.
-
-    Raises:
-      ValueError: they are no array, or not whole numbers.
-    """
-    if not isinstance(labels, np.ndarray):
-        raise ValueError(
-            f"{name}: labels are a {type(labels).__name__}; they must be a NumPy array of integers "
-            "[N]"
-        )
-    if labels.dtype.kind not in "iubf":
-        raise ValueError(
-            f"{name}: labels are {labels.dtype}; they must be integers from 0: "
-            "names, labels = np.unique(labels, return_inverse=True) numbers them"
-        )
-    if labels.dtype.kind == "f":
-        broken = labels[~np.isfinite(labels) | (labels != np.floor(labels))]
-        if broken.size:
-            raise ValueError(
-                f"{name}: labels have values such as {broken[0]:g}; they must be whole numbers "
-                "from 0"
-            )
-    return labels.astype(np.int64)
-
-
-def _check_inputs(name: str, inputs: Any, labels: np.ndarray) -> None:
-    """Refuses inputs that are no arrays of finite numbers, one sample for each label."""
-    arrays = jax.tree.leaves(inputs)
-    if not arrays or not all(map(_is_numbers, arrays)):
-        raise ValueError(f"{name}: inputs must be NumPy arrays of integers or floats, [N, ...]")
-    for x in arrays:
+def _check_samples(name: str, inputs: Any, labels: np.ndarray) -> None:
+    """Refuses inputs that have no sample for a label, or samples without a number."""
+    for x in jax.tree.leaves(inputs):
         if labels.shape != x.shape[:1]:
             count = len(x) if x.ndim else "no axis of"
             raise ValueError(f"{name}: {count} samples but labels of shape {labels.shape}")
         if 0 in x.shape[1:]:
             shape = list(x.shape[1:])
             raise ValueError(f"{name}: a sample is {shape}, an array without any number")
-        refuse_not_finite(f"{name}: inputs", x)
 
 
-def _is_numbers(x: Any) -> bool:
-    return isinstance(x, np.ndarray) and x.dtype.kind in "iuf"
-
-
-def _checked_groups(name: str, groups: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _checked_groups(name: str, groups: Any, labels: np.ndarray) -> np.ndarray:
     """The groups as int32 [N]."""
-    if groups.shape != labels.shape or groups.dtype.kind not in "iu":
-        raise ValueError(f"{name}: groups are {groups.dtype} {groups.shape}, not integers [N]")
-    return groups.astype(np.int32)
+    numbers = as_groups(f"{name}: groups", groups)
+    if numbers.shape != labels.shape:
+        raise ValueError(f"{name}: groups are {numbers.dtype} {numbers.shape}, not integers [N]")
+    return numbers
 
 
 def _check_tokens(name: str, inputs: Any, vocabulary: int) -> None:
@@ -211,8 +195,9 @@ def _usual_rule(name: str, inputs: Any, images: bool) -> Preprocess:
         if images:
             return Pixels()
         raise ValueError(
-            f"{name}: uint8 {list(x.shape)} are neither images, [N, H, W, channels], nor "
-            "tokens, of another integer type; give preprocess, which says what a model sees of them"
+            f"{name}: uint8 {list(x.shape)} are neither images, [N, H, W] or [N, H, W, channels], "
+            "nor tokens, of another integer type; give preprocess, which says what a model sees of "
+            "them"
         )
     return AsStored()
 

@@ -26,7 +26,8 @@ def test_a_set_is_never_in_memory_as_a_whole(tmp_path):
     image, count = pixels(64, 64, 3), 3_000  # 37 MB
     content = encoded(image)
     tracemalloc.start()
-    pile = Pile(decode_all(((i, content) for i in range(count)), None), tmp_path / "images.npy")
+    decoded = decode_all(((i, content) for i in range(count)), None)
+    pile = Pile(((key, image.pixels) for key, image in decoded), tmp_path / "images.npy")
     images = pile.stack(range(count))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -82,7 +82,7 @@ def test_a_dataset_checks_its_arrays():
         Dataset("d", images, np.zeros(3, int), ("a",))
     with pytest.raises(ValueError, match=r"uint8 \[2, 4\] are neither images"):
         Dataset("d", images[:, :, 0, 0], np.zeros(2, int), ("a",))
-    with pytest.raises(ValueError, match="must be NumPy arrays"):
+    with pytest.raises(ValueError, match="inputs are <U4; they must be integers or floats"):
         Dataset("d", [["text"]], np.zeros(1, int), ("a",))
     with pytest.raises(ValueError, match="Pixels, which is for images"):
         Dataset("d", np.zeros((2, 4)), np.zeros(2, int), ("a",), Pixels())
@@ -112,7 +112,8 @@ def test_images_with_channels_first_are_refused_or_said_to_be_none(dtype):
         (np.array([0.7, 1.7]), "values such as 0.7; they must be whole numbers"),
         (np.array([0.0, np.nan]), "values such as nan"),
         (np.array(["cat", "dog"]), r"labels are <U3; they must be integers from 0: .*np.unique"),
-        ([0, 1], "labels are a list; they must be a NumPy array"),
+        ({0, 1}, "labels is a set; give a NumPy array"),
+        (np.eye(2), r"labels of shape \(2, 2\); .* labels.argmax\(1\) makes them"),
     ],
 )
 def test_labels_that_are_no_whole_numbers_are_refused(labels, message):

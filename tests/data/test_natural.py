@@ -80,7 +80,7 @@ def test_a_set_without_groups():
         match=r"partition natural needs Dataset\.groups, .* and d has none",
     ):
         make_partition("natural", dataclasses.replace(DATASET, groups=None), 3)
-    with pytest.raises(ValueError, match="groups are float64"):
+    with pytest.raises(ValueError, match="groups of float64"):
         dataclasses.replace(DATASET, groups=np.zeros(24))
 
 

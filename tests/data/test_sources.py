@@ -88,7 +88,7 @@ def test_resize_takes_the_central_square():
     np.testing.assert_allclose(
         resize(image.transpose(0, 2, 1, 3), 2)[0], expected.transpose(1, 0, 2), atol=1
     )
-    np.testing.assert_allclose(decode("wide", encoded(image[0]), 2), expected, atol=1)
+    np.testing.assert_allclose(decode("wide", encoded(image[0]), 2).pixels, expected, atol=1)
     np.testing.assert_array_equal(resize(image, None), image)
     assert resize(image[..., :1], 3).shape == (1, 3, 3, 1)
 
@@ -105,7 +105,9 @@ def test_resize_averages():
 def test_image_modes(mode, channels):
     file = io.BytesIO()
     Image.fromarray(np.full((5, 4, 3), 255, np.uint8)).convert(mode).save(file, "PNG")
-    assert (decode(mode, file.getvalue(), None) == np.full((5, 4, channels), 255)).all()
+    for as_shown in (False, True):
+        pixels = decode(mode, file.getvalue(), None, as_shown=as_shown).pixels
+        assert (pixels == np.full((5, 4, channels), 255)).all()
 
 
 def test_truncated_image():

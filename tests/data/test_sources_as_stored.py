@@ -50,7 +50,7 @@ def test_small_grey_floats_are_images_and_one_line_says_so(tmp_path, caplog):
     np.testing.assert_array_equal(dataset.inputs[..., 0], images)
     assert isinstance(dataset.preprocess, Pixels)
     assert caplog.messages == [
-        "x is float64 (4, 6, 5) within -1 to 1: grey images. Call it inputs if it is none"
+        "npz:own.npz: x is float64 (4, 6, 5) within -1 to 1: grey images. Call it inputs if it is none"
     ]
 
 
@@ -90,10 +90,13 @@ def test_official_sets_by_a_mask(tmp_path):
         ({"x": LABELS}, "images of shape (4,)"),
         ({"x": RNG.integers(0, 9, (4, 5, 5))}, "int64 images"),
         ({"x": np.full((4, 2), 1 << 40)}, "x runs from 1099511627776"),
-        ({"x": WINDOWS > 0}, "images from False to True"),
-        ({"inputs": LABELS, "labels": LABELS}, "inputs is int64 (4,); samples are"),
-        ({"inputs": WINDOWS > 0, "labels": LABELS}, "inputs is bool"),
-        ({"x": WINDOWS, "group": LABELS / 2}, "group is float64 (4,), not integers or text [N]"),
+        ({"x": WINDOWS > 0}, "x is bool (4, 16, 9); call it images"),
+        ({"inputs": LABELS}, "inputs is int64 (4,); samples are"),
+        ({"inputs": WINDOWS > 0}, "inputs is bool"),
+        (
+            {"x": WINDOWS, "group": LABELS / 2},
+            "group of float64 (4,); they must be integers or text",
+        ),
         ({"x": WINDOWS, "group": LABELS[:2]}, "groups are int32 (2,)"),
         (
             {"x": WINDOWS, "class_names": ["a"]},

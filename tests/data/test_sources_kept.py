@@ -17,10 +17,8 @@ def fresh(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     decoded = []
     module = sys.modules["fedjax_ht.data.sources.image_folder"]
-    original = module.decode_members
-    monkeypatch.setattr(
-        module, "decode_members", lambda *args: decoded.append(1) or original(*args)
-    )
+    original = module.decode_files
+    monkeypatch.setattr(module, "decode_files", lambda *args: decoded.append(1) or original(*args))
     load = sys.modules["fedjax_ht.data.sources.registry"]._load.__wrapped__
 
     def run(name, data_dir, image_size=None):

@@ -5,7 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
-from fedjax_ht.core.inputs import AsStored
+from fedjax_ht.core.inputs import Standardised
 from fedjax_ht.data.files import limits
 from fedjax_ht.data.sources import load_dataset
 from tests.data.source_files import load_error, write
@@ -25,7 +25,7 @@ def test_a_table(tmp_path):
         and dataset.groups is None
         and dataset.name == "csv:own.csv"
     )
-    assert isinstance(dataset.preprocess, AsStored) and dataset.input_shape == (3,)
+    assert isinstance(dataset.preprocess, Standardised) and dataset.input_shape == (3,)
 
 
 FORMS = {
@@ -88,7 +88,7 @@ def test_columns_that_are_named(tmp_path):
         (
             TABLE.replace("label", "kind"),
             "",
-            "no column is called label, target, class, y; name the label as",
+            "no column is called label, labels, target, class, class index, y; name the label as",
         ),
         (
             TABLE,

@@ -58,8 +58,30 @@ def fetch(name: str, data_dir: Path) -> str:
 
 
 def user_path(path: str, data_dir: Path | None) -> Path:
-    """The path that a user wrote after a prefix: relative to `data_dir` if that is given."""
-    return Path(data_dir or ".", Path(path).expanduser())
+    """The path that a user wrote after a prefix: of the current folder, else below `data_dir`.
+
+    "." is `data_dir` itself.
+    """
+    here = Path(path).expanduser()
+    if data_dir is None or here.is_absolute() or (here.name and here.exists()):
+        return here
+    return data_dir / here
+
+
+def two_places(path: str, data_dir: Path | None) -> str:
+    """A line on a path that is in the current folder and below `data_dir`, "" for any other."""
+    here = user_path(path, data_dir)
+    if here.is_absolute() or data_dir is None:
+        return ""
+    below = data_dir / here
+    if not below.exists() or below.samefile(here):
+        return ""
+    return f"{here.absolute()} is read, of the current folder; {below} is there, too"
+
+
+def printable(name: str) -> str:
+    """A file's name as UTF-8 text, whatever the locale is; other bytes as backslash and number."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 @contextlib.contextmanager
@@ -81,7 +103,7 @@ def reading(path: Path, origin: Origin) -> Iterator[None]:
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
         # the system's, not a reader's own
         if isinstance(error, FileNotFoundError) and error.errno:
-            line += "; a path that is not absolute is one below data_dir"
+            line += "; it was looked for in the current folder and below data_dir"
         raise kind(f"{path}: {line}; expected {origin.expected}, {origin.how}") from error
 
 
@@ -89,13 +111,39 @@ def files_below(folder: Path) -> Iterator[Path]:
     """Yields the files below `folder` in sorted order.
 
     Links are followed; hidden files and folders are left out.
+
+    Raises:
+      ValueError: a link leads to a folder that it is in.
     """
+    for parent, _, files in _walk(folder):
+        for file in files:
+            yield Path(parent, file)
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yields (path, folders, files) of a folder and of all below, as os.walk, but sorted."""
     for parent, folders, files in os.walk(folder, followlinks=True):
         # in place: os.walk goes into the folders of this list, in its order
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for file in sorted(files):
-            if not file.startswith("."):
-                yield Path(parent, file)
+        for name in folders:
+            path = Path(parent, name)
+            # without end: os.walk would go round until the path is too long
+            if path.is_symlink() and Path(parent).resolve().is_relative_to(path.resolve()):
+                raise ValueError(f"{path} is a link to a folder that it is in; take it away")
+        yield parent, folders, sorted(name for name in files if not name.startswith("."))
+
+
+def listing(folder: Path) -> tuple[list[str], list[str]]:
+    """The files and the folders below a folder in sorted order, relative, "/" between folders.
+
+    Links are followed; hidden files and folders are left out.
+    """
+    files, folders = [], []
+    for parent, inner_folders, inner_files in _walk(folder):
+        above = Path(parent).relative_to(folder)
+        folders += [(above / name).as_posix() for name in inner_folders]
+        files += [(above / name).as_posix() for name in inner_files]
+    return files, folders
 
 
 def members(source: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, bytes]]:

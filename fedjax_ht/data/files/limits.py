@@ -5,6 +5,7 @@ pickle steps, the inflated SVHN 225 MB, ImageNet-21k 21,841 classes.
 """
 
 import reprlib
+from collections.abc import Sequence
 
 FILE_BYTES = 256 << 20  # of a file, or a file in an archive, that is read as a whole
 TEXT_BYTES = 16 << 20  # of JSON, which takes up to twenty times its size in memory
@@ -56,3 +57,19 @@ def short(value: object, length: int = 60) -> str:
     else:
         text = reprlib.repr(value)  # lists in lists may be without end
     return text if len(text) <= length else f"{text[:length]}..."
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Lists names in a message: the first of them, and how many more there are.
+
+    Examples:
+      >>> listed(["ant", "bee", "cow", "dog"], most=2)
+      'ant, bee and 2 more'
+    """
+    shown = [name if len(name) <= _NAME else f"{name[:_NAME]}..." for name in names[:most]]
+    if len(names) <= most:
+        return ", ".join(shown)
+    return f"{', '.join(shown)} and {len(names) - most} more"
+
+
+_NAME = 60  # characters: a file may hold a name of any length

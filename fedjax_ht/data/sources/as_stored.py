@@ -1,10 +1,8 @@
-"""Arrays that are no images and are kept as they are, and the groups of their samples."""
+"""Arrays that are no images and are kept as they are."""
 
 import numpy as np
 
-from fedjax_ht.data.dataset import refuse_not_finite
-
-_INT32 = np.iinfo(np.int32)
+from fedjax_ht.data.conversion import fits_device
 
 
 def as_stored(name: str, x: np.ndarray) -> np.ndarray:
@@ -18,35 +16,19 @@ def as_stored(name: str, x: np.ndarray) -> np.ndarray:
         type.
 
     Raises:
-      ValueError: of fewer than two axes, of another type, too large, NaN or infinite.
+      ValueError: of fewer than two axes, of another type, too large, NaN or infinite, or float64
+        that float32 cannot tell apart.
     """
     if x.ndim < 2 or x.dtype.kind not in "iuf":
         raise ValueError(
             f"{name} is {x.dtype} {x.shape}; samples are floats or integers of at least two axes"
         )
+    fits_device(name, x)
     if x.dtype.kind == "f":
-        refuse_not_finite(name, x)
         return x.astype(np.float16 if x.dtype.itemsize == 2 else np.float32, copy=False)
     if x.dtype.itemsize <= 2:
         return x.astype(x.dtype.newbyteorder("="), copy=False)
-    return _int32(name, x)
-
-
-def to_groups(name: str, owners: np.ndarray) -> np.ndarray:
-    """The group of each sample, int32 [N].
-
-    Args:
-      name: of the array, for the error.
-      owners: integers, or text [N], which is numbered in sorted order.
-
-    Raises:
-      ValueError: of another type or shape, or beyond int32.
-    """
-    if owners.ndim == 1 and owners.dtype.kind == "U":
-        return np.unique(owners, return_inverse=True)[1].astype(np.int32)
-    if owners.ndim != 1 or owners.dtype.kind not in "iu":
-        raise ValueError(f"{name} is {owners.dtype} {owners.shape}, not integers or text [N]")
-    return _int32(name, owners)
+    return x.astype(np.int32, copy=False)
 
 
 def refuse_image_size(image_size: int | None, subject: str = "it") -> None:
@@ -55,9 +37,3 @@ def refuse_image_size(image_size: int | None, subject: str = "it") -> None:
         raise ValueError(
             f"image_size is {image_size}, but {subject} holds no images; leave it at 0 (None)"
         )
-
-
-def _int32(name: str, x: np.ndarray) -> np.ndarray:
-    if x.size and not _INT32.min <= int(x.min()) <= int(x.max()) <= _INT32.max:
-        raise ValueError(f"{name} runs from {x.min()} to {x.max()}, beyond int32")
-    return x.astype(np.int32, copy=False)

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.files.archive import files_below
 from fedjax_ht.data.files.arrays import opened_npz
 from fedjax_ht.data.files.bounded import open_regular
+from fedjax_ht.data.files.stamps import stamp_of
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.pile import mapped
 
-_FORMAT = 2  # raise it when decoding changes, so that older files are not used
+_FORMAT = 3  # raise it when decoding changes, so that older files are not used
 _DAY = 86_400  # seconds
 
 
@@ -34,18 +35,18 @@ def cached(
 ) -> Dataset:
     """Returns `build(target)`, or its last result if the files of `sources` are the same.
 
-    They are the same by their names, sizes and times. There are two files per set and size, in
+    They are the same by their stamp, see `stamp_of`. There are two files per set and size, in
     `.fedjax_ht_cache` of `data_dir`, or in the user's cache folder if that is not writable: the
     images as an .npy, which the set maps, and an .npz of the rest, which has their SHA-256 and is
     renamed into place last. `target` is where `build` stacks the images (`pile.Pile`); without a
     writable folder, or room in it, it is None, nothing is kept, and the images are in memory.
     """
     assert data_dir is not None  # where the sources were found
-    key = hashlib.sha256(str(sources[0].resolve()).encode()).hexdigest()[:16]
+    key = hashlib.sha256(os.fsencode(sources[0].resolve())).hexdigest()[:16]
     stem = f"{name.partition(':')[0]}-{image_size or 'native'}-{key}"
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedjax_ht"
     folders = (data_dir / ".fedjax_ht_cache", user_cache)
-    stamp = _stamp(sources)
+    stamp = hashlib.sha256(f"{_FORMAT} {stamp_of(sources)}".encode()).hexdigest()
     for folder in folders:
         if dataset := _load(name, folder / f"{stem}.npz", stamp):
             return dataset
@@ -65,15 +66,6 @@ def cached(
                 _save(dataset, target, folder / f"{stem}.npz", stamp)
             return dataset
     return build(None)
-
-
-def _stamp(sources: Sequence[Path]) -> str:
-    digest = hashlib.sha256(str(_FORMAT).encode())
-    for source in sources:
-        for path in files_below(source) if source.is_dir() else (source,):
-            stat = path.stat()
-            digest.update(f"{path}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
 
 
 @contextlib.contextmanager
@@ -108,7 +100,13 @@ def _load(name: str, path: Path, stamp: str) -> Dataset | None:
             groups = arrays.get("groups")
             names = tuple(map(str, arrays["class_names"]))
             return Dataset(
-                name, mapped(images), arrays["labels"], names, official=official, groups=groups
+                name,
+                mapped(images),
+                arrays["labels"],
+                names,
+                official=official,
+                groups=groups,
+                reading=Reading.from_json(str(arrays["reading"])),
             )
     except Exception:  # zipfile, zlib and numpy each have their own for a damaged file
         return None
@@ -120,6 +118,8 @@ def _save(dataset: Dataset, target: Path, path: Path, stamp: str) -> None:
     arrays |= {"labels": dataset.labels, "class_names": np.array(dataset.class_names)}
     if dataset.groups is not None:
         arrays["groups"] = dataset.groups
+    if dataset.reading is not None:
+        arrays["reading"] = np.array(dataset.reading.to_json())
     arrays |= {"stamp": np.array(stamp), "images_sha256": np.array(_sha256(target))}
     with _temporary(path.parent) as rest:
         with open(rest, "wb") as file:

@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import Origin, reading, search
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.csv_file import rows_of
 from fedjax_ht.data.sources.images import decode_members
@@ -54,10 +55,16 @@ def read_camelyon17(data_dir: Path | None, image_size: int | None) -> Dataset:
 def _decode(table: Path, image_size: int | None, target: Path | None) -> Dataset:
     keys, values = _patches(table)
     labels, hospitals, splits = np.array(values).T
-    pile, _ = decode_members(table.parent, _PATCH, image_size, target)
+    pile, *_ = decode_members(table.parent, _PATCH, image_size, target)
     official = _official(hospitals, splits)
     return Dataset(
-        "camelyon17", pile.stack(keys), labels, CLASSES, official=official, groups=hospitals
+        "camelyon17",
+        pile.stack(keys),
+        labels,
+        CLASSES,
+        official=official,
+        groups=hospitals,
+        reading=Reading(path=str(table.parent)),
     )
 
 

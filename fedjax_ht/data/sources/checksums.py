@@ -6,7 +6,6 @@ as a part of the set: it is read, with one line.
 """
 
 import hashlib
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from fedjax_ht.data.files.bounded import open_regular
 
 def check_sum(
     sums: Mapping[str, str], path: Path, content: bytes | bytearray | None = None
-) -> None:
-    """Warns in one line if the publisher's file of this name has another MD5 sum.
+) -> tuple[str, ...]:
+    """Returns a line if the publisher's file of this name has another MD5 sum, else ().
 
     Args:
       sums: file name -> MD5 sum, as `Source.md5`; files of other names, and folders, pass.
@@ -25,14 +24,15 @@ def check_sum(
     """
     expected = sums.get(path.name)
     if expected is None or path.is_dir():
-        return
+        return ()
     if content is None:
         with open_regular(path) as file:
             digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
     else:
         digest = hashlib.md5(content, usedforsecurity=False)
-    if digest.hexdigest() != expected:
-        logging.warning(
-            f"{path}: its MD5 sum is {digest.hexdigest()}, the publisher's file has {expected}; it "
-            "is read all the same"
-        )
+    if digest.hexdigest() == expected:
+        return ()
+    return (
+        f"{path}: its MD5 sum is {digest.hexdigest()}, the publisher's file has {expected}; it is "
+        "read all the same",
+    )

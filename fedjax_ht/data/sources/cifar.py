@@ -15,6 +15,7 @@ import numpy as np
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.archive import Origin, members, reading, search, take
 from fedjax_ht.data.files.safe_pickle import load_pickle
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import resize
 from fedjax_ht.data.sources.source import Moments, Source
@@ -81,7 +82,9 @@ def find_cifar(name: str, data_dir: Path | None) -> tuple[Path, ...]:
     for version in ("python", "binary"):
         archives += [f"{layout.stem}-{version}.tar.gz", f"{layout.stem}-{version}.tar"]
     files = (*layout.folders, *archives, *layout.meta)
-    return (search(name, data_dir, (name, ""), files, _origin(name)),)
+    path = search(name, data_dir, (name, ""), files, _origin(name))
+    # data_dir is the extracted folder, under whatever name
+    return (path.parent if path.name in layout.meta else path,)
 
 
 def read_cifar(name: str, data_dir: Path | None, image_size: int | None) -> Dataset:
@@ -91,31 +94,37 @@ def read_cifar(name: str, data_dir: Path | None, image_size: int | None) -> Data
     """
     layout = _LAYOUTS[name]
     (source,) = find_cifar(name, data_dir)
-    if source.name in layout.meta:  # data_dir is the extracted folder, under whatever name
-        source = source.parent
     with reading(source, _origin(name)):
-        class_names, batches = _parse(layout, _contents(name, source))
+        contents, warnings = _contents(name, source)
+        class_names, batches = _parse(layout, contents)
     images = np.concatenate([images for images, _ in batches])
     labels = np.concatenate([labels for _, labels in batches])
     images = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     train = len(images) - len(batches[-1][1])  # the last batch is the test set
     official = {"train": np.arange(train), "test": np.arange(train, len(images))}
-    return Dataset(name, resize(images, image_size), labels, class_names, official=official)
+    return Dataset(
+        name,
+        resize(images, image_size),
+        labels,
+        class_names,
+        official=official,
+        reading=Reading(path=str(source), warnings=warnings),
+    )
 
 
-def _contents(name: str, source: Path) -> dict[str, bytes]:
-    """File name -> content, of the batches and class names in an archive or a folder."""
+def _contents(name: str, source: Path) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """File name -> content, of the batches and class names in an archive or a folder; and lines on
+    what looks wrong."""
     layout = _LAYOUTS[name]
     batches = "|".join(map(re.escape, (*layout.train, layout.test)))
     meta = "|".join(map(re.escape, layout.meta))
     pattern = re.compile(rf"^(?:\./)?(?:[^/]+/)?(?P<file>(?:{batches})(?:\.bin)?|{meta})$")
-    if source.is_file():
-        check_sum(MD5[name], source)
+    warnings = check_sum(MD5[name], source)
     contents = {match["file"]: content for match, content in members(source, pattern)}
     if source.is_dir():
         for file, content in contents.items():
-            check_sum(MD5[name], source / file, content)
-    return contents
+            warnings += check_sum(MD5[name], source / file, content)
+    return contents, warnings
 
 
 def _parse(

@@ -8,21 +8,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.inputs import CHANNELS
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import Origin, reading, user_path
 from fedjax_ht.data.files.bounded import opened_zip, read_whole
 from fedjax_ht.data.files.safe_pickle import load_npy
-from fedjax_ht.data.sources.as_stored import as_stored, refuse_image_size
+from fedjax_ht.data.labels import as_labels
+from fedjax_ht.data.reading import LeftOut, Reading
+from fedjax_ht.data.sources.as_stored import refuse_image_size
+from fedjax_ht.data.sources.client_samples import client_inputs
 from fedjax_ht.data.sources.images import resize
-from fedjax_ht.data.sources.labels import warn_of_empty_class_0
 from fedjax_ht.data.sources.source import Source
 
 _ORIGIN = Origin(
-    "config.json, train/ID.npz and test/ID.npz, each of integer y [n] and x: float [n, C, H, W], "
-    "in [-1, 1] if they "
-    "are images, or integer [n, L], or n pairs of a list of tokens and its length",
+    "config.json, train/ID.npz and test/ID.npz, each of integer y [n] and x: images [n, C, H, W] "
+    "of bool, bytes or floats in [-1, 1], other floats, integers [n, L], or n pairs of a list of "
+    "tokens and its length",
     "make them with a generate_*.py script of PFLlib or HtFLlib",
 )
 
@@ -36,13 +37,16 @@ class _Part(NamedTuple):
 
 
 def read_client_folders(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
-    """Reads PATH/train/ID.npz and PATH/test/ID.npz, PATH relative to `data_dir` if that is given.
+    """Reads PATH/train/ID.npz and PATH/test/ID.npz, PATH one of the current folder or `data_dir`.
 
     Samples are those of client 0 (train, then test), of client 1 and so on; `clients` says which,
-    without validation sets. Nothing in the pickled files is run. What they are goes by x:
+    without validation sets. Nothing in the pickled files is run. x and y are arrays, or lists of
+    them. What the samples are goes by x:
 
-        float [n, C, H, W], C 1 or 3, H and W above 1   images in [-1, 1], kept as bytes
-                                                        [n, H, W, C]
+        float [n, C, H, W], C 1 or 3, of the            images in [-1, 1], kept as bytes
+        proportions of an image                         [n, H, W, C]
+        bool or uint8 [n, C, H, W], [n, H, W, C] or     images, True being 255
+        [n, H, W]
         float [n, C, H, W], any other                   windows of any range: float32
                                                         [n, W, H, C], or [n, W, C] of H 1
         float of other axes                             as it is: rows of a table
@@ -56,7 +60,9 @@ def read_client_folders(path: str, data_dir: Path | None, image_size: int | None
     nothing in a file says which of the two was done.
 
     Without a config.json, which generate_Shakespeare.py does not write, the clients are the files
-    of train/, and the classes are as many as the largest label needs.
+    of train/. The classes are as many as it says, or as the largest label needs. Labels with gaps,
+    where it counts the labels that there are (generate_iWildCam.py), are numbered anew, and classes
+    have the labels for names.
     """
     root = user_path(path, data_dir)
     num_clients, num_classes = _sizes(root)
@@ -77,11 +83,48 @@ def read_client_folders(path: str, data_dir: Path | None, image_size: int | None
             inputs = resize(inputs, image_size)
         else:
             refuse_image_size(image_size)
-        warn_of_empty_class_0(root, labels)
-        class_names = limits.numbered_classes(num_classes or int(labels.max()) + 1)
+        labels, class_names, converted = _classes(labels, num_classes)
+        left_out = _others(root, num_clients)
         return Dataset(
-            f"client_folders:{path}", inputs, labels, class_names, clients=tuple(clients)
+            f"client_folders:{path}",
+            inputs,
+            labels,
+            class_names,
+            clients=tuple(clients),
+            reading=Reading(
+                path=str(root),
+                left_out=left_out,
+                converted=converted,
+                warnings=(*map("left out: {}".format, left_out), *converted),
+            ),
         )
+
+
+def _classes(
+    labels: np.ndarray, num_classes: int | None
+) -> tuple[np.ndarray, tuple[str, ...], tuple[str, ...]]:
+    """Labels, the classes' names, and a phrase where labels with gaps were numbered anew."""
+    values = np.unique(labels)
+    if num_classes is None or values[-1] < num_classes or len(values) > num_classes:
+        return labels, limits.numbered_classes(num_classes or int(values[-1]) + 1), ()
+    names = tuple(map(str, values.tolist()))
+    phrase = f"labels {limits.listed(names)} numbered 0 to {len(names) - 1}"
+    return np.searchsorted(values, labels), names, (phrase,)
+
+
+def _others(root: Path, num_clients: int) -> tuple[LeftOut, ...]:
+    """Files of clients beyond those that config.json counts."""
+    left_out = []
+    for split in ("train", "test"):
+        files = [
+            file
+            for file in (root / split).glob("*.npz")
+            if not (file.stem.isdecimal() and int(file.stem) < num_clients)
+        ]
+        if files:
+            why = f"config.json has num_clients {num_clients}"
+            left_out.append(LeftOut(len(files), f"files .npz of {split}/", why))
+    return tuple(left_out)
 
 
 def _joined(parts: Sequence[_Part]) -> _Part:
@@ -101,8 +144,10 @@ def _sizes(root: Path) -> tuple[int, int | None]:
         config = json.loads(read_whole(root / "config.json", limits.TEXT_BYTES))
         if not isinstance(config, dict):
             raise ValueError("not a JSON object")
-        num_clients, num_classes = (_count(config, key) for key in ("num_clients", "num_classes"))
-        limits.numbered_classes(num_classes)
+        num_clients, num_classes = _count(config, "num_clients"), None
+        if "num_classes" in config:  # PFLlib's first versions wrote none
+            num_classes = _count(config, "num_classes")
+            limits.numbered_classes(num_classes)
         return num_clients, num_classes
 
 
@@ -118,84 +163,26 @@ def _read_part(path: Path) -> _Part:
         with opened_zip(path) as archive:
             data = load_npy(io.BytesIO(archive.read("data.npy")))
         entries = data if isinstance(data, dict) else {}
-        x, y = entries.get("x"), entries.get("y")
-        if (
-            isinstance(x, np.ndarray | list)
-            and isinstance(y, np.ndarray)
-            and y.dtype.kind in "iu"
-            and y.shape == (len(x),)
-        ):
-            return _Part(*_inputs(x), y)
+        x, y = entries.get("x"), _labels(entries.get("y"))
+        if isinstance(x, np.ndarray | list) and y is not None and y.shape == (len(x),):
+            return _Part(*client_inputs(x), y)
         raise ValueError("data is not a dict of x, n samples, and integer y [n]")
 
 
-def _inputs(x: np.ndarray | list) -> tuple[str, np.ndarray]:
-    """The kind of a client's samples, and the samples as they are kept."""
-    if isinstance(x, list):
-        return "texts", _texts(x)
-    if x.dtype.hasobject:
-        return "texts", _texts(x.tolist())
-    if x.dtype.kind != "f":
-        return "texts", _tokens(x)
-    if x.ndim != 4:
-        return "rows", as_stored("x", x)
-    if x.shape[1] in CHANNELS and min(x.shape[2:]) > 1:
-        return "images", _images(x)
-    windows = as_stored("x", x).transpose(0, 3, 2, 1)  # time first
-    if windows.shape[2] == 1:
-        windows = windows[:, :, 0]
-    return "windows", np.ascontiguousarray(windows)
-
-
-def _tokens(x: np.ndarray) -> np.ndarray:
-    """Integers [n, L] as int32."""
-    if x.dtype.kind not in "iu" or x.ndim != 2:
-        raise ValueError(f"x is {x.dtype} {x.shape}, neither floats nor integers [n, L]")
-    if x.size and x.min() < 0:
-        raise ValueError(f"x has the token {x.min()}; tokens are 0 or more")
-    return as_stored("x", x).astype(np.int32, copy=False)
-
-
-def _images(x: np.ndarray) -> np.ndarray:
-    """Floats [n, C, H, W] in [-1, 1] to bytes [n, H, W, C]."""
-    if x.size and not -1 <= x.min() <= x.max() <= 1:
-        raise ValueError(f"x runs from {x.min()} to {x.max()}, not within -1 to 1")
-    return np.round((x * 0.5 + 0.5) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
-
-
-def _texts(pairs: list) -> np.ndarray:
-    """int32 [n, L] of n pairs of a list of L tokens and how many of them are no padding."""
-    for pair in pairs:
-        match pair:
-            # Types before numpy sees them: among texts of any length it would give each number the
-            # longest one's room.
-            case (list() | tuple() as tokens, int()) if set(map(type, tokens)) <= {int}:
-                pass
-            case _:
-                raise ValueError(
-                    "x holds something else than pairs of a list of integers and its length"
-                )
-    if len(sizes := {len(tokens) for tokens, _ in pairs}) > 1:
-        raise ValueError(
-            f"x has texts of {min(sizes)} to {max(sizes)} tokens, padding counted; all must be as "
-            "long"
-        )
-    if not pairs:
-        return np.zeros((0, 0), np.int32)
-    tokens, lengths = (np.array(values, np.int64) for values in zip(*pairs))
-    behind = np.arange(tokens.shape[1]) >= lengths[:, None]
-    fits = 0 <= lengths.min() <= lengths.max() <= tokens.shape[1]
-    if not fits or tokens.min(initial=0) < 0 or tokens[behind].any():
-        raise ValueError(
-            "x has tokens below 0, or a length that is not that of its text: behind it is only "
-            "padding, 0"
-        )
-    return as_stored("x", tokens)
+def _labels(y: object) -> np.ndarray | None:
+    """Integers [n] of an array or a list of numbers; None of anything else."""
+    # types before numpy sees them: a text would give each entry its room
+    if isinstance(y, list) and all(isinstance(label, int | float | np.number) for label in y):
+        y = np.array(y)
+    if not isinstance(y, np.ndarray) or y.dtype.kind not in "iubf":
+        return None
+    return as_labels("y", y)
 
 
 CLIENT_FOLDERS = Source(
     name="client_folders",
     argument="PATH",
+    place=user_path,
     about="PFLlib's and HtFLlib's generate_*.py scripts make these folders, and they have no "
     "address",
     read=read_client_folders,

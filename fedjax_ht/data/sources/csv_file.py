@@ -1,4 +1,4 @@
-"""Tables as text: .csv files of anyone, with a header line."""
+"""Tables as text: .csv files of anyone, with a header line, one file or one a client."""
 
 import array
 import csv
@@ -9,16 +9,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.names import unknown
+from fedjax_ht.core.inputs import Standardised
+from fedjax_ht.data.conversion import as_groups, refuse_merged
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files import limits
-from fedjax_ht.data.files.archive import Origin, reading, user_path
+from fedjax_ht.data.files.archive import Origin, reading
 from fedjax_ht.data.files.bounded import read_whole
-from fedjax_ht.data.sources.as_stored import refuse_image_size, to_groups
+from fedjax_ht.data.reading import Reading
+from fedjax_ht.data.sources.as_stored import refuse_image_size
+from fedjax_ht.data.sources.columns import (
+    NOT_NAMED,
+    Columns,
+    Roles,
+    named_in,
+    refuse_two_owners,
+    roles_of,
+)
 from fedjax_ht.data.sources.source import Source
-
-LABELS, GROUPS = ("label", "target", "class", "y"), ("group", "person")
-"""Names of columns, in small letters, that are the label or the group if none is named."""
+from fedjax_ht.data.sources.table_checks import class_lines, refuse_giveaways
+from fedjax_ht.data.sources.table_files import Owners, owners_of, table_files, table_place
+from fedjax_ht.data.sources.table_values import Texts, append, numbered
 
 _HEADER = 1 << 16  # bytes of it in which separators are counted
 _ORIGIN = Origin(
@@ -41,40 +51,60 @@ class Rows(NamedTuple):
     rows: Iterator[tuple[int, list[str]]]
 
 
-def read_csv(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
-    """Reads PATH, PATH:LABEL or PATH:LABEL:GROUP, PATH relative to `data_dir` if that is given.
+def read_csv(
+    path: str, data_dir: Path | None, image_size: int | None, columns: Columns = NOT_NAMED
+) -> Dataset:
+    """Reads PATH, PATH:LABEL or PATH:LABEL:GROUP, PATH one of the current folder or `data_dir`.
 
-    The file is .csv or .csv.gz. LABEL is the column of the labels, GROUP that of whose a sample is
-    (`Dataset.groups`); by default those called as `LABELS` and `GROUPS` say, of a group there need
-    be none. All other columns are the samples, float32 [N, columns] as stored. Classes are named by
-    the labels, in sorted order, by value if all are whole numbers; so are groups, which keep their
-    numbers if they have some.
+    It is a .csv or .csv.gz, or a folder of them with the same columns: one a client, whose samples
+    are a group, or, where all are called like sets (train.csv, test.csv), the official sets. LABEL
+    is the column of the labels, GROUP that of whose a sample is (`Dataset.groups`); by default
+    those called as `columns.LABELS` and `columns.GROUPS` say, of a group there need be none. All
+    other columns are the samples, float32 as stored, and a model sees them standardised by the
+    training samples. Classes are named by the labels, in sorted order, by value if all are whole
+    numbers without leading zeros; so are groups, which keep their numbers if they have some.
 
     Raises:
-      ValueError: there is no such column, a value is missing, or a column holds text. The line says
-        which.
+      ValueError: there is no such column, a value is missing, a column holds text, or a column is
+        plausibly not what it is taken for. The line says which.
     """
-    file, *named = path.split(":")
-    file = user_path(file, data_dir)
-    with reading(file, _ORIGIN):
+    place = table_place(path, data_dir)
+    with reading(place, _ORIGIN):
+        named = named_in(path, columns)
         refuse_image_size(image_size)
-        if len(named) > 2:
-            raise ValueError(
-                f"{len(named)} columns are named, {', '.join(named)}; name a label and a group at "
-                "most, as csv:PATH:LABEL:GROUP"
-            )
-        columns, rows = rows_of(file)
-        label, group = (*named, "", "")[:2]
-        label = _column("label", label, columns, LABELS)
-        if group or _called(columns, GROUPS):
-            group = _column("group", group, columns, GROUPS)
-        if label == group:
-            raise ValueError(f"column {label!r} is named twice")
-        special = [label, group] if group else [label]
-        inputs, (labels, *owners) = _values(columns, rows, special)
-        numbers, names = _numbered(label, labels)
-        groups = _groups(group, owners[0]) if owners else None
-        return Dataset(f"csv:{path}", inputs, numbers, tuple(map(str, names)), groups=groups)
+        files, left_out, left_out_line = table_files(place)
+        tables = [rows_of(file) for file in files]
+        for file, table in zip(files, tables):
+            _refuse_other_columns(file, table.columns, files[0], tables[0].columns)
+        roles = roles_of(tables[0].columns, named, "csv")
+        values = _values(roles, files, tables)
+        labels, class_names = numbered(roles.label, values.labels)
+        names = tuple(map(str, class_names))
+        warnings = refuse_giveaways(roles, values.inputs, labels)
+        warnings += class_lines(f"column {roles.label!r}", labels, names)
+        if roles.sentence:
+            warnings = (roles.sentence, *warnings)
+        warnings += left_out_line
+        owners = owners_of(files, values.counts)
+        groups, group_names = _groups(roles.group, values.groups, owners)
+        refuse_merged("the table", values.inputs, roles.features)
+        return Dataset(
+            f"csv:{path}",
+            values.inputs.astype(np.float32),
+            labels,
+            names,
+            preprocess=Standardised(),
+            official=owners.official,
+            groups=groups,
+            reading=Reading(
+                path=str(place),
+                label=roles.label,
+                features=roles.features,
+                group_names=group_names,
+                left_out=left_out,
+                warnings=warnings,
+            ),
+        )
 
 
 def rows_of(path: Path) -> Rows:
@@ -115,142 +145,127 @@ def rows_of(path: Path) -> Rows:
     return Rows(columns, rows())
 
 
-def _called(columns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The columns of such a name, the first names first."""
-    called = []
-    for name in names:
-        called += [column for column in columns if column.lower() == name]
-    return called
-
-
-def _column(role: str, named: str, columns: Sequence[str], default: Sequence[str]) -> str:
-    """The column of the labels or groups: the one that is named, or has a default name."""
-    ending = ", ..." if len(columns) > 20 else ""
-    known = f"the columns are {', '.join(columns[:20])}{ending}"
-    if named and named not in columns:
-        raise ValueError(unknown("column", named, columns, known))
-    candidates = [named] if named else _called(columns, default)
-    if not candidates:
+def _refuse_other_columns(
+    file: Path, columns: Sequence[str], first: Path, of_first: Sequence[str]
+) -> None:
+    """Refuses a file of a folder whose columns are not those of the first file."""
+    if set(columns) != set(of_first):
+        missing = sorted(set(of_first) - set(columns))
+        more = sorted(set(columns) - set(of_first))
         raise ValueError(
-            f"no column is called {', '.join(default)}; name the {role} as csv:PATH:LABEL; {known}"
+            f"{file.name} has other columns than {first.name}: without {limits.listed(missing)}, "
+            f"with {limits.listed(more)}; all files of a folder need the same"
         )
-    return candidates[0]
 
 
-class _Texts(NamedTuple):
-    """A column of texts, many of them the same.
+class _Values(NamedTuple):
+    """The values of a table.
 
     Attributes:
-      codes: text -> its number in the order of coming.
-      places: number of each row's text.
+      inputs: float64 [N, features].
+      labels, groups: the texts of these columns; of groups none where there is no such column.
+      counts: rows of each file.
     """
 
-    codes: dict[str, int]
-    places: array.array
+    inputs: np.ndarray
+    labels: Texts
+    groups: Texts
+    counts: list[int]
 
 
-def _values(
-    columns: Sequence[str], rows: Iterator, special: Sequence[str]
-) -> tuple[np.ndarray, list[_Texts]]:
-    """float32 [N, all columns but the special ones], and the texts of each special column."""
-    places = [columns.index(name) for name in special]
-    plain = [name for name in columns if name not in special]
-    if not plain:
-        raise ValueError(f"it has no column of numbers beside {' and '.join(special)}")
-    # arrays of numbers, since lists would take eight times their memory
-    values, lines = array.array("f"), array.array("q")
-    texts = [_Texts({}, array.array("i")) for _ in special]
-    for line, row in rows:
-        for column, name, place in zip(texts, special, places):
-            cell = row[place].strip()
-            if not cell:
-                raise ValueError(f"line {line} has no value in column {name!r}")
-            _append(column, cell)
-        for place in sorted(places, reverse=True):
-            del row[place]
-        try:
-            values.extend(map(float, row))
-        except ValueError:
-            raise ValueError(_no_number(line, plain, row)) from None
-        lines.append(line)
-    if not lines:
-        raise ValueError("it has no rows")
-    inputs = np.frombuffer(values, np.float32).reshape(len(lines), -1)
-    if len(bad := np.argwhere(~np.isfinite(inputs))):
-        row, column = bad[0]
-        raise ValueError(
-            f"line {lines[row]} has {inputs[row, column]} in column {plain[column]!r}; {_FILL}"
-        )
-    return inputs, texts
+def _values(roles: Roles, files: Sequence[Path], tables: Sequence[Rows]) -> _Values:
+    """Reads the rows of all files."""
+    # arrays of numbers, since lists would take four times their memory
+    values, counts = array.array("d"), []
+    labels, groups = Texts({}, array.array("i")), Texts({}, array.array("i"))
+    for file, table in zip(files, tables):
+        where = "" if len(files) == 1 else f"{file.name}, "
+        positions = dict(zip(table.columns, range(len(table.columns))))
+        places = [positions[name] for name in roles.features]
+        special = [(roles.label, positions[roles.label], labels)]
+        if roles.group:
+            special.append((roles.group, positions[roles.group], groups))
+        count = 0
+        for line, row in table.rows:
+            for name, position, column in special:
+                cell = row[position].strip()
+                if not cell:
+                    raise ValueError(f"{where}line {line} has no value in column {name!r}")
+                append(column, cell)
+            values.extend(_numbers(f"{where}line {line}", roles.features, [row[i] for i in places]))
+            count += 1
+        if not count:
+            raise ValueError(f"{where}it has no rows".removeprefix(", "))
+        counts.append(count)
+        limits.keep("the table", sum(counts), limits.TABLE_ROWS, "rows")
+        limits.keep("the table", len(values), limits.TABLE_CELLS, "cells")
+    inputs = np.frombuffer(values, np.float64).reshape(sum(counts), -1)
+    return _Values(inputs, labels, groups, counts)
 
 
 _FILL = "fill in such values, or leave out the row or the column"
 _MISSING = ("", "?", "-", "na", "n/a", "nan", "null", "none")
+_LARGEST = float(np.finfo(np.float32).max)
 
 
-def _no_number(line: int, columns: Sequence[str], row: Sequence[str]) -> str:
+def _numbers(place: str, columns: Sequence[str], row: Sequence[str]) -> list[float]:
+    """The numbers of a row, all of which float32 has.
+
+    Raises:
+      ValueError: a cell is no number. The line names it.
+    """
+    text = "".join(row)
+    try:
+        # Python reads 1_000 and digits of every script as numbers, which no other program writes
+        if "_" in text or not text.isascii():
+            raise ValueError(text)
+        numbers = list(map(float, row))
+    except ValueError:
+        raise ValueError(_no_number(place, columns, row)) from None
+    for name, number in zip(columns, numbers):
+        if not -_LARGEST <= number <= _LARGEST:
+            shown = "inf" if number > 0 else "-inf"
+            shown = "nan" if number != number else shown
+            raise ValueError(f"{place} has {shown} in column {name!r}; {_FILL}")
+    return numbers
+
+
+def _no_number(place: str, columns: Sequence[str], row: Sequence[str]) -> str:
     """The message of the first cell that is no number."""
     for name, cell in zip(columns, row):
         try:
             float(cell)
         except ValueError:
             if cell.strip().lower() in _MISSING:
-                return f"line {line} has no value in column {name!r}; {_FILL}"
-            return (
-                f"column {name!r} holds text, {limits.short(cell)} in line {line}; make it "
-                "numbers, or leave the column out"
-            )
+                return f"{place} has no value in column {name!r}; {_FILL}"
+        else:
+            if "_" not in cell and cell.isascii():
+                continue
+        return (
+            f"column {name!r} holds text, {limits.short(cell)} in {place}; make it numbers, or "
+            "leave the column out"
+        )
     raise AssertionError("each is a number")
 
 
-def _groups(name: str, column: _Texts) -> np.ndarray:
-    """The group of each row: numbers as they are, texts by their places."""
-    places, values = _numbered(name, column)
+def _groups(name: str, column: Texts, owners: Owners) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """The group of each row, and the names of groups that are no numbers."""
+    if owners.groups is not None:
+        refuse_two_owners(name)
+        return owners.groups, owners.names
+    if not name:
+        return None, ()
+    places, values = numbered(name, column)
     if isinstance(values[0], int):
-        places = np.array(values)[places]
-    return to_groups(name, places)
-
-
-def _append(column: _Texts, text: str) -> None:
-    column.places.append(column.codes.setdefault(text, len(column.codes)))
-    limits.keep("a column", len(column.codes), limits.CLASSES, "classes or groups")
-
-
-def _numbered(name: str, column: _Texts) -> tuple[np.ndarray, list]:
-    """Each row's place among the values of a column, int [N], and the values in order.
-
-    Values are whole numbers if all are, else texts.
-    """
-    texts = list(column.codes)
-    values = _whole(name, texts) or texts
-    ordered = sorted(set(values))
-    place = dict(zip(ordered, range(len(ordered))))
-    places = np.array([place[value] for value in values])
-    # of each different text, and by `column.places` of each row
-    return places[np.frombuffer(column.places, np.int32)], ordered
-
-
-def _whole(name: str, texts: Sequence[str]) -> list[int] | None:
-    """The whole numbers that texts are, such as "3" or "3.0"; None if some text is none."""
-    try:
-        return [int(text) for text in texts]
-    except ValueError:
-        pass
-    try:
-        numbers = [float(text) for text in texts]
-    except ValueError:
-        return None
-    for number in numbers:
-        if not number.is_integer():
-            raise ValueError(
-                f"column {name!r} has {number}; classes and groups are whole numbers or texts"
-            )
-    return [int(number) for number in numbers]
+        return as_groups(name, np.array(values)[places]), ()
+    return as_groups(name, places), tuple(map(str, values))
 
 
 CSV = Source(
     name="csv",
     argument="PATH",
-    about="it is a table of your own, and nothing is to be downloaded",
+    about="it is a table of your own, or a folder of them, and nothing is to be downloaded",
     read=read_csv,
+    place=table_place,
+    columns=True,
 )

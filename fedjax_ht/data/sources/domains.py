@@ -1,29 +1,31 @@
 """Images of several domains, one folder a domain: Office-Caltech, DomainNet, PACS and the like."""
 
 import functools
-import logging
 import re
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files import limits
-from fedjax_ht.data.files.archive import Origin, reading, user_path
+from fedjax_ht.data.files.archive import Origin, listing, printable, reading, user_path
 from fedjax_ht.data.files.bounded import read_whole
+from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.data.sources.cache import cached
-from fedjax_ht.data.sources.images import decode_members
+from fedjax_ht.data.sources.image_files import left_out_line, sorted_out
+from fedjax_ht.data.sources.images import decode_files
 from fedjax_ht.data.sources.source import Source
+from fedjax_ht.data.sources.split_names import refuse_set_names
 
 _ORIGIN = Origin(
-    "DOMAIN/CLASS/*.png (or .jpg, .jpeg, .bmp, .ppm, .pgm, .webp, .tif), with "
+    "DOMAIN/CLASS/*.png (or .jpg, .jpeg, .jfif, .gif, .bmp, .ppm, .pgm, .webp, .tif), with "
     "splits/DOMAIN_train.txt and splits/DOMAIN_test.txt for each domain or for none",
     "put each domain in a folder of its own, and in it each class",
 )
-_FILE = re.compile(
-    r"^(?P<image>(?!splits/)(?P<domain>[^/]+)/(?:images/)?(?P<class>[^/]+)/"
-    r".+\.(?i:png|jpe?g|bmp|p[gp]m|webp|tiff?))$"
-)
+_LISTS = "splits"  # the folder of DomainNet's lists
 _SPLITS = ("train", "test")
 _SIZE = 64  # of DomainNet in PFLlib and HtFLlib
 
@@ -31,9 +33,9 @@ _SIZE = 64  # of DomainNet in PFLlib and HtFLlib
 def read_domains(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
     """Reads PATH/DOMAIN/CLASS/... or PATH/DOMAIN/images/CLASS/...
 
-    PATH is relative to `data_dir` if that is given. `Dataset.groups` are the domains, numbered by
-    their names in sorted order. Classes are those of all domains, sorted by name; a domain need not
-    have each, and a warning says which has not. With DomainNet's lists, lines
+    PATH is one of the current folder, or below `data_dir`. `Dataset.groups` are the domains,
+    numbered by their names in sorted order. Classes are those of all domains, sorted by name; a
+    domain need not have each, and a warning says which has not. With DomainNet's lists, lines
     "DOMAIN/CLASS/FILE NUMBER" in PATH/splits/DOMAIN_train.txt and _test.txt, the set is the images
     that they name, numbers are those of the lists, and the lists are the official sets. Images are
     64 by 64 unless `image_size` is given, and grey only if all are.
@@ -46,38 +48,80 @@ def read_domains(path: str, data_dir: Path | None, image_size: int | None) -> Da
         return cached(f"domains:{path}", image_size or _SIZE, root, (root,), build)
 
 
+class _Places(NamedTuple):
+    """The domain and the class of each image, by its name, and the images that are in no class."""
+
+    domains: dict[str, str]
+    classes: dict[str, str]
+    strays: tuple[LeftOut, ...]
+
+
 def _decode(path: str, root: Path, image_size: int, target: Path | None) -> Dataset:
-    pile, _ = decode_members(root, _FILE, image_size, target)
-    matches = {key: match for key in pile.places if (match := _FILE.search(key))}
-    domains = sorted({match["domain"] for match in matches.values()})
+    files = sorted_out(*listing(root))
+    places = _places(files.images)
+    domains = sorted(set(places.domains.values()))
     lists = _lists(root, domains)
     listed = lists["train"] | lists["test"]
-    keys = list(listed or matches)
-    if missing := [key for key in listed if key not in matches]:
+    keys = list(listed or places.classes)
+    if missing := [key for key in listed if key not in places.classes]:
         raise ValueError(
             f"{len(missing)} of {len(listed)} images of the lists are missing, such as {missing[0]}"
         )
-    names, image_domains = [], []
-    for key in keys:
-        names.append(matches[key]["class"])
-        image_domains.append(matches[key]["domain"])
-    classes, official = sorted(set(names)), {}
+    names = [places.classes[key] for key in keys]
+    classes, official, unlisted = sorted(set(names)), {}, ()
     if listed:
         classes = _numbered(names, list(listed.values()))
         train = len(lists["train"])
         official = {"train": np.arange(train), "test": np.arange(train, len(keys))}
+        if more := len(places.classes) - len(listed):
+            unlisted = (LeftOut(more, "images", "in no list of splits/"),)
+    refuse_set_names(classes, "classes", "DOMAIN/CLASS/IMAGE")
+    refuse_set_names(domains, "domains", "and read sets as folder:PATH")
     number = dict(zip(classes, range(len(classes))))
     labels = np.array([number[name] for name in names])
-    groups = np.searchsorted(domains, image_domains)
-    _warn_of_other_classes(root, domains, groups, classes, labels)
+    groups = np.searchsorted(domains, [places.domains[key] for key in keys])
+    pile, _, converted = decode_files(root, keys, image_size, target)
     return Dataset(
         f"domains:{path}",
         pile.stack(keys),
         labels,
-        tuple(classes),
+        tuple(map(printable, classes)),
         official=official,
         groups=groups,
+        reading=Reading(
+            path=str(root),
+            group_names=tuple(map(printable, domains)),
+            left_out=(*files.left_out, *places.strays, *unlisted),
+            converted=converted,
+            warnings=(
+                *left_out_line(files, places.strays),
+                *_other_classes(domains, groups, classes, labels),
+            ),
+        ),
     )
+
+
+def _places(images: Mapping[str, tuple[str, ...]]) -> _Places:
+    """Finds the domain and class of each image by the folders above it."""
+    domains, classes, strays = {}, {}, Counter()
+    for name, (*above,) in images.items():
+        if above[:1] == [_LISTS]:
+            strays[_LISTS] += 1
+            continue
+        inner = above[1:]
+        if inner[:1] == ["images"]:
+            inner = inner[1:]
+        if inner:
+            domains[name], classes[name] = above[0], inner[0]
+        else:
+            strays["/".join(above)] += 1
+    left_out = []
+    for folder, count in strays.items():
+        place = f"images in {printable(folder)}" if folder else "images outside of folders"
+        left_out.append(LeftOut(count, place, "in no folder of a class of a domain"))
+    if not classes:
+        raise ValueError(f"no images, only {', '.join(map(str, left_out))}")
+    return _Places(domains, classes, tuple(left_out))
 
 
 def _lists(root: Path, domains: list[str]) -> dict[str, dict[str, int]]:
@@ -127,23 +171,23 @@ def _numbered(names: list[str], numbers: list[int]) -> list[str]:
     return classes
 
 
-def _warn_of_other_classes(
-    root: Path, domains: list[str], groups: np.ndarray, classes: list[str], labels: np.ndarray
-) -> None:
+def _other_classes(
+    domains: list[str], groups: np.ndarray, classes: list[str], labels: np.ndarray
+) -> list[str]:
+    """Lines on domains that have no images of a class."""
+    lines = []
     for i, domain in enumerate(domains):
         missing = np.setdiff1d(np.arange(len(classes)), labels[groups == i]).tolist()
         if missing:
-            names = ", ".join(classes[c] for c in missing[:5])
-            if len(missing) > 5:
-                names += ", ..."
-            logging.warning(
-                f"{root}: domain {domain} has no images of {len(missing)} of the classes: {names}"
-            )
+            names = limits.listed([classes[c] for c in missing])
+            lines.append(f"domain {domain} has no images of {len(missing)} of the classes: {names}")
+    return lines
 
 
 DOMAINS = Source(
     name="domains",
     argument="PATH",
+    place=user_path,
     about="they are folders of your own, and nothing is to be downloaded",
     read=read_domains,
 )

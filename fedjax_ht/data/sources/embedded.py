@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.as_stored import refuse_image_size
 from fedjax_ht.data.sources.har import CLASSES
 from fedjax_ht.data.sources.idx import FASHION_CLASSES, MNIST_MOMENTS
@@ -22,7 +23,9 @@ def read_fashion_mnist_10k(data_dir: Path | None, image_size: int | None) -> Dat
     """
     with np.load(_FOLDER / "fashion_mnist_10k.npz") as arrays:
         images, labels = arrays["images"], arrays["labels"]
-    return Dataset("fashion_mnist_10k", resize(images, image_size), labels, FASHION_CLASSES)
+    return Dataset(
+        "fashion_mnist_10k", resize(images, image_size), labels, FASHION_CLASSES, reading=Reading()
+    )
 
 
 def read_har_10persons(data_dir: Path | None, image_size: int | None) -> Dataset:
@@ -35,7 +38,7 @@ def read_har_10persons(data_dir: Path | None, image_size: int | None) -> Dataset
     refuse_image_size(image_size, "har_10persons")
     with np.load(_FOLDER / "har_10persons.npz") as arrays:
         windows, labels, persons = arrays["windows"], arrays["labels"], arrays["persons"]
-    return Dataset("har_10persons", windows, labels, CLASSES, groups=persons)
+    return Dataset("har_10persons", windows, labels, CLASSES, groups=persons, reading=Reading())
 
 
 _ABOUT = "it is part of the package, and nothing is to be downloaded"

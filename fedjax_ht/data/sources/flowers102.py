@@ -12,6 +12,7 @@ import numpy as np
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.archive import Origin, reading, search, take
 from fedjax_ht.data.files.mat import load_mat
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import decode_members
@@ -64,21 +65,21 @@ def _decode(
     source: Path, labels_file: Path, sets_file: Path, size: int, target: Path | None
 ) -> Dataset:
     with reading(labels_file, Origin("labels [1, n] from 1 to 102", _PAGE)):
-        check_sum(MD5, labels_file)
+        warnings = check_sum(MD5, labels_file)
         labels = (
             take(load_mat("flowers102", labels_file), ("labels",), "arrays")[0]
             .ravel()
             .astype(np.int64)
         )
     with reading(sets_file, Origin("trnid, valid and tstid", _PAGE)):
-        check_sum(MD5, sets_file)
+        warnings += check_sum(MD5, sets_file)
         arrays = take(load_mat("flowers102", sets_file), ("trnid", "valid", "tstid"), "arrays")
         train, val, test = (array.ravel().astype(np.int64) - 1 for array in arrays)
         if not all(0 <= i < len(labels) for i in (*train, *val, *test)):
             raise ValueError(f"an image number is not in 1 to {len(labels)}")
     with reading(source, Origin("image_00001.jpg and so on, one a label", _PAGE)):
-        check_sum(MD5, source)
-        pile, _ = decode_members(
+        warnings += check_sum(MD5, source)
+        pile, *_ = decode_members(
             source, re.compile(r"(?:^|/)(?P<image>image_\d{5})\.jpg$"), size, target
         )
         images = pile.stack([f"image_{i:05d}" for i in range(1, len(labels) + 1)])
@@ -88,6 +89,7 @@ def _decode(
         labels - 1,
         _NAMES,
         official={"train": train, "val": val, "test": test},
+        reading=Reading(path=str(source), warnings=warnings),
     )
 
 

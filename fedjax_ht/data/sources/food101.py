@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.archive import Origin, reading, search, take
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.cifar import CIFAR100_MOMENTS
@@ -25,14 +26,13 @@ _PATTERN = re.compile(
 def find_food101(data_dir: Path | None) -> tuple[Path, ...]:
     """The archive, the folder, or a file of the folder; see `archive.search`."""
     files = ("food-101", "food-101.tar.gz", "food-101.tar", "meta/train.txt")
-    return (search("food101", data_dir, ("food101", ""), files, _ORIGIN),)
+    path = search("food101", data_dir, ("food101", ""), files, _ORIGIN)
+    return (path.parents[1] if path.name == "train.txt" else path,)
 
 
 def read_food101(data_dir: Path | None, image_size: int | None) -> Dataset:
     """Central squares, 64x64x3 or of `image_size`; official sets train and test."""
     (source,) = find_food101(data_dir)
-    if source.name == "train.txt":
-        source = source.parents[1]
     size = image_size or 64
     with reading(source, _ORIGIN):
         return cached(
@@ -41,8 +41,8 @@ def read_food101(data_dir: Path | None, image_size: int | None) -> Dataset:
 
 
 def _decode(source: Path, size: int, target: Path | None) -> Dataset:
-    check_sum(MD5, source)
-    pile, texts = decode_members(source, _PATTERN, size, target)
+    warnings = check_sum(MD5, source)
+    pile, texts, _ = decode_members(source, _PATTERN, size, target)
     train, test = (
         text.split() for text in take(texts, ("meta/train.txt", "meta/test.txt"), "files")
     )
@@ -55,6 +55,7 @@ def _decode(source: Path, size: int, target: Path | None) -> Dataset:
         np.searchsorted(classes, dishes),
         tuple(classes),
         official={"train": np.arange(len(train)), "test": np.arange(len(train), len(keys))},
+        reading=Reading(path=str(source), warnings=warnings),
     )
 
 

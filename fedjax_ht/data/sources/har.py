@@ -16,6 +16,7 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import Origin, members, reading, search, take
 from fedjax_ht.data.files.numbers import read_table
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.as_stored import refuse_image_size
 from fedjax_ht.data.sources.source import Source
 
@@ -43,7 +44,8 @@ _PATTERN = re.compile(
 def find_har(data_dir: Path | None) -> tuple[Path, ...]:
     """The archive, the folder, or a file of the folder; see `archive.search`."""
     files = ("UCI HAR Dataset", "UCI HAR Dataset.zip", "train/y_train.txt")
-    return (search("har", data_dir, ("har", ""), files, _ORIGIN),)
+    path = search("har", data_dir, ("har", ""), files, _ORIGIN)
+    return (path.parents[1] if path.name == "y_train.txt" else path,)
 
 
 def read_har(data_dir: Path | None, image_size: int | None) -> Dataset:
@@ -53,8 +55,6 @@ def read_har(data_dir: Path | None, image_size: int | None) -> Dataset:
     """
     refuse_image_size(image_size, "har")
     (source,) = find_har(data_dir)
-    if source.name == "y_train.txt":
-        source = source.parents[1]
     with reading(source, _ORIGIN):
         tables = {}
         for match, content in members(source, _PATTERN):
@@ -73,6 +73,7 @@ def read_har(data_dir: Path | None, image_size: int | None) -> Dataset:
         CLASSES,
         official=official,
         groups=np.concatenate(persons),
+        reading=Reading(path=str(source)),
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.archive import Origin, reading, search
 from fedjax_ht.data.files.bounded import read_whole
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import resize
 from fedjax_ht.data.sources.source import Moments, Source
@@ -58,7 +59,7 @@ def read_idx(name: str, data_dir: Path | None, image_size: int | None) -> Datase
     The two sets have the same file names, so a folder of the set's name is looked at before
     `data_dir` itself.
     """
-    parts = []
+    parts, warnings, folder = [], (), ""
     for path, (file, ndim) in zip(find_idx(name, data_dir), _FILES.items()):
         with reading(path, _origin(name, file)):
             content = read_whole(path)
@@ -66,11 +67,19 @@ def read_idx(name: str, data_dir: Path | None, image_size: int | None) -> Datase
             if ndim == 1 and len(parts[-1]) != len(parts[-2]):
                 raise ValueError(f"{len(parts[-1])} labels for {len(parts[-2])} images")
             # gzip writes one content in many ways, so the content is compared
-            check_sum(MD5[name], path.with_name(file), content)
+            warnings += check_sum(MD5[name], path.with_name(file), content)
+            folder = str(path.parent)
     images = resize(np.concatenate(parts[::2])[..., None], image_size)
     train = len(parts[0])
     official = {"train": np.arange(train), "test": np.arange(train, len(images))}
-    return Dataset(name, images, np.concatenate(parts[1::2]), _CLASSES[name], official=official)
+    return Dataset(
+        name,
+        images,
+        np.concatenate(parts[1::2]),
+        _CLASSES[name],
+        official=official,
+        reading=Reading(path=folder, warnings=warnings),
+    )
 
 
 def _parse(content: bytes, ndim: int) -> np.ndarray:

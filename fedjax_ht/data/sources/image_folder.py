@@ -1,30 +1,36 @@
 """Any folder of images with one folder per class."""
 
 import functools
-import re
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.files.archive import Origin, reading, user_path
+from fedjax_ht.data.files.archive import Origin, listing, reading, user_path
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.cache import cached
-from fedjax_ht.data.sources.images import decode_members
+from fedjax_ht.data.sources.image_files import left_out_line, sorted_out
+from fedjax_ht.data.sources.image_layout import layout_of
+from fedjax_ht.data.sources.images import decode_files
 from fedjax_ht.data.sources.source import Source
 
 _ORIGIN = Origin(
-    "CLASS/*.png (or .jpg, .jpeg, .bmp, .ppm, .pgm, .webp, .tif), or the same below train/ and "
-    "test/",
+    "CLASS/*.png (or .jpg, .jpeg, .jfif, .gif, .bmp, .ppm, .pgm, .webp, .tif), or the same below "
+    "train/ and test/",
     "put each class in a folder of its own",
 )
-_FILE = r"[^/]+/.+\.(?i:png|jpe?g|bmp|p[gp]m|webp|tiff?))$"
 
 
 def read_folder(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
-    """Reads PATH/CLASS/... or PATH/SPLIT/CLASS/..., PATH relative to `data_dir` if that is given.
+    """Reads PATH/CLASS/... or PATH/SET/CLASS/..., see `image_layout`.
 
-    Splits are train and test, or either with val; they become official sets. Classes are sorted by
-    name. Images keep their size, which must be one size then, and are grey only if all are.
+    PATH is one of the current folder, or below `data_dir`. Sets are train, test and val by any
+    usual name (`split_names.set_of`); they become official sets. Classes are sorted by name. Images
+    keep their size, which must be one size then, and are grey only if all are.
+
+    Raises:
+      ValueError: there are no images, their sizes differ, or the folders may be classes as well as
+        sets.
     """
     root = user_path(path, data_dir)
     with reading(root, _ORIGIN):
@@ -35,29 +41,34 @@ def read_folder(path: str, data_dir: Path | None, image_size: int | None) -> Dat
 
 
 def _decode(path: str, root: Path, image_size: int | None, target: Path | None) -> Dataset:
-    splits = [split for split in ("train", "val", "test") if (root / split).is_dir()]
-    if len(splits) < 2:  # one folder may well be a class of this name
-        splits = []
-    below = f"(?:{'|'.join(splits)})/" if splits else ""
-    pattern = re.compile(f"^(?P<image>{below}{_FILE}")
-    pile, _ = decode_members(root, pattern, image_size, target)
-    keys = list(pile.places)
-    folders = [key.split("/") for key in keys]  # [SPLIT,] CLASS, ...
-    of_class = [names[bool(splits)] for names in folders]
-    of_split = np.array([names[0] for names in folders])
-    classes = sorted(set(of_class))
+    files = sorted_out(*listing(root))
+    layout = layout_of(files.images)
+    pile, _, converted = decode_files(root, layout.images, image_size, target)
+    classes = sorted(set(layout.classes))
+    official = {}
+    for name in ("train", "val", "test"):
+        indices = np.flatnonzero(np.array(layout.sets) == name)
+        if len(indices):
+            official[name] = indices
     return Dataset(
         f"folder:{path}",
-        pile.stack(keys),
-        np.searchsorted(classes, of_class),
+        pile.stack(layout.images),
+        np.searchsorted(classes, layout.classes),
         tuple(classes),
-        official={split: np.flatnonzero(of_split == split) for split in splits},
+        official=official,
+        reading=Reading(
+            path=str(root),
+            left_out=(*files.left_out, *layout.left_out),
+            converted=(*layout.converted, *converted),
+            warnings=(*left_out_line(files, layout.left_out), *layout.warnings),
+        ),
     )
 
 
 FOLDER = Source(
     name="folder",
     argument="PATH",
+    place=user_path,
     about="it is a folder of your own, and nothing is to be downloaded",
     read=read_folder,
 )

@@ -3,16 +3,18 @@
 import io
 import itertools
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fedjax_ht.core.extras import needing
 from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import members
+from fedjax_ht.data.files.bounded import read_whole
 from fedjax_ht.data.sources.pile import Pile, common_shape
 
 # sets of arrays are read without Pillow: functions import it that decode or resize
@@ -25,10 +27,43 @@ _GREY_MODES = ("1", "L", "LA")
 _COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 
 
+class Decoded(NamedTuple):
+    """An image, and what was changed on the way to its pixels.
+
+    Attributes:
+      pixels: uint8 [H, W, 1 or 3].
+      changes: of `CHANGES`.
+    """
+
+    pixels: np.ndarray
+    changes: tuple[str, ...]
+
+
+class Members(NamedTuple):
+    """The images and texts of a folder or archive.
+
+    Attributes:
+      pile: the images.
+      texts: key -> content.
+      converted: counts of what was changed on the way to pixels, a phrase each.
+    """
+
+    pile: Pile
+    texts: dict[str, str]
+    converted: tuple[str, ...] = ()
+
+
+TURNED, BLENDED, FIRST = CHANGES = (
+    "turned by their EXIF orientation",
+    "with transparency blended on white",
+    "of several frames, of which the first is taken",
+)
+
+
 def decode_members(
     source: Path, pattern: re.Pattern, size: int | None, target: Path | None
-) -> tuple[Pile, dict[str, str]]:
-    """Decodes the images and reads the text files of a folder or archive, in one pass.
+) -> Members:
+    """Decodes the images and reads the text files of a publisher's folder or archive, in one pass.
 
     Args:
       source: folder or archive.
@@ -36,9 +71,6 @@ def decode_members(
         match the keys.
       size: height and width; None for the native ones.
       target: file in which the pile will be stacked; see `Pile`.
-
-    Returns:
-      The images, and text key -> content.
     """
     texts = {}
 
@@ -51,16 +83,44 @@ def decode_members(
                 limits.keep(groups["text"], len(content), limits.TEXT_BYTES)
                 texts[groups["text"]] = content.decode()
 
-    return Pile(decode_all(encoded(), size), target), texts
+    decoded = decode_all(encoded(), size)
+    return Members(Pile(((key, image.pixels) for key, image in decoded), target), texts)
+
+
+def decode_files(
+    folder: Path, names: Iterable[str], size: int | None, target: Path | None
+) -> Members:
+    """Decodes image files of anyone's folder as a viewer shows them, and counts what that changed.
+
+    Args:
+      folder: the folder.
+      names: of the files, relative, which are the keys.
+      size, target: as for `decode_members`.
+    """
+    encoded = ((name, read_whole(folder / name)) for name in names)
+    counts: Counter[str] = Counter()
+
+    def pixels():
+        for key, image in decode_all(encoded, size, as_shown=True):
+            counts.update(image.changes)
+            yield key, image.pixels
+
+    pile = Pile(pixels(), target)
+    converted = []
+    for change in CHANGES:
+        if counts[change]:
+            images = "image" if counts[change] == 1 else "images"
+            converted.append(f"{counts[change]:,} {images} {change}")
+    return Members(pile, {}, tuple(converted))
 
 
 def decode_all(
-    encoded: Iterable[tuple[Hashable, bytes]], size: int | None
-) -> Iterator[tuple[Hashable, np.ndarray]]:
+    encoded: Iterable[tuple[Hashable, bytes]], size: int | None, as_shown: bool = False
+) -> Iterator[tuple[Hashable, Decoded]]:
     """Yields (key, image) of (key, file content) pairs, decoded in threads; see `decode`."""
 
-    def decoded(item: tuple[Hashable, bytes]) -> np.ndarray:
-        return decode(*item, size)
+    def decoded(item: tuple[Hashable, bytes]) -> Decoded:
+        return decode(*item, size, as_shown=as_shown)
 
     encoded = iter(encoded)
     with ThreadPoolExecutor() as pool:
@@ -69,10 +129,15 @@ def decode_all(
             yield from zip((key for key, _ in batch), pool.map(decoded, batch))
 
 
-def decode(name: Hashable, content: bytes, size: int | None) -> np.ndarray:
-    """One image file as uint8 [H, W, 1 or 3]; with a size, its central square.
+def decode(name: Hashable, content: bytes, size: int | None, *, as_shown: bool = False) -> Decoded:
+    """Decodes one image file.
 
-    Transparency is dropped. `name` is for the error only.
+    Args:
+      name: of the file, for the error.
+      content: of the file.
+      size: height and width of the central square to take; None takes all of the image.
+      as_shown: True turns the image as its EXIF orientation says and blends what is transparent on
+        white, as viewers do. Published sets are used with the pixels as they are stored.
 
     Raises:
       ValueError: not an image, a damaged one, one with more than 8 bits a channel, or of more than
@@ -81,6 +146,7 @@ def decode(name: Hashable, content: bytes, size: int | None) -> np.ndarray:
     with needing("decoding images"):
         from PIL import Image
 
+    changes: list[str] = []
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             limits.keep("it", image.width * image.height, limits.PIXELS, "pixels")
@@ -88,6 +154,8 @@ def decode(name: Hashable, content: bytes, size: int | None) -> np.ndarray:
                 raise ValueError(f"mode {image.mode}, not 8-bit grey or colour")
             image.load()
             mode = "L" if image.mode in _GREY_MODES else "RGB"
+            if as_shown:
+                image = _as_shown(image, mode, changes)
             if image.mode != mode:
                 image = image.convert(mode)
     except Exception as error:  # Pillow raises nearly anything on a damaged file
@@ -98,7 +166,44 @@ def decode(name: Hashable, content: bytes, size: int | None) -> np.ndarray:
     if size is not None:
         image = _central_square(image, size)
     pixels = np.asarray(image)
-    return pixels.reshape(*pixels.shape[:2], -1)
+    return Decoded(pixels.reshape(*pixels.shape[:2], -1), tuple(changes))
+
+
+def _as_shown(image: "Image.Image", mode: str, changes: list[str]) -> "Image.Image":
+    """Turns and blends an image as viewers do; adds to `changes` what that changed."""
+    if getattr(image, "n_frames", 1) > 1:
+        changes.append(FIRST)
+    return _opaque(_upright(image, changes), mode, changes)
+
+
+def _upright(image: "Image.Image", changes: list[str]) -> "Image.Image":
+    """Turns an image as its EXIF orientation says: cameras store pixels as the sensor has them."""
+    from PIL import ExifTags, ImageOps
+
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # damaged metadata of a sound image: Pillow has an error of any kind for it
+        return image
+    if orientation not in range(2, 9):
+        return image
+    changes.append(TURNED)
+    return ImageOps.exif_transpose(image)
+
+
+def _opaque(image: "Image.Image", mode: str, changes: list[str]) -> "Image.Image":
+    """Blends what is transparent on white: the colour that is stored there is nobody's choice."""
+    from PIL import Image
+
+    if "A" not in image.getbands() and "transparency" not in image.info:
+        return image
+    layers = image.convert("LA" if mode == "L" else "RGBA")
+    alpha = layers.getchannel("A")
+    if alpha.getextrema()[0] == 255:
+        return image
+    changes.append(BLENDED)
+    white = Image.new(mode, image.size, "white")
+    white.paste(layers.convert(mode), mask=alpha)
+    return white
 
 
 def stack(images: list[np.ndarray]) -> np.ndarray:

@@ -23,6 +23,7 @@ import numpy as np
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.archive import Origin, members, reading, search, take
 from fedjax_ht.data.files.numbers import read_table
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.as_stored import refuse_image_size
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.pile import mapped
@@ -67,7 +68,8 @@ _PATTERN = re.compile(r"(?:^|/)(?P<part>Protocol|Optional)/subject(?P<person>10[
 def find_pamap2(data_dir: Path | None) -> tuple[Path, ...]:
     """The archive, the folder, or a file of the folder; see `archive.search`."""
     files = ("PAMAP2_Dataset", "PAMAP2_Dataset.zip", "Protocol/subject101.dat")
-    return (search("pamap2", data_dir, ("pamap2", ""), files, _ORIGIN),)
+    path = search("pamap2", data_dir, ("pamap2", ""), files, _ORIGIN)
+    return (path.parents[1] if path.name == "subject101.dat" else path,)
 
 
 def read_pamap2(data_dir: Path | None, image_size: int | None) -> Dataset:
@@ -79,8 +81,6 @@ def read_pamap2(data_dir: Path | None, image_size: int | None) -> Dataset:
     """
     refuse_image_size(image_size, "pamap2")
     (source,) = find_pamap2(data_dir)
-    if source.name == "subject101.dat":
-        source = source.parents[1]
     with reading(source, _ORIGIN):
         return cached("pamap2", None, data_dir, (source,), lambda target: _build(source, target))
 
@@ -104,7 +104,12 @@ def _build(source: Path, target: Path | None) -> Dataset:
     inputs = _joined(windows, (sum(counts), STEPS, UNITS, len(_SIGNALS) // UNITS), target)
     groups = np.repeat(persons, counts)
     return Dataset(
-        "pamap2", inputs, np.concatenate(labels), tuple(ACTIVITIES.values()), groups=groups
+        "pamap2",
+        inputs,
+        np.concatenate(labels),
+        tuple(ACTIVITIES.values()),
+        groups=groups,
+        reading=Reading(path=str(source)),
     )
 
 

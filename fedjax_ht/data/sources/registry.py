@@ -1,12 +1,16 @@
 """Collects the declarations of all data sets, and loads a set by its name."""
 
 import functools
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedjax_ht.core.names import unknown
 from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.files.archive import two_places
+from fedjax_ht.data.files.stamps import stamp_of
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources import (
     ag_news,
     camelyon17,
@@ -24,9 +28,12 @@ from fedjax_ht.data.sources import (
     pamap2,
     shakespeare,
     svhn,
+    text_file,
     tfds,
     tiny_imagenet,
 )
+from fedjax_ht.data.sources.columns import NOT_NAMED, Columns
+from fedjax_ht.data.sources.prefixes import prefix_hint
 from fedjax_ht.data.sources.source import Source
 
 _ALL = (
@@ -52,7 +59,7 @@ _ALL = (
     csv_file.CSV,
     tfds.TFDS,
     client_folders.CLIENT_FOLDERS,
-    ag_news.TEXT,
+    text_file.TEXT,
 )
 SOURCES: Mapping[str, Source] = {source.name: source for source in _ALL}
 """Name of a set, or prefix of a kind of sets -> its declaration."""
@@ -77,6 +84,13 @@ def find_source(name: str) -> Source | None:
     return source if source.argument or source.name == name else None
 
 
+def unknown_dataset(name: str, data_dir: str | os.PathLike | None = None) -> str:
+    """The message for a name that is no set; where it is a file's, with the prefix that reads
+    it."""
+    root = None if data_dir is None else Path(data_dir).expanduser()
+    return prefix_hint(name, root) + unknown("dataset", name, dataset_names())
+
+
 def find_dataset(name: str, data_dir: str | os.PathLike) -> tuple[Path, ...]:
     """The files and folders in `data_dir` that `load_dataset` would read of a publisher's set.
 
@@ -96,22 +110,33 @@ def load_dataset(
     data_dir: str | os.PathLike | None = None,
     image_size: int | None = None,
     text_length: int | None = None,
+    *,
+    label: str | None = None,
+    features: Sequence[str] = (),
+    group: str | None = None,
 ) -> Dataset:
     """Reads a labelled set from disk; nothing is ever downloaded.
+
+    What may have been meant otherwise is logged as a warning, a line each, at every call.
 
     Args:
       name: one of `dataset_names()`.
       data_dir: the folder with the publisher's files, or with a folder of the set's name that has
-        them. Paths after a prefix are relative to it if given. `fashion_mnist_10k` and
-        `har_10persons` come with the package and need none.
+        them. A path after a prefix is one of the current folder, or else below `data_dir`.
+        `fashion_mnist_10k` and `har_10persons` come with the package and need none.
       image_size: height and width in pixels to resize to (central square, bilinear); None keeps the
         native size, or 64 for sets of mixed sizes (flowers102, food101, domains:PATH). For images
         only.
       text_length: tokens to which texts are cut or padded; None for 200, or what the set has.
+      label: name of the column of labels, of a table or a file of texts; None for the usual names.
+      features: names of the columns that are the samples; () for all others, and "-NAME" for all
+        others but some.
+      group: name of the column of whose a sample is; None for the usual names.
 
     Returns:
-      The set. Of images a model sees pixels in [-1, 1], mean and std being 0.5; all else as it is
-      stored. The latest four are kept in memory.
+      The set. Of images a model sees pixels in [-1, 1], mean and std being 0.5; tables are
+      standardised by their training samples; all else is as it is stored. The latest four are kept
+      in memory, and read again when their files have changed.
 
     Raises:
       ValueError: an unknown name, or a damaged file, or one of another format.
@@ -123,6 +148,21 @@ def load_dataset(
       >>> dataset.inputs.shape, dataset.num_classes
       ((10000, 28, 28, 1), 10)
     """
+    _check_sizes(image_size, text_length)
+    root = None if data_dir is None else Path(data_dir).expanduser().resolve()
+    source = find_source(name)
+    if source is None:
+        raise ValueError(unknown_dataset(name, root))
+    columns = Columns(label or "", tuple(features), group or "")
+    argument = name.partition(":")[2]
+    files = source.files_of(argument, root)
+    dataset = _load(name, root, image_size, text_length, columns, stamp_of(files))
+    for line in _doubts(dataset, source, argument, root):
+        logging.warning(f"{name}: {line}")
+    return dataset
+
+
+def _check_sizes(image_size: int | None, text_length: int | None) -> None:
     # `type is int`: True is an int, but no size
     if image_size is not None and (type(image_size) is not int or image_size < 1):
         raise ValueError(f"image_size is {image_size!r}; it must be a positive integer or None")
@@ -132,17 +172,32 @@ def load_dataset(
             f"text_length is {text_length!r}; it must be a positive integer up to {_LONGEST}, "
             "or None"
         )
-    root = None if data_dir is None else Path(data_dir).expanduser().resolve()
-    return _load(name, root, image_size, text_length)
+
+
+def _doubts(
+    dataset: Dataset, source: Source, argument: str, data_dir: Path | None
+) -> tuple[str, ...]:
+    """Lines on what may have been meant otherwise."""
+    reading = dataset.reading or Reading()
+    places = ""
+    if source.argument == "PATH":
+        path = argument.partition(":")[0] if source.columns else argument
+        places = two_places(path, data_dir)
+    return (*filter(None, [places]), *reading.warnings, *dataset.doubts)
 
 
 @functools.lru_cache(maxsize=4)
 def _load(
-    name: str, data_dir: Path | None, image_size: int | None, text_length: int | None = None
+    name: str,
+    data_dir: Path | None,
+    image_size: int | None,
+    text_length: int | None = None,
+    columns: Columns = NOT_NAMED,
+    stamp: str = "",
 ) -> Dataset:
-    source = find_source(name)
-    if source is None:
-        raise ValueError(unknown("dataset", name, dataset_names()))
+    """Reads a set; the stamp of its files is there to tell other calls from this one."""
+    del stamp
+    source = SOURCES[name.partition(":")[0]]
     if source.texts:
         size = text_length
         if image_size is not None:
@@ -151,6 +206,9 @@ def _load(
         size = image_size
         if text_length is not None:
             raise ValueError(f"text_length is {text_length}, but {name} has no texts")
-    if source.argument:
-        return source.read(name.partition(":")[2], data_dir, size)
-    return source.read(data_dir, size)
+    if not source.columns and any(columns):
+        field, value = next(pair for pair in columns._asdict().items() if pair[1])
+        raise ValueError(f"{field} is {value!r}, but {name} has no columns with names")
+    arguments = [name.partition(":")[2]] if source.argument else []
+    more = [columns] if source.columns else []
+    return source.read(*arguments, data_dir, size, *more)

@@ -4,7 +4,6 @@ Source: Caldas et al., 2018.
 """
 
 import json
-import logging
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import Origin, reading, search
 from fedjax_ht.data.files.bounded import read_whole
+from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.data.sources.source import Source
 
 # LEAF's 80
@@ -53,14 +53,14 @@ def read_shakespeare(data_dir: Path | None, length: int | None) -> Dataset:
             f"shakespeare: text_length is {length}; the texts have {LENGTH} characters, leave it "
             "at 0"
         )
-    train, test = (_read(folder) for folder in find_shakespeare(data_dir))
+    folders = find_shakespeare(data_dir)
+    train, test = map(_read, folders)
     samples = _joined(train, test)
     kept = samples.following > 0
-    if missing := np.count_nonzero(~kept):
-        logging.warning(
-            f"shakespeare: {missing} samples are left out, whose next character is none of LEAF's "
-            "80"
-        )
+    left_out, warnings = (), ()
+    if missing := int(np.count_nonzero(~kept)):
+        left_out = (LeftOut(missing, "samples", "their next character is none of LEAF's 80"),)
+        warnings = (f"left out: {left_out[0]}",)
     samples = _Samples(*(array[kept] for array in samples))
     return Dataset(
         "shakespeare",
@@ -74,6 +74,12 @@ def read_shakespeare(data_dir: Path | None, length: int | None) -> Dataset:
         clients=_clients(samples, len(train)) if set(train) == set(test) else None,
         groups=samples.roles,
         vocabulary=len(LETTERS) + 1,
+        reading=Reading(
+            path=str(folders[0].parent),
+            token_texts=("", *LETTERS),
+            left_out=left_out,
+            warnings=warnings,
+        ),
     )
 
 

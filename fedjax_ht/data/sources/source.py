@@ -44,8 +44,10 @@ class Source:
       name: the set's name; of a kind, the prefix before the colon.
       about: one line that says what the set is, or why it has no address.
       read: (data_dir, size) -> Dataset; of a kind, (text behind the colon, data_dir, size). The
-        size is a `text_length` where `texts` is set, else an `image_size`.
+        size is a `text_length` where `texts` is set, else an `image_size`. With `columns` a
+        `tables.Columns` follows.
       find: data_dir -> the files and folders that `read` takes; None where there is no publisher.
+      place: of a kind, (text behind the colon, data_dir) -> the file or folder that `read` takes.
       home: URL of the folder with the files to download; "" where there is no such address.
       files: name -> bytes of each file to download, into a folder of the set's name.
       md5: file name -> published MD5 sum, of the files to download and of those that they hold; the
@@ -53,18 +55,37 @@ class Source:
       moments: mean and standard deviation of the pixels; None if they are not known.
       argument: what stands behind the colon, such as "PATH"; "" for a set.
       texts: the set holds texts.
+      columns: its columns have names, of which one is the label.
     """
 
     name: str
     about: str
     read: Callable[..., Dataset]
     find: Callable[[Path | None], Iterable[Path]] | None = None
+    place: Callable[[str, Path | None], Path] | None = None
     home: str = ""
     files: Mapping[str, int] = dataclasses.field(default_factory=dict)
     md5: Mapping[str, str] = dataclasses.field(default_factory=dict)
     moments: Moments | None = None
     argument: str = ""
     texts: bool = False
+    columns: bool = False
+
+    def files_of(self, argument: str, data_dir: Path | None) -> tuple[Path, ...]:
+        """The files and folders that `read` takes; () where they are not there, or in the package.
+
+        Args:
+          argument: the text behind the colon, of a kind.
+          data_dir: the folder of the sets.
+        """
+        if self.place is not None:
+            return (self.place(argument, data_dir),)
+        if self.find is None:
+            return ()
+        try:
+            return tuple(self.find(data_dir))
+        except (ValueError, FileNotFoundError):  # which `read` raises again
+            return ()
 
     @property
     def title(self) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.archive import Origin, reading, search, take
 from fedjax_ht.data.files.mat import load_mat
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import resize
 from fedjax_ht.data.sources.source import Moments, Source
@@ -27,7 +28,11 @@ def find_svhn(data_dir: Path | None) -> Iterator[Path]:
 
 def read_svhn(data_dir: Path | None, image_size: int | None) -> Dataset:
     """Official sets train and test, 32x32x3; the publisher's label 10, or 0, is the digit 0."""
-    images, labels = zip(*map(_read_split, find_svhn(data_dir)))
+    parts, folder = [], ""
+    for path in find_svhn(data_dir):
+        parts.append(_read_split(path))
+        folder = str(path.parent)
+    images, labels, warnings = zip(*parts)
     train = len(labels[0])
     labels = np.concatenate(labels)
     official = {"train": np.arange(train), "test": np.arange(train, len(labels))}
@@ -37,12 +42,14 @@ def read_svhn(data_dir: Path | None, image_size: int | None) -> Dataset:
         labels,
         tuple("0123456789"),
         official=official,
+        reading=Reading(path=folder, warnings=sum(warnings, ())),
     )
 
 
-def _read_split(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read_split(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Images, labels, and lines on what looks wrong."""
     with reading(path, _ORIGIN):
-        check_sum(MD5, path)
+        warnings = check_sum(MD5, path)
         images, labels = take(load_mat("svhn", path), ("X", "y"), "arrays")
         if images.dtype != np.uint8 or images.shape != (32, 32, 3, labels.size):
             raise ValueError(
@@ -53,7 +60,7 @@ def _read_split(path: Path) -> tuple[np.ndarray, np.ndarray]:
         if unknown.size:
             rule = "labels are whole numbers from 1 to 10, and 10 is the digit 0"
             raise ValueError(f"y has the label {unknown[0]:g}; {rule}")
-        return images.transpose(3, 0, 1, 2), labels.ravel().astype(np.int64) % 10
+        return images.transpose(3, 0, 1, 2), labels.ravel().astype(np.int64) % 10, warnings
 
 
 MD5 = {

@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.archive import Origin, fetch, files_below, reading
 from fedjax_ht.data.files.bounded import open_regular
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.images import decode_all
 from fedjax_ht.data.sources.pile import Pile
@@ -27,14 +28,14 @@ def read_tfds(dataset: str, data_dir: Path | None, image_size: int | None) -> Da
     Without `data_dir` the folder is tensorflow-datasets' own: $TFDS_DATA_DIR or
     ~/tensorflow_datasets. Only what is already prepared is read: nothing is downloaded.
     """
-    root = data_dir or Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    root = _root(data_dir)
     name = dataset.partition(":")[0]
     origin = Origin(
         f"{dataset} prepared in array_record format",
         f"{_PREPARE} and {fetch(f'tfds:{name}', root)}, which runs "
         f"tfds.builder({name!r}, file_format='array_record', data_dir=...).download_and_prepare()",
     )
-    folder = root / dataset.replace(":", "/")
+    folder = tfds_folder(dataset, data_dir)
     with reading(folder, origin):
         prepared = sorted(path.parent for path in folder.rglob("dataset_info.json"))
         if not prepared:
@@ -48,6 +49,15 @@ def read_tfds(dataset: str, data_dir: Path | None, image_size: int | None) -> Da
             open_regular(path).close()
         build = functools.partial(_decode, dataset, prepared[0], image_size)
         return cached(f"tfds:{dataset}", image_size, root, prepared, build)
+
+
+def tfds_folder(dataset: str, data_dir: Path | None) -> Path:
+    """The folder of a set's prepared versions, or of the version that is named."""
+    return _root(data_dir) / dataset.replace(":", "/")
+
+
+def _root(data_dir: Path | None) -> Path:
+    return data_dir or Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
 
 
 def _decode(dataset: str, folder: Path, image_size: int | None, target: Path | None) -> Dataset:
@@ -80,7 +90,8 @@ def _decode(dataset: str, folder: Path, image_size: int | None, target: Path | N
                 labels.append(int(example[label_key]))
                 yield (name, i), example[image_key]
 
-    pile = Pile(decode_all(encoded(), image_size), target)
+    decoded = decode_all(encoded(), image_size)
+    pile = Pile(((key, image.pixels) for key, image in decoded), target)
     images, start, official = pile.stack(list(pile.places)), 0, {}
     for name, examples in parts.items():
         official[name] = np.arange(start, start + len(examples))
@@ -91,6 +102,7 @@ def _decode(dataset: str, folder: Path, image_size: int | None, target: Path | N
         np.array(labels),
         tuple(features[label_key].names),
         official=official,
+        reading=Reading(path=str(folder)),
     )
 
 
@@ -99,4 +111,5 @@ TFDS = Source(
     argument="NAME",
     about="any set that tensorflow-datasets knows, which fetches it",
     read=read_tfds,
+    place=tfds_folder,
 )

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.archive import Origin, reading, search, take
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import decode_members
@@ -26,7 +27,8 @@ _PATTERN = re.compile(
 def find_tiny_imagenet(data_dir: Path | None) -> tuple[Path, ...]:
     """The archive, the folder, or a file of the folder; see `archive.search`."""
     files = ("tiny-imagenet-200", "tiny-imagenet-200.zip", "val/val_annotations.txt")
-    return (search("tiny_imagenet", data_dir, ("tiny_imagenet", ""), files, _ORIGIN),)
+    path = search("tiny_imagenet", data_dir, ("tiny_imagenet", ""), files, _ORIGIN)
+    return (path.parents[1] if path.name == "val_annotations.txt" else path,)
 
 
 def read_tiny_imagenet(data_dir: Path | None, image_size: int | None) -> Dataset:
@@ -36,16 +38,14 @@ def read_tiny_imagenet(data_dir: Path | None, image_size: int | None) -> Dataset
     set are secret.
     """
     (source,) = find_tiny_imagenet(data_dir)
-    if source.name == "val_annotations.txt":
-        source = source.parents[1]
     with reading(source, _ORIGIN):
         build = functools.partial(_decode, source, image_size)
         return cached("tiny_imagenet", image_size, data_dir, (source,), build)
 
 
 def _decode(source: Path, image_size: int | None, target: Path | None) -> Dataset:
-    check_sum(MD5, source)
-    pile, texts = decode_members(source, _PATTERN, image_size, target)
+    warnings = check_sum(MD5, source)
+    pile, texts, _ = decode_members(source, _PATTERN, image_size, target)
     (annotations,) = take(texts, ("val/val_annotations.txt",), "files")
     keys = sorted(key for key in pile.places if key.startswith("train/"))
     wnids = [key.split("/")[1] for key in keys]
@@ -65,6 +65,7 @@ def _decode(source: Path, image_size: int | None, target: Path | None) -> Datase
         np.searchsorted(classes, wnids),
         tuple(classes),
         official={"train": np.arange(train), "test": np.arange(train, len(keys))},
+        reading=Reading(path=str(source), warnings=warnings),
     )
 
 

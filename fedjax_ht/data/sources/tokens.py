@@ -1,7 +1,9 @@
 """Tokenises texts: words and punctuation, by a vocabulary of the training texts."""
 
+import csv
+import io
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -12,6 +14,28 @@ WORDS = 32_000
 LENGTH = 200
 
 _RULE = str.maketrans({'"': "", ";": " ", ":": " "} | {mark: f" {mark} " for mark in "'.,()!?"})
+
+
+def text_rows(content: bytes | bytearray, mark: str = ",") -> Iterator[tuple[int, list[str]]]:
+    """Yields (line, cells) of a CSV file of texts, each row with as many cells as the first.
+
+    Args:
+      content: of the file, UTF-8.
+      mark: between the cells.
+
+    Raises:
+      ValueError: a row has one cell, or another number of cells.
+    """
+    # a byte order mark, which other programs write, is no part of the first cell
+    lines = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
+    rows, columns = csv.reader(lines, delimiter=mark, strict=True), None
+    for row in rows:
+        if len(row) < 2 or len(row) != (columns or len(row)):
+            raise ValueError(
+                f"line {rows.line_num} has {len(row)} columns, not {columns or 'a class and texts'}"
+            )
+        columns = len(row)
+        yield rows.line_num, row
 
 
 def words(text: str) -> list[str]:
@@ -37,6 +61,11 @@ def vocabulary(texts: Iterable[str], size: int = WORDS) -> dict[str, int]:
         limits.keep("the set", len(counts), limits.WORDS, "different words")
     words_in_order = [word for word, _ in counts.most_common(size)]
     return {word: i for i, word in enumerate(words_in_order, UNKNOWN + 1)}
+
+
+def by_id(ids: dict[str, int]) -> tuple[str, ...]:
+    """The text of each token id: of a vocabulary, padding and unknown words."""
+    return ("", "?", *ids)
 
 
 def encode(texts: Sequence[str], ids: dict[str, int], length: int) -> np.ndarray:

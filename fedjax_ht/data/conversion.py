@@ -1,0 +1,212 @@
+"""Turns what users give for arrays and groups into NumPy arrays that a device can hold.
+
+`Dataset` and every reader take the same: lists, arrays of other libraries, columns and frames of
+pandas and of Hugging Face are taken where their meaning is plain. What a device would change
+without a word, integers beyond 32 bits and floats that float32 cannot tell apart, is refused.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_ht.core.annotations import FLOAT
+from fedjax_ht.data.files import limits
+
+_INT32 = np.iinfo(np.int32)
+_LOOKED_AT = 1 << 16  # values of a column that are compared with their float32
+_MERGED = 0.01  # share of a column's values that float32 may make equal: chance alone gives less
+
+
+def as_array(name: str, values: Any) -> np.ndarray:
+    """Returns an array-like as a NumPy array; an array itself, not a copy.
+
+    Args:
+      name: of the values, for the error.
+      values: an array of NumPy, jax or PyTorch (on the CPU), a Series, DataFrame or other object
+        with `to_numpy`, or a list of numbers or of such arrays, all of one shape.
+
+    Raises:
+      ValueError: it is none of these, or its parts have several shapes.
+    """
+    if isinstance(values, np.ndarray):
+        return values
+    try:
+        if hasattr(values, "to_numpy"):
+            return np.asarray(values.to_numpy())
+        if hasattr(values, "__array__"):
+            return np.asarray(values)
+        if isinstance(values, Sequence) and not isinstance(values, str | bytes):
+            return np.asarray(list(values))
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{name} cannot be made an array ({reason}); give a NumPy array, of samples of one "
+            "shape"
+        ) from None
+    raise ValueError(f"{name} is a {type(values).__name__}; give a NumPy array [N, ...]")
+
+
+def as_inputs(name: str, inputs: Any, count: int) -> Any:
+    """Returns samples as an array [N, ...], or a pytree of such arrays.
+
+    Args:
+      name: of the set, for the error.
+      inputs: an array-like, see `as_array`, or a pytree of them. A list is a pytree where each
+        entry is an array of `count` samples, else a list of samples.
+      count: number of the samples, N.
+
+    Raises:
+      ValueError: they are no numbers, not finite, or beyond 32 bits. One line.
+    """
+    if isinstance(inputs, Sequence) and not _is_pytree(inputs, count):
+        leaves, tree = [inputs], jax.tree.structure(0)
+    else:
+        leaves, tree = jax.tree.flatten(inputs)
+    if not leaves:
+        raise ValueError(f"{name}: inputs are empty; give an array [N, ...]")
+    arrays = [as_array(f"{name}: inputs", leaf) for leaf in leaves]
+    for leaf, x in zip(leaves, arrays):
+        if x.dtype.kind not in "iuf":
+            raise ValueError(_no_numbers(name, leaf, x))
+        fits_device(f"{name}: inputs", x)
+    return jax.tree.unflatten(tree, arrays)
+
+
+def _is_pytree(inputs: Sequence, count: int) -> bool:
+    """Returns whether every array in a list holds all samples."""
+    leaves = (leaf for part in inputs for leaf in jax.tree.leaves(part))
+    return len(inputs) > 0 and all(np.shape(leaf)[:1] == (count,) for leaf in leaves)
+
+
+def _no_numbers(name: str, given_inputs: Any, x: np.ndarray) -> str:
+    """Says which inputs are no numbers, and what to write instead."""
+    if x.dtype.kind == "b":
+        return f"{name}: inputs are bool; give inputs.astype(np.float32), or np.uint8 for images"
+    kinds: Any = getattr(given_inputs, "dtypes", None)  # of a DataFrame
+    if hasattr(kinds, "items"):
+        texts = [str(column) for column, kind in kinds.items() if not _is_number(kind)]
+        if texts:
+            return (
+                f"{name}: inputs have columns that are no numbers, {limits.listed(texts)}; leave "
+                "them out, or make them numbers"
+            )
+    return (
+        f"{name}: inputs are {x.dtype}; they must be integers or floats, [N, ...], of samples of "
+        "one shape"
+    )
+
+
+def _is_number(dtype: Any) -> bool:
+    return getattr(dtype, "kind", "O") in "iuf"
+
+
+def fits_device(name: str, x: np.ndarray) -> None:
+    """Refuses numbers that a device, which has 32 bits, would hold as others.
+
+    Raises:
+      ValueError: NaN, infinite or too large; or float64 of which float32 makes equal ones.
+    """
+    refuse_not_finite(name, x)
+    if x.dtype.kind in "iu":
+        refuse_beyond_int32(name, x)
+    if x.dtype.kind == "f" and x.dtype.itemsize > 4:
+        refuse_merged(name, x)
+
+
+def refuse_not_finite(name: str, x: np.ndarray) -> None:
+    """Refuses floats that no compiled function could hold as finite numbers.
+
+    Raises:
+      ValueError: a value is NaN, infinite or beyond float32.
+    """
+    if x.dtype.kind != "f" or not x.size:
+        return
+    # The extremes need no array of the size of x, and are NaN where any value is.
+    if -FLOAT <= float(x.min()) <= float(x.max()) <= FLOAT:
+        return
+    for sample, row in enumerate(x):
+        if not np.all(np.abs(np.float64(row)) <= FLOAT):
+            raise ValueError(
+                f"{name} has values that are NaN, infinite or beyond float32, first in sample "
+                f"{sample}"
+            )
+
+
+def refuse_beyond_int32(name: str, x: np.ndarray) -> None:
+    """Refuses integers that would wrap on a device.
+
+    Raises:
+      ValueError: a value is beyond int32.
+    """
+    if x.size and not _INT32.min <= int(x.min()) <= int(x.max()) <= _INT32.max:
+        raise ValueError(
+            f"{name} runs from {x.min()} to {x.max()}, beyond int32; subtract an offset, or leave "
+            "out what is no quantity"
+        )
+
+
+def refuse_merged(name: str, x: np.ndarray, columns: Sequence[str] = ()) -> None:
+    """Refuses float64 of which float32 makes equal ones, such as times in seconds since 1970.
+
+    Args:
+      name: of the array, for the error.
+      x: floats [N, ..., columns]; its last axis is looked at column by column, in the first
+        samples.
+      columns: their names.
+
+    Raises:
+      ValueError: float32 makes more than a hundredth of a column's different values equal.
+    """
+    width = x.shape[-1] if x.ndim > 1 else 1
+    rows = x.reshape(-1, width)[:_LOOKED_AT]
+    # A column of small numbers, or of a wide range, has float32's 24 bits for it.
+    low, high = rows.min(0, initial=np.inf), rows.max(0, initial=-np.inf)
+    steps = np.spacing(np.maximum(np.abs(low), np.abs(high)).astype(np.float32)).astype(np.float64)
+    for column in np.flatnonzero((low < high) & (steps * _LOOKED_AT > high - low)).tolist():
+        values = rows[:, column]
+        different = len(np.unique(values))
+        kept = len(np.unique(values.astype(np.float32)))
+        if kept < (1 - _MERGED) * different:
+            which = f"column {columns[column]!r}" if columns else f"place {column} of its last axis"
+            raise ValueError(
+                f"{name}: {which} has {different} different values from {low[column]:.17g} to "
+                f"{high[column]:.17g}, and float32 has {kept} of them; subtract an offset from it, "
+                "or leave it out"
+            )
+
+
+def as_groups(name: str, owners: Any) -> np.ndarray:
+    """Returns the group of each sample, int32 [N].
+
+    Args:
+      name: of the array, for the error.
+      owners: an array-like [N] of integers, or of text, which is numbered in sorted order.
+
+    Raises:
+      ValueError: of another type or shape, or beyond int32.
+    """
+    values = as_array(name, owners)
+    if values.ndim == 1 and values.dtype.kind == "O" and all(type(x) is str for x in values):
+        values = values.astype(str)  # a column of pandas
+    if values.ndim == 1 and values.dtype.kind == "U":
+        return np.unique(values, return_inverse=True)[1].astype(np.int32)
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name} of {values.dtype} {values.shape}; they must be integers or text, [N]"
+        )
+    refuse_beyond_int32(name, values)
+    return values.astype(np.int32, copy=False)
+
+
+def byte_doubts(images: np.ndarray) -> tuple[str, ...]:
+    """Returns a line for images of bytes that are nearly black, since they are not of 0 to 255."""
+    highest = int(images.max(initial=0))
+    if not 0 < highest < 32:
+        return ()
+    return (
+        f"images of bytes run from {images.min()} to {highest}, nearly black where 255 is white; "
+        f"multiply them by {math.floor(255 / highest)} if {highest} is white",
+    )

@@ -1,0 +1,67 @@
+"""Records of what a reader made of its files, which a `Dataset` carries beside the arrays."""
+
+import dataclasses
+import json
+from typing import NamedTuple
+
+
+class LeftOut(NamedTuple):
+    """Files of a folder that are no samples of the set.
+
+    Attributes:
+      number: of the files; 0 for what is named itself.
+      what: the kind of files, such as "files .heic", or a folder.
+      why: the reason, "no kind of image that is read".
+    """
+
+    number: int
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        counted = f"{self.number} {self.what}" if self.number else self.what
+        return f"{counted} ({self.why})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A record of one reading.
+
+    Attributes:
+      path: file or folder that was read; "" for arrays that came from memory.
+      label: name of the label's column; "" where the labels have no name.
+      features: names of the columns that are the samples, in order.
+      token_texts: the text of each token id, of a set of texts.
+      group_names: the name of each number in `Dataset.groups`; () where groups are numbers.
+      left_out: files that are no samples.
+      converted: what was changed on the way into the arrays, a phrase each, such as "3 images
+        turned by their EXIF orientation".
+      warnings: lines on what may have been meant otherwise; `load_dataset` logs them at every call.
+    """
+
+    path: str = ""
+    label: str = ""
+    features: tuple[str, ...] = ()
+    token_texts: tuple[str, ...] = ()
+    group_names: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    converted: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """Returns the record as JSON, for a file beside the arrays."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Reading":
+        """Returns the record that `to_json` wrote.
+
+        Raises:
+          ValueError, TypeError: the text is not what `to_json` writes.
+        """
+        fields = json.loads(text)
+        for name, value in fields.items():
+            if isinstance(value, list):
+                fields[name] = tuple(value)
+        fields["left_out"] = tuple(LeftOut(*entry) for entry in fields["left_out"])
+        return cls(**fields)

@@ -1,0 +1,143 @@
+"""Refuses tables whose columns are plausibly not what they are taken for.
+
+A column that counts the rows, or that is the label in other words, gives the answer away; a label
+with about as many classes as rows is no label.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjax_ht.data.files.limits import listed
+from fedjax_ht.data.sources.columns import Roles, leave_out
+
+_FEWEST = 10  # rows, or classes, from which a pattern in them is no chance
+_CHANCE = 1e-6  # of a column that decides the label though it has nothing to do with it
+_INDEX = ("id", "idx", "index", "no", "nr", "number", "row", "key", "uid", "uuid", "sample")
+"""Names, in small letters, of columns that number rows where all their values differ."""
+
+
+def refuse_giveaways(roles: Roles, inputs: np.ndarray, labels: np.ndarray) -> tuple[str, ...]:
+    """Refuses a table with a feature that counts its rows or decides the label.
+
+    Args:
+      roles: of the columns; features that are named one by one are meant.
+      inputs: float64 [N, features].
+      labels: int [N].
+
+    Returns:
+      A line for each such feature that is meant.
+
+    Raises:
+      ValueError: a feature is one that nobody has named. One line.
+    """
+    lines = []
+    for name, column in zip(roles.features, inputs.T):
+        reason = _counting(name, column)
+        if not reason and len(roles.features) > 1:
+            reason = _deciding(column, labels)
+        if reason:
+            if not roles.are_named:
+                raise ValueError(f"column {name!r} {reason}; {leave_out(name)}")
+            lines.append(f"feature {name!r} {reason}")
+    return tuple(lines)
+
+
+def refuse_text_giveaways(
+    roles: Roles, cells: Sequence[Sequence[str]], labels: np.ndarray
+) -> tuple[str, ...]:
+    """Refuses texts with a column that numbers the rows or is the label in other words.
+
+    Args:
+      roles: of the columns; without names where the file has no head.
+      cells: the columns of text of each row.
+      labels: int [N].
+
+    Returns:
+      A line for each such column that is meant.
+
+    Raises:
+      ValueError: a column is one that nobody has named. One line.
+    """
+    lines = []
+    for i in range(len(cells[0]) if len(cells[0]) > 1 else 0):
+        codes: dict[str, int] = {}
+        places = [codes.setdefault(row[i].strip(), len(codes)) for row in cells]
+        name = f"column {roles.features[i]!r}" if roles.features else f"column {i + 2} of a row"
+        reason = _deciding(np.array(places), labels)
+        if len(codes) == len(cells) >= _FEWEST and all(text.isdecimal() for text in codes):
+            reason = "has another whole number in every row, as an index or id"
+        if reason and not roles.are_named:
+            rest = leave_out(roles.features[i]) if roles.features else "take it out of the file"
+            raise ValueError(f"{name} {reason}; {rest}")
+        if reason:
+            lines.append(f"{name} {reason}")
+    return tuple(lines)
+
+
+def class_lines(name: str, labels: np.ndarray, class_names: Sequence[str]) -> tuple[str, ...]:
+    """Returns lines on classes that look wrong.
+
+    Args:
+      name: of the label's column, or "the first column", for the messages.
+      labels: int [N].
+      class_names: of all classes.
+
+    Raises:
+      ValueError: there are about as many classes as rows. One line.
+    """
+    counts = np.bincount(labels, minlength=len(class_names))
+    classes, rows = len(class_names), len(labels)
+    if classes > _FEWEST and 2 * classes > rows:
+        raise ValueError(
+            f"{name} has {classes} classes in {rows} rows, such as {listed(class_names, 3)}: name "
+            "the column that is the label; numbers to predict (a regression) have to be put into "
+            "classes first"
+        )
+    lines = []
+    alone = [class_names[c] for c in np.flatnonzero(counts == 1).tolist()]
+    if alone and classes > _FEWEST:
+        lines.append(
+            f"{name} has {len(alone)} of {classes} classes with one sample, such as "
+            f"{listed(alone, 3)}"
+        )
+    folded = Counter(class_name.casefold() for class_name in class_names)
+    if twice := [class_name for class_name in class_names if folded[class_name.casefold()] > 1]:
+        lines.append(f"{name} has classes that differ by capitals alone: {listed(twice)}")
+    return tuple(lines)
+
+
+def _counting(name: str, column: np.ndarray) -> str:
+    """Says that a column numbers the rows: in order, in another order, or by its name; or ""."""
+    count = len(column)
+    if count < _FEWEST or (column != np.floor(column)).any():
+        return ""
+    if len(np.unique(column)) < count:
+        return ""
+    low, high = column.min(), column.max()
+    parts = name.lower().replace("-", "_").replace(" ", "_").split("_")
+    if high - low == count - 1 or set(parts) & set(_INDEX):
+        return f"has another whole number in every row, {low:.0f} to {high:.0f}, as an index or id"
+    return ""
+
+
+def _deciding(column: np.ndarray, labels: np.ndarray) -> str:
+    """Says that equal values of a column always have the same label, beyond chance; or ""."""
+    values, places = np.unique(column, return_inverse=True)
+    order = np.argsort(places, kind="stable")
+    ordered, places = labels[order], places[order]
+    again = places[1:] == places[:-1]
+    if not again.any() or (ordered[1:] != ordered[:-1])[again].any():
+        return ""
+    classes = np.unique(labels)
+    # Two rows at random have the same label so often; as many pairs agree here.
+    same = np.square(np.bincount(labels) / len(labels)).sum()
+    if len(classes) < 2 or np.count_nonzero(again) * np.log(same) > np.log(_CHANCE):
+        return ""
+    is_other_name = len(values) == len(classes)
+    is_whole = bool((values == np.floor(values)).all())
+    # Measured values may part classes as well; whole numbers with few values are codes or owners.
+    if not is_other_name and not (is_whole and 4 * len(values) <= len(labels)):
+        return ""
+    return f"decides the label: each of its {len(values)} values has rows of one class alone"

@@ -1,0 +1,107 @@
+"""Standardises features by the mean and standard deviation of the training samples."""
+
+import dataclasses
+
+import numpy as np
+
+from fedjax_ht.core.inputs import AsStored, Standardised
+from fedjax_ht.data.dataset import Dataset, Partition
+from fedjax_ht.data.files import limits
+
+_LARGE = 30  # times what a model expects of a feature, spread or distance from 0
+_CONSTANT = 1e-6  # of the mean: a smaller deviation is float32's rounding
+_ROWS = 4096  # samples of which moments are summed at a time, since a set may be a map of a file
+
+
+def standardised(dataset: Dataset, *partitions: Partition) -> Dataset:
+    """Returns the set with features of mean 0 and deviation 1 in its training samples.
+
+    Rows [N, columns] are standardised by column; windows [N, T, ...] by signal, over samples and
+    time. A column that is constant in training is only shifted.
+
+    Args:
+      dataset: of one float array.
+      *partitions: what training samples are: those of any of them, so that several trials, each
+        with a split of its own, see the same features.
+
+    Raises:
+      ValueError: the samples are no floats, or images, or have a rule of their own.
+
+    Examples:
+      >>> import fedjax_ht as fl
+      >>> dataset = fl.load_dataset("har_10persons")
+      >>> partition = fl.make_partition("natural", dataset, 10)
+      >>> standardised(dataset, partition).preprocess.mean.shape
+      (9,)
+    """
+    refuse_unfit(dataset)
+    trains = [client.train for partition in partitions for client in partition]
+    mean, std = _moments(dataset.inputs, np.unique(np.concatenate(trains)))
+    rule = Standardised(mean.astype(np.float32), std.astype(np.float32))
+    return dataclasses.replace(dataset, preprocess=rule)
+
+
+def refuse_unfit(dataset: Dataset) -> None:
+    """Refuses sets that cannot be standardised.
+
+    Raises:
+      ValueError: the samples are no floats, or images, or have a rule of their own.
+    """
+    x = dataset.inputs
+    is_floats = isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.ndim > 1
+    if not is_floats or not isinstance(dataset.preprocess, AsStored | Standardised):
+        raise ValueError(
+            f"{dataset.name} cannot be standardised: its samples are not floats as stored; images "
+            "have dataset.normalisation"
+        )
+
+
+def is_pending(dataset: Dataset) -> bool:
+    """Returns whether a set is to be standardised as soon as its training samples are known."""
+    return isinstance(dataset.preprocess, Standardised) and dataset.preprocess.mean is None
+
+
+def scale_doubt(dataset: Dataset, partition: Partition) -> str:
+    """Returns a line on features that are far larger than what models learn from; "" without any.
+
+    Args:
+      dataset: floats that a model sees as they are stored; of any other set there is nothing to
+        say.
+      partition: the split.
+    """
+    x = dataset.inputs
+    is_floats = isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.ndim > 1
+    if not is_floats or not isinstance(dataset.preprocess, AsStored):
+        return ""
+    train = np.concatenate([client.train for client in partition])
+    if not len(train):
+        return ""
+    # of some thousand samples, evenly: it is a matter of size, not of digits
+    mean, std = _moments(x, train[:: 1 + len(train) // _ROWS])
+    mean, std = np.ravel(mean), np.ravel(std)
+    sizes = np.hypot(mean, std)
+    large = np.flatnonzero(sizes > _LARGE)
+    if not len(large):
+        return ""
+    names = dataset.reading.features if dataset.reading else ()
+    shown = [f"{names[i] if names else i} ({mean[i]:.3g} +- {std[i]:.3g})" for i in large]
+    return (
+        f"{dataset.name}: {len(large)} of {len(sizes)} features are of another scale than models "
+        f"learn from: {limits.listed(shown)}; standardise them: preprocess=fl.Standardised() of "
+        "the dataset, or dataset.standardise 'on' in a config"
+    )
+
+
+def _moments(x: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of some samples over all axes that are no feature, float64."""
+    shape = x.shape[2:] if x.ndim > 2 else x.shape[1:]
+    if not len(indices):
+        return np.zeros(shape), np.ones(shape)
+    axes = tuple(range(x.ndim - len(shape)))
+    values = len(indices) * (x.shape[1] if x.ndim > 2 else 1)
+    parts = np.array_split(np.sort(indices), -(-len(indices) // _ROWS))
+    mean = np.sum([x[part].sum(axes, np.float64) for part in parts], 0) / values
+    # a second pass: squares of large numbers would leave nothing of a small spread
+    squares = np.sum([np.square(x[part] - mean).sum(axes) for part in parts], 0)
+    std = np.sqrt(squares / values)
+    return mean, np.where(std > _CONSTANT * np.abs(mean), std, 1.0)
