@@ -88,22 +88,28 @@ class Dataset:
             # views, since the arrays are the caller's, and these become read-only
             "inputs": jax.tree.map(lambda x: x.view(), inputs),
         }
-        if self.groups is not None:
-            fields["groups"] = _checked_groups(name, self.groups, labels)
-        if self.clients is not None:
-            fields["clients"] = checked_partition(name, self.clients, len(labels))
-        if self.official:
-            fields["official"] = checked_sets(f"{name}: official", self.official, len(labels))
-        if self.reading is None:
+        fields |= self._checked_parts(labels)
+        made_in_memory = self.reading is None
+        if made_in_memory:
             fields["reading"] = Reading()
-        doubtful = self.reading is None
         for field, value in fields.items():
             object.__setattr__(self, field, value)  # the dataclass is frozen
         for x in (*jax.tree.leaves(self.inputs), self.labels):
             x.flags.writeable = False
-        if doubtful:
+        if made_in_memory:
             for line in self.doubts:
                 logging.warning(f"{name}: {line}")
+
+    def _checked_parts(self, labels: np.ndarray) -> dict[str, Any]:
+        """Returns groups, clients and official sets, checked; fields that may be absent."""
+        parts: dict[str, Any] = {}
+        if self.groups is not None:
+            parts["groups"] = _checked_groups(self.name, self.groups, labels)
+        if self.clients is not None:
+            parts["clients"] = checked_partition(self.name, self.clients, len(labels))
+        if self.official:
+            parts["official"] = checked_sets(f"{self.name}: official", self.official, len(labels))
+        return parts
 
     @property
     def doubts(self) -> tuple[str, ...]:
