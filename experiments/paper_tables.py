@@ -5,8 +5,8 @@
 Run it in the repository's root. experiments/results/tables.toml says which runs stand beside which
 published numbers, by which score, and how each was made; its head explains the fields.
 `experiments.paper_table` makes the CSVs from runs. experiments/results/coverage.toml says of every
-table of the papers what runs it. Of a page only what is between the two marks changes, the rest is
-written by hand.
+table of the papers what runs it, and claims.toml which of their claims stand. Of a page only what
+is between two marks changes, the rest is written by hand.
 """
 
 import textwrap
@@ -15,6 +15,7 @@ from pathlib import Path
 from absl import app
 
 from experiments.evaluations import curves
+from experiments.paper_claims import claims_markdown, read_claims
 from experiments.paper_coverage import coverage_markdown, read_coverage
 from experiments.paper_manifest import UNKNOWN, Manifest, Table, read_manifest
 from experiments.paper_parts import WIDTH, part_markdown, selected, wrapped
@@ -25,6 +26,7 @@ from fedjax_ht.runner.cli import fail, parse_flags
 RESULTS, PAGE = Path("experiments/results"), Path("experiments/results/papers.md")
 COVERAGE = Path("experiments/results/coverage.md")
 BEGIN, END = "<!-- made by python -m experiments.paper_tables -->", "<!-- until here -->"
+CLAIMS = "<!-- claims, made by python -m experiments.paper_tables -->", "<!-- end of claims -->"
 
 
 def table_markdown(table: Table, results: Path) -> str:
@@ -71,24 +73,40 @@ def coverage_page(text: str, results: Path) -> str:
     return before + coverage_markdown(read_coverage(results / "coverage.toml"), WIDTH) + after
 
 
-def around_marks(text: str) -> tuple[str, str]:
+def with_claims(text: str, results: Path) -> str:
+    """Makes the page's table of claims anew between its marks.
+
+    Raises:
+      ValueError: a mark is missing, claims.toml has a mistake, or a verdict is not what runs say.
+    """
+    before, after = around_marks(text, CLAIMS)
+    claims = read_claims(results / "claims.toml", results)
+    return before + claims_markdown(claims, results) + after
+
+
+def around_marks(text: str, marks: tuple[str, str] = (BEGIN, END)) -> tuple[str, str]:
     """Returns a page up to what is made and from there on, the marks included.
+
+    Args:
+      text: of the page.
+      marks: lines before and behind what is made.
 
     Raises:
       ValueError: a mark is missing.
     """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = text.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not begin or not end:
-        raise ValueError(f"the page needs the lines {BEGIN} and {END}, in this order")
+        raise ValueError(f"the page needs the lines {marks[0]} and {marks[1]}, in this order")
     return f"{before}{begin}\n\n", f"\n\n{end}{after}"
 
 
 def main(_) -> None:
     try:
         manifest = read_manifest(RESULTS / "tables.toml")
+        tables = page(PAGE.read_text(encoding="utf-8"), manifest, RESULTS)
         pages = {
-            PAGE: page(PAGE.read_text(encoding="utf-8"), manifest, RESULTS),
+            PAGE: with_claims(tables, RESULTS),
             COVERAGE: coverage_page(COVERAGE.read_text(encoding="utf-8"), RESULTS),
         }
         drawn = {}

@@ -4,14 +4,13 @@ import csv
 import re
 import statistics
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
 from experiments import leaks_table
+from tests.docs.results import RESULTS, ROOT, margins, percents, rows_of
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS, BENCHMARKS = ROOT / "experiments" / "results", ROOT / "benchmarks" / "results"
+BENCHMARKS = ROOT / "benchmarks" / "results"
 ELSEWHERE = {  # rows of fedtgp.md: the CSV, and what stands behind each name there
     "Fashion-MNIST, Dirichlet(1.0), tuned": ("fair_dirichlet.csv", "@tuned"),
     "Fashion-MNIST, four classes a client, tuned": ("fair_four_classes.csv", "@tuned"),
@@ -27,33 +26,17 @@ PAPERS = ("fedtgp.md", "fedktl.md", "class_shares.md", "dfrd.md")
 
 @pytest.mark.parametrize("page", PAPERS)
 def test_a_papers_page_begins_with_what_holds(page):
-    """Ten lines: the paper's form here, what reproduces and what does not, each with its run."""
-    lines = (RESULTS / page).read_text(encoding="utf-8").splitlines()[:10]
+    """Eleven lines: the paper's form here, and what is reproduced, refuted or open, each with its
+    run, by the rule of papers.md."""
+    lines = (RESULTS / page).read_text(encoding="utf-8").splitlines()[:11]
     form, *claims = "\n".join(lines).split("\n* ")
     assert re.search(r"papers?'s? form here", form)
     assert [claim for claim in claims if not re.search(r"\]\([#\w./]", claim)] == []
-    assert any("eproduces" in claim for claim in claims)
-    assert any("not reproduce" in claim for claim in claims)
-
-
-def rows_of(page: str) -> list[list[str]]:
-    """Reads the cells of all rows of all tables of a page."""
-    lines = (RESULTS / page).read_text(encoding="utf-8").splitlines()
-    return [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in lines
-        if line.startswith("|")
-    ]
-
-
-def percents(file: str, score: str, dataset: str) -> dict[str, dict[int, dict[int, float]]]:
-    """Reads method -> seed -> round -> the score in percent from a CSV of evaluations."""
-    scores = defaultdict(lambda: defaultdict(dict))
-    with (RESULTS / file).open(newline="") as lines:
-        for row in csv.DictReader(lines):
-            if row["dataset"] == dataset and row[score]:
-                scores[row["method"]][int(row["seed"])][int(row["round"])] = 100 * float(row[score])
-    return scores
+    assert [
+        claim for claim in claims if not re.match(r"\*\*(Reproduced|Refuted|Open)", claim)
+    ] == []
+    head = "\n".join(claims)
+    assert "(papers.md#when-a-claim-stands)" in head and "efuted" in head
 
 
 def spread(values: list[float]) -> str:
@@ -115,17 +98,8 @@ def test_the_forms_of_fedtgp(file, section, settings, rounds, line, name):
 
 
 def test_the_margins_of_fedtgp():
-    with (RESULTS / "fedtgp_margins.csv").open(newline="") as lines:
-        margins = [row for row in csv.DictReader(lines) if row["nearest"]]
     for name in ("FedProto", "FedTGP"):
-        of_clients, of_server = defaultdict(list), {}
-        for row in margins:
-            if not row["method"].startswith(name.lower()):
-                continue
-            if row["client"] == "global":
-                of_server[row["label"]] = float(row["nearest"])
-            else:
-                of_clients[row["label"]].append(float(row["nearest"]))
+        of_clients, of_server = margins(name.lower())
         above = sum(of_server[label] > max(values) for label, values in of_clients.items())
         (cells,) = (row for row in rows_of("fedtgp.md") if row[0] == name and "of 10" in row[-1])
         assert cells[-1] == f"{above} of 10"
