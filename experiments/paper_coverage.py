@@ -54,7 +54,7 @@ def read_coverage(path: Path) -> list[Paper]:
     papers = []
     for values in fields.get("papers", ()):
         paper = filled(Paper, values, "papers")
-        items = [filled(Item, item, paper.name) for item in paper.items]
+        items = [filled(Item, item, paper.name) for item in values["items"]]
         for item in items:
             check_item(item, paper.name)
         papers.append(paper._replace(items=items))
@@ -81,24 +81,38 @@ def check_item(item: Item, paper: str) -> None:
 
 
 def coverage_markdown(papers: Sequence[Paper], width: int) -> str:
-    """Makes a table of counts, and of each paper a table of its items and the commands for them.
+    """Makes of each paper a table of its items and the commands for them.
 
     Args:
       papers: what `read_coverage` returns.
       width: of a line of prose.
     """
-    sections = [paper_markdown(paper, width) for paper in papers]
-    return "\n\n".join([counts_markdown(papers), *sections])
+    return "\n\n".join(paper_markdown(paper, width) for paper in papers)
 
 
-def counts_markdown(papers: Sequence[Paper]) -> str:
-    """Counts how many items of each paper have which status."""
+def counts_markdown(papers: Sequence[Paper], width: int) -> str:
+    """Says how many items have an accuracy in their paper's setting, and counts how many items of
+    each paper have which status."""
+    items = [item for paper in papers for item in paper.items]
+    in_setting = [item for item in items if item.status == RECORDED[0]]
+    trained = [item for item in in_setting if item.hours]
+    text = (
+        f"**{len(trained)} of {len(items)} rows have an accuracy in the paper's setting.** "
+        f"{len(in_setting) - len(trained)} more are in it, where nothing is trained; by "
+        "[the rule for claims](papers.md#when-a-claim-stands) a small form settles no order."
+    )
     rows = []
     for paper in papers:
         counts = Counter(item.status for item in paper.items)
         numbers = [counts[status] for status in STATUSES]
         rows.append([paper.name, *map(str, [*numbers, len(paper.items)])])
-    return Table(["paper", *STATUSES, "items"], rows).markdown()
+    return f"{wrapped(text, width)}\n\n{Table(['paper', *STATUSES, 'items'], rows).markdown()}"
+
+
+def wrapped(text: str, width: int) -> str:
+    """Wraps a paragraph between its words."""
+    words = " ".join(text.split())
+    return textwrap.fill(words, width, break_long_words=False, break_on_hyphens=False)
 
 
 def paper_markdown(paper: Paper, width: int) -> str:
@@ -110,7 +124,6 @@ def paper_markdown(paper: Paper, width: int) -> str:
         if item.commands:
             commands.append(f"# {item.item}")
             commands += [f"fedjax-ht {command}" for command in item.commands]
-    text = " ".join(paper.setting.split())
-    setting = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    setting = wrapped(paper.setting, width)
     code = "\n".join(["```sh", *commands, "```"])
     return "\n\n".join([f"## {paper.name}", setting, Table(HEAD, rows).markdown(), code])

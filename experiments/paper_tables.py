@@ -16,7 +16,7 @@ from absl import app
 
 from experiments.evaluations import curves
 from experiments.paper_claims import claims_markdown, read_claims
-from experiments.paper_coverage import coverage_markdown, read_coverage
+from experiments.paper_coverage import counts_markdown, coverage_markdown, read_coverage
 from experiments.paper_manifest import UNKNOWN, Manifest, Table, read_manifest
 from experiments.paper_parts import WIDTH, part_markdown, selected, wrapped
 from fedjax_ht.core.files import atomic_open
@@ -26,6 +26,7 @@ from fedjax_ht.runner.cli import fail, parse_flags
 RESULTS, PAGE = Path("experiments/results"), Path("experiments/results/papers.md")
 COVERAGE = Path("experiments/results/coverage.md")
 BEGIN, END = "<!-- made by python -m experiments.paper_tables -->", "<!-- until here -->"
+COUNTS = "<!-- counts, made by python -m experiments.paper_tables -->", "<!-- end of counts -->"
 CLAIMS = "<!-- claims, made by python -m experiments.paper_tables -->", "<!-- end of claims -->"
 
 
@@ -69,8 +70,11 @@ def coverage_page(text: str, results: Path) -> str:
     Raises:
       ValueError: a mark is missing, or coverage.toml has a mistake.
     """
+    papers = read_coverage(results / "coverage.toml")
+    before, after = around_marks(text, COUNTS)
+    text = before + counts_markdown(papers, WIDTH) + after
     before, after = around_marks(text)
-    return before + coverage_markdown(read_coverage(results / "coverage.toml"), WIDTH) + after
+    return before + coverage_markdown(papers, WIDTH) + after
 
 
 def with_claims(text: str, results: Path) -> str:

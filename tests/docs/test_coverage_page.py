@@ -93,6 +93,29 @@ def test_every_table_of_the_papers_has_a_row():
     }.items():
         assert [n for n in tables if not re.search(rf"Tables? {n}\b", rows[name])] == [], name
     assert {"Table 1", "Table 2"} <= set(re.findall(r"Table \d", rows["FedSSA"]))
+    assert "Figure 1" in rows["FedKTL"]
+    assert [letter for letter in "FGHIJ" if f"Appendix {letter}" not in rows["DFRD"]] == []
+
+
+def test_the_head_counts_accuracies_in_the_papers_settings():
+    """Rows in the paper's setting that name no hours train nothing."""
+    items = [item for paper in read_coverage(RESULTS / "coverage.toml") for item in paper.items]
+    trained = [x for x in items if x.status == "paper's setting" and x.hours]
+    text = f"**{len(trained)} of {len(items)} rows have an accuracy in the paper's setting.**"
+    assert text in PAGE.read_text(encoding="utf-8")[:700]
+
+
+def test_dfrds_counted_runs_are_those_of_the_first_command():
+    """All committed tables of DFRD are of the released form, 25 rounds but for the setting with a
+    ceiling."""
+    (dfrd,) = [x for x in read_coverage(RESULTS / "coverage.toml") if x.name == "DFRD"]
+    for item in dfrd.items:
+        if item.status != "small form" or not item.item.startswith("Table"):
+            continue
+        config = config_of(f"compare {item.commands[0].split(' ', 1)[1]}")
+        for entry in entries_of(config):
+            assert "dfrd" not in entry.method or entry.options["variant"] == "released", item.item
+        assert item.item == "Table 5" or config.rounds == 25
 
 
 def test_rows_without_a_run_give_a_reason():
