@@ -37,6 +37,7 @@ Settled here:
   (all_pairs=True). L_MSE is a mean over the H numbers of a latent.
 * A pair exists from a class's first upload on.
 * V and the first h' come from fixed seeds, known to all: they are not sent, and not counted.
+* dim, the text's K, is at least C, as V takes C orthonormal columns; the text says C - 1, too.
 * With dim = C, h is the model's own head, whatever its form; with another K, one linear layer in
   its place.
 * The arccos is clamped.

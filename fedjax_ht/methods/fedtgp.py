@@ -17,7 +17,9 @@ Settled here:
   between each sample and its prototype with lambda 10 (the paper: Euclidean distance between class
   means, lambda 0.1). The authors' script for their own repository has the released form, too, so
   that the published numbers are of it.
-* Both variants train on mini-batches with SGD, as released; the paper names neither.
+* Both variants train on mini-batches with SGD, as released; the paper names neither. Eqs. 5 and 10
+  are sums over classes and clients; here, as released, a step descends on the mean over a
+  mini-batch. By SGD the sum of ten uploads is ten times that step (server_lr).
 * The prototypes uploaded are those of the model just trained. The released code uploads those of
   the model before training, which its authors' Algorithm 1 does not: not reproduced.
 """

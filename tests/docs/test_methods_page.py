@@ -7,7 +7,11 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
+import optax
+
 from fedjax_ht.configs.base import method_config
+from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.registry import DISTILLING
 
@@ -21,6 +25,32 @@ def test_the_tables_are_those_of_the_methods():
     for name in ("papers", "messages", "options"):
         table = PAGE.split(f"<!-- table: {name} -->\n")[1].split("<!-- end -->")[0]
         assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(METHODS), name
+
+
+def test_defaults_that_are_not_the_printed_form_are_the_codes():
+    """Every option with a value in that table is the method's default, or one that may be set."""
+    section = PAGE.split("## Defaults that are not the printed form")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.+)$", section, re.MULTILINE)
+    checked = 0
+    for row in rows:
+        names, default, _, printed = (cell.strip() for cell in row.strip("| ").split(" | "))
+        for name in re.findall(r"`(\w+)`", names):
+            parameters = inspect.signature(METHODS[name]).parameters
+            for option, value in re.findall(r"`(\w+)=([^`]+)`", default):
+                assert parameters[option].default == ast.literal_eval(value), (name, option)
+                checked += 1
+            for option, value in re.findall(r"`(\w+)=([^`]+)`", printed):
+                settings = {option: ast.literal_eval(value)}
+                METHODS[name](LocalTraining(optax.sgd(0.1)), **settings)
+                assert parameters[option].default != settings[option]
+    assert checked >= 8
+
+
+def test_what_float32_leaves_of_the_printed_diversity():
+    words = [f"{np.exp(np.float32(-x)):.2g}" for x in (85, 114)]
+    assert (
+        f"85 at 16 pixels and 114 at 28, where exp(-x) is {' and '.join(words)} in float32" in PAGE
+    )
 
 
 def test_the_presets_of_the_distilling_methods_are_those_of_the_code():
