@@ -47,10 +47,8 @@ def test_defaults_that_are_not_the_printed_form_are_the_codes():
 
 
 def test_what_float32_leaves_of_the_printed_diversity():
-    words = [f"{np.exp(np.float32(-x)):.2g}" for x in (85, 114)]
-    assert (
-        f"85 at 16 pixels and 114 at 28, where exp(-x) is {' and '.join(words)} in float32" in PAGE
-    )
+    values = " and ".join(f"{np.exp(np.float32(-x)):.2g}" for x in (85, 114))
+    assert f"85 at 16 pixels and 114 at 28, where exp(-x) is {values} in float32" in PAGE
 
 
 def test_the_presets_of_the_distilling_methods_are_those_of_the_code():
