@@ -21,6 +21,9 @@ from fedjax_ht.core.names import unknown_option
 from fedjax_ht.experiment.entry_text import OVERRIDDEN, parsed_setting, split_spec
 from fedjax_ht.methods import method_factory
 
+BASELINE = "local"
+"""The method that others are compared with, where an entry has it: each client trains alone."""
+
 FORMERLY: dict[str, dict[str, Any]] = {
     "dense": {"variant": "released"},
     "fedftg": {"variant": "released"},
@@ -183,6 +186,8 @@ def described(entries: Sequence[Entry]) -> str:
 
 def _defaults(method: str) -> str:
     """Returns what a method's defaults are, in words; a user's own method may follow no paper."""
+    if method == BASELINE:
+        return "every client trains alone; it has no options"
     if method_factory(method).__module__.startswith("fedjax_ht."):
         return "as its paper has it"
     return "at its defaults"

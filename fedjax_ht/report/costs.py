@@ -142,8 +142,8 @@ def costs(
     share: float | None = None,
     winner: str | None = None,
 ) -> Comparison:
-    """Compares a run's entries; `winner` is the label of the entry whose row a page highlights, the
-    other arguments are those of `choose_target`.
+    """Compares a run's entries; `winner` is the label of the one whose accuracy a page highlights,
+    the other arguments are those of `choose_target`.
 
     Raises:
       ValueError: an entry has no such score.
@@ -187,7 +187,7 @@ def comparison_text(
       lines: label of an entry -> its line.
       target: the accuracy that costs are counted to, in [0, 1].
       origin: where the target comes from.
-      winner: label of the entry whose row a page highlights.
+      winner: label of the entry whose accuracy a page highlights.
     """
     aim = f"{100 * target:.2f} %"
     costs = [f"rounds to {aim}", f"bytes to {aim}", f"FLOPs to {aim}", UPLINK, FLOPS]

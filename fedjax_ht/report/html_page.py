@@ -42,7 +42,7 @@ th:first-child, td:first-child {
   text-align: left; padding-left: 0.5rem; position: sticky; left: 0; background: var(--page);
 }
 td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 16ch }
-tr.best td { background: var(--best); font-weight: 650 }
+td.best { background: var(--best); font-weight: 650 }
 details { margin: 0.7rem 0 } details table, details p { font-size: 0.875rem }
 summary { cursor: pointer; color: var(--mark); font-weight: 600; font-size: 0.9rem }
 figure { margin: 0.8rem 0 1.6rem }

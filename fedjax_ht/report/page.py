@@ -2,20 +2,18 @@
 The choice is kept beside the page, so that `fedjax-ht report` shows the same."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.json_files import naming, read_json
+from fedjax_ht.report.compared import Compared
 from fedjax_ht.report.costs import Aim, costs
 from fedjax_ht.report.document import Block, Bullets, Document, Paragraph
 from fedjax_ht.report.report import entry_settings
 from fedjax_ht.report.results import run_results
-from fedjax_ht.report.run_warnings import warnings
-from fedjax_ht.report.statistics import best_entry, differences_to_first, headline
-from fedjax_ht.simulation.history import Row
+from fedjax_ht.report.run_warnings import to_watch
+from fedjax_ht.report.statistics import differences_to
 
 FILE = "report.json"
 
@@ -24,7 +22,7 @@ class Page(NamedTuple):
     """The contents of report.html.
 
     Attributes:
-      labels: of the entries, in order; the others are compared with the first.
+      labels: of the entries, in order.
       aim: of a comparison's table of costs; None for a run's own table.
       command: how to repeat the run: command, versions, machine and commit, a line each.
     """
@@ -56,25 +54,24 @@ def read_page(workdir: Path) -> Page | None:
         return Page(tuple(fields["labels"]), aim, fields["command"])
 
 
-def results(histories: Mapping[str, Sequence[Row]], aim: Aim | None) -> Document:
+def results(shown: Compared, aim: Aim | None) -> Document:
     """Makes the first table: of a comparison with what an accuracy costs, else of a run."""
-    winner = best_entry(histories) if len(histories) > 1 else None
     if aim is None:
-        return run_results(histories, winner)
-    return costs(histories, *aim, winner=winner).text
+        return run_results(shown.histories, shown.winner)
+    return costs(shown.histories, *aim, winner=shown.winner).text
 
 
-def text_of(
-    histories: Mapping[str, Sequence[Row]], entries: Iterable[Entry], aim: Aim | None
-) -> Document:
-    """Makes what a command prints: the result in a sentence, warnings, tables, and the entries'
-    settings."""
+def text_of(shown: Compared, aim: Aim | None) -> Document:
+    """Makes what a command prints: the result in a sentence, warnings, tables, what their rows
+    share, and the entries' settings."""
     blocks: list[Block] = []
-    if sentence := headline(histories):
+    if sentence := shown.headline:
         blocks.append(Paragraph(sentence))
-    if lines := warnings(histories):
+    if lines := to_watch(shown):
         blocks += [Paragraph("To watch:"), Bullets(lines)]
-    blocks.append(results(histories, aim))
-    if aim is not None and len(histories) > 1:
-        blocks.append(differences_to_first(histories))
-    return Document([*blocks, entry_settings(entries)])
+    blocks.append(results(shown, aim))
+    if shown.shared:
+        blocks.append(Paragraph(shown.shared))
+    if aim is not None and not shown.unequal:
+        blocks.append(differences_to(shown.baseline, shown.histories))
+    return Document([*blocks, entry_settings(shown.entries)])

@@ -11,6 +11,7 @@ from fedjax_ht.core.files import atomic_open
 from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.entries import Entry, described
 from fedjax_ht.report import html_page
+from fedjax_ht.report.compared import Compared
 from fedjax_ht.report.document import Bullets, Document, Paragraph, folded
 from fedjax_ht.report.figures import FEW
 from fedjax_ht.report.map_plot import one_space
@@ -18,9 +19,9 @@ from fedjax_ht.report.maps import load_map
 from fedjax_ht.report.plots import ROOM
 from fedjax_ht.report.results import sent
 from fedjax_ht.report.rows import values
-from fedjax_ht.report.run_warnings import warnings
+from fedjax_ht.report.run_warnings import to_watch
 from fedjax_ht.report.setting import setting
-from fedjax_ht.report.statistics import differences_to_first, headline, listed
+from fedjax_ht.report.statistics import differences_to, listed
 from fedjax_ht.simulation.history import Row, by_trial, evaluated, has_clock
 
 RESULT = "Accuracy is the mean over clients, each on its own test samples, in the best round."
@@ -43,7 +44,7 @@ WIDE = ("costs", "clients", "split")  # figures of many small words
 def write_report(
     config: Config,
     experiment: Experiment,
-    histories: Mapping[str, Sequence[Row]],
+    shown: Compared,
     results: Document,
     workdir: Path,
     command: str,
@@ -53,16 +54,20 @@ def write_report(
     Args:
       config: of the run.
       experiment: built from it.
-      histories: label of an entry -> rows, those to be shown.
+      shown: its entries.
       results: the first table.
       workdir: the run's folder.
       command: how to repeat the run, see `setting.repeat`.
     """
-    entries = list(map(experiment.entries.__getitem__, histories))
-    folders = {entry.label: workdir / entry.folder for entry in entries}
-    differences = differences_to_first(histories).html()
-    watch = html_page.warning_box(warnings(histories))
-    sections = {"Result": html_page.caption(RESULT) + results.html() + differences + watch}
+    histories = shown.histories
+    folders = {entry.label: workdir / entry.folder for entry in shown.entries}
+    watch = html_page.warning_box(to_watch(shown))
+    result = html_page.caption(RESULT) + results.html()
+    if shown.shared:
+        result += html_page.caption(shown.shared)
+    if not shown.unequal:
+        result += differences_to(shown.baseline, histories).html()
+    sections = {"Result": result + watch}
     for heading, pictures in captions(histories).items():
         figures = []
         for name, text in pictures.items():
@@ -75,10 +80,10 @@ def write_report(
     sections["Images made by the servers"] = newest_images(folders)
     about_run = Paragraph(setting(config, experiment, histories)).html()
     command = f"<pre>{html.escape(command)}</pre>"
-    sections["How to repeat it"] = command + about_run + entry_settings(entries).html()
-    compared = listed(list(histories)) if len(histories) <= FEW else f"{len(histories)} entries"
-    about = f"{compared} on {experiment.dataset.name}"
-    title = headline(histories).removesuffix(".") or about
+    sections["How to repeat it"] = command + about_run + entry_settings(shown.entries).html()
+    labels = listed(shown.labels) if len(shown.entries) <= FEW else f"{len(shown.entries)} entries"
+    about = f"{labels} on {experiment.dataset.name}"
+    title = shown.headline.removesuffix(".") or about
     text = html_page.page(about, title, f"{about}: {size(config)}", sections)
     path = workdir / "report.html"
     with atomic_open(path) as file:

@@ -67,7 +67,7 @@ def run_results(histories: Mapping[str, Sequence[Row]], winner: str | None = Non
 
     Args:
       histories: label of an entry -> rows.
-      winner: label of the entry whose row a page highlights.
+      winner: label of the entry whose accuracy a page highlights.
     """
     rows = list(map(run_cells, histories, histories.values()))
     table = table_of(rows, TITLES, IMPORTANCE, winner)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ht.report.bad_clients import named, outliers
+from fedjax_ht.report.compared import Compared, unequal_lines
 from fedjax_ht.report.plots import mean_of_clients
 from fedjax_ht.report.rows import reporting, values
 from fedjax_ht.simulation.history import Row, by_trial
@@ -17,8 +18,14 @@ FALL = 0.03  # of accuracy, from the best round to the last
 MOST_NAMED = 5  # clients
 
 
+def to_watch(shown: Compared) -> list[str]:
+    """Returns what a reader of a result should not miss, a line each: how rows are unequal, and
+    `warnings`."""
+    return [*unequal_lines(shown.unequal), *warnings(shown.histories)]
+
+
 def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Returns what a reader of a result should not miss, a line each."""
+    """Returns a line for each trouble of the entries' rounds."""
     lines = []
     for label, history in histories.items():
         for check in (*TROUBLES, idle_lanes, far_clients, falls):

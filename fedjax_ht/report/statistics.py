@@ -91,44 +91,6 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Dif
     )
 
 
-def headline(histories: Mapping[str, Sequence[Row]]) -> str:
-    """States the result in a sentence, by the best rounds: the best entry beside the first, or
-    beside the next best where the first is the best; "" where an entry has no score."""
-    scores = best_scores(histories)
-    means = means_of(scores)
-    if any(map(math.isnan, means.values())):
-        return ""
-    first, winner = next(iter(means)), best_entry(histories)
-    trials = len(scores[first])
-    if len(means) == 1:
-        over = "clients"
-        if trials > 1:
-            over += f" and {trials} trials"
-        return f"{first} reaches {means[first]:.1f} % in its best round, on average over {over}."
-    beside = first
-    if winner == first:
-        rest = list(means)[1:]
-        beside = max(rest, key=means.__getitem__)
-    lead = paired_difference(scores[winner], scores[beside])
-    points = f"{lead.interval.mean:.1f}"
-    if points == "0.0":
-        return f"{winner} and {beside} are level at {means[winner]:.1f} %."
-    by_points = f"by {points} points, in one trial"
-    if trials > 1:
-        by_points = f"by {points} points on average, in {lead.ahead} of {trials} trials"
-    if beside == first or len(means) == 2:
-        return f"{winner} is ahead of {beside} {by_points}."
-    return f"{winner} is ahead of the others; of the next, {beside}, {by_points}."
-
-
-def best_entry(histories: Mapping[str, Sequence[Row]]) -> str:
-    """Returns the entry with the highest mean accuracy over the trials' best rounds; of equal ones
-    the first."""
-    means = means_of(best_scores(histories))
-    ranked_means = np.nan_to_num(list(means.values()), nan=-math.inf)
-    return list(means)[int(ranked_means.argmax())]
-
-
 def means_of(scores: Trials) -> dict[str, float]:
     """Returns each entry's mean over trials."""
     return {label: float(np.mean(values)) for label, values in scores.items()}
@@ -179,22 +141,21 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(before)} and {last}" if before else last
 
 
-def differences_to_first(histories: Mapping[str, Sequence[Row]]) -> Document:
-    """Makes a table of every entry's accuracy and of its difference to the first entry's, paired by
+def differences_to(baseline: str, histories: Mapping[str, Sequence[Row]]) -> Document:
+    """Makes a table of every entry's accuracy and of its difference to the baseline's, paired by
     trial, in each of the rounds of `scores_by_round`; of one entry alone an empty document."""
     if len(histories) < 2:
         return Document()
-    first = next(iter(histories))
-    trials = len(by_trial(histories[first]))
-    head = ["entry", "round", "accuracy %", f"minus {first}, points", "ahead in"]
+    trials = len(by_trial(histories[baseline]))
+    head = ["entry", "round", "accuracy %", f"minus {baseline}, points", "ahead in"]
     importance = ["round", head[3], "ahead in"]
     rows = []
     rounds = scores_by_round(histories)
     for name, scores in rounds.items():
         for label, values in scores.items():
             cells = [label, name, shown(values, mean_interval(values), ".2f"), "", ""]
-            if label != first:
-                lead = paired_difference(values, scores[first])
+            if label != baseline:
+                lead = paired_difference(values, scores[baseline])
                 cells[3] = shown(lead.values, lead.interval, "+.2f")
                 cells[4] = f"{lead.ahead} of {lead.trials}"
             rows.append(cells)
@@ -203,7 +164,7 @@ def differences_to_first(histories: Mapping[str, Sequence[Row]]) -> Document:
         notes = f"{BEST}, {BY_VALIDATION}."
     if trials > 1:
         notes += f" {INTERVALS if trials >= LEAST else VALUES}"
-    title = f"Differences to {first}, paired by trial"
+    title = f"Differences to {baseline}, paired by trial"
     return Document([Folded(title, [Table(head, rows, importance), Paragraph(notes)])])
 
 

@@ -33,7 +33,8 @@ class Table:
       rows: cells, each row as long as the head.
       importance: titles of columns in the order in which they are kept where there is no room for
         all, most important first. Titles that are missing here come last, in the order of `head`.
-      winner: first cell of the row that a page highlights; None highlights no row.
+      winner: first cell of the row whose cell in the most important column a page highlights; None
+        highlights none. The row may lose in its other columns.
 
     Raises:
       ValueError: a row is shorter or longer than the head.
@@ -100,14 +101,19 @@ class Table:
         columns = sorted(columns)
         lines = [_html_row("th", self.head, columns)]
         for row in self.rows:
-            attributes = ' class="best"' if row[0] == self.winner else ""
-            lines.append(_html_row("td", row, columns, attributes))
+            marked = self._most_important()[1] if row[0] == self.winner else None
+            lines.append(_html_row("td", row, columns, marked))
         return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
 
 
-def _html_row(tag: str, cells: Sequence[str], columns: Iterable[int], attributes: str = "") -> str:
-    shown = "".join(f"<{tag}>{html.escape(cells[i])}</{tag}>" for i in columns)
-    return f"<tr{attributes}>{shown}</tr>"
+def _html_row(
+    tag: str, cells: Sequence[str], columns: Iterable[int], marked: int | None = None
+) -> str:
+    shown = ""
+    for i in columns:
+        style = ' class="best"' if i == marked else ""
+        shown += f"<{tag}{style}>{html.escape(cells[i])}</{tag}>"
+    return f"<tr>{shown}</tr>"
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int], columns: Sequence[int]) -> str:

@@ -13,10 +13,14 @@ from absl import flags
 from tqdm import tqdm
 
 from fedjax_ht.checkpoints.writers import read_history
-from fedjax_ht.experiment.run_folder import read_run
+from fedjax_ht.experiment.build import Experiment
+from fedjax_ht.experiment.entries import Entry
+from fedjax_ht.experiment.identity import identities_of
+from fedjax_ht.experiment.run_folder import read_config, read_run
 from fedjax_ht.experiment.run_lock import locked
+from fedjax_ht.report.compared import compared
 from fedjax_ht.report.document import Document
-from fedjax_ht.report.page import Page, read_page, text_of
+from fedjax_ht.report.page import FILE, Page, read_page, text_of
 from fedjax_ht.report.setting import repeat
 from fedjax_ht.runner.cli import TRUST, fail
 from fedjax_ht.runner.progress import print_files, print_result
@@ -53,19 +57,29 @@ def show(
     config, experiment = read_run(workdir, trust)
     with locked(workdir, warn) as writable:
         page = read_page(workdir) or Page(tuple(experiment.entries), None, repeat())
-        histories = {}
-        for label in page.labels:
-            rows = read_history(workdir / experiment.entries[label].folder)
-            if evaluated(rows):
-                histories[label] = rows
-        if not histories:
+        entries = _entries_of(page, experiment, workdir)
+        histories = {entry.label: read_history(workdir / entry.folder) for entry in entries}
+        if not any(map(evaluated, histories.values())):
             raise ValueError(f"the run in {workdir} has no evaluation yet")
-        text = text_of(histories, [experiment.entries[label] for label in histories], page.aim)
+        _, noted = read_config(workdir)
+        identities = identities_of(entries, config, noted)
+        shown = compared(config, entries, identities, histories, workdir, noted["version"])
+        text = text_of(shown, page.aim)
         show_result(text)
         written = []
         if writable:
-            written = write_results(config, experiment, histories, page, workdir, warn)
+            written = write_results(config, experiment, shown, page, workdir, warn)
     return text.markdown(), written
+
+
+def _entries_of(page: Page, experiment: Experiment, workdir: Path) -> list[Entry]:
+    """Returns the entries of a page."""
+    for label in page.labels:
+        if label not in experiment.entries:
+            raise ValueError(
+                f"{workdir / FILE} names the entry {label!r}, which config.json does not have"
+            )
+    return [experiment.entries[label] for label in page.labels]
 
 
 def main(_) -> None:

@@ -23,11 +23,12 @@ from fedjax_ht.experiment.identity import (
 )
 from fedjax_ht.experiment.json_files import write_json
 from fedjax_ht.experiment.notes import notes
-from fedjax_ht.experiment.run_folder import checked_fields, version_of
+from fedjax_ht.experiment.run_folder import VERSION, checked_fields, version_of
 from fedjax_ht.experiment.run_lock import is_primary, locked
 from fedjax_ht.experiment.weights import checksums
 from fedjax_ht.report import plots
 from fedjax_ht.report.bad_clients import why_silent
+from fedjax_ht.report.compared import Compared, compared
 from fedjax_ht.report.costs import Aim
 from fedjax_ht.report.document import Document
 from fedjax_ht.report.map_plot import write_maps
@@ -105,7 +106,7 @@ def train_and_evaluate(
     with locked(workdir, warn) as writable:
         writes = writable and is_primary()
         page = Page(tuple(experiment.entries), aim, repeat())
-        _begin(config, experiment, page, workdir, writes)
+        identities = _begin(config, experiment, page, workdir, writes)
         folders = {label: workdir / entry.folder for label, entry in experiment.entries.items()}
         if not is_primary():
             warn = stage = show_result = _ignore
@@ -122,11 +123,13 @@ def train_and_evaluate(
                     histories[label] = train_entry(
                         label, experiment, config, folder, listeners, caught, writable
                     )
-            summary = text_of(histories, experiment.entries.values(), aim)
+            entries, version = experiment.entries.values(), version_of(workdir) or VERSION
+            shown = compared(config, entries, identities, histories, workdir, version)
+            summary = text_of(shown, aim)
             show_result(summary)
             if writes:
                 stage("drawing plots" if config.report.maps == "none" else DRAWING)
-                pictures = write_results(config, experiment, histories, page, workdir, warn)
+                pictures = write_results(config, experiment, shown, page, workdir, warn)
         except OSError as error:
             raise Unwritable(
                 f"{error}; what was saved before is whole, and the same command goes on from there"
@@ -175,7 +178,7 @@ def _ignore(text: str | Document) -> None:
 def write_results(
     config: Config,
     experiment: Experiment,
-    histories: Mapping[str, list[Row]],
+    shown: Compared,
     page: Page,
     workdir: Path,
     warn: Callable[[str], None],
@@ -185,7 +188,7 @@ def write_results(
     Args:
       config: of the run.
       experiment: that it was built to.
-      histories: label -> rows, of the entries to show.
+      shown: its entries.
       page: what the first table and the report's head say.
       workdir: the run's folder.
       warn: is given lines about maps that cannot be drawn.
@@ -193,12 +196,13 @@ def write_results(
     Returns:
       The paths of the pictures and of the report.
     """
-    entries = [experiment.entries[label] for label in histories]
     with atomic_open(workdir / "summary.md") as file:
-        file.write(text_of(histories, entries, aim=None).markdown() + "\n")
-    pictures = plots.write_plots(histories, experiment.dataset, experiment.partitions[0], workdir)
+        file.write(text_of(shown, aim=None).markdown() + "\n")
+    pictures = plots.write_plots(
+        shown.histories, experiment.dataset, experiment.partitions[0], workdir
+    )
     if config.report.maps != "none":
-        folders = {entry.label: workdir / entry.folder for entry in entries}
+        folders = {entry.label: workdir / entry.folder for entry in shown.entries}
         pictures += write_maps(folders, experiment, warn)
-    first = results(histories, page.aim)
-    return [*pictures, write_report(config, experiment, histories, first, workdir, page.command)]
+    first = results(shown, page.aim)
+    return [*pictures, write_report(config, experiment, shown, first, workdir, page.command)]

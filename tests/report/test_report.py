@@ -12,6 +12,7 @@ from fedjax_ht.configs.sections import ReportConfig
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import parse_entry
 from fedjax_ht.report import plots
+from fedjax_ht.report.compared import Compared
 from fedjax_ht.report.document import Document
 from fedjax_ht.report.figures import FEW
 from fedjax_ht.report.map_plot import write_maps
@@ -38,6 +39,17 @@ def history(*accuracies, **columns):
         | columns
         for i, a in enumerate(accuracies)
     ]
+
+
+def entries_shown(experiment, histories):
+    """Equal rows of the experiment's entries."""
+    return Compared(
+        entries=tuple(experiment.entries[label] for label in histories),
+        histories=histories,
+        unequal={},
+        shared="All rows share the split.",
+        mixed=False,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -75,16 +87,15 @@ def test_the_page_stands_by_itself(run, tmp_path):
     )
     rows = [["local", "1 < 2"], ["fedproto:weight=2.0", "3"]]
     results = Document([Table(["a", "b"], rows, winner="fedproto:weight=2.0")])
-    page = write_report(
-        config, experiment, histories, results, tmp_path, "fedjax-ht run"
-    ).read_text()
+    shown = entries_shown(experiment, histories)
+    page = write_report(config, experiment, shown, results, tmp_path, "fedjax-ht run").read_text()
     assert re.findall("<h2>(.*?)</h2>", page) == [
         *("Result", "Accuracy", "Cost", "Clients", "Split", "Features and prototypes"),
         *("Images made by the servers", "How to repeat it"),
     ]
     assert "<h1>fedproto:weight=2.0 is ahead of local by 10.0 points, in one trial</h1>" in page
     assert (
-        page.count('<tr class="best"><td>fedproto:weight=2.0</td>') == 1
+        page.count('<tr><td>fedproto:weight=2.0</td><td class="best">3</td></tr>') == 1
         and "<pre>fedjax-ht run</pre>" in page
     )
     assert re.findall("<details><summary>(.*?)</summary>", page) == [
@@ -215,11 +226,13 @@ def test_many_entries_are_counted_in_the_title(run, tmp_path):
     config, experiment = run
     histories = {str(i): history(0.1, 0.6) for i in range(FEW + 1)}
     local, federation = experiment.entries["local"], experiment.federations["local"]
+    entries = {label: local._replace(label=label) for label in histories}
     experiment = experiment._replace(
-        entries=dict.fromkeys(histories, local), federations=dict.fromkeys(histories, federation)
+        entries=entries, federations=dict.fromkeys(histories, federation)
     )
     plots.write_plots(histories, experiment.dataset, experiment.partitions[0], tmp_path)
-    page = write_report(config, experiment, histories, Document(), tmp_path, "").read_text()
+    shown = entries_shown(experiment, histories)
+    page = write_report(config, experiment, shown, Document(), tmp_path, "").read_text()
     assert "<title>5 entries on fashion_mnist_10k</title>" in page and "To watch" not in page
 
 
@@ -228,7 +241,6 @@ def test_a_report_without_maps_has_no_word_of_them(run, tmp_path):
     config = dataclasses.replace(config, report=ReportConfig(maps="none"))
     histories = {"local": history(0.1, 0.6)}
     plots.write_plots(histories, experiment.dataset, experiment.partitions[0], tmp_path)
-    assert (
-        "Features"
-        not in write_report(config, experiment, histories, Document(), tmp_path, "").read_text()
-    )
+    shown = entries_shown(experiment, histories)
+    page = write_report(config, experiment, shown, Document(), tmp_path, "").read_text()
+    assert "Features" not in page

@@ -3,11 +3,10 @@ import math
 import numpy as np
 import pytest
 
+from fedjax_ht.report.conclusion import headline, ranking, winner
 from fedjax_ht.report.document import Document
 from fedjax_ht.report.statistics import (
-    best_entry,
-    differences_to_first,
-    headline,
+    differences_to,
     mean_interval,
     mean_ranks,
     paired_difference,
@@ -77,9 +76,9 @@ def history(*trials, **columns):
     ]
 
 
-def test_the_table_puts_every_entry_beside_the_first():
+def test_the_table_puts_every_entry_beside_the_baseline():
     histories = {"a": history([0.1, 0.5], [0.2, 0.6]), "b": history([0.7, 0.4], [0.3, 0.8])}
-    text = differences_to_first(histories).markdown()
+    text = differences_to("a", histories).markdown()
     head, _, *rows = text.partition("\n\n")[0].splitlines()
     note = " ".join(text.partition("\n\n")[2].split())
     assert head == "| entry | round | accuracy % | minus a, points | ahead in |"
@@ -91,7 +90,7 @@ def test_the_table_puts_every_entry_beside_the_first():
     ]
     assert note.startswith('"best" is each trial\'s best round on the test sets. In brackets the ')
     assert note.endswith("have no interval.")
-    assert differences_to_first({"a": histories["a"]}) == Document()
+    assert differences_to("a", {"a": histories["a"]}) == Document()
 
 
 def test_rounds_of_equal_accuracies_are_shown_once():
@@ -99,14 +98,14 @@ def test_rounds_of_equal_accuracies_are_shown_once():
         history([0.1, 0.5], val_accuracy=[0.2, 0.4]),
         history([0.1, 0.25], val_accuracy=[0.3, 0.4]),
     )
-    _, _, *rows, _, note = differences_to_first({"a": a, "b": b}).markdown().splitlines()
+    _, _, *rows, _, note = differences_to("a", {"a": a, "b": b}).markdown().splitlines()
     assert rows == [
         "| a | best, by validation and last | 50.00 |  |  |",
         "| b | best, by validation and last | 25.00 | -25.00 | 0 of 1 |",
     ]
     assert "on validation sets" in note and "rackets" not in note  # of one trial there are none
     b = history([0.1, 0.25], val_accuracy=[0.5, 0.4])
-    rows = differences_to_first({"a": a, "b": b}).markdown().splitlines()[2:-2]
+    rows = differences_to("a", {"a": a, "b": b}).markdown().splitlines()[2:-2]
     assert [row.split("|")[2].strip() for row in rows] == ["best and last"] * 2 + [
         "by validation"
     ] * 2
@@ -115,7 +114,7 @@ def test_rounds_of_equal_accuracies_are_shown_once():
 def test_four_trials_have_intervals():
     a = history(*([0.1, 0.50 + t / 100] for t in range(4)))
     b = history(*([0.1, 0.60 + t / 50] for t in range(4)))
-    row = differences_to_first({"a": a, "b": b}).markdown().splitlines()[3]
+    row = differences_to("a", {"a": a, "b": b}).markdown().splitlines()[3]
     assert row.startswith(
         "| b | best and last | 63.00 (58.89 to 67.11) | +11.50 (+10.50 to +12.50) | 4 of 4 |"
     )
@@ -128,27 +127,30 @@ def test_the_result_in_a_sentence():
         history([0.1, 0.55], [0.1, 0.56]),
     )
     assert (
-        headline({"a": a, "b": b, "c": c})
+        headline({"a": a, "b": b, "c": c}, "a")
         == "b is ahead of a by 9.0 points on average, in 1 of 2 trials."
     )
     assert (
-        headline({"b": b, "a": a}) == "b is ahead of a by 9.0 points on average, in 1 of 2 trials."
+        headline({"b": b, "a": a}, "a")
+        == "b is ahead of a by 9.0 points on average, in 1 of 2 trials."
     )
     ahead = "b is ahead of the others; of the next, c, by 8.5 points on average, in 2 of 2 trials."
-    assert headline({"b": b, "a": a, "c": c}) == ahead and best_entry({"a": a, "b": b}) == "b"
-    assert headline({"a": history([0.1, 0.5]), "b": history([0.7, 0.2])}).endswith(
+    assert headline({"b": b, "a": a, "c": c}, "b") == ahead
+    assert ranking({"a": a, "c": c, "b": b}) == ["b", "c", "a"] and winner({"a": a, "b": b}) == "b"
+    assert headline({"a": history([0.1, 0.5]), "b": history([0.7, 0.2])}, "a").endswith(
         "by 20.0 points, in one trial."
     )
-    assert headline({"a": a, "same": a}) == "a and same are level at 55.0 %."
+    assert headline({"a": a, "same": a}, "same") == "a and same are level at 55.0 %."
+    assert winner({"a": a, "same": a}) is winner({"a": a}) is None
     assert (
-        headline({"a": a})
+        headline({"a": a}, "a")
         == "a reaches 55.0 % in its best round, on average over clients and 2 trials."
     )
     assert (
-        headline({"a": history([0.25])})
+        headline({"a": history([0.25])}, "a")
         == "a reaches 25.0 % in its best round, on average over clients."
     )
-    assert headline({"a": a, "none": history([math.nan], [math.nan])}) == ""
+    assert headline({"a": a, "none": history([math.nan], [math.nan])}, "a") == ""
 
 
 def test_ranks_are_within_trials_and_over_settings(tmp_path):

@@ -61,7 +61,8 @@ def test_a_page_shows_six_columns_and_folds_the_others():
     assert re.findall("<th>(.*?)</th>", shown) == ["name", "a", "b", "c", "f", "g"]
     assert len(re.findall("<th>", shown)) == MAIN_COLUMNS
     assert re.findall("<td>(.*?)</td>", folded) == ["name", "d", "e"]
-    assert page.count('<tr class="best">') == 2
+    # the cell in which it is best, not the row: elsewhere it may lose
+    assert re.findall('<td class="best">(.*?)</td>', page) == ["g"] and "<tr>" in page
     assert "<details>" not in SHORT.html() and "<td>[bold]</td>" in SHORT.html()
     assert "<td>1 &lt; 2</td>" in Table(["a"], [["1 < 2"]]).html()
 

@@ -183,7 +183,8 @@ def test_rows_of_a_run_that_was_killed_while_writing(run, tmp_path):
     file.write_text(file.read_text() + '{"round": 9, "tr')
     shutil.rmtree(copied / "local")
     table, _ = show(copied)
-    assert "local" not in table and len(rows) == 2
+    assert "| local |" not in table and len(rows) == 2
+    assert table.startswith("No comparison: local has no evaluation yet.\n")
     file.write_text('{"round"\n' + file.read_text())
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1 is not readable as JSON"):
         show(copied)
@@ -200,3 +201,30 @@ def test_no_run_and_no_rows(run, tmp_path):
         config.rounds == json.loads((run / "config.json").read_text())["rounds"]
         and len(experiment.methods) == 2
     )
+
+
+def test_an_unfinished_entry_is_shown_and_not_compared(run, tmp_path):
+    """Ctrl-C in the second entry leaves such a run."""
+    copied = shutil.copytree(run, tmp_path / "run")
+    content = json.loads((copied / "config.json").read_text())
+    content["rounds"] = 2
+    (copied / "config.json").write_text(json.dumps(content))
+    text, _ = show(copied)
+    reason = "fedtgp has 1 of 2 rounds, local has 1 of 2 rounds"
+    assert text.startswith(f"No comparison: {reason}.") and "ahead" not in text
+    assert f"<h1>No comparison: {reason}</h1>" in (copied / "report.html").read_text()
+
+
+def test_an_entry_of_another_run_is_shown_and_not_compared(run, tiny_config, tmp_path):
+    copied, config = shutil.copytree(run, tmp_path / "run"), config_of(tiny_config)
+    config.rounds, config.entries, config.training.learning_rate = 1, ("local",), 0.3
+    train_and_evaluate(config, tmp_path / "other", stage=lambda line: None)
+    shutil.rmtree(copied / "local")
+    shutil.copytree(tmp_path / "other" / "local", copied / "local")
+    text, _ = show(copied)
+    line = "local is of another run (training.learning_rate 0.3 instead of 0.01)"
+    assert text.startswith(f"No comparison: {line}.") and "ahead" not in text
+    assert f"<li>{line}</li>" in (copied / "report.html").read_text()
+    (copied / "report.json").write_text('{"labels": ["fd"], "aim": null, "command": ""}')
+    with pytest.raises(ValueError, match=r"report\.json names the entry 'fd', which config\.json"):
+        show(copied)

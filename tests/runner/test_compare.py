@@ -285,7 +285,7 @@ def test_the_command_compares_and_goes_on(run_module, tiny_config, tmp_path):
     assert " ± " in table["local"] and "| 0 B |" in table["local"] and "FLOP |" in table["local"]
     assert (
         "| fedproto | " in first.stdout.partition("| entry |")[2]
-        and "* local: as its paper has it" in first.stdout
+        and "* local: every client trains alone; it has no options" in first.stdout
     )
     for name in (
         "compare.md",
@@ -312,3 +312,11 @@ def test_the_command_compares_and_goes_on(run_module, tiny_config, tmp_path):
     assert list(more)[2:] == ["local", "lg_fedavg", "fedproto"]
     assert more["local"].split("|")[2:4] == table["local"].split("|")[2:4]
     assert (workdir / "fedproto" / "metrics.jsonl").read_text() == rows
+    # One of them goes further: the first command would set its rows beside shorter ones.
+    run("--methods=local", "--trials=2", "--config.rounds=2")
+    done = run_module(
+        *("compare", f"--config={tiny_config}", f"--workdir={workdir}", "--config.rounds=1"),
+        *("--methods=local,fedproto", "--trials=2"),
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "error: local has 2 rounds in " in done.stderr and "and rounds is 1;" in done.stderr

@@ -1,0 +1,252 @@
+"""The entries of a table: what their rows share, and what keeps them from being compared.
+
+Rows may be unequal: an entry is unfinished, has other rounds, or its folder came from a run with
+another recipe, other data or another split. They are shown, and nothing is concluded from them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_ht.configs.sections import Config
+from fedjax_ht.experiment.entries import BASELINE, Entry
+from fedjax_ht.experiment.environment import PACKAGES
+from fedjax_ht.experiment.identity import (
+    SHA,
+    SINCE,
+    Identity,
+    differences,
+    read_identity,
+    some,
+)
+from fedjax_ht.experiment.json_files import flatten
+from fedjax_ht.report.conclusion import headline, reached, winner
+from fedjax_ht.simulation.history import Row, by_trial, evaluated, out_of_patience, silent
+
+MOST_NAMED = 2
+"""Differences that a headline names; the warnings below it have all."""
+
+
+MIXED = "Different versions of the library or its packages trained the rows."
+
+
+class Compared(NamedTuple):
+    """The entries of a table.
+
+    Attributes:
+      entries: in the order of the table, those without rows included.
+      histories: label -> rows, of the entries that have an evaluation.
+      unequal: label -> what sets its rows apart from those of the run that the table is of; a label
+        without a line has the rows of that run.
+      shared: a sentence on what all rows share, and in what they differ; "" of one entry alone.
+      mixed: whether different versions of the library or its packages trained the entries.
+    """
+
+    entries: tuple[Entry, ...]
+    histories: dict[str, Sequence[Row]]
+    unequal: dict[str, list[str]]
+    shared: str
+    mixed: bool
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of all entries."""
+        return [entry.label for entry in self.entries]
+
+    @property
+    def baseline(self) -> str:
+        """The label of the entry that others are compared with: local training where there is any,
+        else the first."""
+        for entry in self.entries:
+            if entry.method == BASELINE and entry.label in self.histories:
+                return entry.label
+        return next(iter(self.histories))
+
+    @property
+    def winner(self) -> str | None:
+        """The label of the entry that is ahead; None where none is, or rows are unequal."""
+        return None if self.unequal else winner(self.histories)
+
+    @property
+    def headline(self) -> str:
+        """The result in a sentence, or what keeps the rows from having one."""
+        reasons = unequal_lines(self.unequal)
+        if not reasons:
+            sentence = headline(self.histories, self.baseline)
+            return f"{sentence} {MIXED}" if sentence and self.mixed else sentence
+        if len(self.entries) > 1:
+            return f"No comparison: {some(reasons, MOST_NAMED)}."
+        sentence = reached(self.histories) or f"{self.baseline} has no score."
+        return f"{sentence} Not the run that was asked for: {some(reasons, MOST_NAMED)}."
+
+
+def unequal_lines(unequal: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns a line for each difference, "fedssa has 6 of 30 rounds"."""
+    return [f"{label} {reason}" for label, reasons in unequal.items() for reason in reasons]
+
+
+def compared(
+    config: Config,
+    entries: Iterable[Entry],
+    identities: Mapping[str, Identity],
+    histories: Mapping[str, Sequence[Row]],
+    workdir: Path,
+    version: int,
+) -> Compared:
+    """Looks at what rows share, and what they do not.
+
+    Args:
+      config: of the run that the table is of.
+      entries: of the table.
+      identities: that they must have, by label.
+      histories: label -> rows; none for an entry that has not begun.
+      workdir: the run's folder.
+      version: of the folder.
+    """
+    entries = tuple(entries)
+    unequal, stored, rounds = {}, {}, {}
+    shown = {}
+    for entry in entries:
+        label, history = entry.label, histories.get(entry.label, [])
+        if evaluated(history):
+            shown[label], rounds[label] = history, rounds_done(history)
+        identity = read_identity(workdir / entry.folder)
+        reasons = _progress(history, config)
+        if history or identity is not None:  # else nothing has begun
+            reasons += _origin(identity, identities[label], version)
+        if reasons:
+            unequal[label] = reasons
+        stored[label] = identity or identities[label]
+    shared = ""
+    trained = {label: stored[label] for label in shown}
+    if len(shown) > 1:
+        shared = shared_by(trained, rounds)
+    return Compared(
+        entries=entries,
+        histories=shown,
+        unequal=unequal,
+        shared=shared,
+        mixed=len(set(map(_programs, trained.values())) - {()}) > 1,
+    )
+
+
+def rounds_done(history: Sequence[Row]) -> int:
+    """Returns the rounds that all trials have done."""
+    return min(trial[-1]["round"] for trial in by_trial(history))
+
+
+def _progress(history: Sequence[Row], config: Config) -> list[str]:
+    """Returns how an entry's rows fall short of the run, or go beyond it."""
+    if not evaluated(history):
+        return ["has no evaluation yet"]
+    trials, done, reasons = by_trial(history), rounds_done(history), []
+    if len(trials) != config.trials:
+        reasons.append(f"has {len(trials)} of {config.trials} trials")
+    if done > config.rounds:
+        reasons.append(f"has {done} rounds instead of {config.rounds}")
+    elif done < config.rounds and all(silent(trial, config.give_up) for trial in trials):
+        reasons.append(f"stopped in round {done} of {config.rounds}, since nothing arrived")
+    elif done < config.rounds:
+        patience = config.evaluate.patience
+        # an end by patience is the end that was asked for
+        if not all(out_of_patience(trial, patience) for trial in trials):
+            reasons.append(f"has {done} of {config.rounds} rounds")
+    return reasons
+
+
+def _origin(stored: Identity | None, expected: Identity, version: int) -> list[str]:
+    """Returns how an entry's folder differs from that of an entry of the run."""
+    if stored is None:
+        # up to version 2 config.json vouches for all entries
+        return ["has no identity"] if version >= SINCE else []
+    lines = differences(stored, expected)
+    return [f"is of another run ({some(lines)})"] if lines else []
+
+
+def shared_by(identities: Mapping[str, Identity], rounds: Mapping[str, int]) -> str:
+    """Writes what entries share: "All rows share data ... and 30 rounds; they differ in ...".
+
+    Args:
+      identities: of the entries, by label.
+      rounds: that each has done.
+    """
+    first = next(iter(identities.values()))
+    names = {
+        "data": f"data {first.data['name']}{_sum(first.data)}",
+        "split": f"split {first.split['kind']} of seed {first.split['seed']}{_sum(first.split)}",
+        "models": f"models {first.models['group']}",
+        "training": "training",
+        "options": "the federation's options",
+        "files": "files of weights",
+        "seed": f"seed {first.seed}",
+        "trials": f"{first.trials} trials",
+    }
+    if first.trials == 1:
+        del names["trials"]
+    if not first.files:
+        del names["files"]
+    equal, other = [], []
+    for part, text in names.items():
+        values = {label: _flat(part, identity) for label, identity in identities.items()}
+        lines = differing(values)
+        other += lines
+        if not lines:
+            equal.append(text)
+    every = {"rounds": rounds, "versions": {k: _versions(v) for k, v in identities.items()}}
+    texts = {"rounds": f"{next(iter(rounds.values()))} rounds", "versions": _versions(first)}
+    for name, values in every.items():
+        lines = differing({label: {name: value} for label, value in values.items()})
+        other += lines
+        if not lines and texts[name]:
+            equal.append(texts[name])
+    sentence = f"All rows share {', '.join(equal)}"
+    return f"{sentence}; they differ in {', '.join(other)}." if other else f"{sentence}."
+
+
+def _flat(part: str, identity: Identity) -> dict[str, Any]:
+    return flatten({part: getattr(identity, part)})
+
+
+def differing(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Returns a line for each name whose value differs, "rounds 6 (fedssa), 30 (local, fd)".
+
+    Args:
+      values: of each entry, by label, each by name.
+    """
+    names = sorted({name for named in values.values() for name in named})
+    lines = []
+    for name in names:
+        labels: dict[str, list[str]] = {}
+        for label, named in values.items():
+            labels.setdefault(_value(name, named.get(name)), []).append(label)
+        if len(labels) > 1:
+            parts = [f"{value} ({', '.join(group)})" for value, group in labels.items()]
+            lines.append(f"{name} {', '.join(parts)}")
+    return lines
+
+
+def _value(name: str, value: Any) -> str:
+    is_sum = name.endswith(SHA) or name.startswith("files.")
+    return str(value)[:12] if is_sum else str(value)
+
+
+def _sum(values: Mapping[str, Any]) -> str:
+    return f" (SHA-256 {values[SHA][:12]})" if values[SHA] else ""
+
+
+def _programs(identity: Identity) -> tuple:
+    """Returns the versions that trained an entry, without the machine; () where not known."""
+    programs = []
+    for versions in identity.versions:
+        programs.append(tuple(v for name, v in sorted(versions.items()) if name != "machine"))
+    return tuple(programs)
+
+
+def _versions(identity: Identity) -> str:
+    """Writes the programs and machines that trained an entry; "" where they are not known."""
+    texts = []
+    for versions in identity.versions:
+        jax = f"{PACKAGES[0]} {versions[PACKAGES[0]]}"
+        library = f"fedjax_ht {versions['fedjax_ht']} (commit {versions['commit']})"
+        texts.append(f"{library} with {jax} on {versions['machine']}")
+    return ", then ".join(texts)
