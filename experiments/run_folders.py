@@ -1,0 +1,127 @@
+"""Reads folders of runs and comparisons: the config, the entries' settings, and their scores by
+trial."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_ht.checkpoints.writers import read_history
+from fedjax_ht.core.names import unknown
+from fedjax_ht.experiment.entries import folder_of
+from fedjax_ht.experiment.run_folder import flatten, naming, read_config
+from fedjax_ht.simulation.history import Row, best_by, by_trial
+
+
+class RunFolder(NamedTuple):
+    """A run's folder.
+
+    Attributes:
+      path: of the folder.
+      config: field -> value, as "partition.options.alpha" -> 0.1.
+      entries: label -> the entry as config.json has it, with "method", "options", "training",
+        "model" and "tuned".
+    """
+
+    path: Path
+    config: dict[str, Any]
+    entries: dict[str, Mapping[str, Any]]
+
+
+class TrialScore(NamedTuple):
+    """The score of one trial of an entry, in [0, 1], and the round that it was taken from; the
+    seeds are those of the training and of the split."""
+
+    seed: int
+    split: int
+    round: int
+    score: float
+
+
+def read_folder(path: Path) -> RunFolder:
+    """Reads the config and the entries of a run's folder.
+
+    Raises:
+      ValueError, OSError: there is no run, or an early one without entries. One line.
+    """
+    if not (path / "config.json").exists():
+        raise FileNotFoundError(f"no run in {path}: config.json is missing")
+    fields, _ = read_config(path)
+    entries = fields.pop("entries")
+    if not entries:
+        raise ValueError(f"the run in {path} was made before runs had entries; run it again")
+    with naming(path / "config.json"):
+        return RunFolder(path, flatten(fields), {entry["label"]: entry for entry in entries})
+
+
+def settings_of(folder: RunFolder, label: str) -> dict[str, Any]:
+    """Returns the settings of an entry under the names by which entries set them: options of the
+    method as "mu", fields of its training and model as "training.learning_rate"."""
+    entry = folder.entries[label]
+    settings = dict(entry["options"])
+    for field, value in folder.config.items():
+        part, _, name = field.partition(".")
+        if part in ("training", "model"):
+            settings[field] = entry[part].get(name, value)
+    return settings
+
+
+def history_of(folder: RunFolder, label: str) -> list[Row]:
+    """Returns the rows of an entry, as far as it has come."""
+    return read_history(folder.path / folder_of(label))
+
+
+def rounds_done(folder: RunFolder, label: str) -> int:
+    """Returns the rounds that an entry has done; 0 where it has not begun."""
+    history = history_of(folder, label)
+    return history[-1]["round"] if history else 0
+
+
+def unfinished(folder: RunFolder) -> list[str]:
+    """Says in a line each which entries have not done all rounds of the config."""
+    lines = []
+    for label in folder.entries:
+        done, rounds = rounds_done(folder, label), folder.config["rounds"]
+        if done < rounds:
+            lines.append(f"{folder.path}: {label} has done {done} of {rounds} rounds")
+    return lines
+
+
+def trial_scores(folder: RunFolder, label: str, score: str, by: str) -> list[TrialScore]:
+    """Returns the score of each trial of an entry that has it.
+
+    Args:
+      folder: of the run.
+      label: of the entry.
+      score: a key of metrics.jsonl, such as "accuracy_participants".
+      by: "best", "by_validation" or "last", the round that counts.
+    """
+    scores = []
+    for number, trial in enumerate(by_trial(history_of(folder, label))):
+        row = chosen_row(trial, score, by)
+        if row is None:
+            continue
+        split = folder.config["partition.seed"]
+        if folder.config["partition.per_trial"]:
+            split += number
+        scores.append(TrialScore(folder.config["seed"] + number, split, row["round"], row[score]))
+    return scores
+
+
+def chosen_row(trial: Sequence[Row], score: str, by: str) -> Row | None:
+    """Returns the row of a trial whose score counts, by "best", "by_validation" or "last"; None
+    where no row has the score, or the one to choose by."""
+    scored = [row for row in trial if score in row]
+    if by == "last":
+        return scored[-1] if scored else None
+    return best_by(scored, score if by == "best" else "val_accuracy")
+
+
+def require_score(folder: RunFolder, score: str) -> None:
+    """Raises ValueError where no row of any entry has the score. One line."""
+    keys: dict[str, None] = {}
+    for label in folder.entries:
+        for row in history_of(folder, label):
+            keys |= dict.fromkeys(row)
+    if score not in keys:
+        accuracies = [key for key in keys if "accuracy" in key]
+        raise ValueError(f"{folder.path}: {unknown('score', score, accuracies)}")

@@ -1,0 +1,219 @@
+"""Points of accuracy against one setting of a config: read from folders of comparisons and from CSV
+files, and refused where runs differ in more."""
+
+import csv
+import operator
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.evaluations import read_evaluations
+from experiments.rows import grouped
+from experiments.run_folders import RunFolder, chosen_row, require_score, trial_scores
+from fedjax_ht.core.names import unknown
+from fedjax_ht.experiment.run_folder import FREE_FIELDS, NAMING
+
+UNCOMPARED = {*NAMING, *FREE_FIELDS, "seed", "partition.seed", "trials", "searched", "lanes"}
+UNCOMPARED -= {"rounds"}
+"""Fields that may differ from folder to folder: they change no number, name entries, which are
+compared by themselves, or are seeds."""
+
+NAMED = "--setting names one as config.json has it, such as partition.options.alpha"
+
+
+class Point(NamedTuple):
+    """The accuracy of one trial of an entry at one value of a setting.
+
+    Attributes:
+      setting, value: the field, and its value as text.
+      entry: label.
+      seed, split: seeds of the training and of the split; "" where a file does not say.
+      score, by: what the accuracy is, and which round it is of.
+      accuracy: in [0, 1].
+    """
+
+    setting: str
+    value: str
+    entry: str
+    seed: str
+    split: str
+    score: str
+    by: str
+    accuracy: float
+
+
+def points_of_folders(
+    folders: Sequence[RunFolder], settings: Sequence[str], score: str, by: str
+) -> list[Point]:
+    """Reads the trials of comparisons that differ in one setting.
+
+    Args:
+      folders: of the comparisons.
+      settings: the field on the axis, and fields that may differ with it.
+      score, by: as of `run_folders.trial_scores`.
+
+    Raises:
+      ValueError: the folders differ in another field, or not in this one, or have no such score.
+        One line.
+    """
+    check_settings(folders, settings)
+    points = []
+    for folder in folders:
+        require_score(folder, score)
+        value = shown(folder.config[settings[0]])
+        for label in folder.entries:
+            for trial in trial_scores(folder, label, score, by):
+                points.append(
+                    Point(
+                        setting=settings[0],
+                        value=value,
+                        entry=label,
+                        seed=str(trial.seed),
+                        split=str(trial.split),
+                        score=score,
+                        by=by,
+                        accuracy=trial.score,
+                    )
+                )
+    return points
+
+
+def check_settings(folders: Sequence[RunFolder], settings: Sequence[str]) -> None:
+    """Raises ValueError where folders differ in a field beside `settings`, or all have one value of
+    the first of them. One line that names the field."""
+    axis, first = settings[0], folders[0]
+    for folder in folders:
+        if axis not in folder.config:
+            raise ValueError(f"{folder.path}: {unknown('field', axis, folder.config, NAMED)}")
+    for folder in folders[1:]:
+        for field, (before, now) in differences(first, folder).items():
+            if field not in settings:
+                raise ValueError(
+                    f"{first.path} and {folder.path} differ in {field}, {shown(before)} and "
+                    f"{shown(now)}, and not in {axis} alone; take runs that do, or name both: "
+                    f"--setting={','.join([*settings, field])}"
+                )
+    if len({shown(folder.config[axis]) for folder in folders}) < 2:
+        raise ValueError(
+            f"all of --of have {axis} {shown(first.config[axis])}; name runs of several values"
+        )
+
+
+def differences(first: RunFolder, other: RunFolder) -> dict[str, tuple[Any, Any]]:
+    """Returns the values of the fields in which two runs differ; settings of an entry that both
+    have and that was not tuned for each are among them, as "fedssa.mu"."""
+    before, now = compared(first, other), compared(other, first)
+    fields = sorted(before.keys() | now.keys())
+    pairs = {field: (before.get(field), now.get(field)) for field in fields}
+    return {field: pair for field, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def compared(folder: RunFolder, other: RunFolder) -> dict[str, Any]:
+    """Returns a run's fields and settings that must be those of another run."""
+    fields = {}
+    for field, value in folder.config.items():
+        if field not in UNCOMPARED and field.split(".")[0] not in UNCOMPARED:
+            fields[field] = value
+    for label in folder.entries.keys() & other.entries.keys():
+        entry = folder.entries[label]
+        if entry["tuned"]:  # the search may have chosen other settings for each value
+            continue
+        for part, prefix in (("options", ""), ("training", "training."), ("model", "model.")):
+            for name, value in entry[part].items():
+                fields[f"{label}.{prefix}{name}"] = value
+    return fields
+
+
+def points_of_file(path: Path, setting: str, value: str, *, score: str, by: str) -> list[Point]:
+    """Reads the trials in a CSV file, a comparison's trials.csv or one of evaluations.
+
+    Args:
+      path: of the file.
+      setting, value: what the file is of.
+      score: of evaluations; trials.csv has "accuracy".
+      by: the round that counts.
+
+    Raises:
+      ValueError: the file is of neither kind, of several data sets, or has no such score. One line.
+    """
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    head = set(rows[0]) if rows else set()
+    trials = []
+    if {"entry", "seed", "split", by} <= head and score == "accuracy":
+        trials = [row | {"accuracy": row[by]} for row in rows if row[by]]
+    elif {"dataset", "method", "seed", "round"} <= head:
+        trials = evaluated_trials(path, score, by)
+    if not trials:
+        raise ValueError(
+            f"{path} has no {score} {by.replace('_', ' ')}; it must be trials.csv of a comparison "
+            "or evaluations of experiments.paper_table"
+        )
+    points = []
+    for trial in trials:
+        points.append(
+            Point(
+                setting=setting,
+                value=value,
+                entry=trial["entry"],
+                seed=trial["seed"],
+                split=trial.get("split", ""),
+                score=score,
+                by=by,
+                accuracy=float(trial["accuracy"]),
+            )
+        )
+    return points
+
+
+def evaluated_trials(path: Path, score: str, by: str) -> list[dict[str, str]]:
+    """Reads "entry", "seed" and "accuracy" of each trial in a CSV of evaluations that has the
+    score.
+
+    Raises:
+      ValueError: the file is of several data sets. One line.
+    """
+    runs = read_evaluations(path)
+    datasets = sorted({run.dataset for run in runs})
+    if len(datasets) > 1:
+        raise ValueError(f"{path} is of {' and '.join(datasets)}; one picture takes one data set")
+    trials = []
+    for run in runs:
+        row = chosen_row(run.history, score, by)
+        if row is not None:
+            trials.append({"entry": run.method, "seed": str(run.seed), "accuracy": row[score]})
+    return trials
+
+
+def read_points(path: Path) -> list[Point]:
+    """Reads the points of a file that this program wrote.
+
+    Raises:
+      ValueError: it is another file. One line.
+    """
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if not rows or tuple(rows[0]) != Point._fields:
+        raise ValueError(f"{path} has not the columns {', '.join(Point._fields)}; give --of")
+    points = []
+    for row in rows:
+        *texts, accuracy = row.values()
+        points.append(Point._make([*texts, float(accuracy)]))
+    return points
+
+
+def refuse_repeated(points: Sequence[Point]) -> None:
+    """Raises ValueError where a trial of an entry is there twice at one value. One line."""
+    for key, same in grouped(points, operator.itemgetter(1, 2, 3, 4)).items():
+        if len(same) > 1:
+            value, entry, seed, _ = key
+            raise ValueError(
+                f"{entry} has seed {seed} twice at {points[0].setting} {value}; name each run once"
+            )
+
+
+def shown(value: Any) -> str:
+    """Formats a value of a field."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:g}"
+    return str(value)

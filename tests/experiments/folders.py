@@ -1,0 +1,45 @@
+"""Folders of runs that nobody trained: config.json and metrics.jsonl as a run writes them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedjax_ht.configs.base import base_config, typed_config
+from fedjax_ht.configs.typed import to_json
+from fedjax_ht.experiment.entries import entries_of, folder_of
+
+History = Sequence[Mapping]
+
+
+def write_run(path: Path, histories: Mapping[str, History], **fields) -> Path:
+    """Writes a run's folder.
+
+    Args:
+      path: of the folder.
+      histories: entry, as it is written -> rows.
+      **fields: of the config, as `partition__options__alpha=0.1`.
+    """
+    config = base_config()
+    for name, value in fields.items():
+        config.update_from_flattened_dict({name.replace("__", "."): value})
+    config.entries = tuple(histories)
+    typed = typed_config(config)
+    entries = [entry._asdict() for entry in entries_of(typed)]
+    path.mkdir(parents=True)
+    content = to_json(typed) | {"entries": entries, "run": {"version": 2}}
+    (path / "config.json").write_text(json.dumps(content))
+    for label, history in histories.items():
+        folder = path / folder_of(label)
+        folder.mkdir()
+        lines = [json.dumps(row) + "\n" for row in history]
+        (folder / "metrics.jsonl").write_text("".join(lines))
+    return path
+
+
+def history(*accuracies: float, trial: int = 0, every: int = 1, **scores: float) -> list[dict]:
+    """Makes the rows of a trial, with an accuracy every so many rounds from round 0 on, and the
+    same other scores in all."""
+    rows = []
+    for number, accuracy in enumerate(accuracies):
+        rows.append({"round": number * every, "trial": trial, "accuracy": accuracy} | scores)
+    return rows
