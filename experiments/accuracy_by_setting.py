@@ -19,7 +19,7 @@ again.
 
 import operator
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,9 @@ from matplotlib.figure import Figure
 from experiments.rows import column, grouped, write_rows
 from experiments.run_folders import read_folder, unfinished
 from experiments.setting_points import (
+    ROUNDS,
     Point,
+    ordered,
     points_of_file,
     points_of_folders,
     read_points,
@@ -58,26 +60,8 @@ _CSV = flags.DEFINE_string(
 )
 _PICTURE = flags.DEFINE_string("picture", None, "PNG to write.", allow_override=True)
 
-ROUNDS = {"best": "best round", "by_validation": "by validation", "last": "last round"}
 NO_TRIALS = np.zeros(0)
 APART = 0.02  # between entries at one value, where neighbouring values are 1 apart
-
-
-def ordered(values: Iterable[str]) -> list[str]:
-    """Returns distinct values, numbers in their order and others as they come."""
-    distinct = list(dict.fromkeys(values))
-    if all(map(is_number, distinct)):
-        distinct.sort(key=float)
-    return distinct
-
-
-def is_number(text: str) -> bool:
-    """Returns whether a text is a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def by_entry(points: Sequence[Point]) -> dict[str, dict[str, np.ndarray]]:

@@ -3,7 +3,7 @@ files, and refused where runs differ in more."""
 
 import csv
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ UNCOMPARED -= {"rounds"}
 """Fields that may differ from folder to folder: they change no number, name entries, which are
 compared by themselves, or are seeds."""
 
+ROUNDS = {"best": "best round", "by_validation": "by validation", "last": "last round"}
 NAMED = "--setting names one as config.json has it, such as partition.options.alpha"
 
 
@@ -217,3 +218,20 @@ def shown(value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:g}"
     return str(value)
+
+
+def ordered(values: Iterable[str]) -> list[str]:
+    """Returns distinct values, numbers in their order and others as they come."""
+    distinct = list(dict.fromkeys(values))
+    if all(map(is_number, distinct)):
+        distinct.sort(key=float)
+    return distinct
+
+
+def is_number(text: str) -> bool:
+    """Returns whether a text is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
