@@ -126,11 +126,16 @@ class Wire(NamedTuple):
       redrawn: True where server_update draws again, from the round or its shared key, the choices
         of broadcast for each client of this very round: an upload that arrives in a later round
         would be misread.
+      counts: what the numbers in `Metadata` of an uplink count: the client's training samples, in
+        all or by class ("samples"), or, by class, those that its round trains on, each as often as
+        it does ("steps"). An upload with other counts is refused, see `core.counts`. "other": they
+        are no counts, and nothing is refused.
     """
 
     positions: Literal["alike", "nested", "own"] = "alike"
     server_reads: Literal["sums", "uploads"] = "uploads"
     redrawn: bool = False
+    counts: Literal["samples", "steps", "other"] = "samples"
 
 
 class View(NamedTuple):

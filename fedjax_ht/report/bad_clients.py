@@ -85,6 +85,8 @@ class Notes:
             lines.append(f"outlying uploads: {outliers(list(pairs), most=len(clients))}")
         if clients := self._new(label, row, "refused", row.get("refused", ())):
             lines.append(f"outlying uploads refused, by refuse_outliers: {named(clients)}")
+        if clients := self._new(label, row, "miscounted", row.get("miscounted", ())):
+            lines.append(f"uploads refused, with counts beyond their samples: {named(clients)}")
         return lines
 
     def _new(self, label: str, row: Row, kind: str, ids: Iterable[int]) -> list[int]:

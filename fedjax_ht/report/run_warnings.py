@@ -76,6 +76,17 @@ def refused(history: Sequence[Row]) -> Iterator[str]:
         yield f"outlying uploads of {clients} were refused in {rounds} rounds"
 
 
+def miscounted(history: Sequence[Row]) -> Iterator[str]:
+    """Yields a line where uploads were refused for their counts."""
+    rows, rounds = events(history, "miscounted")
+    if rows:
+        clients = clients_in(rows, "miscounted")
+        yield (
+            f"uploads of {clients} counted more samples than the clients have, and were refused in "
+            f"{rounds} rounds"
+        )
+
+
 def late(history: Sequence[Row]) -> Iterator[str]:
     """Yields a line where uploads missed the deadline."""
     rows, rounds = events(history, "late")
@@ -98,7 +109,7 @@ def kept_server(history: Sequence[Row]) -> Iterator[str]:
         )
 
 
-TROUBLES = (not_finite, outlying, refused, late, kept_server)
+TROUBLES = (not_finite, outlying, refused, miscounted, late, kept_server)
 
 
 def idle_lanes(history: Sequence[Row]) -> Iterator[str]:

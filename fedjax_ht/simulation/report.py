@@ -52,6 +52,8 @@ class RoundReport(NamedTuple):
         among it.
       refused: ids of clients whose upload the server left out, ascending, see
         `outliers.without_outliers`; they count as arrived.
+      miscounted: ids of clients whose upload the server left out for its counts, ascending, see
+        `counts.without_miscounted`; they count as arrived.
       stages: "train", "score", "serve", "host" -> seconds, of all trials together; None unless
         `SimulationOptions.time_stages`.
     """
@@ -73,6 +75,7 @@ class RoundReport(NamedTuple):
     arrived_late: tuple[int, ...] | None = None
     epsilon: float | None = None
     refused: tuple[int, ...] = ()
+    miscounted: tuple[int, ...] = ()
     stages: dict[str, float] | None = None
 
 
@@ -205,6 +208,7 @@ def round_report(
         server_finite=bool(server.finite),
         far_off=tuple(zip(outlying.tolist(), server.far[outlying].tolist())),
         refused=tuple(np.flatnonzero(server.refused).tolist()),
+        miscounted=tuple(np.flatnonzero(server.miscounted).tolist()),
     )
 
 

@@ -108,6 +108,8 @@ def _optional_columns(report: RoundReport) -> Row:
     row: Row = {}
     if report.refused:
         row["refused"] = list(report.refused)
+    if report.miscounted:
+        row["miscounted"] = list(report.miscounted)
     if report.absent is not None:
         row["absent"] = report.absent
     if report.seconds is not None:

@@ -1,5 +1,5 @@
-"""The server's part of a round: outliers are refused, the rest is served, and the state stays
-finite."""
+"""The server's part of a round: false counts and outliers are refused, the rest is served, and the
+state stays finite."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from fedjax_ht.core.wire import all_finite
 from fedjax_ht.simulation.state import SimulationState
 from fedjax_ht.simulation.trials import over_trials
 from fedjax_ht.simulation.uploads import Delivery
+from fedjax_ht.trust.counts import without_miscounted
 from fedjax_ht.trust.outliers import screened
 
 
@@ -31,12 +32,14 @@ class ServerResult(NamedTuple):
       finite: bool, False where what the method made was not finite: the server stays as it was.
       far: float32 [num_clients], see `outliers.outlier_scores`.
       refused: bool [num_clients], see `outliers.without_outliers`.
+      miscounted: bool [num_clients], see `counts.without_miscounted`.
     """
 
     metrics: Metrics
     finite: jax.Array
     far: jax.Array
     refused: jax.Array
+    miscounted: jax.Array
 
 
 class Server(NamedTuple):
@@ -69,16 +72,20 @@ def server_round(
 
     Args:
       method, federation: what is bound.
-      refuse_outliers: see `outliers.without_outliers`; outliers do not arrive.
+      refuse_outliers: see `outliers.without_outliers`; outliers do not arrive, nor do uploads with
+        counts that their clients' samples do not allow.
       call: makes the call of the stage "server_update".
     """
     step = server_step(method, federation)
 
     def run(server, received: dict[str, Received], *inputs):
-        accepted, far, refused = screened(method, federation.num_clients, received, refuse_outliers)
+        counted, miscounted = without_miscounted(method, federation.num_clients, received)
+        accepted, far, refused = screened(method, federation.num_clients, counted, refuse_outliers)
         new, metrics = call("server_update", step, server, accepted, *inputs)
         finite = all_finite(new)
-        result = ServerResult(metrics=metrics, finite=finite, far=far, refused=refused)
+        result = ServerResult(
+            metrics=metrics, finite=finite, far=far, refused=refused, miscounted=miscounted
+        )
         return select(finite, new, server), result
 
     return run

@@ -10,8 +10,9 @@ without any training (0 for prototypes), and s the strength:
     noise        x + s |x - r| N(0, 1), with |.| the root mean square of an array
     shift        x + s |x| d, where all attackers share and keep the direction d; the prototypes of
                  all classes move alike
+    counts       x, with s times each count (`Metadata`) of its samples, so as to weigh more
 
-Counts (`Metadata`), and which rows are sent, stay as they are.
+But for `counts`, counts stay as they are, and for all, which rows are sent.
 """
 
 import dataclasses
@@ -24,13 +25,15 @@ import numpy as np
 
 from fedjax_ht.core.annotations import NonNegative, NotGiven, Seed, Share
 from fedjax_ht.core.bounds import check_fields
+from fedjax_ht.core.counts import has_counts, with_scaled_counts
+from fedjax_ht.core.forms import uplink_forms
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.method import Method, around
-from fedjax_ht.core.round import without_samples
+from fedjax_ht.core.round import Channel, without_samples
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.wire import leaves_of, payload_leaves, values_of, with_payload
+from fedjax_ht.core.wire import chain, leaves_of, payload_leaves, values_of, with_payload
 
-Kind = Literal["label_flip", "sign_flip", "scaled", "noise", "shift"]
+Kind = Literal["label_flip", "sign_flip", "scaled", "noise", "shift", "counts"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,13 +106,26 @@ def _attacked(attack: Attack, bad: np.ndarray, method: Method) -> Method:
         new, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
         if attack.kind == "label_flip":
             return new, uplink, metrics
+        attacks = jnp.asarray(bad)[ctx.info.id]
+        if attack.kind == "counts":
+            factor = jnp.where(attacks, attack.strength, 1)
+            return new, with_scaled_counts(uplink, factor), metrics
         # Every client computes the attack, since clients of one bucket share a program.
         _, untrained, _ = method.client_update(bucket, client, downlink, without_samples(data), ctx)
         wrong = _wrong_upload(attack, uplink, untrained, ctx.key)
-        attacks = jnp.asarray(bad)[ctx.info.id]
         return new, jax.tree.map(lambda a, b: jnp.where(attacks, a, b), wrong, uplink), metrics
 
-    return method._replace(receive=receive, client_update=client_update)
+    def check(federation):
+        method.check(federation)
+        channel = Channel(chain(()), chain(()))
+        forms = uplink_forms(method, federation, channel).values()
+        if attack.kind == "counts" and not any(map(has_counts, forms)):
+            raise ValueError(
+                f"attack.kind is 'counts', and clients of {method.name} send no counts; choose "
+                "another kind"
+            )
+
+    return method._replace(check=check, receive=receive, client_update=client_update)
 
 
 def _wrong_upload(attack: Attack, uplink: PyTree, untrained: PyTree, key: jax.Array) -> PyTree:

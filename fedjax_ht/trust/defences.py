@@ -14,11 +14,12 @@ Lengths, distances and their medians over a round are those of `trust.geometry`.
 
 Where every upload becomes the same value, any mean that a method takes of them is that value,
 whatever its weights. Each class of prototypes or of head rows is defended for itself, a model as a
-whole. Counts that clients send (`Metadata`) are believed. Where a class has one or two owners,
-`norm_bound` compares lengths alone: nobody can tell which of the two is right.
+whole. Where a class has one or two owners, `norm_bound` compares lengths alone: nobody can tell
+which of the two is right. Counts of samples, by which clients weigh, are no more than
+`Defence.most_weight` times the round's median.
 
 Before any of these, and by default, uploads beyond anything honest are refused, see
-`outliers.without_outliers`.
+`outliers.without_outliers` and `counts.without_miscounted`.
 """
 
 import functools
@@ -32,6 +33,7 @@ from fedjax_ht.core.annotations import Positive, Within
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.method import Method, Received, around
 from fedjax_ht.core.reductions import sorted_rows, weighted_sum
+from fedjax_ht.trust.counts import with_bounded_counts
 from fedjax_ht.trust.geometry import (
     TINY,
     clip_to_round,
@@ -51,11 +53,13 @@ class Defence(NamedTuple):
       apply: (Vectors, same_entries) -> Vectors. `same_entries` is False where a position means
         another thing in each client's vectors.
       by_entry: True if the defence only works where positions mean the same.
+      most_weight: the most that a client may count, in medians of the round.
     """
 
     name: str
     apply: Callable[[Vectors, bool], Vectors]
     by_entry: bool = True
+    most_weight: float = 2.0
 
 
 Minority = Annotated[float, Within(least=0, below=0.5)]
@@ -66,13 +70,14 @@ def norm_bound(bound: Positive = 2.0) -> Defence:
     """Makes the defence that clips vectors, see `geometry.clip_to_round`.
 
     Args:
-      bound: in the round's lengths, and in its distances where entries can be compared.
+      bound: in the round's lengths, in its distances where entries can be compared, and in its
+        counts of samples.
     """
 
     def clip(vectors: Vectors, same_entries: bool) -> Vectors:
         return clip_to_round([vectors], bound, same_entries)[0][0]
 
-    return Defence("norm_bound", clip, by_entry=False)
+    return Defence("norm_bound", clip, by_entry=False, most_weight=bound)
 
 
 def _agreement(name: str, by_piece: Callable) -> Defence:
@@ -223,6 +228,9 @@ def _defended(defences: Sequence[Defence], method: Method) -> Method:
             for defence in defences:
                 groups = [defence.apply(vectors, same_entries) for vectors in groups]
             safe |= put_back(groups)
+        if method.wire.counts != "other":
+            for defence in defences:
+                safe = with_bounded_counts(safe, defence.most_weight)
         in_order = {name: safe[name] for name in received}
         return method.server_update(federation, server, in_order, ctx)
 

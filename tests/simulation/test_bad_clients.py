@@ -28,9 +28,12 @@ from tests.marks import by_name
 from tests.method_wires import settings
 
 some_methods = by_name(("fedavg", "fedtgp"))
+WITH_COUNTS = ("fedavg", "fedgen", "fedral", "fedclassavg", "fedper", "fedmrl", "dfrd", "fedftg")
+counting_methods = by_name(("fedavg", "local"))
 SEED = 5  # clients 1 and 6 attack: one of each architecture
 GIANT = Attack("scaled", 0.25, 1e30, seed=SEED)
 OUTLIER = Attack("scaled", 0.125, 1e6, seed=SEED)
+COUNTS = Attack("counts", 0.125, 1e6, seed=SEED)
 HONEST = ("fedavg", "fedssa", "fedproto", "lg_fedavg", "heterofl")
 ROBUST = {
     "norm_bound": (3.0,),
@@ -117,6 +120,7 @@ def test_behind_a_defence_everybody_arrives(name, defences):
     states, reports = played(simulation(name, GIANT, defences))
     assert all(finite((state.servers, state.clients)) for state in states)
     assert all(report.not_finite == () and report.arrived >= NUM_CLIENTS - 1 for report in reports)
+    assert all(report.miscounted == () for report in reports)
 
 
 @pytest.mark.parametrize("name", HONEST)
@@ -125,6 +129,7 @@ def test_refusing_outliers_changes_no_bit_among_honest_clients(name):
     states, reports = played(simulation(name, refuse_outliers=default))
     plain, _ = played(simulation(name))
     assert default == 1000 and all(report.refused == () for report in reports)
+    assert all(report.miscounted == () for report in reports)
     for state, expected in zip(states, plain):
         assert identical(state.servers, expected.servers)
         assert identical(state.clients, expected.clients)
@@ -139,6 +144,22 @@ def test_an_outlier_is_as_if_its_upload_were_lost(name):
     lost, without = play(sim, first, range(NUM_CLIENTS), dropped=[attacker])
     assert report.refused == (attacker,) and without.refused == ()
     assert attacker in [client for client, _ in report.far_off]
+    assert identical(refused.servers, lost.servers) and identical(refused.clients, lost.clients)
+
+
+@counting_methods
+def test_a_client_that_counts_more_than_it_has_is_as_if_its_upload_were_lost(name):
+    try:
+        sim = simulation(name, COUNTS)
+    except ValueError as error:
+        assert "send no counts; choose another kind" in str(error) and name not in WITH_COUNTS
+        return
+    (attacker,) = np.flatnonzero(attackers(COUNTS, NUM_CLIENTS))
+    first = to_host(sim.init())
+    refused, report = play(sim, first, range(NUM_CLIENTS))
+    lost, without = play(sim, first, range(NUM_CLIENTS), dropped=[attacker])
+    assert report.miscounted == (attacker,) and without.miscounted == report.refused == ()
+    assert report.arrived == NUM_CLIENTS and report.server_finite
     assert identical(refused.servers, lost.servers) and identical(refused.clients, lost.clients)
 
 

@@ -123,7 +123,8 @@ def test_participants_are_scored_by_every_rule():
     row = round_row(report, ("prototype", "head"), np.ones(3))
     assert row["accuracy_participants"] == row["accuracy_participants_prototype"] == 0.75
     assert row["accuracy_participants_head"] == pytest.approx(0.3) and row["participants"] == 3
-    assert "refused" not in row
+    assert "refused" not in row and "miscounted" not in row
+    assert round_row(report._replace(miscounted=(3,)), ("head",), np.ones(3))["miscounted"] == [3]
     assert round_row(report._replace(refused=(2, 5)), ("head",), np.ones(3))["refused"] == [2, 5]
     for nothing in ({}, {"prototype": nobody, "head": nobody}):
         row = round_row(report._replace(accuracy=nothing), ("prototype", "head"), np.ones(3))

@@ -49,7 +49,7 @@ RESULTS = [
 def server(far=(), finite=True, **metrics) -> ServerResult:
     """Returns the server's result of a round with eight clients."""
     far = np.array([dict(far).get(i, 0) for i in range(8)], np.float32)
-    return ServerResult(metrics, np.bool_(finite), far, far > 1000)
+    return ServerResult(metrics, np.bool_(finite), far, far > 1000, far < 0)
 
 
 HONEST = np.zeros(8, bool)

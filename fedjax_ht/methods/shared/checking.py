@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_ht.core.aggregation import server_step
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.contract import guarded, one_line
+from fedjax_ht.core.counts import counts_fit
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.method import ClientInfo, Context, Method, Received
@@ -39,6 +40,7 @@ def check_method(method: Method, federation: Federation | None = None) -> None:
 
     * functions return what they should, see `core.contract`;
     * what clients and server compute is finite;
+    * counts in uplinks are those of the client's samples, as `Wire.counts` says;
     * samples under `batch.mask`, and beyond a split's count, change nothing;
     * at the server, rows that have not `arrived` change nothing.
 
@@ -154,6 +156,13 @@ def _played(
             spoiled[stage],
         )
     client, uplink, _ = plain["client_update"]
+    uplinks, infos = jax.tree.map(lambda x: jnp.asarray(x)[None], (uplink, player.info))
+    if not counts_fit(method, Received(uplinks, infos, jnp.ones(1, bool))).all():
+        raise ValueError(
+            f"client_update of {method.name!r}, {where}, counts (fl.Metadata) more samples than "
+            "the client has, and such an upload is refused; set wire=fl.Wire(counts=...) if it "
+            "counts something else"
+        )
     return client, uplink
 
 

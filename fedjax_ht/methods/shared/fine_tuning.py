@@ -275,6 +275,10 @@ def fine_tuning(
         return server.model
 
     shown = functools.partial(pictures, recipe) if recipe.images in WITH_GENERATOR else None
+    # every teacher runs by itself
+    wire = below.wire._replace(server_reads="uploads")
+    if recipe.counts == "this_round":
+        wire = wire._replace(counts="steps")
 
     return below._replace(
         name=name,
@@ -288,6 +292,6 @@ def fine_tuning(
         predict=predict,
         global_params=global_params,
         sees_data=recipe.images == "real",
-        wire=below.wire._replace(server_reads="uploads"),  # every teacher runs by itself
+        wire=wire,
         view=below.view._replace(features=client_features, pictures=shown),
     )

@@ -49,9 +49,18 @@ def divides_by_nothing(bucket, client, downlink, data, ctx):
     return client, uplink, metrics | {"share": metrics["loss"] / ctx.info.num_samples}
 
 
+def counts_rounds(bucket, client, downlink, data, ctx):
+    client, uplink, metrics = METHOD.client_update(bucket, client, downlink, data, ctx)
+    return client, uplink._replace(num_samples=fl.Metadata(jnp.int32(1000))), metrics
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"client_update": counts_rounds},
+            "round 0, counts (fl.Metadata) more samples than the client has, and such an upload",
+        ),
         (
             {"client_update": forgets_the_mask},
             "client 0 in bucket mlp, round 0, reads samples that the mask or",

@@ -1,0 +1,77 @@
+"""Counts in uploads, and whether they are those of a client with its samples.
+
+Servers weigh clients by the counts in their uploads (`Metadata`): numbers of samples, of samples by
+class. `Wire.counts` says what a method counts.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.local_training import num_steps
+from fedjax_ht.core.method import Method, Received
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.wire import Metadata, dense, from_leaves, leaves_of, over_rows
+
+SLACK = 1 + 1e-4  # of sums in float32, which are exact up to 2^24
+LARGEST = 2.0**31 - 2**8  # near the largest float32 that an int32 holds
+
+
+def counts_of(uplink: PyTree) -> list[jax.Array]:
+    """Returns the counts in an upload, 0 where nothing is sent; flags, which are bool, are none."""
+    counts = []
+    for leaf in leaves_of(uplink):
+        if isinstance(leaf, Metadata):
+            counts += [x for x in jax.tree.leaves(dense(leaf.value)) if x.dtype != bool]
+    return counts
+
+
+def has_counts(form: PyTree) -> bool:
+    """Returns whether uploads of a form have counts."""
+    return bool(jax.eval_shape(counts_of, form))
+
+
+def with_scaled_counts(uplink: PyTree, factor: jax.Array) -> PyTree:
+    """Multiplies the counts in an upload, and rounds whole numbers down.
+
+    Args:
+      uplink: of one client, or stacked over P clients.
+      factor: float32 scalar, or [P].
+    """
+
+    def scaled(x):
+        if x.dtype == bool:
+            return x
+        product = x.astype(jnp.float32) * over_rows(jnp.asarray(factor), x)
+        if not jnp.issubdtype(x.dtype, jnp.integer):
+            return product.astype(x.dtype)
+        return jnp.floor(jnp.clip(product, -LARGEST, LARGEST)).astype(x.dtype)
+
+    leaves = []
+    for leaf in leaves_of(uplink):
+        is_metadata = isinstance(leaf, Metadata)
+        leaves.append(jax.tree.map(scaled, leaf) if is_metadata else leaf)
+    return from_leaves(uplink, leaves)
+
+
+def counts_fit(method: Method, received: Received) -> jax.Array:
+    """Returns whether the counts of each upload are those of a client with its samples, bool [P].
+
+    Args:
+      method: of the uploads.
+      received: of one bucket.
+    """
+    num_samples = jnp.asarray(received.info.num_samples).astype(jnp.float32)
+    fits = jnp.ones(num_samples.shape, bool)
+    if method.wire.counts == "other":
+        return fits
+    num_samples = jnp.maximum(num_samples, 1)  # with privacy every client counts as one sample
+    by_class = num_samples
+    if method.wire.counts == "steps":
+        steps = num_steps(method.training, num_samples)
+        by_class = jnp.maximum(num_samples, steps * method.training.batch_size)
+    for counts in counts_of(received.uplink):
+        rows = counts.astype(jnp.float32).reshape(len(fits), -1)
+        most = by_class if rows.shape[1] > 1 else num_samples
+        within = (rows >= 0) & (rows <= most[:, None])  # of a NaN neither is true
+        fits &= within.all(1) & (rows.sum(1) <= SLACK * most)
+    return fits

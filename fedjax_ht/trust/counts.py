@@ -1,0 +1,64 @@
+"""Counts in uploads among bad clients: which are refused, and how much a client may weigh.
+
+The counts come from the clients, and a negative one makes of a mean any multiple of it. So, always
+and for every method, an upload does not reach the server whose counts are negative, not finite, or
+more than the client's samples (`ClientInfo.num_samples`, which the server knows: in a deployment
+from before the first round). Behind a defence no client's counts are more than so many times the
+round's median, either.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.counts import counts_fit, counts_of, with_scaled_counts
+from fedjax_ht.core.method import Method, Received
+from fedjax_ht.trust.geometry import TINY, round_median
+
+
+def without_miscounted(
+    method: Method, num_clients: int, received: dict[str, Received]
+) -> tuple[dict[str, Received], jax.Array]:
+    """Refuses uploads whose counts their clients' samples do not allow.
+
+    Args:
+      method: `Wire.counts` says what its uploads count.
+      num_clients: of the federation.
+      received: bucket name -> uplinks.
+
+    Returns:
+      The uplinks, of which those refused have not arrived; and bool [num_clients], the clients
+      whose uploads are refused.
+    """
+    kept, refused = {}, jnp.zeros(num_clients, bool)
+    for name, r in received.items():
+        fits = counts_fit(method, r)
+        ids = jnp.where(r.arrived & ~fits, r.info.id, num_clients)
+        refused = refused.at[ids].set(True, mode="drop")
+        kept[name] = r._replace(arrived=r.arrived & fits)
+    return kept, refused
+
+
+def with_bounded_counts(received: dict[str, Received], bound: float) -> dict[str, Received]:
+    """Scales the counts of each client that counts more than `bound` times the round's median.
+
+    Args:
+      received: bucket name -> uplinks, whose counts are at least 0.
+      bound: in medians, over the clients that count anything.
+    """
+    weights = {}
+    for name, r in received.items():
+        totals = [
+            x.astype(jnp.float32).reshape(len(r.arrived), -1).sum(1) for x in counts_of(r.uplink)
+        ]
+        if totals:
+            weights[name] = jnp.where(r.arrived, jnp.max(jnp.stack(totals), 0), 0)
+    if not weights:
+        return received
+    joined = jnp.concatenate(list(weights.values()))
+    most = bound * round_median(joined, joined > 0)
+    bounded = dict(received)
+    for name, weight in weights.items():
+        factor = jnp.where(weight > most, most / jnp.maximum(weight, TINY), 1)
+        uplink = with_scaled_counts(received[name].uplink, factor)
+        bounded[name] = received[name]._replace(uplink=uplink)
+    return bounded
