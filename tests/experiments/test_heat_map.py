@@ -27,8 +27,8 @@ def search(folder, scores, labels=POINTS):
 
 
 def test_a_search_is_shown_after_the_most_rounds_that_all_points_have(tmp_path):
-    found = search(tmp_path / "a", {2: FIRST, 4: LAST})
-    cells = cells_of_search(found, RATE, "weight")
+    heat_table = search(tmp_path / "a", {2: FIRST, 4: LAST})
+    cells = cells_of_search(heat_table, RATE, "weight")
     assert {cell.score for cell in cells} == {"validation accuracy after 2 rounds"}
     table = table_of(cells)
     assert table.head == [f"weight \\ {RATE}", "0.01", "0.1"]
@@ -37,8 +37,8 @@ def test_a_search_is_shown_after_the_most_rounds_that_all_points_have(tmp_path):
 
 def test_the_picture_has_a_number_in_each_cell_and_the_best_in_bold(tmp_path):
     labels = POINTS[:3]
-    found = search(tmp_path / "a", {4: {label: FIRST[label] for label in labels}}, labels)
-    figure = picture(cells_of_search(found, RATE, "weight"))
+    heat_table = search(tmp_path / "a", {4: {label: FIRST[label] for label in labels}}, labels)
+    figure = picture(cells_of_search(heat_table, RATE, "weight"))
     axes, _ = figure.axes
     texts = {text.get_position(): text for text in axes.texts}
     assert texts[0, 0].get_text() == "50.00" and texts[1, 0].get_text() == "not finite"
@@ -69,9 +69,9 @@ def test_a_search_that_is_not_finished_has_chosen_nothing(tmp_path, scores, mess
 
 
 def test_a_search_without_all_points_has_no_map(tmp_path):
-    found = search(tmp_path / "a", {2: {POINTS[0]: 0.5}})
+    heat_table = search(tmp_path / "a", {2: {POINTS[0]: 0.5}})
     with pytest.raises(ValueError, match="has not scored all of its 4 points"):
-        cells_of_search(found, RATE, "weight")
+        cells_of_search(heat_table, RATE, "weight")
 
 
 def comparison(folder, *entries):
