@@ -3,6 +3,7 @@ r"""FedSSA's and FedRAL's small setting on CIFAR-10: 100 clients of CNN-1..5, tw
     fedjax-ht run --config=cifar10_class_shares:method=fedral
     fedjax-ht run --config=cifar10_class_shares:method=fedssa,clients=50
     fedjax-ht run --config=cifar10_class_shares:method=fedssa,recipe=released
+    fedjax-ht run --config=cifar10_class_shares:method=fedssa,dataset=cifar100
     # each client's own samples 8:1:1, as the papers' texts say
     ... --config.partition.options.sets=merged
 
@@ -16,7 +17,8 @@ training, 10,000 validation and 10,000 test images, flips, erasing and crops. Te
 in a round: `clients=10` is all of them, `clients=50` a fifth. As in the authors' code, all clients
 of one architecture start from the same weights, and the score to put beside their tables is
 `accuracy_participants`, that of a round's participants freshly trained; the mean over all clients
-is `accuracy`.
+is `accuracy`. `dataset=cifar100` is the papers' columns of CIFAR-100: ten classes a client, and all
+else as here.
 
 The recipe of training:
 
@@ -37,8 +39,8 @@ clients take part and 45 elsewhere, in global rounds; the code has values for te
 with the ten epochs of the authors' script for it. FedRAL's code has not been at hand; its recipe of
 training is not known.
 
-Results and what they say: experiments/results/class_shares.md. Needs CIFAR-10 (python or binary
-version) in `data/`.
+Results and what they say: experiments/results/class_shares.md. Needs CIFAR-10, or CIFAR-100 (python
+or binary version), in `data/`.
 """
 
 from fedjax_ht.configs.base import (
@@ -50,6 +52,7 @@ from fedjax_ht.configs.base import (
 )
 
 PARTICIPANTS = 10  # of a round, however many clients there are
+CLASSES = {"cifar10": 2, "cifar100": 10}  # of a client, by data set
 
 RELEASED = {
     "learning_rate": 0.005,
@@ -64,7 +67,15 @@ RELEASED = {
 
 
 def get_config(argument=None):
-    return setting("cifar10", fedral_blocks=100, argument=argument)
+    return setting("cifar10", fedral_blocks=100, argument=argument, dataset=set_dataset)
+
+
+def set_dataset(config, value):
+    if value not in CLASSES:
+        raise ValueError(f"dataset is {value!r}; it must be {' or '.join(CLASSES)}")
+    config.dataset.name = value
+    if "classes_per_client" in config.partition.options:
+        config.partition.options.classes_per_client = CLASSES[value]
 
 
 def set_clients(config, value):
@@ -83,7 +94,7 @@ def set_recipe(config, value):
         return
     config.training.update(RELEASED)
     # the code has no Fashion-MNIST, whose pixels stay as they are
-    if config.dataset.name == "cifar10":
+    if config.dataset.name != "fashion_mnist":
         config.dataset.normalisation = "imagenet"
 
 
@@ -100,10 +111,17 @@ def method_options(config, fedral_blocks):
     return options
 
 
-def setting(dataset, fedral_blocks, argument):
+def setting(dataset_name, fedral_blocks, argument, **setters):
+    """Returns the setting on a data set.
+
+    Args:
+      dataset_name: of the data set.
+      fedral_blocks: FedRAL's option `blocks`.
+      argument, **setters: as of `apply_argument`, beside clients= and recipe=.
+    """
     config = base_config()
     config.method = method_config("fedssa")
-    config.dataset.name = dataset
+    config.dataset.name = dataset_name
     config.partition = partition_config(
         "class_shares", num_clients=100, classes_per_client=2, val_size=10_000
     )
@@ -113,7 +131,7 @@ def setting(dataset, fedral_blocks, argument):
     config.rounds = 500
     config.evaluate.every = 10
     config.evaluate.mode = "trained"
-    arguments = {"clients": set_clients, "recipe": set_recipe}
+    arguments = {"clients": set_clients, "recipe": set_recipe, **setters}
     config = apply_argument(config, argument, arguments, rounds=1)
     options = method_options(config, fedral_blocks)
     config.given = tuple(as_entry(method, fixed) for method, fixed in options.items())

@@ -98,3 +98,22 @@ def test_the_released_recipe_has_fedssas_released_t_stable(file, clients, stable
 def test_a_bad_recipe_is_one_line(value):
     with pytest.raises(ValueError, match=f"^recipe is '{value}'; it must be paper or released$"):
         cifar10_class_shares.get_config(f"recipe={value}")
+
+
+@pytest.mark.parametrize(
+    "argument", ["dataset=cifar100,recipe=released", "recipe=released,dataset=cifar100"]
+)
+def test_cifar100_has_ten_classes_a_client_and_all_else_as_cifar10(argument):
+    config = cifar10_class_shares.get_config(argument)
+    assert config.dataset.name == "cifar100" and config.partition.options.classes_per_client == 10
+    config.dataset.name, config.partition.options.classes_per_client = "cifar10", 2
+    assert config.to_json() == cifar10_class_shares.get_config("recipe=released").to_json()
+    practical = cifar10_class_shares.get_config("partition=practical,dataset=cifar100")
+    assert practical.partition == cifar10_class_shares.get_config("partition=practical").partition
+
+
+def test_a_bad_data_set_is_one_line():
+    with pytest.raises(ValueError, match=r"^dataset is 'mnist'; it must be cifar10 or cifar100$"):
+        cifar10_class_shares.get_config("dataset=mnist")
+    with pytest.raises(ValueError, match=r"unknown config argument 'dataset=cifar100'"):
+        fashion_mnist_class_shares.get_config("dataset=cifar100")

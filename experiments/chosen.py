@@ -1,0 +1,100 @@
+r"""Prints what searches chose, or the best form of a comparison, as entries for another comparison.
+
+    fedjax-ht compare ... --methods="$(python -m experiments.chosen --runs=RUNS local fedssa)"
+    fedjax-ht compare ... --methods="$(python -m experiments.chosen --runs=RUNS \
+        --method=fedavg+dfrd --score=global_accuracy_head --with=alpha=0.0,b_div=0.0 forms)"
+
+The words are folders below --runs. Of a search (`fedjax-ht sweep`) it is the point that validation
+chose. Of a comparison it is the entry of --method with the highest --score in the round that --by
+says, mean over trials: by test accuracy, so that it may choose what to take apart, and is no
+result. --with prints the entry with each of these settings instead. What is not finished is
+refused.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from absl import app, flags
+
+from experiments.rows import column
+from experiments.run_folders import RunFolder, read_folder, require_score, trial_scores, unfinished
+from experiments.searches import RECORD, choice, read_search
+from fedjax_ht.report.statistics import SCORES
+from fedjax_ht.runner.cli import fail, parse_flags
+
+# allow_override: other programs have flags of these names, and one process may import several
+_RUNS = flags.DEFINE_string("runs", ".", "The folder of the words.", allow_override=True)
+_METHOD = flags.DEFINE_string(
+    "method", None, "Of a comparison, the method whose entries count.", allow_override=True
+)
+_SCORE = flags.DEFINE_string(
+    "score", "accuracy", "Of a comparison, a key of metrics.jsonl.", allow_override=True
+)
+_BY = flags.DEFINE_enum(
+    "by", "best", SCORES, "Of a comparison, the round whose accuracy counts.", allow_override=True
+)
+_WITH = flags.DEFINE_list("with", [], "Settings, each of which makes an entry of the chosen one.")
+
+
+def winner(folder: RunFolder, method: str | None, *, score: str, by: str) -> str:
+    """Returns the entry of a comparison whose score is highest.
+
+    Args:
+      folder: of the comparison.
+      method: whose entries count; None is all.
+      score, by: as of `run_folders.trial_scores`.
+
+    Raises:
+      ValueError: it is not finished, has no such score or no entry of the method. One line.
+    """
+    if lines := unfinished(folder):
+        raise ValueError(f"{lines[0]}; give the same comparison again, which goes on")
+    require_score(folder, score)
+    means = {}
+    for label, entry in folder.entries.items():
+        trials = trial_scores(folder, label, score, by)
+        if trials and method in (None, entry["method"]):
+            means[label] = np.mean(column(trials, "score"))
+    if not means:
+        raise ValueError(f"{folder.path} has no entry of {method} with {score} {by}")
+    return max(means, key=means.__getitem__)
+
+
+def chosen(path: Path, method: str | None, *, score: str, by: str) -> str:
+    """Returns what the search or the comparison in a folder chose; arguments as of `winner`.
+
+    Raises:
+      ValueError, OSError: there is none, or it is not finished. One line.
+    """
+    if (path / RECORD).exists():
+        return choice(read_search(path))
+    return winner(read_folder(path), method, score=score, by=by)
+
+
+def entries_with(entry: str, settings: Sequence[str]) -> list[str]:
+    """Returns the entry with each of the settings, or by itself where there are none."""
+    return [f"{entry}:{setting}" for setting in settings] or [entry]
+
+
+def main(arguments: Sequence[str]) -> None:
+    entries: list[str] = []
+    try:
+        if len(arguments) < 2:
+            raise ValueError("name folders of searches or of a comparison below --runs; see --help")
+        for name in arguments[1:]:
+            path = Path(_RUNS.value) / name
+            entry = chosen(path, _METHOD.value, score=_SCORE.value, by=_BY.value)
+            entries += entries_with(entry, _WITH.value)
+    except (ValueError, OSError) as error:
+        fail(error)
+    print(",".join(entries))
+
+
+def parse_words(arguments: list[str]) -> list[str]:
+    """Parses a command line of flags and words."""
+    return parse_flags(arguments, takes_words=True)
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_words)

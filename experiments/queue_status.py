@@ -1,0 +1,116 @@
+"""Tabulates how far the queue of runs has come: python -m experiments.queue_status --runs=RUNS
+[--table=FILE.md].
+
+Reads experiments/queue/commands.txt and the folders of its commands below --runs, and trains
+nothing. Rounds are those of all entries together, of a search those of all points; each trains the
+seeds beside it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from absl import app, flags
+
+from experiments.queue_commands import Plan, QueueRow, plans_of, read_queue
+from experiments.run_folders import read_folder, rounds_done
+from experiments.searches import RECORD, Search, read_search, survivors
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.report.table import Table
+from fedjax_ht.runner.cli import fail, parse_flags
+
+# allow_override: other programs have flags of these names, and one process may import several
+_RUNS = flags.DEFINE_string(
+    "runs", "checkpoints/runs/queue", "The folder of all runs.", allow_override=True
+)
+_TABLE = flags.DEFINE_string(
+    "table", None, "Where to write the table; it is printed, too.", allow_override=True
+)
+
+HEAD = ("row", "settles", "core-hours", "run", "rounds", "of", "seeds", "state")
+
+
+class Progress(NamedTuple):
+    """Progress of a command.
+
+    Attributes:
+      rounds: of all entries, or of the scored points of a search, together.
+      begun, done: whether it has begun, and whether nothing is left.
+    """
+
+    rounds: int
+    begun: bool
+    done: bool
+
+    @property
+    def state(self) -> str:
+        """Returns "not begun", "begun" or "done"."""
+        if self.done:
+            return "done"
+        return "begun" if self.begun else "not begun"
+
+
+def progress(path: Path, plan: Plan) -> Progress:
+    """Reads how far the command of a folder has come.
+
+    Raises:
+      ValueError, OSError: the folder is not what a run writes. One line.
+    """
+    if not (path / "config.json").exists():
+        return Progress(rounds=0, begun=False, done=False)
+    if (path / RECORD).exists():
+        return progress_of_search(read_search(path))
+    folder = read_folder(path)
+    rounds = sum(rounds_done(folder, label) for label in folder.entries)
+    return Progress(rounds=rounds, begun=True, done=rounds >= plan.rounds)
+
+
+def progress_of_search(search: Search) -> Progress:
+    """Counts the rounds of all points that are scored."""
+    rounds, before = 0, 0
+    for at, scores in sorted(search.scores.items()):
+        rounds += len(scores) * (at - before)
+        before = at
+    try:
+        survivors(search)
+    except ValueError:  # not finished
+        return Progress(rounds=rounds, begun=True, done=False)
+    return Progress(rounds=rounds, begun=True, done=True)
+
+
+def table_of(rows: Sequence[QueueRow], runs: Path) -> Table:
+    """Makes a table with a row a command.
+
+    Args:
+      rows: of the queue.
+      runs: the folder of all runs.
+
+    Raises:
+      ValueError, OSError: a command or a folder is wrong. One line.
+    """
+    plans, lines = plans_of(rows), []
+    for row in rows:
+        about = [str(row.number), row.settles, row.hours]
+        for command in row.commands:
+            plan = plans[command.name]
+            done = progress(runs / command.name, plan)
+            seeds = range(plan.config.seed, plan.config.seed + plan.config.trials)
+            cells = [f"{done.rounds:,}", f"{plan.rounds:,}", ", ".join(map(str, seeds)), done.state]
+            lines.append([*about, command.name, *cells])
+            about = ["", "", ""]  # once a row
+    return Table(HEAD, lines)
+
+
+def main(_) -> None:
+    try:
+        text = table_of(read_queue(), Path(_RUNS.value)).markdown()
+    except (ValueError, OSError) as error:
+        fail(error)
+    print(text)
+    if _TABLE.value:
+        with atomic_open(Path(_TABLE.value)) as file:
+            file.write(text + "\n")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)
