@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from fedjax_ht.checkpoints.writers import read_history
 from fedjax_ht.core.names import unknown
 from fedjax_ht.experiment.entries import folder_of
-from fedjax_ht.experiment.run_folder import flatten, naming, read_config
+from fedjax_ht.experiment.json_files import flatten, naming
+from fedjax_ht.experiment.run_folder import read_config
 from fedjax_ht.simulation.history import Row, best_by, by_trial
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.run_folders import RunFolder, read_folder
-from fedjax_ht.experiment.run_folder import naming, read_json
+from fedjax_ht.experiment.json_files import naming, read_json
 from fedjax_ht.runner.search import better_half
 
 RECORD = "search.json"
