@@ -13,7 +13,7 @@ from fedjax_ht.core.inputs import usual_rule, zeros
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import ClientInfo, Method
 from fedjax_ht.core.programs import influences, union
-from fedjax_ht.core.round import Channel, client_step, receive, send
+from fedjax_ht.core.round import Channel, ClientResult, client_step, receive, send
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import PyTree
@@ -44,8 +44,10 @@ def downlink_form(
     return jax.eval_shape(sent, _key(), _NUMBER, _INFO)
 
 
-def uplink_form(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> PyTree:
-    """Returns the shapes and dtypes of the uplink of a bucket's clients, as `downlink_form` does.
+def result_form(
+    method: Method, federation: Federation, bucket: Bucket, channel: Channel
+) -> ClientResult:
+    """Returns the shapes and dtypes of the result of a bucket's clients, as `downlink_form` does.
 
     Args:
       method: the method whose `client_update` is traced.
@@ -56,10 +58,15 @@ def uplink_form(method: Method, federation: Federation, bucket: Bucket, channel:
     def step(data, downlink, key, round, info):
         client = any_state(method, bucket, key)
         _, result = client_step(method, bucket, channel)(client, downlink, data, key, round, info)
-        return result.uplink
+        return result
 
     downlink = downlink_form(method, federation, bucket, channel)
     return jax.eval_shape(step, _data_form(bucket), downlink, _key(), _NUMBER, _INFO)
+
+
+def uplink_form(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> PyTree:
+    """Returns the shapes and dtypes of the uplink of a bucket's clients, see `result_form`."""
+    return result_form(method, federation, bucket, channel).uplink
 
 
 def uplink_forms(method: Method, federation: Federation, channel: Channel) -> dict[str, PyTree]:

@@ -25,6 +25,7 @@ from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.extras import require
 from fedjax_ht.deploy.answers import answer, request_bytes
 from fedjax_ht.deploy.client import make_client, read_samples, write_samples
+from fedjax_ht.deploy.contacts import MOST_SAMPLES
 from fedjax_ht.deploy.plan import DeploymentEnded, Plan, make_plan
 from fedjax_ht.deploy.run import serve
 from fedjax_ht.deploy.secure_sums import MAX_RANGE, MIN_RANGE
@@ -59,6 +60,12 @@ _SUMS = flags.DEFINE_bool(
 )
 _RANGE = flags.DEFINE_float(
     "sum_range", 8.0, "server: largest size of an uplink's number in a sum; others are clipped."
+)
+_SAMPLES = flags.DEFINE_integer(
+    "most_samples",
+    MOST_SAMPLES,
+    "server: a client that says it has more samples of a split is left out.",
+    lower_bound=1,
 )
 _EPSILON = flags.DEFINE_float(
     "most_epsilon",
@@ -151,7 +158,14 @@ def server(plan: Plan, workdir: Path) -> None:
         )
         transport = flower_transport(opened, _PATIENCE.value, _TIMEOUT.value, tell, _RANGE.value)
         with jax.default_matmul_precision(plan.config.precision):
-            serve(plan, workdir, transport, tell, patience=_PATIENCE.value)
+            serve(
+                plan,
+                workdir,
+                transport,
+                tell,
+                patience=_PATIENCE.value,
+                most_samples=_SAMPLES.value,
+            )
 
 
 def _certificate(name: str, host: str) -> Path | None:

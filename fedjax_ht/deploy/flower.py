@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ht.deploy.contacts import Transport
 from fedjax_ht.deploy.headers import is_count, printable
 from fedjax_ht.deploy.messages import Envelope
 from fedjax_ht.deploy.secagg import secure_sum
 from fedjax_ht.deploy.secure_sums import SHARE_BYTES
-from fedjax_ht.deploy.server import Transport
 
 MEET_SECONDS = 1.0
 HELLO_SECONDS = 30.0

@@ -1,13 +1,13 @@
 """Headers of messages: JSON objects, of which the other side's are never trusted.
 
-A header is parsed by `parse_header`, and checked by `invalid_entry` (a client's) or
-`answers.read_request` (a server's) before it is used.
+A header is parsed by `parse_header`, and checked by `invalid_hello` and `invalid_entry` (a
+client's) or `answers.read_request` (a server's) before it is used.
 """
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Any, TypeGuard
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -17,8 +17,8 @@ HEADER_BYTES = 1 << 16  # of a header's JSON text, at most
 INTEGER_DIGITS = 19  # of an integer in a header, at most: 64 bits
 LINE_LENGTH = 500  # characters of the other side's text in a line, at most
 MAX_AMOUNT = 1e30  # FLOPs, seconds and epsilon
-MAX_METRICS = 1000
 SPLITS = ("train", "val", "test")
+_SCORED = {"train": ("test",), "evaluate": SPLITS}
 # by `Privacy.unit`; seconds depend on numbers of samples, which "upload" hides
 _AMOUNTS: dict[str | None, tuple[str, ...]] = {
     "sample": ("seconds", "epsilon"),
@@ -71,34 +71,52 @@ def printable(text: str) -> str:
     return text if len(text) <= LINE_LENGTH else f"{text[:LINE_LENGTH]}..."
 
 
-def invalid_entry(header: dict[str, Any], kind: str, unit: str | None, rules: Sequence[str]) -> str:
-    """Names the first entry of a client's header that is missing or invalid; "" without any.
+class Expected(NamedTuple):
+    """The entries that a client's reply in a round may have, which the server knows beforehand.
+
+    Attributes:
+      unit: `Privacy.unit`, by which clients leave entries out; None without privacy.
+      rules: names of the method's decision rules, by which clients report accuracy.
+      metrics: names of the metrics of its training.
+      counts: split -> most samples that it may have scored.
+    """
+
+    unit: str | None
+    rules: Sequence[str]
+    metrics: Sequence[str]
+    counts: Mapping[str, int]
+
+
+def invalid_hello(header: dict[str, Any]) -> str:
+    """Names the first entry of a reply to "hello" that is missing or invalid; "" without any."""
+    checks = {"client": is_count, "counts": _is_counts, "flops": _is_amount, "task": _is_task}
+    for name, is_valid in checks.items():
+        if not is_valid(header.get(name)):
+            return name
+    return ""
+
+
+def invalid_entry(header: dict[str, Any], kind: str, expected: Expected) -> str:
+    """Names the first entry of a reply in a round that is missing or invalid; "" without any.
 
     Args:
       header: of a reply without "error".
-      kind: of the request: "hello", "train" or "evaluate".
-      unit: `Privacy.unit`, by which clients leave entries out; None without privacy.
-      rules: names of the method's decision rules, by which clients report accuracy.
+      kind: of the request: "train" or "evaluate".
+      expected: what the server knows of the client.
     """
-    checks = {}
-    if kind == "hello":
-        checks = {"client": is_count, "counts": _is_counts, "flops": _is_amount, "task": _is_task}
-    elif kind == "train":
+    if kind == "train":
         if not isinstance(header.get("finite"), bool):
             return "finite"
         if not isinstance(header.get("warning", ""), str):
             return "warning"
-        amounts = _AMOUNTS.get(unit, ("seconds",))
-        checks = {"metrics": _is_metrics} | dict.fromkeys(amounts, _is_amount)
-    for name, is_valid in checks.items():
-        if not is_valid(header.get(name)):
-            return name
-    splits = {"train": ("test",), "evaluate": SPLITS}
+        if not _are_metrics(header.get("metrics"), expected.metrics):
+            return "metrics"
+        for name in _AMOUNTS.get(expected.unit, ("seconds",)):
+            if not _is_amount(header.get(name)):
+                return name
     # scores are made of what an upload's noise hides, and are not sent then
-    reported = () if unit == "upload" else splits.get(kind, ())
-    if kind in splits and not _is_scores(header.get("scores"), reported, rules):
-        return "scores"
-    return ""
+    splits = () if expected.unit == "upload" else _SCORED[kind]
+    return "" if _is_scores(header.get("scores"), splits, expected) else "scores"
 
 
 def is_count(x: Any) -> TypeGuard[int]:
@@ -114,12 +132,29 @@ def _is_amount(x: Any) -> bool:
     return _is_number(x) and 0 <= x <= MAX_AMOUNT
 
 
-def _is_metrics(x: Any) -> bool:
-    """Returns whether a value is metrics that float32 holds; NaN, of no samples, is a metric."""
-    if not isinstance(x, dict) or len(x) > MAX_METRICS:
+def admitted_metrics(
+    metrics: dict[str, Any], names: Sequence[str]
+) -> tuple[dict[str, float], list[str]]:
+    """Takes out of a client's metrics those of the method; they become columns of files.
+
+    Args:
+      metrics: of a reply to "train".
+      names: of the method's metrics.
+
+    Returns:
+      {name: value}, NaN where the client does not say it; and other names, which are refused.
+    """
+    admitted = {name: float(metrics.get(name, math.nan)) for name in names}
+    return admitted, [name for name in metrics if name not in admitted]
+
+
+def _are_metrics(x: Any, names: Sequence[str]) -> bool:
+    """Returns whether a client's metrics of these names are numbers that float32 holds, or NaN."""
+    if not isinstance(x, dict):
         return False
+    values = [x[name] for name in names if name in x]
     largest = float(np.finfo(np.float32).max)
-    return all(_is_number(value) and not abs(value) > largest for value in x.values())
+    return all(_is_number(value) and not abs(value) > largest for value in values)
 
 
 def _is_counts(x: Any) -> bool:
@@ -140,15 +175,17 @@ def _is_task(x: Any) -> bool:
     return math.prod(shape) < 2**31 and max(sizes) < 2**24
 
 
-def _is_scores(x: Any, splits: Sequence[str], rules: Sequence[str]) -> bool:
+def _is_scores(x: Any, splits: Sequence[str], expected: Expected) -> bool:
     """Returns whether a value is {split: {"count": samples, "correct": {rule: samples}}}."""
     if not isinstance(x, dict) or set(x) != set(splits):
         return False
-    for score in x.values():
+    for split, score in x.items():
         if not isinstance(score, dict) or not is_count(score.get("count")):
             return False
         correct = score.get("correct")
-        if not isinstance(correct, dict) or set(correct) != set(rules):
+        if not isinstance(correct, dict) or set(correct) != set(expected.rules):
+            return False
+        if score["count"] > expected.counts[split]:
             return False
         if not all(is_count(n) and n <= score["count"] for n in correct.values()):
             return False

@@ -15,10 +15,10 @@ from fedjax_ht.core.method import ClientInfo
 from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.trees import PyTree, join_trees
 from fedjax_ht.core.wire import WireCost, all_finite, wire_elements
-from fedjax_ht.deploy.headers import invalid_entry, printable
+from fedjax_ht.deploy.headers import admitted_metrics, invalid_entry, printable
 from fedjax_ht.deploy.messages import Envelope, max_bytes, pack, unpack
 from fedjax_ht.deploy.secure_sums import MIN_CLIENTS, split_sum, vector_bytes
-from fedjax_ht.deploy.server import Server
+from fedjax_ht.deploy.server import Server, expected_entries
 from fedjax_ht.simulation.roster import PADDING
 from fedjax_ht.simulation.state import SimulationState
 from fedjax_ht.simulation.trials import of_trial
@@ -164,13 +164,20 @@ def _valid_replies(
         if client not in replies:
             server.warn(f"client {client}, {when}: no answer")
             continue
-        header = replies[client].header
+        header, expected = replies[client].header, expected_entries(server, client)
         if "error" in header:
             server.warn(f"client {client}, {when}: {printable(str(header['error']))}")
-        elif name := invalid_entry(header, kind, server.plan.unit, server.plan.method.rules):
+            continue
+        if name := invalid_entry(header, kind, expected):
             server.warn(f"client {client}, {when}: {name!r} in its header is missing or invalid")
-        else:
-            valid[client] = replies[client]._replace(header=header | {"downlink": costs[client]})
+            continue
+        entries: dict[str, Any] = {"downlink": costs[client]}
+        if kind == "train":
+            entries["metrics"], refused = admitted_metrics(header["metrics"], expected.metrics)
+            if refused:
+                names = printable(", ".join(map(repr, refused)))
+                server.warn(f"client {client}, {when}: it reports what is no metric, {names}")
+        valid[client] = replies[client]._replace(header=header | entries)
     return valid
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.trees import PyTree
+from fedjax_ht.deploy.contacts import ClientHeaders, contact_clients
 from fedjax_ht.deploy.noise import draw, raise_in_ledger
 from fedjax_ht.deploy.plan import DeploymentEnded
 from fedjax_ht.deploy.replies import (
@@ -27,7 +28,7 @@ from fedjax_ht.deploy.replies import (
     train,
     train_with_sums,
 )
-from fedjax_ht.deploy.server import ClientHeaders, Server, contact_clients
+from fedjax_ht.deploy.server import Server
 from fedjax_ht.simulation import serving
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.report import Evaluation, RoundReport, evaluation
@@ -209,7 +210,9 @@ def reachable_clients(server: Server, min_clients: int = 0) -> ClientHeaders:
 
     Waits for `min_clients` of them, see `Transport.meet`.
     """
-    headers = contact_clients(server.plan, server.transport, min_clients, server.warn)
+    headers = contact_clients(
+        server.plan, server.transport, min_clients, server.warn, server.most_samples
+    )
     unchanged = {}
     for client, header in headers.items():
         before = {split: int(counts[client]) for split, counts in server.counts.items()}

@@ -8,10 +8,11 @@ from fedjax_ht.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.checkpoints.writers import write_history
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.deploy.answers import MAX_STATES
+from fedjax_ht.deploy.contacts import MOST_SAMPLES, Transport
 from fedjax_ht.deploy.noise import Entropy, fresh_secret
 from fedjax_ht.deploy.plan import DeploymentEnded, Plan
 from fedjax_ht.deploy.rounds import as_rounds
-from fedjax_ht.deploy.server import Transport, make_server, run_name
+from fedjax_ht.deploy.server import make_server, run_name
 from fedjax_ht.experiment.options import evaluated_clients
 from fedjax_ht.experiment.run_folder import remember_fields
 from fedjax_ht.experiment.run_lock import locked
@@ -27,6 +28,7 @@ def serve(
     tell: Callable[[str], None],
     entropy: Entropy = fresh_secret,
     patience: float = 0.0,
+    most_samples: int = MOST_SAMPLES,
 ) -> list[Row]:
     """Runs a plan's rounds with the clients that a transport reaches; returns the history.
 
@@ -39,6 +41,7 @@ def serve(
       tell: takes a line for whoever watches the server.
       entropy: draws the secrets of the server's noise.
       patience: seconds to wait for a client where none can be reached.
+      most_samples: that a client may say it has.
 
     Raises:
       ValueError, OSError: `workdir` cannot be used, or a client cannot be reached. One line.
@@ -54,7 +57,9 @@ def serve(
     with locked(workdir, tell):
         remember_fields(plan.fields, workdir)
         run = run_name(workdir)
-        made = make_server(plan, transport, run, tell, workdir, entropy, keep, patience)
+        made = make_server(
+            plan, transport, run, tell, workdir, entropy, keep, patience, most_samples
+        )
         rounds: Any = as_rounds(made)  # lacks functions that read clients' states: none is here
         checkpointer = make_checkpointer(workdir / "checkpoints", rounds, keep)
         state, history = checkpointer.restore(tell) or (None, [])

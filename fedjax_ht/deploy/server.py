@@ -1,4 +1,4 @@
-"""The server of a deployment: the clients that it reaches, and its compiled programs.
+"""The server of a deployment: its models, its counts of the clients, its compiled programs.
 
 `rounds` plays its rounds.
 """
@@ -8,7 +8,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,44 +16,19 @@ import numpy as np
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.core.forms import sends_payload, uplink_forms
+from fedjax_ht.core.forms import result_form, sends_payload
 from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.round import send
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.dataset import ClientIndices
-from fedjax_ht.deploy.headers import invalid_entry, printable
-from fedjax_ht.deploy.messages import Envelope
+from fedjax_ht.deploy.contacts import MOST_SAMPLES, Transport, all_headers
+from fedjax_ht.deploy.headers import Expected
 from fedjax_ht.deploy.noise import LEDGER_FILE, Entropy, Noise, fresh_secret, update_noise
-from fedjax_ht.deploy.plan import Plan, description, make_models, task_from_json
+from fedjax_ht.deploy.plan import Plan, make_models, task_from_json
 from fedjax_ht.deploy.secure_sums import sum_groups
 from fedjax_ht.experiment.run_folder import read_json
 from fedjax_ht.simulation.serving import serve_trials
 from fedjax_ht.simulation.trials import first_server
-
-ClientHeaders = dict[int, dict[str, Any]]
-"""Client id -> header of its reply to "hello"."""
-
-
-class Transport(NamedTuple):
-    """The functions by which messages reach clients.
-
-    Attributes:
-      meet: (hello, min_clients) -> headers of the clients that can be reached, by id; waits until
-        `min_clients` of them can, or its patience ends.
-      exchange: ({client: request}, {client: bytes}) -> {client: reply}, of the clients that reply
-        in time; the bytes are how long the arrays of a reply may be.
-      add: ({client: request}, {group: its clients}, {client: bytes}) -> ({client: reply},
-        {group: total}), by a secure sum of each group's vectors, see `secure_sums.uplink_vector`.
-        A reply has no arrays; its header has "error" where the client is not in the sum. A total is
-        a float64 vector, or a line that says why there is none.
-    """
-
-    meet: Callable[[Envelope, int], ClientHeaders]
-    exchange: Callable[[dict[int, Envelope], dict[int, int]], dict[int, Envelope]]
-    add: Callable[
-        [dict[int, Envelope], dict[str, list[int]], dict[int, int]],
-        tuple[dict[int, Envelope], dict[str, np.ndarray | str]],
-    ]
 
 
 class Server(NamedTuple):
@@ -66,6 +41,7 @@ class Server(NamedTuple):
       flops: of a round of each client, float64 [num_clients].
       run: name of this run, for the clients' folders.
       forms: bucket name -> the form of its uplinks.
+      metrics: bucket name -> names of the metrics of its clients' training.
       groups: name -> ids of the clients whose uplinks are summed; None where uplinks come singly.
       send: bucket name -> compiled (server state, round, info) -> downlink.
       serve: `simulation.serving.serve_trials`.
@@ -77,6 +53,7 @@ class Server(NamedTuple):
       transport: how messages reach clients.
       warn: takes a line for whoever watches the server.
       patience: seconds to wait for a client where none can be reached.
+      most_samples: that a client may say it has.
     """
 
     plan: Plan
@@ -85,6 +62,7 @@ class Server(NamedTuple):
     flops: np.ndarray
     run: str
     forms: dict[str, PyTree]
+    metrics: dict[str, tuple[str, ...]]
     groups: dict[str, tuple[int, ...]] | None
     send: dict[str, Callable]
     serve: Callable
@@ -96,6 +74,7 @@ class Server(NamedTuple):
     transport: Transport
     warn: Callable[[str], None]
     patience: float
+    most_samples: int
 
 
 def make_server(
@@ -107,8 +86,12 @@ def make_server(
     entropy: Entropy = fresh_secret,
     keep: int = 2,
     patience: float = 0.0,
+    most_samples: int = MOST_SAMPLES,
 ) -> Server:
-    """Waits until all clients can be reached, and makes the models for the task that they report.
+    """Waits for the clients, and makes the models for the task that they report.
+
+    All clients are needed once: what they say of themselves is in `folder` from then on, and a
+    server that is started again goes on without those that it cannot reach.
 
     Args:
       plan: the config.
@@ -119,30 +102,21 @@ def make_server(
       entropy: draws the secrets of the server's noise.
       keep: how many checkpoints a run keeps.
       patience: seconds to wait for a client where none can be reached.
+      most_samples: that a client may say it has, of each split.
 
     Raises:
       ValueError: a client is missing, or two of them have different tasks. One line.
     """
-    headers = contact_clients(plan, transport, plan.num_clients, warn)
-    if missing := sorted(set(range(plan.num_clients)) - set(headers)):
-        raise ValueError(
-            f"{len(missing)} of {plan.num_clients} clients cannot be reached: "
-            f"{', '.join(map(str, missing))}"
-        )
+    headers = all_headers(plan, transport, warn, folder=folder, most_samples=most_samples)
     task = headers[0]["task"]
-    for client, header in headers.items():
-        if header["task"] != task:
-            raise ValueError(
-                f"client {client} has samples of {printable(str(header['task']))}, client 0 of "
-                f"{printable(str(task))}; all must be alike"
-            )
     federation = make_models(plan, task_from_json(task))
     counts = {
         split: np.array([headers[i]["counts"][split] for i in range(plan.num_clients)], np.int64)
         for split in ClientIndices._fields
     }
     method = plan.method
-    forms = uplink_forms(method, federation, plan.channel)
+    results = {b.name: result_form(method, federation, b, plan.channel) for b in federation.buckets}
+    forms = {name: result.uplink for name, result in results.items()}
     groups = sum_groups(method, federation, forms) if plan.secure_sums else None
     if groups and (idle := np.flatnonzero(counts["train"] == 0)).size:
         warn(
@@ -162,6 +136,7 @@ def make_server(
         flops=np.array([headers[i]["flops"] for i in range(plan.num_clients)]),
         run=run,
         forms=forms,
+        metrics={name: tuple(result.metrics) for name, result in results.items()},
         groups=groups,
         send={b.name: _sender(plan, federation, b) for b in federation.buckets},
         serve=serve_trials(method, federation, outlier_bound),
@@ -173,6 +148,20 @@ def make_server(
         transport=transport,
         warn=warn,
         patience=patience,
+        most_samples=most_samples,
+    )
+
+
+def expected_entries(server: Server, client: int) -> Expected:
+    """Returns what the server knows beforehand of a client's replies."""
+    bucket = server.federation.buckets[server.federation.assignment[client]]
+    unit = server.plan.unit
+    return Expected(
+        unit=unit,
+        rules=server.plan.method.rules,
+        # what noise hides is not told
+        metrics=() if unit in ("upload", "sample") else server.metrics[bucket.name],
+        counts={split: int(counts[client]) for split, counts in server.counts.items()},
     )
 
 
@@ -183,26 +172,6 @@ def run_name(folder: Path) -> str:
         with atomic_open(path) as file:
             json.dump({"run": uuid.uuid4().hex}, file)
     return read_json(path)["run"]
-
-
-def hello(plan: Plan) -> Envelope:
-    """Returns the first message to a client."""
-    return Envelope({"kind": "hello", "about": description(plan)}, {})
-
-
-def contact_clients(
-    plan: Plan, transport: Transport, min_clients: int, warn: Callable[[str], None]
-) -> ClientHeaders:
-    """Returns the clients that can be reached and whose headers are valid, see `Transport.meet`."""
-    valid = {}
-    for client, header in transport.meet(hello(plan), min_clients).items():
-        if client >= plan.num_clients:
-            warn(f"client {client} is left out: the config has clients 0 to {plan.num_clients - 1}")
-        elif name := invalid_entry(header, "hello", None, ()):
-            warn(f"client {client} is left out: {name!r} in its header is missing or invalid")
-        else:
-            valid[client] = header
-    return valid
 
 
 def _sender(plan: Plan, federation: Federation, bucket: Bucket) -> Callable:

@@ -8,10 +8,11 @@ import numpy as np
 from fedjax_ht.configs.base import base_config, method_config, partition_config
 from fedjax_ht.deploy.answers import answer
 from fedjax_ht.deploy.client import client_dataset, make_client
+from fedjax_ht.deploy.contacts import Transport
 from fedjax_ht.deploy.messages import Envelope, from_bytes, to_bytes
 from fedjax_ht.deploy.noise import LEDGER_FILE
 from fedjax_ht.deploy.plan import make_plan
-from fedjax_ht.deploy.server import Server, Transport, make_server
+from fedjax_ht.deploy.server import Server, make_server
 from fedjax_ht.experiment.build import build, simulate
 from fedjax_ht.models.cnn import mlp
 from fedjax_ht.simulation.history import round_row

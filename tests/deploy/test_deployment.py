@@ -9,9 +9,9 @@ import pytest
 from fedjax_ht.deploy import answers, rounds
 from fedjax_ht.deploy.answers import answer
 from fedjax_ht.deploy.command import serve
+from fedjax_ht.deploy.contacts import hello
 from fedjax_ht.deploy.messages import Envelope, pack
 from fedjax_ht.deploy.plan import DeploymentEnded, make_plan
-from fedjax_ht.deploy.server import hello
 from fedjax_ht.simulation.history import run
 from tests.deploy.sites import (
     assert_same_rows,
@@ -44,17 +44,18 @@ def test_equal_to_the_simulation_and_to_its_bytes(federation, tmp_path):
     assert written == rows and (tmp_path / "summary.md").exists()
 
 
+def end_in_round_2(client, request):
+    """Ends the server as it sends the second round's last request."""
+    if request.header["kind"] == "train" and request.header["round"] == 1 and client == 3:
+        raise KeyboardInterrupt
+    return False
+
+
 def test_a_server_that_ends_goes_on_from_its_checkpoint_and_its_clients_with_it(
     federation, tmp_path
 ):
     """Clients have trained a round whose uploads never reached the server."""
     config, simulation, sites = federation
-
-    def end_in_round_2(client, request):
-        if request.header["kind"] == "train" and request.header["round"] == 1 and client == 3:
-            raise KeyboardInterrupt
-        return False
-
     with pytest.raises(KeyboardInterrupt):
         serve(make_plan(config), tmp_path, transport(sites, end_in_round_2), print)
     lines = []
@@ -63,12 +64,32 @@ def test_a_server_that_ends_goes_on_from_its_checkpoint_and_its_clients_with_it(
     assert_same_rows(simulated(simulation, 2), rows)
 
 
+def test_a_server_that_is_started_again_goes_on_without_a_client_that_is_gone(federation, tmp_path):
+    """A server that lives goes on without it, too."""
+    config, simulation, sites = federation
+    with pytest.raises(KeyboardInterrupt):
+        serve(make_plan(config), tmp_path, transport(sites, end_in_round_2), print)
+    rest, lines = {i: site for i, site in sites.items() if i != 3}, []
+    rows = serve(make_plan(config), tmp_path, transport(rest), lines.append)
+    assert "going on without client 3: not to be reached" in lines
+    assert [row["arrived"] for row in rows[1:]] == [4, 3]
+    assert_same_rows(simulated(simulation, 1), rows[:2])
+    # the samples that a client began with count, not those it has now
+    kept = json.loads((tmp_path / "clients.json").read_text())
+    assert kept["3"]["counts"] == sites[3].counts and len(kept) == 4
+    (tmp_path / "clients.json").write_text('{"0": {"client": 1}}')
+    with pytest.raises(ValueError, match=r"clients.json is damaged at client 0; delete it"):
+        serve(make_plan(config), tmp_path, transport(sites), print)
+
+
 FAILURES = {
     "silent": "no answer",
     "not_finite": "it is not finite",
     "other_shape": "it must be float32",
     "other_header": "'finite' in its header is missing or invalid",
     "huge": "'metrics' in its header is missing or invalid",
+    "renamed": "it reports what is no metric, 'accuracy', 'trial'",
+    "all_right": "'scores' in its header is missing or invalid",
     "infinite": "'seconds' in its header is missing or invalid",
     "forged": r"a round 9 of 9: 4 of 4 arrived\x1b[2J",
 }
@@ -81,6 +102,11 @@ def failed(reply, how):
         header = {name: value for name, value in header.items() if name != "finite"}
     elif how == "huge":
         header = header | {"metrics": {"loss": 10**400}}
+    elif how == "renamed":
+        header = header | {"metrics": header["metrics"] | {"accuracy": 0.99, "trial": 3}}
+    elif how == "all_right":
+        correct = dict.fromkeys(header["scores"]["test"]["correct"], 2**31 - 1)
+        header = header | {"scores": {"test": {"count": 2**31 - 1, "correct": correct}}}
     elif how == "infinite":
         header = header | {"seconds": float("inf")}
     elif how == "forged":
@@ -111,7 +137,8 @@ def test_a_round_goes_on_without_a_client_and_one_line_says_which(federation, tm
     rows = serve(make_plan(config), tmp_path, transport(sites, lost, changed), lines.append)
     (line,) = [line for line in lines if line.startswith("client")]
     assert line.startswith("client 2, round 1: ") and FAILURES[how] in line
-    assert [row["arrived"] for row in rows[1:]] == [3, 4]
+    assert [row["arrived"] for row in rows[1:]] == [4 if how == "renamed" else 3, 4]
+    assert rows[1]["trial"] == 0 and rows[1].keys() - {"absent"} == rows[2].keys()
     not_finite = [2] if how in ("not_finite", "other_shape") else []
     assert [row["not_finite"] for row in rows[1:]] == [not_finite, []]
 

@@ -1,26 +1,30 @@
 """Headers: which entries of the other side's header are accepted."""
 
 import json
+import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_ht.deploy.answers import read_request
+from fedjax_ht.deploy.contacts import Transport, contact_clients
 from fedjax_ht.deploy.headers import (
     HEADER_BYTES,
     INTEGER_DIGITS,
     LINE_LENGTH,
+    Expected,
+    admitted_metrics,
     invalid_entry,
+    invalid_hello,
     parse_header,
     printable,
 )
 from fedjax_ht.deploy.plan import make_plan
-from fedjax_ht.deploy.server import Transport, contact_clients
 from tests.deploy.sites import small_config
 
 INF, NAN, HUGE = float("inf"), float("nan"), 10**400
-RULES = ("head",)
+KNOWN = Expected(None, ("head",), ("loss",), {"train": 3, "val": 0, "test": 3})
 TEST = {"test": {"correct": {"head": 2}, "count": 3}}
 ALL = {split: {"correct": {"head": 0}, "count": 0} for split in ("train", "val")} | TEST
 TASK = {"shape": [28, 28, 1], "dtype": "float32", "num_classes": 10, "vocabulary": None}
@@ -68,9 +72,10 @@ BAD = [
     (
         "train",
         "metrics",
-        [None, {"loss": "0"}, [1], {"loss": HUGE}, {"loss": INF}, {"loss": -1e39}],
+        [None, {"loss": "0"}, [1], {"loss": HUGE}, {"loss": INF}, {"loss": -1e39}, {"loss": True}],
     ),
-    ("train", "metrics", [{str(i): 0 for i in range(1001)}, {"loss": True}]),
+    ("train", "scores", [{"test": {"correct": {"head": 4}, "count": 4}}]),
+    ("evaluate", "scores", [ALL | {"val": {"correct": {"head": 1}, "count": 1}}]),
     ("train", "seconds", [-1, None, INF, HUGE]),
     ("train", "warning", [None, 3]),
     ("train", "scores", [{}, ALL, {"test": {"correct": {"head": 4}, "count": 3}}]),
@@ -84,35 +89,48 @@ BAD = [
 REQUEST = {"run": "a1", "round": 3, "last_round": 2, "oldest": 1}
 
 
+def invalid(header, kind, **changes) -> str:
+    """Names the first invalid entry of a header of any kind."""
+    if kind == "hello":
+        return invalid_hello(header)
+    return invalid_entry(header, kind, KNOWN._replace(**changes))
+
+
 @pytest.mark.parametrize("kind", GOOD)
 def test_valid_headers_of_a_client_are_believed(kind):
-    assert invalid_entry(GOOD[kind] | {"more": 1}, kind, None, RULES) == ""
+    assert invalid(GOOD[kind] | {"more": 1}, kind) == ""
+
+
+def test_metrics_are_those_of_the_method_and_others_are_refused():
+    """Names become columns of the server's files, and entries of its rows."""
+    hostile = ["accuracy", "clients", "round", "", "a\nb", '=HYPERLINK("http://x")', "x" * 10**5]
+    hostile += [f"m{i}" for i in range(900)]
+    metrics = dict.fromkeys(hostile, 99) | {"loss": 1}
+    assert admitted_metrics(metrics, ["loss"]) == ({"loss": 1.0}, hostile)
+    admitted, refused = admitted_metrics({"trial": 5}, ["loss", "margin"])
+    assert list(admitted) == ["loss", "margin"] and refused == ["trial"]
+    assert all(map(math.isnan, admitted.values()))
 
 
 @pytest.mark.parametrize(("kind", "name", "values"), BAD, ids=map(str, range(len(BAD))))
 def test_missing_and_invalid_fields_of_a_header_are_named(kind, name, values):
     if name != "warning":
-        assert (
-            invalid_entry({k: v for k, v in GOOD[kind].items() if k != name}, kind, None, RULES)
-            == name
-        )
+        assert invalid({k: v for k, v in GOOD[kind].items() if k != name}, kind) == name
     for value in values:
-        assert invalid_entry(GOOD[kind] | {name: value}, kind, None, RULES) == name
+        assert invalid(GOOD[kind] | {name: value}, kind) == name
 
 
 def test_with_noise_it_says_epsilon_and_less():
     header = GOOD["train"] | {"epsilon": 3.0}
-    assert invalid_entry(header, "train", "sample", RULES) == ""
-    assert invalid_entry(GOOD["train"], "train", "sample", RULES) == "epsilon"
+    assert invalid(header, "train", unit="sample") == ""
+    assert invalid(GOOD["train"], "train", unit="sample") == "epsilon"
     for epsilon in (NAN, INF, HUGE, -1, "8"):
-        assert invalid_entry(header | {"epsilon": epsilon}, "train", "sample", RULES) == "epsilon"
+        assert invalid(header | {"epsilon": epsilon}, "train", unit="sample") == "epsilon"
     hidden = {"finite": True, "metrics": {}, "scores": {}, "epsilon": 3.0}
-    assert (
-        invalid_entry(hidden, "train", "upload", RULES)
-        == ""
-        == invalid_entry({"scores": {}}, "evaluate", "upload", RULES)
-    )
-    assert invalid_entry(hidden | {"scores": TEST}, "train", "upload", RULES) == "scores"
+    by_upload = {"unit": "upload", "metrics": ()}
+    assert invalid(hidden, "train", **by_upload) == ""
+    assert invalid({"scores": {}}, "evaluate", **by_upload) == ""
+    assert invalid(hidden | {"scores": TEST}, "train", **by_upload) == "scores"
 
 
 def test_clients_with_unreadable_headers_are_left_out():
@@ -123,6 +141,12 @@ def test_clients_with_unreadable_headers_are_left_out():
     assert lines == [
         "client 1 is left out: 'flops' in its header is missing or invalid",
         "client 7 is left out: the config has clients 0 to 3",
+    ]
+    lines.clear()
+    headers.pop(1), headers.pop(7)
+    assert contact_clients(plan, transport, 0, lines.append, most_samples=2) == {}
+    assert lines == [
+        "client 0 is left out: it says that it has 3 samples to train, and --most_samples is 2"
     ]
 
 
@@ -214,10 +238,11 @@ NAMES = st.sampled_from(
 def fuzzed(kind, unit, changes):
     """Checks that any header gives the name of an entry, or can be computed with."""
     header = GOOD[kind] | changes
-    name = invalid_entry(header, kind, unit, RULES)
-    assert name == "" or name in {*GOOD[kind], "epsilon", "warning"}
+    name = invalid(header, kind, unit=unit)
+    assert name in {"", *GOOD[kind], "epsilon", "warning"}
     if not name and kind == "train":
-        assert all(isinstance(float(value), float) for value in header["metrics"].values())
+        admitted, _ = admitted_metrics(header["metrics"], KNOWN.metrics)
+        assert list(admitted) == ["loss"] and isinstance(admitted["loss"], float)
         assert unit not in ("upload", "sample") or 0 <= float(header["epsilon"]) < INF
 
 
