@@ -11,7 +11,8 @@ An entry is written `NAME[@tuned][:KEY=VALUE]...`, which is also its label:
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_ht.configs.base import method_options, option_values
@@ -19,10 +20,13 @@ from fedjax_ht.configs.sections import Config
 from fedjax_ht.configs.typed import from_plain, to_plain
 from fedjax_ht.core.names import unknown_option
 from fedjax_ht.experiment.entry_text import OVERRIDDEN, parsed_setting, split_spec
-from fedjax_ht.methods import method_factory
+from fedjax_ht.methods import METHODS, method_factory
 
 BASELINE = "local"
 """The method that others are compared with, where an entry has it: each client trains alone."""
+
+LIBRARY = tuple(METHODS)
+"""The library's methods, in their order."""
 
 FORMERLY: dict[str, dict[str, Any]] = {
     "dense": {"variant": "released"},
@@ -32,6 +36,26 @@ FORMERLY: dict[str, dict[str, Any]] = {
 }
 """Method -> options that earlier versions did not have, with what they did without them where that
 is not today's default: a run that goes on must not change its form."""
+
+
+def method_of(label: str) -> str:
+    """Returns the method that a label begins with: "fedtgp" of "fedtgp@tuned:tau=3"."""
+    return label.partition(":")[0].partition("@")[0]
+
+
+def baseline_of(labels: Iterable[str]) -> str:
+    """Returns the label that others are compared with: the first of local training, else the
+    first."""
+    labels = list(labels)
+    return next((label for label in labels if method_of(label) == BASELINE), labels[0])
+
+
+def number_of(method: str) -> int:
+    """Returns a number that a method has in every run: its place among the library's, and of a
+    user's own method one that its name makes."""
+    if method in LIBRARY:
+        return LIBRARY.index(method)
+    return len(LIBRARY) + zlib.crc32(method.encode())
 
 
 class Entry(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_ht.configs.sections import Config
-from fedjax_ht.experiment.entries import BASELINE, Entry
+from fedjax_ht.experiment.entries import Entry, baseline_of
 from fedjax_ht.experiment.environment import PACKAGES
 from fedjax_ht.experiment.identity import (
     SHA,
@@ -55,12 +55,13 @@ class Compared(NamedTuple):
 
     @property
     def baseline(self) -> str:
-        """The label of the entry that others are compared with: local training where there is any,
-        else the first."""
-        for entry in self.entries:
-            if entry.method == BASELINE and entry.label in self.histories:
-                return entry.label
-        return next(iter(self.histories))
+        """The label of the entry that others are compared with."""
+        return baseline_of(self.histories)
+
+    @property
+    def compares(self) -> bool:
+        """True where entries are compared: there are several, and their rows are equal."""
+        return len(self.histories) > 1 and not self.unequal
 
     @property
     def winner(self) -> str | None:

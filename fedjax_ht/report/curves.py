@@ -8,31 +8,85 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from fedjax_ht.report.figures import FEW, legend, style, subplots
+from fedjax_ht.report.figures import FEW, legend, styles, subplots
 from fedjax_ht.report.rows import values
 from fedjax_ht.simulation.history import Row, by_trial, evaluated, has_clock, wire_bytes
 
 ACCURACY = "test accuracy, mean over clients (%)"
 MARKS = 10  # small marks on a curve, about
+EARLY = 0.2  # share of the rounds whose differences may leave their panel
 
 
-def accuracy_curves(histories: Mapping[str, Sequence[Row]]) -> Figure:
+def accuracy_curves(histories: Mapping[str, Sequence[Row]], baseline: str | None = None) -> Figure:
     """Draws mean accuracy over clients against rounds, one line an entry, its best round marked;
-    and beside it against simulated seconds, where devices are simulated.
+    beside it its difference to the baseline, and against simulated seconds where devices are
+    simulated.
 
     Several trials: their mean, and a band from the lowest to the highest.
+
+    Args:
+      histories: label of an entry -> rows.
+      baseline: label of the entry that the others are compared with; None compares none.
     """
+    extra = [baseline is not None, has_clock(histories)].count(True)
+    width = 11 if extra else 6.4
+    room = legend_room(len(histories))
+    figure, panels = subplots(1, 1 + extra, figsize=(width + room, 4), squeeze=False)
+    first, *further = panels[0]
+    draw_rounds(first, histories)
+    if baseline is not None:
+        draw_differences(further[0], histories, baseline)
     if has_clock(histories):
-        figure, (left, right) = two_panels(len(histories))
-        draw_accuracy(right, histories, simulated_seconds)
-        right.set(xlabel="simulated seconds")
-        draw_rounds(left, histories)
-        two_panels_legend(left, right, len(histories))
-        return figure
-    figure, axes = subplots(figsize=(6.4 + legend_room(len(histories)), 4))
-    draw_rounds(axes, histories)
-    legend(axes, len(histories))
+        further[-1].sharey(first)
+        draw_accuracy(further[-1], histories, simulated_seconds)
+        further[-1].set(xlabel="simulated seconds")
+    two_panels_legend(first, panels[0][-1], len(histories))
     return figure
+
+
+def draw_differences(axes: Axes, histories: Mapping[str, Sequence[Row]], baseline: str) -> None:
+    """Draws each entry's accuracy minus the baseline's, trial by trial, at the rounds in which both
+    are evaluated: the mean over trials, and a band from the lowest to the highest."""
+    looks, beyond = styles(histories), []
+    axes.axhline(0, lw=1.8, label=baseline, color=looks[baseline]["color"])
+    for name, history in histories.items():
+        if name == baseline:
+            continue
+        rounds, points = paired_points(history, histories[baseline])
+        color = looks[name]["color"]
+        axes.plot(rounds, points.mean(0), lw=1.8, color=color, ls=looks[name]["ls"], label=name)
+        if len(points) > 1:
+            axes.fill_between(rounds, points.min(0), points.max(0), color=color, alpha=0.2, lw=0)
+        # the first rounds differ by tens of points, beside which the later ones would be a line
+        beyond.append(points[:, rounds >= EARLY * rounds.max()].ravel())
+    span = np.concatenate([[0.0], *beyond])
+    margin = max(0.5, 0.1 * np.ptp(span))
+    axes.set(ylim=(span.min() - margin, span.max() + margin), ylabel=f"points ahead of {baseline}")
+    scale_rounds(axes, histories)
+    axes.grid(alpha=0.3)
+
+
+def scale_rounds(axes: Axes, histories: Mapping[str, Sequence[Row]]) -> None:
+    """Scales an axis of rounds, from 0 to the last one."""
+    last = max(values(itertools.chain(*histories.values()), "round"))
+    axes.set(xlabel="round", xlim=(0, max(1, last)))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def paired_points(history: Sequence[Row], baseline: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
+    """Subtracts a baseline's accuracies, trial by trial, at the rounds in which both are evaluated.
+
+    Returns:
+      Rounds, int [evaluations], and differences in percentage points, float [trials, evaluations].
+    """
+    points = []
+    rounds: list[int] = []
+    for trial, other in zip(by_trial(history), by_trial(baseline)):
+        scores = {row["round"]: row["accuracy"] for row in evaluated(trial)}
+        compared = {row["round"]: row["accuracy"] for row in evaluated(other)}
+        rounds = sorted(scores.keys() & compared.keys())
+        points.append([100 * (scores[number] - compared[number]) for number in rounds])
+    return np.array(rounds), np.array(points)
 
 
 def two_panels(entries: int) -> tuple[Figure, tuple[Axes, Axes]]:
@@ -81,6 +135,7 @@ def costs(histories: Mapping[str, Sequence[Row]]) -> Figure:
         if len(curves) > 1:
             draw_frontier(place, curves)
         place.set(xlabel=label)
+        place.xaxis.set_major_locator(MaxNLocator(5))
     scale_bytes(axes[0], histories)
     axes[0].set(ylabel=ACCURACY)
     handles, names = axes[1].get_legend_handles_labels()
@@ -96,9 +151,8 @@ def rounds_evaluated(trial: Sequence[Row]) -> list[int]:
 def draw_rounds(axes: Axes, histories: Mapping[str, Sequence[Row]]) -> None:
     """Draws accuracy on an axis of rounds from 0 to the last one."""
     draw_accuracy(axes, histories, rounds_evaluated)
-    last = max(values(itertools.chain(*histories.values()), "round"))
-    axes.set(xlabel="round", xlim=(0, max(1, last)), ylabel=ACCURACY)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    scale_rounds(axes, histories)
+    axes.set(ylabel=ACCURACY)
     for line in axes.lines:
         line.set_clip_on(False)  # marks at the ends of the axis are drawn in full
 
@@ -173,12 +227,12 @@ def draw_accuracy(
     Returns:
       (places, scores in percent) of each entry, float [evaluations].
     """
-    curves = []
+    curves, looks = [], styles(histories)
     for i, (name, history) in enumerate(histories.items()):
         trials = by_trial(history)
         places = np.mean([np.asarray(position(trial)) for trial in trials], axis=0)
         scores = 100 * np.array([values(evaluated(trial), score) for trial in trials])
-        mean, look = scores.mean(0), style(i)
+        mean, look = scores.mean(0), looks[name]
         colour = look["color"]
         curves.append((places, mean))
         if not places.any():  # an entry that has sent nothing has no place on a log scale

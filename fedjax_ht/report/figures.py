@@ -1,6 +1,6 @@
 """Figures as files: their colours, their legends, and how they are saved."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,16 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fedjax_ht.core.files import atomic_open
+from fedjax_ht.experiment.entries import BASELINE, method_of, number_of
 
 DPI = 120
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's, which the colour-blind tell apart, without the yellow, which is faint on
-white."""
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
+    *("#832DB6", "#A96B59", "#717581"),
+)
+"""Okabe and Ito's, which the colour-blind tell apart, without the yellow, which is faint on white,
+and without the black, which is local training's; and three of Petroff's."""
+BLACK = "#000000"
 MARKERS, DASHES = "osD^vP*X", ("-", "--", "-.", ":")
 VECTOR = ("svg", "pdf")
 TIMELESS = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -29,13 +34,49 @@ def subplots(*grid: int, **options: Any) -> tuple[Figure, Any]:
     return figure, figure.subplots(*grid, **options)
 
 
-def style(number: int) -> dict[str, Any]:
-    """Returns colour, line and marker of an entry: each alone tells neighbours apart."""
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "ls": DASHES[number // len(COLOURS) % len(DASHES)],
-        "marker": MARKERS[number % len(MARKERS)],
-    }
+def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Returns colour, line and marker of each entry, by its label.
+
+    A method has its own colour in every report, local training black. Where two have the same, the
+    later method takes the next that is free, whatever the order of the entries; a colour that is
+    used again comes with another line. Markers tell neighbours apart as well.
+    """
+    looks: dict[str, dict[str, Any]] = {}
+    taken: set[int] = set()
+    for label in _by_method(labels):
+        if method_of(label) == BASELINE and not looks:
+            looks[label] = {"color": BLACK, "ls": "-", "marker": "o"}
+            continue
+        number = number_of(method_of(label)) % len(COLOURS)
+        while number in taken:
+            number = _next(number, taken)
+        taken.add(number)
+        looks[label] = {
+            "color": COLOURS[number % len(COLOURS)],
+            "ls": DASHES[number // len(COLOURS) % len(DASHES)],
+            "marker": MARKERS[number % len(MARKERS)],
+        }
+    return looks
+
+
+def _by_method(labels: Iterable[str]) -> list[str]:
+    """Returns labels in an order that does not depend on theirs: methods by their numbers, and
+    behind all of them further entries of the same methods."""
+    first, variants = {}, []
+    for label in sorted(labels, key=lambda label: (number_of(method_of(label)), len(label), label)):
+        if method_of(label) in first:
+            variants.append(label)
+        else:
+            first[method_of(label)] = label
+    return [*first.values(), *variants]
+
+
+def _next(number: int, taken: Collection[int]) -> int:
+    """Returns the next colour that no entry has, or the first of the next kind of line."""
+    kind = number // len(COLOURS) * len(COLOURS)
+    free = [kind + i for i in range(len(COLOURS)) if kind + i not in taken]
+    later = [candidate for candidate in free if candidate > number]
+    return (later or free or [kind + len(COLOURS)])[0]
 
 
 def legend(axes: Axes, entries: int) -> None:

@@ -2,10 +2,13 @@
 
 import base64
 import html
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedjax_ht.report.document import Bullets
+
+WIDE = 540  # points
 
 STYLE = """
 :root {
@@ -32,6 +35,17 @@ h2 { font-size: 1.2rem; margin: 2.6rem 0 0.8rem }
 p, li { max-width: 46rem; overflow-wrap: anywhere }
 .caption, figcaption { font-size: 0.875rem; color: var(--soft); max-width: 46rem; margin: 0.5rem 0 }
 .scroll { overflow-x: auto }
+/* Content that is wider than the screen ends there below an arrow, which sticks to the edge. Its
+   own place is behind the content, where a cover hides it: at the end of the scroll, and where all
+   fits. */
+.scroll { display: flex; align-items: flex-start }
+.scroll::before, .scroll::after { content: ""; flex: none; width: 1.3rem; align-self: stretch }
+.scroll::before {
+  content: "\\203a"; order: 1; position: sticky; right: 0; z-index: 1; pointer-events: none;
+  display: grid; place-items: center; font-size: 1.3rem; width: 1em; color: var(--mark);
+  background: linear-gradient(to right, transparent, var(--page) 40%);
+}
+.scroll::after { order: 2; margin-left: -1.3rem; z-index: 2; background: var(--page) }
 table { border-collapse: collapse; font-size: 0.95rem; font-variant-numeric: tabular-nums }
 th, td { padding: 0.4rem 0.9rem; text-align: right; white-space: nowrap }
 th { color: var(--soft); font-weight: 600; font-size: 0.85rem; vertical-align: bottom }
@@ -47,6 +61,7 @@ details { margin: 0.7rem 0 } details table, details p { font-size: 0.875rem }
 summary { cursor: pointer; color: var(--mark); font-weight: 600; font-size: 0.9rem }
 figure { margin: 0.8rem 0 1.6rem }
 img { display: block; max-width: 100%; height: auto }
+.scroll img { max-width: calc(100% - 1.3rem) }
 pre, .warning { border-radius: 6px; padding: 0.8rem 1rem; overflow-x: auto }
 pre { background: var(--band) }
 pre { font-size: 0.85rem; white-space: pre-wrap; overflow-wrap: anywhere }
@@ -94,17 +109,20 @@ def warning_box(lines: Sequence[str]) -> str:
     return f'<aside class="warning"><h3>To watch</h3>{Bullets(lines).html()}</aside>'
 
 
-def figure(path: Path, text: str, wide: bool = False) -> str:
+def figure(path: Path, text: str) -> str:
     """Returns a figure of an SVG file with its caption.
 
     Args:
       path: of the file, which becomes part of the page as an image of its own, so that the names
         within two of them do not meet.
       text: the caption.
-      wide: on a small screen, scroll the figure instead of shrinking its text.
     """
-    drawing = image(path.read_bytes(), "svg+xml", path.stem, "drawing")
-    size = ' class="wide"' if wide else ""
+    svg = path.read_bytes()
+    drawing = image(svg, "svg+xml", path.stem, "drawing")
+    width = re.search(rb'<svg [^>]*?width="([\d.]+)pt"', svg)
+    # on a small screen it scrolls instead of shrinking its words
+    is_wide = width is not None and float(width[1]) > WIDE
+    size = ' class="wide"' if is_wide else ""
     below = f"<figcaption>{html.escape(text)}</figcaption>"
     return f'<figure{size}><div class="scroll">{drawing}</div>{below}</figure>'
 

@@ -72,6 +72,6 @@ def text_of(shown: Compared, aim: Aim | None) -> Document:
     blocks.append(results(shown, aim))
     if shown.shared:
         blocks.append(Paragraph(shown.shared))
-    if aim is not None and not shown.unequal:
+    if aim is not None and shown.compares:
         blocks.append(differences_to(shown.baseline, shown.histories))
     return Document([*blocks, entry_settings(shown.entries)])

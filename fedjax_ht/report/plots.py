@@ -11,8 +11,9 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import class_counts
+from fedjax_ht.report.compared import Compared
 from fedjax_ht.report.curves import accuracy_curves, costs
-from fedjax_ht.report.figures import COLOURS, FEW, VECTOR, legend, save, style, subplots
+from fedjax_ht.report.figures import COLOURS, FEW, VECTOR, legend, save, styles, subplots
 from fedjax_ht.simulation.history import Row, best, by_trial
 
 WIDE = 11  # inches, so that a page need not shrink a picture until its words are too small
@@ -22,16 +23,17 @@ TICKS = 40  # client ids below a split, at most
 
 
 def write_plots(
-    histories: Mapping[str, Sequence[Row]],
+    shown: Compared,
     dataset: Dataset,
     partition: Partition,
     workdir: Path | str,
 ) -> list[Path]:
     """Writes accuracy, costs, clients, spread and split below `workdir`/plots as PNG, SVG and PDF;
     returns the paths of the PNGs."""
+    histories = shown.histories
     counts = class_counts(dataset.labels, partition, num_classes=dataset.num_classes)
     figures = {
-        "accuracy.png": accuracy_curves(histories),
+        "accuracy.png": accuracy_curves(histories, shown.baseline if shown.compares else None),
         "costs.png": costs(histories),
         "clients.png": client_accuracy(histories),
         "spread.png": client_spread(histories),
@@ -51,8 +53,9 @@ def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> Figure:
         return client_quantiles(values)
     order = np.argsort(np.nan_to_num(first, nan=-1.0), kind="stable")
     figure, axes = subplots(figsize=(min(WIDE, max(8.4, 0.22 * len(order) + 2)), 4))
-    for i, (name, accuracy) in enumerate(values.items()):
-        look = style(i) | {"ls": "none", "ms": 5, "alpha": 0.8}
+    looks = styles(values)
+    for name, accuracy in values.items():
+        look = looks[name] | {"ls": "none", "ms": 5, "alpha": 0.8}
         axes.plot(accuracy[order], label=f"{name} (mean {np.nanmean(accuracy):.1f})", **look)
     ids = next(iter(histories.values()))[0].get("client_ids", range(len(first)))
     axes.set_xticks(range(len(order)), [str(ids[i]) for i in order], fontsize=7)
@@ -65,11 +68,13 @@ def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> Figure:
 def client_quantiles(values: Mapping[str, np.ndarray]) -> Figure:
     """Draws the accuracies of each entry's clients in percent, from worst to best."""
     figure, axes = subplots(figsize=(8.4, 4))
+    looks = styles(values)
     for i, (name, accuracy) in enumerate(values.items()):
         ordered = np.sort(accuracy[~np.isnan(accuracy)])
         share = 100 * (np.arange(len(ordered)) + 0.5) / max(1, len(ordered))
         every = max(1, len(ordered) // 10)
-        look = style(i) | {"ms": 4, "lw": 1.5, "markevery": (i * every // len(values), every)}
+        marks = (i * every // len(values), every)
+        look = looks[name] | {"ms": 4, "lw": 1.5, "markevery": marks}
         axes.plot(share, ordered, label=f"{name} (mean {ordered.mean():.1f})", **look)
     axes.set(xlabel="clients, from worst to best (%)", ylabel="test accuracy at the best round (%)")
     axes.grid(alpha=0.3)

@@ -38,7 +38,6 @@ READING_MAPS = (
     "align the clients' features has no reason to let marks of one colour lie together. t-SNE and "
     "UMAP keep neighbours and no distances."
 )
-WIDE = ("costs", "clients", "split")  # figures of many small words
 
 
 def write_report(
@@ -65,14 +64,15 @@ def write_report(
     result = html_page.caption(RESULT) + results.html()
     if shown.shared:
         result += html_page.caption(shown.shared)
-    if not shown.unequal:
+    if shown.compares:
         result += differences_to(shown.baseline, histories).html()
     sections = {"Result": result + watch}
-    for heading, pictures in captions(histories).items():
+    baseline = shown.baseline if shown.compares else None
+    for heading, pictures in captions(histories, baseline).items():
         figures = []
         for name, text in pictures.items():
             path = workdir / "plots" / f"{name}.svg"
-            figures.append(html_page.figure(path, text, wide=name in WIDE))
+            figures.append(html_page.figure(path, text))
         sections[heading] = "".join(figures)
     sections["Cost"] += folded("What each entry sent", sent(histories).html())
     if config.report.maps != "none":
@@ -102,9 +102,11 @@ def entry_settings(entries: Iterable[Entry]) -> Bullets:
     return Bullets([described([entry]).removeprefix("* ") for entry in entries])
 
 
-def captions(histories: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, str]]:
-    """Returns heading -> figure of plots/ -> its caption, which explains only what the figure
-    has."""
+def captions(
+    histories: Mapping[str, Sequence[Row]], baseline: str | None = None
+) -> dict[str, dict[str, str]]:
+    """Returns heading -> figure of plots/ -> its caption, which explains only what the figure has;
+    arguments as of `accuracy_curves`."""
     trials = list(itertools.chain(*map(by_trial, histories.values())))
     accuracy = "The large mark is the best round, each small one an evaluation"
     costs = (
@@ -119,6 +121,11 @@ def captions(histories: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, str]
     if len(trials) > len(histories):
         accuracy += "; curves are means over trials, bands reach from the lowest to the highest"
         split += ", of the first trial"
+    if baseline is not None:
+        accuracy += (
+            f"; beside it the difference to {baseline}, trial by trial, where the first rounds may "
+            "leave the panel"
+        )
     if has_clock(histories):
         accuracy += "; on the right against the seconds of the rounds on the simulated devices"
     if len(histories) > 1:
@@ -163,4 +170,4 @@ def map_of(label: str, folder: Path) -> str:
     text = f"After round {feature_map.round}, trial 0."
     if not one_space(feature_map):
         text += " The clients' features have no common space, so none is drawn."
-    return folded(label, html_page.figure(folder / "features.svg", text, wide=True))
+    return folded(label, html_page.figure(folder / "features.svg", text))

@@ -198,9 +198,7 @@ def write_results(
     """
     with atomic_open(workdir / "summary.md") as file:
         file.write(text_of(shown, aim=None).markdown() + "\n")
-    pictures = plots.write_plots(
-        shown.histories, experiment.dataset, experiment.partitions[0], workdir
-    )
+    pictures = plots.write_plots(shown, experiment.dataset, experiment.partitions[0], workdir)
     if config.report.maps != "none":
         folders = {entry.label: workdir / entry.folder for entry in shown.entries}
         pictures += write_maps(folders, experiment, warn)

@@ -6,8 +6,9 @@ import sys
 import numpy as np
 import pytest
 
+from fedjax_ht.methods import METHODS
 from fedjax_ht.report.curves import accuracy_curves, costs, seconds
-from fedjax_ht.report.figures import COLOURS, FEW, VECTOR, save
+from fedjax_ht.report.figures import BLACK, COLOURS, FEW, VECTOR, save, styles
 from fedjax_ht.report.plots import WIDE, client_accuracy, client_spread, image_grid, split_picture
 
 
@@ -47,7 +48,7 @@ def test_a_box_spans_the_clients_of_the_best_round_averaged_over_trials():
         colour for line in axes.lines for colour in (line.get_color(), line.get_markerfacecolor())
     }
     # those are of entries
-    assert not painted & {colour for colour in COLOURS if colour != "#000000"}
+    assert not painted & set(COLOURS)
 
 
 def rows_of(clients: int) -> list[dict]:
@@ -69,6 +70,52 @@ def test_entries_are_told_apart_and_a_long_legend_covers_no_curve(entries):
     figure.draw_without_rendering()
     beside = axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1 - 1
     assert beside == (entries > FEW)
+
+
+def looks(*labels):
+    return {label: look["color"] for label, look in styles(labels).items()}
+
+
+def test_a_method_has_its_colour_in_every_report():
+    """Neither the order of the entries nor the others change it, unless two have the same."""
+    few = looks("fedssa", "local", "fedtgp@tuned")
+    assert few == looks("fedtgp@tuned", "local", "fedssa") and few["local"] == BLACK
+    several = looks("fedproto", "fedtgp@tuned", "fedssa:mu=2", "lg_fedavg")
+    assert (
+        several["fedssa:mu=2"] == few["fedssa"] and several["fedtgp@tuned"] == few["fedtgp@tuned"]
+    )
+    assert looks("mine")["mine"] == looks("local", "mine")["mine"] != BLACK
+    variants = looks("local", "local:training.learning_rate=0.1", "local@tuned")
+    assert variants["local"] == BLACK and len(set(variants.values())) == 3
+
+
+@pytest.mark.parametrize("labels", [METHODS, [f"fedproto:weight={i}" for i in range(30)]])
+def test_no_two_entries_look_alike(labels):
+    seen = [(look["color"], look["ls"]) for look in styles(labels).values()]
+    assert len(set(seen)) == len(seen) == len(labels)
+    assert len({colour for colour, _ in seen[: len(COLOURS)]}) == len(COLOURS)
+
+
+def trial_rows(number, accuracies):
+    return [{"trial": number, "round": r, "accuracy": a} for r, a in enumerate(accuracies)]
+
+
+def test_a_panel_has_the_differences_to_the_baseline():
+    """Curves that lie on each other are told apart there; the first rounds may leave the panel."""
+    baseline = [*trial_rows(0, [0.1, 0.7, 0.75, 0.8, 0.8]), *trial_rows(1, [0.1] * 5)]
+    other = [*trial_rows(0, [0.5, 0.7, 0.76, 0.81]), *trial_rows(1, [0.5, 0.1, 0.11, 0.13])]
+    for row in other:  # evaluated in other rounds
+        if row["round"] == 1:
+            del row["accuracy"]
+    figure = accuracy_curves({"fedssa": other, "local": baseline}, "local")
+    axes = figure.axes[1]
+    zero, curve = axes.lines
+    assert list(curve.get_xdata()) == [0, 2, 3]
+    assert curve.get_ydata() == pytest.approx([40, 1, 2]) and zero.get_ydata()[0] == 0
+    assert axes.get_ylim()[1] < 10 and axes.get_ylabel() == "points ahead of local"
+    assert curve.get_color() == figure.axes[0].lines[0].get_color() and zero.get_color() == BLACK
+    assert len(axes.collections) == 1  # the band over trials
+    assert len(accuracy_curves({"fedssa": other, "local": baseline}).axes) == 1
 
 
 def test_many_clients_are_shown_as_shares():

@@ -3,24 +3,28 @@
 import base64
 import dataclasses
 import re
+import types
 
 import numpy as np
 import pytest
 
+import fedjax_ht
 from fedjax_ht.configs.base import base_config, typed_config
 from fedjax_ht.configs.sections import ReportConfig
+from fedjax_ht.experiment import environment
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import parse_entry
 from fedjax_ht.report import plots
 from fedjax_ht.report.compared import Compared
 from fedjax_ht.report.document import Document
 from fedjax_ht.report.figures import FEW
+from fedjax_ht.report.html_page import WIDE, figure
 from fedjax_ht.report.map_plot import write_maps
 from fedjax_ht.report.maps import FeatureMap, save_map
 from fedjax_ht.report.report import captions, write_report
 from fedjax_ht.report.results import sent
 from fedjax_ht.report.run_warnings import warnings
-from fedjax_ht.report.setting import setting
+from fedjax_ht.report.setting import repeat, setting
 from fedjax_ht.report.table import Table
 
 
@@ -80,14 +84,14 @@ def test_the_page_stands_by_itself(run, tmp_path):
         FeatureMap(7, labels, np.arange(2), trains_on, features, prototypes, none, {}),
         tmp_path / "local",
     )
-    plots.write_plots(histories, experiment.dataset, experiment.partitions[0], tmp_path)
+    shown = entries_shown(experiment, histories)
+    plots.write_plots(shown, experiment.dataset, experiment.partitions[0], tmp_path)
     write_maps(
         {"local": tmp_path / "local", "fedproto:weight=2.0": tmp_path / "fedproto:weight=2.0"},
         experiment,
     )
     rows = [["local", "1 < 2"], ["fedproto:weight=2.0", "3"]]
     results = Document([Table(["a", "b"], rows, winner="fedproto:weight=2.0")])
-    shown = entries_shown(experiment, histories)
     page = write_report(config, experiment, shown, results, tmp_path, "fedjax-ht run").read_text()
     assert re.findall("<h2>(.*?)</h2>", page) == [
         *("Result", "Accuracy", "Cost", "Clients", "Split", "Features and prototypes"),
@@ -119,6 +123,29 @@ def test_the_page_stands_by_itself(run, tmp_path):
         "results that were not finite were left out in 2 rounds, first of client 2 in round 0"
         in page
     )
+
+
+def test_the_page_names_the_library_and_its_commit(monkeypatch):
+    """A wheel has a commit where pip built it from a repository."""
+    _, library, packages, _ = repeat().splitlines()
+    assert library == f"fedjax_ht {fedjax_ht.__version__} (commit {environment.commit()})"
+    assert packages.startswith("jax ")
+    monkeypatch.setattr(environment, "__file__", "/site-packages/fedjax_ht/experiment/x.py")
+    for text, commit in (
+        (None, "unknown"),
+        ('{"vcs_info": {"commit_id": "0123456789abcdef"}}', "0123456789ab"),
+    ):
+        pip = types.SimpleNamespace(read_text=lambda name, text=text: text)
+        monkeypatch.setattr(
+            environment.importlib.metadata, "distribution", lambda name, pip=pip: pip
+        )
+        assert environment.commit() == commit
+
+
+def test_wide_figures_scroll_on_a_small_screen(tmp_path):
+    for points in (500, 600):
+        (tmp_path / "a.svg").write_text(f'<?xml?><svg xmlns="x" width="{points}pt" height="9pt">')
+        assert ('class="wide"' in figure(tmp_path / "a.svg", "")) == (points > WIDE)
 
 
 def test_the_setting_in_words(run):
@@ -157,6 +184,7 @@ def test_captions_speak_of_what_is_there():
     rows = history(0.1, 0.6, 0.7, simulated_clock=1.0)
     rows = [row | {"trial": t, "clients": [0.5] * 51} for t in (0, 1) for row in rows]
     assert all(word in str(captions({"a": rows, "b": rows})) for word in absent)
+    assert "difference to" not in text and "difference to b" in str(captions({"b": rows}, "b"))
 
 
 def test_a_fall_and_idle_lanes_are_pointed_at():
@@ -230,8 +258,8 @@ def test_many_entries_are_counted_in_the_title(run, tmp_path):
     experiment = experiment._replace(
         entries=entries, federations=dict.fromkeys(histories, federation)
     )
-    plots.write_plots(histories, experiment.dataset, experiment.partitions[0], tmp_path)
     shown = entries_shown(experiment, histories)
+    plots.write_plots(shown, experiment.dataset, experiment.partitions[0], tmp_path)
     page = write_report(config, experiment, shown, Document(), tmp_path, "").read_text()
     assert "<title>5 entries on fashion_mnist_10k</title>" in page and "To watch" not in page
 
@@ -240,7 +268,7 @@ def test_a_report_without_maps_has_no_word_of_them(run, tmp_path):
     config, experiment = run
     config = dataclasses.replace(config, report=ReportConfig(maps="none"))
     histories = {"local": history(0.1, 0.6)}
-    plots.write_plots(histories, experiment.dataset, experiment.partitions[0], tmp_path)
     shown = entries_shown(experiment, histories)
+    plots.write_plots(shown, experiment.dataset, experiment.partitions[0], tmp_path)
     page = write_report(config, experiment, shown, Document(), tmp_path, "").read_text()
     assert "Features" not in page
