@@ -24,6 +24,7 @@ from .core.federation import make_federation as make_federation
 from .core.federation import make_sliced_federation as make_sliced_federation
 from .core.inputs import AsStored as AsStored
 from .core.inputs import Pixels as Pixels
+from .core.inputs import Standardised as Standardised
 from .core.local_training import LocalTraining as LocalTraining
 from .core.local_training import Loss as Loss
 from .core.local_training import train as train
@@ -46,6 +47,8 @@ from .core.wire import wire_elements as wire_elements
 from .data.client_data import make_federation_data as make_federation_data
 from .data.dataset import ClientIndices as ClientIndices
 from .data.dataset import Dataset as Dataset
+from .data.description import Description as Description
+from .data.description import describe as describe
 from .data.partition import PARTITIONS as PARTITIONS
 from .data.partition import PLANS as PLANS
 from .data.partition import class_counts as class_counts
@@ -53,6 +56,7 @@ from .data.partition import make_partition as make_partition
 from .data.shift import shifted as shifted
 from .data.sources import dataset_names as dataset_names
 from .data.sources import load_dataset as load_dataset
+from .data.standardise import standardised as standardised
 from .experiment.weights import with_weights as with_weights
 from .generators import Card as Card
 from .generators import Generator as Generator

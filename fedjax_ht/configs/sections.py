@@ -21,6 +21,7 @@ from fedjax_ht.core.annotations import (
 from fedjax_ht.core.evaluation import NormStatistics, ScoredState
 from fedjax_ht.core.wire import Late
 from fedjax_ht.data.moments import Normalisation
+from fedjax_ht.data.standardise import Standardise
 from fedjax_ht.models.norm import NormKind
 from fedjax_ht.trust.attacks import Attack
 from fedjax_ht.trust.privacy import Delta, Unit
@@ -41,6 +42,12 @@ class DatasetConfig:
     data_dir: str = "data"
     image_size: OptionalCount = None  # 0: as published
     text_length: OptionalCount = None  # tokens of a text; 0: 200, or as published
+    # columns of csv:PATH and text:PATH; "" and (): by usual names (data/sources/columns.py)
+    label: OptionalText = None
+    features: tuple[str, ...] = ()  # with "-" before each: all but these
+    group: OptionalText = None
+    # by mean and deviation of the training samples; auto: tables, on: other floats, too
+    standardise: Standardise = "auto"
     classes: tuple[str, ...] = ()  # names of the classes to keep; (): all
     subset: OptionalCount = None  # this many random images, the same for every seed; 0: all
     normalisation: Normalisation = "half"  # pixels to [-1, 1]; others: data/moments.py

@@ -22,9 +22,9 @@ def atomic_open(path: Path | str, mode: str = "w") -> Iterator[IO]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    encoding, newline = _text(mode)
+    encoding, errors, newline = _text(mode)
     try:
-        with os.fdopen(handle, mode, encoding=encoding, newline=newline) as file:
+        with os.fdopen(handle, mode, encoding=encoding, errors=errors, newline=newline) as file:
             yield file
         # mkstemp lets nobody else read; the permissions of any new file need the umask, which can
         # only be read by setting it
@@ -49,13 +49,16 @@ def plain_open(path: Path | str, mode: str) -> IO:
       OSError: it is a link, or with "x" it exists.
       ValueError: it is no regular file. One line.
     """
-    encoding, newline = _text(mode)
-    return open(path, mode, encoding=encoding, newline=newline, opener=_open_regular)
+    encoding, errors, newline = _text(mode)
+    return open(path, mode, encoding=encoding, errors=errors, newline=newline, opener=_open_regular)
 
 
-def _text(mode: str) -> tuple[str | None, str | None]:
-    """Returns encoding and newline for a mode: texts are UTF-8, their line ends stay."""
-    return (None, None) if "b" in mode else ("utf-8", "")
+def _text(mode: str) -> tuple[str | None, str | None, str | None]:
+    """Returns encoding, errors and newline for a mode: texts are UTF-8, their line ends stay."""
+    if "b" in mode:
+        return None, None, None
+    # a name of a file may hold bytes that are no UTF-8, which Python has as lone surrogates
+    return "utf-8", "backslashreplace", ""
 
 
 def _open_regular(path: str, flags: int) -> int:

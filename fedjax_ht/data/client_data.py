@@ -162,7 +162,7 @@ def _check_same_rule(first: FederationData, other: FederationData) -> None:
             raise ValueError(
                 "each trial's samples are standardised by its own training samples, and trials "
                 "share their samples; standardise the dataset before: "
-                "data.standardise.standardised(dataset, *partitions)"
+                "fl.standardised(dataset, *partitions)"
             )
 
 

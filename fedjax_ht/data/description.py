@@ -9,6 +9,7 @@ import numpy as np
 from fedjax_ht.core.inputs import Pixels, Standardised
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files import limits
+from fedjax_ht.data.files.archive import printable
 from fedjax_ht.data.reading import LeftOut, Reading
 
 _MOST = 8  # classes, columns or groups that a line names
@@ -23,7 +24,7 @@ class Description:
       path: file or folder that was read; "" for arrays in memory.
       kind: "images", "texts", "windows", "rows" or "samples".
       count: number of samples.
-      form: dtype and shape of a sample as it is stored, "uint8 28x28x1"; of several arrays each.
+      form: shape and dtype of a sample as it is stored, "28x28x1 uint8"; of several arrays each.
       low, high: smallest and largest stored value; NaN without samples.
       classes: name of each class -> its samples.
       label: name of the label's column; "" where it has none.
@@ -68,9 +69,9 @@ class Description:
         number = "1 class" if len(self.classes) == 1 else f"{len(self.classes)} classes"
         second = [f"{number}{column}: {_counts(self.classes)}"]
         if self.splits:
-            second.append(f"official sets {_counts(self.splits)}")
+            second.append(f"official sets: {_counts(self.splits)}")
         if self.groups:
-            second.append(f"{len(self.groups)} groups, {_counts(self.groups)}")
+            second.append(f"{len(self.groups)} groups: {_counts(self.groups)}")
         if self.clients:
             second.append(f"split over {self.clients} clients already")
         if self.left_out:
@@ -85,7 +86,7 @@ def describe(dataset: Dataset) -> Description:
       >>> import fedjax_ht as fl
       >>> described = describe(fl.load_dataset("har_10persons"))
       >>> described.count, described.form, described.classes["WALKING"]
-      (1039, 'float16 128x9', 200)
+      (1039, '128x9 float16', 202)
     """
     reading = dataset.reading or Reading()
     low, high = _range(dataset.inputs)
@@ -94,8 +95,8 @@ def describe(dataset: Dataset) -> Description:
     for name, indices in dataset.official.items():
         splits[name] = len(indices)
     return Description(
-        name=dataset.name,
-        path=reading.path,
+        name=printable(dataset.name),
+        path=printable(reading.path),
         kind=kind_of(dataset),
         count=len(dataset.labels),
         form=_form(dataset.inputs),
@@ -127,11 +128,11 @@ def kind_of(dataset: Dataset) -> str:
 
 
 def _form(inputs: Any) -> str:
-    """Dtype and shape of a sample: "uint8 28x28x1"."""
+    """The shape and dtype of a sample: "28x28x1 uint8"."""
     forms = []
     for x in jax.tree.leaves(inputs):
-        sides = "x".join(map(str, x.shape[1:])) or "number"
-        forms.append(f"{x.dtype} {sides}")
+        sides = "x".join(map(str, x.shape[1:])) or "one"
+        forms.append(f"{sides} {x.dtype}")
     return " and ".join(forms)
 
 

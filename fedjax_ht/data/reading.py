@@ -10,7 +10,7 @@ class LeftOut(NamedTuple):
 
     Attributes:
       number: of the files; 0 for what is named itself.
-      what: the kind of files, such as "files .heic", or a folder.
+      what: the kind of one of them, such as "file .heic", or a folder.
       why: the reason, "no kind of image that is read".
     """
 
@@ -19,8 +19,11 @@ class LeftOut(NamedTuple):
     why: str
 
     def __str__(self) -> str:
-        counted = f"{self.number} {self.what}" if self.number else self.what
-        return f"{counted} ({self.why})"
+        word, *more = self.what.split(" ", 1)
+        if self.number > 1:
+            word += "s"
+        counted = [f"{self.number:,}"] if self.number else []
+        return f"{' '.join([*counted, word, *more])} ({self.why})"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,18 @@
 """Standardises features by the mean and standard deviation of the training samples."""
 
 import dataclasses
+from typing import Literal, get_args
 
 import numpy as np
 
 from fedjax_ht.core.inputs import AsStored, Standardised
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.files import limits
+
+Standardise = Literal["auto", "on", "off"]
+"""auto: sets whose reader says so, which are tables (`csv:PATH`). on: any floats as stored. off:
+none.
+"""
 
 _LARGE = 30  # times what a model expects of a feature, spread or distance from 0
 _CONSTANT = 1e-6  # of the mean: a smaller deviation is float32's rounding
@@ -54,6 +60,22 @@ def refuse_unfit(dataset: Dataset) -> None:
             f"{dataset.name} cannot be standardised: its samples are not floats as stored; images "
             "have dataset.normalisation"
         )
+
+
+def with_scale(dataset: Dataset, kind: Standardise) -> Dataset:
+    """Returns the set with or without a rule that waits for its training samples.
+
+    Raises:
+      ValueError: the kind is unknown, or "on" for samples that cannot be standardised.
+    """
+    if kind not in get_args(Standardise):
+        raise ValueError(f"standardise is {kind!r}; it must be 'auto', 'on' or 'off'")
+    if kind == "on":
+        refuse_unfit(dataset)
+        return dataclasses.replace(dataset, preprocess=Standardised())
+    if kind == "off" and is_pending(dataset):
+        return dataclasses.replace(dataset, preprocess=AsStored())
+    return dataset
 
 
 def is_pending(dataset: Dataset) -> bool:

@@ -19,7 +19,7 @@ from fedjax_ht.core.evaluation import received_where, score_splits
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.forms import downlink_form, sends_payload, uplink_form, uplink_forms
-from fedjax_ht.core.inputs import AsStored, Pixels
+from fedjax_ht.core.inputs import AsStored, Pixels, Standardised
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.method import ClientInfo, Context
 from fedjax_ht.core.round import client_step
@@ -28,6 +28,7 @@ from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import mixed, stack
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.sources import load_dataset
+from fedjax_ht.data.standardise import is_pending, standardised
 from fedjax_ht.deploy.noise import (
     LEDGER_FILE,
     Entropy,
@@ -229,7 +230,7 @@ def read_samples(
     """Reads a client's data set, and which of its samples train, validate and test.
 
     Args:
-      name: of the data set, such as "npz:client_3.npz".
+      name: of the data set, such as "npz:client_3.npz"; a table's features are standardised here.
       data_dir: folder of the data sets that have no path in their name.
       image_size: to which images are scaled; None leaves them.
 
@@ -247,9 +248,10 @@ def read_samples(
             f"{name} does not say which samples train and which test; add official_test to the .npz"
         )
     empty = np.zeros(0, np.int64)
-    return dataset, ClientIndices(
-        *(dataset.official.get(part, empty) for part in ClientIndices._fields)
-    )
+    indices = ClientIndices(*(dataset.official.get(part, empty) for part in ClientIndices._fields))
+    if is_pending(dataset):
+        dataset = standardised(dataset, (indices,))
+    return dataset, indices
 
 
 def client_dataset(dataset: Dataset, indices: ClientIndices) -> tuple[Dataset, ClientIndices]:
@@ -277,7 +279,7 @@ def write_samples(path: Path, dataset: Dataset, indices: ClientIndices) -> None:
     taken, parts = client_dataset(dataset, indices)
     is_pixels = isinstance(taken.preprocess, Pixels)
     if not isinstance(taken.inputs, np.ndarray) or not (
-        is_pixels or isinstance(taken.preprocess, AsStored)
+        is_pixels or isinstance(taken.preprocess, AsStored | Standardised)
     ):
         raise ValueError(
             f"{dataset.name} cannot be split into files: its samples are not one array as stored"
@@ -287,6 +289,9 @@ def write_samples(path: Path, dataset: Dataset, indices: ClientIndices) -> None:
         "labels": taken.labels,
         "class_names": np.array(taken.class_names),
     }
+    if isinstance(taken.preprocess, Standardised):
+        arrays["standard_mean"] = np.asarray(taken.preprocess.mean)
+        arrays["standard_std"] = np.asarray(taken.preprocess.std)
     for part in ("val", "test"):
         arrays[f"official_{part}"] = np.isin(np.arange(len(taken.labels)), getattr(parts, part))
     if taken.vocabulary is not None:

@@ -17,6 +17,7 @@ from fedjax_ht.data.partition.notes import check_split
 from fedjax_ht.data.selection import of_classes, subset
 from fedjax_ht.data.shift import shifted
 from fedjax_ht.data.sources import load_dataset
+from fedjax_ht.data.standardise import is_pending, standardised, with_scale
 from fedjax_ht.experiment.devices import client_values
 from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.federation import make_clients
@@ -67,9 +68,12 @@ def build(config: AnyConfig, begun: bool = False, trust: bool = True) -> Experim
         if options.profile is not None:
             options.profile.check(method, config.partition.num_clients)
         check_pretraining(method, config.dataset)
+    partitions = make_partitions(config, dataset)
+    if is_pending(dataset):
+        dataset = standardised(dataset, *partitions)
     return Experiment(
         dataset=dataset,
-        partitions=make_partitions(config, dataset),
+        partitions=partitions,
         options=options,
         entries=entries,
         methods=methods,
@@ -90,7 +94,16 @@ def make_dataset(
     Raises:
       ValueError, FileNotFoundError, ImportError: the data cannot be read, or do not fit.
     """
-    dataset = load_dataset(config.name, config.data_dir, config.image_size, config.text_length)
+    dataset = load_dataset(
+        config.name,
+        config.data_dir,
+        config.image_size,
+        config.text_length,
+        label=config.label,
+        features=config.features,
+        group=config.group,
+    )
+    dataset = with_scale(dataset, config.standardise)
     if config.normalisation != "half":
         dataset = normalised(dataset, config.normalisation)
     for training in recipes:

@@ -164,6 +164,8 @@ def completed(fields: dict[str, Any]) -> dict[str, Any]:
         name = known["method"]["name"]
         options = option_values(name, method_options(name), {})
         known["method"]["options"] = json.loads(json.dumps(options))
+    if str(fields.get("dataset", {}).get("name")).startswith("csv:"):
+        known["dataset"]["standardise"] = "off"  # as tables were before there was this field
     return _filled(fields, known)
 
 

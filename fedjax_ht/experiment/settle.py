@@ -9,11 +9,10 @@ from fedjax_ht.configs.sections import Config, DatasetConfig, PartitionConfig
 from fedjax_ht.core.annotations import MAX_SEED, Rest
 from fedjax_ht.core.bounds import check_value
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.names import unknown
 from fedjax_ht.core.user_code import names_user_function
 from fedjax_ht.data.partition import check_partition, partition_options
 from fedjax_ht.data.shift import parse_shift
-from fedjax_ht.data.sources import dataset_names
+from fedjax_ht.data.sources import dataset_names, unknown_dataset
 from fedjax_ht.experiment.entries import Entry, as_run, entries_of
 from fedjax_ht.experiment.federation import check_group, width_rates
 from fedjax_ht.experiment.method import make_method, refuse_unknown
@@ -111,7 +110,7 @@ def check_together(config: Config) -> None:
 def check_data(dataset: DatasetConfig, partition: PartitionConfig) -> None:
     """Checks the names and options of the data set and of the split."""
     if ":" not in dataset.name and dataset.name not in dataset_names():
-        raise ValueError(unknown("dataset", dataset.name, dataset_names()))
+        raise ValueError(unknown_dataset(dataset.name, dataset.data_dir))
     known = list(partition_options(partition.kind))
     owner = f"partition {partition.kind!r}"
     refuse_unknown(owner, partition.options, known, f"partition={partition.kind}")

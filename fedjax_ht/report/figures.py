@@ -1,5 +1,6 @@
 """Figures as files: their colours, their legends, and how they are saved."""
 
+import io
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,13 +88,20 @@ def legend(axes: Axes, entries: int) -> None:
 
 def save(figure: Figure, path: Path, also: Sequence[str] = ()) -> Path:
     """Writes a figure as PNG, and beside it in the formats `also`. All text is drawn as it is."""
+    for kind in ("png", *also):
+        with atomic_open(path.with_suffix(f".{kind}"), "wb") as file:
+            file.write(rendered(figure, kind))
+    return path
+
+
+def rendered(figure: Figure, kind: str) -> bytes:
+    """Returns a figure as the content of a file: "png", "svg" or "pdf"."""
     # A class may be called "$5$", which is no formula: neither in the text that there is nor in the
     # ticks that drawing adds.
     for text in figure.findobj(Text):
         text.set_parse_math(False)
+    file = io.BytesIO()
     # Names within an SVG are random without a salt.
     with matplotlib.rc_context({"svg.hashsalt": "fedjax_ht", "text.parse_math": False}):
-        for kind in ("png", *also):
-            with atomic_open(path.with_suffix(f".{kind}"), "wb") as file:
-                figure.savefig(file, format=kind, dpi=DPI, metadata=TIMELESS.get(kind))
-    return path
+        figure.savefig(file, format=kind, dpi=DPI, metadata=TIMELESS.get(kind))
+    return file.getvalue()

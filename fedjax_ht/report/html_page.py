@@ -31,6 +31,7 @@ body {
 header { border-bottom: 3px solid var(--mark); padding-bottom: 0.8rem }
 h1 { font-size: 1.75rem; line-height: 1.25; margin: 0; max-width: 52rem }
 header p { color: var(--soft); margin: 0.4rem 0 0; max-width: none }
+header p + p { font-size: 0.875rem }
 h2 { font-size: 1.2rem; margin: 2.6rem 0 0.8rem }
 p, li { max-width: 46rem; overflow-wrap: anywhere }
 .caption, figcaption { font-size: 0.875rem; color: var(--soft); max-width: 46rem; margin: 0.5rem 0 }
@@ -68,6 +69,13 @@ pre { font-size: 0.85rem; white-space: pre-wrap; overflow-wrap: anywhere }
 .warning { background: var(--warn-band); border-left: 4px solid var(--warn); margin: 1.2rem 0 }
 .warning h3 { color: var(--warn); font-size: 0.95rem; margin: 0 } .warning ul { margin: 0.3rem 0 }
 .warning ul { padding-left: 1.2rem; font-size: 0.9rem }
+.samples { display: grid; gap: 0.8rem; grid-template-columns: repeat(auto-fill, minmax(7rem, 1fr)) }
+.samples figure { margin: 0 } .samples figcaption { margin: 0.2rem 0 0 }
+.samples img { width: 100%; image-rendering: pixelated }
+.samples.windows { grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)) }
+.samples.texts { grid-template-columns: repeat(auto-fill, minmax(18rem, 1fr)) }
+.samples blockquote { margin: 0; border-left: 3px solid var(--line); padding-left: 0.6rem }
+.samples blockquote { overflow-wrap: anywhere; font-size: 0.9rem }
 @media (max-width: 700px) {
   h1 { font-size: 1.35rem } h2 { margin-top: 2rem }
   table { font-size: 0.85rem } th, td { padding: 0.35rem 0.5rem }
@@ -76,13 +84,13 @@ pre { font-size: 0.85rem; white-space: pre-wrap; overflow-wrap: anywhere }
 """
 
 
-def page(title: str, headline: str, lead: str, sections: Mapping[str, str]) -> str:
+def page(title: str, headline: str, lead: Sequence[str], sections: Mapping[str, str]) -> str:
     """Returns the page; sections without content are left out.
 
     Args:
       title: of the browser's tab.
       headline: the result in a sentence.
-      lead: a line below it: what was run.
+      lead: lines below it: what was run, and on what data.
       sections: heading -> content, in HTML.
     """
     shown = []
@@ -92,7 +100,8 @@ def page(title: str, headline: str, lead: str, sections: Mapping[str, str]) -> s
     head = '<meta charset="utf-8">'
     head += '<meta name="viewport" content="width=device-width, initial-scale=1">'
     head += f"<title>{html.escape(title)}</title><style>{STYLE}</style>"
-    top = f"<header><h1>{html.escape(headline)}</h1><p>{html.escape(lead)}</p></header>"
+    below = "".join(f"<p>{html.escape(line)}</p>" for line in lead)
+    top = f"<header><h1>{html.escape(headline)}</h1>{below}</header>"
     body = f"{top}<main>{''.join(shown)}</main>"
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
@@ -117,14 +126,18 @@ def figure(path: Path, text: str) -> str:
         within two of them do not meet.
       text: the caption.
     """
-    svg = path.read_bytes()
-    drawing = image(svg, "svg+xml", path.stem, "drawing")
+    return drawing(path.read_bytes(), path.stem, text)
+
+
+def drawing(svg: bytes, name: str, text: str) -> str:
+    """Returns a figure of the content of an SVG file; `name` is for readers who cannot see it."""
+    shown = image(svg, "svg+xml", name, "drawing")
     width = re.search(rb'<svg [^>]*?width="([\d.]+)pt"', svg)
     # on a small screen it scrolls instead of shrinking its words
     is_wide = width is not None and float(width[1]) > WIDE
     size = ' class="wide"' if is_wide else ""
     below = f"<figcaption>{html.escape(text)}</figcaption>"
-    return f'<figure{size}><div class="scroll">{drawing}</div>{below}</figure>'
+    return f'<figure{size}><div class="scroll">{shown}</div>{below}</figure>'
 
 
 def image(data: bytes, kind: str, description: str, style: str = "") -> str:

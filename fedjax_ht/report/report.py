@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
+from fedjax_ht.data.description import describe
 from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.entries import Entry, described
 from fedjax_ht.report import html_page
@@ -84,7 +85,8 @@ def write_report(
     labels = listed(shown.labels) if len(shown.entries) <= FEW else f"{len(shown.entries)} entries"
     about = f"{labels} on {experiment.dataset.name}"
     title = shown.headline.removesuffix(".") or about
-    text = html_page.page(about, title, f"{about}: {size(config)}", sections)
+    lead = (f"{about}: {size(config)}", *describe(experiment.dataset).lines)
+    text = html_page.page(about, title, lead, sections)
     path = workdir / "report.html"
     with atomic_open(path) as file:
         file.write(text)

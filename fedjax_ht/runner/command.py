@@ -4,6 +4,7 @@ fedjax-ht run."""
 import functools
 import importlib
 import importlib.metadata
+import io
 import sys
 from types import ModuleType
 from typing import NamedTuple
@@ -42,7 +43,7 @@ COMMANDS = {
     ),
     "data": Command(
         "fedjax_ht.runner.data",
-        "download data sets, and list those that can be read",
+        "download data sets, list those that can be read, and show one",
         takes_words=True,
     ),
     "deploy": Command(
@@ -65,6 +66,7 @@ def main(command: str | None = None) -> None:
       command: its name; by default it is the first argument.
     """
     end_on_signals()  # before anything that takes time to import
+    print_any_text()
     arguments = sys.argv[1:] if command is None else [command, *sys.argv[1:]]
     if not arguments or arguments[0] in ("help", "-h", "-help", "--help"):
         print(overview())
@@ -91,6 +93,13 @@ def main(command: str | None = None) -> None:
         sys.exit(0)
     parse = functools.partial(parse_flags, takes_words=COMMANDS[name].takes_words)
     app.run(module.main, argv=[f"fedjax-ht {name}", *rest], flags_parser=parse)
+
+
+def print_any_text() -> None:
+    """Lets names of classes and files be printed where the locale has no letters for them, as
+    Python's standard error does."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def overview() -> str:

@@ -1,33 +1,57 @@
-"""Downloads data sets from their homes, and lists those that can be read.
+"""Downloads data sets from their homes, lists those that can be read, and shows one.
 
     fedjax-ht data get cifar10 [--data_dir=data]
     fedjax-ht data list [--data_dir=data]
+    fedjax-ht data show csv:mine.csv [--label=outcome] [--features=-id] [--page=mine.html]
 
 A download that was cut off goes on where it stopped, by the same command. Runs read what was
-downloaded by --config.dataset.name=NAME --config.dataset.data_dir=DIR.
+downloaded by --config.dataset.name=NAME --config.dataset.data_dir=DIR. `show` prints what a run
+would
+read: samples, classes, sets, columns, and what was left out or converted; and writes a page with
+twenty samples, the classes by set and the values. Its flags are a config's dataset.label and so on.
 """
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from absl import flags
 
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.description import describe
+from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.data.sources.download import Listed, get, listing
+from fedjax_ht.report.data_page import write_data_page
 from fedjax_ht.runner.cli import fail
 
 # allow_override: another command has a flag of this name, and one process may import both
 _DATA_DIR = flags.DEFINE_string(
     "data_dir", "data", "The folder of the sets' files.", allow_override=True
 )
-_USAGE = "`get NAME` or `list`, and --data_dir=DIR if that is not data"
+_PAGE = flags.DEFINE_string("page", None, "show: the page to write; by default data-NAME.html.")
+_LABEL = flags.DEFINE_string("label", None, "show: the column of the labels.")
+_FEATURES = flags.DEFINE_list("features", [], "show: the columns of the samples, or -NAME.")
+_GROUP = flags.DEFINE_string("group", None, "show: the column of whose a sample is.")
+_IMAGE_SIZE = flags.DEFINE_integer("image_size", None, "show: pixels to resize to.")
+_TEXT_LENGTH = flags.DEFINE_integer("text_length", None, "show: tokens of a text.")
+_USAGE = "`get NAME`, `list` or `show NAME`, and --data_dir=DIR if that is not data"
 
 
-def command(arguments: Sequence[str], data_dir: str) -> None:
-    """Does what the command line asks for: ["get", NAME] or ["list"].
+def command(arguments: Sequence[str], data_dir: str, page: str | None = None, **options) -> None:
+    """Does what the command line asks for: ["get", NAME], ["list"] or ["show", NAME].
+
+    Args:
+      arguments: the words of the command line.
+      data_dir: the folder of the sets' files.
+      page: the file to write, of `show`; None for one by the set's name.
+      **options: of `load_dataset`, for `show`.
 
     Raises:
       ValueError, OSError, ImportError: one line.
     """
     match list(arguments):
+        case ["show", name]:
+            show(load_dataset(name, data_dir, **options), Path(page or page_name(name)))
         case ["list"]:
             print("\n".join(line(listed) for listed in listing(data_dir)))
         case ["get", name]:
@@ -35,6 +59,20 @@ def command(arguments: Sequence[str], data_dir: str) -> None:
             print(f"read it by --config.dataset.name={name} --config.dataset.data_dir={data_dir}")
         case _:
             raise ValueError(f"unknown command {' '.join(arguments)!r}; give {_USAGE}")
+
+
+def show(dataset: Dataset, page: Path) -> None:
+    """Prints what was read of a data set, and writes a page that shows it."""
+    print("\n".join(describe(dataset).lines))
+    print(f"written: {write_data_page(dataset, page)}")
+
+
+def page_name(name: str) -> str:
+    """Returns the name of a data set's page: "data-mine.html" for "csv:folder/mine.csv"."""
+    prefix, _, argument = name.partition(":")
+    path = argument.partition(":")[0] if prefix in ("csv", "text") else argument
+    stem = Path(path).name.partition(".")[0] or prefix
+    return f"data-{re.sub(r'[^0-9A-Za-z_-]+', '-', stem)}.html"
 
 
 def line(listed: Listed) -> str:
@@ -48,6 +86,15 @@ def line(listed: Listed) -> str:
 
 def main(arguments: list[str]) -> None:
     try:
-        command(arguments[1:], _DATA_DIR.value)
+        command(
+            arguments[1:],
+            _DATA_DIR.value,
+            _PAGE.value,
+            image_size=_IMAGE_SIZE.value,
+            text_length=_TEXT_LENGTH.value,
+            label=_LABEL.value,
+            features=_FEATURES.value,
+            group=_GROUP.value,
+        )
     except (ValueError, OSError, ImportError) as error:
         fail(error)

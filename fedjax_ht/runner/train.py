@@ -11,6 +11,7 @@ from fedjax_ht.checkpoints.writers import FILES
 from fedjax_ht.configs.base import AnyConfig, typed_config
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
+from fedjax_ht.data.description import describe
 from fedjax_ht.experiment.build import Experiment, build
 from fedjax_ht.experiment.devices import files_of
 from fedjax_ht.experiment.entries import as_run
@@ -88,8 +89,8 @@ def train_and_evaluate(
       workdir: the folder to write to.
       progress_fn: is given the label of an entry and its new row.
       warn: is given lines about trouble.
-      stage: is given a line when something begins: the run, every entry that has rounds to do, and
-        drawing.
+      stage: is given two lines on the data that were read, and a line when something begins: the
+        run, every entry that has rounds to do, and drawing.
       aim: makes the first table a comparison's, of what reaching an accuracy cost.
       show_result: is given the summary before anything is drawn, which may take minutes.
 
@@ -111,6 +112,8 @@ def train_and_evaluate(
         if not is_primary():
             warn = stage = show_result = _ignore
         place = f"Writing to {workdir}" if writable else f"Nothing is written to {workdir}"
+        for line in describe(experiment.dataset).lines:
+            stage(line)
         stage(f"{setting(config, experiment)} {place}.")
         for note in notes(experiment):
             warn(note)

@@ -139,8 +139,8 @@ def test_the_command_line(tmp_path, server, commanded):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "give `get NAME` or `list`"),
-        (("get",), "give `get NAME` or `list`"),
+        ((), "give `get NAME`, `list` or `show NAME`"),
+        (("get",), "give `get NAME`, `list` or `show NAME`"),
         (("get", "imagenet"), "unknown dataset 'imagenet'"),
         (("list", "--nothing=1"), "unknown flag 'nothing'"),
     ],

@@ -113,6 +113,80 @@ def test_wrong_files_are_one_line(tmp_path, x, reason):
     assert message.startswith(str(tmp_path / "train/0.npz")) and reason in message
 
 
+def write_parts(root: Path, x, y, **config) -> str:
+    """One client whose training and test samples are the same."""
+    for split in ("train", "test"):
+        path = root / split / "0.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(path, data={"x": x, "y": y})
+    (root / "config.json").write_text(json.dumps({"num_clients": 1} | config))
+    return f"client_folders:{root}"
+
+
+BITS = RNG.integers(0, 2, (6, 1, 8, 8))
+LABELS = np.arange(6) % 3
+IMAGES = {  # x as generators write it, and the bytes that are read
+    "floats": (BITS * 2 - 1.0, 255),
+    "lists of floats": (list(BITS * 2.0 - 1), 255),
+    "bool": (BITS.astype(bool), 255),
+    "lists of bool": ([image.astype(bool) for image in BITS], 255),
+    "bytes": ((BITS * 200).astype(np.uint8), 200),
+    "bytes, channels last": ((BITS * 200).astype(np.uint8).transpose(0, 2, 3, 1), 200),
+    "bytes without channels": ((BITS[:, 0] * 200).astype(np.uint8), 200),
+    "lists of lists": ((BITS * 2.0 - 1).tolist(), 255),
+}
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_images_of_every_generator(tmp_path, kind):
+    x, highest = IMAGES[kind]
+    dataset = load_dataset(write_parts(tmp_path, x, LABELS, num_classes=3))
+    assert dataset.inputs.shape == (12, 8, 8, 1) and dataset.num_classes == 3
+    np.testing.assert_array_equal(dataset.inputs[:6, ..., 0], BITS[:, 0] * highest)
+
+
+def test_windows_of_three_signals_and_units_are_no_images(tmp_path):
+    windows = np.tanh(RNG.normal(size=(6, 3, 3, 256)))
+    dataset = load_dataset(write_parts(tmp_path, windows, LABELS, num_classes=3))
+    assert dataset.inputs.shape == (12, 256, 3, 3) and dataset.inputs.dtype == np.float32
+
+
+@pytest.mark.parametrize("y", [LABELS.tolist(), LABELS.astype(float), LABELS[:, None]])
+def test_labels_of_every_generator(tmp_path, y):
+    dataset = load_dataset(
+        write_parts(tmp_path, BITS * 1.0, y)
+    )  # config.json of PFLlib's first form
+    assert dataset.labels.tolist() == [*LABELS, *LABELS] and dataset.class_names == ("0", "1", "2")
+
+
+def test_labels_with_gaps_are_numbered_anew_and_said(tmp_path, caplog):
+    gaps = np.array([0, 5, 9])[LABELS]
+    dataset = load_dataset(write_parts(tmp_path, BITS * 1.0, gaps, num_classes=3))
+    assert dataset.class_names == ("0", "5", "9") and dataset.labels.tolist() == [*LABELS, *LABELS]
+    assert "labels 0, 5, 9 numbered 0 to 2" in caplog.text
+    many = load_error(ValueError, write_parts(tmp_path, BITS * 1.0, gaps, num_classes=2))
+    assert "labels run from 0 to 9, but there are 2 class names" in many
+
+
+def test_clients_beyond_the_config_are_said(tmp_path, caplog):
+    name = write_parts(tmp_path, BITS * 1.0, LABELS)
+    (tmp_path / "train/1.npz").write_bytes((tmp_path / "train/0.npz").read_bytes())
+    load_dataset(name)
+    assert "left out: 1 file .npz of train/ (config.json has num_clients 1)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "reason"),
+    [
+        (list(BITS * 1.0), ["a"] * 6, "data is not a dict of x, n samples, and integer y [n]"),
+        ([BITS[0] * 1.0, *BITS[1:, :, :4] * 1.0], LABELS, "x cannot be made an array"),
+        (["text"] * 6, LABELS, "x holds something else than pairs of a list of integers and its"),
+    ],
+)
+def test_lists_of_something_else(tmp_path, x, y, reason):
+    assert reason in load_error(ValueError, write_parts(tmp_path, x, y))
+
+
 def test_clients_of_two_kinds(tmp_path):
     write_clients(tmp_path, KINDS["letters"][0])
     np.savez(tmp_path / "test/1.npz", data={"x": KINDS["rows"][0], "y": np.zeros(6, int)})

@@ -51,7 +51,7 @@ def test_shakespeare(shakespeare, caplog):
     assert texts == ["To be,", "  or", "Mark me}", "words,", "adieu"] and dataset.inputs[1, 0] == 0
     names = [dataset.class_names[label] for label in dataset.labels]
     assert names == ["o", "newline", "space", "w", "A"]
-    assert "left out: 1 samples (their next character is none of LEAF's 80)" in caplog.text
+    assert "left out: 1 sample (their next character is none of LEAF's 80)" in caplog.text
     assert dataset.groups.tolist() == [0, 0, 1, 0, 1]
     assert {k: v.tolist() for k, v in dataset.official.items()} == {
         "train": [0, 1, 2],

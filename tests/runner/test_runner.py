@@ -47,7 +47,9 @@ def test_a_run_writes_what_it_says(finished):
     for method in METHODS:
         assert [row["round"] for row in metrics(workdir, method)] == [0, 1, 2, 3]
         assert len(list(csv.reader((workdir / method / "clients.csv").open()))[1]) == 2 + 4
-    setting, *lines = done.stderr.splitlines()
+    samples, classes, setting, *lines = done.stderr.splitlines()
+    assert samples.endswith("200 images of 6x6x1 uint8, 0 to 209")
+    assert classes == "4 classes: 0, 1, 2, 3, of 50 each"
     assert setting.startswith("4 clients on ") and setting.endswith(f" Writing to {workdir}.")
     compiling = [line for line in lines if "compiling 2 architectures for " in line]
     assert [line.partition(":")[0] for line in compiling] == list(METHODS)

@@ -63,25 +63,27 @@ def user_path(path: str, data_dir: Path | None) -> Path:
     "." is `data_dir` itself.
     """
     here = Path(path).expanduser()
-    if data_dir is None or here.is_absolute() or (here.name and here.exists()):
-        return here
+    if data_dir is None or (here.name and here.exists()):
+        return here.absolute()
     return data_dir / here
 
 
 def two_places(path: str, data_dir: Path | None) -> str:
     """A line on a path that is in the current folder and below `data_dir`, "" for any other."""
-    here = user_path(path, data_dir)
-    if here.is_absolute() or data_dir is None:
+    here = Path(path).expanduser()
+    if data_dir is None or not here.name or not here.exists() or not (data_dir / here).exists():
         return ""
-    below = data_dir / here
-    if not below.exists() or below.samefile(here):
+    if here.samefile(data_dir / here):
         return ""
-    return f"{here.absolute()} is read, of the current folder; {below} is there, too"
+    return f"{here.absolute()} is read, of the current folder; {data_dir / here} is there, too"
 
 
 def printable(name: str) -> str:
     """A file's name as UTF-8 text, whatever the locale is; other bytes as backslash and number."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+    try:
+        return os.fsencode(name).decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # of a locale that no file could have the name in
+        return name
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """Stamps of files, by which a set that was read before is known to be the same."""
 
 import hashlib
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,7 +20,7 @@ def stamp_of(sources: Iterable[Path]) -> str:
     digest, newest = hashlib.sha256(), 0
     for source in sources:
         for path in files_below(source) if source.is_dir() else (source,):
-            digest.update(os.fsencode(path))
+            digest.update(str(path).encode("utf-8", "surrogatepass"))
             try:
                 stat = path.stat()
             except OSError:  # a link that leads nowhere: whoever reads it says so

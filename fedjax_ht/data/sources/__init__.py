@@ -1,5 +1,10 @@
 """Data sets that a federation can be made of: `load_dataset` reads every kind of them."""
 
-from fedjax_ht.data.sources.registry import dataset_names, find_dataset, load_dataset
+from fedjax_ht.data.sources.registry import (
+    dataset_names,
+    find_dataset,
+    load_dataset,
+    unknown_dataset,
+)
 
-__all__ = ["dataset_names", "find_dataset", "load_dataset"]
+__all__ = ["dataset_names", "find_dataset", "load_dataset", "unknown_dataset"]

@@ -42,7 +42,8 @@ def cached(
     writable folder, or room in it, it is None, nothing is kept, and the images are in memory.
     """
     assert data_dir is not None  # where the sources were found
-    key = hashlib.sha256(os.fsencode(sources[0].resolve())).hexdigest()[:16]
+    place = str(sources[0].resolve()).encode("utf-8", "surrogatepass")
+    key = hashlib.sha256(place).hexdigest()[:16]
     stem = f"{name.partition(':')[0]}-{image_size or 'native'}-{key}"
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedjax_ht"
     folders = (data_dir / ".fedjax_ht_cache", user_cache)

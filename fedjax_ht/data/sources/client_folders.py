@@ -123,7 +123,7 @@ def _others(root: Path, num_clients: int) -> tuple[LeftOut, ...]:
         ]
         if files:
             why = f"config.json has num_clients {num_clients}"
-            left_out.append(LeftOut(len(files), f"files .npz of {split}/", why))
+            left_out.append(LeftOut(len(files), f"file .npz of {split}/", why))
     return tuple(left_out)
 
 

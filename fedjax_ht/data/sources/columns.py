@@ -81,13 +81,13 @@ def named_in(text: str, columns: Columns) -> Columns:
     return columns
 
 
-def roles_of(columns: Sequence[str], named: Columns, prefix: str) -> Roles:
+def roles_of(columns: Sequence[str], named: Columns, name: str) -> Roles:
     """Finds the role of each column.
 
     Args:
       columns: their names, in order.
       named: by the user.
-      prefix: of the set, "csv" or "text", for the messages.
+      name: of the set without columns, "csv:mine.csv", for the messages.
 
     Raises:
       ValueError: a column that is named is not there, or none is called like a label, or several
@@ -97,14 +97,14 @@ def roles_of(columns: Sequence[str], named: Columns, prefix: str) -> Roles:
         raise ValueError(
             f"its first line names the columns {short(columns)}; each needs a name of its own"
         )
-    label = _column("label", named.label, columns, label_candidates(columns), prefix)
-    group = _group(named, columns, label, prefix)
+    label = _column("label", named.label, columns, label_candidates(columns), name)
+    group = _group(named, columns, label, name)
     if label == group:
         raise ValueError(f"column {label!r} is named twice")
     special = [label, group] if group else [label]
     features = _features(named.features, columns, special)
     if not features:
-        kind = "texts" if prefix == "text" else "numbers"
+        kind = "texts" if name.startswith("text:") else "numbers"
         raise ValueError(f"it has no column of {kind} beside {' and '.join(special)}")
     are_named = bool(named.features) and not _are_out(named.features, columns)
     if not are_named:
@@ -114,7 +114,7 @@ def roles_of(columns: Sequence[str], named: Columns, prefix: str) -> Roles:
         about_group = f", and {group!r} for the group" if group else ""
         sentence = (
             f"column {label!r} is taken for the label, and {listed(features)} for features"
-            f"{about_group}; {prefix}:PATH:{label} names it and ends this line"
+            f"{about_group}; {name}:{label} names it and ends this line"
         )
     return Roles(
         label=label,
@@ -125,13 +125,13 @@ def roles_of(columns: Sequence[str], named: Columns, prefix: str) -> Roles:
     )
 
 
-def _group(named: Columns, columns: Sequence[str], label: str, prefix: str) -> str:
+def _group(named: Columns, columns: Sequence[str], label: str, name: str) -> str:
     """The column of the groups; "" where none is named, or called so."""
-    taken = [label, *(name.removeprefix("-") for name in named.features)]
-    candidates = [name for name in _called(columns, GROUPS) if name not in taken]
+    taken = [label, *(feature.removeprefix("-") for feature in named.features)]
+    candidates = [column for column in _called(columns, GROUPS) if column not in taken]
     if not named.group and not candidates:
         return ""
-    return _column("group", named.group, columns, candidates, prefix)
+    return _column("group", named.group, columns, candidates, name)
 
 
 def label_candidates(columns: Sequence[str]) -> list[str]:
@@ -168,15 +168,15 @@ def _called(columns: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _column(
-    role: str, name: str, columns: Sequence[str], candidates: Sequence[str], prefix: str
+    role: str, chosen: str, columns: Sequence[str], candidates: Sequence[str], name: str
 ) -> str:
     """The column of the labels or groups: the one that is named, or that has a usual name."""
     known = f"the columns are {listed(columns, most=20)}"
-    if name and name not in columns:
-        raise ValueError(unknown("column", name, columns, known))
-    if name:
-        return name
-    form = f"{prefix}:PATH:LABEL" if role == "label" else f"{prefix}:PATH:LABEL:GROUP"
+    if chosen and chosen not in columns:
+        raise ValueError(unknown("column", chosen, columns, known))
+    if chosen:
+        return chosen
+    form = f"{name}:LABEL" if role == "label" else f"{name}:LABEL:GROUP"
     if not candidates:
         raise ValueError(
             f"no column is called {', '.join(LABELS)}; name the {role} as {form}; {known}"

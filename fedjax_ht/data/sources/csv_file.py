@@ -76,7 +76,7 @@ def read_csv(
         tables = [rows_of(file) for file in files]
         for file, table in zip(files, tables):
             _refuse_other_columns(file, table.columns, files[0], tables[0].columns)
-        roles = roles_of(tables[0].columns, named, "csv")
+        roles = roles_of(tables[0].columns, named, f"csv:{path.partition(':')[0]}")
         values = _values(roles, files, tables)
         labels, class_names = numbered(roles.label, values.labels)
         names = tuple(map(str, class_names))

@@ -74,7 +74,7 @@ def _decode(path: str, root: Path, image_size: int, target: Path | None) -> Data
         train = len(lists["train"])
         official = {"train": np.arange(train), "test": np.arange(train, len(keys))}
         if more := len(places.classes) - len(listed):
-            unlisted = (LeftOut(more, "images", "in no list of splits/"),)
+            unlisted = (LeftOut(more, "image", "in no list of splits/"),)
     refuse_set_names(classes, "classes", "DOMAIN/CLASS/IMAGE")
     refuse_set_names(domains, "domains", "and read sets as folder:PATH")
     number = dict(zip(classes, range(len(classes))))
@@ -117,7 +117,7 @@ def _places(images: Mapping[str, tuple[str, ...]]) -> _Places:
             strays["/".join(above)] += 1
     left_out = []
     for folder, count in strays.items():
-        place = f"images in {printable(folder)}" if folder else "images outside of folders"
+        place = f"image in {printable(folder)}" if folder else "image outside of folders"
         left_out.append(LeftOut(count, place, "in no folder of a class of a domain"))
     if not classes:
         raise ValueError(f"no images, only {', '.join(map(str, left_out))}")

@@ -52,7 +52,7 @@ def sorted_out(names: Sequence[str], folders: Sequence[str]) -> Files:
             endings[ending] += 1
     left_out = []
     for ending, count in sorted(endings.items()):
-        what = f"files .{ending}" if ending else "files without an ending"
+        what = f"file .{ending}" if ending else "file without an ending"
         left_out.append(LeftOut(count, printable(what), "no kind of image that is read"))
     if not images:
         only = f", only {listed(list(map(str, left_out)))}" if left_out else ""

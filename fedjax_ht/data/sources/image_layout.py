@@ -233,7 +233,6 @@ def _strays(images: Mapping[str, tuple[str, ...]], kept: Collection[str]) -> tup
     folders = Counter("/".join(above) for name, above in images.items() if name not in kept)
     left_out = []
     for folder, count in folders.items():
-        what = "image" if count == 1 else "images"
-        place = f"{what} in {printable(folder)}" if folder else f"{what} outside of folders"
+        place = f"image in {printable(folder)}" if folder else "image outside of folders"
         left_out.append(LeftOut(count, place, "in no folder of a class"))
     return tuple(left_out)

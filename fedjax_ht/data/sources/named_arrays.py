@@ -36,7 +36,10 @@ _NAME = re.compile(
     "(?:(?P<before>[a-z]+)_)?(?P<name>images?|inputs?|x|data|features|labels?|targets?|y|groups?|person)(?:_(?P<behind>[a-z]+))?"
 )
 _SETS = ("train", "val", "test")
-_ABOUT = ("class_names", "classes", "vocabulary", "official_test", "official_val")
+_ABOUT = (
+    *("class_names", "classes", "vocabulary", "official_test", "official_val"),
+    *("standard_mean", "standard_std"),
+)
 
 
 class NamedArrays(NamedTuple):
@@ -51,6 +54,7 @@ class NamedArrays(NamedTuple):
       group_names: of groups that are text.
       names: of the classes; None for numbers.
       vocabulary: number of token ids, or None.
+      standard: mean and deviation by which samples are standardised, or None.
       left_out: arrays that are none of these.
       warnings: a line on them.
     """
@@ -63,6 +67,7 @@ class NamedArrays(NamedTuple):
     group_names: tuple[str, ...] = ()
     names: list[str] | None = None
     vocabulary: int | None = None
+    standard: tuple[np.ndarray, np.ndarray] | None = None
     left_out: tuple[LeftOut, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -89,23 +94,28 @@ def select(arrays: Mapping[str, np.ndarray]) -> NamedArrays:
                 f"{name}: {len(part) if part.ndim else 'no axis of'} samples but labels of shape "
                 f"{of_part.shape}"
             )
-    left_out = []
-    for name in arrays:
-        if name not in roles and name not in _ABOUT:
-            left_out.append(LeftOut(0, f"array {name}", "of no name that is read"))
     content = NamedArrays(
         key=_key(samples),
         inputs=_joined(parts),
         labels=_joined(part_labels),
         official=_official(arrays, list(samples), list(map(len, parts))),
         names=_class_names(arrays),
-        vocabulary=int(arrays["vocabulary"]) if "vocabulary" in arrays else None,
-        left_out=tuple(left_out),
     )
-    if left_out:
-        line = f"left out: {listed(list(map(str, left_out)))}"
-        content = content._replace(warnings=(line,))
-    return _with_groups(content, roles, arrays, list(samples))
+    if "vocabulary" in arrays:
+        content = content._replace(vocabulary=int(arrays["vocabulary"]))
+    if "standard_mean" in arrays and "standard_std" in arrays:
+        content = content._replace(standard=(arrays["standard_mean"], arrays["standard_std"]))
+    content = _with_groups(content, roles, arrays, list(samples))
+    return _with_left_out(content, [name for name in arrays if name not in {*roles, *_ABOUT}])
+
+
+def _with_left_out(content: NamedArrays, names: Sequence[str]) -> NamedArrays:
+    """Adds the arrays that are not read, and a line on them."""
+    if not names:
+        return content
+    left_out = tuple(LeftOut(0, f"array {name}", "of no name that is read") for name in names)
+    line = f"left out: {listed(list(map(str, left_out)))}"
+    return content._replace(left_out=left_out, warnings=(line,))
 
 
 def _class_names(arrays: Mapping[str, np.ndarray]) -> list[str] | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.core.inputs import AsStored
+from fedjax_ht.core.inputs import AsStored, Standardised
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.archive import Origin, reading, user_path
 from fedjax_ht.data.files.arrays import opened_npz
@@ -51,7 +51,8 @@ def read_npz(path: str, data_dir: Path | None, image_size: int | None) -> Datase
             inputs = resize(images, image_size)
         else:
             refuse_image_size(image_size)
-            inputs, rule = as_stored(content.key, content.inputs), AsStored()
+            inputs = as_stored(content.key, content.inputs)
+            rule = Standardised(*content.standard) if content.standard else AsStored()
         warnings = content.warnings
         if kind.line:
             warnings = (kind.line, *warnings)

@@ -59,7 +59,7 @@ def read_shakespeare(data_dir: Path | None, length: int | None) -> Dataset:
     kept = samples.following > 0
     left_out, warnings = (), ()
     if missing := int(np.count_nonzero(~kept)):
-        left_out = (LeftOut(missing, "samples", "their next character is none of LEAF's 80"),)
+        left_out = (LeftOut(missing, "sample", "their next character is none of LEAF's 80"),)
         warnings = (f"left out: {left_out[0]}",)
     samples = _Samples(*(array[kept] for array in samples))
     return Dataset(

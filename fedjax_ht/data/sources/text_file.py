@@ -63,7 +63,7 @@ def read_text(
     with reading(place, _ORIGIN):
         named = named_in(path, columns)
         files, left_out, left_out_line = table_files(place)
-        table = _joined(files, named)
+        table = _joined(files, named, f"text:{path.partition(':')[0]}")
         names = class_order(table.classes)
         number = dict(zip(names, range(len(names))))
         labels = np.array([number[name] for name in table.classes], np.int32)
@@ -120,12 +120,12 @@ class _Table(NamedTuple):
 _HEADLESS = Roles(label="", features=(), group="", are_named=False, sentence="")
 
 
-def _joined(files: Sequence[Path], named: Columns) -> _Table:
+def _joined(files: Sequence[Path], named: Columns, name: str) -> _Table:
     """Reads the rows of all files, each with a head or without."""
     table = _Table([], [], [], [], _HEADLESS)
     for file in files:
         try:
-            table = _with_file(table, read_whole(file, limits.TEXTS_BYTES), file, named)
+            table = _with_file(table, file, named, name=name)
         except ValueError as error:
             if len(files) == 1:
                 raise
@@ -135,14 +135,15 @@ def _joined(files: Sequence[Path], named: Columns) -> _Table:
     return table
 
 
-def _with_file(table: _Table, content: bytes | bytearray, file: Path, named: Columns) -> _Table:
-    """Adds the rows of a file."""
+def _with_file(table: _Table, file: Path, named: Columns, *, name: str) -> _Table:
+    """Adds the rows of a file; `name` is the set's, for the messages."""
+    content = read_whole(file, limits.TEXTS_BYTES)
     mark = "\t" if ".tsv" in file.suffixes else ","
     head = _head(text_rows(content, mark), named)
     rows, roles = text_rows(content, mark), _HEADLESS
     if head:
         next(rows)
-        roles = roles_of(head, named, "text")
+        roles = roles_of(head, named, name)
     for line, row in rows:
         label, owner, cells = _parts(row, head, roles)
         if not label.strip():

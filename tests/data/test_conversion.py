@@ -1,0 +1,180 @@
+"""Arrays as users have them are taken where their meaning is plain, else refused in one line."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedjax_ht as fl
+from fedjax_ht.data.conversion import refuse_merged
+
+ROWS = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 9.0]]
+LABELS, NAMES = [0, 1, 1, 0], ("a", "b")
+
+
+class Column(Sequence):
+    """A column as of Hugging Face's datasets: a sequence that is no list."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, index):
+        return self.values[index]
+
+
+class Frame:
+    """A frame as of pandas: it has columns with dtypes, and `to_numpy`."""
+
+    def __init__(self, values, dtypes=None):
+        self.values, self.dtypes = np.asarray(values), dtypes or {}
+
+    def to_numpy(self):
+        return self.values
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+
+FORMS = {
+    "lists": lambda values: values,
+    "tuples": lambda values: tuple(map(tuple, values)) if isinstance(values[0], list) else values,
+    "rows": lambda values: list(map(np.array, values)),
+    "jax": jnp.asarray,
+    "column": Column,
+    "frame": Frame,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_array_likes_are_taken(form):
+    dataset = fl.Dataset("d", FORMS[form](ROWS), FORMS[form](LABELS), NAMES)
+    np.testing.assert_array_equal(dataset.inputs, ROWS)
+    assert isinstance(dataset.inputs, np.ndarray) and dataset.labels.tolist() == LABELS
+    assert not dataset.inputs.flags.writeable and dataset.input_shape == (2,)
+
+
+def test_an_array_is_not_copied_and_a_tree_stays_one():
+    rows = np.array(ROWS)
+    assert np.shares_memory(fl.Dataset("d", rows, LABELS, NAMES).inputs, rows)
+    pair = fl.Dataset("d", [rows, Column([[1], [2], [3], [4]])], LABELS, NAMES).inputs
+    assert [x.shape for x in pair] == [(4, 2), (4, 1)]
+    assert fl.Dataset("d", {"x": Frame(ROWS)}, LABELS, NAMES).inputs["x"].shape == (4, 2)
+
+
+def test_images_of_pillow_are_taken():
+    images = [Image.fromarray(np.full((5, 4, 3), 60 * i, np.uint8)) for i in range(4)]
+    dataset = fl.Dataset("d", Column(images), LABELS, NAMES)
+    assert dataset.input_shape == (5, 4, 3) and dataset.inputs.dtype == np.uint8
+
+
+def test_pandas_is_taken():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(ROWS, columns=["x", "y"])
+    dataset = fl.Dataset(
+        "d", frame, pandas.Series(LABELS), NAMES, groups=pandas.Series(list("abba"))
+    )
+    np.testing.assert_array_equal(dataset.inputs, ROWS)
+    assert dataset.groups.tolist() == [0, 1, 1, 0]
+    with pytest.raises(ValueError, match="columns that are no numbers, z; leave them out"):
+        fl.Dataset("d", frame.assign(z=list("abcd")), LABELS, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (
+            [[1, 2], [3]] * 2,
+            r"cannot be made an array .* give a NumPy array, of samples of one shape",
+        ),
+        ({1, 2}, "inputs is a set; give a NumPy array"),
+        ([], "inputs are float64|cannot be made|0 samples but labels"),
+        ({}, r"inputs are empty; give an array \[N, ...\]"),
+        (np.array(ROWS) > 2, r"inputs are bool; give inputs.astype\(np.float32\), or np.uint8 for"),
+        ([["x", "y"]] * 4, "inputs are <U1; they must be integers or floats"),
+        (
+            Frame([[1, "x"]] * 4, {"n": np.dtype(int), "t": np.dtype(object)}),
+            "no numbers, t; leave",
+        ),
+        (np.array(ROWS) + 2**33, "place 0 of its last axis has 4 different values"),
+        (np.full((4, 2), 1 << 40), "inputs runs from 1099511627776 to 1099511627776, beyond int32"),
+        (np.full((4, 2), 1 << 63, np.uint64), "beyond int32"),
+        (np.full((4, 2), np.nan), "NaN, infinite or beyond float32, first in sample 0"),
+        (np.full((4, 128, 9), 7, np.uint8), r"uint8 \[4, 128, 9\] are neither images"),
+    ],
+)
+def test_inputs_that_a_device_would_change_are_refused(inputs, message):
+    with pytest.raises(ValueError, match=message):
+        fl.Dataset("d", inputs, LABELS, NAMES)
+
+
+def test_floats_that_float32_has_are_not_refused():
+    rng = np.random.default_rng(0)
+    for column in (
+        rng.normal(size=70_000),
+        rng.normal(100, 1, 70_000),
+        rng.normal(101_325, 500, 70_000).round(2),
+        np.r_[rng.random(70_000), 1e12],
+        np.full(70_000, 1.7e9),
+        rng.integers(0, 2**24, 70_000).astype(float),
+    ):
+        refuse_merged("x", column[:, None])
+
+
+def test_grey_images_of_bytes_need_no_axis_of_channels():
+    digits = np.full((4, 28, 28), 200, np.uint8)
+    dataset = fl.Dataset("d", digits, LABELS, NAMES)
+    assert dataset.input_shape == (28, 28, 1) and isinstance(dataset.preprocess, fl.Pixels)
+    assert np.shares_memory(dataset.inputs, digits)
+    flat = fl.Dataset("d", digits, LABELS, NAMES, preprocess=lambda x: x / 255)
+    assert flat.input_shape == (28, 28)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.eye(4, 2), r"labels of shape \(4, 2\); they must be one number a sample"),
+        ([0, 1, 1 << 40, 0], r"labels run from 0 to 1.09951e\+12; they must be from 0 to 99,999"),
+        (np.array([0, 1, 1 << 63, 0], np.uint64), "they must be from 0 to 99,999"),
+        ([0, 1, -1, 0], "labels run from -1 to 1"),
+        ([0, 1, 0.5, 0], "labels have values such as 0.5"),
+        (["a", "b", "b", "a"], "labels are <U1; they must be integers from 0: .*np.unique"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(labels, message):
+    with pytest.raises(ValueError, match=message):
+        fl.Dataset("d", ROWS, labels, NAMES)
+
+
+def test_labels_of_other_forms_are_taken():
+    for labels in ([[0], [1], [1], [0]], [0.0, 1.0, 1.0, 0.0], [False, True, True, False]):
+        assert fl.Dataset("d", ROWS, labels, NAMES).labels.tolist() == LABELS
+
+
+def test_255_behind_other_labels_marks_samples_without_one(caplog):
+    numbers = tuple(map(str, range(256)))
+    with pytest.raises(
+        ValueError, match="labels are 0 to 1 and, 2 times, 255, which marks samples"
+    ):
+        fl.Dataset("d", ROWS, [0, 1, 255, 255], numbers)
+    for labels, names in (
+        ([0, 1, 255, 255], (*numbers[:255], "zebra")),  # it has a name
+        ([0, 254, 255, 0], numbers),
+        ([3, 9, 255, 3], numbers),
+    ):
+        assert fl.Dataset("d", ROWS, labels, names).num_classes == 256
+
+
+def test_groups_of_text_are_numbered_and_large_numbers_refused():
+    assert fl.Dataset("d", ROWS, LABELS, NAMES, groups=["u", "t", "t", "u"]).groups.tolist() == [
+        1,
+        0,
+        0,
+        1,
+    ]
+    with pytest.raises(ValueError, match="d: groups runs from 0 to 4294967296, beyond int32"):
+        fl.Dataset("d", ROWS, LABELS, NAMES, groups=np.array([0, 1, 1 << 32, 0]))

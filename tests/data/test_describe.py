@@ -1,0 +1,91 @@
+"""A data set says what was read, and what may have been meant otherwise."""
+
+import logging
+
+import numpy as np
+import pytest
+
+import fedjax_ht as fl
+from fedjax_ht.data.reading import LeftOut, Reading
+from fedjax_ht.data.selection import subset
+
+LABELS = np.array([0, 1, 1, 0])
+
+
+def test_the_embedded_sets():
+    images = fl.describe(fl.load_dataset("fashion_mnist_10k"))
+    assert (images.kind, images.count, images.form) == ("images", 10_000, "28x28x1 uint8")
+    assert (images.low, images.high) == (0, 255) and set(images.classes.values()) == {1000}
+    windows = fl.describe(fl.load_dataset("har_10persons"))
+    assert (windows.kind, windows.form) == ("windows", "128x9 float16")
+    assert len(windows.groups) == 10 and sum(windows.groups.values()) == 1039
+    first, second = windows.lines
+    assert first.startswith("har_10persons: 1,039 windows of 128x9 float16, -3.5")
+    assert second.startswith("6 classes: WALKING (202), ") and "10 groups: 1 (124), " in second
+    assert not images.warnings and not windows.warnings and not images.path
+
+
+def test_all_that_a_reader_did_is_in_two_lines():
+    reading = Reading(
+        path="/x/t.csv",
+        label="kind",
+        features=("age", "dose"),
+        group_names=("north", "south"),
+        left_out=(LeftOut(3, "file .heic", "no kind of image that is read"),),
+        converted=("1 image turned by its EXIF orientation",),
+        warnings=("column 'kind' is taken for the label",),
+    )
+    dataset = fl.Dataset(
+        "csv:t.csv",
+        np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.5]], np.float32),
+        LABELS,
+        ("a", "b"),
+        preprocess=fl.Standardised(),
+        official={"train": np.arange(3), "test": np.arange(3, 4)},
+        groups=np.array([0, 0, 1, 1]),
+        reading=reading,
+    )
+    assert fl.describe(dataset).lines == (
+        "csv:t.csv from /x/t.csv: 4 rows of 2 float32, 0 to 7.5; features age, dose; each feature "
+        "standardised by the training samples; 1 image turned by its EXIF orientation",
+        "2 classes by column 'kind': a, b, of 2 each; official sets: train (3), test (1); "
+        "2 groups: north, south, of 2 each; left out: 3 files .heic (no kind of image that is read)",
+    )
+    assert fl.describe(subset(dataset, 3, 0)).left_out == reading.left_out
+    assert Reading.from_json(reading.to_json()) == reading
+
+
+def test_kinds_of_samples():
+    kinds = {
+        "texts": fl.Dataset("d", np.ones((4, 3), int), LABELS, ("a", "b"), vocabulary=2),
+        "rows": fl.Dataset("d", np.ones((4, 3)), LABELS, ("a", "b")),
+        "windows": fl.Dataset("d", np.ones((4, 3, 2)), LABELS, ("a", "b")),
+        "samples": fl.Dataset("d", {"x": np.ones(4), "t": np.ones((4, 2), int)}, LABELS, "ab"),
+    }
+    assert {fl.describe(dataset).kind for dataset in kinds.values()} == set(kinds)
+    assert fl.describe(kinds["samples"]).form == "2 int64 and one float64"
+    images = fl.load_dataset("fashion_mnist_10k")
+    assert fl.describe(fl.shifted(subset(images, 8, 0), "rotate/2", seed=1)).kind == "images"
+
+
+@pytest.mark.parametrize(
+    ("labels", "line"),
+    [
+        ([1, 2, 1, 2], "1 of 3 classes have no sample: class a; labels run from 1 to 2, so that"),
+        ([0, 2, 0, 2], "1 of 3 classes have no sample: class b"),
+        ([0, 0, 0, 0], "all 4 samples are of one class, a"),
+    ],
+)
+def test_labels_in_memory_that_look_wrong_are_said_once(caplog, labels, line):
+    dataset = fl.Dataset("mine", np.ones((4, 3)), np.array(labels), ("a", "b", "c"))
+    assert caplog.messages[0].startswith(f"mine: {line}")
+    caplog.clear()
+    subset(dataset, 3, 0)
+    assert not caplog.messages and fl.describe(dataset).warnings[0].startswith(line)
+
+
+def test_images_in_memory_that_are_nearly_black_are_said(caplog):
+    digits = np.arange(4 * 64, dtype=np.uint8).reshape(4, 8, 8) % 17
+    with caplog.at_level(logging.WARNING):
+        fl.Dataset("digits", digits, LABELS, ("a", "b"))
+    assert "run from 0 to 16, nearly black where 255 is white; multiply them by 15" in caplog.text

@@ -1,0 +1,163 @@
+"""Features are standardised by the training samples, and features of another scale are said."""
+
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_ht as fl
+from fedjax_ht.configs.base import base_config, partition_config
+from fedjax_ht.data.client_data import join_trials
+from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.run_folder import completed
+from tests.data.source_files import write
+
+RNG = np.random.default_rng(0)
+LABELS = np.arange(60) % 2
+UNITS = np.array([1.0, 300.0, 1e-3, 0.0], np.float32)  # of the columns; the last is constant
+ROWS = (RNG.normal(size=(60, 4)) * UNITS + [5, 1000, 0, 7]).astype(np.float32)
+NONE = np.array([], int)
+SPLIT = (
+    fl.ClientIndices(np.arange(20), NONE, np.arange(40, 50)),
+    fl.ClientIndices(np.arange(20, 40), NONE, np.arange(50, 60)),
+)
+TRAIN = np.arange(40)
+
+
+def table(rule=fl.Standardised(), inputs=ROWS) -> fl.Dataset:  # noqa: B008  (it is a tuple)
+    return fl.Dataset("t", inputs, LABELS, ("a", "b"), preprocess=rule)
+
+
+def federation(dataset: fl.Dataset) -> fl.Federation:
+    modules = {"mlp": fl.mlp(2, (4,))}
+    return fl.make_federation(modules, dataset.input_shape, 2, num_clients=2)
+
+
+def test_a_model_sees_mean_0_and_deviation_1_of_the_training_samples():
+    dataset = fl.standardised(table(), SPLIT)
+    seen = np.asarray(dataset.preprocess(jax.numpy.asarray(ROWS)))
+    np.testing.assert_allclose(seen[TRAIN].mean(0), 0, atol=1e-4)
+    np.testing.assert_allclose(seen[TRAIN, :3].std(0), 1, atol=1e-4)
+    assert not seen[:, 3].any()  # constant: only shifted
+    other = fl.standardised(table(inputs=np.where(np.arange(60)[:, None] < 40, ROWS, 0)), SPLIT)
+    jax.tree.map(np.testing.assert_array_equal, dataset.preprocess, other.preprocess)
+    assert dataset.input_shape == table().input_shape == (4,)
+
+
+def test_windows_are_standardised_by_signal():
+    windows = RNG.normal(size=(60, 8, 3)) * [1, 50, 2] + [0, 9, 0]
+    dataset = fl.standardised(table(fl.AsStored(), windows), SPLIT)
+    np.testing.assert_allclose(dataset.preprocess.mean, windows[TRAIN].mean((0, 1)), rtol=1e-5)
+    np.testing.assert_allclose(dataset.preprocess.std, windows[TRAIN].std((0, 1)), rtol=1e-5)
+
+
+def test_a_partition_standardises_a_table():
+    dataset = table()
+    data = fl.make_federation_data(dataset, SPLIT, federation(dataset))
+    expected = fl.standardised(dataset, SPLIT).preprocess
+    jax.tree.map(np.testing.assert_array_equal, data.buckets["mlp"].preprocess, expected)
+
+
+def test_trials_see_the_same_features():
+    dataset = table()
+    swapped = tuple(client._replace(train=client.test, test=client.train) for client in SPLIT)
+    trials = [
+        fl.make_federation_data(dataset, split, federation(dataset)) for split in (SPLIT, swapped)
+    ]
+    with pytest.raises(
+        ValueError, match=r"dataset before: fl.standardised\(dataset, \*partitions\)"
+    ):
+        join_trials(trials)
+    both = fl.standardised(dataset, SPLIT, swapped)
+    np.testing.assert_allclose(both.preprocess.mean, ROWS.mean(0), rtol=1e-5)
+    join_trials(
+        [fl.make_federation_data(both, split, federation(both)) for split in (SPLIT, swapped)]
+    )
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        fl.Dataset("t", np.ones((60, 3), int), LABELS, ("a", "b")),
+        fl.Dataset("t", np.full((60, 4, 4, 1), 99, np.uint8), LABELS, ("a", "b")),
+        table(lambda x: x),
+    ],
+)
+def test_what_cannot_be_standardised_is_refused(dataset):
+    with pytest.raises(ValueError, match="t cannot be standardised: its samples are not floats"):
+        fl.standardised(dataset, SPLIT)
+
+
+def test_features_of_another_scale_are_said():
+    dataset = table(fl.AsStored())
+    with pytest.warns(
+        UserWarning, match=r"1 of 4 features are of another scale .*: 1 \(1\.03e\+03"
+    ):
+        fl.make_federation_data(dataset, SPLIT, federation(dataset))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        usual = table(fl.AsStored(), (ROWS - ROWS.mean(0)) / np.maximum(ROWS.std(0), 1e-9))
+        for quiet in (usual, table(), fl.load_dataset("har_10persons")):
+            split = fl.make_partition("iid", quiet, 2)
+            modules = {"mlp": fl.mlp(quiet.num_classes, (4,))}
+            shape, count = quiet.input_shape, quiet.num_classes
+            fl.make_federation_data(quiet, split, fl.make_federation(modules, shape, count, 2))
+
+
+# By config
+
+
+@pytest.fixture
+def config(tmp_path):
+    rows = [",".join(map(str, [*row, f"c{label}"])) for row, label in zip(ROWS.tolist(), LABELS)]
+    write(tmp_path / "t.csv", "\n".join(["age,dose,ratio,one,label", *rows]))
+    config = base_config()
+    config.dataset.name, config.dataset.data_dir = "csv:t.csv:label", str(tmp_path)
+    config.model.group, config.partition = "mlp2", partition_config("iid", num_clients=2)
+    return config
+
+
+def test_tables_are_standardised_by_config_and_the_head_says_so(config):
+    experiment = build(config)
+    dataset = experiment.dataset
+    trains = np.concatenate([client.train for client in experiment.partitions[0]])
+    np.testing.assert_allclose(dataset.preprocess.mean, ROWS[trains].mean(0), rtol=1e-5)
+    assert "each feature standardised by the training samples" in fl.describe(dataset).lines[0]
+    config.dataset.standardise = "off"
+    assert isinstance(build(config).dataset.preprocess, fl.AsStored)
+
+
+def test_other_floats_are_standardised_on_demand(config):
+    config.dataset.name, config.model.group = "har_10persons", "harcnn_s1"
+    assert isinstance(build(config).dataset.preprocess, fl.AsStored)
+    config.dataset.standardise = "on"
+    assert build(config).dataset.preprocess.std.shape == (9,)
+    config.dataset.name, config.model.group = "fashion_mnist_10k", "mlp2"
+    with pytest.raises(ValueError, match="fashion_mnist_10k cannot be standardised"):
+        build(config)
+
+
+def test_columns_are_named_by_config(config):
+    config.dataset.name = "csv:t.csv"
+    config.dataset.label, config.dataset.features = "label", ("-one", "-ratio")
+    assert fl.describe(build(config).dataset).features == ("age", "dose")
+
+
+def test_a_run_of_before_goes_on_without():
+    def of_before(name: str) -> str:
+        return completed({"dataset": {"name": name}})["dataset"]["standardise"]
+
+    assert of_before("csv:t.csv") == "off" and of_before("cifar10") == "auto"
+    noted = {"dataset": {"name": "csv:t.csv", "standardise": "auto"}}
+    assert completed(noted)["dataset"]["standardise"] == "auto"
+
+
+def test_a_table_is_split_for_a_deployment_with_its_moments(tmp_path):
+    from fedjax_ht.deploy.client import read_samples, write_samples
+
+    dataset = fl.standardised(table(), SPLIT)
+    write_samples(tmp_path / "0.npz", dataset, SPLIT[0])
+    read, indices = read_samples(f"npz:{tmp_path}/0.npz", "")
+    jax.tree.map(np.testing.assert_array_equal, read.preprocess, dataset.preprocess)
+    np.testing.assert_array_equal(read.inputs[indices.train], ROWS[:20])
