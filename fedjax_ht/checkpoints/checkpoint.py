@@ -28,7 +28,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fedjax_ht.checkpoints import sealed
-from fedjax_ht.checkpoints.content import Copied, copy, read
+from fedjax_ht.checkpoints.content import RANDOM, Copied, copy, read
 from fedjax_ht.checkpoints.segments import (
     Placement,
     delete_unused,
@@ -38,6 +38,7 @@ from fedjax_ht.checkpoints.segments import (
     write_segments,
 )
 from fedjax_ht.checkpoints.trees import save_tree
+from fedjax_ht.core.keys import OtherGenerator, random_generator
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 CHAINS = 2  # checkpoints in a row that share no segment
@@ -111,12 +112,18 @@ class Checkpointer:
         A checkpoint that cannot be read is passed over with one line to `warn`, for the one before
         it. On another kind of device than it was saved on, initial states may differ in their last
         bit.
+
+        Raises:
+          OtherGenerator: this process draws other random numbers than the run: states of clients
+            that never took part, which no checkpoint holds, would be others.
         """
         self.wait()
         for step in reversed(sealed.numbers(self._directory)):
             path = self._directory / str(step)
             try:
                 state, placed, history = read(path, self._simulation)
+            except OtherGenerator:
+                raise
             # whatever is wrong with one file, an older checkpoint may be whole
             except Exception as error:
                 lines = str(error).splitlines()
@@ -154,6 +161,7 @@ class Checkpointer:
             held = sealed_segments(self._segments, placed.held)
             sealed.write_json(half / "segments.json", held)
             sealed.write_json(half / "history.json", copied.history)
+            sealed.write_json(half / RANDOM, random_generator())
             sealed.place(path)
             for step in sealed.numbers(directory)[: -self._keep]:
                 sealed.remove(directory / str(step))

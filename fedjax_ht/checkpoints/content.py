@@ -20,11 +20,16 @@ from fedjax_ht.checkpoints.segments import (
     segments_of,
 )
 from fedjax_ht.checkpoints.trees import is_key, load_tree, plain
+from fedjax_ht.core.keys import check_generator
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 # more is cut into several segments, so that host memory needs no second copy of all states
 SEGMENT_BYTES = 64 << 20
+
+
+RANDOM = "random.json"
+"""File of a checkpoint with the random generator of its run; older ones lack it."""
 
 
 class Copied(NamedTuple):
@@ -81,12 +86,15 @@ def read(
     The placement is None where later checkpoints cannot build on it.
 
     Raises:
-      Exception: of any kind, if a file is missing, damaged or of another simulation.
+      OtherGenerator: this process draws other random numbers than the run.
+      Exception: of any other kind, if a file is missing, damaged or of another simulation.
     """
     held = held_segments(path)
-    state = simulation.init()
     if not is_older(path):
         sealed.check(path)
+    if (path / RANDOM).exists():
+        check_generator(dict(sealed.read_json(path, RANDOM)), str(path))
+    state = simulation.init()
     for segment, entry in held.items():
         if entry["seal"]:
             sealed.check(segments_of(path.parent) / str(segment), entry["seal"])

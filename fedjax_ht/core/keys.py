@@ -5,10 +5,53 @@ else takes part, and on whatever device it runs.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
+
+GENERATOR = (
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_random_seed_offset",
+    "jax_high_dynamic_range_gumbel",
+)
+"""Switches of jax that change what is drawn from a seed."""
+
+
+class OtherGenerator(ValueError):
+    """A run cannot go on: this process draws other random numbers from its seed. One line."""
+
+
+def random_generator() -> dict[str, Any]:
+    """Returns the switches `GENERATOR` of this process as JSON values, those that its jax has."""
+    switches = {}
+    for name in GENERATOR:
+        if hasattr(jax.config, name):
+            switches[name] = getattr(jax.config, name)
+    return switches
+
+
+def check_generator(noted: Mapping[str, Any], place: str) -> None:
+    """Refuses to go on with a run under another random generator.
+
+    Args:
+      noted: what `random_generator` returned when the run began; empty where nobody noted it.
+      place: of the run, for the message.
+
+    Raises:
+      OtherGenerator: a switch stands otherwise now.
+    """
+    for name, value in random_generator().items():
+        if noted.get(name, value) != value:
+            before = noted[name]
+            variable = int(before) if isinstance(before, bool) else before
+            raise OtherGenerator(
+                f"{place} holds a run whose random numbers are drawn with {name} {before!r}, and "
+                f"this process has {value!r}: clients would draw others from here on; set "
+                f"{name.upper()}={variable}, or choose another --workdir"
+            )
 
 
 class Purpose(enum.IntEnum):

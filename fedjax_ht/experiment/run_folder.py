@@ -12,6 +12,7 @@ from fedjax_ht.configs.base import method_options, option_values, typed_config
 from fedjax_ht.configs.sections import Config, PartitionConfig
 from fedjax_ht.configs.typed import to_json
 from fedjax_ht.core.files import refuse_links
+from fedjax_ht.core.keys import check_generator, random_generator
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.experiment.build import Experiment, build
 from fedjax_ht.experiment.entries import Entry, recorded
@@ -84,8 +85,10 @@ def checked_fields(
         _refuse_other(_compared(earlier, both), _compared(fields, again), workdir)
         check_data(noted, prints, config, workdir)
         check_weights(noted.get("weights", {}), weights, workdir)
+        with naming(path):
+            check_generator(noted.get("random", {}), str(workdir))
         weights = noted.get("weights", {}) | weights
-    about = {"version": VERSION, **prints}
+    about = {"version": VERSION, "random": random_generator(), **prints}
     if weights:
         about["weights"] = weights
     return fields | {"entries": list((before | now).values()), "run": about}

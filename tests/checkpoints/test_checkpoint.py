@@ -8,9 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ht.checkpoints import checkpoint, content
+from fedjax_ht.checkpoints import checkpoint, content, sealed
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.checkpoints.segments import Placement, held_segments, rows_to_write
+from fedjax_ht.core.keys import OtherGenerator
 from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
@@ -97,6 +98,28 @@ def test_keep(folder, keep):
         writer.restore()
         writer.save(state, [])
     assert checkpoints(folder) == [0, 1, 2, 3, 4, 5][-keep:]
+
+
+def test_a_checkpoint_of_another_random_generator_is_refused(folder):
+    """No older checkpoint is taken instead: the run would start again. A checkpoint without a note
+    is of an earlier version, and read."""
+    writer = make_checkpointer(folder, toy_simulation())
+    for state in COURSE[1:3]:
+        writer.save(state, [])
+    with (
+        jax.threefry_partitionable(not jax.config.jax_threefry_partitionable),
+        pytest.raises(OtherGenerator, match="with jax_threefry_partitionable "),
+    ):
+        make_checkpointer(folder, toy_simulation()).restore()
+    assert checkpoints(folder) == [1, 2]
+    assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[2])
+    (folder / "2" / content.RANDOM).unlink()
+    path = sealed.temporary(folder / "2")
+    (folder / "2" / sealed.SEAL).unlink()
+    (folder / "2").rename(path)
+    sealed.place(folder / "2")
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        assert make_checkpointer(folder, toy_simulation()).restore()[0].round == 2
 
 
 def test_the_same_round_may_be_saved_again(folder):

@@ -11,10 +11,12 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from fedjax_ht.configs.base import method_config
+from fedjax_ht.core.keys import random_generator
 from fedjax_ht.data.sources import registry
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.fingerprints import check_data, fingerprints
@@ -119,6 +121,28 @@ def test_a_run_on_other_data_is_refused_in_a_line(config, copied):
         file.write_bytes(whole)
         registry._load.cache_clear()
     assert contents(copied) == before
+
+
+def test_a_run_of_another_random_generator_is_refused_in_a_line(config, copied):
+    """config.json says it before anything is compiled, a checkpoint to any of its readers."""
+    content = json.loads((copied / "config.json").read_text())
+    assert content["run"]["random"] == random_generator() and len(content["run"]["random"]) >= 2
+    before, standing = contents(copied), jax.config.jax_threefry_partitionable
+    jax.config.update("jax_threefry_partitionable", not standing)
+    try:
+        for call in (lambda: train_and_evaluate(config, copied), lambda: load_run(copied)):
+            with pytest.raises(
+                ValueError,
+                match=rf"with jax_threefry_partitionable {standing}, and this process has {not standing}: .*; set JAX_THREEFRY_PARTITIONABLE={int(standing)}, or",
+            ) as error:
+                call()
+            assert "\n" not in str(error.value) and str(copied) in str(error.value)
+    finally:
+        jax.config.update("jax_threefry_partitionable", standing)
+    assert contents(copied) == before
+    del content["run"]["random"]  # of before it was noted
+    (copied / "config.json").write_text(json.dumps(content))
+    assert train_and_evaluate(config, copied).histories["local"][-1]["round"] == 3
 
 
 def test_a_config_with_fewer_fields_is_of_an_earlier_version_and_goes_on(config, copied):
