@@ -5,6 +5,7 @@ Needs the extra `flower`. `link` is the server's end of the wire, `node` a clien
 
 import dataclasses
 import logging
+import logging.handlers
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from fedjax_ht.deploy.messages import Envelope
 from fedjax_ht.deploy.secagg import secure_sum
 from fedjax_ht.deploy.secure_sums import SHARE_BYTES
 
+LOG_BYTES = 1 << 20
+"""Most bytes of Flower's log, and of the one before it."""
 MEET_SECONDS = 1.0
 HELLO_SECONDS = 30.0
 """How long a round waits for a node that does not say who it is."""
@@ -158,10 +161,13 @@ class _NodeClients:
 
 
 def log_to(path: Path) -> None:
-    """Writes Flower's log to a file instead of the terminal."""
-    handler = logging.FileHandler(path)
+    """Writes Flower's log to a file instead of the terminal, and no more than two of `LOG_BYTES`.
+
+    Strangers can have lines written.
+    """
+    handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    for name in ("flwr", "uvicorn", "httpx"):
+    for name in ("flwr", "uvicorn", "httpx", "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.WARNING)

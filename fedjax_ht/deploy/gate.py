@@ -7,13 +7,14 @@ stranger's request before its body is read. What a known key may take and leave 
 decision. Needs the extra `flower`.
 """
 
+import asyncio
 import base64
 import binascii
 import datetime
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -33,6 +34,9 @@ from fedjax_ht.deploy.mailbox import CALLS, PASSES, UPLOAD
 PREFIX = "/v1/fleet/"
 REQUEST_BYTES = 1 << 12
 """Most bytes of a request that carries no reply."""
+TOO_LONG = 413
+SILENT_SECONDS = 60.0
+"""How long a client may be silent within a request."""
 CLOCK_SECONDS = 60.0
 """How far a request's signed time may be from this machine's."""
 
@@ -62,12 +66,25 @@ class Allowance:
         return True
 
 
+class Watch(NamedTuple):
+    """Functions that a gate tells what it sees.
+
+    Attributes:
+      on_known: takes the address that a signed request is from, and its node.
+      on_refused: takes the node of a refused request, None of a stranger's, and HTTP's code.
+    """
+
+    on_known: Callable[[tuple[str, int], int], Any]
+    on_refused: Callable[[int | None, int], Any]
+
+
 def gate(
     app: App,
     identify: Identify,
     status_of: Callable[[str, int, bytes], int],
+    *,
     allowance: Allowance,
-    on_too_long: Callable[[int], Any],
+    watch: Watch,
 ) -> App:
     """Returns an ASGI app that passes some requests on to `app` and refuses all others itself.
 
@@ -76,32 +93,41 @@ def gate(
       identify: names the node that has signed a request.
       status_of: (call, node, body) -> `mailbox.PASSES`, or the code of a refusal.
       allowance: of replies.
-      on_too_long: takes the node of a request that was too long.
+      watch: is told of requests.
     """
+
+    async def decide(scope, receive) -> tuple[int | None, int, bytes]:
+        """Returns the node that has signed a request, HTTP's code for it, and its body."""
+        call = scope["path"].removeprefix(PREFIX)
+        is_call = scope["path"].startswith(PREFIX) and call in CALLS
+        if scope["method"] != "POST" or not is_call:
+            return None, 404, b""
+        headers = dict(scope["headers"])
+        node = identify(headers)
+        if node is None:
+            return None, 401, b""
+        watch.on_known(tuple(scope["client"]), node)
+        if b"content-encoding" in headers:  # what unpacks to more than it says it is
+            return node, 415, b""
+        budget = allowance if call == UPLOAD else Allowance({node: REQUEST_BYTES})
+        try:
+            body = await _read_body(receive, headers, budget, node)
+        except TimeoutError:
+            return node, 408, b""
+        if body is None:
+            return node, TOO_LONG, b""
+        return node, status_of(call, node, body), body
 
     async def guarded(scope, receive, send):
         if scope["type"] == "lifespan":
             return await app(scope, receive, send)
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
-        call = scope["path"].removeprefix(PREFIX) if scope["path"].startswith(PREFIX) else ""
-        if scope["method"] != "POST" or call not in CALLS:
-            return await _refuse(send, 404)
-        headers = dict(scope["headers"])
-        node = identify(headers)
-        if node is None:
-            return await _refuse(send, 401)
-        if b"content-encoding" in headers:  # what unpacks to more than it says it is
-            return await _refuse(send, 415)
-        budget = allowance if call == UPLOAD else Allowance({node: REQUEST_BYTES})
-        body = await _read_body(receive, headers, budget, node)
-        if body is None:
-            on_too_long(node)
-            return await _refuse(send, 413)
-        status = status_of(call, node, body)
-        if status != PASSES:
-            return await _refuse(send, status)
-        return await app(scope, _replay(body, receive), send)
+        node, status, body = await decide(scope, receive)
+        if status == PASSES:
+            return await app(scope, _replay(body, receive), send)
+        watch.on_refused(node, status)
+        return await _refuse(send, status)
 
     return guarded
 
@@ -109,14 +135,19 @@ def gate(
 async def _read_body(
     receive: Callable[[], Awaitable], headers: Mapping[bytes, bytes], budget: Allowance, node: int
 ) -> bytes | None:
-    """Reads a request's body; None where it is longer than the node's budget."""
+    """Reads a request's body; None where it is longer than the node's budget.
+
+    Raises:
+      TimeoutError: the rest of it does not come.
+    """
     length = headers.get(b"content-length", b"0")
     # the budget bounds it by the header first, so that nothing of a long body is read
     if not length.isdigit() or len(length) > 18 or int(length) > budget.remaining.get(node, 0):
         return None
     parts, has_more = [], True
     while has_more:
-        message = await receive()
+        async with asyncio.timeout(SILENT_SECONDS):
+            message = await receive()
         part = message.get("body", b"")
         if message["type"] != "http.request" or not budget.take(node, len(part)):
             return None

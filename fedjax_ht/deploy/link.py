@@ -21,13 +21,27 @@ from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.main import create_app
 
-from fedjax_ht.deploy.gate import Allowance, gate, register_node, signing_node
+from fedjax_ht.deploy.connections import BURST, Connections, listeners, most_connections
+from fedjax_ht.deploy.gate import (
+    TOO_LONG,
+    Allowance,
+    Watch,
+    gate,
+    register_node,
+    signing_node,
+)
 from fedjax_ht.deploy.headers import printable
 from fedjax_ht.deploy.mailbox import Mailbox
 from fedjax_ht.deploy.messages import Envelope, from_bytes, message_bytes
 
 FRAMING_BYTES = 1 << 10
 """Most bytes of the request that carries a reply, besides the reply."""
+HEAD_BYTES = 1 << 14
+"""Most bytes of a request's URL and headers."""
+SWEEP_SECONDS = 5
+"""Between two looks for silent connections."""
+UNKNOWN_CLIENTS = 32
+"""Clients for whose connections there is room where there is no list of keys."""
 MESSAGE_TYPE = "train"
 """For Flower; what a request asks for is in its header."""
 HEARTBEAT_SECONDS = 10.0
@@ -80,19 +94,33 @@ def open_link(
     owners = {register_node(state, key): client for client, key in (keys or {}).items()}
     identify = functools.partial(signing_node, state, keys is not None)
     too_long: set[int] = set()
-    guarded = gate(app, identify, mailbox.status, allowance, too_long.add)
+    connections = Connections(most_connections(len(keys or ()) or UNKNOWN_CLIENTS))
+
+    def on_refused(node: int | None, status: int) -> None:
+        if node is not None and status == TOO_LONG:
+            too_long.add(node)
+
+    watch = Watch(on_known=connections.know, on_refused=on_refused)
+    guarded = gate(app, identify, mailbox.status, allowance=allowance, watch=watch)
     chain, key = certificate or (None, None)
     config = uvicorn.Config(
         guarded,
-        host,
-        port,
+        loop="asyncio",  # which takes connections by `Listener.accept`
+        http="h11",
+        h11_max_incomplete_event_size=HEAD_BYTES,
         ws="none",
+        backlog=BURST,
+        callback_notify=connections.end_silent,
+        timeout_notify=SWEEP_SECONDS,
         access_log=False,
         log_config=None,
         ssl_certfile=chain,
         ssl_keyfile=key,
     )
-    with _listening(uvicorn.Server(config), f"{host}:{port}"), _running(state) as run_id:
+    with (
+        _listening(uvicorn.Server(config), host, port, connections),
+        _running(state) as run_id,
+    ):
 
         def exchange(requests, max_bytes, timeout) -> dict[int, Envelope | str]:
             try:
@@ -118,14 +146,21 @@ def open_link(
 
 
 @contextlib.contextmanager
-def _listening(server: uvicorn.Server, address: str) -> Iterator[None]:
+def _listening(
+    server: uvicorn.Server, host: str, port: int, connections: Connections
+) -> Iterator[None]:
     """Runs the server in a thread within the block."""
     problems: list[BaseException] = []
+    try:
+        sockets = listeners(host, port, connections)
+    except OSError as error:
+        reason = printable(str(error))
+        raise OSError(f"the server cannot listen at {host}:{port}: {reason}") from None
 
     def serve():
         try:
-            server.run()
-        except (SystemExit, Exception) as error:  # uvicorn exits where it cannot bind
+            server.run(sockets)
+        except (SystemExit, Exception) as error:
             problems.append(error)
 
     thread = threading.Thread(target=serve, name="link", daemon=True)
@@ -134,7 +169,7 @@ def _listening(server: uvicorn.Server, address: str) -> Iterator[None]:
     while not server.started:
         if not thread.is_alive() or time.monotonic() > end:
             reason = f": {printable(str(problems[0]))}" if problems else ""
-            raise OSError(f"the server cannot listen at {address}{reason}; see flower.log")
+            raise OSError(f"the server cannot listen at {host}:{port}{reason}; see flower.log")
         time.sleep(0.05)
     try:
         yield

@@ -1,24 +1,33 @@
 """A deployment's run: the rounds of a plan, with checkpoints and tables as of a simulation."""
 
+import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedjax_ht.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.checkpoints.checkpoint import Checkpointer, make_checkpointer
 from fedjax_ht.checkpoints.writers import write_history
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.deploy.answers import MAX_STATES
 from fedjax_ht.deploy.contacts import MOST_SAMPLES, Transport
+from fedjax_ht.deploy.headers import printable
 from fedjax_ht.deploy.noise import Entropy, fresh_secret
 from fedjax_ht.deploy.plan import DeploymentEnded, Plan
 from fedjax_ht.deploy.rounds import as_rounds
-from fedjax_ht.deploy.server import make_server, run_name
+from fedjax_ht.deploy.server import Server, make_server, run_name
 from fedjax_ht.experiment.options import evaluated_clients
 from fedjax_ht.experiment.run_folder import remember_fields
 from fedjax_ht.experiment.run_lock import locked
-from fedjax_ht.report.bad_clients import why_silent
+from fedjax_ht.report.bad_clients import Notes, why_silent
 from fedjax_ht.report.results import run_results
 from fedjax_ht.simulation.history import Row, run_rounds
+from fedjax_ht.simulation.state import SimulationState
+
+MOST_FAILURES = 10
+"""Tries in a row to write a round's files after which a run ends."""
+RETRY_SECONDS = 1.0
+"""Between two tries after the last round."""
 
 
 def serve(
@@ -65,34 +74,82 @@ def serve(
         state, history = checkpointer.restore(tell) or (None, [])
         if state is not None and history:
             tell(f"{plan.label}: continues after round {state.round}")
-        num_written = 0
-
-        def after_round(state, history) -> bool:
-            nonlocal num_written
-            tell(_round_line(history[-1], config.rounds))
-            if state.round % config.checkpoint.every == 0 or state.round == config.rounds:
-                checkpointer.save(state, history)
-                made.saved.append(state.last_round[0])
-            num_written = write_history(history, workdir, num_written)
-            return False
-
+        records = _Records(made, checkpointer, workdir, tell)
         state, history = run_rounds(
             rounds,
             config.rounds,
             state,
             history,
             config.evaluate.every,
-            after_round=after_round,
+            after_round=records.after_round,
             only=evaluated_clients(config),
             patience=config.evaluate.patience,
             give_up=config.give_up,
         )
-        write_history(history, workdir, num_written)
+        write_history(history, workdir)
         if config.give_up and (silence := why_silent(plan.label, history, config.give_up)):
             raise DeploymentEnded(silence)
         with atomic_open(workdir / "summary.md") as file:
             file.write(run_results({plan.label: history}).markdown() + "\n")
         return history
+
+
+@dataclasses.dataclass
+class _Records:
+    """A run's checkpoints, tables and lines.
+
+    A file that cannot be written is tried again after the next round, so that a shortage of
+    descriptors or of room ends no run that it passes by.
+
+    Attributes:
+      server: of the run.
+      checkpointer: writes checkpoints.
+      workdir: of the tables.
+      tell: takes a line for whoever watches the server.
+      notes: what was told of the clients.
+      num_written: rows that the tables have.
+      is_due: whether a checkpoint is to be written.
+      failures: rounds in a row after which something could not be written.
+    """
+
+    server: Server
+    checkpointer: Checkpointer
+    workdir: Path
+    tell: Callable[[str], None]
+    notes: Notes = dataclasses.field(default_factory=Notes)
+    num_written: int = 0
+    is_due: bool = False
+    failures: int = 0
+
+    def after_round(self, state: SimulationState, history: list[Row]) -> bool:
+        """Tells of a round and writes what is due, see `run_rounds`."""
+        config, row = self.server.plan.config, history[-1]
+        self.tell(_round_line(row, config.rounds))
+        for line in self.notes.of(self.server.plan.label, row):
+            self.tell(f"round {row['round']}: {line}")
+        is_last = state.round == config.rounds
+        self.is_due |= is_last or state.round % config.checkpoint.every == 0
+        while not self._written(state, history) and is_last:
+            time.sleep(RETRY_SECONDS)
+        return False
+
+    def _written(self, state: SimulationState, history: list[Row]) -> bool:
+        """Writes what is due; returns whether it could, and raises after `MOST_FAILURES`."""
+        try:
+            if self.is_due:
+                self.checkpointer.save(state, history)
+                self.server.saved.append(state.last_round[0])
+                self.is_due = False
+            self.num_written = write_history(history, self.workdir, self.num_written)
+        except OSError as error:
+            self.num_written = 0  # some of the tables may have the rows: they are written anew
+            self.failures += 1
+            if self.failures >= MOST_FAILURES:
+                raise
+            self.tell(f"round {state.round}: {printable(str(error))}; it is tried again")
+            return False
+        self.failures = 0
+        return True
 
 
 def _round_line(row: Row, rounds: int) -> str:

@@ -6,7 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_ht.checkpoints.checkpoint import Checkpointer
+from fedjax_ht.checkpoints.writers import read_history
 from fedjax_ht.deploy import answers, rounds
+from fedjax_ht.deploy import run as deploy_run
 from fedjax_ht.deploy.answers import answer
 from fedjax_ht.deploy.command import serve
 from fedjax_ht.deploy.contacts import hello
@@ -82,6 +85,40 @@ def test_a_server_that_is_started_again_goes_on_without_a_client_that_is_gone(fe
         serve(make_plan(config), tmp_path, transport(sites), print)
 
 
+@pytest.mark.parametrize("attempts", [1, 4, 100])
+@pytest.mark.parametrize("name", ["save", "write_history"])
+def test_files_that_cannot_be_written_are_tried_again(
+    federation, tmp_path, monkeypatch, name, attempts
+):
+    """Numbers and files are those of a run that could write all the time, if it can in the end."""
+    monkeypatch.setattr(deploy_run, "RETRY_SECONDS", 0.01)
+    config, simulation, sites = federation
+    places = {"save": Checkpointer, "write_history": deploy_run}
+    write, tries = getattr(places[name], name), []
+
+    def failing(*arguments):
+        tries.append(arguments)
+        if len(tries) <= attempts:
+            raise OSError(24, "Too many open files")
+        return write(*arguments)
+
+    monkeypatch.setattr(places[name], name, failing)
+    lines = []
+    if attempts > deploy_run.MOST_FAILURES:
+        with pytest.raises(OSError, match="Too many open files"):
+            serve(make_plan(config), tmp_path, transport(sites), lines.append)
+        assert len(tries) == deploy_run.MOST_FAILURES
+        return
+    rows = serve(make_plan(config), tmp_path, transport(sites), lines.append)
+    failures = [line for line in lines if line.endswith("Too many open files; it is tried again")]
+    assert len(failures) == attempts and failures[0].startswith("round 1: ")
+    assert_same_rows(simulated(simulation, 2), rows)
+    assert read_history(tmp_path) == rows
+    lines.clear()
+    assert serve(make_plan(config), tmp_path, transport(sites), lines.append) == rows
+    assert "fedproto: continues after round 2" in lines
+
+
 FAILURES = {
     "silent": "no answer",
     "not_finite": "it is not finite",
@@ -141,6 +178,26 @@ def test_a_round_goes_on_without_a_client_and_one_line_says_which(federation, tm
     assert rows[1]["trial"] == 0 and rows[1].keys() - {"absent"} == rows[2].keys()
     not_finite = [2] if how in ("not_finite", "other_shape") else []
     assert [row["not_finite"] for row in rows[1:]] == [not_finite, []]
+
+
+def test_the_log_names_who_is_far_off_and_refused(federation, tmp_path):
+    config, _, sites = federation
+
+    def changed(client, reply):
+        if client != 2 or not reply.arrays:
+            return reply
+        arrays = {
+            name: array * 1e6 if array.dtype == np.float32 else array
+            for name, array in reply.arrays.items()
+        }
+        return reply._replace(arrays=arrays)
+
+    lines = []
+    rows = serve(make_plan(config), tmp_path, transport(sites, changed=changed), lines.append)
+    assert [row["refused"] for row in rows[1:]] == [[2], [2]]
+    assert "round 1: outlying uploads refused, by refuse_outliers: client 2" in lines
+    (line,) = [line for line in lines if "the median norm" in line]
+    assert line.startswith("round 1: outlying uploads: client 2 (")
 
 
 def deserted(sites, lines, kinds, phrase, times):

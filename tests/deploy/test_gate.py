@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
-from fedjax_ht.deploy.gate import REQUEST_BYTES, Allowance, gate
+from fedjax_ht.deploy import gate as gate_module
+from fedjax_ht.deploy.gate import REQUEST_BYTES, Allowance, Watch, gate
 from fedjax_ht.deploy.mailbox import CALLS
 
-NODE = 7
+NODE, ADDRESS = 7, ("192.0.2.1", 40000)
 PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-object"
 
 
@@ -21,18 +22,23 @@ class Trial:
 
     Attributes:
       seen: (path, body) of the requests that passed.
-      too_long: nodes of the requests that were too long.
+      refused: (node, code) of the requests that did not.
       chunks_read: number of chunks that were read of all requests.
+      known: (address, node) of the requests that a known key had signed.
     """
 
     def __init__(self, remaining=0, status_of=pass_all):
         self.allowance = Allowance({NODE: remaining})
-        self.seen, self.too_long, self.chunks_read = [], [], 0
+        self.seen, self.refused, self.known, self.chunks_read = [], [], [], 0
 
         def identify(headers):
             return int(headers[b"node"]) if b"node" in headers else None
 
-        self.app = gate(self.inner, identify, status_of, self.allowance, self.too_long.append)
+        watch = Watch(
+            on_known=lambda *pair: self.known.append(pair),
+            on_refused=lambda *pair: self.refused.append(pair),
+        )
+        self.app = gate(self.inner, identify, status_of, allowance=self.allowance, watch=watch)
 
     async def inner(self, scope, receive, send):
         if scope["type"] == "lifespan":
@@ -42,7 +48,9 @@ class Trial:
         self.seen.append((scope["path"], message["body"]))
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    def status(self, path, *chunks, method="POST", node=NODE, length=None, encoding=None):
+    def status(
+        self, path, *chunks, method="POST", node=NODE, length=None, encoding=None, stops=False
+    ):
         headers = [] if node is None else [(b"node", b"%d" % node)]
         headers += [] if encoding is None else [(b"content-encoding", encoding)]
         headers += [] if length is None else [(b"content-length", length)]
@@ -50,13 +58,16 @@ class Trial:
 
         async def receive():
             self.chunks_read += 1
+            if stops and not unread:
+                await asyncio.sleep(10)
             body = unread.pop(0) if unread else b""
-            return {"type": "http.request", "body": body, "more_body": bool(unread)}
+            return {"type": "http.request", "body": body, "more_body": bool(unread) or stops}
 
         async def send(message):
             sent.append(message)
 
         scope = {"type": "http", "method": method, "path": path, "headers": headers}
+        scope["client"] = ADDRESS
         asyncio.run(self.app(scope, receive, send))
         return sent[0]["status"]
 
@@ -65,7 +76,7 @@ class Trial:
 def test_a_client_with_a_key_calls_what_it_needs(call):
     trial = Trial(remaining=3)
     assert trial.status(f"/v1/fleet/{call}", b"a", b"bc") == 200
-    assert trial.seen == [(f"/v1/fleet/{call}", b"abc")]
+    assert trial.seen == [(f"/v1/fleet/{call}", b"abc")] and trial.known == [(ADDRESS, NODE)]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +107,8 @@ def test_of_a_stranger_no_byte_is_read():
     trial = Trial(remaining=10**9)
     for path in (PULL, PUSH):
         assert trial.status(path, b"a" * 100, node=None) == 401
-    assert trial.seen == [] and trial.chunks_read == 0
+    assert trial.seen == [] and trial.chunks_read == 0 and trial.known == []
+    assert trial.refused == [(None, 401)] * 2
 
 
 def test_a_request_is_no_longer_than_it_may_be():
@@ -112,7 +124,7 @@ def test_a_request_is_no_longer_than_it_may_be():
     assert trial.status(PUSH, b"", length=b"11") == 413
     for length in (b"-1", b"1e9", b"9" * 30, b""):
         assert trial.status(PUSH, b"", length=length) == 413
-    assert trial.too_long == [NODE] * 7 and trial.seen == []
+    assert trial.refused == [(NODE, 413)] * 7 and trial.seen == []
     assert trial.status(PUSH, b"a" * 6, length=b"6") == 200
     assert trial.status(PUSH, b"a" * 3, b"a" * 3) == 413  # 4 are left; the first 3 are counted
     assert trial.status(PUSH, b"a") == 200 and trial.status(PUSH, b"a") == 413
@@ -127,6 +139,13 @@ def test_a_late_answer_does_not_take_the_next_ones_place():
     for _ in range(100):
         allowance.grant(NODE, 10)
     assert allowance.take(NODE, 20) and not allowance.take(NODE, 1) and not allowance.take(8, 1)
+
+
+def test_a_request_that_stops_in_its_middle_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(gate_module, "SILENT_SECONDS", 0.05)
+    trial = Trial(remaining=10)
+    assert trial.status(PUSH, b"abc", stops=True) == 408 and trial.seen == []
+    assert trial.status(PUSH, b"abc") == 200
 
 
 def test_nothing_is_unpacked():

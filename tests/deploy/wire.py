@@ -104,8 +104,8 @@ class RawNode:
 
     def __init__(self, port, key):
         self.fleet = fleet(port, key)
-        public = public_key_to_bytes(key.public_key())
-        request = ActivateNodeRequest(public_key=public, heartbeat_interval=30)
+        self.public = public_key_to_bytes(key.public_key())
+        request = ActivateNodeRequest(public_key=self.public, heartbeat_interval=30)
         self.node = Node(node_id=self.fleet.ActivateNode(request).node_id)
 
     def await_message(self):
