@@ -18,6 +18,7 @@ they are looked at before anything is read. What cannot be read is passed over, 
 the run goes on; it is never deleted.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,6 +39,7 @@ from fedjax_ht.checkpoints.segments import (
     write_segments,
 )
 from fedjax_ht.checkpoints.trees import save_tree
+from fedjax_ht.core.files import PASSING, is_caused_by
 from fedjax_ht.core.keys import OtherGenerator, random_generator
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
@@ -116,6 +118,7 @@ class Checkpointer:
         Raises:
           OtherGenerator: this process draws other random numbers than the run: states of clients
             that never took part, which no checkpoint holds, would be others.
+          OSError: too much is open to read it, or the like; see `PASSING`.
         """
         self.wait()
         for step in reversed(sealed.numbers(self._directory)):
@@ -126,6 +129,8 @@ class Checkpointer:
                 raise
             # whatever is wrong with one file, an older checkpoint may be whole
             except Exception as error:
+                if is_caused_by(error, PASSING):
+                    raise  # the checkpoint may be whole: nothing is to be trained twice for it
                 lines = str(error).splitlines()
                 reason = lines[0][:300] if lines else type(error).__name__
                 warn(f"checkpoint {path} cannot be read ({reason}); trying the one before it")
@@ -163,9 +168,12 @@ class Checkpointer:
             sealed.write_json(half / "history.json", copied.history)
             sealed.write_json(half / RANDOM, random_generator())
             sealed.place(path)
-            for step in sealed.numbers(directory)[: -self._keep]:
-                sealed.remove(directory / str(step))
-            delete_unused(directory)
+            # the checkpoint is in place; what cannot be deleted goes before the next one, which
+            # names it if it cannot be deleted then either
+            with contextlib.suppress(OSError):
+                for step in sealed.numbers(directory)[: -self._keep]:
+                    sealed.remove(directory / str(step))
+                delete_unused(directory)
         _together("a checkpoint")
         self._placements = [*self._placements, placed][-self._chains :]
         self._reached = copied.round
@@ -184,7 +192,9 @@ def make_room(directory: Path, reached: int) -> None:
     later = [directory / str(step) for step in steps if step > reached]
     if later:
         unused = unused_segments(directory, [step for step in steps if step <= reached])
-        sealed.set_aside([*later, *unused], directory.parent)
+        # the segments first: were this to end halfway, the checkpoints that need them are still
+        # later ones, and the next call moves the rest
+        sealed.set_aside([*unused, *later], directory.parent)
 
 
 def _together(point: str) -> None:

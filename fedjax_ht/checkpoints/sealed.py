@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedjax_ht.core.files import plain_open
+from fedjax_ht.core.files import named, plain_open, sync_folder
 
 SEAL = "seal.json"
 # the second is what earlier versions left, which wrote with orbax
@@ -40,19 +40,27 @@ def temporary(path: Path) -> Path:
 
 
 def place(path: Path) -> None:
-    """Seals the folder `temporary(path)` and puts it in place."""
+    """Seals the folder `temporary(path)` and puts it in place, when all of it is on disk."""
     half = temporary(path)
-    files = {}
+    files, folders = {}, [half]
     for file in sorted(half.rglob("*")):
         if file.is_file():
             files[str(file.relative_to(half))] = _sha256(file)
+        else:
+            folders.append(file)
     write_json(half / SEAL, {"sha256": _sha256_of(files), "files": files})
+    for name in (*files, SEAL):
+        with named(half / name), (half / name).open("rb") as opened:
+            os.fsync(opened.fileno())
+    for folder in folders:
+        sync_folder(folder)
     os.rename(half, path)
+    sync_folder(path.parent)
 
 
 def write_json(path: Path, content: Any) -> None:
     """Writes a new JSON file into a folder that has no seal yet."""
-    with plain_open(path, "x") as file:
+    with named(path), plain_open(path, "x") as file:
         json.dump(content, file)
 
 
@@ -96,9 +104,13 @@ def read_json(folder: Path, name: str) -> Any:
 
 
 def remove(path: Path) -> None:
-    """Deletes a folder, which is never half there under its name."""
+    """Deletes a folder, which is never half there under its name.
+
+    Raises:
+      OSError: it cannot be deleted. One line.
+    """
     os.rename(path, temporary(path))
-    shutil.rmtree(temporary(path))
+    _delete(temporary(path))
 
 
 def remove_half_written(parent: Path) -> None:
@@ -107,7 +119,14 @@ def remove_half_written(parent: Path) -> None:
         return
     for path in parent.iterdir():
         if path.is_dir() and _HALF_WRITTEN.fullmatch(path.name):
-            shutil.rmtree(path)
+            _delete(path)
+
+
+def _delete(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:  # it names a file without the folder that it is in
+        raise OSError(f"{folder} cannot be deleted: {error}") from error
 
 
 def set_aside(paths: Iterable[Path], root: Path) -> Path | None:

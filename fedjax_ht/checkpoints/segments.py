@@ -24,6 +24,9 @@ from fedjax_ht.core.trees import PyTree
 Rows = dict[str, np.ndarray]  # bucket -> int64 [m], ascending rows of its stacked states
 Part = tuple[Rows, dict[str, PyTree]]  # rows, and bucket -> their states
 
+# a file that is missing, or that is a folder; other errors may pass
+_DAMAGE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
 
 class Placement(NamedTuple):
     """The segments in which a checkpoint's client states are.
@@ -180,12 +183,15 @@ def used_segments(directory: Path, steps: Iterable[int]) -> set[int] | None:
     """The segments that these checkpoints refer to.
 
     None where a checkpoint is damaged: it may need any of them.
+
+    Raises:
+      OSError: a checkpoint cannot be read now, which says nothing about what it needs.
     """
     used = set()
     try:
         for step in steps:
             used |= held_segments(directory / str(step)).keys()
-    except (ValueError, OSError, AttributeError):
+    except (ValueError, AttributeError, *_DAMAGE):
         return None
     return used
 

@@ -2,12 +2,13 @@
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedjax_ht.core.csv_text import csv_text
-from fedjax_ht.core.files import atomic_open, plain_open
+from fedjax_ht.core.files import atomic_open, named, plain_open
 
 HistoryRow = dict[str, Any]
 PER_CLIENT = ("clients", "client_ids")
@@ -30,14 +31,15 @@ def write_history(history: Sequence[HistoryRow], workdir: Path | str, written: i
 
     Returns:
       How many rows the files hold: all.
+
+    Raises:
+      OSError: they cannot be written. The same call may be made again, and leaves no row twice.
     """
     workdir = Path(workdir)
     new, columns = history[written:], columns_of(history[written:])
     known = _header(workdir / "metrics.csv") if written else []
     if known and set(columns) <= set(known):
-        for name, text in _texts(new, known).items():
-            with plain_open(workdir / name, "a") as file:
-                file.write(text)
+        _append(_texts(new, known), workdir)
         return len(history)
     columns = columns_of(history)
     heads = {
@@ -48,6 +50,20 @@ def write_history(history: Sequence[HistoryRow], workdir: Path | str, written: i
         with atomic_open(workdir / name) as file:
             file.write(heads.get(name, "") + text)
     return len(history)
+
+
+def _append(texts: Mapping[str, str], workdir: Path) -> None:
+    """Appends to all files of a history, or to none: the same call may be made again."""
+    sizes: dict[str, int] = {}
+    try:
+        for name, text in texts.items():
+            with named(workdir / name), plain_open(workdir / name, "a") as file:
+                sizes[name] = os.fstat(file.fileno()).st_size
+                file.write(text)
+    except OSError:
+        for name, size in sizes.items():
+            os.truncate(workdir / name, size)  # which takes neither room nor a descriptor
+        raise
 
 
 def read_history(workdir: Path | str) -> list[HistoryRow]:
@@ -91,8 +107,9 @@ def _texts(rows: Sequence[HistoryRow], columns: Sequence[str]) -> dict[str, str]
             scores.append(_accuracies(row))
     return {
         "metrics.jsonl": "".join(lines),
-        "metrics.csv": csv_text(cells),
         "clients.csv": csv_text(scores),
+        # the last one, since its header says whether all three have these rows
+        "metrics.csv": csv_text(cells),
     }
 
 

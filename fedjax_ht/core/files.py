@@ -5,27 +5,41 @@ with links in it to files of whoever looks at it.
 """
 
 import contextlib
+import errno
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO
+
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
+"""Errors that say nothing about a file: the process or the machine had too much open, or was
+interrupted. The same call may succeed a little later."""
 
 
 @contextlib.contextmanager
 def atomic_open(path: Path | str, mode: str = "w") -> Iterator[IO]:
     """Opens a temporary file beside `path`, and renames it into place at the end of the block.
 
-    It is removed if the block ends with an error.
+    It is removed if the block ends with an error. Its content is on disk before it has its name, so
+    that a power failure leaves the file of before or the new one.
+
+    Raises:
+      OSError: it cannot be written; it names `path`, or the temporary file.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     encoding, errors, newline = _text(mode)
     try:
-        with os.fdopen(handle, mode, encoding=encoding, errors=errors, newline=newline) as file:
+        with (
+            named(path),
+            os.fdopen(handle, mode, encoding=encoding, errors=errors, newline=newline) as file,
+        ):
             yield file
+            file.flush()
+            os.fsync(file.fileno())
         # mkstemp lets nobody else read; the permissions of any new file need the umask, which can
         # only be read by setting it
         umask = os.umask(0)
@@ -33,9 +47,10 @@ def atomic_open(path: Path | str, mode: str = "w") -> Iterator[IO]:
         os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+    sync_folder(path.parent)
 
 
 def plain_open(path: Path | str, mode: str) -> IO:
@@ -68,6 +83,39 @@ def _open_regular(path: str, flags: int) -> int:
         os.close(handle)
         raise ValueError(f"{path} is not a regular file")
     return handle
+
+
+@contextlib.contextmanager
+def named(path: Path | str) -> Iterator[None]:
+    """Gives an OSError of the block the path, if it names none: those of `write` and `fsync` do
+    not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Asks the system to put the names of a folder's files on disk, after a rename."""
+    # the files themselves are in place, and not every file system can sync a folder
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def is_caused_by(error: BaseException | None, codes: Collection[int]) -> bool:
+    """Returns whether an OSError with one of these errnos caused an error, whatever was made of
+    it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in codes:
+            return True
+        error = error.__cause__
+    return False
 
 
 def refuse_links(folder: Path) -> None:
