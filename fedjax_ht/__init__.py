@@ -6,6 +6,7 @@ before."""
 import lazy_loader
 
 from fedjax_ht.core.extras import needing
+from fedjax_ht.core.names import unknown
 
 __version__ = "0.1.0"
 _public_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
@@ -13,5 +14,7 @@ _public_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 def __getattr__(name: str):
     """Imports a public name; one whose packages are missing says which extra brings them."""
+    if not name.startswith("_") and name not in __all__:
+        raise AttributeError(unknown("name in fedjax_ht", name, __all__, "see dir(fedjax_ht)"))
     with needing(f"fedjax_ht.{name}"):
         return _public_name(name)

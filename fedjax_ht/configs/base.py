@@ -20,7 +20,7 @@ from fedjax_ht.configs.sections import Config, MethodConfig, PartitionConfig
 from fedjax_ht.configs.typed import check_names, from_plain, plain_hint, to_plain
 from fedjax_ht.core.annotations import hints_of, kind_of
 from fedjax_ht.core.extras import needing
-from fedjax_ht.core.names import unknown, unknown_option
+from fedjax_ht.core.names import kind_of_value, unknown, unknown_option
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.methods import method_factory
 
@@ -75,6 +75,11 @@ def typed_config(config: AnyConfig | Mapping[str, Any]) -> Config:
         config = config.to_dict()
     elif isinstance(config, Config):
         config = to_plain(config)
+    if not isinstance(config, Mapping):
+        raise ValueError(
+            f"config is {kind_of_value(config)}; it must be what fl.base_config() or the "
+            "get_config() of a config file returns"
+        )
     check_names(Config, config, SEE)
     return from_plain(Config, config)
 

@@ -1,22 +1,24 @@
 """Annotations of options: their bounds, and the values that they allow.
 
 Understood are bool, str, int and float, the latter two with `Within` or without, Literal, unions,
-tuples and mappings of these, and dataclasses, of which a value must be an instance; all other
+tuples, sequences and mappings of these, dicts, arrays (and lists that become some), paths,
+functions, and kinds: dataclasses and NamedTuples, of which a value must be an instance. All other
 annotations allow any value. A number is never NaN or infinite: without narrower bounds an int fits
 in int32 and a float in float32, their types in compiled functions. A float may be given as an int,
 an int never as a float, and True is no number. Traced values are allowed: they were checked where
 they were chosen (see `core.method.varied`).
 """
 
-import dataclasses
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from jax.core import Tracer
+
+from fedjax_ht.core.kinds import is_kind, is_named_tuple, is_of_kind
 
 INT = 2**31 - 1  # the largest int32
 MAX_SEED = 2**32 - 1  # seeds cross into compiled functions as uint32
@@ -125,13 +127,26 @@ def allows(annotation: Any, value: Any) -> bool:
         return isinstance(value, str)
     if kind in (None, types.NoneType):
         return value is None
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return isinstance(value, kind)
+    verdict = is_of_kind(kind, value)
+    if verdict is not None:
+        return verdict
     return _form_allows(kind, within, value)
 
 
+def wrong_entry(annotation: Any, value: Any) -> int | None:
+    """Returns the place of the first entry that is of another kind than a tuple or a list must be
+    of; None where it is no list, or its entries are of no kind."""
+    form, arguments = get_origin(annotation), get_args(annotation)
+    if form not in (tuple, Sequence) or not is_kind(arguments[0]):
+        return None
+    if not isinstance(value, tuple | list) or is_named_tuple(type(value)):
+        return None
+    wrong = [i for i, entry in enumerate(value) if not allows(arguments[0], entry)]
+    return wrong[0] if wrong else None
+
+
 def _form_allows(kind: Any, within: Within | None, value: Any) -> bool:
-    """Returns whether a choice, a union, a tuple or a mapping allows a value."""
+    """Returns whether a choice, a union, a tuple, a sequence or a mapping allows a value."""
     form, arguments = get_origin(kind), get_args(kind)
     if form is Literal:
         return any(type(value) is type(choice) and value == choice for choice in arguments)
@@ -140,6 +155,9 @@ def _form_allows(kind: Any, within: Within | None, value: Any) -> bool:
     if form is tuple:
         is_sequence = isinstance(value, tuple | list | np.ndarray)
         return is_sequence and _tuple_allows(arguments, within, list(value))
+    if form is Sequence:
+        is_list = isinstance(value, tuple | list) and not is_named_tuple(type(value))
+        return is_list and all(allows(arguments[0], entry) for entry in value)
     if form is Mapping:
         is_mapping = isinstance(value, Mapping)
         return is_mapping and all(allows(arguments[1], entry) for entry in value.values())

@@ -13,13 +13,20 @@
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_args
 
-from fedjax_ht.core.annotations import allows, annotations_of, hints_of, scalar
+from fedjax_ht.core.annotations import (
+    allows,
+    annotations_of,
+    hints_of,
+    scalar,
+    wrong_entry,
+)
 from fedjax_ht.core.bounds_text import choices, describe
+from fedjax_ht.core.kinds import is_kind
 from fedjax_ht.core.moved import moved_names
-from fedjax_ht.core.names import meant
+from fedjax_ht.core.names import kind_of_value, meant, with_article
 
 F = TypeVar("F", bound=Callable)
 
@@ -35,6 +42,9 @@ def check_value(name: str, value: Any, annotation: Any) -> None:
     """
     if allows(annotation, value):
         return
+    place = wrong_entry(annotation, value)
+    if place is not None:
+        name, value, annotation = f"{name}[{place}]", value[place], get_args(annotation)[0]
     rule = f"it must be {describe(annotation, value)}"
     if isinstance(value, str):
         names = [choice for choice in choices(annotation) if isinstance(choice, str)]
@@ -79,8 +89,8 @@ def checked(function: F) -> F:
         except TypeError:  # an argument too many or too few: Python's message says it best
             return function(*args, **kwargs)
         for name, annotation in annotations_of(function).items():
-            if name in arguments:
-                check_value(name, arguments[name], annotation)
+            if name in arguments and not allows(annotation, arguments[name]):
+                _refuse(function, name, arguments)
         return function(*args, **kwargs)
 
     marked: Any = call  # functions declare no attributes
@@ -88,13 +98,38 @@ def checked(function: F) -> F:
     return marked
 
 
+def _refuse(function: Callable, name: str, arguments: Mapping[str, Any]) -> None:
+    """Raises the ValueError of `check_value`; of a value that another parameter takes, it ends with
+    the order of the parameters."""
+    annotations, kind = annotations_of(function), type(arguments[name])
+    try:
+        check_value(name, arguments[name], annotations[name])
+    except ValueError as error:
+        takers = [annotation for annotation in annotations.values() if _is_of(annotation, kind)]
+        if not takers:
+            raise
+        order = ", ".join(inspect.signature(function).parameters)
+        raise ValueError(f"{error}; the order is {function.__name__}({order})") from None
+
+
+def _is_of(annotation: Any, kind: type) -> bool:
+    """Returns whether an annotation is a kind, or a union with it."""
+    return is_kind(kind) and kind in (annotation, *get_args(annotation))
+
+
 def _shown(value: Any) -> str:
     """Writes a value for a message, on one line and not too long."""
     number = scalar(value)
+    if inspect.isfunction(value):
+        return f"the function {value.__name__}"
+    if is_kind(type(value)):
+        return with_article(type(value).__name__)
     text = " ".join(repr(value if number is None else number).split())
-    if " at 0x" in text:  # functions, and objects that hold them
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    if " at 0x" in text:  # objects that hold functions
+        text = with_article(type(value).__name__)
+    if len(text) <= SHOWN:
+        return text
+    return f"{text[:SHOWN]}..." if isinstance(value, str) else kind_of_value(value)
 
 
 __getattr__ = moved_names(__name__, {"NonNegative": "fedjax_ht.NonNegative"})

@@ -1,6 +1,5 @@
 """Words for the values that an annotation allows, as in "it must be an integer of at least 1"."""
 
-import dataclasses
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
@@ -8,6 +7,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import numpy as np
 
 from fedjax_ht.core.annotations import Within, allows, bounded, limits, scalar
+from fedjax_ht.core.kinds import kind_text
 
 NAMES = {bool: "True or False", str: "text", None: "None", types.NoneType: "None"}
 
@@ -30,11 +30,10 @@ def describe(annotation: Any, value: Any = None) -> str:
     if form is tuple:
         return _describe_tuple(arguments, within, value)
     if form is Mapping:
-        return f"names with {describe(arguments[1])} each"
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        return f"{article} {kind.__name__}(...)"
-    return NAMES.get(kind, "a value")
+        return f"a dict, name -> {describe(arguments[1])}"
+    if form is Sequence:
+        return f"a list, each {describe(arguments[0])}"
+    return kind_text(kind) or NAMES.get(kind, "a value")
 
 
 def choices(annotation: Any) -> list[Any]:
@@ -49,8 +48,8 @@ def choices(annotation: Any) -> list[Any]:
 
 
 def _either(texts: Sequence[str]) -> str:
-    """Joins texts as "a, b or c"."""
-    *first, last = texts
+    """Joins texts as "a, b or c", each once."""
+    *first, last = dict.fromkeys(texts)
     if not first:
         return last
     return f"{', '.join(first)} or {last}"

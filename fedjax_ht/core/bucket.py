@@ -2,13 +2,12 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from fedjax_ht.core.inputs import InputShape, zeros
+from fedjax_ht.core.module_checks import STREAM, check_module, keep_all, traced
 from fedjax_ht.core.trees import Array, PyTree
 
 
@@ -29,6 +28,7 @@ class Bucket:
       shared: the auxiliary model that every client may hold beside its own, as a bucket by itself
         (so that all functions below take it); None in that bucket.
       width: width rate of a sliced model, 1.0 for a whole one.
+      draws, flat_norms: see `module_checks.Traced`.
       weights: NumPy arrays that its models start from instead of random values: a part of the tree
         of `init_variables`, such as {"params": {"base"}, "stats": {"base"}}; None without. Equality
         and hash leave them out, and no program holds them as constants: compiled functions take
@@ -42,6 +42,8 @@ class Bucket:
     feature_dim: int
     shared: "Bucket | None" = None
     width: float = 1.0
+    draws: bool = False
+    flat_norms: tuple[str, ...] = ()
     weights: PyTree = dataclasses.field(default=None, compare=False, repr=False)
 
 
@@ -49,68 +51,25 @@ def make_bucket(
     name: str, module: nn.Module, input_shape: InputShape, num_classes: int
 ) -> tuple[Bucket, int]:
     """Makes the bucket of a module, and counts the module's parameters."""
-    _check_module(name, module)
-    try:
-        hash(module)
-    except TypeError:  # compiled programs are kept by the module
-        raise ValueError(
-            f"model {name!r} has no hash: give its modules tuples where they have lists"
-        ) from None
-
-    def outputs(key):
-        x = zeros(input_shape)
-        variables = module.init(key, x)
-        batch = x, True, jnp.ones(1, bool)
-        run = functools.partial(module.apply, method="features", mutable=["batch_stats"])
-        features, changed = run(variables, *batch)
-        if not getattr(module, "stateful", True) and _rewrites(variables, changed):
-            raise ValueError(
-                f"model {name!r} normalises by the batch that it sees, its padding included, and "
-                "would be scored so: wrap it as SplitModel(base, head, stateful=True), whose base "
-                "takes (x, train, mask)"
-            )
-        return variables["params"], features, module.apply(variables, features, method="classify")
-
-    params, features, logits = jax.eval_shape(outputs, jax.random.key(0))
+    check_module(name, module)
+    trace = traced(name, module, input_shape)
+    features, logits = trace.features, trace.logits
     if features.ndim != 2 or logits.shape != (1, num_classes):
         raise ValueError(
             f"model {name!r} returns features {features.shape} and logits {logits.shape} for one "
             f"sample; expected (1, K) and (1, {num_classes})"
         )
-    if set(params) != {"base", "head"}:
-        raise ValueError(
-            f"model {name!r} has parameters {sorted(params)}; expected 'base' and 'head' (use "
-            "SplitModel)"
-        )
-    size = sum(x.size for x in jax.tree.leaves(params))
-    return Bucket(name, module, input_shape, num_classes, features.shape[-1]), size
-
-
-def _check_module(name: str, module: Any) -> None:
-    """Raises a ValueError unless a value is a Flax module with an extractor and a head."""
-    kind = module if isinstance(module, type) else type(module)
-    if isinstance(module, type):
-        raise ValueError(
-            f"model {name!r} is the class {kind.__name__}; give an instance: {kind.__name__}(...)"
-        )
-    if not isinstance(module, nn.Module):
-        raise ValueError(
-            f"model {name!r} is a {kind.__module__}.{kind.__name__}; "
-            "it must be a Flax module (flax.linen): fl.SplitModel(base, head)"
-        )
-    if not (hasattr(kind, "features") and hasattr(kind, "classify")):
-        raise ValueError(
-            f"model {name!r} is a {kind.__name__} without features and classify; "
-            "wrap a feature extractor and a head: fl.SplitModel(base, head)"
-        )
-
-
-def _rewrites(variables: PyTree, changed: PyTree) -> bool:
-    """Returns whether a traced call has changed batch statistics."""
-    # Statistics that a module only reads come back as the same objects.
-    before = jax.tree.leaves(variables.get("batch_stats", {}))
-    after = jax.tree.leaves(changed.get("batch_stats", {}))
-    return any(old is not new for old, new in zip(before, after, strict=True))
+    size = sum(x.size for x in jax.tree.leaves(trace.params))
+    bucket = Bucket(
+        name,
+        module,
+        input_shape,
+        num_classes,
+        feature_dim=features.shape[-1],
+        draws=trace.draws,
+        flat_norms=trace.flat_norms,
+    )
+    return bucket, size
 
 
 def init_variables(bucket: Bucket, key: jax.Array) -> PyTree:
@@ -195,13 +154,23 @@ def features(
     return _features(bucket.module, params, stats, x, mask, train, key)
 
 
+def counting_key(bucket: Bucket) -> jax.Array | None:
+    """Returns a key for traces of training that are counted and not run: None drops nothing, and
+    suits all modules but those that draw by more than nn.Dropout."""
+    return jax.random.key(0) if bucket.draws else None
+
+
 @functools.partial(jax.jit, static_argnames=("module", "train"), inline=True)
 def _features(module: nn.Module, params, stats, x, mask, train: bool, key):
     # Inlined, it leaves no call in a program; as a jit, it is traced once for a module and not at
     # every use.
-    rngs = None if key is None else {"dropout": key}
-    run = functools.partial(module.apply, method="features", mutable=["batch_stats"], rngs=rngs)
-    out, changed = run({"params": params, "batch_stats": stats}, x, train, mask)
+    run = functools.partial(module.apply, method="features", mutable=["batch_stats"])
+    variables = {"params": params, "batch_stats": stats}
+    if key is None:
+        with nn.intercept_methods(keep_all):
+            out, changed = run(variables, x, train, mask)
+    else:
+        out, changed = run(variables, x, train, mask, rngs={STREAM: key})
     return out, changed.get("batch_stats", stats)
 
 

@@ -8,8 +8,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, make_bucket, put_weights, weights_of
 from fedjax_ht.core.inputs import InputShape, plain
+from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.trees import PyTree
 
 
@@ -65,6 +67,8 @@ class Federation:
         return self.buckets[0].feature_dim
 
 
+@checked
+@with_standard_numerics
 def make_federation(
     modules: Mapping[str, nn.Module],
     input_shape: InputShape,
@@ -72,7 +76,7 @@ def make_federation(
     num_clients: int | None = None,
     assignment: Sequence[str] | None = None,
     shared: nn.Module | None = None,
-    **options,
+    global_model: Bucket | None = None,
 ) -> Federation:
     """Builds a federation from modules by name; a user's own modules need no registry.
 
@@ -85,14 +89,14 @@ def make_federation(
       assignment: the module's name for each client, instead of `num_clients`.
       shared: the auxiliary model, used only by methods that train one beside the client's own; None
         takes the module with the fewest parameters, the first of equals.
-      **options: further fields of `Federation`.
+      global_model: see `Federation`.
 
     Returns:
       The federation; modules without clients have no bucket.
 
     Raises:
-      ValueError: a module does not return [B, features] and [B, num_classes], or has no hash; or
-        the assignment names no module.
+      ValueError: a module does not return [B, features] and [B, num_classes], or has no hash; the
+        assignment names no module; or an argument is of another kind. One line.
 
     Example:
       >>> models = {"narrow": fl.mlp(3, (8,)), "wide": fl.mlp(3, (16, 8))}
@@ -123,9 +127,11 @@ def make_federation(
     used = [name for name in names if name in set(assignment)]
     buckets = tuple(dataclasses.replace(group[name][0], shared=auxiliary) for name in used)
     places = tuple(used.index(name) for name in assignment)
-    return Federation(buckets, places, num_classes, **options)
+    return Federation(buckets, places, num_classes, global_model)
 
 
+@checked
+@with_standard_numerics
 def make_sliced_federation(
     network: Callable[[float], nn.Module],
     rates: Sequence[float],

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.names import kind_of_value
+
 InputShape = Any
 """The form of one sample as a model sees it: the shape of a float32 array, such as (H, W, C); a
 `jax.ShapeDtypeStruct` where it is of another dtype; or a pytree of these."""
@@ -137,9 +139,19 @@ def shape_of(samples: Any) -> InputShape:
 
 
 def plain(shape: InputShape) -> InputShape:
-    """Gives a tuple for a list of numbers, the shape of an array; anything else as it is."""
+    """Gives a tuple for a list of numbers, the shape of an array; other shapes as they are.
+
+    Raises:
+      ValueError: it is no shape.
+    """
     if isinstance(shape, list) and all(isinstance(n, int) for n in shape):
         return tuple(shape)
+    leaves = jax.tree.leaves(shape, is_leaf=_is_shape)
+    if not leaves or not all(map(_is_shape, leaves)):
+        raise ValueError(
+            f"input_shape is {kind_of_value(shape)}; it must be the shape of one sample, which "
+            "dataset.input_shape is, such as (28, 28, 1)"
+        )
     return shape
 
 

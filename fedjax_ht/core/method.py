@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, head_scores, init_variables, own_features
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
@@ -242,6 +243,7 @@ class Method(NamedTuple):
         return self if self.vary is None else self.vary(settings)
 
 
+@checked
 def varied(make: Callable[[PyTree], Method], settings: PyTree) -> Method:
     """Makes a method whose numbers are arguments of its compiled functions.
 

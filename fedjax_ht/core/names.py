@@ -1,7 +1,9 @@
 """Messages about an unknown name: the name that was probably meant, and all known ones."""
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+
+SHOWN = 5  # clients that a line names
 
 
 def unknown(kind: str, name: object, known: Collection[str], listed: str | None = None) -> str:
@@ -38,3 +40,26 @@ def meant(name: object, known: Collection[str], sentence: str) -> str:
     if not near or by_lower[near[0]] == name:
         return f"; {sentence}"
     return f"; did you mean {by_lower[near[0]]!r}? {sentence[0].upper()}{sentence[1:]}"
+
+
+def with_article(noun: str) -> str:
+    """Writes "a Method" or "an int"."""
+    return f"{'an' if noun[:1].lower() in tuple('aeiou') else 'a'} {noun}"
+
+
+def kind_of_value(value: object) -> str:
+    """Names the kind of a value with its package: "an int", "a numpy.ndarray"."""
+    kind = type(value)
+    package = kind.__module__.partition(".")[0]
+    if package in ("builtins", "fedjax_ht"):
+        return with_article(kind.__name__)
+    return with_article(f"{package}.{kind.__name__}")
+
+
+def listed_clients(ids: Iterable[int]) -> str:
+    """Writes "client 2" or "clients 0, 1, 2, 3, 4 and 7 more"."""
+    names = list(map(str, ids))
+    listed = ", ".join(names[:SHOWN])
+    if len(names) > SHOWN:
+        listed += f" and {len(names) - SHOWN} more"
+    return f"client{'s' if len(names) > 1 else ''} {listed}"

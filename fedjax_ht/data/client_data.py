@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import described
 from fedjax_ht.core.samples import Data, Split
@@ -38,6 +39,7 @@ class FederationData(NamedTuple):
     pooled: dict[str, Split]
 
 
+@checked
 def make_federation_data(
     dataset: Dataset, partition: Partition, federation: Federation
 ) -> FederationData:
@@ -70,7 +72,7 @@ def make_federation_data(
     _check_fit(dataset, partition, federation)
     check_split(dataset, partition)
     for note in split_notes(dataset, partition):
-        warnings.warn(note, stacklevel=2)
+        warnings.warn(note, stacklevel=3)  # behind the check of arguments
     return arranged(dataset, partition, federation)
 
 

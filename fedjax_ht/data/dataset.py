@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_ht.core.annotations import Count, allows
+from fedjax_ht.core.bounds import check_value
 from fedjax_ht.core.inputs import (
     AsStored,
     InputShape,
@@ -18,6 +20,8 @@ from fedjax_ht.core.inputs import (
     on_device,
     shape_of,
 )
+from fedjax_ht.core.names import kind_of_value
+from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.data.conversion import as_groups, as_inputs, byte_doubts
 from fedjax_ht.data.indices import ClientIndices as ClientIndices
 from fedjax_ht.data.indices import Partition as Partition
@@ -68,6 +72,7 @@ class Dataset:
     reading: Reading | None = None
 
     def __post_init__(self):
+        _check_kinds(self)
         name = self.name
         labels = as_labels(name, self.labels)
         refuse_no_label(name, labels, self.class_names)
@@ -83,6 +88,7 @@ class Dataset:
         if self.vocabulary is not None:
             _check_tokens(name, inputs, self.vocabulary)
         fields = {
+            "class_names": tuple(self.class_names),
             "labels": labels.astype(np.int32),
             "preprocess": _preprocess(name, inputs, self.preprocess),
             # views, since the arrays are the caller's, and these become read-only
@@ -125,6 +131,7 @@ class Dataset:
         return len(self.class_names)
 
     @property
+    @with_standard_numerics
     def input_shape(self) -> InputShape:
         """The shape of one sample as a model sees it, such as (H, W, C); see `core.inputs`."""
         samples = jax.tree.map(lambda x: on_device((1, *x.shape[1:]), x.dtype), self.inputs)
@@ -137,6 +144,24 @@ def _with_channels(inputs: Any) -> Any:
     if is_bytes and inputs.ndim == 3 and looks_like_image(inputs.shape[1:]):
         return inputs[..., None]
     return inputs
+
+
+def _check_kinds(dataset: Dataset) -> None:
+    """Refuses fields of another kind, each in one line."""
+    check_value("name", dataset.name, str)
+    name, names = dataset.name, dataset.class_names
+    if not allows(tuple[str, ...], names):
+        raise ValueError(
+            f"{name}: class_names is {kind_of_value(names)}; it must be a tuple with one text per "
+            "class, such as ('cat', 'dog') or tuple(map(str, range(10)))"
+        )
+    check_value(f"{name}: preprocess", dataset.preprocess, Callable | None)
+    check_value(f"{name}: vocabulary", dataset.vocabulary, Count | None)
+    if not isinstance(dataset.official, Mapping):
+        raise ValueError(
+            f"{name}: official is {kind_of_value(dataset.official)}; it must be a dict, such as "
+            '{"train": indices, "test": indices}'
+        )
 
 
 def _check_samples(name: str, inputs: Any, labels: np.ndarray) -> None:

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ht.core.names import kind_of_value
+
 
 class ClientIndices(NamedTuple):
     """The samples of a `Dataset` that one client holds.
@@ -36,7 +38,7 @@ def checked_partition(name: str, partition: Any, num_samples: int) -> Partition:
     is_list = isinstance(partition, Sequence) and not isinstance(partition, str | ClientIndices)
     if not is_list or not len(partition):
         raise ValueError(
-            f"{name}: the split is {_kind(partition)}; it must be a tuple with one "
+            f"{name}: the split is {kind_of_value(partition)}; it must be a tuple with one "
             "fl.ClientIndices(train, val, test) for each client"
         )
     clients = []
@@ -44,8 +46,8 @@ def checked_partition(name: str, partition: Any, num_samples: int) -> Partition:
         place = f"{name}: client {i}"
         if not isinstance(client, ClientIndices):
             raise ValueError(
-                f"{place} is {_kind(client)}; it must be fl.ClientIndices(train, val, test), three "
-                "arrays of sample indices"
+                f"{place} is {kind_of_value(client)}; it must be fl.ClientIndices(train, val, "
+                "test), three arrays of sample indices"
             )
         clients.append(ClientIndices(**checked_sets(place, client._asdict(), num_samples)))
     return tuple(clients)
@@ -82,8 +84,8 @@ def _as_indices(place: str, value: Any, num_samples: int) -> np.ndarray:
         )
     if indices.ndim != 1:
         raise ValueError(
-            f"{place} is {_kind(value)} of shape {list(indices.shape)}; it must be an array of "
-            "integers, the indices of the samples"
+            f"{place} is {kind_of_value(value)} of shape {list(indices.shape)}; it must be an "
+            "array of integers, the indices of the samples"
         )
     if not indices.size:  # an empty list is an array of floats
         return np.zeros(0, np.int64)
@@ -117,12 +119,3 @@ def _refuse_repeated(place: str, sets: Mapping[str, np.ndarray]) -> None:
     raise ValueError(
         f"{place}: sample {repeated[0]} is in {holders[0]} and in {holders[1]}; take it out of one"
     )
-
-
-def _kind(value: Any) -> str:
-    """Names the kind of a value, as "an int" or "a numpy.ndarray"."""
-    kind = type(value)
-    name = kind.__name__
-    if kind.__module__ != "builtins":
-        name = f"{kind.__module__.partition('.')[0]}.{name}"
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

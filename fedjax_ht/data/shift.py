@@ -16,7 +16,9 @@ import numpy as np
 from jax import lax
 from jax.scipy.ndimage import map_coordinates
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.inputs import Pixels
+from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.data.dataset import Dataset
 
 
@@ -134,6 +136,8 @@ def parse_shift(text: str) -> tuple[str, int]:
     )
 
 
+@checked
+@with_standard_numerics
 def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
     """Makes several domains of a set of images.
 

@@ -24,7 +24,7 @@ from fedjax_ht.experiment.federation import make_clients
 from fedjax_ht.experiment.method import check_pretraining
 from fedjax_ht.experiment.settle import settle
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import Simulation, make_trials
+from fedjax_ht.simulation.simulation import Simulation, bound_trials
 from fedjax_ht.trust.privacy import private
 
 
@@ -178,4 +178,4 @@ def simulate(
     if seeds is not None:
         data *= len(seeds) // len(data)
     method = method or experiment.methods[label]
-    return make_trials(method, federation, data, experiment.options, seeds, settings)
+    return bound_trials(method, federation, data, experiment.options, seeds, settings)

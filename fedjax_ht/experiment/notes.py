@@ -1,15 +1,22 @@
 """Lines at the head of a run: what its readers must know before it trains."""
 
+import numpy as np
+
 from fedjax_ht.data.partition.notes import split_notes
 from fedjax_ht.experiment.build import Experiment
+from fedjax_ht.simulation.notes import batch_notes
 
 
 def notes(experiment: Experiment) -> list[str]:
-    """Returns lines on a run's splits, each once; of several splits they begin with the trial."""
+    """Returns lines on a run's splits and batches, each once; of several splits they begin with the
+    trial."""
     lines = []
     splits = {id(partition): trial for trial, partition in enumerate(experiment.partitions)}
     for trial in sorted(splits.values()):
         place = f"split of trial {trial}: " if len(splits) > 1 else "split: "
         for note in split_notes(experiment.dataset, experiment.partitions[trial]):
             lines.append(f"{place}{note}")
-    return lines
+    counts = np.array([[len(c.train) for c in clients] for clients in experiment.partitions])
+    for label, method in experiment.methods.items():
+        lines += batch_notes(experiment.federations[label], method.training, counts)
+    return list(dict.fromkeys(lines))  # entries with one recipe have the same

@@ -12,9 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.names import unknown
+from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.files.torch_files import load_state_dict
 from fedjax_ht.models import model_group
@@ -25,6 +27,8 @@ Source = Path | str | Mapping[str, np.ndarray]
 Weights = str | Mapping[str, str] | None  # config.model.weights
 
 
+@checked
+@with_standard_numerics
 def with_weights(
     federation: Federation,
     weights: Path | str | Mapping[str, Source],
@@ -84,7 +88,7 @@ def with_weights(
         warnings.warn(
             f"the weights of {', '.join(sorted(unused))} have heads, which stay random: "
             "give head=True to load them, or head=False to leave them out",
-            stacklevel=2,
+            stacklevel=4,  # behind the numerics and the check of arguments
         )
     return dataclasses.replace(federation, buckets=buckets)
 

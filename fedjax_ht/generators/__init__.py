@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.user_code import call_user_function, names_user_function
 from fedjax_ht.generators import npz
 from fedjax_ht.generators.base import Card, Generator
@@ -12,6 +14,8 @@ SHIPPED = {file.stem: file for file in sorted((Path(__file__).parent / "shipped"
 """Generators that come with the library, by name; each has a card (.md) beside it."""
 
 
+@checked
+@with_standard_numerics
 def open_generator(path: str | Path) -> Generator:
     """Opens a generator, whatever its kind.
 

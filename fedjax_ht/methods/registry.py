@@ -60,6 +60,7 @@ METHODS: dict[str, Callable[..., Method]] = {
 DISTILLING = ("dense", "fedftg", "dfrd")
 
 
+@checked
 def method_factory(name: str) -> Callable[..., Method]:
     """Returns a method's factory, (training, **options) -> Method, which checks its options.
 

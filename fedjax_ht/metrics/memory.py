@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
+from fedjax_ht.core.bucket import Bucket, counting_key, features, init_variables, logits
 from fedjax_ht.core.inputs import abstract
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.trees import PyTree
@@ -42,7 +42,8 @@ def activations(bucket: Bucket, model: PyTree, batch_size: int) -> int:
 
     def backward(params, stats, x, mask):
         def loss(params):
-            hidden = features(bucket, params, stats, x, mask, train=True)[0]
+            key = counting_key(bucket)
+            hidden = features(bucket, params, stats, x, mask, train=True, key=key)[0]
             return jnp.square(logits(bucket, params, hidden)).sum()
 
         return jax.vjp(loss, params)[1]

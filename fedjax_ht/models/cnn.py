@@ -5,6 +5,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.models.layers import Conv, Initialisation, Linear
 from fedjax_ht.models.split import SplitModel
 from fedjax_ht.ops import max_pool
@@ -82,6 +83,7 @@ class DenseFeatures(nn.Module):
         return x
 
 
+@checked
 def cnn4(
     num_classes: int, feature_dim: int = 512, initialisation: Initialisation = "torch"
 ) -> SplitModel:
@@ -98,6 +100,7 @@ def cnn4(
     )
 
 
+@checked
 def mlp(
     num_classes: int, widths: tuple[int, ...] = (64, 32), initialisation: Initialisation = "torch"
 ) -> SplitModel:

@@ -9,7 +9,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.inputs import InputShape, described, is_array, is_image, plain
+from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.user_code import call_user_function, names_user_function
 from fedjax_ht.models.groups import (
     ARCHITECTURES,
@@ -45,6 +47,8 @@ def example(name: str) -> tuple[InputShape, int | None]:
     return ((128, 9) if name in SENSORS else (32, 32, 3)), None
 
 
+@checked
+@with_standard_numerics
 def model_group(
     name: str,
     num_classes: int,
@@ -144,6 +148,7 @@ def _users_group(
     return modules
 
 
+@checked
 def sliced_network(
     name: str,
     num_classes: int,

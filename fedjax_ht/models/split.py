@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 
+from fedjax_ht.core.module_checks import of_nnx
 from fedjax_ht.ops import adaptive_pool
 
 
@@ -54,7 +55,7 @@ class SplitModel(nn.Module):
                 kind = type(module)
                 raise ValueError(
                     f"SplitModel's {part} is a {kind.__module__}.{kind.__name__}; it must be a "
-                    "Flax module (flax.linen)"
+                    f"Flax module (flax.linen){of_nnx(module)}"
                 )
         super().__post_init__()
 

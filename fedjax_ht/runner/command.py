@@ -88,6 +88,10 @@ def main(command: str | None = None) -> None:
     except ImportError as error:
         fail(error)
     module = importlib.import_module(COMMANDS[name].module)
+    if "jax" in sys.modules:  # not every command needs it
+        from fedjax_ht.core.numerics import use_standard_numerics
+
+        use_standard_numerics()
     if HELP & set(rest):
         print(usage(name, module))
         sys.exit(0)

@@ -10,7 +10,9 @@ import jax
 from fedjax_ht.checkpoints.writers import FILES
 from fedjax_ht.configs.base import AnyConfig, typed_config
 from fedjax_ht.configs.sections import Config
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.files import atomic_open
+from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.data.description import describe
 from fedjax_ht.experiment.build import Experiment, build
 from fedjax_ht.experiment.devices import files_of
@@ -67,6 +69,8 @@ class Result(NamedTuple):
     experiment: Experiment
 
 
+@checked
+@with_standard_numerics
 def train_and_evaluate(
     config: AnyConfig,
     workdir: Path | str,

@@ -12,6 +12,7 @@ from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import collect, fetch, scatter, share, spread
 from fedjax_ht.core.method import ClientInfo
+from fedjax_ht.core.names import unknown
 from fedjax_ht.core.round import Participant, TrialServers
 from fedjax_ht.core.trees import PyTree, join_trees, take
 from fedjax_ht.simulation.program import Clients, Program
@@ -222,7 +223,7 @@ def round_inputs(program: Program, state: SimulationState) -> RoundInputs:
 def read_clients(program: Program, state: SimulationState, name: str, rows: np.ndarray) -> PyTree:
     """Returns some of a bucket's states as NumPy; of clients that keep nothing, as the newest
     downlink leaves them."""
-    clients = program.clients[name]
+    clients = _clients_of(program, name)
     if clients.keeps:
         return clients.store.read(state.clients[name], clients.roster, rows)
     assert clients.received is not None  # as of clients that keep nothing
@@ -240,9 +241,16 @@ def write_clients(
     program: Program, state: SimulationState, name: str, rows: np.ndarray, states: PyTree
 ) -> SimulationState:
     """Returns the state with some of a bucket's clients' states put in place."""
-    clients = program.clients[name]
+    clients = _clients_of(program, name)
     stored = clients.store.write(state.clients[name], clients.roster, rows, states)
     return state._replace(clients=state.clients | {name: stored})
+
+
+def _clients_of(program: Program, name: str) -> Clients:
+    """Returns the clients of an architecture."""
+    if name not in program.clients:
+        raise ValueError(unknown("architecture", name, program.clients))
+    return program.clients[name]
 
 
 def participant_of(clients: Clients, info: ClientInfo, row: int) -> Participant:

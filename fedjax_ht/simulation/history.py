@@ -1,17 +1,17 @@
 """The loop over rounds, and its history: plain rows, see `rows`."""
 
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ht.core.annotations import Count, Whole
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.simulation.rows import Row, evaluation_row, round_row
 from fedjax_ht.simulation.simulation import Rounds, Simulation
 from fedjax_ht.simulation.state import SimulationState, copy_state
-
-SHOWN = 10  # names in a warning
+from fedjax_ht.simulation.watch import Watch, check_start
 
 
 class Best(NamedTuple):
@@ -36,6 +36,7 @@ def has_clock(histories: Mapping[str, Sequence[Row]]) -> bool:
     return any("simulated_clock" in row for history in histories.values() for row in history)
 
 
+@checked
 def by_trial(history: Sequence[Row]) -> list[list[Row]]:
     """Returns the rows of each trial, in order."""
     rows: dict[int, list[Row]] = {}
@@ -49,10 +50,26 @@ def evaluated(history: Sequence[Row]) -> list[Row]:
     return [row for row in history if "accuracy" in row]
 
 
+@checked
 def best(history: Sequence[Row]) -> Best:
     """Returns one trial's best row by test accuracy (as the papers choose), the best by validation
-    accuracy, if it has any, and the last."""
+    accuracy, if it has any, and the last.
+
+    Raises:
+      ValueError: no row has an evaluation, or the rows are of several trials.
+    """
     evaluations = evaluated(history)
+    if not evaluations:
+        raise ValueError(
+            f"history has {len(history)} rows, none with a test accuracy; best takes the history "
+            "that run returns"
+        )
+    trials = {row.get("trial", 0) for row in history}
+    if len(trials) > 1:
+        raise ValueError(
+            f"history has the rows of {len(trials)} trials; give those of one: "
+            "best(by_trial(history)[0])"
+        )
     return Best(
         on_test=max(evaluations, key=lambda row: row["accuracy"]),
         on_val=best_by(history, "val_accuracy"),
@@ -98,18 +115,19 @@ def is_over(history: Sequence[Row], patience: int | None, give_up: int | None) -
     return out_of_patience(history, patience) or silent(history, give_up)
 
 
+@checked
 def run(
     simulation: Rounds | Simulation,
-    rounds: int,
+    rounds: Whole,
     state: SimulationState | None = None,
     history: Sequence[Row] = (),
-    eval_every: int = 1,
-    patience: int | None = None,
+    eval_every: Count = 1,
+    patience: Count | None = None,
     progress_fn: Callable[[Row], None] | None = None,
     after_round: Callable[[SimulationState, list[Row]], bool] | None = None,
     only: np.ndarray | None = None,
-    give_up: int | None = None,
-    score_every: int = 1,
+    give_up: Whole | None = None,
+    score_every: Count = 1,
 ) -> tuple[SimulationState, list[Row]]:
     """Runs up to `rounds` rounds, from the start or from where `state` and `history` stand.
 
@@ -137,19 +155,17 @@ def run(
       The last state, and the history, plain rows, see `Row`.
 
     Raises:
-      TypeError: `rounds` is no whole number.
+      ValueError: an argument is of another kind or out of its range, or a history comes without the
+        state that it ends with. One line, before anything is compiled.
 
     Example:
       >>> state, history = fl.run(simulation, rounds=5)
       >>> state, history = fl.run(simulation, rounds=8, state=state, history=history)  # three more
     """
-    if not isinstance(rounds, int | np.integer):
-        raise TypeError(
-            f"rounds is {type(rounds).__name__}; it must be a whole number: run(simulation, rounds)"
-        )
+    check_start(state, history)
     if state is not None:
         state = copy_state(state)
-    watched = _Watch(progress_fn, simulation.trials)
+    watched = Watch(progress_fn, simulation.trials)
     return run_rounds(
         simulation,
         rounds,
@@ -163,36 +179,6 @@ def run(
         give_up,
         score_every,
     )
-
-
-class _Watch:
-    """Passes on the rows of a run, and warns of clients and servers that are not finite, each
-    once."""
-
-    def __init__(self, progress_fn: Callable[[Row], None] | None, trials: int | None):
-        self.progress_fn, self.trials = progress_fn, trials
-        self.named: set[tuple[int, str]] = set()
-
-    def __call__(self, row: Row) -> None:
-        names = [f"client {i}" for i in row.get("not_finite", ())]
-        if not row.get("server_finite", True):
-            names.append("the server")
-        new = [name for name in names if (row["trial"], name) not in self.named]
-        if new:
-            self.named |= {(row["trial"], name) for name in new}
-            where, listed = f"round {row['round']}", ", ".join(new[:SHOWN])
-            if self.trials:
-                where += f" of trial {row['trial']}"
-            if len(new) > SHOWN:
-                listed += f" and {len(new) - SHOWN} more"
-            warnings.warn(
-                f"{where}: the results of {listed} are not finite and were left out; "
-                "simulation.find_fault(state) says where a round first goes wrong",
-                RuntimeWarning,
-                stacklevel=5,  # who called `run`
-            )
-        if self.progress_fn is not None:
-            self.progress_fn(row)
 
 
 def run_rounds(

@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import Mesh
 
-from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
+from fedjax_ht.core.bucket import Bucket, counting_key, features, init_variables, logits
 from fedjax_ht.core.compiling import platform_of
 from fedjax_ht.core.executor import longest_first
 from fedjax_ht.core.federation import Federation
@@ -194,7 +194,8 @@ def step_cost(bucket: Bucket, batch_size: int) -> StepCost:
     """
 
     def loss(params, stats, x, mask):
-        hidden, stats = features(bucket, params, stats, x, mask, train=True)
+        key = counting_key(bucket)
+        hidden, stats = features(bucket, params, stats, x, mask, train=True, key=key)
         return jnp.square(logits(bucket, params, hidden)).sum(), stats
 
     shape = jax.ShapeDtypeStruct

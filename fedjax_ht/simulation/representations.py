@@ -37,6 +37,7 @@ def client_features(
     """
     if program.method.view.features is None:
         raise ValueError(f"{program.method.name} has no features to look at")
+    indices = np.asarray(indices)
     infos = clients_info(program.train_counts, state)
     servers = TrialServers(state.servers, program.server.seeds, program.server.settings)
     order = Split(np.arange(indices.shape[-1], dtype=np.int32), np.int32(indices.shape[-1]))

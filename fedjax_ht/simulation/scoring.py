@@ -27,7 +27,7 @@ def evaluate(
     """
     ids = np.arange(program.federation.num_clients)
     if only is not None:
-        ids = np.asarray(only)
+        ids = _client_ids(only, len(ids))
     layouts, scores = _score_blocks(program, state, round_inputs(program, state), ids)
     pooled = None
     if program.method.global_params is not None and program.federation.global_model is not None:
@@ -42,6 +42,22 @@ def evaluate(
             blocks_of_trial.append((scored_ids, take(of_block, where)))
         evaluations.append(evaluation(train_counts, blocks_of_trial, of_trial(pooled, trial)))
     return evaluations
+
+
+def _client_ids(only: np.ndarray, num_clients: int) -> np.ndarray:
+    """Returns ids of clients as an array; a ValueError where there are no such clients."""
+    ids = np.asarray(only)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(
+            f"only has {ids.dtype} {list(ids.shape)}; it must be a list of clients' ids, integers: "
+            "np.flatnonzero(mask) gives those of a mask"
+        )
+    if ids.size and not 0 <= ids.min() <= ids.max() < num_clients:
+        raise ValueError(
+            f"only has ids from {ids.min()} to {ids.max()}; they must be from 0 to "
+            f"{num_clients - 1}"
+        )
+    return ids
 
 
 def _score_blocks(

@@ -1,16 +1,20 @@
 """A federation ready to run: what every transport has, and what a simulation has besides."""
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import FederationData, join_trials
 from fedjax_ht.simulation.compiled import compiled_round, first_state, read_clients, write_clients
+from fedjax_ht.simulation.notes import batch_notes
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.program import Program, bind, of_trials
 from fedjax_ht.simulation.report import Evaluation, RoundReport
@@ -18,6 +22,7 @@ from fedjax_ht.simulation.representations import client_features
 from fedjax_ht.simulation.round import run_round
 from fedjax_ht.simulation.scoring import evaluate
 from fedjax_ht.simulation.state import SimulationState
+from fedjax_ht.simulation.state_form import state_check
 from fedjax_ht.simulation.stepped import Fault, find_fault
 
 
@@ -49,9 +54,9 @@ class Simulation(NamedTuple):
     function is compiled at its first call.
 
     Attributes:
-      init, run_round, evaluate, trials, client_flops, rules: see `Rounds`. `run_round` donates the
-        old state's buffers, see `copy_state`; the first call of `client_flops` traces every
-        architecture once more (see `metrics.flops`).
+      init, run_round, evaluate, trials, client_flops, rules: see `Rounds`.
+        `run_round` donates the old state's buffers, see `copy_state`; the first call of
+        `client_flops` traces every architecture once more (see `metrics.flops`).
       lanes: bucket name -> how many of its clients run side by side on a device.
       read_clients: (SimulationState, bucket name, rows) -> those states as NumPy; of clients that
         keep nothing between rounds, as the next downlink leaves them.
@@ -80,6 +85,8 @@ class Simulation(NamedTuple):
     of_trials: Callable[..., "Simulation"]
 
 
+@checked
+@with_standard_numerics
 def make_simulation(
     method: Method,
     federation: Federation,
@@ -98,9 +105,12 @@ def make_simulation(
     Raises:
       ValueError: the method cannot run on this federation.
     """
-    return _alone(make_trials(method, federation, [data], options))
+    _warn(method, federation, [data])
+    return _alone(bound_trials(method, federation, [data], options))
 
 
+@checked
+@with_standard_numerics
 def make_trials(
     method: Method,
     federation: Federation,
@@ -118,29 +128,62 @@ def make_trials(
       settings: of a method that is `varied`, float32 arrays with a leading axis of trials.
       Others as `make_simulation`.
     """
+    _warn(method, federation, data)
+    return bound_trials(method, federation, data, options, seeds, settings)
+
+
+@with_standard_numerics
+def bound_trials(
+    method: Method,
+    federation: Federation,
+    data: Sequence[FederationData],
+    options: SimulationOptions | None = None,
+    seeds: Sequence[int] | None = None,
+    settings: PyTree = (),
+) -> Simulation:
+    """Binds trials as `make_trials` does, without a word on what they cannot learn."""
     options = options or SimulationOptions()
     if seeds is None:
         seeds = range(options.seed, options.seed + len(data))
     return _simulation(bind(method, federation, join_trials(data), options, seeds, settings))
 
 
+def _warn(method: Method, federation: Federation, data: Sequence[FederationData]) -> None:
+    """Warns of the `batch_notes`, at the caller of a public function."""
+    counts = np.stack([of_trial.counts["train"] for of_trial in data])
+    for note in batch_notes(federation, method.training, counts):
+        # behind the function, its numerics and the check of its arguments
+        warnings.warn(note, stacklevel=5)
+
+
 def _simulation(program: Program) -> Simulation:
     def with_others(seeds: Sequence[int], settings: PyTree = ()) -> Simulation:
         return _simulation(of_trials(program, seeds, settings))
 
+    check = state_check(program)
+
+    def of_state(function: Callable, bound: Any = program) -> Callable:
+        """Returns the bound function (state, ...), which refuses a state of another simulation."""
+
+        def call(state, *args, **kwargs):
+            check(state)
+            return function(bound, state, *args, **kwargs)
+
+        return with_standard_numerics(call)
+
     return Simulation(
-        init=functools.partial(first_state, program),
-        run_round=functools.partial(run_round, compiled_round(program)),
-        evaluate=functools.partial(evaluate, program),
+        init=with_standard_numerics(functools.partial(first_state, program)),
+        run_round=of_state(run_round, compiled_round(program)),
+        evaluate=of_state(evaluate),
         trials=len(program.options),
-        client_flops=program.flops,
+        client_flops=with_standard_numerics(program.flops),
         rules=tuple(program.method.rules),
         lanes={name: clients.roster.lanes for name, clients in program.clients.items()},
-        read_clients=functools.partial(read_clients, program),
-        write_clients=functools.partial(write_clients, program),
-        find_fault=functools.partial(find_fault, program),
-        of_trials=with_others,
-        features=functools.partial(client_features, program),
+        read_clients=of_state(read_clients),
+        write_clients=of_state(write_clients),
+        find_fault=of_state(find_fault),
+        of_trials=with_standard_numerics(with_others),
+        features=of_state(client_features),
     )
 
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.method import ClientInfo
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.simulation.trials import of_trial
@@ -48,6 +49,7 @@ class SimulationState(NamedTuple):
         return of_trial(self.servers, 0)
 
 
+@checked
 def copy_state(state: SimulationState) -> SimulationState:
     """Copies a state, to be kept: a round works in place on the arrays of the one that it is given.
 

@@ -4,9 +4,12 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +38,7 @@ from fedjax_ht.core.names import unknown, unknown_option
 TRAINING = fl.LocalTraining(optax.sgd(0.1))
 Widths = Literal["auto"] | tuple[Literal["auto"]] | Annotated[tuple[Positive, ...], Within(1)]
 NAN, INFINITY = math.nan, math.inf
+METHOD = "a method, such as fl.local(fl.LocalTraining(optax.sgd(0.1)))"
 
 GOOD = [
     (0.1, Positive),
@@ -70,7 +74,17 @@ GOOD = [
     ({"cnn": 2}, Count | Mapping[str, Count]),
     (print, Callable[[int], int]),
     (Any, Any),
-    ("anything", fl.Data),
+    ("anything", jax.Array),
+    (fl.Split(np.zeros(2), 2), fl.Split),
+    ([fl.Split(np.zeros(2), 2)], Sequence[fl.Split]),
+    ((), Sequence[fl.Split]),
+    ([{"a": 1}], Sequence[dict[str, Any]]),
+    (fl.AsStored(), Callable | None),
+    ("data", str | os.PathLike | None),
+    (Path("data"), str | Path),
+    ([0, 1], np.ndarray),
+    (jnp.ones(2), np.ndarray | None),
+    ({"a": nn.Dense(1)}, Mapping[str, nn.Module]),
 ]
 BAD = [
     (NAN, Positive, "x is nan; it must be a number above 0"),
@@ -127,7 +141,28 @@ BAD = [
     (
         {"cnn": 0},
         Mapping[str, Count],
-        "x is {'cnn': 0}; it must be names with an integer of at least 1 each",
+        "x is {'cnn': 0}; it must be a dict, name -> an integer of at least 1",
+    ),
+    ("anything", fl.Data, "x is 'anything'; it must be a Data(...)"),
+    (fl.AsStored(), fl.Pixels, "x is an AsStored; it must be a Pixels(...)"),
+    (fl.fedproto, fl.Method, f"x is the function fedproto; it must be {METHOD}"),
+    (TRAINING, fl.Method | None, f"x is a LocalTraining; it must be {METHOD} or None"),
+    (
+        fl.Split(np.zeros(2), 2),
+        Sequence[fl.Split],
+        "x is a Split; it must be a list, each a Split(...)",
+    ),
+    ("ab", Sequence[str], "x is 'ab'; it must be a list, each text"),
+    (({}, []), Sequence[dict[str, Any]], "x is ({}, []); it must be a list, each a dict"),
+    (3, Callable | None, "x is 3; it must be a function or None"),
+    (3, str | os.PathLike | None, "x is 3; it must be text, a path or None"),
+    (3, np.ndarray, "x is 3; it must be an array"),
+    (fl.Split, np.ndarray, "x is <class 'fedjax_ht.core.samples.Split'>; it must be an array"),
+    (np.arange(999), fl.Method, f"x is a numpy.ndarray; it must be {METHOD}"),
+    (
+        [1],
+        Mapping[str, nn.Module],
+        "x is [1]; it must be a dict, name -> a Flax module, such as fl.SplitModel(base, head)",
     ),
     ("a" * 500, Literal["b"], f"x is '{'a' * 99}...; it must be 'b'"),
 ]

@@ -52,8 +52,6 @@ MASK = np.arange(12) < 3
         (FIRST._replace(train=3), r"train is an int of shape \[\]"),
         (FIRST._replace(train=[[0], [1, 2]]), "train is a list"),
         (FIRST._replace(val=None), "val is a NoneType"),
-        (np.arange(3), r"is a numpy.ndarray; it must be fl.ClientIndices\(train, val, test\)"),
-        ((FIRST.train, FIRST.val, FIRST.test), "is a tuple; it must be fl.ClientIndices"),
     ],
 )
 def test_a_wrong_client_is_refused_in_one_line(wrong, message):
@@ -69,16 +67,22 @@ def test_a_wrong_client_is_refused_in_one_line(wrong, message):
 @pytest.mark.parametrize(
     "wrong, kind",
     [
-        (np.arange(4), "a numpy.ndarray"),
-        ({0: FIRST, 1: SECOND}, "a dict"),
-        (FIRST, "a fedjax_ht.ClientIndices"),
-        ((), "a tuple"),
-        ("iid", "a str"),
-        (2, "an int"),
+        (np.arange(4), "the split is a numpy.ndarray"),
+        ({0: FIRST, 1: SECOND}, "the split is a dict"),
+        (FIRST, "the split is a ClientIndices"),
+        ((), "the split is a tuple"),
+        ("iid", "the split is a str"),
+        (2, "the split is an int"),
+        ((FIRST, np.arange(3)), "client 1 is a numpy.ndarray"),
+        ([(FIRST.train, FIRST.val, FIRST.test), SECOND], "client 0 is a tuple"),
     ],
 )
 def test_a_split_is_a_tuple_of_clients(wrong, kind):
-    with pytest.raises(ValueError, match=f"^mine: the split is {kind}; it must be a tuple with on"):
+    with pytest.raises(
+        ValueError, match=f"^mine: {kind}; it must be .*fl.ClientIndices.train, val"
+    ):
+        dataclasses.replace(DATASET, clients=wrong)
+    with pytest.raises(ValueError, match=r"it must be .*fl.ClientIndices.train, val"):
         make_federation_data(DATASET, wrong, FEDERATION)
 
 

@@ -188,7 +188,7 @@ def test_wrong_weights_are_one_line(arrays, tmp_path):
 def test_fields_are_checked(config, tmp_path, arrays):
     save_safetensors(tmp_path / "wide.safetensors", arrays["mlp_wide"])
     for changes, message in (
-        ({"weights": 3}, r"^model\.weights is 3; it must be text or names with text each$"),
+        ({"weights": 3}, r"^model\.weights is 3; it must be text or a dict, name -> text$"),
         ({"weights": {"mlp_wide": 3}}, r"^model\.weights is .*; it must be text or names"),
         (
             {"weights": "x.pth", "group": "conv4", "norm": "group", "rates": "1"},

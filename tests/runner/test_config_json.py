@@ -33,7 +33,7 @@ BROKEN = {
         "entries": [ENTRY]
     },
     "is not what a run writes (KeyError: 'label')": {"entries": [{"method": "local"}]},
-    "entries is 3; it must be a tuple, each text or names with a value each": {"entries": 3},
+    "entries is 3; it must be a tuple, each text or a dict, name -> a value": {"entries": 3},
     "is not what a run writes (TypeError": {"run": {"version": "new"}},
     "is not what a run writes (AttributeError": {"partition": 3},
     "is not what a run writes (KeyError: 'version')": {"run": {}},

@@ -77,7 +77,7 @@ def scripted(*accuracies, trials=None, silent_in=()):
 
 
 def test_the_method_is_the_simulations():
-    with pytest.raises(TypeError, match="rounds is Method; it must be a whole number"):
+    with pytest.raises(ValueError, match="rounds is a Method; it must be an integer of at least 0"):
         run(scripted([0.0]), LOCAL, 1)
 
 

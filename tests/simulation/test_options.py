@@ -3,7 +3,7 @@ import pytest
 
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 
-LANES = "an integer of at least 1, 'auto' or names with an integer of at least 1 each"
+LANES = "an integer of at least 1, 'auto' or a dict, name -> an integer of at least 1"
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjax_ht.core.names import listed_clients as clients
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition.splits import class_counts
 
-SHOWN = 5  # clients that a line names
 FOREIGN, ALONE = 0.02, 0.1
 """Shares of the mean accuracy, of test samples of classes that their client never trains on and of
 clients with one class alone, from which on a line is written: every skewed split has a few."""
@@ -75,7 +75,7 @@ def _shared_notes(partition: Partition) -> list[str]:
             of_first = owners[first[shared[0]] :][: counts[shared[0]]]
             notes.append(
                 f"{len(shared)} samples are {name} samples of several clients, first sample "
-                f"{samples[shared[0]]} of {_clients(of_first)}; deal every sample to one client, "
+                f"{samples[shared[0]]} of {clients(of_first)}; deal every sample to one client, "
                 "unless clients are meant to share data"
             )
     return notes
@@ -100,12 +100,12 @@ def _idle_notes(train: np.ndarray, test: np.ndarray) -> list[str]:
     untrained, untested = np.flatnonzero(train.sum(1) == 0), np.flatnonzero(test.sum(1) == 0)
     if len(untrained):
         notes.append(
-            f"{_clients(untrained)} of {len(train)} without training samples: what is scored there "
+            f"{clients(untrained)} of {len(train)} without training samples: what is scored there "
             "was never trained there; give them some, or leave them out"
         )
     if len(untested):
         notes.append(
-            f"{_clients(untested)} of {len(test)} without test samples: mean accuracies leave them "
+            f"{clients(untested)} of {len(test)} without test samples: mean accuracies leave them "
             "out; a smaller train_share or more samples a client gives them some"
         )
     return notes
@@ -119,7 +119,7 @@ def _class_notes(train: np.ndarray, test: np.ndarray) -> list[str]:
     of_mean = (foreign / np.maximum(test.sum(1), 1)).sum() / max(1, has_both.sum())
     if of_mean >= FOREIGN:
         notes.append(
-            f"{_clients(np.flatnonzero(foreign))} of {len(test)} with test samples of classes that "
+            f"{clients(np.flatnonzero(foreign))} of {len(test)} with test samples of classes that "
             f"the client never trains on, {100 * of_mean:.3g} points of the mean accuracy: only "
             "what other clients send can get these right; stratified=True, where the partition has "
             "it, gives each class of a client its share of training and testing"
@@ -127,16 +127,8 @@ def _class_notes(train: np.ndarray, test: np.ndarray) -> list[str]:
     alone = np.flatnonzero(has_both & (((train > 0) | (test > 0)).sum(1) == 1))
     if len(alone) and len(alone) >= ALONE * len(train):
         notes.append(
-            f"{_clients(alone)} of {len(test)} with one class alone, in training and in testing: a "
+            f"{clients(alone)} of {len(test)} with one class alone, in training and in testing: a "
             "model that always answers it scores 100 % there; a larger alpha or "
             "classes_per_client mixes classes"
         )
     return notes
-
-
-def _clients(ids: np.ndarray) -> str:
-    """Writes "client 2" or "clients 0, 1, 2, 3, 4 and 7 more"."""
-    names = ", ".join(map(str, ids[:SHOWN]))
-    if len(ids) > SHOWN:
-        names += f" and {len(ids) - SHOWN} more"
-    return f"client{'s' if len(ids) > 1 else ''} {names}"

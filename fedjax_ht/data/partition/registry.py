@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ht.core.annotations import Count
-from fedjax_ht.core.bounds import check_value
+from fedjax_ht.core.annotations import Count, Seed
+from fedjax_ht.core.bounds import check_value, checked
 from fedjax_ht.core.names import unknown, unknown_option
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition.dirichlet import dfrd, dirichlet, practical
@@ -58,8 +58,9 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
 TRIES = 10  # draws of a split that a message may name
 
 
+@checked
 def make_partition(
-    kind: str, dataset: Dataset, num_clients: int, seed: int = 1, **options
+    kind: str, dataset: Dataset, num_clients: Count, seed: Seed = 1, **options
 ) -> Partition:
     """Splits a dataset among clients; a pure function of its arguments, independent of the images.
 

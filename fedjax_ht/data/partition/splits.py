@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from fedjax_ht.core.annotations import Part, Rest
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 
 Sets = Literal["merged", "official"]
@@ -18,6 +19,7 @@ def by_class(labels: np.ndarray, num_classes: int) -> list[np.ndarray]:
     return [np.flatnonzero(labels == c) for c in range(num_classes)]
 
 
+@checked
 def class_counts(
     labels: np.ndarray, partition: Partition, set: str = "train", num_classes: int | None = None
 ) -> np.ndarray:

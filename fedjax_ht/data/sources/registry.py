@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.names import unknown
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.archive import two_places
@@ -105,6 +106,7 @@ def find_dataset(name: str, data_dir: str | os.PathLike) -> tuple[Path, ...]:
     return tuple(source.find(Path(data_dir).expanduser().resolve()))
 
 
+@checked
 def load_dataset(
     name: str,
     data_dir: str | os.PathLike | None = None,

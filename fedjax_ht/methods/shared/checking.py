@@ -12,12 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.aggregation import server_step
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.contract import guarded, one_line
 from fedjax_ht.core.counts import counts_fit
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.method import ClientInfo, Context, Method, Received
+from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.round import Channel, client_step, send
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree
@@ -32,6 +34,8 @@ HIDDEN = {"f": np.nan, "i": 1000, "b": True}
 NOTHING = {"f": 0.0, "i": 0, "b": False}
 
 
+@checked
+@with_standard_numerics
 def check_method(method: Method, federation: Federation | None = None) -> None:
     """Plays two rounds of a tiny federation and refuses a method that breaks the contract.
 

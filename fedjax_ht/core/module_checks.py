@@ -1,0 +1,246 @@
+"""Checks of a model's module before anything is compiled: what it must have, and what clients give
+it. Each fault is one line that names the model, the part of it, and what to write."""
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import errors
+
+from fedjax_ht.core.inputs import InputShape, described, zeros
+from fedjax_ht.core.trees import PyTree
+
+COLLECTIONS = ("params", "batch_stats")
+"""Variables that a client keeps of a module."""
+
+STREAM = "dropout"
+"""Stream of random numbers that a module gets in training."""
+
+STATEFUL = "SplitModel(base, head, stateful=True), whose base takes (x, train, mask)"
+
+
+class Traced(NamedTuple):
+    """The trace of a module on one sample.
+
+    Attributes:
+      params: forms of its parameters.
+      features, logits: forms of what it returns.
+      draws: it draws random numbers in training by more than nn.Dropout, so that its training
+        cannot be traced without a key.
+      flat_norms: paths of norms whose batch statistics are of one value a sample and channel: those
+        behind a dense layer.
+    """
+
+    params: PyTree
+    features: jax.ShapeDtypeStruct
+    logits: jax.ShapeDtypeStruct
+    draws: bool
+    flat_norms: tuple[str, ...]
+
+
+def keep_all(next_function: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
+    """Intercepts nn.Dropout where there is no key of its stream: it drops nothing."""
+    module = context.module
+    is_dropout = isinstance(module, nn.Dropout) and context.method_name == "__call__"
+    if not is_dropout or module.rng_collection != STREAM or module.has_rng(STREAM):
+        return next_function(*args, **kwargs)
+    return args[0] if args else kwargs["inputs"]
+
+
+def check_module(name: str, module: Any) -> None:
+    """Raises a ValueError unless a value is a Flax module with an extractor and a head, and a
+    hash."""
+    kind = module if isinstance(module, type) else type(module)
+    if isinstance(module, type):
+        raise ValueError(
+            f"model {name!r} is the class {kind.__name__}; give an instance: {kind.__name__}(...)"
+        )
+    if not isinstance(module, nn.Module):
+        raise ValueError(
+            f"model {name!r} is a {kind.__module__}.{kind.__name__}; "
+            f"it must be a Flax module (flax.linen): fl.SplitModel(base, head){of_nnx(module)}"
+        )
+    if not (hasattr(kind, "features") and hasattr(kind, "classify")):
+        raise ValueError(
+            f"model {name!r} is a {kind.__name__} without features and classify; "
+            "wrap a feature extractor and a head: fl.SplitModel(base, head)"
+        )
+    try:
+        hash(module)
+    except TypeError:  # compiled programs are kept by the module
+        raise ValueError(
+            f"model {name!r} has no hash: give its modules tuples where they have lists"
+        ) from None
+
+
+def of_nnx(module: Any) -> str:
+    """Writes how a module of flax.nnx becomes one of flax.linen; nothing for other values."""
+    bases = type(module).__mro__
+    if not any(base.__module__.startswith("flax.nnx") for base in bases):
+        return ""
+    return f"; wrap it by flax.nnx.bridge.to_linen({type(module).__name__}, *arguments)"
+
+
+def traced(name: str, module: nn.Module, input_shape: InputShape) -> Traced:
+    """Traces a module as clients run it, on one sample.
+
+    Args:
+      name: of the model, for messages.
+      module: a Flax module with `features` and `classify`.
+      input_shape: see `Bucket.input_shape`.
+
+    Raises:
+      ValueError: it keeps, draws or asks for what clients do not give. One line.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    with _told(name, module, input_shape):
+        variables = jax.eval_shape(lambda key: module.init(key, zeros(input_shape)), key)
+    _check_variables(name, variables)
+    flat_norms: list[str] = []
+    trace = functools.partial(_trace, name, module, input_shape, flat_norms)
+    with _told(name, module, input_shape):
+        try:
+            features, logits = jax.eval_shape(functools.partial(trace, None), variables)
+            draws = False
+        except errors.InvalidRngError:  # it may draw in training, where there is a key
+            features, logits = jax.eval_shape(trace, key, variables)
+            draws = True
+    norms = tuple(dict.fromkeys(flat_norms))
+    return Traced(variables["params"], features, logits, draws=draws, flat_norms=norms)
+
+
+def _trace(
+    name: str,
+    module: nn.Module,
+    input_shape: InputShape,
+    flat_norms: list[str],
+    key: jax.Array | None,
+    variables: PyTree,
+) -> tuple[jax.Array, jax.Array]:
+    """Runs a module in training, with a key or without, and in evaluation; returns features and
+    logits of one sample."""
+    x, mask = zeros(input_shape), jnp.ones(1, bool)
+    rngs = None if key is None else {STREAM: key}
+    run = functools.partial(module.apply, variables, method="features", mutable=["batch_stats"])
+    note = functools.partial(_note_flat_norm, flat_norms)
+    with nn.intercept_methods(note), nn.intercept_methods(keep_all):
+        features, changed = run(x, True, mask, rngs=rngs)
+        if key is not None:  # a module that draws in training may do so when it is scored
+            run(x, False, mask)
+    if not getattr(module, "stateful", True) and _rewrites(variables, changed):
+        raise ValueError(
+            f"model {name!r} normalises by the batch that it sees, its padding included, and "
+            f"would be scored so: wrap it as {STATEFUL}"
+        )
+    logits: Any = module.apply(variables, features, method="classify")  # nothing is mutable
+    return features, logits
+
+
+def _note_flat_norm(
+    flat_norms: list[str], next_function: Callable, args: tuple, kwargs: dict, context: Any
+) -> Any:
+    """Intercepts modules that keep batch statistics, and notes the path of one whose input has a
+    single value per channel, for one sample."""
+    module = context.module
+    kept = module.variables.get("batch_stats", {}) if module.scope is not None else {}
+    own_statistics = any(not hasattr(value, "items") for value in kept.values())
+    if own_statistics and context.method_name == "__call__" and args:
+        x = args[0]
+        if hasattr(x, "shape") and x.ndim and x.size == x.shape[-1]:
+            flat_norms.append("/".join(module.path))
+    return next_function(*args, **kwargs)
+
+
+def _check_variables(name: str, variables: PyTree) -> None:
+    """Refuses collections that clients do not keep, parameters of other parts, and batch statistics
+    of a head."""
+    for collection in variables:
+        if collection not in COLLECTIONS:
+            path = jax.tree_util.keystr(
+                jax.tree.leaves_with_path(variables[collection])[0][0], simple=True, separator="/"
+            )
+            raise ValueError(
+                f"model {name!r} keeps {path} in the collection {collection!r}, and clients keep "
+                "'params' and 'batch_stats' alone; write self.param(...) for what is trained, "
+                "self.variable('batch_stats', ...) for what training changes, and a plain "
+                "jax.numpy array for a constant"
+            )
+    params = variables.get("params", {})
+    if set(params) != {"base", "head"}:
+        raise ValueError(
+            f"model {name!r} has parameters {sorted(params)}; expected 'base' and 'head' (use "
+            "SplitModel)"
+        )
+    statistics = variables.get("batch_stats", {})
+    if "head" in statistics:
+        path = jax.tree.leaves_with_path(statistics["head"])[0][0][:-1]
+        place = "/".join(["head", *(str(entry.key) for entry in path)])
+        raise ValueError(
+            f"model {name!r} keeps batch statistics in its head ({place}), which is called without "
+            f"train and mask; move the norm to the end of the base: {STATEFUL}"
+        )
+
+
+def _rewrites(variables: PyTree, changed: PyTree) -> bool:
+    """Returns whether a traced call has changed batch statistics."""
+    # Statistics that a module only reads come back as the same objects.
+    before = jax.tree.leaves(variables.get("batch_stats", {}))
+    after = jax.tree.leaves(changed.get("batch_stats", {}))
+    return any(old is not new for old, new in zip(before, after, strict=True))
+
+
+@contextlib.contextmanager
+def _told(name: str, module: nn.Module, input_shape: InputShape) -> Iterator[None]:
+    """Turns errors of Flax and JAX about a module into one line; others get a note that names the
+    model."""
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith(f"model {name!r}"):
+            raise
+        _add_note(error, name, input_shape)
+        raise
+    except Exception as error:
+        reason = _reason(error)
+        if reason is None:
+            _add_note(error, name, input_shape)
+            raise
+        raise ValueError(f"model {name!r}: {reason}") from error
+
+
+def _add_note(error: Exception, name: str, input_shape: InputShape) -> None:
+    error.add_note(f"while tracing model {name!r} on one sample {described(input_shape)}")
+
+
+def _reason(error: Exception) -> str | None:
+    """Writes what an error of Flax or JAX means here and what to write; None for others."""
+    line = (str(error).splitlines() or [""])[0]
+    drawn = re.match(r'(\S+) needs PRNG for "(\w+)"', line)
+    if drawn and drawn[2] == STREAM:
+        return (
+            f"{drawn[1]} draws random numbers in evaluation or in the head, where there is no key; "
+            f"write deterministic=not train in the base: {STATEFUL}"
+        )
+    if drawn:
+        return (
+            f"{drawn[1]} draws from the stream {drawn[2]!r}, and clients give 'dropout' alone, in "
+            "training; write self.make_rng('dropout') where self.has_rng('dropout')"
+        )
+    axis = re.search(r"unbound axis name: (\w+)", line)
+    if axis:
+        return (
+            f"it sums over an axis {axis[1]!r} of several devices, and a client trains on one; "
+            "leave axis_name out"
+        )
+    if "RngStream" in line:
+        return f"its flax.nnx module asks for a stream of random numbers, {line}; leave Dropout out"
+    if isinstance(error, TypeError) and "positional argument" in line:
+        return f"{line}; a base is called as base(x), with stateful=True as base(x, train, mask)"
+    if isinstance(error, errors.FlaxError):
+        return re.sub(r" \(https?://.*", "", line)
+    return None

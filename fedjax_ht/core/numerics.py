@@ -1,0 +1,59 @@
+"""The switches of jax under which the library traces and runs, whatever other code of the process
+has them set to.
+
+States, messages and results are of 32 bits. With 64 the carries of loops would change their types,
+messages would have twice the bytes, and a run would not go on where one of 32 bits stopped; under
+strict promotion of types or ranks models of others would not trace at all.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import jax
+
+F = TypeVar("F", bound=Callable)
+
+STANDARD: dict[str, Any] = {
+    "jax_enable_x64": False,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_numpy_rank_promotion": "allow",
+}
+"""Switches of jax and the values that the library needs, which are jax's own defaults."""
+
+
+def _others() -> dict[str, Any]:
+    """Returns the switches that stand otherwise here, and the values they need."""
+    return {name: value for name, value in STANDARD.items() if getattr(jax.config, name) != value}
+
+
+@contextlib.contextmanager
+def standard_numerics() -> Iterator[None]:
+    """Sets the switches inside, in this thread alone."""
+    switches: Any = jax  # type checkers know not all of them by name
+    with contextlib.ExitStack() as stack:
+        for name, value in _others().items():
+            # `enable_x64` is in jax.experimental before jax 0.8
+            switch = name.removeprefix("jax_")
+            place = switches if hasattr(switches, switch) else switches.experimental
+            stack.enter_context(getattr(place, switch)(value))
+        yield
+
+
+def with_standard_numerics(function: F) -> F:
+    """Makes a function trace and run under the switches that the library needs."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        with standard_numerics():
+            return function(*args, **kwargs)
+
+    wrapped: Any = call
+    return wrapped
+
+
+def use_standard_numerics() -> None:
+    """Sets the switches for a whole process that runs nothing but the library, in all threads."""
+    for name, value in _others().items():
+        jax.config.update(name, value)

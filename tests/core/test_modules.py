@@ -1,0 +1,196 @@
+"""Modules of one's own: what clients give them, and what is refused in one line."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import fedjax_ht as fl
+from fedjax_ht.metrics.memory import training_memory
+from fedjax_ht.simulation.lanes import step_cost
+from tests.federations import TRAINING
+
+HEAD = nn.Dense(3)
+
+
+class Plain(nn.Module):
+    """A layer, and behind it a module of the test's choice."""
+
+    last: nn.Module | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(8)(x))
+        return x if self.last is None else self.last(x)
+
+
+class Dropped(nn.Module):
+    stream: str = "dropout"
+
+    @nn.compact
+    def __call__(self, x, train, mask):
+        dropout = nn.Dropout(0.5, rng_collection=self.stream)
+        return dropout(nn.relu(nn.Dense(8)(x)), deterministic=not train)
+
+
+class Attentive(nn.Module):
+    scored: bool = False
+
+    @nn.compact
+    def __call__(self, x, train, mask):
+        x = nn.Dense(8)(x.reshape(len(x), 3, 2))
+        keeps = not train and not self.scored
+        attention = nn.MultiHeadDotProductAttention(2, dropout_rate=0.5, deterministic=keeps)
+        return attention(x, x).mean(1)
+
+
+class Noisy(nn.Module):
+    @nn.compact
+    def __call__(self, x, train, mask):
+        x = nn.Dense(8)(x)
+        return x + jax.random.normal(self.make_rng("noise"), x.shape) if train else x
+
+
+class Scaled(nn.Module):
+    collection: str = "constants"
+
+    @nn.compact
+    def __call__(self, x):
+        return x * self.variable(self.collection, "scale", jnp.ones, (1,)).value
+
+
+class Synchronised(nn.Module):
+    @nn.compact
+    def __call__(self, x, train, mask):
+        return nn.BatchNorm(use_running_average=not train, axis_name="batch")(nn.Dense(8)(x))
+
+
+class Linear(nnx.Module):
+    """A layer of flax.nnx."""
+
+    def __init__(self, width: int, features: int, rngs: nnx.Rngs):
+        self.layer = nnx.Linear(width, features, rngs=rngs)
+        self.norm = nnx.BatchNorm(features, rngs=rngs)
+
+    def __call__(self, x, train, mask):
+        return self.norm(self.layer(x), use_running_average=not train)
+
+
+class Dropping(Linear):
+    def __init__(self, width: int, features: int, rngs: nnx.Rngs):
+        super().__init__(width, features, rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+
+def stateful(base: nn.Module) -> fl.SplitModel:
+    return fl.SplitModel(base, HEAD, stateful=True)
+
+
+def bucket_of(module: nn.Module) -> fl.Bucket:
+    return fl.make_federation({"m": module}, (6,), 3, num_clients=1).buckets[0]
+
+
+FROZEN, FIXED = nn.BatchNorm(use_running_average=True), nn.Dropout(0.5, deterministic=False)
+REFUSED = {
+    "collection": (
+        lambda: fl.SplitModel(Plain(Scaled()), HEAD),
+        "model 'm' keeps base/last/scale in the collection 'constants', and clients keep 'params'",
+    ),
+    "norm in the head": (
+        lambda: fl.SplitModel(Plain(), nn.Sequential((FROZEN, HEAD))),
+        "model 'm' keeps batch statistics in its head (head/layers_0), which is called without tr",
+    ),
+    "dropout in the head": (
+        lambda: fl.SplitModel(Plain(), nn.Sequential((FIXED, HEAD))),
+        "model 'm': layers_0 draws random numbers in evaluation or in the head, where there is no",
+    ),
+    "drawn in evaluation": (
+        lambda: stateful(Attentive(scored=True)),
+        "model 'm': MultiHeadDotProductAttention_0 draws random numbers in evaluation or in the h",
+    ),
+    "stream": (
+        lambda: stateful(Noisy()),
+        "model 'm': base draws from the stream 'noise', and clients give 'dropout' alone, in trai",
+    ),
+    "stream of a dropout": (
+        lambda: stateful(Dropped("drop")),
+        "model 'm': Dropout_0 draws from the stream 'drop', and clients give 'dropout' alone, in ",
+    ),
+    "axis": (
+        lambda: stateful(Synchronised()),
+        "model 'm': it sums over an axis 'batch' of several devices, and a client trains on one; ",
+    ),
+    "not stateful": (
+        lambda: fl.SplitModel(Dropped(), HEAD),
+        "model 'm': Dropped.__call__() missing 2 required positional arguments: 'train' and 'mask",
+    ),
+    "stateful": (
+        lambda: stateful(Plain()),
+        "model 'm': Plain.__call__() takes 2 positional arguments but 4 were given; a base is cal",
+    ),
+    "nnx": (
+        lambda: Linear(6, 8, nnx.Rngs(0)),
+        "model 'm' is a tests.core.test_modules.Linear; it must be a Flax module (flax.linen): fl",
+    ),
+    "nnx dropout": (
+        lambda: stateful(nnx.bridge.to_linen(Dropping, 6, 8)),
+        "model 'm': its flax.nnx module asks for a stream of random numbers, ",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_module_that_clients_cannot_run_is_one_line(kind):
+    make, message = REFUSED[kind]
+    with pytest.raises(ValueError) as error:
+        bucket_of(make())
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+    assert ("to_linen(Linear" in str(error.value)) == (kind == "nnx")
+
+
+def test_a_part_of_flax_nnx_names_the_bridge_which_works():
+    with pytest.raises(
+        ValueError, match=r"SplitModel's base .*flax.nnx.bridge.to_linen\(Linear, \*"
+    ):
+        fl.SplitModel(Linear(6, 8, nnx.Rngs(0)), HEAD)
+    bucket = bucket_of(stateful(nnx.bridge.to_linen(Linear, 6, 8)))
+    variables = fl.init_variables(bucket, jax.random.key(0))
+    out, stats = run(bucket, variables, True)
+    assert out.shape == (4, 8)
+    assert not np.array_equal(
+        *(tree["base"]["norm"]["mean"] for tree in (stats, variables["stats"]))
+    )
+
+
+X, MASK = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32), np.ones(4, bool)
+
+
+def run(bucket, variables, train: bool, key=None):
+    return fl.features(bucket, variables["params"], variables["stats"], X, MASK, train, key)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [stateful(Dropped()), fl.SplitModel(Plain(FIXED), HEAD), stateful(Attentive())],
+    ids=["documented", "plain", "attention"],
+)
+def test_dropout_acts_in_training_by_its_key_alone(module):
+    bucket = bucket_of(module)
+    variables = fl.init_variables(bucket, jax.random.key(0))
+    keys = jax.random.split(jax.random.key(1))
+    first, second = (run(bucket, variables, True, key)[0] for key in keys)
+    scored = run(bucket, variables, False)[0]
+    assert not np.array_equal(first, second) and not np.array_equal(first, scored)
+    np.testing.assert_array_equal(run(bucket, variables, True, keys[0])[0], first)
+    if not bucket.draws:  # without a key nothing is dropped
+        np.testing.assert_array_equal(run(bucket, variables, True)[0], scored)
+    # what is counted of a step needs no key from outside
+    assert training_memory(bucket, TRAINING) > 0 and step_cost(bucket, 4).kernels > 0
+
+
+def test_other_errors_of_a_module_name_the_model():
+    with pytest.raises(ValueError, match="must have shape") as error:
+        bucket_of(fl.SplitModel(nn.Sequential((nn.Dense(4), jnp.linalg.inv)), HEAD))
+    assert "while tracing model 'm' on one sample (6,)" in error.value.__notes__

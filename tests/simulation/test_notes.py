@@ -1,0 +1,114 @@
+"""Batch norms that see a single value per channel are told of before anything trains."""
+
+import dataclasses
+import warnings
+
+import flax.linen as nn
+import numpy as np
+import optax
+import pytest
+
+import fedjax_ht as fl
+from fedjax_ht.core.local_training import num_steps
+from fedjax_ht.data.client_data import arranged
+from fedjax_ht.experiment.notes import notes
+from fedjax_ht.models.norm import Norm
+from fedjax_ht.simulation.notes import batch_notes, smallest_batch
+
+
+class Normed(nn.Module):
+    """A layer and a norm: behind a dense layer, or over the pixels of a convolution."""
+
+    kind: str = "batch"
+    convolves: bool = False
+
+    @nn.compact
+    def __call__(self, x, train, mask):
+        x = nn.Conv(4, (1, 1))(x) if self.convolves else nn.Dense(4)(x.reshape(len(x), -1))
+        if self.kind == "flax":
+            real = None if mask is None else mask[:, None]
+            x = nn.BatchNorm(use_running_average=not train)(x, mask=real)
+        else:
+            x = Norm(self.kind)(x, train, mask)
+        return x.reshape(len(x), -1)
+
+
+def federation(**fields) -> fl.Federation:
+    model = fl.SplitModel(Normed(**fields), nn.Dense(2), stateful=True)
+    return fl.make_federation({"m": model, "plain": fl.mlp(2, (4,))}, (2, 2, 1), 2, num_clients=4)
+
+
+RECIPE = fl.LocalTraining(optax.sgd(0.1), batch_size=4)
+COUNTS = np.array([[8, 1, 9, 1]])  # clients 0 and 2 have the model with a norm
+ENDS = {
+    "set batch_size to 2 or more, or norm by group or layer": {"batch_size": 1},
+    "leave out the last, partial batch (drop_remainder=True), or n": {"drop_remainder": False},
+}
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4])
+@pytest.mark.parametrize("drop_remainder", [True, False])
+def test_the_smallest_batch_is_that_of_the_training(batch_size, drop_remainder):
+    recipe = dataclasses.replace(RECIPE, batch_size=batch_size, drop_remainder=drop_remainder)
+    counts = np.arange(10)
+    expected = []
+    for count in counts.tolist():
+        starts = range(0, int(num_steps(recipe, count)) * batch_size, batch_size)
+        expected.append(min((min(batch_size, count - start) for start in starts), default=0))
+    np.testing.assert_array_equal(smallest_batch(recipe, counts), expected)
+
+
+@pytest.mark.parametrize("kind", ["batch", "flax"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_batch_of_one_is_told_of(kind, end):
+    (note,) = batch_notes(federation(kind=kind), dataclasses.replace(RECIPE, **ENDS[end]), COUNTS)
+    named = "clients 0, 2" if "batch_size" in ENDS[end] else "client 2"
+    norm = "base/BatchNorm_0" if kind == "flax" else "base/Norm_0"
+    assert note.startswith(f"{named} of model 'm' with training batches of a single sample, of wh")
+    assert f"({norm})" in note and end in note
+
+
+def test_other_norms_batches_and_models_are_not():
+    single = np.array([[1, 1, 1, 1]])
+    assert "min_samples=3" in batch_notes(federation(), RECIPE, single)[0]
+    single_samples = dataclasses.replace(RECIPE, batch_size=1)
+    for fields in ({"kind": "group"}, {"kind": "layer"}, {"convolves": True}):
+        assert not batch_notes(federation(**fields), single_samples, COUNTS)
+    assert not batch_notes(federation(), RECIPE, COUNTS)
+    assert not batch_notes(federation(), RECIPE, np.array([[0, 1, 2, 1]]))
+
+
+def test_a_simulation_warns_at_its_caller():
+    labels = np.arange(16) % 2
+    dataset = fl.Dataset("d", np.zeros((16, 2, 2, 1), np.uint8), labels, ("a", "b"))
+    partition = fl.make_partition("iid", dataset, 4)
+    normed = federation()
+    data = arranged(dataset, partition, normed)
+    method = fl.local(dataclasses.replace(RECIPE, batch_size=1))
+    for make, of_trials in ((fl.make_simulation, data), (fl.make_trials, [data])):
+        with pytest.warns(UserWarning, match="set batch_size to 2 or more") as caught:
+            make(method, normed, of_trials)
+        assert len(caught) == 1 and caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fl.make_simulation(fl.local(RECIPE), federation(kind="layer"), data)
+
+
+def models(num_classes, input_shape, feature_dim):
+    return {"m": fl.SplitModel(Normed(), nn.Dense(num_classes), stateful=True)}
+
+
+def test_a_run_begins_with_its_notes(tiny_config):
+    """Once, though both entries have the same."""
+    from fedjax_ht.experiment.build import build
+    from tests.runs import config_of
+
+    config = config_of(tiny_config)
+    assert not notes(build(config))
+    config.training.batch_size, config.model.group = 1, f"{__name__}:models"
+    config.partition.options.alpha, config.partition.options.min_samples = 0.1, 2
+    lines = notes(build(config))
+    assert [line.split(" of model")[0] for line in lines if "batches of a single" in line] == [
+        "clients 0, 1, 2, 3"
+    ]
+    assert any(line.startswith("split: client") for line in lines)
