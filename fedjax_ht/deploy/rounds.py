@@ -52,6 +52,7 @@ def as_rounds(server: Server) -> Rounds:
         trials=None,
         client_flops=lambda: server.flops,
         rules=tuple(server.plan.method.rules),
+        num_classes=server.federation.num_classes,
     )
 
 

@@ -27,6 +27,7 @@ from fedjax_ht.report.figures import save
 from fedjax_ht.report.maps import remember_map
 from fedjax_ht.report.plots import image_grid
 from fedjax_ht.runner.signals import Interrupted
+from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.history import Row, by_trial, is_over, run_rounds
 from fedjax_ht.simulation.lanes import simulation_lanes
 from fedjax_ht.simulation.simulation import SimulationState
@@ -92,6 +93,7 @@ def train_entry(
         listeners.stage(_compiling(label, experiment, config))
     course = _Course(label, experiment, config, folder, checkpointer, listeners, caught, writes)
     course.saved = _rounds_done(state)
+    course.divergence = Divergence(experiment.dataset.num_classes, history)
     state, history = run_rounds(
         simulation,
         config.rounds,
@@ -131,6 +133,7 @@ class _Course:
     saved: int = -1  # round of the newest checkpoint
     written: int = 0  # rows in the files
     warned: set[tuple[int, str]] = dataclasses.field(default_factory=set)  # trial and warning
+    divergence: Divergence = dataclasses.field(default_factory=lambda: Divergence(None))
 
     def write(self, history: list[Row]) -> None:
         if self.writes:
@@ -151,10 +154,15 @@ class _Course:
         warning = warn_of(row) if warn_of and row["round"] else None
         if warning and (row["trial"], warning) not in self.warned:
             self.warned.add((row["trial"], warning))
-            self.listeners.warn(f"{place_of(self.label, row, self.config.trials)}: {warning}")
+            self._warn(row, warning)
+        for line in self.divergence.notes(row):
+            self._warn(row, line)
         if row["round"] == 0 and row["trial"] == self.config.trials - 1:
             # the untrained federation is evaluated; the first round may compile for long
             stop_if_signalled(self.caught)
+
+    def _warn(self, row: Row, line: str) -> None:
+        self.listeners.warn(f"{place_of(self.label, row, self.config.trials)}: {line}")
 
     def after_round(self, state: SimulationState, history: list[Row]) -> bool:
         """Returns True to stop."""

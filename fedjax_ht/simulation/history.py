@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_ht.core.annotations import Count, Whole
 from fedjax_ht.core.bounds import checked
+from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.rows import Row, evaluation_row, round_row
 from fedjax_ht.simulation.simulation import Rounds, Simulation
 from fedjax_ht.simulation.state import SimulationState, copy_state
@@ -132,7 +133,7 @@ def run(
     """Runs up to `rounds` rounds, from the start or from where `state` and `history` stand.
 
     Clients and servers whose results are not finite keep their old state; a RuntimeWarning names
-    them, each once.
+    them, each once, and tells of training that diverges, see `divergence.Divergence`.
 
     Args:
       simulation: what to run.
@@ -165,7 +166,8 @@ def run(
     check_start(state, history)
     if state is not None:
         state = copy_state(state)
-    watched = Watch(progress_fn, simulation.trials)
+    divergence = Divergence(simulation.num_classes, history)
+    watched = Watch(progress_fn, simulation.trials, divergence)
     return run_rounds(
         simulation,
         rounds,

@@ -39,6 +39,7 @@ class Rounds(NamedTuple):
       client_flops: () -> float64 [num_clients], with `trials` [trials, num_clients], FLOPs of each
         client in a round that it takes part in.
       rules: the method's inference rules, the reported one first.
+      num_classes: of the task, whose guessing losses are compared with; None compares none.
     """
 
     init: Callable[[], SimulationState]
@@ -47,6 +48,7 @@ class Rounds(NamedTuple):
     trials: int | None
     client_flops: Callable[[], np.ndarray]
     rules: tuple[str, ...]
+    num_classes: int | None = None
 
 
 class Simulation(NamedTuple):
@@ -54,7 +56,7 @@ class Simulation(NamedTuple):
     function is compiled at its first call.
 
     Attributes:
-      init, run_round, evaluate, trials, client_flops, rules: see `Rounds`.
+      init, run_round, evaluate, trials, client_flops, rules, num_classes: see `Rounds`.
         `run_round` donates the old state's buffers, see `copy_state`; the first call of
         `client_flops` traces every architecture once more (see `metrics.flops`).
       lanes: bucket name -> how many of its clients run side by side on a device.
@@ -77,6 +79,7 @@ class Simulation(NamedTuple):
     trials: int | None
     client_flops: Callable[[], np.ndarray]
     rules: tuple[str, ...]
+    num_classes: int | None
     lanes: dict[str, int]
     read_clients: Callable[[SimulationState, str, np.ndarray], PyTree]
     write_clients: Callable[[SimulationState, str, np.ndarray, PyTree], SimulationState]
@@ -178,6 +181,7 @@ def _simulation(program: Program) -> Simulation:
         trials=len(program.options),
         client_flops=with_standard_numerics(program.flops),
         rules=tuple(program.method.rules),
+        num_classes=program.federation.num_classes,
         lanes={name: clients.roster.lanes for name, clients in program.clients.items()},
         read_clients=of_state(read_clients),
         write_clients=of_state(write_clients),

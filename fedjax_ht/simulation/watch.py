@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 
+from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.rows import Row
 from fedjax_ht.simulation.state import SimulationState
 
@@ -27,23 +28,29 @@ def check_start(state: SimulationState | None, history: Sequence[Row]) -> None:
 
 
 class Watch:
-    """Passes on the rows of a run, and warns of clients and servers that are not finite, each
-    once.
+    """Passes on the rows of a run, and warns of clients and servers that are not finite, and of
+    training that diverges, each once.
 
     Args:
       progress_fn: takes every row, or None.
       trials: as of `Rounds`.
+      divergence: has read the rows of an earlier course of the run.
     """
 
-    def __init__(self, progress_fn: Callable[[Row], None] | None, trials: int | None):
-        self.progress_fn, self.trials = progress_fn, trials
+    def __init__(
+        self,
+        progress_fn: Callable[[Row], None] | None,
+        trials: int | None,
+        divergence: Divergence,
+    ):
+        self.progress_fn, self.trials, self.divergence = progress_fn, trials, divergence
         self.named: set[tuple[int, str]] = set()
 
     def __call__(self, row: Row) -> None:
         place = f"round {row['round']}"
         if self.trials:
             place += f" of trial {row['trial']}"
-        for line in self._not_finite(row):
+        for line in (*self._not_finite(row), *self.divergence.notes(row)):
             # at the caller of `run`, behind the check of its arguments
             warnings.warn(f"{place}: {line}", RuntimeWarning, stacklevel=6)
         if self.progress_fn is not None:

@@ -1,0 +1,109 @@
+"""Notes on training that diverges and stays finite: losses far above those of guessing, and
+accuracy that falls back to that of the untrained federation."""
+
+import math
+from collections.abc import Sequence
+
+from fedjax_ht.simulation.rows import Row
+
+RAISED, HIGH, HOPELESS = 3.0, 10.0, 100.0
+"""How many times the cross-entropy of guessing, log C, a loss is raised, high, and far too high
+whatever else a run shows: methods add regularisers to the cross-entropy, which begin at 16 log C
+in FedKTL."""
+RISEN = 3.0  # times the lowest loss of earlier rounds that a high loss has risen to
+SERVER_RISEN = 10.0  # the same of losses of a server, which are no cross-entropies of clients
+GAIN, LEFT = 0.2, 0.1
+"""Accuracy above the untrained federation's that a run must have had, and the share of the gain
+that is left of it where it counts as lost."""
+
+
+class Divergence:
+    """Reads the rows of a run in their order, and notes each kind of divergence once a trial.
+
+    Args:
+      num_classes: C; None compares no losses.
+      history: rows of an earlier course of the run, whose notes were told then.
+    """
+
+    def __init__(self, num_classes: int | None, history: Sequence[Row] = ()):
+        self.guessing = math.log(num_classes) if num_classes and num_classes > 1 else None
+        self.lowest: dict[tuple[int, str], float] = {}  # by trial and name of the loss
+        self.best: dict[int, Row] = {}  # evaluation with the highest accuracy, by trial
+        self.untrained: dict[int, float] = {}  # accuracy in row 0, by trial
+        self.noted: set[tuple[int, str]] = set()
+        for row in history:
+            self.notes(row)
+
+    def notes(self, row: Row) -> list[str]:
+        """Returns a line for each kind of divergence that a row has and no earlier row had."""
+        lines = []
+        for name in row:
+            if name == "loss" or name.endswith("_loss"):
+                lines += self._of_loss(name, row)
+        lines += self._of_accuracy(row)
+        return lines
+
+    def _of_loss(self, name: str, row: Row) -> list[str]:
+        """Returns a line on a loss, of the clients ("loss") or of the server, that is too high."""
+        key, loss = (row["trial"], name), row[name]
+        lowest = self.lowest.get(key, math.inf)
+        self.lowest[key] = min(lowest, loss)
+        if self.guessing is None or key in self.noted:
+            return []
+        subject, rate = f"the server's {name}", "the server's learning rate or its weights"
+        diverges = self._server_diverges(loss, lowest)
+        if name == "loss":
+            subject, rate = "the clients' loss", "the learning rate"
+            diverges = self._clients_diverge(loss, lowest, row)
+        if not diverges:
+            return []
+        self.noted.add(key)
+        before = "" if lowest == math.inf else f", after {lowest:.3g} before"
+        return [
+            f"{subject} is {loss:.3g}{before}, where guessing has {self.guessing:.3g}: training "
+            f"diverges, though it is finite; lower {rate}, or clip gradients"
+        ]
+
+    def _clients_diverge(self, loss: float, lowest: float, row: Row) -> bool:
+        times = loss / (self.guessing or 1.0)
+        has_risen = times > HIGH and loss > RISEN * lowest
+        is_stuck = times > RAISED and loss >= lowest and self._is_at_chance(row)
+        return has_risen or is_stuck or times > HOPELESS
+
+    def _server_diverges(self, loss: float, lowest: float) -> bool:
+        times = loss / (self.guessing or 1.0)
+        if lowest == math.inf:  # nothing to compare a first loss with
+            return times > HOPELESS
+        return times > HIGH and loss > SERVER_RISEN * lowest
+
+    def _is_at_chance(self, row: Row) -> bool:
+        """Returns whether what is known of a row's accuracy is that of the untrained federation."""
+        accuracy = row.get("accuracy", row.get("accuracy_participants"))
+        return accuracy is not None and accuracy < self._chance(row["trial"]) + LEFT
+
+    def _chance(self, trial: int) -> float:
+        """Returns the accuracy of the untrained federation, or of guessing where that is higher."""
+        untrained = self.untrained.get(trial, 0.0)
+        if self.guessing is None:
+            return untrained
+        return max(math.exp(-self.guessing), untrained)
+
+    def _of_accuracy(self, row: Row) -> list[str]:
+        """Returns a line where an evaluation has lost what training had gained."""
+        if "accuracy" not in row:
+            return []
+        trial, accuracy = row["trial"], row["accuracy"]
+        self.untrained.setdefault(trial, accuracy)
+        best, chance = self.best.setdefault(trial, row), self._chance(trial)
+        if accuracy > best["accuracy"]:
+            self.best[trial] = row
+        gained = best["accuracy"] - chance
+        is_lost = gained >= GAIN and accuracy <= chance + LEFT * gained
+        if not is_lost or (trial, "accuracy") in self.noted:
+            return []
+        self.noted.add((trial, "accuracy"))
+        return [
+            f"accuracy is {100 * accuracy:.1f} %, where an untrained federation has "
+            f"{100 * chance:.1f} %, after {100 * best['accuracy']:.1f} % in round {best['round']}: "
+            "training has diverged; lower the learning rate, or clip gradients"
+        ]

@@ -1,0 +1,116 @@
+"""Training that diverges and stays finite is told of, once; training that learns is not."""
+
+import math
+
+import pytest
+
+import fedjax_ht as fl
+from fedjax_ht.configs.base import method_config
+from fedjax_ht.runner import train
+from fedjax_ht.simulation.divergence import Divergence
+from tests.runs import config_of
+from tests.simulation.test_history import scripted
+
+GUESSING = math.log(4)
+
+
+def rows(losses, accuracies=(), name="loss", untrained=0.25) -> list[dict]:
+    """Rows of rounds with these losses, as multiples of that of guessing, and accuracies of their
+    participants; an accuracy of None is not known."""
+    history = [{"round": 0, "trial": 0, "accuracy": untrained}]
+    for i, times in enumerate(losses):
+        row = {"round": i + 1, "trial": 0, name: times * GUESSING}
+        if i < len(accuracies) and accuracies[i] is not None:
+            row["accuracy_participants"] = accuracies[i]
+        history.append(row)
+    return history
+
+
+def told(history, num_classes=4) -> list[int]:
+    """Returns the rounds in which a line is told."""
+    divergence = Divergence(num_classes)
+    return [row["round"] for row in history for _ in divergence.notes(row)]
+
+
+@pytest.mark.parametrize(
+    "history, rounds",
+    [
+        (rows([1.0, 0.5, 11.0, 1e9]), [3]),  # once
+        (rows([1e5, 1.0, 1.0]), [1]),  # from the first round on
+        (rows([1.0, 2.9, 9.9]), []),
+        (rows([16, 14, 12], [0.5, 0.6, 0.7]), []),  # regularisers, and it learns
+        (rows([16, 60, 12], [0.5, 0.6, 0.7]), [2]),
+        (rows([3.0, 7.0, 1.0], [0.3, 0.3, 0.3]), [2]),  # stuck at chance
+        (rows([3.0, 7.0, 1.0], [0.3, 0.6, 0.3]), []),
+        (rows([7.0, 6.0, 5.0], [0.3, 0.3, 0.3]), []),  # a slow start
+        (rows([3.0, 7.0, 1.0], [None, None]), []),
+        (rows([20.0, 90.0, 15.0], name="generator_loss"), []),
+        (rows([2.0, 21.0, 1e6], name="generator_loss"), [2]),
+        (rows([1e5, 1e4], name="server_loss"), [1]),
+        (rows([1e5, 1e4], name="margin"), []),
+        (rows([math.nan, 1.0]), []),
+    ],
+)
+def test_a_loss_that_diverges_is_told_of_once(history, rounds):
+    assert told(history) == rounds
+    assert told(history, num_classes=None) == []
+
+
+def test_the_line_names_whose_loss_it_is():
+    divergence = Divergence(4)
+    (line,) = divergence.notes(rows([1e5])[1])
+    assert line.startswith("the clients' loss is 1.39e+05, where guessing has 1.39: training div")
+    client, server = Divergence(4), rows([1.0, 100.0], name="generator_loss")
+    assert client.notes(server[1]) == []
+    assert client.notes(server[2])[0].startswith(
+        "the server's generator_loss is 139, after 1.39 before, where guessing has 1.39: training"
+    )
+
+
+def evaluations(*accuracies, trial=0) -> list[dict]:
+    return [{"round": i, "trial": trial, "accuracy": a} for i, a in enumerate(accuracies)]
+
+
+@pytest.mark.parametrize(
+    "accuracies, rounds",
+    [
+        ((0.2, 0.7, 0.26), [2]),  # chance is that of guessing
+        ((0.0, 0.7, 0.26), [2]),  # no prototypes yet
+        ((0.5, 0.8, 0.52), [2]),  # chance is that of the untrained federation
+        ((0.2, 0.7, 0.4), []),
+        ((0.2, 0.4, 0.2), []),  # gained too little to say
+        ((0.2, 0.7, 0.1, 0.7, 0.1), [2]),  # once
+    ],
+)
+def test_accuracy_that_falls_to_chance_is_told_of_once(accuracies, rounds):
+    assert told(evaluations(*accuracies)) == rounds
+
+
+def test_trials_and_earlier_courses_are_told_apart():
+    both = [*evaluations(0.2, 0.7, 0.1), *evaluations(0.2, 0.7, 0.1, trial=1)]
+    assert told(both) == [2, 2]
+    again = Divergence(4, evaluations(0.2, 0.7, 0.1))
+    assert again.notes(evaluations(0.2, 0.7, 0.1)[2]) == []
+    later = Divergence(4, evaluations(0.2, 0.7))
+    (line,) = later.notes(evaluations(0.2, 0.7, 0.1)[2])
+    assert line.startswith(
+        "accuracy is 10.0 %, where an untrained federation has 25.0 %, after 70.0 % in round 1: tr"
+    )
+
+
+def test_a_run_warns_at_its_caller():
+    simulation = scripted([0.2, 0.9, 0.2, 0.2])._replace(num_classes=4)
+    with pytest.warns(RuntimeWarning, match=r"^round 2: accuracy is 20.0 %, where an") as caught:
+        fl.run(simulation, rounds=3)
+    assert len(caught) == 1 and caught[0].filename == __file__
+
+
+def test_a_run_by_config_prints_the_line(tiny_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "write_results", lambda *args: [])
+    config = config_of(tiny_config)
+    config.compare, config.method, config.rounds = (), method_config("local"), 1
+    config.training.learning_rate, config.training.optimizer = 300.0, "sgd"
+    lines = []
+    train.train_and_evaluate(config, tmp_path / "run", warn=lines.append)
+    (line,) = [line for line in lines if "diverges" in line]
+    assert line.startswith("local, round 1: the clients' loss is ")
