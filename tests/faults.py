@@ -48,7 +48,7 @@ class Fault(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """What was seen of the faults of an action.
+    """Results of an action under its faults.
 
     Attributes:
       faults: that happened.

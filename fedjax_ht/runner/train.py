@@ -1,7 +1,7 @@
 """Trains and evaluates what a config describes, from the start or from where a run in the same
 folder stopped."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,8 +41,6 @@ from fedjax_ht.report.setting import repeat, setting
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.train_entry import Listeners, ProgressFn, train_entry
 from fedjax_ht.simulation.history import Row
-
-DRAWING = "drawing plots and maps (without: --config.report.maps=none)"
 
 
 class GaveUp(Exception):
@@ -116,9 +114,11 @@ def train_and_evaluate(
         if not is_primary():
             warn = stage = show_result = _ignore
         place = f"Writing to {workdir}" if writable else f"Nothing is written to {workdir}"
-        for line in describe(experiment.dataset).lines:
+        for line in (
+            *describe(experiment.dataset).lines,
+            f"{setting(config, experiment)} {place}.",
+        ):
             stage(line)
-        stage(f"{setting(config, experiment)} {place}.")
         for note in notes(experiment):
             warn(note)
         listeners = Listeners(progress_fn, warn, stage)
@@ -135,21 +135,50 @@ def train_and_evaluate(
             summary = text_of(shown, aim)
             show_result(summary)
             if writes:
-                stage("drawing plots" if config.report.maps == "none" else DRAWING)
+                stage(_drawing(config))
                 pictures = write_results(config, experiment, shown, page, workdir, warn)
         except OSError as error:
             raise Unwritable(
                 f"{error}; what was saved before is whole, and the same command goes on from there"
             ) from error
     _raise_if_silent(config, histories)
-    files = [workdir / "config.json", workdir / "summary.md"]
-    files += [folder / file for folder in folders.values() for file in (*FILES, "checkpoints")]
+    files = _files_of(workdir, folders.values()) + pictures
     return Result(
         histories=histories,
         summary=summary.markdown(),
-        files=[*files, *pictures] if writable else [],
+        files=files if writable else [],
         experiment=experiment,
     )
+
+
+def _announce(
+    config: Config,
+    experiment: Experiment,
+    place: str,
+    *,
+    stage: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> None:
+    """Says what was read, what runs on it and where it is written, and what about the split may
+    have been meant otherwise."""
+    for line in describe(experiment.dataset).lines:
+        stage(line)
+    stage(f"{setting(config, experiment)} {place}.")
+    for note in notes(experiment):
+        warn(note)
+
+
+def _drawing(config: Config) -> str:
+    """Returns the line that says what is drawn: maps of features may take minutes."""
+    if config.report.maps == "none":
+        return "drawing plots"
+    return "drawing plots and maps (without: --config.report.maps=none)"
+
+
+def _files_of(workdir: Path, folders: Iterable[Path]) -> list[Path]:
+    """Returns the files of a run and of its entries, without pictures and pages."""
+    files = [workdir / "config.json", workdir / "summary.md"]
+    return files + [folder / file for folder in folders for file in (*FILES, "checkpoints")]
 
 
 def _begin(

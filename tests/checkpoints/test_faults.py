@@ -32,7 +32,7 @@ def begun(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory, begun):
-    """The same with a checkpoint of round 3 that cannot be read."""
+    """Saves and restores beside a checkpoint of round 3 that cannot be read."""
     folder = tmp_path_factory.mktemp("broken") / "folder"
     shutil.copytree(begun, folder)
     save(3)(folder)
