@@ -13,10 +13,12 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.annotations import FLOAT
+from fedjax_ht.core.inputs import CHANNELS, looks_like_image
 from fedjax_ht.data.files import limits
 
 _INT32 = np.iinfo(np.int32)
 _LOOKED_AT = 1 << 16  # values of a column that are compared with their float32
+_DARK = 32  # bytes up to here are of another scale than 0 to 255
 _MERGED = 0.01  # share of a column's values that float32 may make equal: chance alone gives less
 
 
@@ -101,6 +103,30 @@ def _no_numbers(name: str, given_inputs: Any, x: np.ndarray) -> str:
 
 def _is_number(dtype: Any) -> bool:
     return getattr(dtype, "kind", "O") in "iuf"
+
+
+def as_images(inputs: Any) -> Any:
+    """Returns images of bytes as such, uint8 [N, H, W, C]; anything else as it is.
+
+    Grey images [N, H, W], as MNIST's, get their axis of channels. Other integers of the form and
+    range of images, as lists of pixels become, are bytes; those of two axes are tokens.
+    """
+    if not isinstance(inputs, np.ndarray) or inputs.dtype.kind not in "iu":
+        return inputs
+    has_channels = inputs.ndim == 4 and inputs.shape[-1] in CHANNELS
+    if not (has_channels or inputs.ndim == 3) or not looks_like_image(inputs.shape[1:3]):
+        return inputs
+    if not _may_be_bytes(inputs):
+        return inputs
+    images = inputs.astype(np.uint8, copy=False)
+    return images if has_channels else images[..., None]
+
+
+def _may_be_bytes(x: np.ndarray) -> bool:
+    """Returns whether integers are bytes, or have their range."""
+    if x.dtype == np.uint8:
+        return True
+    return bool(x.min(initial=0) >= 0 and _DARK <= x.max(initial=0) <= 255)
 
 
 def fits_device(name: str, x: np.ndarray) -> None:
@@ -204,7 +230,7 @@ def as_groups(name: str, owners: Any) -> np.ndarray:
 def byte_doubts(images: np.ndarray) -> tuple[str, ...]:
     """Returns a line for images of bytes that are nearly black, since they are not of 0 to 255."""
     highest = int(images.max(initial=0))
-    if not 0 < highest < 32:
+    if not 0 < highest < _DARK:
         return ()
     return (
         f"images of bytes run from {images.min()} to {highest}, nearly black where 255 is white; "

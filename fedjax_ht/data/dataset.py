@@ -16,13 +16,12 @@ from fedjax_ht.core.inputs import (
     Pixels,
     Preprocess,
     channels_first,
-    looks_like_image,
     on_device,
     shape_of,
 )
 from fedjax_ht.core.names import kind_of_value
 from fedjax_ht.core.numerics import with_standard_numerics
-from fedjax_ht.data.conversion import as_groups, as_inputs, byte_doubts
+from fedjax_ht.data.conversion import as_groups, as_images, as_inputs, byte_doubts
 from fedjax_ht.data.indices import ClientIndices as ClientIndices
 from fedjax_ht.data.indices import Partition as Partition
 from fedjax_ht.data.indices import checked_partition, checked_sets
@@ -83,7 +82,7 @@ class Dataset:
             )
         inputs = as_inputs(name, self.inputs, len(labels))
         if isinstance(self.preprocess, Pixels | None):
-            inputs = _with_channels(inputs)
+            inputs = as_images(inputs)
         _check_samples(name, inputs, labels)
         if self.vocabulary is not None:
             _check_tokens(name, inputs, self.vocabulary)
@@ -136,14 +135,6 @@ class Dataset:
         """The shape of one sample as a model sees it, such as (H, W, C); see `core.inputs`."""
         samples = jax.tree.map(lambda x: on_device((1, *x.shape[1:]), x.dtype), self.inputs)
         return shape_of(jax.eval_shape(lambda rule, x: rule(x), self.preprocess, samples))
-
-
-def _with_channels(inputs: Any) -> Any:
-    """Gives grey images of bytes [N, H, W], as MNIST's, their axis of channels."""
-    is_bytes = isinstance(inputs, np.ndarray) and inputs.dtype == np.uint8
-    if is_bytes and inputs.ndim == 3 and looks_like_image(inputs.shape[1:]):
-        return inputs[..., None]
-    return inputs
 
 
 def _check_kinds(dataset: Dataset) -> None:

@@ -130,6 +130,12 @@ def test_grey_images_of_bytes_need_no_axis_of_channels():
     dataset = fl.Dataset("d", digits, LABELS, NAMES)
     assert dataset.input_shape == (28, 28, 1) and isinstance(dataset.preprocess, fl.Pixels)
     assert np.shares_memory(dataset.inputs, digits)
+    pixels = digits.astype(int).tolist()  # as lists of pixels become
+    assert fl.Dataset("d", pixels, LABELS, NAMES).inputs.dtype == np.uint8
+    colours = np.repeat(digits[..., None], 3, -1).astype(np.int32)
+    assert isinstance(fl.Dataset("d", colours, LABELS, NAMES).preprocess, fl.Pixels)
+    for other in (digits.astype(int) + 99, digits.astype(int) // 9, digits.astype(int)[:, :4]):
+        assert isinstance(fl.Dataset("d", other, LABELS, NAMES).preprocess, fl.AsStored)
     flat = fl.Dataset("d", digits, LABELS, NAMES, preprocess=lambda x: x / 255)
     assert flat.input_shape == (28, 28)
 

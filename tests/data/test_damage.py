@@ -204,12 +204,6 @@ def _flipped(folder: Path, make: Callable, read: Callable, count: int, flips: in
     return ends
 
 
-@pytest.fixture(autouse=True)
-def no_user_cache(tmp_path, monkeypatch):
-    """Turns off the cache, which knows a file by size and time: a flipped bit changes neither."""
-    monkeypatch.setattr("fedjax_ht.data.sources.tiny_imagenet.cached", lambda *args: args[-1](None))
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_wrong_bit_is_seen(tmp_path, name):
     ends = _flipped(tmp_path, *FORMATS[name], 12, 24)

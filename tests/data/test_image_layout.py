@@ -69,6 +69,13 @@ def test_a_folder_without_sets_below_another(tmp_path, caplog):
     assert "classes are the folders below archive" in fl.describe(dataset).lines[0]
 
 
+def test_classes_with_folders_of_one_name_are_said(tmp_path, caplog):
+    write_images(tmp_path, "one/ant", "one/bee", "two/ant")
+    load_dataset(f"folder:{tmp_path}")
+    (line,) = caplog.messages
+    assert "one, two are taken for classes, and have folders of one name, ant: if those are" in line
+
+
 def test_a_class_may_be_called_train(tmp_path, caplog):
     write_images(tmp_path, "bus", "car", "train")
     assert load_dataset(f"folder:{tmp_path}").class_names == ("bus", "car", "train")
@@ -160,6 +167,21 @@ def test_domains_say_what_they_leave_out(tmp_path, caplog):
     load_dataset(f"domains:{tmp_path}")
     (line,) = caplog.messages
     assert "folder office (no images in it), 2 images in clinic (in no folder of a class of" in line
+
+
+def test_domains_below_another_folder(tmp_path, caplog):
+    write_images(
+        tmp_path, *(f"pacs/{name}/{label}" for name in ("art", "photo") for label in CLASSES)
+    )
+    dataset = load_dataset(f"domains:{tmp_path}")
+    assert dataset.class_names == CLASSES and not caplog.messages
+    assert fl.describe(dataset).groups == {"art": 6, "photo": 6}
+    load_dataset(f"domains:{tmp_path}/pacs/art/..", image_size=8)
+    write_images(tmp_path / "alone", "art/ant", "art/bee")
+    load_dataset(f"domains:{tmp_path}/alone")
+    assert [line.partition(": ")[2] for line in caplog.messages] == [
+        "all images are of one domain, art"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from fedjax_ht.data.sources.columns import (
 from fedjax_ht.data.sources.source import Source
 from fedjax_ht.data.sources.table_checks import class_lines, refuse_giveaways
 from fedjax_ht.data.sources.table_files import Owners, owners_of, table_files, table_place
-from fedjax_ht.data.sources.table_values import Texts, append, numbered
+from fedjax_ht.data.sources.table_values import PADDED, Texts, append, numbered
 
 _HEADER = 1 << 16  # bytes of it in which separators are counted
 _ORIGIN = Origin(
@@ -82,6 +82,8 @@ def read_csv(
         names = tuple(map(str, class_names))
         warnings = refuse_giveaways(roles, values.inputs, labels)
         warnings += class_lines(f"column {roles.label!r}", labels, names)
+        for name, cell in values.padded.items():
+            warnings += (f"feature {name!r} has digits behind zeros, {cell}, read as numbers",)
         if roles.sentence:
             warnings = (roles.sentence, *warnings)
         warnings += left_out_line
@@ -150,11 +152,10 @@ def _refuse_other_columns(
 ) -> None:
     """Refuses a file of a folder whose columns are not those of the first file."""
     if set(columns) != set(of_first):
-        missing = sorted(set(of_first) - set(columns))
-        more = sorted(set(columns) - set(of_first))
+        different = sorted(set(columns) ^ set(of_first))
         raise ValueError(
-            f"{file.name} has other columns than {first.name}: without {limits.listed(missing)}, "
-            f"with {limits.listed(more)}; all files of a folder need the same"
+            f"{file.name} has other columns than {first.name}: only one of them has "
+            f"{limits.listed(different)}; all files of a folder need the same"
         )
 
 
@@ -165,18 +166,20 @@ class _Values(NamedTuple):
       inputs: float64 [N, features].
       labels, groups: the texts of these columns; of groups none where there is no such column.
       counts: rows of each file.
+      padded: name of each feature with digits behind zeros -> one of its cells.
     """
 
     inputs: np.ndarray
     labels: Texts
     groups: Texts
     counts: list[int]
+    padded: dict[str, str]
 
 
 def _values(roles: Roles, files: Sequence[Path], tables: Sequence[Rows]) -> _Values:
     """Reads the rows of all files."""
     # arrays of numbers, since lists would take four times their memory
-    values, counts = array.array("d"), []
+    values, counts, padded = array.array("d"), [], {}
     labels, groups = Texts({}, array.array("i")), Texts({}, array.array("i"))
     for file, table in zip(files, tables):
         where = "" if len(files) == 1 else f"{file.name}, "
@@ -192,7 +195,10 @@ def _values(roles: Roles, files: Sequence[Path], tables: Sequence[Rows]) -> _Val
                 if not cell:
                     raise ValueError(f"{where}line {line} has no value in column {name!r}")
                 append(column, cell)
-            values.extend(_numbers(f"{where}line {line}", roles.features, [row[i] for i in places]))
+            cells = [row[i] for i in places]
+            values.extend(_numbers(f"{where}line {line}", roles.features, cells))
+            if PADDED.search(",".join(cells)):
+                padded |= {name: x for name, x in zip(roles.features, cells) if PADDED.search(x)}
             count += 1
         if not count:
             raise ValueError(f"{where}it has no rows".removeprefix(", "))
@@ -200,7 +206,7 @@ def _values(roles: Roles, files: Sequence[Path], tables: Sequence[Rows]) -> _Val
         limits.keep("the table", sum(counts), limits.TABLE_ROWS, "rows")
         limits.keep("the table", len(values), limits.TABLE_CELLS, "cells")
     inputs = np.frombuffer(values, np.float64).reshape(sum(counts), -1)
-    return _Values(inputs, labels, groups, counts)
+    return _Values(inputs=inputs, labels=labels, groups=groups, counts=counts, padded=padded)
 
 
 _FILL = "fill in such values, or leave out the row or the column"

@@ -3,7 +3,7 @@
 import functools
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,6 +95,7 @@ def _decode(path: str, root: Path, image_size: int, target: Path | None) -> Data
             converted=converted,
             warnings=(
                 *left_out_line(files, places.strays),
+                *([f"all images are of one domain, {domains[0]}"] if len(domains) == 1 else []),
                 *_other_classes(domains, groups, classes, labels),
             ),
         ),
@@ -104,7 +105,9 @@ def _decode(path: str, root: Path, image_size: int, target: Path | None) -> Data
 def _places(images: Mapping[str, tuple[str, ...]]) -> _Places:
     """Finds the domain and class of each image by the folders above it."""
     domains, classes, strays = {}, {}, Counter()
-    for name, (*above,) in images.items():
+    depth = _depth(list(images.values()))
+    for name, folders in images.items():
+        above = list(folders[depth:])
         if above[:1] == [_LISTS]:
             strays[_LISTS] += 1
             continue
@@ -122,6 +125,17 @@ def _places(images: Mapping[str, tuple[str, ...]]) -> _Places:
     if not classes:
         raise ValueError(f"no images, only {', '.join(map(str, left_out))}")
     return _Places(domains, classes, tuple(left_out))
+
+
+def _depth(paths: Sequence[tuple[str, ...]]) -> int:
+    """The number of folders above the domains, which are the only ones at their level."""
+    depth = 0
+    while len({above[: depth + 1] for above in paths}) == 1:
+        inner = {above[depth + 1 : depth + 2] for above in paths}
+        if inner == {("images",)} or any(len(above) < depth + 3 for above in paths):
+            break
+        depth += 1
+    return depth
 
 
 def _lists(root: Path, domains: list[str]) -> dict[str, dict[str, int]]:

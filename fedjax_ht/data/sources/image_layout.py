@@ -70,7 +70,7 @@ def layout_of(images: Mapping[str, tuple[str, ...]]) -> Layout:
         sets=sets,
         left_out=_strays(images, kept),
         converted=converted,
-        warnings=(*_alike(sorted(set(classes))), *_missing(classes, sets)),
+        warnings=(*_alike(sorted(set(classes))), *_missing(classes, sets), *_inner(kept.values())),
     )
 
 
@@ -213,6 +213,26 @@ def _alike(classes: Sequence[str]) -> list[str]:
         f"class {name} is called like a set, and is read as a class"
         for name in classes
         if set_of(name)
+    ]
+
+
+def _inner(places: Collection[_Place]) -> list[str]:
+    """A line on folders of one name in several classes, which may be the classes."""
+    above: dict[str, set[str]] = {}
+    for place in places:
+        if len(place.classes) == 1:
+            return []
+        above.setdefault(place.classes[1], set()).add(place.classes[0])
+    shared = []
+    for name, classes in sorted(above.items()):
+        if len(classes) > 1 and not set_of(name):
+            shared.append(name)
+    if not shared:
+        return []
+    names = sorted({place.classes[0] for place in places})
+    return [
+        f"{printable(listed(names))} are taken for classes, and have folders of one name, "
+        f"{printable(listed(shared))}: if those are the classes, read domains:PATH"
     ]
 
 

@@ -37,9 +37,9 @@ def refuse_giveaways(roles: Roles, inputs: np.ndarray, labels: np.ndarray) -> tu
         reason = _counting(name, column)
         if not reason and len(roles.features) > 1:
             reason = _deciding(column, labels)
-        if reason:
-            if not roles.are_named:
-                raise ValueError(f"column {name!r} {reason}; {leave_out(name)}")
+        if reason and not roles.are_named:
+            raise ValueError(f"column {name!r} {reason}; {leave_out(name)}")
+        if reason := reason or _hinting(column, labels):
             lines.append(f"feature {name!r} {reason}")
     return tuple(lines)
 
@@ -97,7 +97,7 @@ def class_lines(name: str, labels: np.ndarray, class_names: Sequence[str]) -> tu
         )
     lines = []
     alone = [class_names[c] for c in np.flatnonzero(counts == 1).tolist()]
-    if alone and classes > _FEWEST:
+    if alone and (classes > _FEWEST or np.median(counts) >= _FEWEST):
         lines.append(
             f"{name} has {len(alone)} of {classes} classes with one sample, such as "
             f"{listed(alone, 3)}"
@@ -115,10 +115,27 @@ def _counting(name: str, column: np.ndarray) -> str:
         return ""
     if len(np.unique(column)) < count:
         return ""
+    steps = np.unique(np.diff(np.sort(column)))
     low, high = column.min(), column.max()
     parts = name.lower().replace("-", "_").replace(" ", "_").split("_")
-    if high - low == count - 1 or set(parts) & set(_INDEX):
+    if len(steps) == 1 or set(parts) & set(_INDEX):
         return f"has another whole number in every row, {low:.0f} to {high:.0f}, as an index or id"
+    return ""
+
+
+def _hinting(column: np.ndarray, labels: np.ndarray) -> str:
+    """Says that a column grows from row to row, or marks one class; or ""."""
+    if len(column) < _FEWEST:
+        return ""
+    if (np.diff(column) > 0).all():
+        return "grows from row to row, as a time or an index does"
+    values, places = np.unique(column, return_inverse=True)
+    if len(values) != 2:
+        return ""
+    for label in np.unique(labels):
+        is_label = labels == label
+        if np.array_equal(places == 1, is_label) or np.array_equal(places == 0, is_label):
+            return "has one value where the label is one class, and another everywhere else"
     return ""
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from fedjax_ht.data.files import limits
 
 _PLAIN = re.compile(r"0|[1-9][0-9]{0,8}")
-_LEADING_ZERO = re.compile(r"[+-]?0\d+")
+PADDED = re.compile(r"(?:^|,)\s*[+-]?0\d")
+"""Digits behind a zero, in one of several cells with commas between them: a name, often."""
 
 
 class Texts(NamedTuple):
@@ -71,7 +72,7 @@ def whole_numbers(name: str, texts: Sequence[str]) -> list[int] | None:
     Raises:
       ValueError: all are numbers, and some are not whole.
     """
-    if any("_" in text or not text.isascii() or _LEADING_ZERO.fullmatch(text) for text in texts):
+    if any("_" in text or not text.isascii() or PADDED.match(text) for text in texts):
         return None  # 007 is the name of something, and another one than 7
     try:
         return [int(text) for text in texts]
