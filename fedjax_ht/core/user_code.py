@@ -1,4 +1,5 @@
-"""Functions of a user's own modules, which a config names as "module:function"."""
+"""Functions of a user's own modules, which a config names as "module:function", and the modules
+beside a user's files."""
 
 import contextlib
 import importlib
@@ -32,7 +33,7 @@ def call_user_function(purpose: str, name: str, *arguments: Any) -> Any:
       ValueError: there is no such module or function, or it raises something. One line.
     """
     place, _, function_name = name.partition(":")
-    with _current_folder():
+    with importable_from(os.getcwd()):
         function = _function(purpose, name, _module(purpose, name, place), function_name)
         try:
             return function(*arguments)
@@ -73,9 +74,9 @@ def _failure(purpose: str, name: str, error: Exception) -> ValueError:
 
 
 @contextlib.contextmanager
-def _current_folder() -> Iterator[None]:
-    """Makes modules in the current folder importable, which a console script does not."""
-    folder = os.getcwd()
+def importable_from(folder: str) -> Iterator[None]:
+    """Makes the modules in a folder importable within the block, which a console script does
+    not."""
     sys.path.insert(0, folder)
     try:
         yield

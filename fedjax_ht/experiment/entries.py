@@ -20,13 +20,10 @@ from fedjax_ht.configs.sections import Config
 from fedjax_ht.configs.typed import from_plain, to_plain
 from fedjax_ht.core.names import unknown_option
 from fedjax_ht.experiment.entry_text import OVERRIDDEN, parsed_setting, split_spec
-from fedjax_ht.methods import METHODS, method_factory
+from fedjax_ht.methods import LIBRARY, is_own, method_factory
 
 BASELINE = "local"
 """The method that others are compared with, where an entry has it: each client trains alone."""
-
-LIBRARY = tuple(METHODS)
-"""The library's methods, in their order."""
 
 FORMERLY: dict[str, dict[str, Any]] = {
     "dense": {"variant": "released"},
@@ -54,7 +51,7 @@ def number_of(method: str) -> int:
     """Returns a number that a method has in every run: its place among the library's, and of a
     user's own method one that its name makes."""
     if method in LIBRARY:
-        return LIBRARY.index(method)
+        return list(LIBRARY).index(method)
     return len(LIBRARY) + zlib.crc32(method.encode())
 
 
@@ -212,9 +209,7 @@ def _defaults(method: str) -> str:
     """Returns what a method's defaults are, in words; a user's own method may follow no paper."""
     if method == BASELINE:
         return "every client trains alone; it has no options"
-    if method_factory(method).__module__.startswith("fedjax_ht."):
-        return "as its paper has it"
-    return "at its defaults"
+    return "at its defaults" if is_own(method) else "as its paper has it"
 
 
 def recorded(entry: Mapping[str, Any]) -> Entry:

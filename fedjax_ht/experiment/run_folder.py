@@ -28,6 +28,10 @@ earlier runs as they were: `completed` relies on it."""
 MAP = "features.npz"  # of an entry, see report/maps.py
 IDENTITY = "identity.json"  # of an entry, see identity.py
 
+OWN_METHODS = "own_methods"
+"""The note of a run with methods of a user's own: the name of each -> "FILE[:ARGUMENT]" of the
+config that registers it, None where that is not known."""
+
 # Fields that name the entries and their settings: those are recorded entry by entry.
 NAMING = ("method", "compare", "entries", "given", "tuned", "tuned_on", "searched")
 # Fields that change nothing about the numbers of a round: a run may go on with others.
@@ -57,7 +61,8 @@ def remember_config(
       config: of the run.
       entries: that it trains now.
       workdir: the run's folder.
-      prints: what `fingerprints` returned for the data, and `weights.checksums` as "weights".
+      prints: what `fingerprints` returned for the data, `weights.checksums` as "weights", and the
+        note `OWN_METHODS`.
       writes: False checks alone.
 
     Raises:
@@ -75,6 +80,7 @@ def checked_fields(
     path, fields = workdir / "config.json", to_json(config)
     now = {entry.label: _as_json(entry) for entry in entries}
     before: dict[str, Any] = {}
+    noted: Mapping[str, Any] = {}
     weights = prints.get("weights", {})
     if path.exists():
         earlier, noted = read_config(workdir)
@@ -89,6 +95,9 @@ def checked_fields(
             check_generator(noted.get("random", {}), str(workdir))
         weights = noted.get("weights", {}) | weights
     about = {"version": VERSION, "random": random_generator(), **prints}
+    own_methods = {**noted.get(OWN_METHODS, {}), **prints.get(OWN_METHODS, {})}
+    if own_methods:
+        about[OWN_METHODS] = own_methods
     if weights:
         about["weights"] = weights
     return fields | {"entries": list((before | now).values()), "run": about}

@@ -57,6 +57,9 @@ METHODS: dict[str, Callable[..., Method]] = {
     "dfrd": dfrd,
 }
 
+LIBRARY = dict(METHODS)
+"""The library's own methods; a user registers others in METHODS, under the same names too."""
+
 DISTILLING = ("dense", "fedftg", "dfrd")
 
 
@@ -84,6 +87,12 @@ def method_factory(name: str) -> Callable[..., Method]:
     if name not in METHODS:
         raise ValueError(unknown_method(name))
     return checked(METHODS[name])
+
+
+def is_own(name: str) -> bool:
+    """Returns True for a method of a user's own, one that is not registered here included."""
+    parts = name.split("+") if name not in METHODS else [name]
+    return any(METHODS.get(part) is not LIBRARY.get(part) or part not in METHODS for part in parts)
 
 
 def unknown_method(name: str) -> str:

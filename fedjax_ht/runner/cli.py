@@ -12,7 +12,7 @@ from fedjax_ht.core.names import unknown
 # warnings only: orbax and jax narrate at INFO, which a user's own --verbosity=0 shows
 QUIET = "--verbosity=-1"
 SEE_HELP = "`--help` shows the flags"
-TRUST = "Import the code that the run's config.json names as module:function, and run it."
+TRUST = "Run the code that the run's config.json names: module:function, and its config file."
 
 
 class BadConfigFile(Exception):

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -15,6 +16,7 @@ from ml_collections import ConfigDict
 from fedjax_ht.configs import shipped
 from fedjax_ht.configs.base import SEE, ConfigTree, base_config
 from fedjax_ht.core.names import unknown, unknown_option
+from fedjax_ht.core.user_code import importable_from
 from fedjax_ht.runner.cli import SEE_HELP, BadConfigFile
 
 MODULE = "config_file"  # the name that a config file's module has
@@ -119,15 +121,10 @@ def read_config_file(named: str) -> ConfigTree:
     file = config_path(file)
     get_config, config = None, None
     try:
-        loader = SourceFileLoader(MODULE, file)
-        spec = importlib.util.spec_from_loader(MODULE, loader)
-        assert spec is not None  # as with every loader
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[MODULE] = module
-        loader.exec_module(module)
-        get_config = getattr(module, "get_config", None)
-        if callable(get_config):
-            config = get_config(argument) if colon else get_config()
+        with importable_from(str(Path(file).resolve().parent)):
+            get_config = getattr(module_of(file), "get_config", None)
+            if callable(get_config):
+                config = get_config(argument) if colon else get_config()
     except (Exception, SystemExit) as error:
         raise BadConfigFile(f"{place(file, error, get_config)}: {text_of(error)}") from error
     if not callable(get_config):
@@ -141,6 +138,23 @@ def read_config_file(named: str) -> ConfigTree:
         )
     config.lock()
     return config
+
+
+def module_of(file: str) -> ModuleType:
+    """Runs a config file as a module."""
+    loader = SourceFileLoader(MODULE, file)
+    spec = importlib.util.spec_from_loader(MODULE, loader)
+    assert spec is not None  # as with every loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE] = module
+    loader.exec_module(module)
+    return module
+
+
+def absolute(named: str) -> str:
+    """Returns a config as it was named on the command line, its file by an absolute path."""
+    file, colon, argument = named.partition(":")
+    return f"{Path(config_path(file)).resolve()}{colon}{argument}"
 
 
 def config_path(named: str) -> str:

@@ -19,9 +19,10 @@ from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.files.torch_files import save_safetensors
 from fedjax_ht.experiment.build import Experiment, simulate
 from fedjax_ht.experiment.identity import check_identity, identity_of
-from fedjax_ht.experiment.run_folder import read_config, read_run
+from fedjax_ht.experiment.run_folder import read_config
 from fedjax_ht.models.weights import state_dict
 from fedjax_ht.runner.cli import TRUST, fail
+from fedjax_ht.runner.own_methods import read_trusted_run
 from fedjax_ht.runner.processes import enable_compilation_cache
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
@@ -57,14 +58,14 @@ def load_run(workdir: Path | str, method: str | None = None, trust: bool = False
     Args:
       workdir: the folder of the run.
       method: the label of an entry, by default of the first.
-      trust: as of `run_folder.read_run`.
+      trust: as of `own_methods.read_trusted_run`.
 
     Raises:
       ValueError, OSError: there is no run there, or none of this method, its data are others now,
         its folder came from another run, or it needs `trust`. One line.
     """
     workdir = Path(workdir)
-    config, experiment = read_run(workdir, trust)
+    config, experiment = read_trusted_run(workdir, trust)
     method = method or next(iter(experiment.methods))
     if method not in experiment.methods:
         advice = meant(method, experiment.methods, f"it has {', '.join(experiment.methods)}")

@@ -16,13 +16,14 @@ from fedjax_ht.checkpoints.writers import read_history
 from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.identity import identities_of
-from fedjax_ht.experiment.run_folder import read_config, read_run
+from fedjax_ht.experiment.run_folder import read_config
 from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.report.compared import compared
 from fedjax_ht.report.document import Document
 from fedjax_ht.report.page import FILE, Page, read_page, text_of
 from fedjax_ht.report.setting import repeat
 from fedjax_ht.runner.cli import TRUST, fail
+from fedjax_ht.runner.own_methods import read_trusted_run
 from fedjax_ht.runner.progress import print_files, print_result
 from fedjax_ht.runner.train import write_results
 from fedjax_ht.simulation.history import evaluated
@@ -45,7 +46,7 @@ def show(
       workdir: the run's folder.
       warn: is given lines about trouble.
       show_result: is given the text before anything is drawn.
-      trust: as of `run_folder.read_run`.
+      trust: as of `own_methods.read_trusted_run`.
 
     Returns:
       The result as text, and the files written; none where the folder is read-only.
@@ -54,7 +55,7 @@ def show(
       ValueError, OSError: there is no run or no row, its data are others now, or a process trains
         there. One line.
     """
-    config, experiment = read_run(workdir, trust)
+    config, experiment = read_trusted_run(workdir, trust)
     with locked(workdir, warn) as writable:
         page = read_page(workdir) or Page(tuple(experiment.entries), None, repeat())
         entries = _entries_of(page, experiment, workdir)

@@ -16,7 +16,7 @@ from fedjax_ht.configs.sections import Config
 from fedjax_ht.report.costs import Aim
 from fedjax_ht.report.document import Document
 from fedjax_ht.runner.cli import fail
-from fedjax_ht.runner.config_files import define_config
+from fedjax_ht.runner.config_files import absolute, define_config
 from fedjax_ht.runner.processes import CoordinatorTimeout, enable_compilation_cache, join_processes
 from fedjax_ht.runner.progress import Progress, print_files, print_result, tell
 from fedjax_ht.runner.signals import Interrupted
@@ -76,7 +76,16 @@ def execute(config: Config, workdir: Path, aim: Aim | None = None) -> Result:
             progress.close()  # the last bar would be drawn again below the table
             print_result(result)
 
-        return train_and_evaluate(config, workdir, progress, tqdm.write, tell, aim, show_result)
+        return train_and_evaluate(
+            config,
+            workdir,
+            progress_fn=progress,
+            warn=tqdm.write,
+            stage=tell,
+            aim=aim,
+            show_result=show_result,
+            config_file=absolute(_CONFIG.value.name),
+        )
 
 
 @contextlib.contextmanager

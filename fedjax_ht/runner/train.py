@@ -26,9 +26,10 @@ from fedjax_ht.experiment.identity import (
 )
 from fedjax_ht.experiment.json_files import write_json
 from fedjax_ht.experiment.notes import notes
-from fedjax_ht.experiment.run_folder import VERSION, checked_fields, version_of
+from fedjax_ht.experiment.run_folder import OWN_METHODS, VERSION, checked_fields, version_of
 from fedjax_ht.experiment.run_lock import is_primary, locked
 from fedjax_ht.experiment.weights import checksums
+from fedjax_ht.methods import is_own
 from fedjax_ht.report import plots
 from fedjax_ht.report.bad_clients import why_silent
 from fedjax_ht.report.compared import Compared, compared
@@ -77,6 +78,7 @@ def train_and_evaluate(
     stage: Callable[[str], None] = lambda line: None,
     aim: Aim | None = None,
     show_result: Callable[[Document], None] = lambda text: None,
+    config_file: str | None = None,
 ) -> Result:
     """Runs every entry of a config on one split, and writes metrics, checkpoints, a table, plots
     and a page below `workdir`.
@@ -95,6 +97,8 @@ def train_and_evaluate(
         run, every entry that has rounds to do, and drawing.
       aim: makes the first table a comparison's, of what reaching an accuracy cost.
       show_result: is given the summary before anything is drawn, which may take minutes.
+      config_file: "FILE[:ARGUMENT]" that registers the config's own methods; by it `report` and
+        `evaluate` know them again.
 
     Raises:
       ValueError, OSError: the config is wrong, or `workdir` cannot be used: another process does,
@@ -109,7 +113,7 @@ def train_and_evaluate(
     with locked(workdir, warn) as writable:
         writes = writable and is_primary()
         page = Page(tuple(experiment.entries), aim, repeat())
-        identities = _begin(config, experiment, page, workdir, writes)
+        identities = _begin(config, experiment, page, workdir, config_file, writes)
         folders = {label: workdir / entry.folder for label, entry in experiment.entries.items()}
         if not is_primary():
             warn = stage = show_result = _ignore
@@ -182,7 +186,12 @@ def _files_of(workdir: Path, folders: Iterable[Path]) -> list[Path]:
 
 
 def _begin(
-    config: Config, experiment: Experiment, page: Page, workdir: Path, writes: bool
+    config: Config,
+    experiment: Experiment,
+    page: Page,
+    workdir: Path,
+    config_file: str | None,
+    writes: bool,
 ) -> dict[str, Identity]:
     """Compares a run with what its folder holds, and notes it there; returns the identities of its
     entries."""
@@ -190,6 +199,8 @@ def _begin(
     weights = [as_run(entry, config).model.weights for entry in entries]
     sums = checksums([*weights, *files_of(config.devices_profile)])
     prints = fingerprints(experiment.dataset, experiment.partitions) | {"weights": sums}
+    own_methods = [entry.method for entry in entries if is_own(entry.method)]
+    prints |= {OWN_METHODS: dict.fromkeys(own_methods, config_file)}
     version = version_of(workdir)
     fields = checked_fields(config, entries, workdir, prints)
     identities = identities_of(entries, config, fields["run"])

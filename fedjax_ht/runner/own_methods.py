@@ -1,0 +1,80 @@
+"""Knows the methods of a user's own again that a run was trained with, by the config file that
+registers them."""
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedjax_ht.configs.sections import Config
+from fedjax_ht.core.files import refuse_links
+from fedjax_ht.experiment.build import Experiment
+from fedjax_ht.experiment.json_files import naming, read_json
+from fedjax_ht.experiment.run_folder import OWN_METHODS, read_run
+from fedjax_ht.methods import is_own, method_factory
+from fedjax_ht.runner.cli import BadConfigFile
+from fedjax_ht.runner.config_files import read_config_file
+
+
+def read_trusted_run(workdir: Path, trust: bool) -> tuple[Config, Experiment]:
+    """Returns what `run_folder.read_run` does, of a run with methods of a user's own, too.
+
+    Args:
+      workdir: the folder, which may come from anybody.
+      trust: True lets code that its config.json names be run: each "module:function", and the
+        config files that register its own methods.
+
+    Raises:
+      ValueError, OSError: as of `read_run`, or a method is not registered. One line.
+    """
+    if (workdir / "config.json").exists():
+        refuse_links(workdir)
+        content = read_json(workdir / "config.json")
+        with naming(workdir / "config.json"):
+            noted = dict(content.get("run", {}).get(OWN_METHODS, {}))
+        _register(noted, trust)
+    return read_run(workdir, trust)
+
+
+def _register(noted: Mapping[str, Any], trust: bool) -> None:
+    """Runs the config files that register the methods of a note; those that are registered need
+    none."""
+    for method, named in noted.items():
+        if _is_registered(method):
+            continue
+        if named is None:
+            raise ValueError(
+                f"{method} is none of the library's methods, and the run has noted no config file "
+                "that registers it; register it in METHODS, and call "
+                "fedjax_ht.runner.report.show or fedjax_ht.runner.evaluate.load_run"
+            )
+        if not trust:
+            raise ValueError(
+                f"{method} is none of the library's methods: {named} registers it; if you know "
+                "whose code that is, let it run by --trust, from Python by trust=True"
+            )
+        _run_config(method, str(named))
+        if not _is_registered(method):
+            raise ValueError(f"{named} does not register the method {method!r} in METHODS any more")
+
+
+def _is_registered(method: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return is_own(method) and method_factory(method) is not None
+    return False
+
+
+def _run_config(method: str, named: str) -> None:
+    """Runs a config file where the run has noted it, else one of its name in the current folder."""
+    file, colon, argument = named.partition(":")
+    for path in (Path(file), Path(Path(file).name)):
+        if path.is_file():
+            try:
+                read_config_file(f"{path}{colon}{argument}")
+            except BadConfigFile as error:
+                raise ValueError(f"{method} cannot be registered: {error}") from error
+            return
+    raise FileNotFoundError(
+        f"no {file}, which registers the method {method!r}; put it there, or into the current "
+        "folder"
+    )

@@ -1,0 +1,151 @@
+"""A run of a method of the user's own is shown and evaluated again, where its code is trusted."""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from fedjax_ht.configs.base import typed_config
+from fedjax_ht.methods import METHODS, is_own, local
+from fedjax_ht.runner import cli, train
+from fedjax_ht.runner.config_files import absolute, read_config_file
+from fedjax_ht.runner.evaluate import load_run
+from fedjax_ht.runner.own_methods import read_trusted_run
+from fedjax_ht.runner.report import show
+from fedjax_ht.runner.train import train_and_evaluate
+
+METHOD = """
+import fedjax_ht as fl
+
+def beside(training, weight: fl.NonNegative = 1.0):
+    return fl.local(training)._replace(name="beside")
+"""
+CONFIG = """
+import fedjax_ht as fl
+from fedjax_ht.configs.base import method_config
+from method_beside import beside
+from tests.runs import config_of
+
+{register}
+
+def get_config(argument=None):
+    import method_beside  # at any time, while the file is read
+    config = config_of("{tiny}")
+    config.method, config.compare = method_config("beside"), ()
+    config.rounds = 1
+    return config
+"""
+REGISTER = 'fl.METHODS["beside"] = beside'
+
+
+def forget():
+    METHODS.pop("beside", None)
+    sys.modules.pop("method_beside", None)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tiny_config):
+    """A folder with a config file, its method beside it, and their run."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "own").mkdir()
+    file = folder / "own" / "own.py"
+    (folder / "own" / "method_beside.py").write_text(METHOD)
+    file.write_text(CONFIG.format(tiny=tiny_config, register=REGISTER))
+    config = typed_config(read_config_file(str(file)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "write_results", lambda *args: [])
+        train_and_evaluate(config, folder / "run", config_file=absolute(str(file)))
+    forget()
+    return folder
+
+
+@pytest.fixture
+def written(trained, tmp_path):
+    """A copy of the config file; its method is registered by nobody."""
+    shutil.copytree(trained / "own", tmp_path / "own")
+    yield tmp_path / "own" / "own.py"
+    forget()
+
+
+@pytest.fixture
+def run(trained, written, tmp_path):
+    """A copy of the run, as that config file would have left it."""
+    folder = shutil.copytree(trained / "run", tmp_path / "run")
+    content = (folder / "config.json").read_text()
+    noted = str((trained / "own" / "own.py").resolve())
+    assert json.loads(content)["run"]["own_methods"] == {"beside": noted}
+    (folder / "config.json").write_text(content.replace(noted, str(written)))
+    return folder
+
+
+def test_a_config_imports_the_modules_beside_it(written, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    assert read_config_file("own/own.py").method.name == "beside" and sys.path == path
+    forget()
+    with pytest.raises(cli.BadConfigFile, match="line 4: ModuleNotFoundError"):
+        shutil.move("own/method_beside.py", "method_beside.py")
+        read_config_file("own/own.py")
+
+
+def test_a_run_is_known_again_where_it_is_trusted(run, written):
+    line = rf"beside is none of the library's methods: {written} registers it; .* by --trust"
+    for call in (load_run, show):
+        with pytest.raises(ValueError, match=line) as error:
+            call(run)
+        assert "\n" not in str(error.value) and "beside" not in METHODS
+    assert load_run(run, trust=True).state.round == 1
+    forget()
+    text, _ = show(run, trust=True)
+    assert "* beside: at its defaults" in text
+
+
+def test_a_registered_method_needs_no_trust(run, written):
+    read_config_file(str(written))
+    assert load_run(run).state.round == 1
+
+
+def test_a_config_file_that_has_moved_is_looked_for_here(run, written, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    moved = written.rename(written.with_name("gone.py"))
+    with pytest.raises(
+        FileNotFoundError, match=r"own\.py, which registers the method 'beside'; put"
+    ):
+        read_trusted_run(run, trust=True)
+    shutil.copy(moved, "own.py")
+    shutil.copy(moved.with_name("method_beside.py"), "method_beside.py")
+    assert load_run(run, trust=True).state.round == 1
+
+
+@pytest.mark.parametrize(
+    ("register", "line"),
+    [("", r"own\.py does not register the method 'beside' in METHODS any more"), ("1 / 0", "Zero")],
+)
+def test_a_config_file_that_registers_it_no_more_is_named(
+    run, written, tiny_config, register, line
+):
+    text = CONFIG.format(tiny=tiny_config, register=register)
+    if not register:  # a config of another method
+        text = text.replace('method_config("beside")', "config.method")
+    written.write_text(text)
+    with pytest.raises(ValueError, match=line) as error:
+        load_run(run, trust=True)
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_that_knows_no_config_file_says_what_to_do(run):
+    content = json.loads((run / "config.json").read_text())
+    content["run"]["own_methods"] = {"beside": None}
+    (run / "config.json").write_text(json.dumps(content))
+    with pytest.raises(
+        ValueError, match=r"has noted no config file that registers it; register it"
+    ):
+        load_run(run, trust=True)
+
+
+def test_which_methods_are_a_users_own(monkeypatch):
+    assert not any(map(is_own, [*METHODS, "fedrolex+dfrd"]))
+    assert is_own("beside")
+    monkeypatch.setitem(METHODS, "fedssa", local.local)  # under a name of the library's
+    assert is_own("fedssa") and not is_own("local")
