@@ -117,14 +117,8 @@ def train_and_evaluate(
         folders = {label: workdir / entry.folder for label, entry in experiment.entries.items()}
         if not is_primary():
             warn = stage = show_result = _ignore
-        place = f"Writing to {workdir}" if writable else f"Nothing is written to {workdir}"
-        for line in (
-            *describe(experiment.dataset).lines,
-            f"{setting(config, experiment)} {place}.",
-        ):
-            stage(line)
-        for note in notes(experiment):
-            warn(note)
+        doing = "Writing" if writable else "Nothing is written"
+        _announce(config, experiment, f"{doing} to {workdir}", stage=stage, warn=warn)
         listeners = Listeners(progress_fn, warn, stage)
         histories: dict[str, list[Row]] = {}
         pictures = []

@@ -189,7 +189,7 @@ def test_fields_are_checked(config, tmp_path, arrays):
     save_safetensors(tmp_path / "wide.safetensors", arrays["mlp_wide"])
     for changes, message in (
         ({"weights": 3}, r"^model\.weights is 3; it must be text or a dict, name -> text$"),
-        ({"weights": {"mlp_wide": 3}}, r"^model\.weights is .*; it must be text or names"),
+        ({"weights": {"mlp_wide": 3}}, r"^model\.weights is .*; it must be text or a dict"),
         (
             {"weights": "x.pth", "group": "conv4", "norm": "group", "rates": "1"},
             r"^model\.weights is 'x\.pth'; with model\.rates it must be ''",
