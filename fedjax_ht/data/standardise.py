@@ -87,13 +87,13 @@ def scale_doubt(dataset: Dataset, partition: Partition) -> str:
     """Returns a line on features that are far larger than what models learn from; "" without any.
 
     Args:
-      dataset: floats that a model sees as they are stored; of any other set there is nothing to
-        say.
+      dataset: numbers that a model sees as they are stored, and that are no token ids; of any other
+        set there is nothing to say.
       partition: the split.
     """
     x = dataset.inputs
-    is_floats = isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.ndim > 1
-    if not is_floats or not isinstance(dataset.preprocess, AsStored):
+    is_array = isinstance(x, np.ndarray) and x.ndim > 1 and dataset.vocabulary is None
+    if not is_array or not isinstance(dataset.preprocess, AsStored):
         return ""
     train = np.concatenate([client.train for client in partition])
     if not len(train):
@@ -107,10 +107,17 @@ def scale_doubt(dataset: Dataset, partition: Partition) -> str:
         return ""
     names = dataset.reading.features if dataset.reading else ()
     shown = [f"{names[i] if names else i} ({mean[i]:.3g} +- {std[i]:.3g})" for i in large]
+    remedy = (
+        "standardise them: preprocess=fl.Standardised() of the dataset, or dataset.standardise "
+        "'on' in a config"
+    )
+    if x.dtype.kind != "f":
+        remedy = (
+            "make them floats, to be standardised, or say with vocabulary= that they are token ids"
+        )
     return (
         f"{dataset.name}: {len(large)} of {len(sizes)} features are of another scale than models "
-        f"learn from: {limits.listed(shown)}; standardise them: preprocess=fl.Standardised() of "
-        "the dataset, or dataset.standardise 'on' in a config"
+        f"learn from: {limits.listed(shown)}; {remedy}"
     )
 
 

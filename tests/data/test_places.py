@@ -48,21 +48,21 @@ def test_a_dot_is_the_folder_of_the_data(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "hint"),
     [
-        ("digits.npz", "did you mean 'npz:digits.npz'? "),
-        ("table.csv.gz", "did you mean 'csv:table.csv.gz'? "),
-        ("pictures/ant/0.png", "unknown dataset"),
-        ("pictures", "did you mean 'folder:pictures'? "),
-        ("sites", "did you mean 'csv:sites'? "),
-        ("made", "did you mean 'client_folders:made'? "),
-        ("saved", "no prefix reads the .arrow files of saved: write it as a table, for csv:PATH"),
-        ("rows.parquet", "no prefix reads rows.parquet: write it as a table, for csv:PATH, with"),
+        ("digits.npz", "did you mean 'npz:digits.npz'?"),
+        ("table.csv.gz", "did you mean 'csv:table.csv.gz'?"),
+        ("pictures/ant/0.png", "there are fashion_mnist_10k, "),
+        ("pictures", "did you mean 'folder:pictures'?"),
+        ("sites", "did you mean 'csv:sites'?"),
+        ("made", "did you mean 'client_folders:made'?"),
+        ("saved", "no prefix reads the .arrow files in it: write it as a table, for csv:PATH"),
+        ("rows.parquet", "no prefix reads .parquet: write it as a table, for csv:PATH, with"),
     ],
 )
 def test_a_path_without_a_prefix_is_answered_with_it(tmp_path, monkeypatch, path, hint):
     for name in ("pictures/ant/0.png", "sites/a.csv", "made/train/0.npz", "saved/data.arrow"):
         write(tmp_path / name, b"")
     message = load_error(ValueError, path, tmp_path)
-    assert message.startswith(hint) and "unknown dataset" in message
+    assert message.startswith(f"unknown dataset {path!r}; {hint}")
     config = fl.base_config()
     config.dataset.name, config.dataset.data_dir = path, str(tmp_path)
     with pytest.raises(ValueError) as error:

@@ -95,6 +95,9 @@ def test_features_of_another_scale_are_said():
         UserWarning, match=r"1 of 4 features are of another scale .*: 1 \(1\.03e\+03"
     ):
         fl.make_federation_data(dataset, SPLIT, federation(dataset))
+    whole = table(fl.AsStored(), ROWS.astype(int))
+    with pytest.warns(UserWarning, match="make them floats, to be standardised, or say with vocab"):
+        fl.make_federation_data(whole, SPLIT, federation(whole))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         usual = table(fl.AsStored(), (ROWS - ROWS.mean(0)) / np.maximum(ROWS.std(0), 1e-9))

@@ -15,9 +15,9 @@ from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import Origin, reading, search
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.cache import cached
-from fedjax_ht.data.sources.csv_file import rows_of
 from fedjax_ht.data.sources.images import decode_members
 from fedjax_ht.data.sources.source import Source
+from fedjax_ht.data.sources.table_cells import rows_of
 
 CLASSES = ("normal", "tumor")
 _COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center", "split")

@@ -29,29 +29,29 @@ def prefix_hint(name: str, data_dir: Path | None) -> str:
 
     Examples:
       >>> prefix_hint("data/digits.npz", None)
-      "did you mean 'npz:data/digits.npz'? "
+      "did you mean 'npz:data/digits.npz'?"
     """
     if not name or ":" in name:
         return ""
     path = user_path(name, data_dir)
     ending = _ending(path)
     if ending in _PREFIXES:
-        return f"did you mean {f'{_PREFIXES[ending]}:{name}'!r}? "
+        return f"did you mean {f'{_PREFIXES[ending]}:{name}'!r}?"
     if path.is_dir():
         return _folder_hint(name, path)
-    return f"no prefix reads {name}: {_OTHERS[ending]}; " if ending in _OTHERS else ""
+    return f"no prefix reads .{ending}: {_OTHERS[ending]}." if ending in _OTHERS else ""
 
 
 def _folder_hint(name: str, folder: Path) -> str:
     endings = {_ending(path) for path in folder.iterdir()}
     for ending in sorted(endings & set(_OTHERS) - {"json"}):
-        return f"no prefix reads the .{ending} files of {name}: {_OTHERS[ending]}; "
+        return f"no prefix reads the .{ending} files in it: {_OTHERS[ending]}."
     prefix = "folder"
     if (folder / "train" / "0.npz").exists():
         prefix = "client_folders"
     elif endings & {"csv", "tsv"}:
         prefix = "csv"
-    return f"did you mean {f'{prefix}:{name}'!r}? "
+    return f"did you mean {f'{prefix}:{name}'!r}?"
 
 
 def _ending(path: Path) -> str:

@@ -86,10 +86,11 @@ def find_source(name: str) -> Source | None:
 
 
 def unknown_dataset(name: str, data_dir: str | os.PathLike | None = None) -> str:
-    """The message for a name that is no set; where it is a file's, with the prefix that reads
-    it."""
+    """The message for a name that is no set; with the prefix that reads it, where it is a file."""
     root = None if data_dir is None else Path(data_dir).expanduser()
-    return prefix_hint(name, root) + unknown("dataset", name, dataset_names())
+    if hint := prefix_hint(name, root):
+        return f"unknown dataset {name!r}; {hint} There are {', '.join(dataset_names())}"
+    return unknown("dataset", name, dataset_names())
 
 
 def find_dataset(name: str, data_dir: str | os.PathLike) -> tuple[Path, ...]:
