@@ -15,6 +15,7 @@ import math
 import os
 import signal
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from absl import flags
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.extras import require
 from fedjax_ht.deploy.answers import answer, request_bytes
+from fedjax_ht.deploy.audit import lifetime, open_audit
 from fedjax_ht.deploy.client import make_client, read_samples, write_samples
 from fedjax_ht.deploy.contacts import MOST_SAMPLES
 from fedjax_ht.deploy.plan import DeploymentEnded, Plan, make_plan
@@ -109,9 +111,14 @@ def client(plan: Plan, workdir: Path) -> None:
         plan, client_id, dataset, indices, workdir / "states", tell, max_epsilon=_EPSILON.value
     )
     log_to(workdir / "flower.log")
+    audit = open_audit(workdir, tell)
     tell(f"client {client_id}: {len(indices.train) or 'no'} training samples; server {superlink}")
     respond = node.responder(functools.partial(answer, this_client))
-    with catch_signals() as caught, jax.default_matmul_precision(plan.config.precision):
+    with (
+        lifetime(audit, client=client_id, server=superlink, version=version("fedjax_ht")),
+        catch_signals() as caught,
+        jax.default_matmul_precision(plan.config.precision),
+    ):
         node.run_node(
             superlink,
             certificate,
@@ -121,6 +128,7 @@ def client(plan: Plan, workdir: Path) -> None:
             tell,
             _PATIENCE.value,
             max_bytes=request_bytes(this_client),
+            audit=audit,
         )
     tell(f"stopped by {signal.Signals(caught[0]).name}")
 
@@ -151,12 +159,18 @@ def server(plan: Plan, workdir: Path) -> None:
     if certificate is not None:
         files = certificate, _existing(certificate.with_name("server.key"))
         check_private(files[1], "server")
-    with link.open_link(_HOST.value, _PORT.value, files, keys, tell) as opened:
+    audit, address = open_audit(workdir, tell), f"{_HOST.value}:{_PORT.value}"
+    with (
+        lifetime(audit, address=address, clients=plan.num_clients, version=version("fedjax_ht")),
+        link.open_link(_HOST.value, _PORT.value, files, keys, tell, audit=audit) as opened,
+    ):
         tell(
-            f"server: listening at {_HOST.value}:{_PORT.value}, {len(keys or {})} client keys; "
+            f"server: listening at {address}, {len(keys or {})} client keys; "
             f"Flower's log is {workdir / 'flower.log'}"
         )
-        transport = flower_transport(opened, _PATIENCE.value, _TIMEOUT.value, tell, _RANGE.value)
+        transport = flower_transport(
+            opened, _PATIENCE.value, _TIMEOUT.value, tell, _RANGE.value, audit=audit
+        )
         with jax.default_matmul_precision(plan.config.precision):
             serve(
                 plan,
@@ -165,6 +179,7 @@ def server(plan: Plan, workdir: Path) -> None:
                 tell,
                 patience=_PATIENCE.value,
                 most_samples=_SAMPLES.value,
+                audit=audit,
             )
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ht.core.files import atomic_open
+from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.headers import invalid_hello, printable
 from fedjax_ht.deploy.messages import Envelope
 from fedjax_ht.deploy.plan import Plan, description
@@ -52,10 +53,11 @@ def all_headers(
     *,
     folder: Path,
     most_samples: int,
+    audit: Audit,
 ) -> ClientHeaders:
     """Returns what each client of a run says, or has said, of itself; see `server.make_server`."""
     known = read_clients(folder / CLIENTS_FILE)
-    present = contact_clients(plan, transport, plan.num_clients, warn, most_samples)
+    present = contact_clients(plan, transport, plan.num_clients, warn, most_samples, audit)
     headers = present | known
     missing = sorted(set(range(plan.num_clients)) - set(headers))
     if missing:
@@ -88,12 +90,14 @@ def contact_clients(
     min_clients: int,
     warn: Callable[[str], None],
     most_samples: int = MOST_SAMPLES,
+    audit: Audit = no_audit,
 ) -> ClientHeaders:
     """Returns the clients that can be reached and whose headers are valid, see `Transport.meet`."""
     valid = {}
     for client, header in transport.meet(hello(plan), min_clients).items():
         if problem := _problem(plan, client, header, most_samples):
             warn(f"client {client} is left out: {problem}")
+            audit("left_out", client=client, reason=problem)
         else:
             valid[client] = header
     return valid

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.contacts import Transport
 from fedjax_ht.deploy.headers import is_count, printable
 from fedjax_ht.deploy.messages import Envelope
@@ -27,7 +28,13 @@ HELLO_SECONDS = 30.0
 
 
 def flower_transport(
-    link: Any, patience: float, timeout: float, tell: Callable[[str], None], limit: float = 8.0
+    link: Any,
+    patience: float,
+    timeout: float,
+    tell: Callable[[str], None],
+    limit: float = 8.0,
+    *,
+    audit: Audit = no_audit,
 ) -> Transport:
     """Returns the `Transport` to the clients behind Flower's nodes.
 
@@ -37,8 +44,11 @@ def flower_transport(
       timeout: seconds that clients have to reply.
       tell: takes a line for whoever watches the server.
       limit: of the numbers in a sum, see `secagg.secure_sum`.
+      audit: of the server.
     """
-    clients = _NodeClients(link, patience, timeout, tell, limit)
+    clients = _NodeClients(
+        link=link, patience=patience, timeout=timeout, tell=tell, limit=limit, audit=audit
+    )
     return Transport(clients.meet, clients.exchange, clients.add)
 
 
@@ -47,7 +57,7 @@ class _NodeClients:
     """The clients behind Flower's nodes; the public methods are those of `Transport`.
 
     Attributes:
-      link, patience, timeout, tell, limit: as of `flower_transport`.
+      link, patience, timeout, tell, limit, audit: as of `flower_transport`.
       hellos: node id -> header of its client's reply to "hello", of nodes that are online.
       refused: ids of online nodes that are left out.
       silent: node id -> time before which it is not asked again, of nodes that have not answered.
@@ -58,6 +68,7 @@ class _NodeClients:
     timeout: float
     tell: Callable[[str], None]
     limit: float
+    audit: Audit
     hellos: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     refused: set[int] = dataclasses.field(default_factory=set)
     silent: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -68,7 +79,9 @@ class _NodeClients:
             online = set(self.link.get_node_ids())
             self.refused &= online
             for node in self.hellos.keys() - online:
-                self.tell(f"client {self.hellos.pop(node)['client']} has disconnected")
+                client = self.hellos.pop(node)["client"]
+                self.tell(f"client {client} has disconnected")
+                self.audit("disconnected", client=client)
             self._greet_all(online - self.hellos.keys() - self.refused, hello)
             if len(self.hellos) >= min_clients or time.monotonic() > end:
                 return {header["client"]: header for header in self.hellos.values()}
@@ -89,7 +102,7 @@ class _NodeClients:
             if node in replies:
                 self._greet(node, replies[node])
             else:
-                self.tell(f"{self._name(node)} does not answer: it does not say who it is")
+                self._note_silence(node, "it does not say who it is")
                 self.silent[node] = time.monotonic() + self.timeout
 
     def _name(self, node: int) -> str:
@@ -99,15 +112,22 @@ class _NodeClients:
 
     def _greet(self, node: int, reply: Envelope | str) -> None:
         if isinstance(reply, str):  # not refused: it is asked again the next time
-            self.tell(f"{self._name(node)} does not answer: {reply}")
+            self._note_silence(node, reply)
             return
         client = reply.header.get("client")
         problem = reply.header.get("error") or self._identity_problem(node, client)
         if problem:
-            self.tell(f"node {node} (client {printable(str(client))}) is left out: {problem}")
+            name = printable(str(client))
+            self.tell(f"node {node} (client {name}) is left out: {problem}")
+            self.audit("left_out", node=node, client=name, reason=str(problem))
             self.refused.add(node)
         else:
             self.hellos[node] = reply.header
+            self.audit("connected", client=client, node=node)
+
+    def _note_silence(self, node: int, reason: str) -> None:
+        self.tell(f"{self._name(node)} does not answer: {reason}")
+        self.audit("silent", node=node, client=self.link.owners.get(node), reason=reason)
 
     def _identity_problem(self, node: int, client: Any) -> str:
         """Says why a node cannot be the client that it says it is; "" where it can."""

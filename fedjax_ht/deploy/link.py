@@ -6,6 +6,7 @@ this machine or elsewhere can ask them. Needs the extra `flower`.
 """
 
 import contextlib
+import dataclasses
 import functools
 import threading
 import time
@@ -21,18 +22,13 @@ from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.main import create_app
 
+from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.connections import BURST, Connections, listeners, most_connections
-from fedjax_ht.deploy.gate import (
-    TOO_LONG,
-    Allowance,
-    Watch,
-    gate,
-    register_node,
-    signing_node,
-)
+from fedjax_ht.deploy.gate import Allowance, Watch, gate, register_node, signing_node
 from fedjax_ht.deploy.headers import printable
 from fedjax_ht.deploy.mailbox import Mailbox
 from fedjax_ht.deploy.messages import Envelope, from_bytes, message_bytes
+from fedjax_ht.deploy.visits import Visits
 
 FRAMING_BYTES = 1 << 10
 """Most bytes of the request that carries a reply, besides the reply."""
@@ -74,6 +70,8 @@ def open_link(
     certificate: tuple[Path, Path] | None,
     keys: Mapping[int, bytes] | None,
     tell: Callable[[str], None],
+    *,
+    audit: Audit = no_audit,
 ) -> Iterator[Link]:
     """Listens at an address within the block.
 
@@ -82,6 +80,7 @@ def open_link(
       certificate: files of the server's certificate and its private key, None without TLS.
       keys: client id -> its public key; None lets every key in.
       tell: takes a line for whoever watches the server.
+      audit: of the server.
 
     Raises:
       OSError: the server cannot listen there. One line.
@@ -93,14 +92,14 @@ def open_link(
     state = factory.state_instance = InMemoryLinkState(factory.federation_manager, mailbox)
     owners = {register_node(state, key): client for client, key in (keys or {}).items()}
     identify = functools.partial(signing_node, state, keys is not None)
-    too_long: set[int] = set()
     connections = Connections(most_connections(len(keys or ()) or UNKNOWN_CLIENTS))
+    visits = Visits(owners, tell, audit)
 
-    def on_refused(node: int | None, status: int) -> None:
-        if node is not None and status == TOO_LONG:
-            too_long.add(node)
+    def on_known(address: tuple[str, int], node: int) -> None:
+        connections.know(address, node)
+        visits.add_address(node, address[0])
 
-    watch = Watch(on_known=connections.know, on_refused=on_refused)
+    watch = Watch(on_known=on_known, on_refused=visits.add_refusal)
     guarded = gate(app, identify, mailbox.status, allowance=allowance, watch=watch)
     chain, key = certificate or (None, None)
     config = uvicorn.Config(
@@ -121,28 +120,9 @@ def open_link(
         _listening(uvicorn.Server(config), host, port, connections),
         _running(state) as run_id,
     ):
-
-        def exchange(requests, max_bytes, timeout) -> dict[int, Envelope | str]:
-            try:
-                return exchange_messages(
-                    state,
-                    mailbox,
-                    allowance,
-                    run_id=run_id,
-                    requests=requests,
-                    max_bytes=max_bytes,
-                    timeout=timeout,
-                )
-            finally:
-                for node in sorted(too_long):
-                    name = f"client {owners[node]}" if node in owners else f"node {node}"
-                    tell(f"{name} has sent more bytes than it may; they were not read")
-                too_long.clear()
-
-        def get_node_ids() -> list[int]:
-            return sorted(state.get_nodes(run_id))
-
-        yield Link(get_node_ids=get_node_ids, exchange=exchange, owners=owners)
+        nodes = _Nodes(state, mailbox, allowance, run_id=run_id, visits=visits, audit=audit)
+        yield Link(get_node_ids=nodes.get_node_ids, exchange=nodes.exchange, owners=owners)
+        visits.flush(is_last=True)
 
 
 @contextlib.contextmanager
@@ -205,54 +185,75 @@ def _running(state: LinkState) -> Iterator[int]:
         is_over.set()
 
 
-def exchange_messages(
-    state: LinkState,
-    mailbox: Mailbox,
-    allowance: Allowance,
-    *,
-    run_id: int,
-    requests: Mapping[int, Envelope],
-    max_bytes: Mapping[int, int],
-    timeout: float,
-) -> dict[int, Envelope | str]:
-    """Sends requests to nodes and waits for their replies, see `Link.exchange`.
+@dataclasses.dataclass
+class _Nodes:
+    """The nodes behind the gate; the public methods are those of `Link`.
 
-    Each reply is taken as soon as it is there, whatever the other nodes do. A node that goes
-    offline is not waited for.
-
-    Args:
+    Attributes:
       state: of Flower's SuperLink.
       mailbox: the store of its objects.
       allowance: of the bytes that nodes upload.
       run_id: id of its run.
-      requests, max_bytes, timeout: as of `Link.exchange`.
+      visits: what the gate has seen.
+      audit: of the server.
     """
-    sent: dict[int, str] = {}
-    replies: dict[int, Envelope | str] = {}
-    end = time.monotonic() + timeout
-    try:
-        for node, request in requests.items():
-            size = message_bytes(max_bytes.get(node, 0))
-            allowance.grant(node, size + FRAMING_BYTES)
-            name = mailbox.open(node, request, size).request_id
-            sent[node] = name
-            _announce(state, node, name, timeout)
-        waiting = set(sent)
-        while waiting and time.monotonic() < end:
-            online = state.get_nodes(run_id)
-            for node in sorted(waiting):
-                data = mailbox.reply(node)
-                if data is not None:
-                    replies[node] = _read(data, max_bytes.get(node, 0))
-                if data is not None or node not in online:
-                    waiting.remove(node)
-            if waiting:
-                time.sleep(POLL_SECONDS)
-        return replies
-    finally:
-        for node in sent:
-            mailbox.close(node)
-        state.delete_messages(set(sent.values()))
+
+    state: LinkState
+    mailbox: Mailbox
+    allowance: Allowance
+    _: dataclasses.KW_ONLY
+    run_id: int
+    visits: Visits
+    audit: Audit
+
+    def get_node_ids(self) -> list[int]:
+        self.visits.flush()
+        return sorted(self.state.get_nodes(self.run_id))
+
+    def exchange(
+        self, requests: Mapping[int, Envelope], max_bytes: Mapping[int, int], timeout: float
+    ) -> dict[int, Envelope | str]:
+        """Sends requests to nodes and waits for their replies.
+
+        Each reply is taken as soon as it is there, whatever the other nodes do. A node that goes
+        offline is not waited for.
+        """
+        names: dict[int, str] = {}
+        replies: dict[int, Envelope | str] = {}
+        begin = time.monotonic()
+        try:
+            for node, request in requests.items():
+                size = message_bytes(max_bytes.get(node, 0))
+                self.allowance.grant(node, size + FRAMING_BYTES)
+                names[node] = self.mailbox.open(node, request, size).request_id
+                _announce(self.state, node, names[node], timeout)
+                payload = sum(array.nbytes for array in request.arrays.values())
+                self._note("request", node, request, size=payload)
+            waiting = set(names)
+            while waiting and time.monotonic() - begin < timeout:
+                online = self.state.get_nodes(self.run_id)
+                for node in sorted(waiting):
+                    data = self.mailbox.reply(node)
+                    if data is not None:
+                        replies[node] = _read(data, max_bytes.get(node, 0))
+                        self._note("reply", node, requests[node], size=len(data))
+                    if data is not None or node not in online:
+                        waiting.remove(node)
+                if waiting:
+                    time.sleep(POLL_SECONDS)
+            return replies
+        finally:
+            for node in names:
+                self.mailbox.close(node)
+            self.state.delete_messages(set(names.values()))
+            self.visits.flush()
+
+    def _note(self, event: str, node: int, request: Envelope, *, size: int) -> None:
+        header = request.header
+        fields = {"kind": header["kind"], "bytes": size}
+        if "round" in header:
+            fields["round"] = header["round"] + 1
+        self.audit(event, **self.visits.sender(node), **fields)
 
 
 def _announce(state: LinkState, node: int, name: str, timeout: float) -> None:

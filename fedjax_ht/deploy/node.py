@@ -17,31 +17,21 @@ from pathlib import Path
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
     PullMessagesRequest,
-    PushMessagesRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ObjectTree,
-    PullObjectRequest,
-    PushObjectRequest,
-)
-from flwr.proto.message_pb2 import Message as Announcement
-from flwr.proto.message_pb2 import Metadata as AnnouncementMetadata
 from flwr.proto.node_pb2 import Node
-from flwr.proto.recorddict_pb2 import RecordDict as NoContent
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from fedjax_ht.deploy import mail
+from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.bounded_http import RESPONSE_BYTES, Bounded, http_client
-from fedjax_ht.deploy.headers import printable
-from fedjax_ht.deploy.mailbox import ENDED, reply_id_of
+from fedjax_ht.deploy.headers import is_count, printable
 from fedjax_ht.deploy.masking import STAGE, masked_reply
 from fedjax_ht.deploy.messages import Envelope, from_bytes, message_bytes, to_bytes
 from fedjax_ht.deploy.plan import DeploymentEnded
@@ -94,6 +84,7 @@ class _Connection:
       address: HOST:PORT of the server.
       patience: seconds in which a server that refuses this client is tried again.
       tell: takes a line for the people at the client's own machine.
+      audit: of the client.
       refused_since: time of the first refusal, None while the server does not refuse.
       is_unreachable: whether the server could not be reached at the last try.
     """
@@ -101,12 +92,14 @@ class _Connection:
     address: str
     patience: float
     tell: Callable[[str], None]
+    audit: Audit
     refused_since: float | None = None
     is_unreachable: bool = False
 
     def on_connected(self) -> None:
         if self.is_unreachable or self.refused_since is not None:
             self.tell(f"connected to {self.address}")
+        self.audit("connected", server=self.address)
         self.refused_since, self.is_unreachable = None, False
 
     def on_refused(self, error: httpx.HTTPStatusError) -> None:
@@ -116,6 +109,7 @@ class _Connection:
             reason = "it sends this client elsewhere, where it does not go"
         if self.refused_since is None:
             self.refused_since = time.monotonic()
+            self.audit("refused", server=self.address, reason=reason)
             self.tell(
                 f"{self.address} refuses this client ({reason}); trying again for "
                 f"{self.patience:g} s"
@@ -128,6 +122,7 @@ class _Connection:
     def on_unreachable(self, error: Exception) -> None:
         if not self.is_unreachable:
             reason = printable(str(error)) or type(error).__name__
+            self.audit("unreachable", server=self.address, reason=reason)
             self.tell(f"no connection to {self.address}, trying again: {reason}")
         self.is_unreachable = True
 
@@ -142,6 +137,7 @@ def run_node(
     patience: float,
     *,
     max_bytes: int = MAX_BYTES,
+    audit: Audit = no_audit,
 ) -> None:
     """Answers a server's messages until `stop`.
 
@@ -156,6 +152,7 @@ def run_node(
       tell: takes a line for the people at the client's own machine.
       patience: seconds in which a server that refuses this client is tried again.
       max_bytes: of the arrays of a message of the server, see `messages.max_bytes`.
+      audit: of the client.
 
     Raises:
       DeploymentEnded: the server refused this client all the while.
@@ -163,7 +160,7 @@ def run_node(
     """
     private, public = (key, key.public_key()) if key is not None else generate_key_pairs()
     root = certificate.read_text() if certificate else None
-    connection = _Connection(address, patience, tell)
+    connection = _Connection(address, patience, tell, audit)
     bounded = Bounded(http_client(root), message_bytes(max_bytes) + RESPONSE_BYTES)
     interceptors = [NodeAuthHttpInterceptor(private, public), bounded]
     fleet = FleetHttpClient.from_server_address(address, root is None, None, interceptors)
@@ -172,13 +169,36 @@ def run_node(
             try:
                 with _active_node(fleet, public_key_to_bytes(public)) as node:
                     connection.on_connected()
-                    _answer_messages(fleet, node, respond, stop)
+                    _answer_messages(fleet, node, _audited(respond, audit), stop)
             except httpx.HTTPStatusError as error:
                 connection.on_refused(error)
                 _wait(stop)
             except (httpx.HTTPError, ValueError) as error:  # ValueError: it is no such server
                 connection.on_unreachable(error)
                 _wait(stop)
+
+
+def _audited(respond: Respond, audit: Audit) -> Respond:
+    """Notes each request and its reply."""
+
+    def audited(request: Envelope, context: Context) -> Envelope:
+        fields = {"kind": printable(str(request.header.get("kind")))}
+        if is_count(request.header.get("round")):
+            fields["round"] = request.header["round"] + 1
+        audit("request", **fields, bytes=_payload(request))
+        begin = time.monotonic()
+        reply = respond(request, context)
+        if "error" in reply.header:
+            fields["reason"] = reply.header["error"]
+        seconds = round(time.monotonic() - begin, 3)
+        audit("reply", **fields, bytes=_payload(reply), seconds=seconds)
+        return reply
+
+    return audited
+
+
+def _payload(message: Envelope) -> int:
+    return sum(array.nbytes for array in message.arrays.values())
 
 
 def _wait(stop: Callable[[], bool]) -> None:
@@ -223,60 +243,14 @@ def _answer_messages(
         if context.run_id != metadata.run_id:  # keys and shares of a secure sum belong to one run
             context = Context(metadata.run_id, node.node_id, {}, RecordDict(), {})
         # a round that has ended is no reason to leave
-        with _ended_exchange_ignored():
-            data = _pull(fleet, node, metadata)
-            _push(fleet, node, metadata, to_bytes(_reply_to(data, respond, context)))
+        with mail.ended_exchange_ignored():
+            data = mail.take_request(fleet, node, metadata)
+            mail.leave_reply(fleet, node, metadata, _reply_to(data, respond, context))
 
 
-@contextlib.contextmanager
-def _ended_exchange_ignored() -> Iterator[None]:
+def _reply_to(data: bytes, respond: Respond, context: Context) -> bytes:
+    """Answers a message by its bytes, one that cannot be read by an error."""
     try:
-        yield
-    except httpx.HTTPStatusError as error:
-        if error.response.status_code != ENDED:
-            raise
-
-
-def _reply_to(data: bytes, respond: Respond, context: Context) -> Envelope:
-    try:
-        request = from_bytes(data)
+        return to_bytes(respond(from_bytes(data), context))
     except ValueError as error:
-        return Envelope({"error": printable(str(error))}, {})
-    return respond(request, context)
-
-
-def _pull(fleet: FleetHttpClient, node: Node, metadata: AnnouncementMetadata) -> bytes:
-    """Fetches a message of the server."""
-    run_id, name = metadata.run_id, metadata.message_id
-    request = PullObjectRequest(node=node, run_id=run_id, object_id=name)
-    content = fleet.PullObject(request).object_content
-    fleet.ConfirmMessageReceived(
-        ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=name)
-    )
-    return content
-
-
-def _push(fleet: FleetHttpClient, node: Node, metadata: AnnouncementMetadata, reply: bytes) -> None:
-    """Announces a reply to the message with this metadata, then sends it."""
-    name = reply_id_of(metadata.message_id)
-    announced = AnnouncementMetadata()
-    # with the request's own times: this machine's clock decides nothing
-    announced.CopyFrom(metadata)
-    announced.message_id, announced.reply_to_message_id = name, metadata.message_id
-    announced.src_node_id, announced.dst_node_id = node.node_id, SUPERLINK_NODE_ID
-    response = fleet.PushMessages(
-        PushMessagesRequest(
-            node=node,
-            messages_list=[Announcement(metadata=announced, content=NoContent())],
-            message_object_trees=[ObjectTree(object_id=name)],
-        )
-    )
-    fleet.PushObject(
-        PushObjectRequest(
-            node=node,
-            run_id=metadata.run_id,
-            session_id=response.session_id,
-            object_id=name,
-            object_content=reply,
-        )
-    )
+        return to_bytes(Envelope({"error": printable(str(error))}, {}))

@@ -18,7 +18,7 @@ from fedjax_ht.core.wire import WireCost, all_finite, wire_elements
 from fedjax_ht.deploy.headers import admitted_metrics, invalid_entry, printable
 from fedjax_ht.deploy.messages import Envelope, max_bytes, pack, unpack
 from fedjax_ht.deploy.secure_sums import MIN_CLIENTS, split_sum, vector_bytes
-from fedjax_ht.deploy.server import Server, expected_entries
+from fedjax_ht.deploy.server import Server, expected_entries, leave_out
 from fedjax_ht.simulation.roster import PADDING
 from fedjax_ht.simulation.state import SimulationState
 from fedjax_ht.simulation.trials import of_trial
@@ -53,10 +53,8 @@ def train(server: Server, state: SimulationState, ids: list[int]) -> dict[int, C
                 if not bool(all_finite(uplink)):
                     raise ValueError("it is not finite")
         except ValueError as error:
-            server.warn(
-                f"client {client}, round {state.round + 1}: its uplink is left out: "
-                f"{printable(str(error))}"
-            )
+            reason = f"its uplink is left out: {printable(str(error))}"
+            leave_out(server, client, f"round {state.round + 1}", reason)
             header, uplink = dict(header, finite=False), None
         up = NO_COST
         if uplink is not None:
@@ -162,14 +160,14 @@ def _valid_replies(
     valid = {}
     for client in ids:
         if client not in replies:
-            server.warn(f"client {client}, {when}: no answer")
+            leave_out(server, client, when, "no answer")
             continue
         header, expected = replies[client].header, expected_entries(server, client)
         if "error" in header:
-            server.warn(f"client {client}, {when}: {printable(str(header['error']))}")
+            leave_out(server, client, when, printable(str(header["error"])))
             continue
         if name := invalid_entry(header, kind, expected):
-            server.warn(f"client {client}, {when}: {name!r} in its header is missing or invalid")
+            leave_out(server, client, when, f"{name!r} in its header is missing or invalid")
             continue
         entries: dict[str, Any] = {"downlink": costs[client]}
         if kind == "train":

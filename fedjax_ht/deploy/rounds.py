@@ -212,7 +212,12 @@ def reachable_clients(server: Server, min_clients: int = 0) -> ClientHeaders:
     Waits for `min_clients` of them, see `Transport.meet`.
     """
     headers = contact_clients(
-        server.plan, server.transport, min_clients, server.warn, server.most_samples
+        server.plan,
+        server.transport,
+        min_clients,
+        server.warn,
+        server.most_samples,
+        server.audit,
     )
     unchanged = {}
     for client, header in headers.items():
@@ -220,10 +225,9 @@ def reachable_clients(server: Server, min_clients: int = 0) -> ClientHeaders:
         if header["counts"] == before:
             unchanged[client] = header
         else:
-            server.warn(
-                f"client {client} is left out: it began with {before} samples and has "
-                f"{header['counts']}"
-            )
+            reason = f"it began with {before} samples and has {header['counts']}"
+            server.warn(f"client {client} is left out: {reason}")
+            server.audit("left_out", client=client, reason=reason)
     return unchanged
 
 

@@ -10,6 +10,7 @@ from fedjax_ht.checkpoints.checkpoint import Checkpointer, make_checkpointer
 from fedjax_ht.checkpoints.writers import write_history
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.deploy.answers import MAX_STATES
+from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.contacts import MOST_SAMPLES, Transport
 from fedjax_ht.deploy.headers import printable
 from fedjax_ht.deploy.noise import Entropy, fresh_secret
@@ -26,6 +27,18 @@ from fedjax_ht.simulation.state import SimulationState
 
 MOST_FAILURES = 10
 """Tries in a row to write a round's files after which a run ends."""
+AUDITED = (
+    "round",
+    "participants",
+    "arrived",
+    "not_finite",
+    "far_off",
+    "refused",
+    "miscounted",
+    "server_finite",
+    "epsilon",
+)
+"""Columns of a round that are in the audit log."""
 RETRY_SECONDS = 1.0
 """Between two tries after the last round."""
 
@@ -38,6 +51,7 @@ def serve(
     entropy: Entropy = fresh_secret,
     patience: float = 0.0,
     most_samples: int = MOST_SAMPLES,
+    audit: Audit = no_audit,
 ) -> list[Row]:
     """Runs a plan's rounds with the clients that a transport reaches; returns the history.
 
@@ -51,6 +65,7 @@ def serve(
       entropy: draws the secrets of the server's noise.
       patience: seconds to wait for a client where none can be reached.
       most_samples: that a client may say it has.
+      audit: of the server.
 
     Raises:
       ValueError, OSError: `workdir` cannot be used, or a client cannot be reached. One line.
@@ -67,7 +82,16 @@ def serve(
         remember_fields(plan.fields, workdir)
         run = run_name(workdir)
         made = make_server(
-            plan, transport, run, tell, workdir, entropy, keep, patience, most_samples
+            plan,
+            transport,
+            run,
+            tell,
+            workdir,
+            entropy=entropy,
+            keep=keep,
+            patience=patience,
+            most_samples=most_samples,
+            audit=audit,
         )
         rounds: Any = as_rounds(made)  # lacks functions that read clients' states: none is here
         checkpointer = make_checkpointer(workdir / "checkpoints", rounds, keep)
@@ -127,6 +151,7 @@ class _Records:
         self.tell(_round_line(row, config.rounds))
         for line in self.notes.of(self.server.plan.label, row):
             self.tell(f"round {row['round']}: {line}")
+        self.server.audit("round", **{name: row[name] for name in AUDITED if name in row})
         is_last = state.round == config.rounds
         self.is_due |= is_last or state.round % config.checkpoint.every == 0
         while not self._written(state, history) and is_last:
@@ -138,6 +163,7 @@ class _Records:
         try:
             if self.is_due:
                 self.checkpointer.save(state, history)
+                self.server.audit("saved", round=state.round)
                 self.server.saved.append(state.last_round[0])
                 self.is_due = False
             self.num_written = write_history(history, self.workdir, self.num_written)
@@ -146,7 +172,9 @@ class _Records:
             self.failures += 1
             if self.failures >= MOST_FAILURES:
                 raise
-            self.tell(f"round {state.round}: {printable(str(error))}; it is tried again")
+            reason = printable(str(error))
+            self.tell(f"round {state.round}: {reason}; it is tried again")
+            self.server.audit("not_saved", round=state.round, reason=reason)
             return False
         self.failures = 0
         return True

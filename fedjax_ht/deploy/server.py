@@ -21,6 +21,7 @@ from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.round import send
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.dataset import ClientIndices
+from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.contacts import MOST_SAMPLES, Transport, all_headers
 from fedjax_ht.deploy.headers import Expected
 from fedjax_ht.deploy.noise import LEDGER_FILE, Entropy, Noise, fresh_secret, update_noise
@@ -54,6 +55,7 @@ class Server(NamedTuple):
       warn: takes a line for whoever watches the server.
       patience: seconds to wait for a client where none can be reached.
       most_samples: that a client may say it has.
+      audit: of the server.
     """
 
     plan: Plan
@@ -75,6 +77,7 @@ class Server(NamedTuple):
     warn: Callable[[str], None]
     patience: float
     most_samples: int
+    audit: Audit
 
 
 def make_server(
@@ -87,6 +90,7 @@ def make_server(
     keep: int = 2,
     patience: float = 0.0,
     most_samples: int = MOST_SAMPLES,
+    audit: Audit = no_audit,
 ) -> Server:
     """Waits for the clients, and makes the models for the task that they report.
 
@@ -103,11 +107,14 @@ def make_server(
       keep: how many checkpoints a run keeps.
       patience: seconds to wait for a client where none can be reached.
       most_samples: that a client may say it has, of each split.
+      audit: of the server.
 
     Raises:
       ValueError: a client is missing, or two of them have different tasks. One line.
     """
-    headers = all_headers(plan, transport, warn, folder=folder, most_samples=most_samples)
+    headers = all_headers(
+        plan, transport, warn, folder=folder, most_samples=most_samples, audit=audit
+    )
     task = headers[0]["task"]
     federation = make_models(plan, task_from_json(task))
     counts = {
@@ -149,7 +156,14 @@ def make_server(
         warn=warn,
         patience=patience,
         most_samples=most_samples,
+        audit=audit,
     )
+
+
+def leave_out(server: Server, client: int, when: str, reason: str) -> None:
+    """Tells that a client is left out of a round or an evaluation, and why."""
+    server.warn(f"client {client}, {when}: {reason}")
+    server.audit("left_out", client=client, when=when, reason=reason)
 
 
 def expected_entries(server: Server, client: int) -> Expected:

@@ -16,7 +16,9 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedjax_ht.deploy import node
+from fedjax_ht.deploy.audit import no_audit
 from fedjax_ht.deploy.link import open_link
+from fedjax_ht.deploy.mail import take_request
 from fedjax_ht.deploy.mailbox import reply_id_of
 from fedjax_ht.deploy.messages import Envelope, to_bytes
 from fedjax_ht.deploy.node import responder
@@ -27,7 +29,7 @@ MEGABYTE = 1 << 20
 
 
 @contextlib.contextmanager
-def listening(keys):
+def listening(keys, audit=no_audit):
     """Opens a link within the block; yields it, its port and the lines that it tells."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -36,12 +38,12 @@ def listening(keys):
     if keys is not None:
         public = {i: public_key_to_bytes(key.public_key()) for i, key in keys.items()}
     lines = []
-    with open_link("127.0.0.1", port, None, public, lines.append) as link:
+    with open_link("127.0.0.1", port, None, public, lines.append, audit=audit) as link:
         yield link, port, lines
 
 
 @contextlib.contextmanager
-def attending(port, key, answer, patience=0.0):
+def attending(port, key, answer, patience=0.0, audit=no_audit):
     """Runs a client within the block; yields the lines that it tells, and how it ended."""
     over, lines = threading.Event(), []
 
@@ -55,6 +57,7 @@ def attending(port, key, answer, patience=0.0):
                 over.is_set,
                 lines.append,
                 patience,
+                audit=audit,
             )
         except DeploymentEnded as error:
             lines.append(str(error))
@@ -115,7 +118,7 @@ class RawNode:
             response = self.fleet.PullMessages(PullMessagesRequest(node=self.node))
             if response.messages_list:
                 metadata = response.messages_list[0].metadata
-                node._pull(self.fleet, self.node, metadata)
+                take_request(self.fleet, self.node, metadata)
                 return metadata
             time.sleep(0.02)
         raise AssertionError("no message")
