@@ -84,9 +84,9 @@ class Checkpointer:
         """Writes a checkpoint, whole or not at all, named by the state's round.
 
         Returns when all is on disk; in the background, when what changed is copied, and what then
-        goes wrong is raised by the next `save` or `wait`. The round that was saved or restored last
-        is left as it is. Checkpoints of later rounds than that one are of another course of the
-        run, such as broken ones that were passed over; they are moved aside.
+        goes wrong is raised by the next `save`, `check` or `wait`. The round that was saved or
+        restored last is left as it is. Checkpoints of later rounds than that one are of another
+        course of the run, such as broken ones that were passed over; they are moved aside.
         """
         self.wait()
         if self._reached > state.round:
@@ -105,6 +105,11 @@ class Checkpointer:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+
+    def check(self) -> None:
+        """Raises what went wrong in the background since the last call; it waits for nothing."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
 
     def restore(
         self, warn: Callable[[str], None] = logging.warning

@@ -186,15 +186,20 @@ def check_entries(identities: Mapping[str, Identity], workdir: Path, rounds: int
         check_rounds(label, folder, rounds)
 
 
-def remember_identities(config: Config, workdir: Path, version: int | None) -> None:
-    """Writes identity.json for each entry that config.json knows and that has none.
+def remember_identities(
+    fields: Mapping[str, Any], config: Config, workdir: Path, *, version: int | None
+) -> None:
+    """Writes identity.json for each entry that config.json is to know and that has none.
+
+    It comes before config.json, which says that the folder's entries have identities: were it the
+    other way round and ended in between, the entries would be refused.
 
     Args:
+      fields: the content of config.json.
       config: of the run.
-      workdir: the run's folder, whose config.json is up to date.
-      version: that the folder was of before; None for a new folder.
+      workdir: the run's folder.
+      version: that the folder is of yet; None for a new folder.
     """
-    fields, noted = read_config(workdir)
     for stored in fields["entries"]:
         entry = recorded(stored)
         folder = workdir / entry.folder
@@ -202,7 +207,7 @@ def remember_identities(config: Config, workdir: Path, version: int | None) -> N
         is_vouched_for = version is not None and version < SINCE
         if (folder / IDENTITY).exists() or (has_results(folder) and not is_vouched_for):
             continue
-        identity = identity_of(entry, config, noted)
+        identity = identity_of(entry, config, fields["run"])
         write_identity(dataclasses.replace(identity, rounds=rounds_saved(folder)), folder)
 
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from fedjax_ht.core.files import plain_open, refuse_links
+from fedjax_ht.core.files import named, plain_open, refuse_links
 
 
 def is_primary() -> bool:
@@ -58,26 +58,28 @@ def locked(workdir: Path, warn: Callable[[str], None]) -> Iterator[bool]:
 def _lock(workdir: Path, warn: Callable[[str], None]) -> IO[str]:
     workdir.mkdir(parents=True, exist_ok=True)
     refuse_links(workdir)  # before anything is written there
-    # "a+": neither "w", which empties the file of the holder, nor "r+", which does not make one
-    file = plain_open(workdir / ".lock", "a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read() or "another process"
-        file.close()
-        raise ValueError(
-            f"{workdir} is in use by {holder}; wait for it, or choose another --workdir"
-        ) from None
-    except OSError as error:  # not every network's file system has locks
-        warn(
-            f"{workdir} cannot be locked ({error.strerror}): make sure that no second process "
-            "runs there"
-        )
-    if os.fstat(file.fileno()).st_nlink > 1:  # the file of another folder, too: it stays
+    path = workdir / ".lock"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(named(path))
+        # "a+": neither "w", which empties the file of the holder, nor "r+", which does not make one
+        file = stack.enter_context(plain_open(path, "a+"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read() or "another process"
+            raise ValueError(
+                f"{workdir} is in use by {holder}; wait for it, or choose another --workdir"
+            ) from None
+        except OSError as error:  # not every network's file system has locks
+            warn(
+                f"{workdir} cannot be locked ({error.strerror}): make sure that no second process "
+                "runs there"
+            )
+        if os.fstat(file.fileno()).st_nlink == 1:  # else it is the file of another folder, too
+            file.truncate(0)
+            now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+            file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")
+            file.flush()
+        stack.pop_all()  # the caller closes it, and with it gives the lock back
         return file
-    file.truncate(0)
-    now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-    file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")
-    file.flush()
-    return file

@@ -200,8 +200,8 @@ def _begin(
     identities = identities_of(entries, config, fields["run"])
     check_entries(identities, workdir, config.rounds)
     if writes:
+        remember_identities(fields, config, workdir, version=version)
         write_json(workdir / "config.json", fields)
-        remember_identities(config, workdir, version)
         write_page(page, workdir)
     return identities
 

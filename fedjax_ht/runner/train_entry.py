@@ -1,9 +1,10 @@
 """Trains one entry of a run, from the start or from its newest checkpoint."""
 
+import contextlib
 import dataclasses
 import json
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 from fedjax_ht.checkpoints.checkpoint import Checkpointer, make_checkpointer
 from fedjax_ht.checkpoints.writers import write_history
 from fedjax_ht.configs.sections import Config
-from fedjax_ht.core.files import atomic_open
+from fedjax_ht.core.files import PASSING, atomic_open, is_caused_by
 from fedjax_ht.experiment.build import Experiment, simulate
 from fedjax_ht.experiment.entries import as_run
 from fedjax_ht.experiment.environment import environment
@@ -107,9 +108,11 @@ def train_entry(
         only=evaluated_clients(config),
         score_every=config.evaluate.participants,
     )
-    if state.round != course.saved:
+    if state.round != course.saved or course.is_late:
         course.save(state, history)
     checkpointer.wait()
+    if writes:  # the run may have ended last time between a checkpoint and this note
+        remember_rounds(folder, state.round, environment())
     course.write(history)
     stop_if_signalled(caught)
     if config.report.maps != "none":
@@ -134,6 +137,7 @@ class _Course:
     written: int = 0  # rows in the files
     warned: set[tuple[int, str]] = dataclasses.field(default_factory=set)  # trial and warning
     divergence: Divergence = dataclasses.field(default_factory=lambda: Divergence(None))
+    is_late: bool = False  # what an earlier round left unwritten is to be written
 
     def write(self, history: list[Row]) -> None:
         if self.writes:
@@ -166,11 +170,31 @@ class _Course:
 
     def after_round(self, state: SimulationState, history: list[Row]) -> bool:
         """Returns True to stop."""
-        self.write(history)
         stop = agreed(bool(self.caught))
-        if state.round % self.config.checkpoint.every == 0 or stop:
-            self.save(state, history)
+        with self.put_off(state.round, stop):
+            self.write(history)
+            self.checkpointer.check()
+        if state.round % self.config.checkpoint.every == 0 or stop or self.is_late:
+            with self.put_off(state.round, stop):
+                self.is_late = False
+                self.save(state, history)
         return stop
+
+    @contextlib.contextmanager
+    def put_off(self, round: int, is_last: bool) -> Iterator[None]:
+        """Puts off to the next round what cannot be written now because too much is open."""
+        try:
+            yield
+        except OSError as error:
+            # other processes wait for the first one at a checkpoint, which it would not reach
+            is_alone = jax.process_count() == 1
+            if is_last or not is_alone or not is_caused_by(error, PASSING):
+                raise
+            self.is_late = True
+            self.listeners.warn(
+                f"{self.label}: round {round} is not saved yet ({error}); it is tried again after "
+                "the next round"
+            )
 
 
 def _is_finished(state: SimulationState | None, history: list[Row], config: Config) -> bool:

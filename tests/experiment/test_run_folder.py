@@ -1,6 +1,7 @@
 """A run's folder: one process, one config, one data set, one course; and runs of earlier versions
 go on."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -20,6 +21,7 @@ from fedjax_ht.core.keys import random_generator
 from fedjax_ht.data.sources import registry
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.fingerprints import check_data, fingerprints
+from fedjax_ht.experiment.identity import read_identity, write_identity
 from fedjax_ht.experiment.run_folder import VERSION, completed, read_config
 from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.runner import train
@@ -274,6 +276,38 @@ def test_a_full_disk_ends_a_run_in_a_line_and_it_goes_on(config, copied, finishe
     warnings = []
     train_and_evaluate(config, copied, warn=warnings.append)
     assert not warnings and metrics(copied, "local") == metrics(finished, "local")
+
+
+def test_an_identity_that_a_fault_left_behind_is_brought_up_to_date(config, copied):
+    identity = read_identity(copied / "local")
+    write_identity(dataclasses.replace(identity, rounds=2), copied / "local")
+    train_and_evaluate(config, copied)
+    assert read_identity(copied / "local") == identity
+
+
+@pytest.mark.parametrize("round", [1, 3])
+def test_too_many_open_files_put_a_checkpoint_off(config, copied, finished, monkeypatch, round):
+    shutil.rmtree(copied / "local")
+    savez, calls, warnings = np.savez, [], []
+
+    def crowded(file, **arrays):
+        calls.append(1)
+        if len(calls) == 2 * round:  # two a round
+            raise OSError(errno.EMFILE, "Too many open files")
+        return savez(file, **arrays)
+
+    monkeypatch.setattr(np, "savez", crowded)
+    if round == 3:  # the last one is waited for, and nothing comes after it
+        with pytest.raises(Unwritable, match="Too many open files; what was saved"):
+            train_and_evaluate(config, copied, warn=warnings.append)
+        assert not warnings
+    train_and_evaluate(config, copied, warn=warnings.append)
+    assert metrics(copied, "local") == metrics(finished, "local")
+    assert max(map(int, os.listdir(copied / "local/checkpoints"))) == 3
+    if round == 1:
+        (line,) = warnings
+        assert "is not saved yet (" in line and "local/checkpoints/1.tmp" in line
+        assert "Too many open files" in line and "\n" not in line
 
 
 def test_a_signal_takes_effect_before_the_first_round_compiles(config, tmp_path):
