@@ -39,7 +39,7 @@ class Fault(NamedTuple):
     Attributes:
       call: one of `CALLS`.
       number: of the calls of this kind below the folder, from 1.
-      code: errno of the error. A write that fails has written half of its bytes.
+      code: errno of the error. Of a write half the bytes are written before.
     """
 
     call: str
@@ -80,6 +80,7 @@ class _System:
     def __init__(self, folder: str, fault: Fault | None):
         self.folder, self.fault, self.counts = folder, fault, Counter()
         self.handles: set[int] = set()  # open files and folders below the folder
+        self.cut: int | None = None  # an open file whose next write fails
         self.original = {name: getattr(os, name) for name in dir(os)}
         self.original_open = io.open
 
@@ -116,11 +117,18 @@ class _System:
         self.original["close"](handle)
 
     def write(self, handle, content):
-        error = self.fails("write") if handle in self.handles else None
-        if error is not None:
-            self.original["write"](handle, memoryview(content)[: len(content) // 2])
+        if handle not in self.handles:
+            return self.original["write"](handle, content)
+        if handle == self.cut:
+            self.cut = None
+            raise OSError(self.fault.code, os.strerror(self.fault.code))
+        error = self.fails("write")
+        if error is None:
+            return self.original["write"](handle, content)
+        if len(content) < 2:
             raise error
-        return self.original["write"](handle, content)
+        self.cut = handle  # half is written, and then nothing
+        return self.original["write"](handle, memoryview(content)[: len(content) // 2])
 
     def fsync(self, handle):
         if handle not in self.handles:
@@ -229,4 +237,5 @@ def try_faults(
             raise
         num_faults += 1
         num_ended += ended is not None
-    return Tried(num_faults, num_ended)
+    print(tried := Tried(num_faults, num_ended))  # pytest -s shows the counts
+    return tried

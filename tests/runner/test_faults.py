@@ -65,5 +65,4 @@ def test_a_fault_anywhere_in_a_run(tmp_path, tiny_config, monkeypatch):
             assert json.loads((folder / "run/config.json").read_text())["rounds"] == 2
 
     tried = try_faults(tmp_path, lambda folder: None, run, check, every=9)
-    print(tried)
     assert tried.faults > 10, tried

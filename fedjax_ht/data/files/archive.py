@@ -122,9 +122,14 @@ def files_below(folder: Path) -> Iterator[Path]:
             yield Path(parent, file)
 
 
+def _raise(error: OSError) -> None:
+    """Ends a walk at a folder that cannot be listed, which os.walk would leave out."""
+    raise error
+
+
 def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
     """Yields (path, folders, files) of a folder and of all below, as os.walk, but sorted."""
-    for parent, folders, files in os.walk(folder, followlinks=True):
+    for parent, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
         # in place: os.walk goes into the folders of this list, in its order
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in folders:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pooch
 from tqdm import tqdm
 
+from fedjax_ht.core.files import named
 from fedjax_ht.data.files.bounded import read_whole
 from fedjax_ht.data.sources.registry import SOURCES
 from fedjax_ht.data.sources.source import File, Source
@@ -236,7 +237,7 @@ def _go_on(file: File, part: Path, bar: tqdm) -> str:
             raise OSError("the server sends another part than it was asked for")
         if not resumed:
             have = bar.n = 0
-        with open(part, "ab" if resumed else "wb") as target:
+        with named(part), open(part, "ab" if resumed else "wb") as target:
             return _copy(response, target, have, file.size, bar)
 
 
