@@ -37,7 +37,7 @@ from experiments.setting_points import (
     read_points,
     refuse_repeated,
 )
-from fedjax_ht.report.figures import FEW, legend, save, style, subplots
+from fedjax_ht.report.figures import FEW, legend, save, styles, subplots
 from fedjax_ht.report.statistics import SCORES
 from fedjax_ht.report.table import Table
 from fedjax_ht.runner.cli import fail, parse_flags
@@ -104,6 +104,7 @@ def picture(points: Sequence[Point]) -> Figure:
     values are equally far apart."""
     values, entries = ordered(column(points, "value")), by_entry(points)
     figure, axes = subplots(figsize=(6.4 if len(entries) <= FEW else 8.4, 4))
+    looks = styles(entries)
     for number, (entry, by_value) in enumerate(entries.items()):
         trials = list(by_value.values())
         means = np.array([accuracies.mean() for accuracies in trials])
@@ -111,7 +112,7 @@ def picture(points: Sequence[Point]) -> Figure:
         # Entries stand a little apart, so that bars of neighbours can be told from each other.
         apart = APART * (number - (len(entries) - 1) / 2)
         places = [values.index(value) + apart for value in by_value]
-        look = {"ms": 4, "lw": 1.5, "elinewidth": 1, "capsize": 2} | style(number)
+        look = {"ms": 4, "lw": 1.5, "elinewidth": 1, "capsize": 2} | looks[entry]
         axes.errorbar(places, means, ends, label=entry, **look)
     axes.set_xticks(range(len(values)), values)
     first = points[0]
