@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ht.core.files import is_caused_by
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.arrays import opened_npz
 from fedjax_ht.data.files.bounded import open_regular
@@ -156,10 +157,6 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _is_full(error: BaseException | None) -> bool:
+def _is_full(error: BaseException) -> bool:
     """Returns whether a disk without room caused the error, whatever a reader has made of it."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return True
-        error = error.__cause__
-    return False
+    return is_caused_by(error, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
