@@ -52,6 +52,7 @@ def test_a_fault_anywhere_in_a_run(tmp_path, tiny_config, monkeypatch):
     monkeypatch.setattr(train, "write_results", lambda *args: [])
     config = config_of(tiny_config)
     config.compare, config.method, config.rounds = (), method_config("local"), 2
+    config.report.maps = "none"
     train_and_evaluate(config, tmp_path / "whole")
     whole = metrics(tmp_path / "whole", "local")
 
@@ -64,5 +65,5 @@ def test_a_fault_anywhere_in_a_run(tmp_path, tiny_config, monkeypatch):
             assert read_identity(folder / "run/local").rounds == 2
             assert json.loads((folder / "run/config.json").read_text())["rounds"] == 2
 
-    tried = try_faults(tmp_path, lambda folder: None, run, check, every=9)
+    tried = try_faults(tmp_path, lambda folder: None, run, check, every=12)
     assert tried.faults > 10, tried
