@@ -34,7 +34,13 @@ MASK = np.arange(12) < 3
         (FIRST._replace(train=np.array([1, 0, 1])), r"train has sample 1 twice.*np.unique\("),
         (
             FIRST._replace(train=np.array([0, 12])),
-            "train has index 12; there are 12 samples, so that indices are from 0 to 11",
+            "train has index 12; there are 12 samples, so that indices are from 0 to 11$",
+        ),
+        (FIRST._replace(train=np.array([0, 14, 12])), "train has index 14; there are 12 samples"),
+        (FIRST._replace(train=np.array([4, 2, 4, 2])), "train has sample 2 twice; give each"),
+        (
+            ClientIndices(np.array([1, 5]), np.array([2]), np.array([1, 2])),
+            "sample 1 is in train and in test",
         ),
         (FIRST._replace(test=np.array([-1])), "test has index -1; there are 12 samples"),
         (

@@ -14,6 +14,7 @@ from fedjax_ht.models import model_group, sliced_network, text_model, text_trans
 from fedjax_ht.models.stacking import stack_blocks, unstack_blocks
 from fedjax_ht.models.text import last_token
 from fedjax_ht.models.transformers import positions
+from fedjax_ht.ops import recurrent
 
 LENGTH, VOCABULARY, WIDTH, CLASSES, RATE = 23, 30, 8, 3, 0.1
 TOKENS = jax.ShapeDtypeStruct((LENGTH,), jnp.int32)
@@ -114,6 +115,23 @@ def test_padding_changes_nothing(name):
     if name != "transformer":  # whose sum of a normalised vector is always the same
         assert np.abs(gradient[used]).max(1).all()
     assert not np.delete(gradient, used, axis=0).any()
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "bilstm"])
+def test_a_text_of_any_length_beside_a_chunk_is_read_to_its_end(name):
+    """Chunks behind the longest text are skipped: the last token may be the first of one. Beside a
+    longer text nothing is."""
+    chunk = recurrent.CHUNK
+    longest, lengths = 2 * chunk + 5, [1, chunk - 1, chunk, chunk + 1, 2 * chunk, 2 * chunk + 1]
+    tokens = np.random.default_rng(0).integers(1, VOCABULARY, (1 + len(lengths), longest))
+    for text, length in zip(tokens[1:], lengths):
+        text[length:] = 0
+    variables = init_variables(bucket_of(name), jax.random.key(0))
+    together = run(name, variables, tokens)
+    assert np.abs(together).max(1).all()
+    for row, length in enumerate(lengths, 1):
+        alone = run(name, variables, tokens[row : row + 1])
+        np.testing.assert_allclose(alone[0], together[row], atol=1e-6, err_msg=str(length))
 
 
 @every_model

@@ -34,7 +34,7 @@ def stepwise(cell, weights, x):
     return np.stack([getattr(reference, cell)(*weights, x[:, b]) for b in range(BATCH)], 1)
 
 
-@pytest.mark.parametrize("length", [1, 4, 10])
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9])  # around one chunk and two
 @pytest.mark.parametrize("cell", CELLS)
 def test_forward(cell, length):
     weights, x = problem(cell, length)
@@ -42,7 +42,7 @@ def test_forward(cell, length):
     np.testing.assert_allclose(states, stepwise(cell, weights, x), atol=1e-12)
 
 
-@pytest.mark.parametrize(("length", "steps"), [(3, 3), (10, 10), (10, 5)])
+@pytest.mark.parametrize(("length", "steps"), [(3, 3), (9, 9), (9, 4), (9, 5)])
 @pytest.mark.parametrize("cell", CELLS)
 def test_gradients_by_central_differences(cell, length, steps):
     """The loss is a sum of the states before `steps`; padding follows them."""
@@ -67,10 +67,13 @@ def test_gradients_by_central_differences(cell, length, steps):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_steps_that_are_padding_are_left_out(cell):
+    """Chunks of padding alone: from the one on that begins at `steps` or behind it."""
     weights, x = problem(cell, 12)
-    states = jax.jit(CELLS[cell][0])(weights, x, jnp.int32(5))
-    np.testing.assert_allclose(states[:8], stepwise(cell, weights, x)[:8], atol=1e-12)
-    assert not states[8:].any()
+    layer, expected = jax.jit(CELLS[cell][0]), stepwise(cell, weights, x)
+    for steps, computed in ((0, 0), (1, 4), (4, 4), (5, 8), (8, 8), (9, 12), (12, 12)):
+        states = layer(weights, x, jnp.int32(steps))
+        np.testing.assert_allclose(states[:computed], expected[:computed], atol=1e-12)
+        assert not states[computed:].any()
 
 
 @pytest.mark.parametrize("cell", CELLS)

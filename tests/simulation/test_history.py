@@ -131,6 +131,36 @@ def test_participants_are_scored_by_every_rule():
         assert not [name for name in row if name.startswith("accuracy")]
 
 
+def test_what_some_runs_have_is_a_column_where_they_have_it():
+    cost = WireCost(1, 4, 0, 0)
+    plain = RoundReport(np.arange(2), 2, (), {}, {}, {}, cost, cost, 0.0, True, ())
+    optional = {"absent", "simulated_seconds", "late", "arrived_late", "epsilon", "refused"}
+    assert not optional & set(round_row(plain, ("head",), np.ones(2)))
+    full = plain._replace(
+        absent=0, seconds=2.0, late=(1,), arrived_late=(), epsilon=3.0, stages={"host": 0.5}
+    )
+    row = round_row(full, ("head",), np.ones(2))
+    expected = {"absent": 0, "simulated_seconds": 2.0, "late": [1], "arrived_late": []}
+    assert expected | {"epsilon": 3.0, "seconds_host": 0.5} == {
+        name: row.get(name) for name in (*expected, "epsilon", "seconds_host")
+    }
+    assert "epsilon" not in round_row(full._replace(epsilon=np.inf), ("head",), np.ones(2))
+    accuracy = {"head": np.full(2, np.nan), "prototype": np.array([0.5, np.nan])}
+    row = round_row(plain._replace(accuracy=accuracy), ("head", "prototype"), np.ones(2))
+    assert "accuracy_participants" not in row and row["accuracy_participants_prototype"] == 0.5
+
+
+def test_participants_of_a_single_rule_are_one_column():
+    """The rule's own column would be the same numbers again."""
+    cost = WireCost(1, 4, 0, 0)
+    report = RoundReport(
+        np.arange(2), 2, (), {"head": np.array([0.5, 1.0])}, {}, {}, cost, cost, 0.0, True, ()
+    )
+    row = round_row(report, ("head",), np.ones(2))
+    assert [name for name in row if name.startswith("accuracy")] == ["accuracy_participants"]
+    assert row["accuracy_participants"] == 0.75
+
+
 def test_after_round_can_stop_it():
     _, history = run(
         scripted([0.0] * 9), rounds=8, after_round=lambda state, history: state.round == 3

@@ -33,6 +33,10 @@ def test_stages_and_rounds_that_are_not_scored_change_no_number(name):
     )
     named = [name for row in rows for name in row if name.startswith("seconds_")]
     assert {"seconds_train", "seconds_score", "seconds_serve", "seconds_host"} < set(named)
+    for row in rows[1:]:  # the host's seconds are what no stage has: together they are the round
+        parts = [row[f"seconds_{stage}"] for stage in ("train", "score", "serve", "host")]
+        assert min(parts) >= 0 and sum(parts) <= row["seconds_round"]
+    assert sum(parts) > 0.5 * row["seconds_round"]
     # the last always
     assert ["accuracy_participants" in row for row in rows] == [False, False, True, True]
     for row, expected in zip(history, rows):

@@ -125,14 +125,9 @@ def test_the_student_may_see_one_batch_in_all_steps_of_an_iteration():
     assert abs(loss(student_steps=3) - alone) > 1e-4 * abs(alone)
 
 
-WEIGHT_OF_KL = {"dfrd": "b_tran", "dense": "b_adv", "fedftg": "b_md"}
-
-
-@pytest.mark.parametrize("squared", [False, True])
-@pytest.mark.parametrize("name", WEIGHT_OF_KL)
-def test_the_square_of_the_temperature_scales_every_kl(name, squared):
-    """The student's loss, and of the generator's what is left when that without its KL is taken
-    off."""
+def random_batch() -> tuple:
+    """A batch of eight images of five classes, and what three teachers and a student say of it:
+    logits [3, 8, 5], weights [3, 8], logits [8, 5], labels [8]."""
     rng = np.random.default_rng(3)
     each, student, labels = (
         3 * rng.normal(size=(3, 8, 5)),
@@ -147,6 +142,35 @@ def test_the_square_of_the_temperature_scales_every_kl(name, squared):
     )
     opinions = Opinions(jnp.float32(each), jnp.float32(tau), {})
     batch = Synthetic(made.merged, jnp.asarray(labels), made, opinions, jnp.float32(student), None)
+    return batch, each, tau, student, labels
+
+
+@pytest.mark.parametrize("name", ["dfrd", "fedftg"])
+def test_images_that_are_alike_cost_the_generator(name):
+    """The term of diversity is added: at a negative weight a generator would make them alike."""
+    batch, *_ = random_batch()
+
+    def loss(b_div):
+        return losses_of(METHODS[name], variant="released", b_div=b_div)[1].generator(batch)
+
+    made = batch.generated
+    want = reference.diversity(np.asarray(made.images), np.asarray(made.merged), "squares")
+    assert 0.01 < want < 1
+    np.testing.assert_allclose(loss(3.0) - loss(0.0), 3 * want, rtol=1e-4)
+    alike = batch._replace(generated=made._replace(images=jnp.zeros_like(made.images)))
+    batch = alike
+    np.testing.assert_allclose(loss(1.0) - loss(0.0), 1.0, rtol=1e-4)
+
+
+WEIGHT_OF_KL = {"dfrd": "b_tran", "dense": "b_adv", "fedftg": "b_md"}
+
+
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("name", WEIGHT_OF_KL)
+def test_the_square_of_the_temperature_scales_every_kl(name, squared):
+    """The student's loss, and of the generator's what is left when that without its KL is taken
+    off."""
+    batch, each, tau, student, labels = random_batch()
     at_four = {"variant": "released", "temperature": 4.0, "temperature_squared": squared}
 
     def losses(**options):

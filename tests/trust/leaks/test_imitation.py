@@ -11,6 +11,7 @@ from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.fedssa import rows_of
 from fedjax_ht.trust.leaks import inversion
 from fedjax_ht.trust.leaks.imitation import (
+    Knowledge,
     imitation,
     observe,
     payload,
@@ -90,6 +91,32 @@ def test_whether_the_clients_state_matters():
         sent = upload(victim, state, images, labels)
         a, b = (observe(victim, sent, s, images.shape, labels).known for s in (state, other))
         assert state_matters(imitation(victim, a, images.shape), a, b, images) == matters
+
+
+@pytest.mark.parametrize(
+    "of_change, of_untrained, matters",
+    [
+        (1.0, 1.0, False),
+        (1 + 1e-5, 1.0, False),  # rounding
+        (1.01, 1.0, True),
+        (1.0, 1.01, True),  # one of the two is enough
+        (1.01, 1.01, True),
+        (0.0, 1.0, True),  # nothing was trained
+    ],
+)
+def test_a_state_matters_beyond_rounding(of_change, of_untrained, matters):
+    """Relative to the change and to what is sent untrained, each by itself: of any size."""
+
+    def simulate(known, images):
+        return known.state * images
+
+    for size in (1e-3, 1.0, 1e3):
+        images = size * jnp.array([3.0, -4.0])
+        a, b = (
+            Knowledge(state=jnp.float32(s), labels=None, sent=None, untrained=images * u)
+            for s, u in ((1.0, 1.0), (of_change, of_untrained))
+        )
+        assert state_matters(simulate, a, b, images) == matters
 
 
 @pytest.mark.parametrize(

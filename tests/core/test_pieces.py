@@ -1,0 +1,152 @@
+"""Batches, pieces and blocks give the same wherever they end: one short of a piece, a whole one, one
+more."""
+
+import io
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.checkpoints.segments import pieces
+from fedjax_ht.core.batches import sum_by_class
+from fedjax_ht.core.evaluation import score
+from fedjax_ht.core.inputs import AsStored
+from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.data.files import arrays
+from fedjax_ht.data.sources import pamap2
+from fedjax_ht.experiment.fingerprints import fingerprints
+from fedjax_ht.simulation.roster import PADDING, blocks
+from fedjax_ht.simulation.spending import BLOCK, participations
+
+SIZE = 3
+COUNTS = range(2 * SIZE + 2)
+ROWS = np.random.default_rng(0).normal(size=(len(COUNTS), 2)).astype(np.float32)
+LABELS = np.arange(len(COUNTS), dtype=np.int32) % 4
+
+
+def data_of(count) -> Data:
+    """A client of so many samples; what is behind them would be noticed."""
+    order = jnp.arange(len(COUNTS), dtype=jnp.int32)
+    split = Split(order, jnp.int32(count))
+    return Data(jnp.asarray(ROWS), jnp.asarray(LABELS), AsStored(), {"train": split})
+
+
+def test_class_sums_of_any_number_of_samples():
+    def sums(count):
+        def extract(x, mask):
+            return jnp.where(mask[:, None], x, jnp.nan)
+
+        return sum_by_class(extract, data_of(count), 4, batch_size=SIZE)
+
+    compiled = jax.jit(sums)
+    for count in COUNTS:
+        expected = np.zeros((4, 2))
+        np.add.at(expected, LABELS[:count], ROWS[:count])
+        got = compiled(count)
+        np.testing.assert_allclose(got.sums, expected, rtol=1e-6)
+        np.testing.assert_array_equal(got.counts, np.bincount(LABELS[:count], minlength=4))
+
+
+def test_scores_of_any_number_of_samples():
+    def scores(count):
+        data = data_of(count)
+
+        def predict(x, mask):
+            right = jax.nn.one_hot((x[:, :1] == ROWS[:, 0]).argmax(1) % 4, 4)
+            return {"right": right, "wrong": -right, "none": jnp.full((len(x), 4), -jnp.inf)}
+
+        return score(predict, data, data.splits["train"], SIZE)
+
+    compiled = jax.jit(scores)
+    for count in COUNTS:
+        correct, of_count = compiled(count)
+        assert (correct["right"], correct["none"], of_count) == (count, 0, count)
+        assert correct["wrong"] == 0
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_arrays_are_read_whole_whatever_their_length(count, monkeypatch):
+    monkeypatch.setattr(arrays, "_CHUNK", SIZE)
+    file = io.BytesIO()
+    np.save(file, np.arange(count, dtype=np.uint8))
+    size = file.tell()
+    file.seek(0)
+    np.testing.assert_array_equal(arrays.read_npy(file, size), np.arange(count))
+
+
+@pytest.mark.parametrize("count", [4095, 4096, 4097, 8192])
+def test_checksums_see_every_sample(count):
+    def prints(inputs, last):
+        dataset = Dataset("d", inputs, np.zeros(count, int), ("a", "b"))
+        nothing = np.array([], int)
+        return fingerprints(dataset, [(ClientIndices(np.arange(last), nothing, nothing),)])
+
+    inputs = np.arange(count, dtype=np.float32)[:, None]
+    whole = prints(inputs, count)
+    assert prints(inputs.copy(), count) == whole
+    assert prints(inputs, count - 1)["split"] != whole["split"]
+    for sample in (0, 4094, count - 1):
+        changed = inputs.copy()
+        changed[sample] += 0.5
+        assert prints(changed, count)["data"] != whole["data"]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 8, 9, 16, 23, 24, 25, 100])
+def test_pieces_of_a_checkpoint_hold_each_row_once(limit):
+    """Three rows of eight bytes and two of four: each part begins below its limit."""
+    rows = {"wide": np.array([4, 1, 9]), "narrow": np.array([0, 5])}
+    row_bytes = {"wide": 8, "narrow": 4}
+    parts = list(pieces(rows, row_bytes, limit))
+    for name, expected in rows.items():
+        joined = np.concatenate([part[name] for part in parts if name in part])
+        np.testing.assert_array_equal(joined, expected)
+    sizes = [sum(len(x) * row_bytes[name] for name, x in part.items()) for part in parts]
+    assert sum(sizes) == 32 and max(sizes) < limit + 8
+    if limit >= 8:
+        assert len(parts) == -(-32 // limit)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5])
+def test_blocks_of_clients_hold_each_once(count, lanes):
+    """Two devices, the first with the even rows, two rows of a device a block."""
+    roster = types.SimpleNamespace(
+        device=np.arange(6) % 2, devices=2, lanes=lanes, steps=np.arange(6)
+    )
+    layouts = blocks(roster, np.arange(count), 2)
+    assert len(layouts) == -(-((count + 1) // 2) // 2)
+    placed = np.concatenate([np.zeros(0, int), *layouts])
+    assert sorted(placed[placed != PADDING]) == list(range(count))
+    for layout in layouts:
+        first, second = layout[:2], layout[2:]
+        assert not (first[first != PADDING] % 2).any() and (second[second != PADDING] % 2).all()
+
+
+@pytest.mark.parametrize("rounds", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
+def test_participations_of_any_number_of_rounds(rounds):
+    np.testing.assert_array_equal(participations(0, 1.0, 3, rounds), [rounds] * 3)
+    counts = participations(0, 1 / 3, 3, rounds)
+    assert counts.sum() == rounds and not (counts == rounds).any()
+
+
+def table(steps: int) -> bytes:
+    """A recording of so many steps, lying, with a signal that counts them."""
+    line = "{} 1 " + "0 " * 52
+    return "\n".join(line.format(i) for i in range(steps)).encode()
+
+
+@pytest.mark.parametrize(
+    "steps, windows",
+    [
+        (pamap2.STEPS - 1, 0),
+        (pamap2.STEPS, 1),
+        (pamap2.STEPS + pamap2.STRIDE - 1, 1),
+        (pamap2.STEPS + pamap2.STRIDE, 2),
+    ],
+)
+def test_windows_of_a_recording_of_any_length(steps, windows):
+    signals, labels, _ = pamap2._recording("recording", table(steps))
+    assert len(signals) == len(labels) == windows
