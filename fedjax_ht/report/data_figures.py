@@ -86,13 +86,20 @@ def _edges(values: np.ndarray) -> np.ndarray:
     return np.histogram_bin_edges(values, BINS)
 
 
-def window_picture(window: np.ndarray) -> Figure:
-    """Draws one window of sensors, float [T, ...]: a line a signal, against time."""
-    figure, axes = subplots(figsize=(2.4, 1.3))
-    for i, signal in enumerate(window.reshape(len(window), -1).T):
-        axes.plot(signal, lw=0.7, color=_colour(i))
-    axes.tick_params(labelsize=6)
-    return figure
+def window_svg(window: np.ndarray) -> bytes:
+    """Draws one window of sensors, float [T, ...], as an SVG file: a line a signal, against
+    time."""
+    signals = window.reshape(len(window), -1).T.astype(np.float64)
+    low, high = signals.min(), signals.max()
+    height = 100 * (high - signals) / max(high - low, 1e-12)
+    times = np.linspace(0, 200, len(window))
+    lines = []
+    for i, signal in enumerate(height):
+        points = " ".join(f"{time:.1f},{value:.1f}" for time, value in zip(times, signal))
+        look = f'fill="none" stroke="{_colour(i)}" stroke-width="0.8"'
+        lines.append(f'<polyline {look} points="{points}"/>')
+    size = 'width="200" height="100" viewBox="0 -1 200 102"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(lines)}</svg>'.encode()
 
 
 def _colour(number: int) -> str:

@@ -18,7 +18,7 @@ from fedjax_ht.report.data_figures import (
     class_counts_picture,
     feature_picture,
     values_picture,
-    window_picture,
+    window_svg,
 )
 from fedjax_ht.report.document import Bullets
 from fedjax_ht.report.figures import rendered
@@ -63,7 +63,7 @@ def _facts(described: Description) -> Bullets:
         facts.append(f"features: {', '.join(described.features)}")
     for name, counts in (("official sets", described.splits), ("groups", described.groups)):
         if counts:
-            facts.append(f"{name}: {', '.join(f'{key} {n:,}' for key, n in counts.items())}")
+            facts.append(f"{name}: {', '.join(f'{key} ({n:,})' for key, n in counts.items())}")
     facts += [f"left out: {entry}" for entry in described.left_out]
     facts += described.converted
     return Bullets(facts or ["nothing was left out or converted"])
@@ -100,7 +100,10 @@ def _samples(dataset: Dataset, described: Description) -> str:
         name = dataset.class_names[dataset.labels[index]]
         caption = f"<figcaption>{html.escape(name)} <small>{index}</small></figcaption>"
         cells.append(f"<figure>{draw(dataset, index)}{caption}</figure>")
-    return f'<div class="samples {described.kind}">{"".join(cells)}</div>'
+    grid = f'<div class="samples {described.kind}">{"".join(cells)}</div>'
+    if draw is _window:
+        grid += html_page.caption("Each window is drawn from its smallest to its largest value.")
+    return grid
 
 
 def _image(dataset: Dataset, index: int) -> str:
@@ -118,8 +121,8 @@ def _image(dataset: Dataset, index: int) -> str:
 
 
 def _window(dataset: Dataset, index: int) -> str:
-    figure = window_picture(np.asarray(dataset.inputs[index], np.float32))
-    return html_page.image(rendered(figure, "svg"), "svg+xml", f"sample {index}", "drawing")
+    svg = window_svg(np.asarray(dataset.inputs[index]))
+    return html_page.image(svg, "svg+xml", f"sample {index}", "drawing")
 
 
 def _text(dataset: Dataset, index: int) -> str:

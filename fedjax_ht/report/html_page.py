@@ -72,10 +72,10 @@ pre { font-size: 0.85rem; white-space: pre-wrap; overflow-wrap: anywhere }
 .samples { display: grid; gap: 0.8rem; grid-template-columns: repeat(auto-fill, minmax(7rem, 1fr)) }
 .samples figure { margin: 0 } .samples figcaption { margin: 0.2rem 0 0 }
 .samples img { width: 100%; image-rendering: pixelated }
-.samples.windows { grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)) }
-.samples.texts { grid-template-columns: repeat(auto-fill, minmax(18rem, 1fr)) }
-.samples blockquote { margin: 0; border-left: 3px solid var(--line); padding-left: 0.6rem }
-.samples blockquote { overflow-wrap: anywhere; font-size: 0.9rem }
+.samples.windows img { image-rendering: auto } .samples.windows { grid-template-columns:
+repeat(auto-fill, minmax(11rem, 1fr)) } .samples.texts { grid-template-columns: repeat(auto-fill,
+minmax(18rem, 1fr)) } .samples blockquote { margin: 0; border-left: 3px solid var(--line);
+padding-left: 0.6rem } .samples blockquote { overflow-wrap: anywhere; font-size: 0.9rem }
 @media (max-width: 700px) {
   h1 { font-size: 1.35rem } h2 { margin-top: 2rem }
   table { font-size: 0.85rem } th, td { padding: 0.35rem 0.5rem }

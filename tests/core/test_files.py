@@ -102,3 +102,9 @@ def test_a_sample_of_clients_is_named_in_the_header(tmp_path):
     clients = list(csv.reader((tmp_path / "clients.csv").open()))
     assert clients == [["round", "trial", "client_3", "client_70"], ["0", "1", "0.5", "0.25"]]
     assert next(csv.reader((tmp_path / "metrics.csv").open())) == ["round", "trial"]
+
+
+def test_a_name_that_is_not_utf_8_can_be_written(tmp_path):
+    with atomic_open(tmp_path / "page.html") as file:
+        file.write("k\udce4fer, käfer")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == "k\\udce4fer, käfer"

@@ -204,6 +204,14 @@ def test_a_file_a_client(tmp_path, caplog):
     assert len(fl.make_partition("natural", dataset, 3)) == 3
 
 
+def test_an_index_of_every_file_is_refused(tmp_path):
+    for name in ("a", "b"):
+        write_table(tmp_path / f"{name}.csv", "n,a,label", np.arange(ROWS), VALUES[:, 0], LABELS)
+    assert "column 'n' has another whole number in every row, 0 to 59" in load_error(
+        ValueError, f"csv:{tmp_path}:label"
+    )
+
+
 def test_files_that_are_sets(tmp_path):
     write_table(tmp_path / "Train.csv", "a,label", VALUES[:, 0], LABELS)
     write_table(tmp_path / "test.csv", "a,label", VALUES[:9, 1], LABELS[:9])

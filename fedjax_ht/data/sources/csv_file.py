@@ -62,7 +62,7 @@ def read_csv(
         values = read_values(roles, files, tables)
         labels, class_names = numbered(roles.label, values.labels)
         names = tuple(map(str, class_names))
-        warnings = refuse_giveaways(roles, values.inputs, labels)
+        warnings = refuse_giveaways(roles, values.inputs, labels, values.counts)
         warnings += class_lines(f"column {roles.label!r}", labels, names)
         for name, cell in values.padded.items():
             warnings += (f"feature {name!r} has digits behind zeros, {cell}, read as numbers",)

@@ -18,13 +18,16 @@ _INDEX = ("id", "idx", "index", "no", "nr", "number", "row", "key", "uid", "uuid
 """Names, in small letters, of columns that number rows where all their values differ."""
 
 
-def refuse_giveaways(roles: Roles, inputs: np.ndarray, labels: np.ndarray) -> tuple[str, ...]:
+def refuse_giveaways(
+    roles: Roles, inputs: np.ndarray, labels: np.ndarray, counts: Sequence[int]
+) -> tuple[str, ...]:
     """Refuses a table with a feature that counts its rows or decides the label.
 
     Args:
       roles: of the columns; features that are named one by one are meant.
       inputs: float64 [N, features].
       labels: int [N].
+      counts: rows of each file, since an index begins anew in each.
 
     Returns:
       A line for each such feature that is meant.
@@ -34,7 +37,8 @@ def refuse_giveaways(roles: Roles, inputs: np.ndarray, labels: np.ndarray) -> tu
     """
     lines = []
     for name, column in zip(roles.features, inputs.T):
-        reason = _counting(name, column)
+        in_files = [_counting(name, part) for part in np.split(column, np.cumsum(counts)[:-1])]
+        reason = _counting(name, column) or (all(in_files) and in_files[0])
         if not reason and len(roles.features) > 1:
             reason = _deciding(column, labels)
         if reason and not roles.are_named:
