@@ -5,6 +5,7 @@ Needs the extra `flower`.
 
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -51,14 +52,20 @@ class Bounded:
         )
 
 
-def http_client(root: str | None) -> httpx.Client:
+def http_client(root: str | None, identity: tuple[Path, Path] | None = None) -> httpx.Client:
     """Returns the connections to a server.
 
     Args:
       root: certificate of the authority that signed the server's, None without TLS.
+      identity: files of the client's own certificate and its key, for a server that asks for one.
+
+    Raises:
+      OSError: a certificate is none, or the key is another's. One line.
     """
     verify: ssl.SSLContext | bool = False
     if root is not None:
         verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         verify.load_verify_locations(cadata=root)
+        if identity is not None:
+            verify.load_cert_chain(*identity)
     return httpx.Client(verify=verify, follow_redirects=False)

@@ -1,6 +1,7 @@
 """Runs a federation of real clients, by Flower. Needs pip install 'fedjax_ht[flower]'.
 
     fedjax-ht deploy split  --config=quickstart --workdir=sites     a file per client, to try it out
+    fedjax-ht deploy keys   --workdir=keys --client_id=3 --superlink=HOST:8000
     fedjax-ht deploy server --config=quickstart --workdir=run --certificates=certs --keys=keys
     fedjax-ht deploy client --config=quickstart --workdir=client3 --client_id=3 \\
         --data=npz:client_3.npz --superlink=HOST:8000 --certificates=certs --key=client3.key
@@ -39,11 +40,14 @@ from fedjax_ht.runner.run import configured
 from fedjax_ht.runner.signals import catch_signals
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "This side's own folder.", allow_override=True)
-_CLIENT = flags.DEFINE_integer("client_id", None, "client: its id, from 0.")
+_CLIENT = flags.DEFINE_integer("client_id", None, "keys, client: its id, from 0.")
 _DATA = flags.DEFINE_string("data", None, "client: its samples, such as npz:client_3.npz.")
-_SUPERLINK = flags.DEFINE_string("superlink", None, "client: HOST:PORT of the server.")
+_SUPERLINK = flags.DEFINE_string("superlink", None, "keys, client: HOST:PORT of the server.")
 _CERTIFICATES = flags.DEFINE_string(
-    "certificates", None, "A folder with ca.crt, and for the server server.pem, server.key."
+    "certificates",
+    None,
+    "A folder with ca.crt, for the server server.pem and server.key, and for a client of a server "
+    "with --client_ca client.pem and client.key.",
 )
 _KEY = flags.DEFINE_string("key", None, "client: its private key, which proves who it is.")
 _KEYS = flags.DEFINE_string(
@@ -75,9 +79,12 @@ _EPSILON = flags.DEFINE_float(
     "client: refuses answers that would take epsilon beyond it, where the client adds noise.",
     lower_bound=0.0,
 )
+_CLIENT_CA = flags.DEFINE_string(
+    "client_ca", None, "server: the authority of clients' certificates, which they then need."
+)
 _INSECURE = flags.DEFINE_bool("insecure", False, "No TLS: to try it out on one machine only.")
 
-COMMANDS = ("split", "server", "client")
+COMMANDS = ("split", "keys", "server", "client")
 OTHERS_BITS = 0o077  # the umask of states, samples, logs and counts
 
 tell = functools.partial(print, flush=True)
@@ -92,20 +99,32 @@ def split(config: Config, workdir: Path) -> list[Path]:
     return paths
 
 
+def keys(workdir: Path) -> None:
+    """Makes a client's key for one server."""
+    from fedjax_ht.deploy.keys import make_key
+
+    client_id, superlink = _values(_CLIENT, _SUPERLINK)
+    if client_id < 0:
+        raise ValueError(f"--client_id is {client_id}; ids are from 0")
+    private, public = make_key(workdir, client_id, superlink)
+    tell(f"{private} is the key for {superlink}; {public} goes to its operator")
+
+
 def client(plan: Plan, workdir: Path) -> None:
     """Answers the server's requests until a signal comes."""
     from fedjax_ht.deploy import node
     from fedjax_ht.deploy.flower import log_to
-    from fedjax_ht.deploy.keys import read_private_key
+    from fedjax_ht.deploy.keys import bind_to_server, check_private, read_private_key
 
-    needed: Any = _CLIENT, _DATA, _SUPERLINK
-    for flag in needed:
-        if flag.value is None:
-            raise ValueError(f"--{flag.name} is missing; see fedjax-ht deploy --help")
-    client_id, samples, superlink = (flag.value for flag in needed)
+    client_id, samples, superlink = _values(_CLIENT, _DATA, _SUPERLINK)
     certificate = _certificate("ca.crt", superlink.rpartition(":")[0])
-    needs_key = _KEY.value is not None or certificate is not None
-    key = read_private_key(_path(_KEY)) if needs_key else None
+    key, identity = None, None
+    if _KEY.value is not None or certificate is not None:
+        key = read_private_key(_path(_KEY))
+        bind_to_server(_path(_KEY), superlink, certificate)
+    if certificate is not None and certificate.with_name("client.pem").exists():
+        identity = certificate.with_name("client.pem"), certificate.with_name("client.key")
+        check_private(_existing(identity[1]), "client")
     dataset, indices = read_samples(samples, "", plan.config.dataset.image_size)
     this_client = make_client(
         plan, client_id, dataset, indices, workdir / "states", tell, max_epsilon=_EPSILON.value
@@ -127,6 +146,7 @@ def client(plan: Plan, workdir: Path) -> None:
             lambda: bool(caught),
             tell,
             _PATIENCE.value,
+            identity=identity,
             max_bytes=request_bytes(this_client),
             audit=audit,
         )
@@ -145,10 +165,13 @@ def server(plan: Plan, workdir: Path) -> None:
             f"--sum_range is {_RANGE.value}; it must be from {MIN_RANGE:g} to {MAX_RANGE:g}"
         )
     certificate = _certificate("server.pem", _HOST.value)
-    keys, files = None, None
+    public, files = None, None
+    client_ca = None if _CLIENT_CA.value is None else _existing(Path(_CLIENT_CA.value))
+    if client_ca is not None and certificate is None:
+        raise ValueError("--client_ca is a matter of TLS; leave --insecure out")
     if _KEYS.value is not None or certificate is not None:
-        keys = read_public_keys(_path(_KEYS))
-        missing = sorted(set(range(plan.num_clients)) - set(keys))
+        public = read_public_keys(_path(_KEYS))
+        missing = sorted(set(range(plan.num_clients)) - set(public))
         if missing:
             raise ValueError(
                 f"{_KEYS.value} has no keys of clients {', '.join(map(str, missing))}: add "
@@ -162,10 +185,12 @@ def server(plan: Plan, workdir: Path) -> None:
     audit, address = open_audit(workdir, tell), f"{_HOST.value}:{_PORT.value}"
     with (
         lifetime(audit, address=address, clients=plan.num_clients, version=version("fedjax_ht")),
-        link.open_link(_HOST.value, _PORT.value, files, keys, tell, audit=audit) as opened,
+        link.open_link(
+            _HOST.value, _PORT.value, files, public, tell, client_ca=client_ca, audit=audit
+        ) as opened,
     ):
         tell(
-            f"server: listening at {address}, {len(keys or {})} client keys; "
+            f"server: listening at {address}, {len(public or {})} client keys; "
             f"Flower's log is {workdir / 'flower.log'}"
         )
         transport = flower_transport(
@@ -181,6 +206,14 @@ def server(plan: Plan, workdir: Path) -> None:
                 most_samples=_SAMPLES.value,
                 audit=audit,
             )
+
+
+def _values(*needed: flags.FlagHolder) -> list[Any]:
+    """Returns the values of flags that a command cannot do without."""
+    for flag in needed:
+        if flag.value is None:
+            raise ValueError(f"--{flag.name} is missing; see fedjax-ht deploy --help")
+    return [flag.value for flag in needed]
 
 
 def _certificate(name: str, host: str) -> Path | None:
@@ -224,8 +257,12 @@ def main(arguments: Sequence[str]) -> None:
                 f"--workdir is missing; for example fedjax-ht deploy {command} "
                 "--config=quickstart --workdir=here"
             )
-        config, _ = configured()
         workdir = Path(_WORKDIR.value).absolute()
+        if command == "keys":
+            require("fedjax-ht deploy keys", "flower")
+            keys(workdir)
+            return
+        config, _ = configured()
         if command == "split":
             tell("\n".join(map(str, split(config, workdir))))
             return

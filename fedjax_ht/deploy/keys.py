@@ -1,10 +1,22 @@
-"""Private keys: files that only their owner may read. Needs the extra `flower`."""
+"""A client's keys: files that only their owner may read, each for one server.
 
+A request is signed with its time alone, as Flower does. A server that has the same public key as
+another could therefore replay a client's request to it, for a minute. So a key is for one server,
+which a note beside it names, and is refused elsewhere. Needs the extra `flower`.
+"""
+
+import hashlib
+import json
+import os
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.experiment.run_folder import read_json
 
 
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -34,3 +46,73 @@ def check_private(path: Path, side: str) -> None:
         raise ValueError(
             f"{path} can be read by others, who could answer as this {side}; chmod 600 {path}"
         )
+
+
+def make_key(folder: Path, client_id: int, server: str) -> tuple[Path, Path]:
+    """Makes a key of a client for a server, and the note that names the server.
+
+    Args:
+      folder: gets client3, client3.pub and client3.server, of client 3.
+      client_id: from 0.
+      server: HOST:PORT.
+
+    Returns:
+      The paths of the private and of the public key.
+
+    Raises:
+      ValueError, OSError: there is a key, or it cannot be written. One line.
+    """
+    private_path = folder / f"client{client_id}"
+    public_path = private_path.with_suffix(".pub")
+    for path in (private_path, public_path, _note(private_path)):
+        if path.exists():
+            raise ValueError(f"{path} is there already; choose another --workdir, or delete it")
+    key, form = ec.generate_private_key(ec.SECP384R1()), serialization
+    private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
+    public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(private_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(private)
+    public_path.write_bytes(public + b"\n")
+    _write_note(private_path, server, None)
+    return private_path, public_path
+
+
+def bind_to_server(key: Path, server: str, authority: Path | None) -> None:
+    """Refuses a key that is another server's; the first server that it is used with is its own.
+
+    Args:
+      key: file of the private key.
+      server: HOST:PORT of the server.
+      authority: file of the certificate of the server's authority, None without TLS.
+
+    Raises:
+      ValueError, OSError: it is another's, or the note cannot be read or written. One line.
+    """
+    fingerprint = None
+    if authority is not None:
+        fingerprint = hashlib.sha256(authority.read_bytes()).hexdigest()
+    path = _note(key)
+    known = read_json(path) if path.exists() else {"server": server, "authority": None}
+    if known.get("server") != server:
+        raise ValueError(
+            f"{key} is the key for {known.get('server')}, and the server is {server}; make one for "
+            f"it by fedjax-ht deploy keys, or delete {path} if the server has moved"
+        )
+    if known.get("authority") not in (None, fingerprint):
+        raise ValueError(
+            f"{key} is the key for a server of another authority than {authority}; delete {path} "
+            "if the authority's certificate was renewed"
+        )
+    if known.get("authority") != fingerprint or not path.exists():
+        _write_note(key, server, fingerprint)
+
+
+def _note(key: Path) -> Path:
+    return key.with_name(f"{key.name}.server")
+
+
+def _write_note(key: Path, server: str, authority: str | None) -> None:
+    with atomic_open(_note(key)) as file:
+        json.dump({"server": server, "authority": authority}, file)

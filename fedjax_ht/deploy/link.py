@@ -8,6 +8,7 @@ this machine or elsewhere can ask them. Needs the extra `flower`.
 import contextlib
 import dataclasses
 import functools
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -71,6 +72,7 @@ def open_link(
     keys: Mapping[int, bytes] | None,
     tell: Callable[[str], None],
     *,
+    client_ca: Path | None = None,
     audit: Audit = no_audit,
 ) -> Iterator[Link]:
     """Listens at an address within the block.
@@ -80,6 +82,8 @@ def open_link(
       certificate: files of the server's certificate and its private key, None without TLS.
       keys: client id -> its public key; None lets every key in.
       tell: takes a line for whoever watches the server.
+      client_ca: file of the authority that signs clients' certificates: whoever has none gets no
+        further than TLS. None asks for none.
       audit: of the server.
 
     Raises:
@@ -115,6 +119,8 @@ def open_link(
         log_config=None,
         ssl_certfile=chain,
         ssl_keyfile=key,
+        ssl_ca_certs=client_ca,
+        ssl_cert_reqs=ssl.CERT_NONE if client_ca is None else ssl.CERT_REQUIRED,
     )
     with (
         _listening(uvicorn.Server(config), host, port, connections),

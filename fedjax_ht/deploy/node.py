@@ -136,6 +136,7 @@ def run_node(
     tell: Callable[[str], None],
     patience: float,
     *,
+    identity: tuple[Path, Path] | None = None,
     max_bytes: int = MAX_BYTES,
     audit: Audit = no_audit,
 ) -> None:
@@ -151,6 +152,7 @@ def run_node(
       stop: is asked between messages.
       tell: takes a line for the people at the client's own machine.
       patience: seconds in which a server that refuses this client is tried again.
+      identity: files of the client's own certificate and its key, for a server that asks for one.
       max_bytes: of the arrays of a message of the server, see `messages.max_bytes`.
       audit: of the client.
 
@@ -161,7 +163,7 @@ def run_node(
     private, public = (key, key.public_key()) if key is not None else generate_key_pairs()
     root = certificate.read_text() if certificate else None
     connection = _Connection(address, patience, tell, audit)
-    bounded = Bounded(http_client(root), message_bytes(max_bytes) + RESPONSE_BYTES)
+    bounded = Bounded(http_client(root, identity), message_bytes(max_bytes) + RESPONSE_BYTES)
     interceptors = [NodeAuthHttpInterceptor(private, public), bounded]
     fleet = FleetHttpClient.from_server_address(address, root is None, None, interceptors)
     with bounded.client, fleet:

@@ -41,3 +41,13 @@ def train_request(private_federation, tmp_path_factory):
         return requests[1, "train"]
 
     return of
+
+
+@pytest.fixture(scope="session")
+def certs(tmp_path_factory):
+    """Returns a folder of certificates, see `processes.certificates`."""
+    from tests.deploy.processes import certificates
+
+    folder = tmp_path_factory.mktemp("certificates") / "certs"
+    certificates(folder)
+    return folder

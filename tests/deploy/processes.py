@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -143,42 +145,42 @@ def key(folder: Path, i: int) -> None:
 
 
 def certificates(folder: Path) -> None:
-    """Writes ca.crt, and server.pem with server.key for 127.0.0.1."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
+    """Writes ca.crt, server.pem with server.key for 127.0.0.1, and client.pem with client.key.
 
+    One authority signs both.
+    """
     folder.mkdir()
+    authority = ec.generate_private_key(ec.SECP384R1())
+    is_authority = (x509.BasicConstraints(True, None), True)
+    (folder / "ca.crt").write_bytes(certificate("trial CA", authority, authority, is_authority))
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    for name in ("server", "client"):
+        key = ec.generate_private_key(ec.SECP384R1())
+        (folder / f"{name}.pem").write_bytes(certificate(name, key, authority, (address, False)))
+        (folder / f"{name}.key").touch(0o600)
+        (folder / f"{name}.key").write_bytes(
+            key.private_bytes(
+                form.Encoding.PEM, form.PrivateFormat.TraditionalOpenSSL, form.NoEncryption()
+            )
+        )
+
+
+def certificate(subject: str, key, authority, *extensions) -> bytes:
+    """Returns a certificate of a key, signed by an authority's."""
     now = datetime.datetime.now(datetime.UTC)
-    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
 
     def name(text):
         return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
 
-    def certificate(subject, public, *extensions):
-        made = (
-            x509.CertificateBuilder()
-            .subject_name(name(subject))
-            .issuer_name(name("trial CA"))
-            .public_key(public)
-        )
-        made = made.serial_number(x509.random_serial_number())
-        made = made.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
-            now + datetime.timedelta(days=2)
-        )
-        for extension, critical in extensions:
-            made = made.add_extension(extension, critical)
-        return made.sign(authority, hashes.SHA256()).public_bytes(form.Encoding.PEM)
-
-    (folder / "ca.crt").write_bytes(
-        certificate("trial CA", authority.public_key(), (x509.BasicConstraints(True, None), True))
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name(subject))
+        .issuer_name(name("trial CA"))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=2))
     )
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    (folder / "server.pem").write_bytes(
-        certificate("server", server.public_key(), (address, False))
-    )
-    (folder / "server.key").touch(0o600)
-    (folder / "server.key").write_bytes(
-        server.private_bytes(
-            form.Encoding.PEM, form.PrivateFormat.TraditionalOpenSSL, form.NoEncryption()
-        )
-    )
+    for extension, critical in extensions:
+        made = made.add_extension(extension, critical)
+    return made.sign(authority, hashes.SHA256()).public_bytes(form.Encoding.PEM)

@@ -69,15 +69,26 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_silent_strangers_keep_no_client_out_and_take_no_descriptors(keys, monkeypatch):
-    """Four times as many as there may be, before and while a client works."""
+@pytest.mark.parametrize("secured", [False, True], ids=["plain", "TLS"])
+def test_silent_strangers_keep_no_client_out_and_take_no_descriptors(
+    keys, certs, monkeypatch, secured
+):
+    """Four times as many as there may be, before and while a client works.
+
+    By TLS a silent connection never gets as far as HTTP.
+    """
+    files = (certs / "server.pem", certs / "server.key") if secured else None
+    authority = certs / "ca.crt" if secured else None
     monkeypatch.setattr(connections, "STRANGERS", 8)
     most = 8 + PER_NODE * len(keys)
-    with listening(keys) as (opened, port, lines), contextlib.ExitStack() as stack:
+    with (
+        listening(keys, certificate=files) as (opened, port, lines),
+        contextlib.ExitStack() as stack,
+    ):
         before = descriptors()
         silent = held(port, 4 * most, stack)
         wait_until(lambda: descriptors() - before - len(silent) <= most)
-        with attending(port, keys[0], client(0)):
+        with attending(port, keys[0], client(0), authority=authority):
             meet, exchange, _ = flower_transport(opened, 20.0, 10.0, lines.append)
             assert sorted(meet(HELLO, 1)) == [0]
             silent += held(port, 4 * most, stack)

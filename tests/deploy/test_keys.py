@@ -1,4 +1,8 @@
-"""Keys: files of private and public keys are read, or refused in one line."""
+"""Keys and certificates: files are read, or refused in one line, and each is for one server."""
+
+import socket
+import ssl
+import stat
 
 import pytest
 
@@ -7,8 +11,10 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+from fedjax_ht.deploy import node
 from fedjax_ht.deploy.gate import read_public_keys
-from fedjax_ht.deploy.keys import read_private_key
+from fedjax_ht.deploy.keys import bind_to_server, make_key, read_private_key
+from tests.deploy.wire import attending, client, listening, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +65,74 @@ def test_a_private_key_that_others_can_read_is_refused(tmp_path, keys):
     path.write_text("nonsense")
     with pytest.raises(ValueError, match="is no private key without a passphrase"):
         read_private_key(path)
+
+
+def test_a_key_is_made_for_a_server_and_refused_elsewhere(tmp_path):
+    private, public = make_key(tmp_path / "keys", 3, "fl.example.org:8000")
+    assert private.name == "client3" and stat.S_IMODE(private.stat().st_mode) == 0o600
+    key = read_private_key(private)
+    assert read_public_keys(tmp_path / "keys") == {3: public_key_to_bytes(key.public_key())}
+    assert public.name == "client3.pub"
+    with pytest.raises(ValueError, match="client3 is there already; choose another --workdir"):
+        make_key(tmp_path / "keys", 3, "other.example.org:8000")
+    assert read_private_key(private).private_numbers() == key.private_numbers()
+    ours, theirs = tmp_path / "ours.crt", tmp_path / "theirs.crt"
+    ours.write_text("ours"), theirs.write_text("theirs")
+    for _ in range(2):
+        bind_to_server(private, "fl.example.org:8000", ours)
+    for server, authority, message in (
+        ("other.example.org:8000", ours, "is the key for fl.example.org:8000, and the server is"),
+        ("fl.example.org:8000", theirs, "of another authority than"),
+        ("fl.example.org:8000", None, "of another authority than None"),
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            bind_to_server(private, server, authority)
+        assert "\n" not in str(error.value) and "client3.server if" in str(error.value)
+
+
+def test_a_key_of_ssh_keygen_is_the_first_servers(tmp_path, keys):
+    path = tmp_path / "id_ecdsa"
+    path.write_bytes(
+        keys[0].private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
+    )
+    bind_to_server(path, "a:1", None)
+    bind_to_server(path, "a:1", None)
+    with pytest.raises(ValueError, match="is the key for a:1, and the server is b:1; make one"):
+        bind_to_server(path, "b:1", None)
+    (tmp_path / "id_ecdsa.server").write_text("[" * 10**5)
+    with pytest.raises(ValueError, match=r"id_ecdsa.server is not readable as JSON"):
+        bind_to_server(path, "a:1", None)
+
+
+def answer_of(port, certs, *identity) -> bytes:
+    """Returns the first bytes of what a server answers to HTTP over TLS."""
+    context = ssl.create_default_context(cafile=certs / "ca.crt")
+    if identity:
+        context.load_cert_chain(*identity)
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), 10) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+        ):
+            secure.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            return secure.recv(12)
+    except OSError:
+        return b""
+
+
+def test_with_an_authority_of_clients_a_stranger_gets_no_further_than_tls(certs, keys, monkeypatch):
+    monkeypatch.setattr(node, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(node, "RETRY_SECONDS", 0.1)
+    files = certs / "server.pem", certs / "server.key"
+    identity = certs / "client.pem", certs / "client.key"
+    ca = certs / "ca.crt"
+    with listening(keys, certificate=files, client_ca=ca) as (link, port, _):
+        assert answer_of(port, certs) == b""
+        assert answer_of(port, certs, *identity) == b"HTTP/1.1 404"
+        with attending(port, keys[0], client(0), authority=ca) as lines:
+            wait_until(lambda: lines)
+            assert "no connection to" in lines[0] and link.get_node_ids() == []
+        with attending(port, keys[0], client(0), authority=ca, identity=identity):
+            wait_until(link.get_node_ids)
+    with listening(keys, certificate=files) as (_, port, _):
+        assert answer_of(port, certs) == b"HTTP/1.1 404"

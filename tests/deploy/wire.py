@@ -29,7 +29,7 @@ MEGABYTE = 1 << 20
 
 
 @contextlib.contextmanager
-def listening(keys, audit=no_audit):
+def listening(keys, audit=no_audit, **tls):
     """Opens a link within the block; yields it, its port and the lines that it tells."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -38,12 +38,13 @@ def listening(keys, audit=no_audit):
     if keys is not None:
         public = {i: public_key_to_bytes(key.public_key()) for i, key in keys.items()}
     lines = []
-    with open_link("127.0.0.1", port, None, public, lines.append, audit=audit) as link:
+    files = tls.pop("certificate", None)
+    with open_link("127.0.0.1", port, files, public, lines.append, audit=audit, **tls) as link:
         yield link, port, lines
 
 
 @contextlib.contextmanager
-def attending(port, key, answer, patience=0.0, audit=no_audit):
+def attending(port, key, answer, patience=0.0, authority=None, **options):
     """Runs a client within the block; yields the lines that it tells, and how it ended."""
     over, lines = threading.Event(), []
 
@@ -51,13 +52,13 @@ def attending(port, key, answer, patience=0.0, audit=no_audit):
         try:
             node.run_node(
                 f"127.0.0.1:{port}",
-                None,
+                authority,
                 key,
                 responder(answer),
                 over.is_set,
                 lines.append,
                 patience,
-                audit=audit,
+                **options,
             )
         except DeploymentEnded as error:
             lines.append(str(error))
