@@ -85,8 +85,8 @@ def train_entry(
         folder / "checkpoints", simulation, config.checkpoint.keep, background=True
     )
     state, history = checkpointer.restore(listeners.warn) or (None, [])
-    if not writable and not _is_finished(state, history, config):
-        raise ValueError(f"{folder} cannot be written to, and {label} is not finished")
+    if not writable:
+        _refuse_unfinished(label, folder, _is_finished(state, history, config))
     stop_if_signalled(caught)
     if state is None:
         _prepare_start(label, experiment, config, folder, listeners, writes)
@@ -118,6 +118,12 @@ def train_entry(
     if config.report.maps != "none":
         remember_map(label, experiment, simulation, state, folder, writes, listeners.warn)
     return history
+
+
+def _refuse_unfinished(label: str, folder: Path, is_finished: bool) -> None:
+    """Refuses an entry on a read-only disk that has rounds left to do."""
+    if not is_finished:
+        raise ValueError(f"{folder} cannot be written to, and {label} is not finished")
 
 
 @dataclasses.dataclass

@@ -60,7 +60,9 @@ def test_kinds_of_samples():
         "texts": fl.Dataset("d", np.ones((4, 3), int), LABELS, ("a", "b"), vocabulary=2),
         "rows": fl.Dataset("d", np.ones((4, 3)), LABELS, ("a", "b")),
         "windows": fl.Dataset("d", np.ones((4, 3, 2)), LABELS, ("a", "b")),
-        "samples": fl.Dataset("d", {"x": np.ones(4), "t": np.ones((4, 2), int)}, LABELS, "ab"),
+        "samples": fl.Dataset(
+            "d", {"x": np.ones(4), "t": np.ones((4, 2), int)}, LABELS, ("a", "b")
+        ),
     }
     assert {fl.describe(dataset).kind for dataset in kinds.values()} == set(kinds)
     assert fl.describe(kinds["samples"]).form == "2 int64 and one float64"

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import fedjax_ht as fl
-from fedjax_ht.data.sources import load_dataset
+from fedjax_ht.data.sources import load_dataset, registry
 from fedjax_ht.data.sources.images import decode
 from tests.data.source_files import encoded, write
 
@@ -75,7 +75,7 @@ def test_all_endings_are_read_and_changes_counted(tmp_path, caplog):
             "1 image with transparency blended on white",
             "1 image of several frames, of which the first is taken",
         )
-        load_dataset.__globals__["_load"].cache_clear()
+        registry._load.cache_clear()
 
 
 def test_damaged_metadata_of_a_sound_image_is_no_error():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_ht as fl
-from fedjax_ht.data.sources import load_dataset
+from fedjax_ht.data.sources import load_dataset, registry
 from fedjax_ht.experiment.build import build
 from tests.data.source_files import encoded, load_error, write
 
@@ -87,7 +87,7 @@ def test_names_that_are_not_utf_8_can_be_read_and_printed(tmp_path):
         dataset = load_dataset(f"folder:{tmp_path}")
         assert dataset.class_names == ("k\\xe4fer", "käfer")
         "\n".join(fl.describe(dataset).lines).encode()
-        load_dataset.__globals__["_load"].cache_clear()
+        registry._load.cache_clear()
 
 
 def test_a_c_locale(tmp_path):

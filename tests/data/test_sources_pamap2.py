@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_ht.data.sources import load_dataset
+from fedjax_ht.data.sources import load_dataset, registry
 from tests.data.source_files import load_error
 from tests.data.test_sources_sensors import KINDS, write_files
 
@@ -88,7 +88,7 @@ def test_pamap2(tmp_path, kind, monkeypatch):
     third = dataset.inputs[6]
     assert third[7, 0, 0] == -1 and np.count_nonzero(third) == 1  # what is missing is 0
 
-    load_dataset.__globals__["_load"].cache_clear()
+    registry._load.cache_clear()
     monkeypatch.setattr("fedjax_ht.data.sources.pamap2._build", None)  # kept on disk
     again = load_dataset("pamap2", tmp_path)
     for field in ("inputs", "labels", "groups"):

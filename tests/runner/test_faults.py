@@ -34,7 +34,7 @@ def test_a_fault_while_a_folder_of_an_earlier_version_is_noted(tmp_path, which):
     def begin(folder):
         with locked(folder, print):
             train._begin(
-                config, experiment, Page(tuple(experiment.entries), None, "run"), folder, True
+                config, experiment, Page(tuple(experiment.entries), None, "run"), folder, None, True
             )
 
     def check(folder, is_through):

@@ -266,7 +266,7 @@ def test_a_registered_method_is_searched_as_the_others_are(config, tmp_path, mon
     config.entries = ("fedmine", "local")
     assert described(entries_of(typed_config(config))).splitlines() == [
         "* fedmine: at its defaults",
-        "* local: as its paper has it",
+        "* local: every client trains alone; it has no options",
     ]
 
 

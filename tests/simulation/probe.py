@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.method import Context, Method
+from fedjax_ht.core.method import Context, Method, Wire
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, make_simulation
@@ -102,6 +102,7 @@ def probe() -> Method:
         ),
         predict=lambda bucket, client, downlink, x, mask: {"cap": capped_scores(x, client["cap"])},
         rules=("cap",),
+        wire=Wire(counts="other"),  # facts are no counts
     )
 
 
