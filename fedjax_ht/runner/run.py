@@ -70,8 +70,8 @@ def chosen_workdir(name: str, config: Config) -> Path:
 def execute(config: Config, workdir: Path, aim: Aim | None = None) -> Result:
     """Calls `train_and_evaluate` with progress bars, in an `orderly` program, and prints the result
     before anything is drawn."""
-    parsed = flags.FLAGS.is_parsed()  # not where Python calls this without a command line
-    config_file = absolute(_CONFIG.value.name) if parsed else None
+    named = _CONFIG.value if flags.FLAGS.is_parsed() else None  # none where Python calls this
+    config_file = absolute(named.name) if named else None
     with contextlib.closing(Progress(config.rounds, config.trials)) as progress:
 
         def show_result(result: Document) -> None:
