@@ -26,10 +26,10 @@ from experiments.generator_training import (
     write_samples,
 )
 from fedjax_ht.core.annotations import INT
+from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.experiment.run_folder import remember_fields
 from fedjax_ht.generators.base import Card
 from fedjax_ht.runner.cli import fail, parse_flags
-from fedjax_ht.runner.processes import enable_compilation_cache
 from fedjax_ht.runner.signals import catch_signals
 
 WIDEST = 1024  # channels
@@ -79,7 +79,7 @@ def main(_) -> None:
         state, log = read_checkpoint(workdir, init_gan(recipe, pictures.images.shape[-1], seed))
     except (ValueError, OSError, ImportError) as error:
         fail(error)
-    enable_compilation_cache()
+    enable_compilation_cache(least_seconds=0.0)
     if _MINUTES.value > 0:
         state = trained(recipe, pictures, state, log)
     if _OUT.value:

@@ -7,6 +7,8 @@ from pathlib import Path
 import jax
 import pytest
 
+from fedjax_ht.simulation.engine import forget_engines
+from tests.compilations import compiled  # noqa: F401, a fixture
 from tests.groups import GroupScheduling, group_of
 from tests.runs import forks, run_module, run_script, tiny_config  # noqa: F401, fixtures
 
@@ -64,8 +66,21 @@ def programs_of_few_groups(request, newest_group):
     those of their group."""
     name = group_of(request.node.nodeid)
     if newest_group["name"] not in (None, name) and memory_maps() > MOST_MAPS:
+        forget_engines()
         jax.clear_caches()
     newest_group["name"] = name
+
+
+@pytest.fixture(autouse=True)
+def programs_of_changed_code(request):
+    """Drops kept programs around a test that changes the library's code or constants, which they
+    are not kept by."""
+    changes = "monkeypatch" in request.fixturenames
+    if changes:
+        forget_engines()
+    yield
+    if changes:
+        forget_engines()
 
 
 def pytest_collection_modifyitems(items):

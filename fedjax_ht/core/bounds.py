@@ -25,7 +25,6 @@ from fedjax_ht.core.annotations import (
 )
 from fedjax_ht.core.bounds_text import choices, describe
 from fedjax_ht.core.kinds import is_kind
-from fedjax_ht.core.moved import moved_names
 from fedjax_ht.core.names import kind_of_value, meant, with_article
 
 F = TypeVar("F", bound=Callable)
@@ -130,6 +129,3 @@ def _shown(value: Any) -> str:
     if len(text) <= SHOWN:
         return text
     return f"{text[:SHOWN]}..." if isinstance(value, str) else kind_of_value(value)
-
-
-__getattr__ = moved_names(__name__, {"NonNegative": "fedjax_ht.NonNegative"})

@@ -5,9 +5,11 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
@@ -68,6 +70,20 @@ def _warn_of_no_graphs(version: str) -> None:
         f"rounds on this GPU run without CUDA graphs, and so slower: jax is {version}, their "
         f"options were tried with jax {tried}; install one of these"
     )
+
+
+def enable_compilation_cache(least_seconds: float = 1.0) -> None:
+    """Keeps compiled programs on disk, too, for later processes: below the user's cache folder,
+    unless jax has a folder already. JAX_ENABLE_COMPILATION_CACHE=0 turns it off.
+
+    Args:
+      least_seconds: a program that compiles in less is not kept.
+    """
+    config: Any = jax.config  # declares none of its options
+    if config.jax_compilation_cache_dir is None and config.jax_enable_compilation_cache:
+        folder = Path.home() / ".cache" / "fedjax_ht" / "xla"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", least_seconds)
 
 
 def compile_ahead(calls: Sequence[tuple[Any, tuple]]) -> None:
@@ -156,18 +172,20 @@ def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, donate: bool) -> C
 class _ProgramPerBucket:
     """The function of all buckets that calls a compiled program for each.
 
-    It remembers which programs were called before: the others are compiled side by side first.
+    It remembers the forms of the arguments of calls before: programs for others are compiled side
+    by side first.
     """
 
     def __init__(self, programs: Mapping[str, Callable]) -> None:
         self._programs = programs
-        self._called: set[str] = set()
+        self._called: set[tuple] = set()
 
     def __call__(self, states, schedules, servers, data, when) -> dict:
-        arguments = {}
+        arguments, forms = {}, {}
         for name in states:
             arguments[name] = states[name], schedules[name], servers, data[name], when
-        new = [name for name in arguments if name not in self._called]
+            forms[name] = name, *map(jnp.shape, jax.tree.leaves(arguments[name]))
+        new = [name for name in arguments if forms[name] not in self._called]
         compile_ahead([(self._programs[name], arguments[name]) for name in new])
-        self._called.update(new)
+        self._called.update(forms[name] for name in new)
         return {name: self._programs[name](*args) for name, args in arguments.items()}

@@ -185,6 +185,19 @@ def put_all_weights(federation: Federation, weights: PyTree) -> Federation:
     return dataclasses.replace(federation, buckets=tuple(buckets), global_model=whole)
 
 
+def without_weights(federation: Federation) -> Federation:
+    """Returns the federation with random first weights, equal to it: programs take others as an
+    argument."""
+
+    def bare(bucket: Bucket | None) -> Bucket | None:
+        if bucket is None:
+            return None
+        return dataclasses.replace(bucket, weights=None, shared=bare(bucket.shared))
+
+    *buckets, whole = map(bare, (*federation.buckets, federation.global_model))
+    return dataclasses.replace(federation, buckets=tuple(buckets), global_model=whole)
+
+
 def require_equal_heads(federation: Federation) -> None:
     """Checks a federation for methods that exchange heads.
 

@@ -13,7 +13,6 @@ from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.method import ClientInfo, Context, Method, Metrics
-from fedjax_ht.core.moved import moved_names
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import Array, PyTree, select
@@ -268,6 +267,3 @@ def bucket_round(
         return run_clients(train, states, schedule)
 
     return run
-
-
-__getattr__ = moved_names(__name__, {"gather_received": "fedjax_ht.gather_received"})

@@ -90,6 +90,7 @@ def arranged(dataset: Dataset, partition: Partition, federation: Federation) -> 
     elif doubt := scale_doubt(dataset, partition):
         warnings.warn(doubt, stacklevel=2)
     splits, counts, pooled = {}, {}, {}
+    length = max(len(indices) for client in partition for indices in client)
     for name in _SPLITS:
         splits[name] = [getattr(client, name) for client in partition]
         counts[name] = np.array(list(map(len, splits[name])))
@@ -103,7 +104,8 @@ def arranged(dataset: Dataset, partition: Partition, federation: Federation) -> 
         members = federation.members(bucket)
         stacked = {}
         for name, indices in splits.items():
-            stacked[name] = stack([indices[i] for i in members])
+            # One length for all, so that one program serves as many splits as it can.
+            stacked[name] = stack([indices[i] for i in members], length)
         buckets[bucket.name] = Data(dataset.inputs, dataset.labels, dataset.preprocess, stacked)
     return FederationData(buckets, counts, pooled)
 
@@ -184,10 +186,21 @@ def mixed(indices: np.ndarray) -> np.ndarray:
     return np.random.default_rng(0).permutation(indices)
 
 
-def stack(indices: list[np.ndarray]) -> Split:
-    """Pads index arrays to one length: indices int32 [n, max(1, longest)], count int32 [n]."""
+def stack(indices: list[np.ndarray], length: int = 0) -> Split:
+    """Pads index arrays to one length: indices int32 [n, max], count int32 [n]; max is the
+    `padded_length` of the longest, or of a larger `length`."""
     counts = np.array(list(map(len, indices)), np.int32)
-    padded = np.zeros((len(indices), max(1, counts.max(initial=0))), np.int32)
+    padded = np.zeros((len(indices), padded_length(max(length, *counts, 0))), np.int32)
     for row, values in zip(padded, indices):
         row[: len(values)] = values
     return Split(padded, counts)
+
+
+def padded_length(longest: int) -> int:
+    """Returns 1, 2, 3, 4, 6, 8, 12, 16, 24, ..., the first that is long enough.
+
+    Programs are compiled for a length. With few of them another split, or a few samples more, are
+    served by a program that is there; nothing is trained longer, since loops stop at the counts.
+    """
+    power = 1 << max(0, int(longest) - 1).bit_length()
+    return power * 3 // 4 if power > 2 and longest <= power * 3 // 4 else power

@@ -24,6 +24,7 @@ import jax
 from absl import flags
 
 from fedjax_ht.configs.sections import Config
+from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.core.extras import require
 from fedjax_ht.deploy.answers import answer, request_bytes
 from fedjax_ht.deploy.audit import lifetime, open_audit
@@ -35,7 +36,7 @@ from fedjax_ht.deploy.secure_sums import MAX_RANGE, MIN_RANGE
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.runner.cli import fail
-from fedjax_ht.runner.processes import check_port, enable_compilation_cache, use_all_cores
+from fedjax_ht.runner.processes import check_port, use_all_cores
 from fedjax_ht.runner.run import configured
 from fedjax_ht.runner.signals import catch_signals
 
@@ -268,7 +269,7 @@ def main(arguments: Sequence[str]) -> None:
             return
         require(f"fedjax-ht deploy {command}", "flower")
         use_all_cores()  # before the method is made, which may compute
-        enable_compilation_cache()
+        enable_compilation_cache(least_seconds=0.0)
         plan = make_plan(config, _SUMS.value)
         # before Flower is imported, which reads them
         os.environ.update(FLWR_HOME=str(workdir / "flower"), FLWR_TELEMETRY_ENABLED="0")

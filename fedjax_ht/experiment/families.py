@@ -134,7 +134,6 @@ def simulations(
     """Returns a function: labels of one family -> their simulation, the trials of the first, then
     those of the next. It is compiled once for as many points."""
     seed = experiment.options.seed
-    compiled: dict[tuple[str, int], Simulation] = {}
 
     def simulation(labels: Sequence[str]) -> Simulation:
         family = next(family for family in groups if labels[0] in family.labels)
@@ -142,14 +141,6 @@ def simulations(
         for label in labels:
             points += [family.settings[label]] * trials
             seeds += range(seed, seed + trials)
-        settings = _stacked(points)
-        key = family.labels[0], len(labels)
-        if key in compiled:
-            return compiled[key].of_trials(seeds, settings)
-        if any(family.labels[0] != first for first, _ in compiled):
-            # programs are thousands of memory maps, and Linux lets a process have 65,530
-            compiled.clear()
-        compiled[key] = simulate(labels[0], experiment, family.method, seeds, settings)
-        return compiled[key]
+        return simulate(family.labels[0], experiment, family.method, seeds, _stacked(points))
 
     return simulation

@@ -16,6 +16,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
 from fedjax_ht.core.federation import Federation
@@ -36,14 +37,37 @@ def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: D
     Returns:
       float64 [n], of a round in which the client takes part.
     """
+    return work_flops(bucket_work(method, federation, bucket, data_form(data)), data)
+
+
+def work_flops(work: ClosedJaxpr, data: Data) -> np.ndarray:
+    """Counts FLOPs of `bucket_work` for the bucket's n clients, float64 [n]."""
     counts = {name: np.asarray(split.count) for name, split in data.splits.items()}
-    key, number = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
+    # Zeros give [n] where FLOPs are the same for all clients.
+    return np.zeros(len(counts["train"])) + program_flops(work, jax.tree.leaves(counts))
+
+
+def data_form(data: Data) -> Data:
+    """Returns the form of one client's view of stacked data: shapes and dtypes."""
 
     def client_form(x):
         return on_device(x.shape[1:], x.dtype)
 
     def whole_form(x):
         return on_device(x.shape, x.dtype)
+
+    shared = jax.tree.map(whole_form, data._replace(splits={}))
+    return shared._replace(splits=jax.tree.map(client_form, data.splits))
+
+
+def bucket_work(method: Method, federation: Federation, bucket: Bucket, data: Data) -> ClosedJaxpr:
+    """Traces `receive` and `client_update` of a bucket's clients; `data` is a `data_form`.
+
+    Returns:
+      The program, whose first arguments are the client's numbers of samples, by the names of its
+      splits.
+    """
+    key, number = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
 
     def context(key, number, num_samples) -> Context:
         info = ClientInfo(number, num_samples, number)
@@ -62,13 +86,9 @@ def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: D
 
     downlink = jax.eval_shape(sent, key, key, number)
     client = jax.eval_shape(functools.partial(any_state, method, bucket), key)
-    shared = jax.tree.map(whole_form, data._replace(splits={}))
-    client_data = shared._replace(splits=jax.tree.map(client_form, data.splits))
+    counts = {name: split.count for name, split in data.splits.items()}
     # The counts come first, since `program_flops` knows a program's first arguments.
-    count_forms = jax.tree.map(client_form, counts)
-    program = jax.make_jaxpr(work)(count_forms, client, downlink, client_data, key, number)
-    # Zeros give [n] where FLOPs are the same for all clients.
-    return np.zeros(len(counts["train"])) + program_flops(program, jax.tree.leaves(counts))
+    return jax.make_jaxpr(work)(counts, client, downlink, data, key, number)
 
 
 def sample_flops(bucket: Bucket) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 from absl import flags
 
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.names import meant
 from fedjax_ht.core.trees import PyTree
@@ -23,7 +24,6 @@ from fedjax_ht.experiment.run_folder import read_config
 from fedjax_ht.models.weights import state_dict
 from fedjax_ht.runner.cli import TRUST, fail
 from fedjax_ht.runner.own_methods import read_trusted_run
-from fedjax_ht.runner.processes import enable_compilation_cache
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 # allow_override: `fedjax-ht run` has flags of these names, too, and one process may import both
@@ -158,7 +158,7 @@ def main(_) -> None:
                 "--workdir=checkpoints/runs/quickstart-seed0 --client=3"
             )
         )
-    enable_compilation_cache()
+    enable_compilation_cache(least_seconds=0.0)
     try:
         if _EXPORT.value:
             check_export(_EXPORT.value)

@@ -3,7 +3,6 @@
 import os
 import socket
 import threading
-from pathlib import Path
 
 import jax
 
@@ -14,13 +13,6 @@ JOIN_SECONDS = 60
 class CoordinatorTimeout(OSError):
     """Not all processes reached the coordinator in time; threads that still wait for it die with
     this process. One line."""
-
-
-def enable_compilation_cache(folder: Path | str | None = None) -> None:
-    """Keeps compiled programs on disk between runs, by default below the user's cache folder."""
-    folder = Path(folder) if folder else Path.home() / ".cache" / "fedjax_ht" / "xla"
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def use_all_cores() -> None:

@@ -13,11 +13,12 @@ from tqdm import tqdm
 
 from fedjax_ht.configs.base import typed_config
 from fedjax_ht.configs.sections import Config
+from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.report.costs import Aim
 from fedjax_ht.report.document import Document
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.config_files import absolute, define_config
-from fedjax_ht.runner.processes import CoordinatorTimeout, enable_compilation_cache, join_processes
+from fedjax_ht.runner.processes import CoordinatorTimeout, join_processes
 from fedjax_ht.runner.progress import Progress, print_files, print_result, tell
 from fedjax_ht.runner.signals import Interrupted
 from fedjax_ht.runner.train import GaveUp, Result, Unwritable, train_and_evaluate
@@ -97,7 +98,7 @@ def orderly(workdir: Path) -> Iterator[None]:
     The code is 2 for a mistake, 1 for what failed after the run had begun, and 128 + its number for
     a signal.
     """
-    enable_compilation_cache()
+    enable_compilation_cache(least_seconds=0.0)
     try:
         join_processes(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
         yield

@@ -71,20 +71,20 @@ def first_state(program: Program) -> SimulationState:
         if program.options[0].shared_init:
             ids = np.full_like(ids, clients.roster.members[0])
         inputs = (program.seeds[trials], ids.astype(np.int32), take(program.settings, trials))
-        return clients.first_states(scatter(program.mesh, inputs), weights[name])
+        return clients.programs.first_states(scatter(program.mesh, inputs), weights[name])
 
     stored, changed = {}, {}
     for name, clients in program.clients.items():
         make = functools.partial(first_states, name, clients)
-        stored[name] = clients.store.init(clients.roster, make)
-        if clients.keeps:
+        stored[name] = clients.programs.store.init(clients.roster, make)
+        if clients.programs.keeps:
             changed[name] = np.zeros(len(clients.roster.steps), np.int32)
     all_models = collect(program.mesh, all_weights(program.federation))
     server = program.server
     state = SimulationState(
         round=0,
         servers=collect(
-            program.mesh, program.first_server((server.seeds, server.settings), all_models)
+            program.mesh, program.engine.first_server((server.seeds, server.settings), all_models)
         ),
         clients=stored,
         last_round=np.full(program.train_counts.shape, -1, np.int32),
@@ -95,7 +95,9 @@ def first_state(program: Program) -> SimulationState:
         return state
     # The forms of uplinks: this traces every architecture's round.
     infos = clients_info(program.train_counts, state)
-    return state._replace(waiting=nobody_waits(program.devices, program.uplink_forms(), infos))
+    return state._replace(
+        waiting=nobody_waits(program.devices, program.engine.uplink_forms(), infos)
+    )
 
 
 def compiled_round(program: Program) -> Round:
@@ -124,23 +126,23 @@ def exchange(
         data[name] = clients.data
     request = program.after_training if score else program.nothing
     when = (inputs.round, request)
-    train = functools.partial(program.train, states, schedules, inputs.servers, data, when)
+    train = functools.partial(program.engine.train, states, schedules, inputs.servers, data, when)
     trained = stage(seconds, "train", train)
     kept, score_schedules, scores = {}, {}, {}
     for name, (new_states, (_, of_bucket)) in trained.items():
         # Clients that keep nothing are scored where they train, before their models are gone.
         scores[name] = of_bucket
-        if program.clients[name].keeps:
+        if program.clients[name].programs.keeps:
             kept[name], score_schedules[name] = new_states, plans[name].score_schedule
     rescore = functools.partial(score_states, program, kept, score_schedules, inputs, request)
     scores |= stage(seconds, "score", rescore)
     answers, stored, changed = {}, {}, {}
     for name, plan in plans.items():
         clients, (new_states, (result, _)) = program.clients[name], trained[name]
-        stored[name] = clients.store.save(
+        stored[name] = clients.programs.store.save(
             state.clients[name], new_states, clients.roster, plan.layout
         )
-        if clients.keeps:
+        if clients.programs.keeps:
             changed[name] = state.changed[name].copy()
             changed[name][np.concatenate(plan.rows)] = state.round + 1
         (ids, rows), (_, score_rows) = plan.participants, plan.scored
@@ -165,13 +167,13 @@ def _plan(
     cohorts: list[Cohort],
 ) -> BucketPlan:
     clients = program.clients[name]
-    roster, store = clients.roster, clients.store
+    roster, store = clients.roster, clients.programs.store
     rows, dropped = [], []
     for trial, cohort in enumerate(cohorts):
         rows.append(roster.rows(trial, cohort.ids))
         dropped.append(roster.rows(trial, cohort.ids[cohort.dropped]))
     layout = score_layout = lay_out(roster, np.concatenate(rows), roster.capacity)
-    if clients.keeps:
+    if clients.programs.keeps:
         # Padded as for an evaluation, which is then the same program.
         score_layout = lay_out(roster, np.concatenate(rows), store.block(roster))
     states = store.load(state.clients[name], roster, layout)
@@ -194,7 +196,7 @@ def device_schedule(
 ) -> Schedule:
     """Returns the schedule of a layout, sharded; `lost` are the rows whose uplink is dropped."""
     clients = program.clients[name]
-    slots = clients.store.slots(clients.roster, layout)
+    slots = clients.programs.store.slots(clients.roster, layout)
     return scatter(program.mesh, schedule(clients.roster, layout, slots, inputs.info, lost))
 
 
@@ -207,7 +209,7 @@ def score_states(
 ) -> dict[str, dict[str, Scores]]:
     """Scores the scheduled clients of some buckets."""
     data = {name: program.clients[name].data for name in states}
-    return program.score(states, schedules, inputs.servers, data, (inputs.round, request))
+    return program.engine.score(states, schedules, inputs.servers, data, (inputs.round, request))
 
 
 def round_inputs(program: Program, state: SimulationState) -> RoundInputs:
@@ -224,15 +226,15 @@ def read_clients(program: Program, state: SimulationState, name: str, rows: np.n
     """Returns some of a bucket's states as NumPy; of clients that keep nothing, as the newest
     downlink leaves them."""
     clients = _clients_of(program, name)
-    if clients.keeps:
-        return clients.store.read(state.clients[name], clients.roster, rows)
-    assert clients.received is not None  # as of clients that keep nothing
+    if clients.programs.keeps:
+        return clients.programs.store.read(state.clients[name], clients.roster, rows)
+    assert clients.programs.received is not None  # as of clients that keep nothing
     info = clients_info(program.train_counts, state)
     servers = TrialServers(state.servers, program.server.seeds, program.server.settings)
     data, states = program.data.buckets[name], []
     for row in rows:
         participant = participant_of(clients, info, int(row))
-        received = clients.received(participant, servers, data, np.int32(state.round))
+        received = clients.programs.received(participant, servers, data, np.int32(state.round))
         states.append(fetch(received))
     return join_trees(np.stack, states)
 
@@ -242,7 +244,7 @@ def write_clients(
 ) -> SimulationState:
     """Returns the state with some of a bucket's clients' states put in place."""
     clients = _clients_of(program, name)
-    stored = clients.store.write(state.clients[name], clients.roster, rows, states)
+    stored = clients.programs.store.write(state.clients[name], clients.roster, rows, states)
     return state._replace(clients=state.clients | {name: stored})
 
 

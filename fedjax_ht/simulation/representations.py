@@ -64,7 +64,7 @@ def _features_of(program: Program, bucket: Bucket):
     [n, K]."""
     method, options = program.method, program.options[0]
     size = evaluation_batch(program.federation, options)
-    prepare = make_scored_state(method, program.federation, bucket, program.channel)
+    prepare = make_scored_state(method, program.federation, bucket, program.engine.channel)
 
     def run(
         client, participant: Participant, servers: TrialServers, data: Data, shown: Data, round

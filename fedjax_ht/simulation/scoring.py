@@ -32,7 +32,7 @@ def evaluate(
     pooled = None
     if program.method.global_params is not None and program.federation.global_model is not None:
         samples = server_copy(program.samples)
-        pooled = program.score_global((state.servers, program.pooled), samples)
+        pooled = program.engine.score_global((state.servers, program.pooled), samples)
     scores, pooled = fetch((scores, pooled))
     evaluations = []
     for trial, train_counts in enumerate(program.train_counts):
@@ -74,7 +74,7 @@ def _score_blocks(
     for name, clients in program.clients.items():
         roster = clients.roster
         rows = [roster.rows(trial, chosen) for trial, chosen in enumerate(of_trials)]
-        layouts[name] = blocks(roster, np.concatenate(rows), clients.store.block(roster))
+        layouts[name] = blocks(roster, np.concatenate(rows), clients.programs.store.block(roster))
     all_layouts, all_scores = [], []
     for block in itertools.zip_longest(*layouts.values()):
         layouts_of, states, schedules = {}, {}, {}
@@ -83,7 +83,7 @@ def _score_blocks(
                 continue
             clients = program.clients[name]
             layouts_of[name] = clients.roster, layout
-            states[name] = clients.store.load(state.clients[name], clients.roster, layout)
+            states[name] = clients.programs.store.load(state.clients[name], clients.roster, layout)
             schedules[name] = device_schedule(program, name, layout, inputs, nobody)
         scores = score_states(program, states, schedules, inputs, program.in_evaluation)
         for name, of_bucket in layouts_of.items():

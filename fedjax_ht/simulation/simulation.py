@@ -16,7 +16,7 @@ from fedjax_ht.data.client_data import FederationData, join_trials
 from fedjax_ht.simulation.compiled import compiled_round, first_state, read_clients, write_clients
 from fedjax_ht.simulation.notes import batch_notes
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.program import Program, bind, of_trials
+from fedjax_ht.simulation.program import Program, bind
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.representations import client_features
 from fedjax_ht.simulation.round import run_round
@@ -52,8 +52,11 @@ class Rounds(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """A federation ready to run on this machine: `Rounds`, and ways to look into its clients. Every
-    function is compiled at its first call.
+    """A federation ready to run on this machine: `Rounds`, and ways to look into its clients.
+
+    Every function is compiled at its first call, unless this process has the programs of a
+    simulation that differs in nothing but its samples, their split and the seed (see
+    `simulation.engine`).
 
     Attributes:
       init, run_round, evaluate, trials, client_flops, rules, num_classes: see `Rounds`.
@@ -69,8 +72,6 @@ class Simulation(NamedTuple):
         `simulation.stepped`); the state stays.
       features: (SimulationState, ids, indices) -> float32 [n, K] for each of these clients, what it
         makes of the samples `indices`, int [n], or int [len(ids), n], samples of each client.
-      of_trials: (seeds, settings) -> Simulation of as many trials with these, by the programs of
-        this one: nothing is compiled again.
     """
 
     init: Callable[[], SimulationState]
@@ -85,7 +86,6 @@ class Simulation(NamedTuple):
     write_clients: Callable[[SimulationState, str, np.ndarray, PyTree], SimulationState]
     find_fault: Callable[..., Fault | None]
     features: Callable[[SimulationState, Sequence[int], np.ndarray], list[np.ndarray]]
-    of_trials: Callable[..., "Simulation"]
 
 
 @checked
@@ -160,9 +160,6 @@ def _warn(method: Method, federation: Federation, data: Sequence[FederationData]
 
 
 def _simulation(program: Program) -> Simulation:
-    def with_others(seeds: Sequence[int], settings: PyTree = ()) -> Simulation:
-        return _simulation(of_trials(program, seeds, settings))
-
     check = state_check(program)
 
     def of_state(function: Callable, bound: Any = program) -> Callable:
@@ -186,7 +183,6 @@ def _simulation(program: Program) -> Simulation:
         read_clients=of_state(read_clients),
         write_clients=of_state(write_clients),
         find_fault=of_state(find_fault),
-        of_trials=with_standard_numerics(with_others),
         features=of_state(client_features),
     )
 
@@ -207,13 +203,9 @@ def _alone(simulation: Simulation) -> Simulation:
     def client_flops() -> np.ndarray:
         return simulation.client_flops()[0]
 
-    def of_trials(seeds: Sequence[int], settings: PyTree = ()) -> Simulation:
-        return _alone(simulation.of_trials(seeds, settings))
-
     return simulation._replace(
         trials=None,
         run_round=run_round,
         evaluate=evaluate,
         client_flops=client_flops,
-        of_trials=of_trials,
     )

@@ -34,7 +34,7 @@ def _epsilon(program: Program, trial: int, rounds: int) -> float:
     privacy = options.privacy
     assert privacy is not None  # without it nothing is spent
     noise, delta = privacy.noise, privacy.delta
-    if program.exposure == "nothing":
+    if program.engine.exposure == "nothing":
         return 0.0
     took_part = participations(options.seed, options.participation, n, rounds)
     if privacy.unit == "sample":
@@ -47,7 +47,7 @@ def _epsilon(program: Program, trial: int, rounds: int) -> float:
                 epsilon = max(epsilon, poisson_epsilon(noise, batch, count, done, delta))
         return epsilon
     known = gaussian_epsilon(noise, int(took_part.max()), delta)
-    if privacy.unit == "client" and program.exposure == "alike":
+    if privacy.unit == "client" and program.engine.exposure == "alike":
         return min(known, fixed_epsilon(noise, options.participants(n), n, rounds, delta))
     return known
 

@@ -57,11 +57,11 @@ def _expected_forms(program: Program) -> tuple[Any, dict[str, Any]]:
     that keep one."""
     server = program.server
     trials = (server.seeds, server.settings), all_weights(program.federation)
-    servers = jax.eval_shape(program.first_server, *trials)
+    servers = jax.eval_shape(program.engine.first_server, *trials)
     clients = {}
     for bucket in program.federation.buckets:
         of_bucket = program.clients[bucket.name]
-        if of_bucket.keeps:
+        if of_bucket.programs.keeps:
             clients[bucket.name] = _rows(_first_states(program, of_bucket, weights_of(bucket)))
     return _form(servers), clients
 
@@ -76,7 +76,7 @@ def _first_states(program: Program, clients: Clients, weights: PyTree) -> PyTree
     number = jax.ShapeDtypeStruct((rows,), "int32")
     seeds = one_a_device(program.seeds)
     settings = jax.tree.map(one_a_device, program.settings)
-    return jax.eval_shape(clients.first_states, (seeds, number, settings), weights)
+    return jax.eval_shape(clients.programs.first_states, (seeds, number, settings), weights)
 
 
 def _form(tree: PyTree) -> tuple:

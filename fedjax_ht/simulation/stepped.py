@@ -164,7 +164,7 @@ def _player(
     program: Program, state: SimulationState, bucket: Bucket, row: int, dropped: Array
 ) -> Callable[[Call], tuple[ClientInfo, ClientResult]]:
     """Returns what plays the round of one row by the calls that it is given."""
-    clients, channel = program.clients[bucket.name], program.channel
+    clients, channel = program.clients[bucket.name], program.engine.channel
     participant = participant_of(clients, clients_info(program.train_counts, state), row)
     trial = int(participant.trial)
     method = program.method.at(of_trial(program.settings, trial))

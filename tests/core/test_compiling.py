@@ -1,4 +1,5 @@
 import threading
+from pathlib import Path
 
 import chex
 import jax
@@ -6,8 +7,14 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_ht.core import compiling
-from fedjax_ht.core.compiling import GRAPH_OPTIONS, compile_ahead, compiler_options
+from fedjax_ht.core.compiling import (
+    GRAPH_OPTIONS,
+    compile_ahead,
+    compiler_options,
+    enable_compilation_cache,
+)
 from fedjax_ht.methods import METHODS
+from fedjax_ht.simulation.engine import forget_engines
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import TRAINING, federation_data, mixed_federation, to_host
@@ -33,6 +40,7 @@ def test_all_buckets_in_one_program_give_the_same(monkeypatch):
     compiled = []
     monkeypatch.setattr(compiling, "platform_of", lambda mesh: "gpu")
     monkeypatch.setattr(compiling, "compiler_options", compiled.append)
+    forget_engines()  # those of the CPU
     together, reports_together = two_rounds()
     assert compiled == ["gpu"] * 2  # training and scoring, of both buckets together
     chex.assert_trees_all_close(
@@ -105,17 +113,35 @@ def test_a_jax_without_known_options_is_warned_of_once(with_jax, caplog):
 
 
 @pytest.fixture
-def compiled():
-    """A list to which every compilation of XLA is added."""
-    names, listening = [], [True]
+def cache_of_nobody(monkeypatch, tmp_path):
+    """A process whose jax has no folder for compiled programs."""
+    names = (
+        "jax_compilation_cache_dir",
+        "jax_enable_compilation_cache",
+        "jax_persistent_cache_min_compile_time_secs",
+    )
+    before = {name: getattr(jax.config, name) for name in names}
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    jax.config.update(names[0], None)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
 
-    def note(name, *_, **__):
-        if listening and name == "/jax/core/compile/backend_compile_duration":
-            names.append(name)
 
-    jax.monitoring.register_event_duration_secs_listener(note)
-    yield names
-    listening.clear()
+def test_programs_are_kept_on_disk_where_jax_has_no_folder(cache_of_nobody, tmp_path):
+    enable_compilation_cache()
+    folder = str(tmp_path / ".cache" / "fedjax_ht" / "xla")
+    assert jax.config.jax_compilation_cache_dir == folder
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == 1.0
+    jax.config.update("jax_compilation_cache_dir", "elsewhere")
+    enable_compilation_cache()
+    assert jax.config.jax_compilation_cache_dir == "elsewhere"
+
+
+def test_programs_are_kept_nowhere_where_jax_says_so(cache_of_nobody):
+    jax.config.update("jax_enable_compilation_cache", False)
+    enable_compilation_cache()
+    assert jax.config.jax_compilation_cache_dir is None
 
 
 def test_programs_compiled_ahead_are_compiled_once_and_side_by_side(monkeypatch, compiled):

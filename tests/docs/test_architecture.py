@@ -10,7 +10,6 @@ LIBRARY = Path(__file__).parents[2] / "fedjax_ht"
 BELOW = {
     "core": "",
     "ops": "",
-    "io": "core",  # deprecated names alone
     "trust": "core",
     "data": "core",
     "metrics": "core ops",

@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ht.checkpoints import sealed
-from fedjax_ht.runner import processes, train
+from fedjax_ht.core.compiling import enable_compilation_cache
+from fedjax_ht.runner import train
 from tests.runs import config_of
 
 
@@ -80,7 +81,7 @@ def live(config: Path, workdir: Path, seed: int) -> None:
             die_later(rng.uniform(0, 1), "at a random moment")
 
     progress.armed = False
-    processes.enable_compilation_cache()
+    enable_compilation_cache(least_seconds=0.0)
     train.train_and_evaluate(
         config_of(config), workdir, progress, warn=lambda line: say(f"said {line}")
     )

@@ -300,17 +300,13 @@ def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path)
 def test_points_in_other_company_keep_what_is_theirs():
     federation = federation_for("fedtgp")
     data, method = [federation_data(federation)] * 2, METHODS["fedtgp"](TRAINING)
-    trials = make_trials(
-        method,
-        federation,
-        data,
-        SimulationOptions(participation=0.6, lanes=1, devices=1),
-        seeds=[3, 4],
-    )
+    options = SimulationOptions(participation=0.6, lanes=1, devices=1)
+    trials = make_trials(method, federation, data, options, seeds=[3, 4])
+    reversed_trials = make_trials(method, federation, data, options, seeds=[4, 3])
     before, _ = trials.run_round(trials.init())
     rows = [{"round": 1, "trial": trial, "of": label} for trial, label in enumerate("ab")]
     sources = {label: (trials, (before, rows), ["a", "b"]) for label in "ab"}
-    state, history = regrouped(trials.of_trials([4, 3]), ["b", "a"], 1, sources)
+    state, history = regrouped(reversed_trials, ["b", "a"], 1, sources)
     assert [(row["trial"], row["of"]) for row in history] == [(0, "b"), (1, "a")]
     for new, old in ((0, 1), (1, 0)):
         assert identical(of_trial(state.servers, new), of_trial(before.servers, old))

@@ -13,7 +13,7 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.forms import keeps_state
 from fedjax_ht.core.round import Channel
 from fedjax_ht.methods import METHODS
-from fedjax_ht.simulation import program, scoring
+from fedjax_ht.simulation import engine, scoring
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import blocks
 from fedjax_ht.simulation.simulation import make_simulation
@@ -33,13 +33,16 @@ def test_methods_whose_clients_keep_nothing(name):
     assert kept == {name not in ("fedavg", "heterofl", "feddropout", "fedrolex")}
 
 
+@contextlib.contextmanager
 def with_a_store(keeps: bool):
     """Makes simulations built inside keep all clients' states."""
-    return (
-        mock.patch.object(program, "keeps_state", lambda *_: True)
-        if keeps
-        else contextlib.nullcontext()
-    )
+    if not keeps:
+        yield
+        return
+    engine.forget_engines()
+    with mock.patch.object(engine, "keeps_state", lambda *_: True):
+        yield
+    engine.forget_engines()
 
 
 # the tests look at the same few runs; none of them may give the state away to a round

@@ -80,9 +80,8 @@ def test_participants_whom_nobody_knows_are_hidden_by_the_draw(exposure, share):
     took part costs."""
     options = SimulationOptions(privacy=Privacy("client", 1.0, 8.0), participation=share)
     federation, method = SimpleNamespace(num_clients=400), SimpleNamespace(training=TRAINING)
-    bound = SimpleNamespace(
-        options=[options], federation=federation, method=method, exposure=exposure
-    )
+    engine = SimpleNamespace(exposure=exposure)
+    bound = SimpleNamespace(options=[options], federation=federation, method=method, engine=engine)
     (epsilon,) = epsilons(bound, 200)
     known = gaussian_epsilon(8.0, participations(0, share, 400, 200).max(), 1e-5)
     drawn = fixed_epsilon(8.0, int(400 * share), 400, 200, 1e-5)

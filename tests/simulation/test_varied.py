@@ -71,24 +71,18 @@ def test_points_are_the_runs_they_would_be_alone(federation):
         assert alike(scores[i].accuracy, score.accuracy)
 
 
-def test_other_settings_compile_nothing(federation):
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda name, *_, **__: (
-            compiled.append(name) if name == "/jax/core/compile/backend_compile_duration" else None
-        )
-    )
-    first = make_trials(
-        varied(make, point(0)),
-        federation,
-        [federation_data(federation)],
-        OPTIONS,
-        settings={k: v[:1] for k, v in POINTS.items()},
-    )
-    states = [played(first)[0]]
+def test_other_settings_compile_nothing(federation, compiled):
+    data, method = federation_data(federation), varied(make, point(0))
+
+    def final_state(place: slice, seed: int):
+        settings = {name: values[place] for name, values in POINTS.items()}
+        trials = make_trials(method, federation, [data], OPTIONS, [seed], settings)
+        return played(trials)[0]
+
+    states = [final_state(slice(1), 3)]
     assert compiled
     compiled.clear()
-    states.append(played(first.of_trials([4], {k: v[1:] for k, v in POINTS.items()}))[0])
+    states.append(final_state(slice(1, None), 4))
     assert not compiled
     assert not alike(*(s.servers for s in states))
 

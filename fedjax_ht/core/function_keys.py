@@ -1,0 +1,188 @@
+"""Keys of functions: two functions with one key do the same, whenever they were made.
+
+A factory that is called twice with equal arguments returns other closures, whose code is the same,
+as is what they close over. That is what a key holds. Programs are kept by it
+(`simulation.engine`), where `jax.jit` by itself would compile the second closure anew.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import operator
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_PLAIN = (str, bytes, bool, int, complex, type(None), type(...), types.CodeType)
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib"))
+_PACKAGE = __name__.partition(".")[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Keyed:
+    """A value that is hashed and compared by its `key_of`, such as an argument of a cached
+    function."""
+
+    value: Any = dataclasses.field(compare=False)
+    key: Hashable
+
+
+def keyed(value: Any) -> Keyed:
+    """Returns a value with its key."""
+    return Keyed(value, key_of(value))
+
+
+def key_of(value: Any) -> Hashable:
+    """Returns a key of a value: equal keys are of values that cannot be told apart.
+
+    * Functions: code, defaults and what they close over; of the user's own modules, also the
+      globals that the code names. Code of installed packages is known without its globals.
+    * Arrays: shape, dtype and content.
+    * Containers, dataclasses (the fields that equality compares) and objects of the user's own
+      classes: class and content.
+    * Numbers and texts: themselves; 0.0 is not -0.0, and 1 is neither 1.0 nor True.
+    * Anything else: the object itself, and no other.
+    """
+    return _Walk().key(value)
+
+
+class _Same:
+    """An object that equals itself alone, whatever its class says; it lives as long as its key."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+class _Walk:
+    """A walk through a value; it remembers where it is, since functions refer to themselves."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}  # id of an object -> the number of its first visit
+        self._alive: list[Any] = []  # so that no other object gets the id of one that was visited
+
+    def key(self, value: Any) -> Hashable:
+        """Returns the key of a value, or of a part of the value that the walk began with."""
+        if isinstance(value, float):
+            return "float", type(value), float(value).hex()
+        if isinstance(value, _PLAIN):
+            return type(value), value
+        if isinstance(value, _Same):
+            return value
+        if isinstance(value, type) and not _is_own(value.__module__):
+            return value
+        if id(value) in self._places:
+            return "visited", self._places[id(value)]
+        self._places[id(value)] = len(self._places)
+        self._alive.append(value)
+        return self.key(type(value)), self._content(value)
+
+    def _content(self, value: Any) -> Hashable:
+        if isinstance(value, np.ndarray | np.generic | jax.Array):
+            return _array_key(value)
+        if isinstance(value, set | frozenset):
+            return frozenset(map(self.key, value))
+        parts = _parts(value)
+        if parts is None:
+            return _Same(value)
+        return tuple(map(self.key, parts))
+
+
+def _parts(value: Any) -> Iterable | None:
+    """Returns the parts by which a value can be told from others of its class; None if they are
+    not known."""
+    for kind, parts in _PARTS:
+        if isinstance(value, kind):
+            return parts(value)
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value) if field.compare]
+        return [getattr(value, name) for name in names]
+    if _is_own(type(value).__module__) and hasattr(value, "__dict__"):
+        return vars(value).items()
+    return None
+
+
+def _function_parts(function: types.FunctionType) -> list[Any]:
+    parts = [function.__module__, function.__code__, function.__defaults__, function.__kwdefaults__]
+    parts += function.__closure__ or ()
+    if _is_own(function.__module__):
+        parts += _named_globals(function.__code__, function.__globals__)
+    return parts
+
+
+def _class_parts(of: type) -> list[Any]:
+    """Returns a class of the user's own, which equals itself alone, and its functions, whose
+    globals may change."""
+    return [_Same(of), *filter(callable, vars(of).values())]
+
+
+def _cell_parts(cell: types.CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:  # not filled yet
+        return []
+
+
+def _wrapped(function: Any) -> list[Any]:
+    return [function.__wrapped__]
+
+
+_PARTS: tuple[tuple[Any, Callable[[Any], Iterable]], ...] = (
+    (types.FunctionType, _function_parts),
+    (types.MethodType, operator.attrgetter("__func__", "__self__")),
+    (functools.partial, operator.attrgetter("func", "args", "keywords")),
+    (jax.stages.Wrapped, _wrapped),  # by jax.jit
+    (types.CellType, _cell_parts),
+    (type, _class_parts),
+    (Mapping, operator.methodcaller("items")),
+    (list | tuple, iter),
+)
+
+
+def _array_key(array: Any) -> tuple:
+    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    values = np.ascontiguousarray(array)
+    if values.dtype == object:
+        return (_Same(array),)
+    return values.shape, values.dtype.str, hashlib.sha256(values.tobytes()).digest()
+
+
+def _named_globals(code: types.CodeType, names: Mapping[str, Any]) -> list[Any]:
+    """Returns the globals that code names, and of the user's own modules their attributes."""
+    named = []
+    for name in code.co_names:
+        if name not in names:
+            continue
+        value = names[name]
+        if not isinstance(value, types.ModuleType):
+            named.append((name, value))
+        elif _is_own(value.__name__):
+            named += [(x, vars(value)[x]) for x in code.co_names if x in vars(value)]
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):  # of a function inside
+            named += _named_globals(constant, names)
+    return named
+
+
+@functools.cache
+def _is_own(module: str | None) -> bool:
+    """Returns whether a module is the user's own: not installed, nor of this library."""
+    if module == "__main__":  # a script or a notebook
+        return True
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    if file is None or str(module).partition(".")[0] == _PACKAGE:
+        return False
+    return not any(Path(file).is_relative_to(folder) for folder in _INSTALLED)

@@ -1,1 +1,0 @@
-"""Deprecated: readers of files are in `fedjax_ht.data.files`."""

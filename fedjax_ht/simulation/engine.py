@@ -1,0 +1,215 @@
+"""Engines: the compiled programs of a method on a federation, without data, split, seed or
+settings.
+
+A process keeps engines by all that programs depend on, so that a second simulation of the same
+kind compiles nothing (docs/decisions/0049-kept-programs.md).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import Mesh
+
+from fedjax_ht.core import wire
+from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.compiling import buckets_on_mesh, enable_compilation_cache
+from fedjax_ht.core.evaluation import (
+    NormStatistics,
+    bucket_evaluation,
+    client_evaluation,
+    global_evaluation,
+    received_state,
+)
+from fedjax_ht.core.federation import Federation, without_weights
+from fedjax_ht.core.forms import keeps_state, uplink_forms
+from fedjax_ht.core.function_keys import Keyed, key_of
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.round import Channel, bucket_round
+from fedjax_ht.core.samples import Data
+from fedjax_ht.core.states import first_states
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.metrics.flops import bucket_work
+from fedjax_ht.simulation.serving import serve_trials
+from fedjax_ht.simulation.store import STORES, ClientStore, no_store
+from fedjax_ht.simulation.trials import first_server, over_trials
+from fedjax_ht.trust.attacks import Attack
+from fedjax_ht.trust.defences import Defence, defended
+from fedjax_ht.trust.disclosure import Exposure, exposure
+from fedjax_ht.trust.hardening import concealed
+from fedjax_ht.trust.privacy import Privacy
+
+KEPT = 16  # engines in a process
+MOST_MAPS = 32_000  # memory maps of a process; Linux lets it have 65,530, and a program takes some
+
+
+@dataclasses.dataclass(frozen=True)
+class Blueprint:
+    """All that the programs of an engine depend on; anything else is their argument.
+
+    Attributes:
+      method: as its factory made it.
+      federation: the buckets; their weights are an argument.
+      mesh: the devices.
+      batch_size: samples of a forward pass that scores.
+      keep_trained: clients keep what their training left, because an evaluation scores it.
+      client_store: name in `STORES`.
+      statistics: of the server's model in its evaluation.
+      outlier_bound, uplink, downlink, attack, privacy, robust: see `SimulationOptions`.
+    """
+
+    method: Method
+    federation: Federation
+    mesh: Mesh
+    batch_size: int
+    keep_trained: bool
+    client_store: str
+    statistics: NormStatistics
+    outlier_bound: float
+    uplink: tuple[wire.Transform, ...]
+    downlink: tuple[wire.Transform, ...]
+    attack: Attack
+    privacy: Privacy | None
+    robust: tuple[Defence, ...]
+
+
+class BucketPrograms(NamedTuple):
+    """Programs of one bucket's clients.
+
+    Attributes:
+      keeps: whether they keep anything between rounds, see `forms.keeps_state`, that anybody asks
+        for.
+      first_states: see `states.first_states`.
+      store: keeps their states between rounds.
+      received: see `evaluation.received_state`; None of those that keep something.
+    """
+
+    keeps: bool
+    first_states: Callable
+    store: ClientStore
+    received: Callable | None
+
+
+class Engine(NamedTuple):
+    """Programs, each compiled at its first call for arguments of new shapes.
+
+    Attributes:
+      method: as its clients run it, see `trust.hardening.concealed`, with the defences around it.
+      channel: transforms of the messages on the wire.
+      buckets: bucket name -> programs of its clients.
+      train: `round.bucket_round` of all buckets on the mesh; the states are donated.
+      score: `evaluation.bucket_evaluation` of all buckets on the mesh.
+      first_server: see `trials.first_server`.
+      serve: see `serving.serve_trials`.
+      score_global: accuracy of the servers' own models, over trials.
+      uplink_forms: () -> bucket name -> form of its uplinks; traced once.
+      work: (Bucket, its `Hashed` `flops.data_form`) -> `flops.bucket_work`; traced once a form.
+      exposure: see `disclosure.exposure`; None where nothing is private.
+    """
+
+    method: Method
+    channel: Channel
+    buckets: dict[str, BucketPrograms]
+    train: Callable
+    score: Callable
+    first_server: Callable
+    serve: Callable
+    score_global: Callable
+    uplink_forms: Callable[[], dict[str, PyTree]]
+    work: Callable[[Bucket, Data], ClosedJaxpr]
+    exposure: Exposure | None
+
+
+def make_engine(blueprint: Blueprint) -> Engine:
+    """Returns the programs of a blueprint: those that an equal one had before, while they are kept.
+
+    Raises:
+      ValueError: the method cannot run on this federation.
+    """
+    if _memory_maps() > MOST_MAPS:
+        forget_engines()
+    return _engine(Keyed(blueprint, blueprint_key(blueprint)))
+
+
+def forget_engines() -> None:
+    """Frees the programs that no simulation uses any more."""
+    _engine.cache_clear()
+
+
+def blueprint_key(blueprint: Blueprint) -> Hashable:
+    """Returns what two blueprints with the same programs share."""
+    method = blueprint.method
+    # Numbers that vary are arguments, as are pretrained variables.
+    made_by = method.vary or method._replace(pretrained=method.pretrained._replace(variables=()))
+    return key_of((made_by, dataclasses.replace(blueprint, method=None)))
+
+
+@functools.lru_cache(KEPT)
+def _engine(blueprint: Keyed) -> Engine:
+    return _new_engine(blueprint.value)
+
+
+def _new_engine(blueprint: Blueprint) -> Engine:
+    enable_compilation_cache()
+    federation, mesh = without_weights(blueprint.federation), blueprint.mesh
+    hidden = concealed(
+        blueprint.method, blueprint.attack, blueprint.privacy, federation.num_clients
+    )
+    method = defended(hidden, blueprint.robust)
+    method.check(federation)
+    channel = Channel(wire.chain(blueprint.uplink), wire.chain(blueprint.downlink))
+    size, buckets, train, score = blueprint.batch_size, {}, {}, {}
+    for bucket in federation.buckets:
+        bound, name = (method, federation, bucket, channel), bucket.name
+        keeps = blueprint.keep_trained or keeps_state(*bound)
+        buckets[name] = BucketPrograms(
+            keeps=keeps,
+            first_states=first_states(method, bucket, mesh),
+            store=STORES[blueprint.client_store](mesh) if keeps else no_store(mesh),
+            received=None if keeps else received_state(*bound),
+        )
+        # Clients that keep nothing are scored where they train, before their models are gone.
+        score_trained = None if keeps else client_evaluation(*bound, size)
+        train[name] = bucket_round(*bound, score_trained)
+        score[name] = bucket_evaluation(*bound, size, keeps)
+    evaluate_global = global_evaluation(method, federation, blueprint.statistics, size)
+    return Engine(
+        method=method,
+        channel=channel,
+        buckets=buckets,
+        train=buckets_on_mesh(train, mesh, donate=True),
+        score=buckets_on_mesh(score, mesh, donate=False),
+        first_server=first_server(method, federation),
+        serve=serve_trials(method, federation, blueprint.outlier_bound),
+        score_global=over_trials(evaluate_global),
+        uplink_forms=functools.cache(functools.partial(uplink_forms, method, federation, channel)),
+        work=functools.partial(_remembered_work, {}, method, federation),
+        exposure=None if blueprint.privacy is None else exposure(hidden, federation),
+    )
+
+
+def _remembered_work(
+    traced: dict[Hashable, ClosedJaxpr],
+    method: Method,
+    federation: Federation,
+    bucket: Bucket,
+    form: Data,
+) -> ClosedJaxpr:
+    """Returns `flops.bucket_work`, from what was traced before where it can."""
+    leaves, structure = jax.tree.flatten(form)
+    key = bucket.name, structure, tuple((x.shape, x.dtype) for x in leaves)
+    if key not in traced:
+        traced[key] = bucket_work(method, federation, bucket, form)
+    return traced[key]
+
+
+def _memory_maps() -> int:
+    """Returns how many memory maps this process has; 0 where that is not known."""
+    try:
+        return Path("/proc/self/maps").read_bytes().count(b"\n")
+    except OSError:
+        return 0

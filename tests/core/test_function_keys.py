@@ -1,0 +1,135 @@
+"""Keys of functions: equal where functions do the same, and only there."""
+
+import dataclasses
+import functools
+import types
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.function_keys import key_of, keyed
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.methods.fedproto import fedproto
+
+
+def scaled(factor, bias=0.0):
+    def scale(x, power=1):
+        return factor * x**power + bias
+
+    return scale
+
+
+def through_self(depth):
+    def descend(n):
+        return depth if n == 0 else descend(n - 1)
+
+    return descend
+
+
+def recipe(rate=0.1):
+    return LocalTraining(optax.chain(optax.clip(1.0), optax.sgd(rate, momentum=0.9)))
+
+
+class Own:
+    def __init__(self, value):
+        self.value = value
+
+    def scale(self, x):
+        return self.value * x
+
+
+@dataclasses.dataclass(frozen=True)
+class WithNote:
+    value: float
+    note: str = dataclasses.field(default="", compare=False)
+
+
+ALIKE = {
+    "closures": lambda: scaled(2.0),
+    "closures of themselves": lambda: through_self(3),
+    "partials": lambda: functools.partial(scaled(2.0), power=3),
+    "jitted": lambda: jax.jit(scaled(2.0)),
+    "arrays": lambda: scaled(np.arange(3.0)),
+    "arrays of jax": lambda: scaled(jnp.arange(3.0)),
+    "random keys": lambda: scaled(jax.random.key(3)),
+    "own objects": lambda: Own([1, {"a": 2.0}]).scale,
+    "modules": lambda: nn.Dense(3, kernel_init=nn.initializers.constant(0.5)),
+    "optimizers": recipe,
+    "methods": lambda: fedproto(recipe(), weight=0.5),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_is_made_again_has_the_same_key(name):
+    first, second = keyed(ALIKE[name]()), keyed(ALIKE[name]())
+    assert first == second
+    assert hash(first) == hash(second)
+
+
+DIFFERENT = {
+    "cells": (scaled(2.0), scaled(3.0)),
+    "defaults": (lambda x=1: x, lambda x=2: x),
+    "code": (lambda x: x + 1, lambda x: x + 2),
+    "kinds of numbers": (scaled(1), scaled(1.0)),
+    "truth and number": (scaled(1), scaled(True)),
+    "signs of zero": (scaled(0.0), scaled(-0.0)),
+    "arguments of partials": (
+        functools.partial(scaled(2.0), 1),
+        functools.partial(scaled(2.0), 2),
+    ),
+    "entries of arrays": (scaled(np.array([1.0, 2.0])), scaled(np.array([1.0, 3.0]))),
+    "dtypes of arrays": (scaled(np.zeros(2, np.int32)), scaled(np.zeros(2, np.float32))),
+    "shapes of arrays": (scaled(np.zeros((2, 3))), scaled(np.zeros((3, 2)))),
+    "order of dicts": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "classes": (Own(1.0), WithNote(1.0)),
+    "own objects": (Own(1.0).scale, Own(2.0).scale),
+    "learning rates": (recipe(0.1), recipe(0.2)),
+    "options of methods": (fedproto(recipe(), weight=0.5), fedproto(recipe(), weight=1.0)),
+    "objects of others": (scaled(object()), scaled(object())),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_differs_has_another_key(name):
+    first, second = DIFFERENT[name]
+    assert key_of(first) != key_of(second)
+
+
+def test_fields_that_equality_leaves_out_are_left_out():
+    assert key_of(WithNote(1.0, "a")) == key_of(WithNote(1.0, "b"))
+
+
+def test_a_changed_array_has_another_key():
+    values = np.zeros(3)
+    before = key_of(scaled(values))
+    values[1] = 1.0
+    assert key_of(scaled(values)) != before
+
+
+def module_of_a_user(alpha: float) -> types.ModuleType:
+    """A module that is not installed, as a notebook is, with functions of a global."""
+    module = types.ModuleType("__main__")
+    text = (
+        "def direct(x):\n    return ALPHA * x\n"
+        "def nested(x):\n    return (lambda y: ALPHA * y)(x)\n"
+        "def through(x):\n    return direct(x)\n"
+        "class Model:\n    def run(self, x):\n        return ALPHA * x\n"
+        "def by_class(x):\n    return Model().run(x)\n"
+    )
+    exec(compile(text, "notebook", "exec"), module.__dict__)
+    module.__dict__["ALPHA"] = alpha
+    return module
+
+
+@pytest.mark.parametrize("name", ["direct", "nested", "through", "by_class"])
+def test_globals_of_a_users_module_count(name):
+    keys = []
+    for alpha in (0.5, 0.5, 2.0):
+        keys.append(key_of(getattr(module_of_a_user(alpha), name)))
+    assert keys[2] != keys[0]
+    if name != "by_class":  # a class that is made anew is another one
+        assert keys[1] == keys[0]

@@ -1,0 +1,130 @@
+"""Programs are kept by what they depend on: another simulation of the same kind compiles nothing,
+and one of another kind does."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.bucket import init_variables
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.wire import gaussian_noise
+from fedjax_ht.data.client_data import arranged
+from fedjax_ht.methods.fedproto import fedproto
+from fedjax_ht.simulation import engine, program
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import Simulation, make_simulation
+from fedjax_ht.trust.attacks import Attack
+from fedjax_ht.trust.defences import DEFENCES
+from tests.federations import federation_data, federation_for, identical, samples
+
+OPTIONS = SimulationOptions(devices=1, lanes=1)
+
+
+def method(rate: float = 0.1, weight: float = 1.0) -> Method:
+    return fedproto(LocalTraining(optax.sgd(rate), batch_size=4), weight=weight)
+
+
+def played(simulation: Simulation) -> list:
+    """Compiles and plays a round and an evaluation."""
+    state = simulation.init()
+    state, report = simulation.run_round(state)
+    return [state.servers, report, simulation.evaluate(state)]
+
+
+@pytest.fixture(scope="module")
+def first():
+    """The results of a simulation, whose programs others find."""
+    federation = federation_for("fedproto")
+    return played(make_simulation(method(), federation, federation_data(federation), OPTIONS))
+
+
+def reversed_split():
+    """Reverses the samples of all clients; the large ones lose one."""
+    dataset, partition = samples()
+    moved = []
+    for client in partition:
+        fewer = int(len(client.train) > 9)
+        moved.append(client._replace(train=client.train[fewer:][::-1]))
+    return arranged(dataset, moved, federation_for("fedproto"))
+
+
+@pytest.mark.parametrize("what", ["again", "seed", "split", "lost uploads"])
+def test_a_second_simulation_compiles_nothing(first, compiled, what):
+    compiled.clear()
+    federation, options = federation_for("fedproto"), OPTIONS
+    data = reversed_split() if what == "split" else federation_data(federation)
+    if what == "seed":
+        options = dataclasses.replace(OPTIONS, seed=7)
+    if what == "lost uploads":
+        options = dataclasses.replace(OPTIONS, drop_rate=0.5)
+    results = played(make_simulation(method(), federation, data, options))
+    assert not compiled
+    assert identical(results, first) == (what == "again")
+
+
+OTHERS = {
+    "method": {"method": method(weight=2.0)},
+    "recipe": {"method": method(rate=0.2)},
+    "uplink": {"uplink": (gaussian_noise(0.1, 0.5),)},
+    "downlink": {"downlink": (gaussian_noise(0.1, 0.5),)},
+    "attack": {"attack": Attack("sign_flip", share=0.25)},
+    "defence": {"robust": (DEFENCES["median"](),)},
+    "bound of outliers": {"refuse_outliers": 5.0},
+    "scored state": {"evaluate": "trained"},
+    "scored at once": {"eval_batch_size": 2},
+    "store": {"client_store": "host"},
+    "statistics": {"global_statistics": "training"},
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_programs_of_another_kind_are_others(monkeypatch, what):
+    blueprints = []
+    monkeypatch.setattr(program, "make_engine", lambda blueprint: stop(blueprints, blueprint))
+    federation = federation_for("fedproto")
+    for changes in ({}, {}, OTHERS[what]):
+        changes = dict(changes)
+        made = changes.pop("method", method())
+        options = dataclasses.replace(OPTIONS, **changes)
+        with pytest.raises(Stopped):
+            make_simulation(made, federation, federation_data(federation), options)
+    first, again, other = map(engine.blueprint_key, blueprints)
+    assert first == again != other
+
+
+class Stopped(Exception):
+    """Ends the making of a simulation where its blueprint is known."""
+
+
+def stop(blueprints: list, blueprint: engine.Blueprint) -> None:
+    blueprints.append(blueprint)
+    raise Stopped
+
+
+def test_first_weights_are_an_argument(first):
+    """Programs that were made without weights start from those of their caller."""
+    federation = federation_for("fedproto")
+    bucket, *further = federation.buckets
+    weights = jax.device_get(init_variables(bucket, jax.random.key(9)))
+    loaded = dataclasses.replace(
+        federation, buckets=(dataclasses.replace(bucket, weights=weights), *further)
+    )
+    simulation = make_simulation(method(), loaded, federation_data(loaded), OPTIONS)
+    model = simulation.read_clients(simulation.init(), bucket.name, np.array([0]))
+    assert identical(jax.tree.map(lambda x: x[0], model["params"]), weights["params"])
+
+
+def test_programs_go_before_the_memory_maps_are_too_many(monkeypatch, first):
+    federation = federation_for("fedproto")
+
+    def made():
+        make_simulation(method(), federation, federation_data(federation), OPTIONS)
+        return engine._engine.cache_info().currsize
+
+    assert made() >= 1
+    monkeypatch.setattr(engine, "MOST_MAPS", 0)
+    assert made() == 1
