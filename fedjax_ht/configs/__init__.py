@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-NO_CONFIGS = ("base", "sections", "typed")
+NO_CONFIGS = ("base", "run_sections", "sections", "typed")
 
 
 def shipped() -> dict[str, Path]:

@@ -38,7 +38,7 @@ else:
     ConfigTree = ConfigDict
 
 AnyConfig = Config | ConfigDict  # what functions take that users call with what get_config returns
-SEE = "see fedjax_ht/configs/sections.py for the fields"
+SEE = "`fedjax-ht list fields` shows all of them"
 
 
 def base_config() -> ConfigTree:

@@ -1,9 +1,12 @@
 """Messages about an unknown name: the name that was probably meant, and all known ones."""
 
 import difflib
+import re
 from collections.abc import Collection, Iterable
 
 SHOWN = 5  # clients that a line names
+SEPARATORS = re.compile(r"[^a-z0-9]+")
+WORD = 3  # letters of a word that may stand for a whole name
 
 
 def unknown(kind: str, name: object, known: Collection[str], listed: str | None = None) -> str:
@@ -35,11 +38,51 @@ def unknown_option(owner: str, name: object, known: Collection[str], more: str =
 
 def meant(name: object, known: Collection[str], sentence: str) -> str:
     """Writes "; did you mean 'fedproto'? Sentence", or "; sentence" where no known name is near."""
-    by_lower = {word.lower(): word for word in known}
-    near = difflib.get_close_matches(str(name).lower(), by_lower, 1)
-    if not near or by_lower[near[0]] == name:
+    near = nearest(str(name), known)
+    if near is None or near == name:
         return f"; {sentence}"
-    return f"; did you mean {by_lower[near[0]]!r}? {sentence[0].upper()}{sentence[1:]}"
+    return f"; did you mean {near!r}? {sentence[0].upper()}{sentence[1:]}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Returns the known name that was probably meant, None where none is near.
+
+    A name in a section, "training.lr", is looked for among those of its section first.
+
+    Example:
+      >>> from fedjax_ht.core.names import nearest
+      >>> nearest("training.lr", ["training.learning_rate", "training.epochs", "rounds"])
+      'training.learning_rate'
+    """
+    known, name = list(known), name.lower()
+    section, dot, last = name.rpartition(".")
+    siblings = [each for each in known if dot and each.lower().rpartition(".")[0] == section]
+    lasts = [each.rpartition(".")[2] for each in known]
+    in_section = _nearest(last, [each.rpartition(".")[2] for each in siblings], siblings)
+    return in_section or _nearest(name, known, known) or _nearest(last, lasts, known)
+
+
+def _nearest(name: str, candidates: list[str], known: list[str]) -> str | None:
+    """Returns the entry of `known` whose candidate, at the same place, is nearest: abbreviated by
+    its initials, or the only one with all of the name's words, or spelled alike, or the only one
+    that shares a word."""
+    candidates = [candidate.lower() for candidate in candidates]
+    meant_parts = {word for word in SEPARATORS.split(name) if len(word) >= WORD}
+    having_all, having_any = [], []
+    for candidate, full in zip(candidates, known):
+        parts = SEPARATORS.split(candidate)
+        if len(parts) > 1 and name == "".join(part[:1] for part in parts):
+            return full
+        if meant_parts and meant_parts <= set(parts):
+            having_all.append(full)
+        if meant_parts & set(parts):
+            having_any.append(full)
+    if len(having_all) == 1:
+        return having_all[0]
+    near = difflib.get_close_matches(name, candidates, 1)
+    if near:
+        return known[candidates.index(near[0])]
+    return having_any[0] if len(having_any) == 1 else None
 
 
 def with_article(noun: str) -> str:

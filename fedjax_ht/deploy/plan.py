@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_ht.configs.base import AnyConfig
-from fedjax_ht.configs.sections import Config, DevicesConfig
+from fedjax_ht.configs.run_sections import DevicesConfig
+from fedjax_ht.configs.sections import Config
 from fedjax_ht.configs.typed import to_json, to_plain
 from fedjax_ht.core import wire
 from fedjax_ht.core.federation import Federation

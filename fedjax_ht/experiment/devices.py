@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedjax_ht.configs.sections import DevicesConfig
+from fedjax_ht.configs.run_sections import DevicesConfig
 from fedjax_ht.core.annotations import Part, Positive
 from fedjax_ht.core.bounds import check_value
 from fedjax_ht.core.keys import Purpose, host_generator

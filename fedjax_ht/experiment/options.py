@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ht.configs.sections import Config, PrivacyConfig
+from fedjax_ht.configs.run_sections import PrivacyConfig
+from fedjax_ht.configs.sections import Config
 from fedjax_ht.configs.typed import shared_fields
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.names import unknown

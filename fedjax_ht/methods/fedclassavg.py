@@ -97,7 +97,8 @@ def fedclassavg(
       training: local training; its `augment` is not used.
       mu: weight of the proximal term.
       temperature: temperature of the contrastive loss.
-      variant: "paper" or "released", see the module's docstring.
+      variant: form of the method, the paper's or the released code's; the module's docstring says
+        in what they differ.
     """
     scale = temperature / BASE_TEMPERATURE if variant == "released" else 1.0
     training = dataclasses.replace(training, augment=None)

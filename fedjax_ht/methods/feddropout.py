@@ -15,6 +15,7 @@ Settled here, in DFRD's form:
 """
 
 from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.docstrings import documented_by
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.methods.shared.averaging import Weighting
@@ -22,6 +23,7 @@ from fedjax_ht.methods.shared.partial_training import partial_training
 
 
 @checked
+@documented_by(partial_training)
 def feddropout(
     training: LocalTraining,
     weighting: Weighting = "uniform",
@@ -30,6 +32,6 @@ def feddropout(
     whole_head: bool = False,
     per_layer: bool = False,
 ) -> Method:
-    """Makes Federated Dropout; arguments as of `shared.partial_training.partial_training`."""
+    """Makes Federated Dropout; options as of `shared.partial_training.partial_training`."""
     options = (weighting, masked_loss, label_split, whole_head, per_layer)
     return partial_training("feddropout", "random", training, *options)

@@ -37,6 +37,7 @@ from fedjax_ht.core.annotations import Count, NonNegative, Positive, SearchRange
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import features, logits
+from fedjax_ht.core.docstrings import documented_by
 from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method
@@ -109,6 +110,7 @@ class Uplink(NamedTuple):
 
 
 @checked
+@documented_by(Recipe)
 def fedgen(
     training: LocalTraining,
     variant: Variant = "paper",
@@ -123,12 +125,13 @@ def fedgen(
 ) -> Method:
     """Makes FedGen, whose algorithm the module's docstring gives.
 
+    The other options are those of `Recipe`; one that is None takes the variant's value.
+
     Args:
       training: local training.
-      variant: "paper" or "released", see the module's docstring.
+      variant: form of the method, the paper's or the released code's; the module's docstring says
+        in what they differ.
       noise_dim, hidden_dim: widths of the generator's noise and of its hidden layer.
-      alpha, beta, diversity, server_lr, server_steps, server_batch_size: see `Recipe`; None takes
-        the variant's value.
     """
     options = {
         "alpha": alpha,

@@ -135,7 +135,8 @@ def fedkd(
       training: local training, of both models and W.
       start, end: T in the first round and after `rounds` rounds; 1 sends everything uncompressed.
       rounds: number of rounds over which T rises.
-      variant: "paper" or "released", see the module's docstring.
+      variant: form of the method, the paper's or the released code's; the module's docstring says
+        in what they differ.
     """
     released = variant == "released"
 

@@ -135,7 +135,8 @@ def fedktl(
       training: local training.
       generator: a `generators.Generator`, or an argument of `generators.open_generator`: a name,
         "module:function", a path.
-      variant: "paper" or "released", see the module's docstring.
+      variant: form of the method, the paper's or the released code's; the module's docstring says
+        in what they differ.
       latents: "raw", as the generator has them, or in units of their "spread", see
         `generators.units`.
       mu: weight of the regression on pairs; 0 is ablation "-L_M" of Table 7.

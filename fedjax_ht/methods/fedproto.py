@@ -64,7 +64,8 @@ def fedproto(
       training: local training.
       weight: lambda, the regulariser's weight; None takes the variant's, 0.1 (paper) or 10
         (released).
-      variant: "paper" or "released", see the module's docstring.
+      variant: form of the method, the paper's or the released code's; the module's docstring says
+        in what they differ.
       weighting: weights of a class's uploaders in its mean.
 
     Returns:

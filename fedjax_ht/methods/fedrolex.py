@@ -13,6 +13,7 @@ Settled here:
 """
 
 from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.docstrings import documented_by
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.methods.shared.averaging import Weighting
@@ -20,6 +21,7 @@ from fedjax_ht.methods.shared.partial_training import partial_training
 
 
 @checked
+@documented_by(partial_training)
 def fedrolex(
     training: LocalTraining,
     weighting: Weighting = "uniform",
@@ -27,7 +29,7 @@ def fedrolex(
     label_split: bool = True,
     whole_head: bool = False,
 ) -> Method:
-    """Makes FedRolex; arguments as of `shared.partial_training.partial_training`."""
+    """Makes FedRolex; options as of `shared.partial_training.partial_training`."""
     return partial_training(
         "fedrolex", "rolling", training, weighting, masked_loss, label_split, whole_head
     )

@@ -99,7 +99,8 @@ def fedtgp(
       training: local training.
       weight: lambda, the regulariser's weight; None takes the variant's, 0.1 (paper) or 10
         (released).
-      variant: "paper" or "released", see the module's docstring.
+      variant: form of the method, the paper's or the released code's; the module's docstring says
+        in what they differ.
       tau: cap of the adaptive margin.
       server_epochs: S, passes over the uploaded prototypes per round.
       server_lr, server_batch_size: learning rate and batch size of the server's SGD.

@@ -47,7 +47,8 @@ def fml(
       training: local training, of both models.
       alpha, beta: weight of the labels in the private and in the meme model's loss; the other
         model's prediction has the rest.
-      variant: "paper" or "released", see the module's docstring.
+      variant: form of the method, the paper's or the released code's; the module's docstring says
+        in what they differ.
     """
     released = variant == "released"
 

@@ -11,6 +11,7 @@ Smaller models lie in larger ones. Channels outside the widest client's model ar
 """
 
 from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.docstrings import documented_by
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.methods.shared.averaging import Weighting
@@ -18,6 +19,7 @@ from fedjax_ht.methods.shared.partial_training import partial_training
 
 
 @checked
+@documented_by(partial_training)
 def heterofl(
     training: LocalTraining,
     weighting: Weighting = "uniform",
@@ -25,7 +27,7 @@ def heterofl(
     label_split: bool = True,
     whole_head: bool = False,
 ) -> Method:
-    """Makes HeteroFL; arguments as of `shared.partial_training.partial_training`."""
+    """Makes HeteroFL; options as of `shared.partial_training.partial_training`."""
     return partial_training(
         "heterofl", "static", training, weighting, masked_loss, label_split, whole_head
     )

@@ -53,7 +53,7 @@ COMMANDS = {
     ),
     "list": Command(
         "fedjax_ht.runner.list",
-        "list methods, models, groups, partitions, datasets, configs, generators",
+        "list methods, models, groups, partitions, datasets, configs, generators, or config fields",
         takes_words=True,
     ),
 }

@@ -29,12 +29,14 @@ from fedjax_ht.report.results import PARTICIPANTS
 from fedjax_ht.report.statistics import write_trials
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.fair import check_recipe, fairly_tuned
+from fedjax_ht.runner.field_values import WordsParser
 from fedjax_ht.runner.progress import print_files, tell
 from fedjax_ht.runner.run import chosen_workdir, configured, execute, orderly
 from fedjax_ht.runner.search import parse_space
 from fedjax_ht.runner.train import Result
 
-_METHODS = flags.DEFINE_list(
+_METHODS = flags.DEFINE(
+    WordsParser(),
     "methods",
     None,
     "Entries, such as local,fedproto:weight=3.0,fedtgp@tuned; by default the config's.",

@@ -1,6 +1,5 @@
 """Reads config files: the flag --config, and a flag --config.FIELD for each field of the config."""
 
-import ast
 import importlib.util
 import sys
 import traceback
@@ -18,6 +17,7 @@ from fedjax_ht.configs.base import SEE, ConfigTree, base_config
 from fedjax_ht.core.names import unknown, unknown_option
 from fedjax_ht.core.user_code import importable_from
 from fedjax_ht.runner.cli import SEE_HELP, BadConfigFile
+from fedjax_ht.runner.field_values import CONVERSIONS, to_literal, to_tuple
 
 MODULE = "config_file"  # the name that a config file's module has
 OPTIONS = ("method.options.", "partition.options.")  # fields that belong to a method or a split
@@ -245,44 +245,3 @@ def _at(config: ConfigTree, path: str) -> Any:
     for name in path.split("."):
         config = config[name]
     return config
-
-
-def to_tuple(text: str) -> tuple:
-    """Reads a tuple, or one element of it: "('a', 'b')" or "a"."""
-    try:
-        value = ast.literal_eval(text)
-    except ValueError:
-        value = text
-    except SyntaxError:
-        if "," in text or " " in text:  # it was meant to be a tuple, and its quotes are missing
-            raise ValueError("it must be a tuple such as ('a', 'b')") from None
-        value = text
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
-def to_literal(text: str) -> Any:
-    """Reads a Python literal, or else text."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def _number_reader(parser: flags.ArgumentParser, rule: str) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        try:
-            return parser.parse(text)
-        except ValueError:
-            raise ValueError(f"it must be {rule}") from None
-
-    return convert
-
-
-CONVERSIONS: dict[type, Callable[[str], Any]] = {
-    bool: _number_reader(flags.BooleanParser(), "True or False"),
-    float: _number_reader(flags.FloatParser(), "a number"),
-    int: _number_reader(flags.IntegerParser(), "an integer"),
-    str: str,
-    tuple: to_tuple,
-}
-"""Type of a field -> how its flag's text is read; others are read as Python literals."""

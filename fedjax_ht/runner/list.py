@@ -1,18 +1,23 @@
-"""Lists the names that a config may have, each with a line and its options.
+"""Lists the names that a config may have, each with a line and its options; and its fields.
 
     fedjax-ht list                    the kinds of names
     fedjax-ht list methods            all methods
-    fedjax-ht list methods fedtgp     one method
+    fedjax-ht list methods fedtgp     one method: its options, the values they may have, meanings
+    fedjax-ht list fields             all fields of a config, with their values and meanings
+    fedjax-ht list fields samples     the fields that have this text in name or meaning
 
-Options are set by --config.method.options.NAME=VALUE and --config.partition.options.NAME=VALUE.
+Fields are set by --config.FIELD=VALUE; options by --config.method.options.NAME=VALUE and
+--config.partition.options.NAME=VALUE.
 """
 
 import ast
 import importlib
 import inspect
+import os
 import shutil
+import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -20,29 +25,30 @@ import jax
 from fedjax_ht.configs import shipped
 from fedjax_ht.core.inputs import InputShape, abstract
 from fedjax_ht.core.names import unknown
-from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
+from fedjax_ht.data.partition import PARTITIONS, PLANS
 from fedjax_ht.data.sources.registry import SOURCES
 from fedjax_ht.generators import SHIPPED, open_generator
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import GROUPS, model_group
 from fedjax_ht.models.registry import example
 from fedjax_ht.runner.cli import fail
+from fedjax_ht.runner.listed_options import Option, fields, having, of_method, of_partition
+
+FIELDS = "fields"  # the kind that is searched by text
 
 
 class Entry(NamedTuple):
-    """The text of a listed name: one line, and its options, "weight=10.0"."""
+    """The text of a listed name: one line, and its options."""
 
     about: str
-    options: tuple[str, ...] = ()
+    options: tuple[Option, ...] = ()
 
 
 def methods() -> dict[str, Entry]:
     entries = {}
     for name, factory in METHODS.items():
         module = importlib.import_module(inspect.unwrap(factory).__module__)
-        # the first parameter is local training, which the config has a section of
-        parameters = list(inspect.signature(factory).parameters.values())[1:]
-        entries[name] = Entry(first_paragraph(module), options_of(parameters))
+        entries[name] = Entry(first_paragraph(module), of_method(name))
     return entries
 
 
@@ -82,9 +88,7 @@ def _inputs(shape: InputShape, vocabulary: int | None) -> str:
 def partitions() -> dict[str, Entry]:
     entries = {}
     for name, function in (PLANS | PARTITIONS).items():
-        entries[name] = Entry(
-            first_paragraph(function), options_of(partition_options(name).values())
-        )
+        entries[name] = Entry(first_paragraph(function), of_partition(name))
     return entries
 
 
@@ -117,29 +121,35 @@ def first_paragraph(thing: object) -> str:
     return " ".join((text or "").split("\n\n")[0].split())
 
 
-def options_of(parameters: Iterable[inspect.Parameter]) -> tuple[str, ...]:
-    """Returns "name=default" of each parameter that has a default."""
-    return tuple(f"{p.name}={p.default!r}" for p in parameters if p.default is not p.empty)
-
-
 def listed(arguments: Sequence[str], width: int) -> str:
     """Returns the text of `fedjax-ht list ARGUMENTS`, in lines of at most `width` characters.
 
     Raises:
       ValueError: an unknown kind or name. One line.
     """
+    kinds = [*KINDS, FIELDS]
     if not arguments:
         usage = "usage: fedjax-ht list KIND [NAME ...]; the kinds are"
-        return "\n".join([usage, "", *(f"  {kind}" for kind in KINDS)])
+        return "\n".join([usage, "", *(f"  {kind}" for kind in kinds)])
     kind, *names = arguments
+    if kind == FIELDS:
+        chosen = having(fields(), names)
+        return "\n".join(option_paragraph(option, "", width) for option in chosen)
     if kind not in KINDS:
-        raise ValueError(unknown("kind", kind, KINDS))
+        raise ValueError(unknown("kind", kind, kinds))
     entries = KINDS[kind]()
     for name in names:
         if name not in entries:
             raise ValueError(unknown(kind.removesuffix("s"), name, entries))
     column = max(map(len, entries)) + 2
-    return "\n".join(paragraph(name, entries[name], column, width) for name in names or entries)
+    if not names:
+        return "\n".join(paragraph(name, entries[name], column, width) for name in entries)
+    lines = []
+    for name in names:
+        about, options = entries[name]
+        lines.append(paragraph(name, Entry(about), column, width))
+        lines += [option_paragraph(option, " " * column, width) for option in options]
+    return "\n".join(lines)
 
 
 def paragraph(name: str, entry: Entry, column: int, width: int) -> str:
@@ -150,17 +160,36 @@ def paragraph(name: str, entry: Entry, column: int, width: int) -> str:
     )
     if not entry.options:
         return about or name
-    # an option is not broken at its own spaces, which are something else while lines are filled
-    options = ", ".join(option.replace(" ", "\0") for option in entry.options)
-    options = textwrap.fill(
-        options, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    options = ", ".join(setting(option) for option in entry.options)
+    return f"{about or name}\n{filled(options, width, indent)}"
+
+
+def option_paragraph(option: Option, indent: str, width: int) -> str:
+    """Returns "weight=10.0  a number of at least 0", and its meaning below."""
+    lines = [filled(f"{setting(option)}\0 {option.values}", width, indent)]
+    if option.meaning:
+        lines.append(filled(option.meaning, width, f"{indent}    "))
+    return "\n".join(lines)
+
+
+def setting(option: Option) -> str:
+    """Returns "weight=10.0", whose own spaces are "\\0" until lines are filled."""
+    return f"{option.name}={option.default!r}".replace(" ", "\0")
+
+
+def filled(text: str, width: int, indent: str) -> str:
+    """Breaks a text into lines at spaces, all behind `indent`."""
+    lines = textwrap.fill(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
-    return (about or name) + f"\n{options}".replace("\0", " ")
+    return lines.replace("\0", " ")
 
 
 def main(arguments: Sequence[str]) -> None:
     width = min(shutil.get_terminal_size((120, 0)).columns, 120)
     try:
-        print(listed(arguments[1:], width))
+        print(listed(arguments[1:], width), flush=True)
     except ValueError as error:
         fail(error)
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -43,10 +43,11 @@ class Attack:
     It is also the section `attack` of a config.
 
     Attributes:
-      kind: see the module's text; None: nobody attacks.
-      share: of the clients, to the nearest number.
-      strength: s of the module's text.
-      seed: decides which clients attack, and the direction of a shift.
+      kind: What attackers do with labels, uploads or counts (docs/bad_clients.md); none: nobody
+        attacks.
+      share: Share of the clients that attack, to the nearest number.
+      strength: Strength s of the attack, a factor on what it adds.
+      seed: Seed of the choice of attackers, and of the direction of a shift.
     """
 
     kind: Annotated[Kind | None, NotGiven("none")] = None

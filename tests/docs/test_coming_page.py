@@ -12,7 +12,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fedjax_ht.configs.sections import Config, EvaluateConfig
+from fedjax_ht.configs.run_sections import EvaluateConfig
+from fedjax_ht.configs.sections import Config
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.data.sources import dataset_names
 from fedjax_ht.experiment.training import schedule

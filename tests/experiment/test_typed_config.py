@@ -9,7 +9,8 @@ import pytest
 
 from fedjax_ht.configs import shipped
 from fedjax_ht.configs.base import base_config, typed_config
-from fedjax_ht.configs.sections import Config, DevicesConfig, PrivacyConfig, TrainingConfig
+from fedjax_ht.configs.run_sections import DevicesConfig, PrivacyConfig
+from fedjax_ht.configs.sections import Config, TrainingConfig
 from fedjax_ht.configs.typed import from_plain, to_json, to_plain
 from fedjax_ht.core.annotations import hints_of
 from fedjax_ht.core.local_training import LocalTraining

@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_ht
 from fedjax_ht.configs.base import base_config, typed_config
-from fedjax_ht.configs.sections import ReportConfig
+from fedjax_ht.configs.run_sections import ReportConfig
 from fedjax_ht.experiment import environment
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import parse_entry

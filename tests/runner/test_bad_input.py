@@ -94,7 +94,7 @@ BAD = {
     },
     "training.schedule is 'cosine/1000000000000'": {"training.schedule": "cosine/1000000000000"},
     "training.schedule is 'step/10/nan'": {"training.schedule": "step/10/nan"},
-    "unknown config field 'training.learnin_rate'; did you mean 'training.learning_rate'? See fedjax_ht/configs/": {
+    "unknown config field 'training.learnin_rate'; did you mean 'training.learning_rate'? `fedjax-ht list fields`": {
         "training.learnin_rate": 0.1
     },
     "unknown method 'fedprto'; did you mean 'fedproto'? The methods are local, fedavg": {

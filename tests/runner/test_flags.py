@@ -9,6 +9,7 @@ from absl import flags
 from fedjax_ht.configs import shipped
 from fedjax_ht.configs.base import typed_config
 from fedjax_ht.runner.config_files import define_config, read_config_file
+from fedjax_ht.runner.field_values import to_tuple
 from tests.runs import ROOT
 
 
@@ -48,6 +49,23 @@ def test_flags_set_the_fields_of_a_config():
     assert typed_config(config).model.weights == {"cnn1": "a.npz"}
 
 
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("local,fedproto", ("local", "fedproto")),
+        ("fedproto:weight=3, local", ("fedproto:weight=3", "local")),
+        ("fedral:blocks=(2,4),local", ("fedral:blocks=(2,4)", "local")),
+        ("fedral:blocks=(2,4)", ("fedral:blocks=(2,4)",)),
+        ("('local', 'fedproto')", ("local", "fedproto")),
+        ("a person's", ("a person's",)),
+        ("local,", ("local",)),
+    ],
+)
+def test_entries_need_no_quotes(text, entries):
+    assert parsed("--config=quickstart", f"--config.compare={text}").compare == entries
+    assert to_tuple(text) == entries
+
+
 def test_the_last_config_and_the_last_value_count():
     arguments = ["--config=quickstart", "--config=few_samples", "--config.rounds=5"]
     config = parsed(*arguments, "--config.rounds=6")
@@ -61,7 +79,10 @@ def test_the_last_config_and_the_last_value_count():
         ("--config.rounds=1.5", "it must be an integer"),
         ("--config.training.learning_rate=big", "it must be a number"),
         ("--config.shared_init=maybe", "it must be True or False"),
-        ("--config.compare=fedproto:weight=3,local", r"it must be a tuple such as \('a', 'b'\)"),
+        (
+            "--config.compare=fedral:blocks=(2,4",
+            "a bracket or a quote in it stands alone; write a,b",
+        ),
     ],
 )
 def test_text_that_is_no_value_of_its_field(argument, message):
@@ -74,16 +95,16 @@ def test_text_that_is_no_value_of_its_field(argument, message):
     [
         (
             "--config.round=5",
-            "unknown config field 'round'; did you mean 'rounds'? See fedjax_ht/configs/sections.py",
+            "unknown config field 'round'; did you mean 'rounds'? `fedjax-ht list fields`",
         ),
         (
             "--config.traning.epochs=5",
-            "unknown config field 'traning.epochs'; did you mean 'training.epochs'? See",
+            "unknown config field 'traning.epochs'; did you mean 'training.epochs'? `fedj",
         ),
-        ("-config.rounds.x=5", "unknown config field 'rounds.x'; did you mean 'rounds'? See"),
+        ("-config.rounds.x=5", "unknown config field 'rounds.x'; did you mean 'rounds'? `fedj"),
         (
             "--noconfig.shared_int",
-            "unknown config field 'shared_int'; did you mean 'shared_init'? See",
+            "unknown config field 'shared_int'; did you mean 'shared_init'? `fedj",
         ),
         (
             "--config.method.options.wait=1",
@@ -92,6 +113,14 @@ def test_text_that_is_no_value_of_its_field(argument, message):
         (
             "--config.partition.options.aplha=1",
             "partition 'practical' has no option 'aplha'; did you mean 'alpha'? It",
+        ),
+        (
+            "--config.training.lr=1",
+            "unknown config field 'training.lr'; did you mean 'training.learning_rate'? `fedj",
+        ),
+        (
+            "--config.clients=1",
+            "unknown config field 'clients'; did you mean 'partition.num_clients'? `fedj",
         ),
         ("--config.report=none", "report is a section of the config; set one of its fields: maps"),
     ],

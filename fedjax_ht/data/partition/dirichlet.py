@@ -8,6 +8,7 @@ DFRD share but for the minimum.
 import numpy as np
 
 from fedjax_ht.core.annotations import Count, Positive, Rest
+from fedjax_ht.core.docstrings import documented_by
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.partition.splits import Plan, by_class, official_sets, split_client
 
@@ -52,7 +53,8 @@ def practical(
       labels: int [N].
       rng: the stream, continued by the split of the clients.
       alpha: concentration; lower is more skewed.
-      min_samples: fewest samples of a client; None is PFLlib's `pfllib_least`.
+      min_samples: fewest samples of a client; None is PFLlib's minimum, one test batch of 10, at
+        most half an equal share.
       max_tries: whole draws before giving up.
 
     Raises:
@@ -72,6 +74,7 @@ def practical(
     )
 
 
+@documented_by(practical)
 def dirichlet(
     labels: np.ndarray,
     num_clients: int,
@@ -84,7 +87,10 @@ def dirichlet(
 ) -> Plan:
     """Cuts each class by Dirichlet(alpha) shares of the clients, drawn for the class.
 
-    Arguments and errors as in `practical`.
+    Other arguments and errors as in `practical`.
+
+    Args:
+      min_samples: fewest samples of a client.
     """
     return _draw(
         labels,
@@ -98,6 +104,7 @@ def dirichlet(
     )
 
 
+@documented_by(practical)
 def dfrd(
     dataset: Dataset,
     num_clients: int,
@@ -111,9 +118,16 @@ def dfrd(
     """DFRD's split: gated Dirichlet shares of the official training set, even ones of the test set.
 
     A client tests on floor(n_c / num_clients) random test samples of every class c, whatever it
-    trains on; the remainder of a class is unused. `alpha` is the paper's omega. The paper has no
-    validation; with `val_share` each client holds this fraction of its training samples out, at
-    random. Who holds what, and the test sets, are the same whatever it is.
+    trains on; the remainder of a class is unused. The options are those of `practical`, where
+    `alpha` is the paper's omega, and `val_share`.
+
+    Args:
+      dataset: the samples, with official sets.
+      num_clients: number of clients.
+      rng: the stream of random numbers.
+      min_samples: fewest samples of a client.
+      val_share: share of a client's training samples that is held out at random to validate. The
+        paper has none. Which samples a client holds, and the test sets, do not depend on it.
 
     Raises:
       ValueError: no official sets, or no draw gave every client the minimum.

@@ -36,6 +36,14 @@ def pathological(
     even, the last clients hold fewer classes, or the last classes stay unused (Flowers102 with 20
     clients of 10).
 
+    Args:
+      labels: int [N].
+      num_clients: number of clients.
+      num_classes: number of classes of the data.
+      rng: the stream, continued by the split of the clients.
+      classes_per_client: number of classes that a client holds.
+      balanced: equal shares of a class for the clients that share it, instead of random ones.
+
     Raises:
       ValueError: a class is too small for its clients.
     """
@@ -78,14 +86,21 @@ def class_shares(
 ) -> Partition:
     """One plan of classes and shares (Shamsian et al., pFedHN, ICML 2021; FedSSA, FedRAL).
 
-    sets="official", as released, deals three sets by one plan: the official training set less
-    `val_size` random samples, those, and the official test set. sets="merged", as the papers say,
-    deals all samples, and splits each client's own at random into `train_share` for training,
-    `val_share` for validation and the rest for testing.
-
     Every class has classes_per_client * num_clients / num_classes shares, in the ratio of draws
     from U(0.4, 0.6). Client after client takes classes_per_client times the next share of a random
     class among those with most shares left, so at times two of the same. Every sample is used.
+
+    Args:
+      dataset: the samples.
+      num_clients: number of clients.
+      rng: the stream of random numbers.
+      classes_per_client: number of shares of classes that a client holds.
+      val_size: size of the validation set that is taken from the official training set.
+      sets: sets that are dealt by the plan. "official", as released, deals the official training
+        set less `val_size` random samples, those, and the official test set; "merged", as the
+        papers say, all samples at once, and splits each client's at random.
+      train_share: share of a client's samples that train, of merged sets.
+      val_share: share of a client's samples that validate, of merged sets; the rest tests.
 
     Raises:
       ValueError: no official sets, or val_size leaves no training set.

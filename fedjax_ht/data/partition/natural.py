@@ -27,12 +27,13 @@ def natural(
     group is dealt at random to as many clients, one after another.
 
     Args:
-      tested: "random": a random part of a client's own samples tests. "last": the last part in
-        stored order, which for recordings is time; validation comes before. "new_groups": clients
-        train on all they have, and the samples of groups that are nobody's test, dealt out at
-        random: how well do models serve people they never met.
-      train_share, val_share: fractions of a client's samples that train and validate. With
-        "new_groups" there is nothing of its own to test, and what does not validate trains.
+      tested: samples that test. "random": a random part of a client's own samples. "last": the
+        last part in stored order, which for recordings is time; validation comes before.
+        "new_groups": clients train on all they have, and the samples of groups that are nobody's
+        test, dealt out at random: how well do models serve people they never met.
+      train_share: share of a client's samples that train; with tested="new_groups" all that do not
+        validate.
+      val_share: share of a client's samples that validate.
       min_samples: fewest samples of a group that becomes a client; smaller ones are left out, and
         with "new_groups" still test.
 

@@ -124,13 +124,13 @@ def split_plan(
 
     Args:
       plan_of: (labels, num_clients, num_classes, rng) -> Plan of positions in `labels`.
-      sets: "merged" plans and splits all samples of the dataset; "official" plans the publisher's
-        training set, and deals each class of its test set in proportion to what the clients were
-        planned of that class.
-      train_share, val_share: fractions of a client's planned samples that train and validate. What
-        is left of merged samples is for testing, and train_share is 0.75 by default; what is left
-        of official ones is for training.
-      stratified: keeps these fractions in every class of a client.
+      sets: sets that are planned. "merged" plans and splits all samples of the dataset; "official"
+        plans the publisher's training set, and deals each class of its test set in proportion to
+        what the clients were planned of that class.
+      train_share: share of a client's planned samples that train, of merged sets; None is 0.75. Of
+        official sets all train that do not validate.
+      val_share: share of a client's planned samples that validate; the rest of merged sets tests.
+      stratified: the same shares in every class of a client.
 
     Raises:
       ValueError: the dataset has no official sets.

@@ -22,10 +22,16 @@ def few_shot(
 ) -> Partition:
     """Trains every client on `shots` random samples of every class.
 
-    It tests on `test_shots` others of every class; None deals out all the rest for testing. The
-    client of FedKTL's Table 9 has 30, 12 or 3 images of each of CIFAR-100's classes and splits them
-    3:1, which is shots 23, 9 or 2 with test_shots 7, 3 or 1; of the last a test set is 100 images,
-    and a point one of them.
+    It tests on others. The client of FedKTL's Table 9 has 30, 12 or 3 images of each of CIFAR-100's
+    classes and splits them 3:1, which is shots 23, 9 or 2 with test_shots 7, 3 or 1; of the last a
+    test set is 100 images, and a point one of them.
+
+    Args:
+      dataset: the samples.
+      num_clients: number of clients.
+      rng: the stream of random numbers.
+      shots: number of training samples of every class at a client.
+      test_shots: number of test samples of every class at a client; None deals out all the rest.
 
     Raises:
       ValueError: a class has fewer than (shots + test_shots) * num_clients samples.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.docstrings import documented_by
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.methods.shared.averaging import Weighting
@@ -51,7 +52,7 @@ def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[...,
             fields.append(parameter.replace(default=getattr(usual, name)))
         first = list(inspect.signature(make, follow_wrapped=False).parameters.values())[:3]
         # Listings, search and checks read the options off the signature.
-        factory: Any = make
+        factory: Any = documented_by(Distillation, fine_tuning, base_of)(make)
         factory.__signature__ = inspect.Signature(
             [*first, *fields, *parameters(objective).values()]
         )
@@ -84,6 +85,7 @@ def composed(base: str, factory: Callable[..., Method]) -> Callable[..., Method]
     weighting = inherited["weighting"]
     inherited["weighting"] = weighting.replace(default=None, annotation=weighting.annotation | None)
 
+    @documented_by(BASES[base][0], factory)
     def make(training: LocalTraining, **options) -> Method:
         of_base = {name: options.pop(name) for name in inherited if name in options}
         variant = options.get("variant", options_of_top["variant"].default)
@@ -107,7 +109,8 @@ def base_of(
     Args:
       name: a key of `BASES`.
       training: local training.
-      variant: "paper" or "released".
+      variant: form of the method, the paper's or the released code's, which gives options that are
+        None their values.
       weighting: weights of the base's mean over clients; None takes the variant's.
       **options: other options of the base.
     """

@@ -71,8 +71,9 @@ class Distillation:
 
     Attributes:
       iterations: A, turns of generator and student in every round.
-      generator_steps, student_steps: I_g and I_d; a generator that is never trained is
+      generator_steps: I_g, generator's steps of a turn; a generator that is never trained is
         images="untrained".
+      student_steps: I_d, student's steps of a turn.
       batch_size: images per step.
       noise_dim: d, numbers of a noise vector.
       merge: combination of noise and label, see `models.conditional`.
@@ -84,17 +85,20 @@ class Distillation:
       student_path: the generator's KL is differentiated through the student, too.
       distil_order: order of the two sides of the student's KL.
       generator_lr: learning rate of the generator's Adam(0.5, 0.999).
-      student_lr, weight_decay: learning rate and weight decay of the student's SGD.
+      student_lr: learning rate of the student's SGD.
+      weight_decay: weight decay of the student's SGD.
       reset_opt: Adam starts anew in each of the A iterations, as released; else once per round.
       alpha: weight of the student's loss on images of the moving average; with 0 there is none.
       decay: lambda, the share that the moving average keeps in a round.
-      counts: see `Counts`.
+      counts: labels by which teachers and classes are weighed: trained on in any round so far or in
+        this one, all of the client's training labels, or none (`Counts`).
       student_batch: the student sees images drawn anew in every "step", or for an "iteration" those
         of one draw in all its student steps, as in FedFTG's own code; the teachers then run once.
       images: images that the student is taught on, see `shared.image_source`.
       feedback: clients start the next round from the distilled model; else, as released for one
         width, from the averaged one.
-      low_memory: see `ensemble.ask`.
+      low_memory: teachers run one after another, and in a gradient each is run a second time,
+        for its activations are not kept.
     """
 
     iterations: Whole = 10

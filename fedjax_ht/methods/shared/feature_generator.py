@@ -18,14 +18,16 @@ class Recipe(NamedTuple):
     """The numbers of a variant of FedGen.
 
     Attributes:
-      alpha, beta: weights of the client's two terms.
+      alpha: weight of the client's cross-entropy on generated features.
+      beta: weight of the client's KL to the head's predictions of generated features.
       decay: factor on alpha, beta and server_lr in every round.
       diversity: weight of the generator's diversity loss.
       ensemble: the generator's loss is that of the averaged logits, not the average of the clients'
         losses.
       weight_decay: weight decay of the generator, added to its gradients.
-      server_lr, server_steps, server_batch_size: Adam's rate, steps and batch size of the
-        generator's training; a size of 0 is that of the local training.
+      server_lr: learning rate of the generator's Adam.
+      server_steps: steps of the generator's training in a round.
+      server_batch_size: generated features of a step; 0: as many as a batch of local training.
     """
 
     alpha: float

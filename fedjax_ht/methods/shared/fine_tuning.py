@@ -185,7 +185,8 @@ def fine_tuning(
     Args:
       name: name of the distillation; the method is called "BASE+NAME", or NAME on the base "none".
       training: local training; its labels are counted.
-      base: a name in `BASES`, or a `Base`.
+      base: method whose server averages the uploaded models: a name in `BASES`, or a `Base`; "none"
+        averages nothing.
       recipe: options of the server's training.
       objective: its losses.
     """

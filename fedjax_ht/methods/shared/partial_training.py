@@ -134,10 +134,13 @@ def partial_training(
       mode: how slices are cut, see `slicing`.
       training: local training.
       weighting: weights of the mean, equal or the clients' numbers of training samples.
-      masked_loss, label_split: see the module's docstring.
+      masked_loss: logits of classes that the client lacks are 0 in its loss, as HeteroFL and
+        FedRolex have it by default.
+      label_split: a client sends, and counts in, the head's rows of its own classes only.
       whole_head: clients send the rows of all classes, as a server needs that goes on to use their
         models; the mean still takes those of `label_split`.
-      per_layer: every layer is drawn by itself, in mode "random", see `slice_plan`.
+      per_layer: every layer's channels are drawn by themselves, in mode "random", as released; else
+        those that an identity shortcut adds to each other are drawn together.
     """
 
     def check(federation):
