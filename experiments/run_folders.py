@@ -1,15 +1,18 @@
 """Reads folders of runs and comparisons: the config, the entries' settings, and their scores by
 trial."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_ht.checkpoints.writers import read_history
+from fedjax_ht.configs.base import typed_config
 from fedjax_ht.core.names import unknown
-from fedjax_ht.experiment.entries import folder_of
+from fedjax_ht.experiment.entries import folder_of, recorded
+from fedjax_ht.experiment.identity import identities_of
 from fedjax_ht.experiment.json_files import flatten, naming
 from fedjax_ht.experiment.run_folder import read_config
+from fedjax_ht.report.compared import compared, unequal_lines
 from fedjax_ht.simulation.history import Row, best_by, by_trial
 
 
@@ -85,6 +88,28 @@ def unfinished(folder: RunFolder) -> list[str]:
         if done < rounds:
             lines.append(f"{folder.path}: {label} has done {done} of {rounds} rounds")
     return lines
+
+
+def unequal_rows(workdir: Path, labels: Collection[str]) -> list[str]:
+    """Says in a line each what keeps entries of a run from being compared, as `report.compared`
+    does: an entry is unfinished, or its folder came from another run.
+
+    Args:
+      workdir: the run's folder.
+      labels: of the entries.
+
+    Raises:
+      ValueError, OSError: the folder cannot be read. One line.
+    """
+    fields, noted = read_config(workdir)
+    stored = [entry for entry in fields.pop("entries") if entry["label"] in labels]
+    with naming(workdir / "config.json"):
+        entries = [recorded(entry) for entry in stored]
+        config = typed_config(fields | {"entries": ()})
+    histories = {entry.label: read_history(workdir / entry.folder) for entry in entries}
+    identities = identities_of(entries, config, noted)
+    rows = compared(config, entries, identities, histories, workdir, noted["version"])
+    return unequal_lines(rows.unequal)
 
 
 def trial_scores(folder: RunFolder, label: str, score: str, by: str) -> list[TrialScore]:

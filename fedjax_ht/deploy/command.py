@@ -26,6 +26,7 @@ from absl import flags
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.core.extras import require
+from fedjax_ht.data.description import describe
 from fedjax_ht.deploy.answers import answer, request_bytes
 from fedjax_ht.deploy.audit import lifetime, open_audit
 from fedjax_ht.deploy.client import make_client, read_samples, write_samples
@@ -127,6 +128,8 @@ def client(plan: Plan, workdir: Path) -> None:
         identity = certificate.with_name("client.pem"), certificate.with_name("client.key")
         check_private(_existing(identity[1]), "client")
     dataset, indices = read_samples(samples, "", plan.config.dataset.image_size)
+    for line in describe(dataset).lines:
+        tell(line)
     this_client = make_client(
         plan, client_id, dataset, indices, workdir / "states", tell, max_epsilon=_EPSILON.value
     )

@@ -15,6 +15,8 @@ from typing import Any
 import jax
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+CODE = "code."
+"""Begins the names of files of a user's own code, which an entry notes beside these versions."""
 
 
 @functools.cache

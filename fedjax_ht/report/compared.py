@@ -4,13 +4,14 @@ Rows may be unequal: an entry is unfinished, has other rounds, or its folder cam
 another recipe, other data or another split. They are shown, and nothing is concluded from them.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.experiment.entries import Entry, baseline_of
-from fedjax_ht.experiment.environment import PACKAGES
+from fedjax_ht.experiment.environment import CODE, PACKAGES
 from fedjax_ht.experiment.identity import (
     SHA,
     SINCE,
@@ -39,14 +40,15 @@ class Compared(NamedTuple):
       unequal: label -> what sets its rows apart from those of the run that the table is of; a label
         without a line has the rows of that run.
       shared: a sentence on what all rows share, and in what they differ; "" of one entry alone.
-      mixed: whether different versions of the library or its packages trained the entries.
+      mixed: sentences on different versions of the library, its packages or a user's own code that
+        trained the entries; "" where there is one of each.
     """
 
     entries: tuple[Entry, ...]
     histories: dict[str, Sequence[Row]]
     unequal: dict[str, list[str]]
     shared: str
-    mixed: bool
+    mixed: str
 
     @property
     def labels(self) -> list[str]:
@@ -74,7 +76,7 @@ class Compared(NamedTuple):
         reasons = unequal_lines(self.unequal)
         if not reasons:
             sentence = headline(self.histories, self.baseline)
-            return f"{sentence} {MIXED}" if sentence and self.mixed else sentence
+            return f"{sentence} {self.mixed}".strip() if sentence else sentence
         if len(self.entries) > 1:
             return f"No comparison: {some(reasons, MOST_NAMED)}."
         sentence = reached(self.histories) or f"{self.baseline} has no score."
@@ -127,7 +129,7 @@ def compared(
         histories=shown,
         unequal=unequal,
         shared=shared,
-        mixed=len(set(map(_programs, trained.values())) - {()}) > 1,
+        mixed=" ".join(_mixed(trained.values())),
     )
 
 
@@ -235,12 +237,33 @@ def _sum(values: Mapping[str, Any]) -> str:
     return f" (SHA-256 {values[SHA][:12]})" if values[SHA] else ""
 
 
+def _mixed(identities: Iterable[Identity]) -> list[str]:
+    """Returns a sentence for each kind of program of which several versions trained entries."""
+    identities = list(identities)
+    sentences = [MIXED] if len(set(map(_programs, identities)) - {()}) > 1 else []
+    sums: dict[str, set[str]] = {}
+    for versions in itertools.chain(*(identity.versions for identity in identities)):
+        for name, value in versions.items():
+            if name.startswith(CODE):
+                sums.setdefault(name.removeprefix(CODE), set()).add(value)
+    for file, each in sums.items():
+        if len(each) > 1:
+            sentences.append(f"{file} changed between the rows that it trained.")
+    return sentences
+
+
 def _programs(identity: Identity) -> tuple:
-    """Returns the versions that trained an entry, without the machine; () where not known."""
+    """Returns the versions that trained an entry, without machine and own code; () where not
+    known."""
     programs = []
     for versions in identity.versions:
-        programs.append(tuple(v for name, v in sorted(versions.items()) if name != "machine"))
-    return tuple(programs)
+        parts = [
+            value
+            for name, value in sorted(versions.items())
+            if name != "machine" and not name.startswith(CODE)
+        ]
+        programs.append(tuple(parts))
+    return tuple(dict.fromkeys(programs))
 
 
 def _versions(identity: Identity) -> str:

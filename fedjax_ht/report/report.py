@@ -27,15 +27,15 @@ from fedjax_ht.simulation.history import Row, by_trial, evaluated, has_clock
 
 RESULT = "Accuracy is the mean over clients, each on its own test samples, in the best round."
 MAPS = (
-    "A few clients of all architectures look at the same test images with their models of the last "
+    "Some clients of all architectures look at the same test samples with their models of the last "
     "round; marks of one colour that lie together show that the clients' features agree."
 )
 READING_MAPS = (
-    "The images are drawn from all clients' test sets, of up to ten classes. Above, each client's "
+    "The samples are drawn from all clients' test sets, of up to ten classes. Above, each client's "
     "features are in a PCA of its own, so that directions of two panels have nothing to do with "
     "each other: filled are classes that the client trains on, rings are others, stars are the "
-    "server's prototypes. Below, all clients are in one space: small points are images, large "
-    "marks a client's means of the images of each class that it trains on. A method that does not "
+    "server's prototypes. Below, all clients are in one space: small points are samples, large "
+    "marks a client's means of the samples of each class that it trains on. A method that does not "
     "align the clients' features has no reason to let marks of one colour lie together. t-SNE and "
     "UMAP keep neighbours and no distances."
 )

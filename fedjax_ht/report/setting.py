@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedjax_ht.configs.sections import Config
-from fedjax_ht.core.inputs import Pixels
+from fedjax_ht.data.description import kind_of
 from fedjax_ht.experiment import devices
 from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.entries import as_run
@@ -26,7 +26,7 @@ def setting(config: Config, experiment: Experiment, labels: Iterable[str] | None
     """
     labels = list(experiment.entries if labels is None else labels)
     sizes = [len(client.train) for client in experiment.partitions[0]]
-    kind = "images" if isinstance(experiment.dataset.preprocess, Pixels) else "samples"
+    kind = kind_of(experiment.dataset)
     seeds = f"seed {config.seed}"
     if config.trials > 1:
         seeds = f"seeds {config.seed} to {config.seed + config.trials - 1}"

@@ -17,6 +17,7 @@ from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.names import meant
 from fedjax_ht.core.trees import PyTree
+from fedjax_ht.data.description import kind_of
 from fedjax_ht.data.files.torch_files import save_safetensors
 from fedjax_ht.experiment.build import Experiment, simulate
 from fedjax_ht.experiment.identity import check_identity, identity_of
@@ -139,7 +140,7 @@ def check_export(path: Path | str) -> None:
 
 def print_scores(run: LoadedRun, client: int, trial: int) -> None:
     """Prints the accuracies of a client's model on its own samples."""
-    federation = run.experiment.federations[run.method]
+    dataset, federation = run.experiment.dataset, run.experiment.federations[run.method]
     bucket = federation.buckets[federation.assignment[client]]
     evaluation = run.simulation.evaluate(run.state, np.array([client]))[trial]
     print(f"client {client} ({bucket.name}), {run.method} after {run.state.round} rounds")
@@ -147,7 +148,7 @@ def print_scores(run: LoadedRun, client: int, trial: int) -> None:
         count = evaluation.counts[split][client]
         for rule in run.experiment.methods[run.method].rules:
             accuracy = 100 * by_rule[rule][client]
-            print(f"  {split} accuracy by {rule}: {accuracy:.2f} % of {count} images")
+            print(f"  {split} accuracy by {rule}: {accuracy:.2f} % of {count} {kind_of(dataset)}")
 
 
 def main(_) -> None:

@@ -1,7 +1,11 @@
 """Knows the methods of a user's own again that a run was trained with, by the config file that
-registers them."""
+registers them; and the code of a user's own that trained an entry, by its checksum."""
 
 import contextlib
+import functools
+import hashlib
+import inspect
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +13,12 @@ from typing import Any
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import refuse_links
 from fedjax_ht.experiment.build import Experiment
+from fedjax_ht.experiment.entries import Entry, as_run
+from fedjax_ht.experiment.environment import CODE
 from fedjax_ht.experiment.json_files import naming, read_json
 from fedjax_ht.experiment.run_folder import OWN_METHODS, read_run
-from fedjax_ht.methods import is_own, method_factory
+from fedjax_ht.experiment.settle import named_code
+from fedjax_ht.methods import METHODS, is_own, method_factory
 from fedjax_ht.runner.cli import BadConfigFile
 from fedjax_ht.runner.config_files import read_config_file
 
@@ -34,6 +41,34 @@ def read_trusted_run(workdir: Path, trust: bool) -> tuple[Config, Experiment]:
             noted = dict(content.get("run", {}).get(OWN_METHODS, {}))
         _register(noted, trust)
     return read_run(workdir, trust)
+
+
+def own_code(entry: Entry, config: Config) -> dict[str, str]:
+    """Returns the files of a user's own code that an entry is trained with: "code.FILE" -> SHA-256.
+
+    They are those of its method, and of each "module:function" that it names; modules that these
+    import are not looked at.
+    """
+    files = set()
+    if is_own(entry.method):
+        for part in entry.method.split("+"):
+            if part in METHODS and is_own(part):
+                files.add(_file_of(METHODS[part]))
+    for name in named_code({entry.label: entry}, {entry.label: as_run(entry, config)}):
+        files.add(getattr(sys.modules.get(name.partition(":")[0]), "__file__", None))
+    sums = {}
+    for file in sorted(filter(None, files)):
+        with contextlib.suppress(OSError):  # code of a notebook is in no file
+            sums[f"{CODE}{Path(file).name}"] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return sums
+
+
+def _file_of(factory: Any) -> str | None:
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    with contextlib.suppress(TypeError):  # an object that has no source
+        return inspect.getsourcefile(inspect.unwrap(factory))
+    return None
 
 
 def _register(noted: Mapping[str, Any], trust: bool) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from fedjax_ht.report.bad_clients import place_of
 from fedjax_ht.report.figures import save
 from fedjax_ht.report.maps import remember_map
 from fedjax_ht.report.plots import image_grid
+from fedjax_ht.runner.own_methods import own_code
 from fedjax_ht.runner.signals import Interrupted
 from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.history import Row, by_trial, is_over, run_rounds
@@ -93,6 +94,7 @@ def train_entry(
     if is_primary() and _rounds_done(state) < config.rounds:
         listeners.stage(_compiling(label, experiment, config))
     course = _Course(label, experiment, config, folder, checkpointer, listeners, caught, writes)
+    course.programs = environment() | own_code(experiment.entries[label], config)
     course.saved = _rounds_done(state)
     course.divergence = Divergence(experiment.dataset.num_classes, history)
     state, history = run_rounds(
@@ -112,7 +114,7 @@ def train_entry(
         course.save(state, history)
     checkpointer.wait()
     if writes:  # the run may have ended last time between a checkpoint and this note
-        remember_rounds(folder, state.round, environment())
+        remember_rounds(folder, state.round, course.programs)
     course.write(history)
     stop_if_signalled(caught)
     if config.report.maps != "none":
@@ -139,6 +141,7 @@ class _Course:
     listeners: Listeners
     caught: Sequence[int]
     writes: bool
+    programs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # that train it
     saved: int = -1  # round of the newest checkpoint
     written: int = 0  # rows in the files
     warned: set[tuple[int, str]] = dataclasses.field(default_factory=set)  # trial and warning
@@ -154,7 +157,7 @@ class _Course:
         if is_primary():
             show_server(self.label, self.experiment, state, self.folder)
             if self.writes:
-                remember_rounds(self.folder, state.round, environment())
+                remember_rounds(self.folder, state.round, self.programs)
         self.saved = state.round
 
     def show(self, row: Row) -> None:

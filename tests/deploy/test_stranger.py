@@ -66,6 +66,9 @@ def test_a_stranger_gets_nowhere(secured, tmp_path):
         client = command(tmp_path, "client", "--workdir=home0", *flags, log="client0.log")
     try:
         wait_for_line(tmp_path / "client0.log", "connected to")
+        # its first lines say what was read, as a run's do
+        first, second, *_ = (tmp_path / "client0.log").read_text().splitlines()
+        assert "images of" in first and "classes: " in second
         assert listening_ports(server.pid) == {port} and listening_ports(client.pid) == set()
         before = megabytes(server.pid)
         flower(tmp_path, port, secured)

@@ -1,5 +1,7 @@
 """The quickstart on sensor windows, and what a config with them can be told wrongly."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.experiment.build import build
 from fedjax_ht.models.registry import SENSORS
 from fedjax_ht.report.setting import setting
+from fedjax_ht.runner.evaluate import LoadedRun, print_scores
 from fedjax_ht.runner.train import train_and_evaluate
 
 
@@ -26,7 +29,18 @@ def test_persons_are_clients_and_the_second_time_tests():
     names = [bucket.name for bucket in experiment.federations["fedtgp"].buckets]
     assert tuple(names) == SENSORS[config.model.group]
     text = setting(typed_config(config), experiment)
-    assert "10 clients on har_10persons: 516 training samples, 38 to 62 a client" in text
+    assert "10 clients on har_10persons: 516 training windows, 38 to 62 a client" in text
+
+
+def test_a_client_is_scored_on_windows(capsys):
+    """`evaluate` names samples as the data set does: they are no images."""
+    experiment = build(quickstart_sensors.get_config())
+    accuracy, counts = {"test": {"head": np.full(10, 0.5)}}, {"test": np.full(10, 7)}
+    evaluation = SimpleNamespace(accuracy=accuracy, counts=counts)
+    simulation = SimpleNamespace(evaluate=lambda state, clients: [evaluation])
+    run = LoadedRun(experiment, simulation, SimpleNamespace(round=3), "local")
+    print_scores(run, client=2, trial=0)
+    assert capsys.readouterr().out.endswith("  test accuracy by head: 50.00 % of 7 windows\n")
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,20 @@ def test_rows_of_different_versions_are_named(tmp_path):
     assert not result.mixed and "versions" in result.shared
 
 
+def test_own_code_that_changed_between_rows_is_named(tmp_path):
+    def by(sums):
+        versions = VERSIONS | {f"code.{file}": value for file, value in sums.items()}
+        return lambda identity: dataclasses.replace(identity, versions=(versions,))
+
+    histories = {"local": rows(0.1, 0.5, 0.6), "fedssa": rows(0.1, 0.5, 0.7)}
+    config = config_of("local", "fedssa")
+    changes = {"local": by({"mine.py": "a"}), "fedssa": by({"mine.py": "b", "other.py": "c"})}
+    result = shown(config, histories, tmp_path, changes)
+    assert result.headline.endswith("one trial. mine.py changed between the rows that it trained.")
+    result = shown(config, histories, tmp_path, {"fedssa": by({"other.py": "c"})})
+    assert result.headline.endswith("one trial.")  # of a library's method there is no own code
+
+
 def test_config_json_vouches_for_the_entries_of_an_earlier_version(tmp_path):
     histories = {"local": rows(0.1, 0.5, 0.6), "fedssa": rows(0.1, 0.5, 0.7)}
     changes = dict.fromkeys(histories, lambda identity: None)

@@ -52,7 +52,7 @@ def entries_shown(experiment, histories):
         histories=histories,
         unequal={},
         shared="All rows share the split.",
-        mixed=False,
+        mixed="",
     )
 
 

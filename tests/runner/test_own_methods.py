@@ -1,5 +1,6 @@
 """A run of a method of the user's own is shown and evaluated again, where its code is trusted."""
 
+import hashlib
 import json
 import shutil
 import sys
@@ -58,6 +59,14 @@ def trained(tmp_path_factory, tiny_config):
         train_and_evaluate(config, folder / "run", config_file=absolute(str(file)))
     forget()
     return folder
+
+
+def test_an_entry_notes_the_checksum_of_the_code_that_trained_it(trained):
+    (folder,) = (trained / "run").glob("beside*")
+    (versions,) = json.loads((folder / "identity.json").read_text())["versions"]
+    content = (trained / "own" / "method_beside.py").read_bytes()
+    assert versions["code.method_beside.py"] == hashlib.sha256(content).hexdigest()
+    assert [name for name in versions if name.startswith("code.")] == ["code.method_beside.py"]
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
 """Refuses tables whose columns are plausibly not what they are taken for.
 
-A column that counts the rows, or that is the label in other words, gives the answer away; a label
-with about as many classes as rows is no label.
+A column that counts the rows, grows with them, or is the label in other words gives the answer
+away; a label with about as many classes as rows is no label.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -21,7 +22,7 @@ _INDEX = ("id", "idx", "index", "no", "nr", "number", "row", "key", "uid", "uuid
 def refuse_giveaways(
     roles: Roles, inputs: np.ndarray, labels: np.ndarray, counts: Sequence[int]
 ) -> tuple[str, ...]:
-    """Refuses a table with a feature that counts its rows or decides the label.
+    """Refuses a table with a feature that counts its rows, grows with them or decides the label.
 
     Args:
       roles: of the columns; features that are named one by one are meant.
@@ -37,13 +38,13 @@ def refuse_giveaways(
     """
     lines = []
     for name, column in zip(roles.features, inputs.T):
-        in_files = [_counting(name, part) for part in np.split(column, np.cumsum(counts)[:-1])]
-        reason = _counting(name, column) or (all(in_files) and in_files[0])
+        in_files = [_numbering(name, part) for part in np.split(column, np.cumsum(counts)[:-1])]
+        reason = _numbering(name, column) or (all(in_files) and in_files[0])
         if not reason and len(roles.features) > 1:
-            reason = _deciding(column, labels)
+            reason = _deciding(column, labels) or _marking(column, labels)
         if reason and not roles.are_named:
             raise ValueError(f"column {name!r} {reason}; {leave_out(name)}")
-        if reason := reason or _hinting(column, labels):
+        if reason:
             lines.append(f"feature {name!r} {reason}")
     return tuple(lines)
 
@@ -112,6 +113,11 @@ def class_lines(name: str, labels: np.ndarray, class_names: Sequence[str]) -> tu
     return tuple(lines)
 
 
+def _numbering(name: str, column: np.ndarray) -> str:
+    """Says that a column tells the place of a row in its file; or ""."""
+    return _counting(name, column) or _growing(column)
+
+
 def _counting(name: str, column: np.ndarray) -> str:
     """Says that a column numbers the rows: in order, in another order, or by its name; or ""."""
     count = len(column)
@@ -127,19 +133,30 @@ def _counting(name: str, column: np.ndarray) -> str:
     return ""
 
 
-def _hinting(column: np.ndarray, labels: np.ndarray) -> str:
-    """Says that a column grows from row to row, or marks one class; or ""."""
+def _growing(column: np.ndarray) -> str:
+    """Says that a column grows, or falls, from row to row; or ""."""
     if len(column) < _FEWEST:
         return ""
-    if (np.diff(column) > 0).all():
+    steps = np.diff(column)
+    if (steps > 0).all():
         return "grows from row to row, as a time or an index does"
+    if (steps < 0).all():
+        return "falls from row to row, as a time or an index that counts down does"
+    return ""
+
+
+def _marking(column: np.ndarray, labels: np.ndarray) -> str:
+    """Says that a column marks one class, beyond chance; or ""."""
     values, places = np.unique(column, return_inverse=True)
     if len(values) != 2:
         return ""
-    for label in np.unique(labels):
+    for label, count in zip(*np.unique(labels, return_counts=True)):
         is_label = labels == label
         if np.array_equal(places == 1, is_label) or np.array_equal(places == 0, is_label):
-            return "has one value where the label is one class, and another everywhere else"
+            # as many rows drawn from all would be those of the class so often
+            chance = 1 / math.comb(len(labels), int(count))
+            if chance < _CHANCE:
+                return "has one value where the label is one class, and another everywhere else"
     return ""
 
 
