@@ -38,8 +38,11 @@ def refuse_giveaways(
     """
     lines = []
     for name, column in zip(roles.features, inputs.T):
-        in_files = [_numbering(name, part) for part in np.split(column, np.cumsum(counts)[:-1])]
-        reason = _numbering(name, column) or (all(in_files) and in_files[0])
+        reason = _numbering(name, column)
+        if not reason and len(counts) > 1:
+            parts = np.split(column, np.cumsum(counts)[:-1])
+            in_files = [_numbering(name, part) for part in parts]
+            reason = in_files[0] if all(in_files) else ""
         if not reason and len(roles.features) > 1:
             reason = _deciding(column, labels) or _marking(column, labels)
         if reason and not roles.are_named:
@@ -147,12 +150,12 @@ def _growing(column: np.ndarray) -> str:
 
 def _marking(column: np.ndarray, labels: np.ndarray) -> str:
     """Says that a column marks one class, beyond chance; or ""."""
-    values, places = np.unique(column, return_inverse=True)
-    if len(values) != 2:
+    is_high, is_low = column == column.max(), column == column.min()
+    if not (is_high ^ is_low).all():
         return ""
     for label, count in zip(*np.unique(labels, return_counts=True)):
         is_label = labels == label
-        if np.array_equal(places == 1, is_label) or np.array_equal(places == 0, is_label):
+        if np.array_equal(is_high, is_label) or np.array_equal(is_low, is_label):
             # as many rows drawn from all would be those of the class so often
             chance = 1 / math.comb(len(labels), int(count))
             if chance < _CHANCE:
@@ -162,10 +165,9 @@ def _marking(column: np.ndarray, labels: np.ndarray) -> str:
 
 def _deciding(column: np.ndarray, labels: np.ndarray) -> str:
     """Says that equal values of a column always have the same label, beyond chance; or ""."""
-    values, places = np.unique(column, return_inverse=True)
-    order = np.argsort(places, kind="stable")
-    ordered, places = labels[order], places[order]
-    again = places[1:] == places[:-1]
+    order = np.argsort(column, kind="stable")  # once: of many rows this takes the time
+    ordered, column = labels[order], column[order]
+    again = column[1:] == column[:-1]
     if not again.any() or (ordered[1:] != ordered[:-1])[again].any():
         return ""
     classes = np.unique(labels)
@@ -173,9 +175,10 @@ def _deciding(column: np.ndarray, labels: np.ndarray) -> str:
     same = np.square(np.bincount(labels) / len(labels)).sum()
     if len(classes) < 2 or np.count_nonzero(again) * np.log(same) > np.log(_CHANCE):
         return ""
-    is_other_name = len(values) == len(classes)
-    is_whole = bool((values == np.floor(values)).all())
+    count = 1 + np.count_nonzero(~again)
+    is_other_name = count == len(classes)
+    is_whole = bool((column == np.floor(column)).all())
     # Measured values may part classes as well; whole numbers with few values are codes or owners.
-    if not is_other_name and not (is_whole and 4 * len(values) <= len(labels)):
+    if not is_other_name and not (is_whole and 4 * count <= len(labels)):
         return ""
-    return f"decides the label: each of its {len(values)} values has rows of one class alone"
+    return f"decides the label: each of its {count} values has rows of one class alone"
