@@ -203,6 +203,7 @@ def _check_kind(name: str, shape: InputShape) -> None:
         if not is_array(shape):
             raise ValueError(
                 f"model group {name!r} needs one float array; a sample is {described(shape)}"
+                f"{_suited(shape)}"
             )
     elif name not in SENSORS and name not in TEXT_GROUPS:
         _check_image(name, shape)
@@ -212,8 +213,17 @@ def _check_image(name: str, shape: InputShape) -> None:
     if not is_image(shape):
         raise ValueError(
             f"model group {name!r} needs images, float [H, W, 1 or 3]; a sample is "
-            f"{described(shape)}"
+            f"{described(shape)}{_suited(shape)}"
         )
+
+
+def _suited(shape: InputShape) -> str:
+    """Writes "; take 'mlp2'": groups for samples that are no images."""
+    if isinstance(shape, jax.ShapeDtypeStruct):
+        return "; take 'htfe_txt2' or another group for texts"
+    if not is_array(shape):
+        return ""
+    return "; take 'htfe_sen2' or 'mlp2'" if len(shape) == 2 else "; take 'mlp2'"
 
 
 def _check_length(name: str, shape: InputShape, modules: Modules) -> None:

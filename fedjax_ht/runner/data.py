@@ -6,9 +6,9 @@
 
 A download that was cut off goes on where it stopped, by the same command. Runs read what was
 downloaded by --config.dataset.name=NAME --config.dataset.data_dir=DIR. `show` prints what a run
-would
-read: samples, classes, sets, columns, and what was left out or converted; and writes a page with
-twenty samples, the classes by set and the values. Its flags are a config's dataset.label and so on.
+would read: samples, classes, sets, columns, and what was left out or converted; and writes a page
+with twenty samples, the classes by set and the values. Its flags are a config's dataset.label and
+so on.
 """
 
 import re

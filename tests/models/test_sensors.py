@@ -148,13 +148,28 @@ def test_the_shortest_windows_of_which_something_is_left(name):
         (
             "htfe2",
             (128, 9),
-            "model group 'htfe2' needs images, float [H, W, 1 or 3]; a sample is (128, 9)",
+            "model group 'htfe2' needs images, float [H, W, 1 or 3]; a sample is (128, 9); take "
+            "'htfe_sen2' or 'mlp2'",
         ),
-        ("htm10", (256, 3, 9), "needs images, float [H, W, 1 or 3]; a sample is (256, 3, 9)"),
-        ("cnn4", TOKENS, "needs images, float [H, W, 1 or 3]; a sample is int32 (200,)"),
-        ("cnn5", [128, 9], "needs images, float [H, W, 1 or 3]; a sample is (128, 9)"),
-        ("conv4", (128, 9), "needs images, float [H, W, 1 or 3]; a sample is (128, 9)"),
-        ("mlp2", TOKENS, "model group 'mlp2' needs one float array; a sample is int32 (200,)"),
+        (
+            "htm10",
+            (256, 3, 9),
+            "needs images, float [H, W, 1 or 3]; a sample is (256, 3, 9); take 'mlp2'",
+        ),
+        ("cnn4", (4,), "needs images, float [H, W, 1 or 3]; a sample is (4,); take 'mlp2'"),
+        (
+            "cnn4",
+            TOKENS,
+            "a sample is int32 (200,); take 'htfe_txt2' or another group for texts",
+        ),
+        ("cnn5", [128, 9], "a sample is (128, 9); take 'htfe_sen2' or 'mlp2'"),
+        ("conv4", (128, 9), "a sample is (128, 9); take 'htfe_sen2' or 'mlp2'"),
+        (
+            "mlp2",
+            TOKENS,
+            "model group 'mlp2' needs one float array; a sample is int32 (200,); take 'htfe_txt2' or "
+            "another group for texts",
+        ),
     ],
     ids=str,
 )

@@ -9,7 +9,6 @@ from absl import flags
 from fedjax_ht.configs import shipped
 from fedjax_ht.configs.base import typed_config
 from fedjax_ht.runner.config_files import define_config, read_config_file
-from fedjax_ht.runner.field_values import to_tuple
 from tests.runs import ROOT
 
 
@@ -63,7 +62,6 @@ def test_flags_set_the_fields_of_a_config():
 )
 def test_entries_need_no_quotes(text, entries):
     assert parsed("--config=quickstart", f"--config.compare={text}").compare == entries
-    assert to_tuple(text) == entries
 
 
 def test_the_last_config_and_the_last_value_count():

@@ -8,64 +8,12 @@ import sys
 import pytest
 
 from fedjax_ht.configs.base import base_config
-from fedjax_ht.core.docstrings import documented_by, meanings
-from fedjax_ht.core.names import nearest
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.methods import METHODS
 from fedjax_ht.runner import list as listing
 from fedjax_ht.runner import listed_options
 from fedjax_ht.runner.config_files import paths
 from tests.runs import ROOT
-
-
-def base(weight, steps):
-    """Averages.
-
-    Args:
-      weight: weight of the mean, which
-        goes on.
-      steps: steps of a round: ten.
-      **more: others.
-
-    Raises:
-      ValueError: weight is negative.
-    """
-
-
-@documented_by(base)
-def passing(steps, **more):
-    """Passes options on.
-
-    Args:
-      steps: steps of its own.
-    """
-
-
-def test_meanings_are_the_entries_of_docstrings():
-    assert meanings(base) == {
-        "weight": "weight of the mean, which goes on.",
-        "steps": "steps of a round: ten.",
-        "**more": "others.",
-    }
-    expected = {**meanings(base), "steps": "steps of its own."}
-    assert meanings(functools.partial(passing, steps=1)) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "known"),
-    [
-        ("lr", "training.learning_rate"),
-        ("training.LR", "training.learning_rate"),
-        ("evaluate.bs", "evaluate.batch_size"),
-        ("decay", "training.weight_decay"),
-        ("clients", "partition.num_clients"),
-        ("trainig.epochs", "training.epochs"),
-        ("num_epochs", "training.epochs"),
-        ("zzz", None),
-    ],
-)
-def test_a_field_that_was_meant(name, known):
-    assert nearest(name, list(paths(base_config()))) == known
 
 
 @pytest.mark.parametrize("name", [*METHODS, "fedrolex+dfrd"])

@@ -171,7 +171,7 @@ def _column(
     role: str, chosen: str, columns: Sequence[str], candidates: Sequence[str], name: str
 ) -> str:
     """The column of the labels or groups: the one that is named, or that has a usual name."""
-    known = f"the columns are {listed(columns, most=20)}"
+    known = f"the columns are {listed([column or repr(column) for column in columns], most=20)}"
     if chosen and chosen not in columns:
         raise ValueError(unknown("column", chosen, columns, known))
     if chosen:
