@@ -69,8 +69,9 @@ class Mutant(NamedTuple):
 
 
 def copy_of_tree(folder: Path) -> Path:
-    """Copies the files that git knows, as they are now, into `folder`."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    """Copies the files that git does not ignore, as they are now, into `folder`."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     for name in filter(None, listed.stdout.decode().split("\0")):
         if (ROOT / name).is_file():
             target = folder / name

@@ -28,9 +28,9 @@ earlier runs as they were: `completed` relies on it."""
 MAP = "features.npz"  # of an entry, see report/maps.py
 IDENTITY = "identity.json"  # of an entry, see identity.py
 
-OWN_METHODS = "own_methods"
-"""The note of a run with methods of a user's own: the name of each -> "FILE[:ARGUMENT]" of the
-config that registers it, None where that is not known."""
+OWN = ("own_methods", "own_partitions")
+"""The notes of a run with methods or a partition of a user's own: the name of each ->
+"FILE[:ARGUMENT]" of the config that registers it, None where that is not known."""
 
 # Fields that name the entries and their settings: those are recorded entry by entry.
 NAMING = ("method", "compare", "entries", "given", "tuned", "tuned_on", "searched")
@@ -62,7 +62,7 @@ def remember_config(
       entries: that it trains now.
       workdir: the run's folder.
       prints: what `fingerprints` returned for the data, `weights.checksums` as "weights", and the
-        note `OWN_METHODS`.
+        notes of `OWN`.
       writes: False checks alone.
 
     Raises:
@@ -95,9 +95,10 @@ def checked_fields(
             check_generator(noted.get("random", {}), str(workdir))
         weights = noted.get("weights", {}) | weights
     about = {"version": VERSION, "random": random_generator(), **prints}
-    own_methods = {**noted.get(OWN_METHODS, {}), **prints.get(OWN_METHODS, {})}
-    if own_methods:
-        about[OWN_METHODS] = own_methods
+    for note in OWN:
+        files = {**noted.get(note, {}), **prints.get(note, {})}
+        if files:
+            about[note] = files
     if weights:
         about["weights"] = weights
     return fields | {"entries": list((before | now).values()), "run": about}

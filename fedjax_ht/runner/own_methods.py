@@ -1,22 +1,23 @@
-"""Knows the methods of a user's own again that a run was trained with, by the config file that
-registers them; and the code of a user's own that trained an entry, by its checksum."""
+"""Knows the methods and partitions of a user's own again that a run was trained with, by the config
+file that registers them; and the code of a user's own that trained an entry, by its checksum."""
 
 import contextlib
 import functools
 import hashlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import refuse_links
+from fedjax_ht.data.partition.registry import LIBRARY, PARTITIONS, PLANS
 from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.entries import Entry, as_run
 from fedjax_ht.experiment.environment import CODE
 from fedjax_ht.experiment.json_files import naming, read_json
-from fedjax_ht.experiment.run_folder import OWN_METHODS, read_run
+from fedjax_ht.experiment.run_folder import OWN, read_run
 from fedjax_ht.experiment.settle import named_code
 from fedjax_ht.methods import METHODS, is_own, method_factory
 from fedjax_ht.runner.cli import BadConfigFile
@@ -29,31 +30,35 @@ def read_trusted_run(workdir: Path, trust: bool) -> tuple[Config, Experiment]:
     Args:
       workdir: the folder, which may come from anybody.
       trust: True lets code that its config.json names be run: each "module:function", and the
-        config files that register its own methods.
+        config files that register its own methods and partitions.
 
     Raises:
-      ValueError, OSError: as of `read_run`, or a method is not registered. One line.
+      ValueError, OSError: as of `read_run`, or a method or partition is not registered. One line.
     """
     if (workdir / "config.json").exists():
         refuse_links(workdir)
         content = read_json(workdir / "config.json")
         with naming(workdir / "config.json"):
-            noted = dict(content.get("run", {}).get(OWN_METHODS, {}))
-        _register(noted, trust)
+            notes = {note: dict(content.get("run", {}).get(note, {})) for note in OWN}
+        for note, noted in notes.items():
+            _register(note, noted, trust)
     return read_run(workdir, trust)
 
 
 def own_code(entry: Entry, config: Config) -> dict[str, str]:
     """Returns the files of a user's own code that an entry is trained with: "code.FILE" -> SHA-256.
 
-    They are those of its method, and of each "module:function" that it names; modules that these
-    import are not looked at.
+    They are those of its method and of the partition, and of each "module:function" that it names;
+    modules that these import are not looked at.
     """
     files = set()
     if is_own(entry.method):
         for part in entry.method.split("+"):
             if part in METHODS and is_own(part):
                 files.add(_file_of(METHODS[part]))
+    kind = config.partition.kind
+    if kind not in LIBRARY:
+        files.add(_file_of((PLANS | PARTITIONS).get(kind)))
     for name in named_code({entry.label: entry}, {entry.label: as_run(entry, config)}):
         files.add(getattr(sys.modules.get(name.partition(":")[0]), "__file__", None))
     sums = {}
@@ -71,35 +76,46 @@ def _file_of(factory: Any) -> str | None:
     return None
 
 
-def _register(noted: Mapping[str, Any], trust: bool) -> None:
-    """Runs the config files that register the methods of a note; those that are registered need
+def own_names(entries: Iterable[Entry], config: Config) -> dict[str, list[str]]:
+    """Returns the names of a run that a user has registered, by the note of `run_folder.OWN`."""
+    kind = config.partition.kind
+    methods = [entry.method for entry in entries if is_own(entry.method)]
+    return dict(zip(OWN, (methods, [] if kind in LIBRARY else [kind])))
+
+
+def _register(note: str, noted: Mapping[str, Any], trust: bool) -> None:
+    """Runs the config files that register the names of a note; those that are registered need
     none."""
-    for method, named in noted.items():
-        if _is_registered(method):
+    kind = note.removeprefix("own_")
+    for name, file in noted.items():
+        if _is_registered(note, name):
             continue
-        if named is None:
+        registry = "METHODS" if kind == "methods" else "PARTITIONS"
+        if file is None:
             raise ValueError(
-                f"{method} is none of the library's methods, and the run has noted no config file "
-                "that registers it; register it in METHODS, and call "
+                f"{name} is none of the library's {kind}, and the run has noted no config file "
+                f"that registers it; register it in {registry}, and call "
                 "fedjax_ht.runner.report.show or fedjax_ht.runner.evaluate.load_run"
             )
         if not trust:
             raise ValueError(
-                f"{method} is none of the library's methods: {named} registers it; if you know "
+                f"{name} is none of the library's {kind}: {file} registers it; if you know "
                 "whose code that is, let it run by --trust, from Python by trust=True"
             )
-        _run_config(method, str(named))
-        if not _is_registered(method):
-            raise ValueError(f"{named} does not register the method {method!r} in METHODS any more")
+        _run_config(name, str(file))
+        if not _is_registered(note, name):
+            raise ValueError(f"{file} does not register {name!r} in {registry} any more")
 
 
-def _is_registered(method: str) -> bool:
+def _is_registered(note: str, name: str) -> bool:
+    if note == "own_partitions":
+        return name in PLANS or name in PARTITIONS
     with contextlib.suppress(ValueError):
-        return is_own(method) and method_factory(method) is not None
+        return is_own(name) and method_factory(name) is not None
     return False
 
 
-def _run_config(method: str, named: str) -> None:
+def _run_config(name: str, named: str) -> None:
     """Runs a config file where the run has noted it, else one of its name in the current folder."""
     file, colon, argument = named.partition(":")
     for path in (Path(file), Path(Path(file).name)):
@@ -107,9 +123,8 @@ def _run_config(method: str, named: str) -> None:
             try:
                 read_config_file(f"{path}{colon}{argument}")
             except BadConfigFile as error:
-                raise ValueError(f"{method} cannot be registered: {error}") from error
+                raise ValueError(f"{name} cannot be registered: {error}") from error
             return
     raise FileNotFoundError(
-        f"no {file}, which registers the method {method!r}; put it there, or into the current "
-        "folder"
+        f"no {file}, which registers {name!r}; put it there, or into the current folder"
     )

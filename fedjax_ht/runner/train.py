@@ -26,10 +26,9 @@ from fedjax_ht.experiment.identity import (
 )
 from fedjax_ht.experiment.json_files import write_json
 from fedjax_ht.experiment.notes import notes
-from fedjax_ht.experiment.run_folder import OWN_METHODS, VERSION, checked_fields, version_of
+from fedjax_ht.experiment.run_folder import VERSION, checked_fields, version_of
 from fedjax_ht.experiment.run_lock import is_primary, locked
 from fedjax_ht.experiment.weights import checksums
-from fedjax_ht.methods import is_own
 from fedjax_ht.report import plots
 from fedjax_ht.report.bad_clients import why_silent
 from fedjax_ht.report.compared import Compared, compared
@@ -39,6 +38,7 @@ from fedjax_ht.report.map_plot import write_maps
 from fedjax_ht.report.page import Page, results, text_of, write_page
 from fedjax_ht.report.report import write_report
 from fedjax_ht.report.setting import repeat, setting
+from fedjax_ht.runner.own_methods import own_names
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.train_entry import Listeners, ProgressFn, train_entry
 from fedjax_ht.simulation.history import Row
@@ -193,8 +193,9 @@ def _begin(
     weights = [as_run(entry, config).model.weights for entry in entries]
     sums = checksums([*weights, *files_of(config.devices_profile)])
     prints = fingerprints(experiment.dataset, experiment.partitions) | {"weights": sums}
-    own_methods = [entry.method for entry in entries if is_own(entry.method)]
-    prints |= {OWN_METHODS: dict.fromkeys(own_methods, config_file)}
+    for note, names in own_names(entries, config).items():
+        if names:
+            prints |= {note: dict.fromkeys(names, config_file)}
     version = version_of(workdir)
     fields = checked_fields(config, entries, workdir, prints)
     identities = identities_of(entries, config, fields["run"])

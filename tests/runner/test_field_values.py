@@ -6,7 +6,7 @@ from fedjax_ht.runner.field_values import WordsParser, split_words, to_tuple
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "entries"),
     [
         ("a,b", ["a", "b"]),
         (" a , b,", ["a", "b"]),
@@ -19,9 +19,9 @@ from fedjax_ht.runner.field_values import WordsParser, split_words, to_tuple
         ("", []),
     ],
 )
-def test_words_are_split_at_commas_outside_brackets_and_quotes(text, words):
-    assert split_words(text) == words == WordsParser().parse(text)
-    assert WordsParser().parse(words) == words
+def test_words_are_split_at_commas_outside_brackets_and_quotes(text, entries):
+    assert split_words(text) == entries == WordsParser().parse(text)
+    assert WordsParser().parse(entries) == entries
 
 
 @pytest.mark.parametrize("text", ["a=(1,b", "a=1),b", "a person's,b", "a=[1,(2],b"])

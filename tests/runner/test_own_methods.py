@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from fedjax_ht.configs.base import typed_config
+from fedjax_ht.data.partition import PARTITIONS
 from fedjax_ht.methods import METHODS, is_own, local
 from fedjax_ht.runner import cli, train
 from fedjax_ht.runner.config_files import absolute, read_config_file
@@ -17,23 +18,31 @@ from fedjax_ht.runner.report import show
 from fedjax_ht.runner.train import train_and_evaluate
 
 METHOD = """
+import numpy as np
 import fedjax_ht as fl
 
 def beside(training, weight: fl.NonNegative = 1.0):
     return fl.local(training)._replace(name="beside")
+
+def in_turn(dataset, num_clients, rng):
+    parts = [np.arange(i, len(dataset.labels), num_clients) for i in range(num_clients)]
+    return tuple(fl.ClientIndices(part[2:], part[:0], part[:2]) for part in parts)
 """
 CONFIG = """
 import fedjax_ht as fl
-from fedjax_ht.configs.base import method_config
-from method_beside import beside
+from fedjax_ht.configs.base import method_config, partition_config
+from fedjax_ht.data.partition import PARTITIONS
+from method_beside import beside, in_turn
 from tests.runs import config_of
 
 {register}
+PARTITIONS["in_turn"] = in_turn
 
 def get_config(argument=None):
     import method_beside  # at any time, while the file is read
     config = config_of("{tiny}")
     config.method, config.compare = method_config("beside"), ()
+    config.partition = partition_config("in_turn", config.partition.num_clients)
     config.rounds = 1
     return config
 """
@@ -42,6 +51,7 @@ REGISTER = 'fl.METHODS["beside"] = beside'
 
 def forget():
     METHODS.pop("beside", None)
+    PARTITIONS.pop("in_turn", None)
     sys.modules.pop("method_beside", None)
 
 
@@ -84,6 +94,7 @@ def run(trained, written, tmp_path):
     content = (folder / "config.json").read_text()
     noted = str((trained / "own" / "own.py").resolve())
     assert json.loads(content)["run"]["own_methods"] == {"beside": noted}
+    assert json.loads(content)["run"]["own_partitions"] == {"in_turn": noted}
     (folder / "config.json").write_text(content.replace(noted, str(written)))
     return folder
 
@@ -93,7 +104,7 @@ def test_a_config_imports_the_modules_beside_it(written, monkeypatch, tmp_path):
     path = list(sys.path)
     assert read_config_file("own/own.py").method.name == "beside" and sys.path == path
     forget()
-    with pytest.raises(cli.BadConfigFile, match="line 4: ModuleNotFoundError"):
+    with pytest.raises(cli.BadConfigFile, match="line 5: ModuleNotFoundError"):
         shutil.move("own/method_beside.py", "method_beside.py")
         read_config_file("own/own.py")
 
@@ -110,6 +121,14 @@ def test_a_run_is_known_again_where_it_is_trusted(run, written):
     assert "* beside: at its defaults" in text
 
 
+def test_a_partition_of_ones_own_is_known_again_too(run, written, monkeypatch):
+    monkeypatch.setitem(METHODS, "beside", local.local)
+    line = rf"in_turn is none of the library's partitions: {written} registers it; .* by --trust"
+    with pytest.raises(ValueError, match=line):
+        load_run(run)
+    assert load_run(run, trust=True).experiment.partitions[0][1].test.tolist() == [1, 5]
+
+
 def test_a_registered_method_needs_no_trust(run, written):
     read_config_file(str(written))
     assert load_run(run).state.round == 1
@@ -118,9 +137,7 @@ def test_a_registered_method_needs_no_trust(run, written):
 def test_a_config_file_that_has_moved_is_looked_for_here(run, written, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     moved = written.rename(written.with_name("gone.py"))
-    with pytest.raises(
-        FileNotFoundError, match=r"own\.py, which registers the method 'beside'; put"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"own\.py, which registers 'beside'; put"):
         read_trusted_run(run, trust=True)
     shutil.copy(moved, "own.py")
     shutil.copy(moved.with_name("method_beside.py"), "method_beside.py")
@@ -129,7 +146,7 @@ def test_a_config_file_that_has_moved_is_looked_for_here(run, written, tmp_path,
 
 @pytest.mark.parametrize(
     ("register", "line"),
-    [("", r"own\.py does not register the method 'beside' in METHODS any more"), ("1 / 0", "Zero")],
+    [("", r"own\.py does not register 'beside' in METHODS any more"), ("1 / 0", "Zero")],
 )
 def test_a_config_file_that_registers_it_no_more_is_named(
     run, written, tiny_config, register, line

@@ -54,6 +54,8 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
     "given": given,
 }
 
+LIBRARY = frozenset([*PLANS, *PARTITIONS])
+"""The library's own partitions; a user registers others in the two above."""
 
 TRIES = 10  # draws of a split that a message may name
 
