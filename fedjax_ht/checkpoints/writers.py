@@ -11,7 +11,7 @@ from fedjax_ht.core.csv_text import csv_text
 from fedjax_ht.core.files import atomic_open, named, plain_open
 
 HistoryRow = dict[str, Any]
-PER_CLIENT = ("clients", "client_ids")
+PER_CLIENT = ("clients", "accuracy_samples", "client_ids")
 FILES = ("metrics.csv", "metrics.jsonl", "clients.csv")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.report.document import Document, Folded, Paragraph
+from fedjax_ht.report.gains import Gains
 from fedjax_ht.report.results import GLOBAL, NOTE, PARTICIPANTS
 from fedjax_ht.report.rows import after_start, mean, tops_of, values
 from fedjax_ht.report.table import Table, human_bytes, human_count, human_flops, table_of
@@ -258,16 +259,35 @@ def explanation(with_server: bool, several: bool) -> str:
     return f"{accuracy}. {costs}. {seconds}. {client}."
 
 
-def write_csv(lines: Mapping[str, Line], target: float, path: Path) -> Path:
-    """Writes a row for each entry, shares in [0, 1]; cells of a target not reached are empty."""
+def write_csv(
+    lines: Mapping[str, Line],
+    target: float,
+    path: Path,
+    *,
+    gains: Mapping[str, Gains] | None = None,
+) -> Path:
+    """Writes a row for each entry, shares in [0, 1]; cells of a target not reached are empty.
+
+    Args:
+      lines: label of an entry -> its line.
+      target: the accuracy that costs are counted to, in [0, 1].
+      path: of the CSV.
+      gains: label of an entry -> its clients' gains, in columns gain_...; cells of other entries
+        are empty, and without gains there are no such columns.
+    """
     fields = list(Line._fields)
     fields.remove("cost")  # its own fields stand at the end
     head = ["method", "target", *fields, *(f"{field}_to_target" for field in Cost._fields)]
+    if gains:
+        head += [f"gain_{field}" for field in Gains._fields]
     rows = []
     for label, line in lines.items():
         cells = line._asdict() | {"best_rounds": " ".join(map(str, line.best_rounds))}
         cost = cells.pop("cost") or [""] * len(Cost._fields)
-        rows.append(list(map(str, [label, target, *cells.values(), *cost])))
+        row = [label, target, *cells.values(), *cost]
+        if gains:
+            row += gains.get(label, [""] * len(Gains._fields))
+        rows.append(list(map(str, row)))
     with atomic_open(path) as file:
         file.write(Table(head, rows).csv())
     return path

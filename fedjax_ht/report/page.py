@@ -10,6 +10,7 @@ from fedjax_ht.experiment.json_files import naming, read_json
 from fedjax_ht.report.compared import Compared
 from fedjax_ht.report.costs import Aim, costs
 from fedjax_ht.report.document import Block, Bullets, Document, Paragraph
+from fedjax_ht.report.gains import gain_table
 from fedjax_ht.report.report import entry_settings
 from fedjax_ht.report.results import run_results
 from fedjax_ht.report.run_warnings import to_watch
@@ -74,4 +75,5 @@ def text_of(shown: Compared, aim: Aim | None) -> Document:
         blocks.append(Paragraph(shown.shared))
     if aim is not None and shown.compares:
         blocks.append(differences_to(shown.baseline, shown.histories))
+        blocks.append(gain_table(shown.histories))
     return Document([*blocks, entry_settings(shown.entries)])

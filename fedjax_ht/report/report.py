@@ -15,6 +15,7 @@ from fedjax_ht.report import html_page
 from fedjax_ht.report.compared import Compared
 from fedjax_ht.report.document import Bullets, Document, Paragraph, folded
 from fedjax_ht.report.figures import FEW
+from fedjax_ht.report.gains import gain_table
 from fedjax_ht.report.map_plot import one_space
 from fedjax_ht.report.maps import load_map
 from fedjax_ht.report.plots import ROOM
@@ -67,6 +68,7 @@ def write_report(
         result += html_page.caption(shown.shared)
     if shown.compares:
         result += differences_to(shown.baseline, histories).html()
+        result += gain_table(histories).html()
     sections = {"Result": result + watch}
     baseline = shown.baseline if shown.compares else None
     for heading, pictures in captions(histories, baseline).items():

@@ -25,6 +25,7 @@ from fedjax_ht.experiment.run_lock import is_primary
 from fedjax_ht.report.costs import Aim, costs, write_csv
 from fedjax_ht.report.curves import accuracy_and_bytes
 from fedjax_ht.report.figures import VECTOR, save
+from fedjax_ht.report.gains import client_gains
 from fedjax_ht.report.results import PARTICIPANTS
 from fedjax_ht.report.statistics import write_trials
 from fedjax_ht.runner.cli import fail
@@ -104,7 +105,8 @@ def write_comparison(config: Config, result: Result, aim: Aim, workdir: Path) ->
     lines, target, _ = costs(result.histories, *aim)
     with atomic_open(workdir / "compare.md") as file:
         file.write(result.summary + "\n")
-    sheet = write_csv(lines, target, workdir / "compare.csv")
+    gains = client_gains(result.histories)
+    sheet = write_csv(lines, target, workdir / "compare.csv", gains=gains)
     step = int(config.partition.per_trial)
     splits = [config.partition.seed + step * trial for trial in range(config.trials)]
     trials = write_trials(result.histories, config.seed, splits, workdir / "trials.csv")

@@ -27,8 +27,9 @@ def evaluation_row(
       accuracy, accuracy_weighted (by test samples), accuracy_train_weighted (by training samples,
       DFRD's L.acc), accuracy_std, accuracy_worst10, val_accuracy (with a validation set),
       train_accuracy (where it is evaluated), accuracy_<rule> for every rule,
-      global_accuracy_head (with a global model, DFRD's G.acc), clients (accuracy per client), and,
-      where only some were evaluated, client_ids.
+      global_accuracy_head (with a global model, DFRD's G.acc), clients (accuracy per client),
+      accuracy_samples (test samples per client, of which `clients` are shares), and, where only
+      some were evaluated, client_ids.
     """
     row: Row = {}
     reported = rules[0]
@@ -59,8 +60,11 @@ def _test_columns(
     }
     for rule in rules:
         row[f"accuracy_{rule}"] = summarise(by_rule[rule], counts).mean
-    clients = reported if only is None else reported[only]
+    clients, samples = reported, counts
+    if only is not None:
+        clients, samples = reported[only], counts[only]
     row["clients"] = [None if np.isnan(accuracy) else float(accuracy) for accuracy in clients]
+    row["accuracy_samples"] = [int(count) for count in samples]
     if only is not None:
         row["client_ids"] = [int(i) for i in only]
     return row
