@@ -3,8 +3,9 @@
     python docs/method_tables.py    # writes them into the page
 
 A method's module begins with "NAME (PAPER): IDEA." and an algorithm whose lines `predict:`, `up:`
-and `down:` are read here; those of `up:` and `down:` are "NUMBERS: MESSAGE". The module's `FORMS`,
-if it has such, are the values that its variants give to options that default to None.
+and `down:` are read here; those of `up:` and `down:` are "NUMBERS: MESSAGE". A line `fits:`, if
+there is one, says which federation the method is for. The module's `FORMS`, if it has such, are the
+values that its variants give to options that default to None.
 """
 
 import inspect
@@ -33,7 +34,13 @@ BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def tables() -> dict[str, str]:
     """Makes the tables, by name, in Markdown."""
-    return {"papers": papers(), "messages": messages(), "options": options(), "forms": forms()}
+    return {
+        "papers": papers(),
+        "messages": messages(),
+        "fits": fits(),
+        "options": options(),
+        "forms": forms(),
+    }
 
 
 def with_tables(text: str) -> str:
@@ -63,6 +70,12 @@ def messages() -> str:
         rows.append((f"`{name}`", *messages, beside, method.wire.server_reads))
     head = ("method", "clients send", "numbers", "clients are sent", "numbers", "metadata")
     return markdown((*head, "the server reads"), rows)
+
+
+def fits() -> str:
+    """Makes the table of the federations that methods are for, of those that say so."""
+    names = [name for name in fl.METHODS if re.search(ENTRY.format("fits"), doc_of(name), re.M)]
+    return markdown(("method", "fits"), [(f"`{name}`", entry(name, "fits")) for name in names])
 
 
 def options() -> str:

@@ -84,13 +84,17 @@ from .losses import weighted_kl as weighted_kl
 from .methods import DISTILLING as DISTILLING
 from .methods import METHODS as METHODS
 from .methods import method_factory as method_factory
+from .methods.apfl import apfl as apfl
 from .methods.dense import dense as dense
 from .methods.dfrd import dfrd as dfrd
+from .methods.ditto import ditto as ditto
 from .methods.fd import fd as fd
 from .methods.fedapen import fedapen as fedapen
 from .methods.fedavg import fedavg as fedavg
+from .methods.fedbn import fedbn as fedbn
 from .methods.fedclassavg import fedclassavg as fedclassavg
 from .methods.feddropout import feddropout as feddropout
+from .methods.feddyn import feddyn as feddyn
 from .methods.fedftg import fedftg as fedftg
 from .methods.fedgen import fedgen as fedgen
 from .methods.fedgh import fedgh as fedgh
@@ -99,7 +103,9 @@ from .methods.fedktl import fedktl as fedktl
 from .methods.fedmrl import fedmrl as fedmrl
 from .methods.fedper import fedper as fedper
 from .methods.fedproto import fedproto as fedproto
+from .methods.fedprox import fedprox as fedprox
 from .methods.fedral import fedral as fedral
+from .methods.fedrep import fedrep as fedrep
 from .methods.fedrolex import fedrolex as fedrolex
 from .methods.fedssa import fedssa as fedssa
 from .methods.fedtgp import fedtgp as fedtgp
@@ -107,6 +113,8 @@ from .methods.fml import fml as fml
 from .methods.heterofl import heterofl as heterofl
 from .methods.lg_fedavg import lg_fedavg as lg_fedavg
 from .methods.local import local as local
+from .methods.moon import moon as moon
+from .methods.scaffold import scaffold as scaffold
 from .methods.shared.averaging import client_weights as client_weights
 from .methods.shared.averaging import weighted_mean as weighted_mean
 from .methods.shared.checking import check_method as check_method

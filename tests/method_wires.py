@@ -113,6 +113,21 @@ def fedper_wire(participants, arrived, earlier) -> Sent:
     return Sent(size(arrived), size(participants))
 
 
+def model_wire(participants, arrived, earlier) -> Sent:
+    """The whole model of either architecture, both ways."""
+    sizes = {"narrow": NARROW_SIZE, "wide": WIDE_EXTRACTOR + HEAD_SIZE}
+
+    def size(ids):
+        return sum(sizes[ASSIGNMENT[i]] for i in ids)
+
+    return Sent(size(arrived), size(participants))
+
+
+def scaffold_wire(participants, arrived, earlier) -> Sent:
+    """A control variate as large as the model beside it."""
+    return Sent(*(2 * numbers for numbers in model_wire(participants, arrived, earlier)))
+
+
 def fedgh_wire(participants, arrived, earlier) -> Sent:
     return Sent(prototypes_up(arrived), HEAD_SIZE * len(participants))
 
@@ -216,6 +231,10 @@ WIRE = {
     "dense": alone_wire,
     "fedftg": alone_wire,
     "dfrd": alone_wire,
+    **dict.fromkeys(("fedprox", "feddyn", "moon", "ditto", "apfl"), model_wire),
+    "fedbn": model_wire,  # these models have no norms
+    "scaffold": scaffold_wire,
+    "fedrep": fedper_wire,
 }
 
 
@@ -251,10 +270,11 @@ def slice_metadata(sent: Sent, participants, arrived) -> Sent:
 # their number does not tell which they are: FedTGP sends all prototypes or none, FedRAL's blocks
 # and FedKD's components are known by their number.
 METADATA = {
-    **dict.fromkeys(("local", "fml", "fedapen", "dense"), beside_each()),
+    **dict.fromkeys(("local", "fml", "fedapen", "dense", "scaffold", "feddyn"), beside_each()),
     **dict.fromkeys(
         ("fedavg", "lg_fedavg", "fedper", "fedclassavg", "fedmrl", "fedral"), beside_each(up=COUNT)
     ),
+    **dict.fromkeys(("fedprox", "moon", "ditto", "apfl", "fedbn", "fedrep"), beside_each(up=COUNT)),
     "fedkd": beside_each(down=1),  # whether it is the weights or their change
     "fedgen": beside_each(up=COUNTS, down=COUNTS + 1),  # whether the generator is there
     "fedproto": index_of_rows(FEATURE_DIM, FEATURE_DIM),

@@ -14,19 +14,22 @@ Settled here:
 * Batch statistics stay with each client, as in `fedavg`.
 """
 
-import functools
 from typing import NamedTuple
 
-import jax
-
-from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.bucket import Bucket, init_variables
+from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import Metadata
+from fedjax_ht.methods.shared.architectures import (
+    extractor,
+    groups_of,
+    init_parts,
+    joined,
+    part_for,
+)
 from fedjax_ht.methods.shared.averaging import (
     Weighting,
     client_weights,
@@ -51,11 +54,7 @@ class Uplink(NamedTuple):
 
 def extractor_groups(federation: Federation) -> list[list[Bucket]]:
     """Groups the buckets whose extractors have equal parameters, by their lowest client id."""
-    groups: dict[str, list[Bucket]] = {}
-    for bucket in sorted(federation.buckets, key=federation.members):
-        model = jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))
-        groups.setdefault(str(model["params"]["base"]), []).append(bucket)
-    return list(groups.values())
+    return groups_of(federation, extractor)
 
 
 @checked
@@ -68,16 +67,10 @@ def fedper(training: LocalTraining, weighting: Weighting = "samples") -> Method:
     """
 
     def init_server(federation, key):  # an extractor for each group
-        server = []
-        for i, (bucket, *_) in enumerate(extractor_groups(federation)):
-            model = init_variables(bucket, jax.random.fold_in(key, i))
-            server.append(model["params"]["base"])
-        return server
+        return init_parts(federation, key, extractor)
 
     def broadcast(federation, bucket, server, ctx):
-        groups = extractor_groups(federation)
-        (place,) = (i for i, group in enumerate(groups) if bucket in group)
-        return server[place]
+        return part_for(federation, bucket, server, part=extractor)
 
     def receive(bucket, client, downlink, data, ctx):
         return client | {"params": client["params"] | {"base": downlink}}
@@ -89,10 +82,9 @@ def fedper(training: LocalTraining, weighting: Weighting = "samples") -> Method:
 
     def server_update(federation, server, received, ctx):
         new = []
-        for group, base in zip(extractor_groups(federation), server):
-            joined = gather_received({bucket.name: received[bucket.name] for bucket in group})
-            weights = client_weights(joined, joined.uplink.num_samples)
-            mean = weighted_mean(joined.uplink.base, weights)
+        for uploads, base in zip(joined(federation, received, extractor), server):
+            weights = client_weights(uploads, uploads.uplink.num_samples)
+            mean = weighted_mean(uploads.uplink.base, weights)
             # A group without an upload keeps its extractor.
             new.append(select(weights.any(), mean, base))
         return new, {}

@@ -5,13 +5,17 @@ from collections.abc import Callable
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.names import unknown
+from fedjax_ht.methods.apfl import apfl
 from fedjax_ht.methods.dense import dense
 from fedjax_ht.methods.dfrd import dfrd
+from fedjax_ht.methods.ditto import ditto
 from fedjax_ht.methods.fd import fd
 from fedjax_ht.methods.fedapen import fedapen
 from fedjax_ht.methods.fedavg import fedavg
+from fedjax_ht.methods.fedbn import fedbn
 from fedjax_ht.methods.fedclassavg import fedclassavg
 from fedjax_ht.methods.feddropout import feddropout
+from fedjax_ht.methods.feddyn import feddyn
 from fedjax_ht.methods.fedftg import fedftg
 from fedjax_ht.methods.fedgen import fedgen
 from fedjax_ht.methods.fedgh import fedgh
@@ -20,7 +24,9 @@ from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.methods.fedmrl import fedmrl
 from fedjax_ht.methods.fedper import fedper
 from fedjax_ht.methods.fedproto import fedproto
+from fedjax_ht.methods.fedprox import fedprox
 from fedjax_ht.methods.fedral import fedral
+from fedjax_ht.methods.fedrep import fedrep
 from fedjax_ht.methods.fedrolex import fedrolex
 from fedjax_ht.methods.fedssa import fedssa
 from fedjax_ht.methods.fedtgp import fedtgp
@@ -28,6 +34,8 @@ from fedjax_ht.methods.fml import fml
 from fedjax_ht.methods.heterofl import heterofl
 from fedjax_ht.methods.lg_fedavg import lg_fedavg
 from fedjax_ht.methods.local import local
+from fedjax_ht.methods.moon import moon
+from fedjax_ht.methods.scaffold import scaffold
 from fedjax_ht.methods.shared.bases import BASES
 from fedjax_ht.methods.shared.composition import composed
 
@@ -55,6 +63,14 @@ METHODS: dict[str, Callable[..., Method]] = {
     "dense": dense,
     "fedftg": fedftg,
     "dfrd": dfrd,
+    "fedprox": fedprox,
+    "scaffold": scaffold,
+    "feddyn": feddyn,
+    "moon": moon,
+    "fedrep": fedrep,
+    "fedbn": fedbn,
+    "ditto": ditto,
+    "apfl": apfl,
 }
 
 LIBRARY = dict(METHODS)

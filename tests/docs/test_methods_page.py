@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import optax
+import pytest
 
 from fedjax_ht.configs.base import method_config
 from fedjax_ht.core.local_training import LocalTraining
@@ -25,6 +26,14 @@ def test_the_tables_are_those_of_the_methods():
     for name in ("papers", "messages", "options"):
         table = PAGE.split(f"<!-- table: {name} -->\n")[1].split("<!-- end -->")[0]
         assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(METHODS), name
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/methods.md"])
+def test_methods_are_counted(page):
+    """Every number of methods that a page names is that of the registry."""
+    text = (DOCS.parent / page).read_text()
+    counts = re.findall(r"\b(\d+) methods\b|methods \| (\d+) with baselines", text)
+    assert {int(a or b) for a, b in counts} == {len(METHODS)}
 
 
 def test_defaults_that_are_not_the_printed_form_are_the_codes():

@@ -42,7 +42,14 @@ def breakable(method: Method) -> Method:
     return method._replace(client_update=client_update)
 
 
-KEEP_NOTHING = ("fedavg", "heterofl", "feddropout", "fedrolex")  # and what is composed with them
+KEEP_NOTHING = (
+    "fedavg",
+    "heterofl",
+    "feddropout",
+    "fedrolex",
+    "fedprox",
+    "fedbn",
+)  # and what is composed with them
 
 
 def options_for(name: str, **options) -> SimulationOptions:

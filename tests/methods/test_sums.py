@@ -29,6 +29,14 @@ SUMS = (
     "fedmrl",
     "heterofl",
     "fedrolex",
+    "fedprox",
+    "scaffold",
+    "feddyn",
+    "moon",
+    "fedrep",
+    "fedbn",
+    "ditto",
+    "apfl",
 )
 VARIANTS = [  # whose weights or masks are others
     ("fedavg", {"weighting": "uniform"}),

@@ -28,7 +28,10 @@ from tests.marks import by_name
 from tests.method_wires import settings
 
 some_methods = by_name(("fedavg", "fedtgp"))
-WITH_COUNTS = ("fedavg", "fedgen", "fedral", "fedclassavg", "fedper", "fedmrl", "dfrd", "fedftg")
+WITH_COUNTS = (
+    *("fedavg", "fedgen", "fedral", "fedclassavg", "fedper", "fedmrl", "dfrd", "fedftg"),
+    *("fedprox", "moon", "ditto", "apfl", "fedbn", "fedrep"),
+)
 counting_methods = by_name(("fedavg", "local"))
 SEED = 5  # clients 1 and 6 attack: one of each architecture
 GIANT = Attack("scaled", 0.25, 1e30, seed=SEED)

@@ -14,10 +14,10 @@ Weighting = Literal["samples", "uniform"]
 
 
 class ModelUplink(NamedTuple):
-    """An upload of a whole model for a mean.
+    """An upload of a model, or of a part of it, for a mean.
 
     Attributes:
-      params: the model's parameters {"base", "head"}.
+      params: the model's parameters {"base", "head"}, or those of the part.
       num_samples: Metadata(int32), the client's number of training samples; () where the mean does
         not weigh by it.
     """

@@ -17,7 +17,7 @@ from tests.federations import (
 )
 
 
-@pytest.mark.parametrize("name", ["fedavg", "lg_fedavg", "fedper", "fedral", "fedmrl"])
+@pytest.mark.parametrize("name", ["fedavg", "lg_fedavg", "fedper", "fedral", "fedmrl", "fedprox"])
 def test_a_client_without_samples_weighs_nothing_in_a_uniform_mean(name):
     federation = federation_for(name)
     method = METHODS[name](TRAINING, weighting="uniform")

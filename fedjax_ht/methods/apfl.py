@@ -1,0 +1,116 @@
+"""APFL (Deng et al., 2020): a client predicts by a learned mixture of its own and FedAvg's model.
+
+    client:  w_i <- w; on each batch w_i descends on CE(w_i), the personal v_i and the share alpha_i
+             on CE(alpha_i v_i + (1 - alpha_i) w_i), alpha_i clipped to [0, 1]; uploads w_i
+    server:  w <- sum_i n_i w_i / sum_i n_i over the uploads of one architecture
+    predict: alpha_i v_i + (1 - alpha_i) w, with the newest w
+    up:      W: all parameters
+    down:    W: all parameters
+    fits:    one architecture or a few, clients of which some differ much and some little; training
+             costs twice FedAvg's
+
+Settled here:
+* v_i is what is trained and kept; the mixture is made anew for each batch and score. PFLlib stores
+  the mixture as v_i after every epoch, so that mixtures pile up, and trains v_i on a loss of its
+  own; FL-bench mixes logits, and leaves gradients of the first backward pass in the second.
+* v_i starts as the first w that the client receives; alpha_i starts at `alpha`, 0.5. PFLlib's 1.0
+  is a model without a share of w.
+* alpha_i is learned at every step by the clients' optimiser, whose weight decay, if any, shrinks
+  it, too; learned=False keeps it.
+* The paper has one architecture; here every architecture has a mean of its own, by samples. Batch
+  statistics of w_i and of the mixture stay with each client, as in `fedavg`.
+"""
+
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ht.core.annotations import SearchRange, Share
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import head_scores, own_features
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method, View, Wire
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.methods.shared.architectures import init_parts, mean_parts, send_model
+from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
+from fedjax_ht.methods.shared.personal import init_both, receive_both, train_both
+
+
+def mixture(share: jax.Array, personal: PyTree, shared: PyTree) -> PyTree:
+    """Mixes parameters: share personal + (1 - share) shared."""
+    return jax.tree.map(lambda v, w: share * v + (1 - share) * w, personal, shared)
+
+
+def stay_in_range(updates: PyTree, params: PyTree = None) -> PyTree:
+    """Shortens an update so that the share it is of stays in [0, 1]."""
+    return jnp.clip(params + updates, 0, 1) - params
+
+
+@checked
+def apfl(
+    training: LocalTraining,
+    alpha: Annotated[Share, SearchRange(0.0, 1.0, log=False)] = 0.5,
+    learned: bool = True,
+    weighting: Weighting = "samples",
+) -> Method:
+    """Makes APFL, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training, of both models and of the share.
+      alpha: every client's first share of its own model.
+      learned: clients learn their share; False keeps the first.
+      weighting: weights of the mean, the clients' numbers of training samples or equal.
+    """
+    optimizer = training.optimizer
+    of_share = optax.chain(optimizer, optax.stateless(stay_in_range))
+    optimizers = {
+        "own": optimizer,
+        "shared": optimizer,
+        "beside": of_share if learned else optax.set_to_zero(),
+    }
+
+    def init_client(bucket, ctx):
+        return init_both(bucket, ctx) | {"share": jnp.asarray(alpha, jnp.float32)}
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, share, result = train_both(
+            training,
+            bucket,
+            client,
+            data,
+            ctx,
+            optimizers=optimizers,
+            personal=lambda params: mixture(params["beside"], params["own"], params["shared"]),
+            beside=client["share"],
+        )
+        uplink = ModelUplink(client["shared"]["params"], sent_samples(ctx, weighting))
+        return client | {"share": share}, uplink, {"loss": result.loss, "share": share}
+
+    def server_update(federation, server, received, ctx):
+        return mean_parts(federation, server, received), {}
+
+    def mixed(client):
+        params = mixture(client["share"], client["params"], client["shared"]["params"])
+        return client | {"params": params}
+
+    def predict(bucket, client, downlink, x, mask):
+        return {"head": head_scores(bucket, mixed(client), x, mask)}
+
+    def mixed_features(bucket, client, x, mask):
+        return own_features(bucket, mixed(client), x, mask)
+
+    return Method(
+        name="apfl",
+        training=training,
+        init_server=init_parts,
+        init_client=init_client,
+        broadcast=send_model,
+        receive=receive_both,
+        client_update=client_update,
+        server_update=server_update,
+        predict=predict,
+        wire=Wire(server_reads="sums"),
+        view=View(features=mixed_features),
+    )

@@ -1,0 +1,74 @@
+"""Ditto (Li et al., ICML 2021): a personal model beside FedAvg's, pulled towards it.
+
+    client:  w_i <- w; on each batch w_i descends on CE, and the personal v_i on
+             CE + (lam / 2) |v_i - w|^2; uploads w_i
+    server:  w <- sum_i n_i w_i / sum_i n_i over the uploads of one architecture
+    predict: v_i
+    up:      W: all parameters
+    down:    W: all parameters
+    fits:    one architecture or a few, clients that differ much; training costs twice FedAvg's
+
+Settled here:
+* v_i is pulled towards w as received, and starts as the first w that the client receives. Both
+  models see the same batches and take the same number of steps; the paper lets v_i take others.
+* lam is 1; the paper chooses 0.1, 1 or 2 for each client. PFLlib's default is 0, which is local
+  training.
+* The paper has one architecture; here every architecture has a mean of its own, by samples. Batch
+  statistics of both models stay with each client, as in `fedavg`.
+"""
+
+from typing import Annotated
+
+from fedjax_ht.core.annotations import NonNegative, SearchRange
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.methods.shared.architectures import init_parts, mean_parts, send_model
+from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
+from fedjax_ht.methods.shared.corrections import corrected, pull
+from fedjax_ht.methods.shared.personal import init_both, receive_both, train_both
+
+
+@checked
+def ditto(
+    training: LocalTraining,
+    lam: Annotated[NonNegative, SearchRange(0.01, 10.0)] = 1.0,
+    weighting: Weighting = "samples",
+) -> Method:
+    """Makes Ditto, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training, of both models.
+      lam: strength of the pull of the personal model towards the server's.
+      weighting: weights of the mean, the clients' numbers of training samples or equal.
+    """
+    optimizer = training.optimizer
+
+    def client_update(bucket, client, downlink, data, ctx):
+        pulled = corrected(optimizer, pull(lam, downlink))
+        client, _, result = train_both(
+            training,
+            bucket,
+            client,
+            data,
+            ctx,
+            optimizers={"own": pulled, "shared": optimizer, "beside": optimizer},
+            personal=lambda params: params["own"],
+        )
+        uplink = ModelUplink(client["shared"]["params"], sent_samples(ctx, weighting))
+        return client, uplink, {"loss": result.loss}
+
+    def server_update(federation, server, received, ctx):
+        return mean_parts(federation, server, received), {}
+
+    return Method(
+        name="ditto",
+        training=training,
+        init_server=init_parts,
+        init_client=init_both,
+        broadcast=send_model,
+        receive=receive_both,
+        client_update=client_update,
+        server_update=server_update,
+        wire=Wire(server_reads="sums"),
+    )

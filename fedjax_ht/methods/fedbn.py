@@ -1,0 +1,73 @@
+"""FedBN (Li et al., ICLR 2021): clients average all but their normalisation layers.
+
+    client:  takes all parameters of w but those of norms, then local epochs of cross-entropy
+    server:  w <- sum_i n_i w_i / sum_i n_i of the parameters outside of norms, over the uploads of
+             one architecture
+    predict: the averaged parameters and the client's norms
+    up:      W - N: all parameters but those of norms
+    down:    W - N: all parameters but those of norms
+    fits:    one architecture with norms or a few, clients whose inputs differ more than their
+             classes
+
+Settled here:
+* A norm is a module of a kind that normalises (`fl.Norm`, or flax's batch, layer, group, instance
+  and RMS norms), or one that keeps batch statistics itself. Public code looks for "bn" in the
+  layers' names, which misses a residual block's "downsample.1" and names such as "norm1".
+* Scale, shift and statistics of a norm stay with the client. In a model without norms this is
+  FedAvg.
+* The paper has one architecture and weighs alike; here every architecture has a mean of its own, by
+  samples as FedAvg's, or weighting="uniform".
+"""
+
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.methods.shared.architectures import init_parts, mean_parts, part_for
+from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
+from fedjax_ht.methods.shared.norms import filled_in, norm_paths, without
+from fedjax_ht.methods.shared.supervised import train_model
+
+
+def outside_norms(bucket: Bucket, params: PyTree) -> PyTree:
+    """Shares all parameters but those of norms; an `architectures.Part`."""
+    return without(params, norm_paths(bucket))
+
+
+@checked
+def fedbn(training: LocalTraining, weighting: Weighting = "samples") -> Method:
+    """Makes FedBN, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training.
+      weighting: weights of the mean, the clients' numbers of training samples or equal.
+    """
+
+    def init_server(federation, key):
+        return init_parts(federation, key, outside_norms)
+
+    def broadcast(federation, bucket, server, ctx):
+        return part_for(federation, bucket, server, part=outside_norms)
+
+    def receive(bucket, client, downlink, data, ctx):
+        return client | {"params": filled_in(client["params"], downlink)}
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, result = train_model(training, bucket, client, data, ctx)
+        part = outside_norms(bucket, client["params"])
+        return client, ModelUplink(part, sent_samples(ctx, weighting)), {"loss": result.loss}
+
+    def server_update(federation, server, received, ctx):
+        return mean_parts(federation, server, received, part=outside_norms), {}
+
+    return Method(
+        name="fedbn",
+        training=training,
+        init_server=init_server,
+        broadcast=broadcast,
+        receive=receive,
+        client_update=client_update,
+        server_update=server_update,
+        wire=Wire(server_reads="sums"),
+    )

@@ -1,0 +1,122 @@
+"""FedDyn (Acar et al., ICLR 2021): a linear term makes the clients' optima agree with the server's.
+
+    client:  w_i <- w; descends on CE - <w_i, s_i> + (alpha / 2) |w_i - w|^2; then
+             s_i <- s_i - alpha (w_i - w); uploads w_i
+    server:  h <- h - (alpha / N) sum_i (w_i - w) over the uploads of one architecture, N being its
+             clients; w <- mean_i w_i - h / alpha, uniform
+    predict: the client's copy of the model
+    up:      W: all parameters
+    down:    W: all parameters
+    fits:    one architecture or a few, clients that differ and take part often; a small alpha may
+             diverge
+
+Settled here:
+* The penalty is the squared norm, as in the paper. PFLlib takes the norm itself, so that the pull
+  has the same length however far a client is; FL-bench has the linear term alone and leaves the
+  quadratic one to weight decay.
+* s_i and h start at 0 and are kept by absent clients. A client whose upload is lost keeps its new
+  s_i.
+* alpha is 0.1, the paper's largest; the paper also takes 0.01.
+* The paper has one architecture; here every architecture has a server's model and an h of its own.
+  Batch statistics stay with each client, as in `fedavg`.
+"""
+
+from typing import Annotated, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.annotations import Positive, SearchRange
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import init_variables
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.reductions import weighted_sum
+from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.methods.shared.architectures import (
+    init_parts,
+    joined,
+    part_for,
+    receive_model,
+    sizes_of,
+)
+from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
+from fedjax_ht.methods.shared.corrections import train_corrected
+from fedjax_ht.methods.shared.supervised import train_model
+
+
+class Server(NamedTuple):
+    """The server's state of one architecture.
+
+    Attributes:
+      params: w, {"base", "head"}.
+      drift: h, the same structure.
+    """
+
+    params: PyTree
+    drift: PyTree
+
+
+@checked
+def feddyn(
+    training: LocalTraining, alpha: Annotated[Positive, SearchRange(0.01, 1.0)] = 0.1
+) -> Method:
+    """Makes FedDyn, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training.
+      alpha: strength of the dynamic regulariser.
+    """
+
+    def init_server(federation, key):
+        models = init_parts(federation, key)
+        return [Server(model, jax.tree.map(jnp.zeros_like, model)) for model in models]
+
+    def init_client(bucket, ctx):
+        client = init_variables(bucket, ctx.key)
+        return client | {"slope": jax.tree.map(jnp.zeros_like, client["params"])}
+
+    def broadcast(federation, bucket, server, ctx):
+        return part_for(federation, bucket, server).params
+
+    def client_update(bucket, client, downlink, data, ctx):
+        slope = client["slope"]
+
+        def correction(params):
+            return jax.tree.map(lambda w, a, s: alpha * (w - a) - s, params, downlink, slope)
+
+        trained, result = train_model(
+            train_corrected(training, correction), bucket, client, data, ctx
+        )
+        params = trained["params"]
+        slope = jax.tree.map(lambda s, w, a: s - alpha * (w - a), slope, params, downlink)
+        return trained | {"slope": slope}, params, {"loss": result.loss}
+
+    def server_update(federation, server, received, ctx):
+        new = []
+        sizes = sizes_of(federation)
+        for uploads, old, size in zip(joined(federation, received), server, sizes):
+            weights = client_weights(uploads)
+            total = weighted_sum(uploads.uplink, weights / size)
+            share = jnp.sum(weights) / size
+
+            def drifted(h, t, w, share=share):
+                return h - alpha * (t - share * w)
+
+            drift = jax.tree.map(drifted, old.drift, total, old.params)
+            mean = weighted_mean(uploads.uplink, weights)
+            params = jax.tree.map(lambda m, h: m - h / alpha, mean, drift)
+            new.append(select(weights.any(), Server(params, drift), old))
+        return new, {}
+
+    return Method(
+        name="feddyn",
+        training=training,
+        init_server=init_server,
+        init_client=init_client,
+        broadcast=broadcast,
+        receive=receive_model,
+        client_update=client_update,
+        server_update=server_update,
+        wire=Wire(server_reads="sums"),
+    )

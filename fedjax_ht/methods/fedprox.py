@@ -1,0 +1,68 @@
+"""FedProx (Li et al., MLSys 2020): local training is pulled towards the server's model.
+
+    client:  w_i <- w; each step descends on CE + (mu / 2) |w_i - w|^2
+    server:  w <- sum_i n_i w_i / sum_i n_i over the uploads of one architecture
+    predict: the client's copy of the model
+    up:      W: all parameters
+    down:    W: all parameters
+    fits:    one architecture or a few, clients that differ moderately and train long
+
+Settled here:
+* The paper has one architecture; here every architecture has a mean of its own.
+* The mean is by samples, as FedAvg's and PFLlib's; the paper's Algorithm 2 draws clients by their
+  samples and weighs them alike, weighting="uniform".
+* mu is 0.01, the smallest of the paper's values. PFLlib's default is 0, which is FedAvg.
+* Clipping, if any, sees the sum of both gradients. Batch statistics stay with each client, as in
+  `fedavg`.
+"""
+
+from typing import Annotated
+
+from fedjax_ht.core.annotations import NonNegative, SearchRange
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.methods.shared.architectures import (
+    init_parts,
+    mean_parts,
+    receive_model,
+    send_model,
+)
+from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
+from fedjax_ht.methods.shared.corrections import pull, train_corrected
+from fedjax_ht.methods.shared.supervised import train_model
+
+
+@checked
+def fedprox(
+    training: LocalTraining,
+    mu: Annotated[NonNegative, SearchRange(0.001, 1.0)] = 0.01,
+    weighting: Weighting = "samples",
+) -> Method:
+    """Makes FedProx, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training.
+      mu: strength of the pull towards the server's model.
+      weighting: weights of the mean, the clients' numbers of training samples or equal.
+    """
+
+    def client_update(bucket, client, downlink, data, ctx):
+        pulled = train_corrected(training, pull(mu, downlink))
+        client, result = train_model(pulled, bucket, client, data, ctx)
+        uplink = ModelUplink(client["params"], sent_samples(ctx, weighting))
+        return client, uplink, {"loss": result.loss}
+
+    def server_update(federation, server, received, ctx):
+        return mean_parts(federation, server, received), {}
+
+    return Method(
+        name="fedprox",
+        training=training,
+        init_server=init_parts,
+        broadcast=send_model,
+        receive=receive_model,
+        client_update=client_update,
+        server_update=server_update,
+        wire=Wire(server_reads="sums"),
+    )

@@ -1,0 +1,90 @@
+"""FedRep (Collins et al., ICML 2021): clients fit their own head, then the shared extractor.
+
+    client:  base_i <- base; E_h epochs of cross-entropy on the head, the extractor being fixed,
+             then local epochs on the extractor, the head being fixed; uploads base_i
+    server:  base <- sum_i n_i base_i / sum_i n_i over the uploads of equal extractors
+    predict: the averaged extractor and the client's head
+    up:      W - H: the extractor
+    down:    W - H: the extractor
+    fits:    equal extractors, clients with few classes each and long head training
+
+Settled here:
+* E_h is 10 and the extractor has the recipe's epochs, 1 by default, as in the authors' script for
+  CIFAR-10; PFLlib has 1 and 1. The optimiser starts anew for the extractor.
+* Batch norms normalise by the batch in both parts of training, as in PFLlib, and their statistics
+  stay with each client.
+* As in `fedper`, the head is what `SplitModel` calls so, and clients are averaged whose extractors
+  have parameters of equal names and shapes. The mean is by samples, as in the authors' code.
+"""
+
+import dataclasses
+from typing import Annotated
+
+import jax
+
+from fedjax_ht.core.annotations import Count, SearchRange
+from fedjax_ht.core.batches import Batch
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import features, logits
+from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.losses import cross_entropy
+from fedjax_ht.methods.shared.architectures import extractor, init_parts, mean_parts, part_for
+from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
+
+
+@checked
+def fedrep(
+    training: LocalTraining,
+    head_epochs: Annotated[Count, SearchRange(1, 10)] = 10,
+    weighting: Weighting = "samples",
+) -> Method:
+    """Makes FedRep, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training, of the extractor; the head takes the same with `head_epochs`.
+      head_epochs: E_h, passes over the client's samples in which its head is trained.
+      weighting: weights of the mean, the clients' numbers of training samples or equal.
+    """
+    of_head = dataclasses.replace(training, epochs=head_epochs, steps=None)
+
+    def init_server(federation, key):
+        return init_parts(federation, key, extractor)
+
+    def broadcast(federation, bucket, server, ctx):
+        return part_for(federation, bucket, server, part=extractor)
+
+    def receive(bucket, client, downlink, data, ctx):
+        return client | {"params": client["params"] | {"base": downlink}}
+
+    def train_part(recipe, part, bucket, client, data, key):
+        fixed = client["params"]
+
+        def loss(params, stats, batch: Batch, key) -> Loss:
+            model = fixed | {part: params}
+            rows, stats = features(bucket, model, stats, batch.x, batch.mask, train=True, key=key)
+            return Loss(cross_entropy(logits(bucket, model, rows), batch.y, batch.mask), stats)
+
+        result = train(recipe, loss, fixed[part], client["stats"], data, key, bucket.num_classes)
+        return client | {"params": fixed | {part: result.params}, "stats": result.stats}, result
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, _ = train_part(of_head, "head", bucket, client, data, ctx.key)
+        key = jax.random.fold_in(ctx.key, 1)
+        client, result = train_part(training, "base", bucket, client, data, key)
+        uplink = ModelUplink(client["params"]["base"], sent_samples(ctx, weighting))
+        return client, uplink, {"loss": result.loss}
+
+    def server_update(federation, server, received, ctx):
+        return mean_parts(federation, server, received, part=extractor), {}
+
+    return Method(
+        name="fedrep",
+        training=training,
+        init_server=init_server,
+        broadcast=broadcast,
+        receive=receive,
+        client_update=client_update,
+        server_update=server_update,
+        wire=Wire(server_reads="sums"),
+    )

@@ -1,0 +1,118 @@
+"""MOON (Li et al., CVPR 2021): features are pulled to the server's and away from the last ones.
+
+    client:  w_i <- w; on each batch, with z, z_g and z_p the features of w_i, of w as received and
+             of the last own model w_i', and g = cos(z, z_g) / tau, p = cos(z, z_p) / tau, descends
+             on CE + mu mean(-log(e^g / (e^g + e^p))); then w_i' <- w_i; uploads w_i
+    server:  w <- sum_i n_i w_i / sum_i n_i over the uploads of one architecture
+    predict: the client's copy of the model
+    up:      W: all parameters
+    down:    W: all parameters
+    fits:    one architecture or a few, clients that differ and train long; a step costs two more
+             forward passes
+
+Settled here:
+* The features are those before the head. The authors put two more layers behind the extractor;
+  PFLlib and FL-bench do not.
+* w_i' is w before a client's first training, so that the term has no slope then. w and w_i' run in
+  evaluation mode, with the statistics that the client has at the round's start and had at the end
+  of its last.
+* mu is 1 and tau 0.5; the paper chooses mu among 0.1, 1, 5 and 10.
+* The paper has one architecture; here every architecture has a mean of its own. Batch statistics
+  stay with each client, as in `fedavg`.
+"""
+
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.annotations import NonNegative, Positive, SearchRange
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import init_variables, own_features
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.trees import select
+from fedjax_ht.losses import masked_mean
+from fedjax_ht.methods.shared.architectures import (
+    init_parts,
+    mean_parts,
+    receive_model,
+    send_model,
+)
+from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
+from fedjax_ht.methods.shared.supervised import train_model
+
+TINY = 1e-12
+"""A squared length below which features have no direction, and their cosine no slope."""
+
+
+def cosine(first: jax.Array, second: jax.Array) -> jax.Array:
+    """Computes the cosine of two features, float [B, K] each -> [B]; 0 where either is zero."""
+    squares = jnp.sum(first * first, -1) * jnp.sum(second * second, -1)
+    return jnp.sum(first * second, -1) * jax.lax.rsqrt(jnp.maximum(squares, TINY))
+
+
+def model_contrast(features: jax.Array, near: jax.Array, far: jax.Array, tau: float) -> jax.Array:
+    """Computes MOON's contrast of each sample, float [B].
+
+    Args:
+      features, near, far: float [B, K], of the trained model, of the one that they are pulled to
+        and of the one that they are pushed from.
+      tau: temperature.
+    """
+    # -log of a softmax over two is a softplus of their difference, which does not overflow.
+    return jax.nn.softplus((cosine(features, far) - cosine(features, near)) / tau)
+
+
+@checked
+def moon(
+    training: LocalTraining,
+    mu: Annotated[NonNegative, SearchRange(0.1, 10.0)] = 1.0,
+    tau: Positive = 0.5,
+    weighting: Weighting = "samples",
+) -> Method:
+    """Makes MOON, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training.
+      mu: weight of the contrast.
+      tau: temperature.
+      weighting: weights of the mean, the clients' numbers of training samples or equal.
+    """
+
+    def init_client(bucket, ctx):
+        model = init_variables(bucket, ctx.key)
+        return model | {"last": model}
+
+    def receive(bucket, client, downlink, data, ctx):
+        received = receive_model(bucket, client, downlink, data, ctx)
+        first = {"params": downlink, "stats": client["stats"]}
+        return received | {"last": select(ctx.info.last_round < 0, first, client["last"])}
+
+    def client_update(bucket, client, downlink, data, ctx):
+        received = {"params": downlink, "stats": client["stats"]}
+
+        def contrast(rows, batch):
+            near = own_features(bucket, received, batch.x, batch.mask)
+            far = own_features(bucket, client["last"], batch.x, batch.mask)
+            return mu * masked_mean(model_contrast(rows, near, far, tau), batch.mask)
+
+        trained, result = train_model(training, bucket, client, data, ctx, contrast)
+        last = {"params": trained["params"], "stats": trained["stats"]}
+        uplink = ModelUplink(trained["params"], sent_samples(ctx, weighting))
+        return trained | {"last": last}, uplink, {"loss": result.loss}
+
+    def server_update(federation, server, received, ctx):
+        return mean_parts(federation, server, received), {}
+
+    return Method(
+        name="moon",
+        training=training,
+        init_server=init_parts,
+        init_client=init_client,
+        broadcast=send_model,
+        receive=receive,
+        client_update=client_update,
+        server_update=server_update,
+        wire=Wire(server_reads="sums"),
+    )

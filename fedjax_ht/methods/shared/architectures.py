@@ -1,0 +1,112 @@
+"""Means within architectures: one for all clients whose shared parameters have equal names and
+shapes, whatever else their models have."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+
+from fedjax_ht.core.aggregation import gather_received
+from fedjax_ht.core.bucket import Bucket, init_variables
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.method import Context, Received
+from fedjax_ht.core.samples import Data
+from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
+
+Part = Callable[[Bucket, PyTree], PyTree]
+"""(bucket, parameters {"base", "head"} of a client's model) -> the parameters that are shared."""
+
+
+def whole_model(bucket: Bucket, params: PyTree) -> PyTree:
+    """Shares all parameters; a `Part`."""
+    return params
+
+
+def extractor(bucket: Bucket, params: PyTree) -> PyTree:
+    """Shares the feature extractor; a `Part`."""
+    return params["base"]
+
+
+def groups_of(federation: Federation, part: Part = whole_model) -> list[list[Bucket]]:
+    """Groups the buckets whose shared parameters have equal names and shapes, by their lowest
+    client id."""
+    groups: dict[str, list[Bucket]] = {}
+    for bucket in sorted(federation.buckets, key=federation.members):
+        model = jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))
+        groups.setdefault(str(part(bucket, model["params"])), []).append(bucket)
+    return list(groups.values())
+
+
+def sizes_of(federation: Federation, part: Part = whole_model) -> list[int]:
+    """Counts the clients of each group of `groups_of`."""
+    sizes = []
+    for group in groups_of(federation, part):
+        sizes.append(sum(len(federation.members(bucket)) for bucket in group))
+    return sizes
+
+
+def init_parts(federation: Federation, key: jax.Array, part: Part = whole_model) -> list[PyTree]:
+    """Draws the first shared parameters of each group."""
+    parts = []
+    for i, (bucket, *_) in enumerate(groups_of(federation, part)):
+        model = init_variables(bucket, jax.random.fold_in(key, i))
+        parts.append(part(bucket, model["params"]))
+    return parts
+
+
+def part_for(
+    federation: Federation, bucket: Bucket, parts: list[PyTree], *, part: Part = whole_model
+) -> PyTree:
+    """Returns the entry of a bucket's group in a list with one for each group."""
+    groups = groups_of(federation, part)
+    (place,) = (i for i, group in enumerate(groups) if bucket in group)
+    return parts[place]
+
+
+def joined(
+    federation: Federation, received: dict[str, Received], part: Part = whole_model
+) -> list[Received]:
+    """Joins the uplinks of each group, as `gather_received` orders them."""
+    uploads = []
+    for group in groups_of(federation, part):
+        uploads.append(gather_received({bucket.name: received[bucket.name] for bucket in group}))
+    return uploads
+
+
+def send_model(federation: Federation, bucket: Bucket, server: list[PyTree], ctx: Context):
+    """Sends a client the model of its group; a `Method.broadcast`."""
+    return part_for(federation, bucket, server)
+
+
+def receive_model(
+    bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context
+) -> PyTree:
+    """Replaces the parameters of a client's model by the downlink; a `Method.receive`."""
+    return client | {"params": downlink}
+
+
+def mean_parts(
+    federation: Federation,
+    parts: list[PyTree],
+    received: dict[str, Received],
+    *,
+    part: Part = whole_model,
+) -> list[PyTree]:
+    """Averages each group's uploads.
+
+    Args:
+      federation: of the buckets.
+      parts: the shared parameters so far, which stay where no client of a group with samples
+        arrived.
+      received: uplinks of type `averaging.ModelUplink`.
+      part: what is shared.
+
+    Returns:
+      The new shared parameters of each group; weights are those of `averaging.client_weights`.
+    """
+    new = []
+    for uploads, old in zip(joined(federation, received, part), parts):
+        weights = client_weights(uploads, uploads.uplink.num_samples)
+        new.append(select(weights.any(), weighted_mean(uploads.uplink.params, weights), old))
+    return new

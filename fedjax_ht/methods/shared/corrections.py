@@ -1,0 +1,95 @@
+"""Corrections of gradients: terms that are added before clipping and the optimiser's step, such as
+the gradient of a pull towards the server's model."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ht.core.annotations import traced
+from fedjax_ht.core.local_training import LocalTraining, descend
+from fedjax_ht.core.samples import Data
+from fedjax_ht.core.trees import PyTree
+
+LARGE = 1e6
+"""A gradient that every clipping norm in use would shorten."""
+
+
+def corrected(
+    optimizer: optax.GradientTransformation, correction: Callable[[PyTree], PyTree]
+) -> optax.GradientTransformation:
+    """Adds a correction to every gradient that an optimizer gets.
+
+    The loss that training reports is then the task's alone.
+
+    Args:
+      optimizer: takes the step.
+      correction: (parameters) -> their correction, of the same structure.
+    """
+
+    def add(gradients: PyTree, params: PyTree = None) -> PyTree:
+        return jax.tree.map(jnp.add, gradients, correction(params))
+
+    return optax.chain(optax.stateless(add), optimizer)
+
+
+def train_corrected(
+    training: LocalTraining, correction: Callable[[PyTree], PyTree]
+) -> LocalTraining:
+    """Returns the recipe with `corrected` gradients."""
+    return dataclasses.replace(training, optimizer=corrected(training.optimizer, correction))
+
+
+def pull(strength: float, anchor: PyTree) -> Callable[[PyTree], PyTree]:
+    """Makes the gradient of (strength / 2) |w - anchor|^2 in w, a correction."""
+
+    def correction(params: PyTree) -> PyTree:
+        return jax.tree.map(lambda w, a: strength * (w - a), params, anchor)
+
+    return correction
+
+
+def learning_rate(training: LocalTraining, data: Data) -> jax.Array:
+    """Computes the learning rate of plain SGD in round `data.round`, a float32 scalar."""
+    gradient, weight = jnp.float32(1), jnp.float32(0)
+    state = training.optimizer.init(weight)
+    return -descend(training, data, gradient, state, weight)[0]
+
+
+def require_plain_sgd(name: str, training: LocalTraining) -> None:
+    """Raises a ValueError unless the optimizer is SGD without momentum, decay and clipping.
+
+    Args:
+      name: of the method, which takes a client's way for its steps times the learning rate.
+      training: the recipe.
+    """
+    reason = _not_plain(training.optimizer)
+    if reason is not None:
+        raise ValueError(
+            f"the optimizer {reason}; {name} needs plain SGD, whose steps times the learning rate "
+            "are the way that a client went: set training.optimizer='sgd', momentum=0, "
+            "weight_decay=0 and clip_norm=0"
+        )
+
+
+def _not_plain(optimizer: optax.GradientTransformation) -> str | None:
+    """Returns what an optimizer does besides steps along the gradient; None for nothing."""
+    weight = jnp.float32(1)
+    state = optimizer.init(weight)
+    if jax.tree.leaves(state):
+        return "keeps a state, such as momentum or a count of steps"
+
+    def way(gradient: float) -> Any:
+        return optimizer.update(jnp.float32(gradient), state, weight)[0]
+
+    decay, step, long_step = way(0), way(1), way(LARGE)
+    if any(map(traced, (decay, step, long_step))):
+        return None  # numbers that vary were checked where they were chosen
+    if decay != 0:
+        return "decays weights"
+    if abs(long_step) < 0.99 * LARGE * abs(step):
+        return "does not follow a gradient's length, as where it is clipped"
+    return None

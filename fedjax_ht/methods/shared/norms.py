@@ -1,0 +1,58 @@
+"""The normalisation layers of a model, found by the kind of its modules and not by their names."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.inputs import zeros
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.models.norm import Norm
+
+KINDS = (Norm, nn.BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm, nn.RMSNorm)
+Path = tuple[str, ...]
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Returns True for a module of `KINDS`, and for one that keeps batch statistics itself."""
+    statistics = module.variables.get("batch_stats", {}) if module.scope is not None else {}
+    keeps = any(not isinstance(value, Mapping) for value in statistics.values())
+    return keeps or isinstance(module, KINDS)
+
+
+def norm_paths(bucket: Bucket) -> list[Path]:
+    """Lists the paths of a model's norms in its parameters, such as ("base", "norm1")."""
+    paths: dict[Path, None] = {}
+
+    def note(next_function, args: tuple, kwargs: dict, context: Any) -> Any:
+        result = next_function(*args, **kwargs)  # statistics are there once the module has run
+        if is_norm(context.module):
+            paths[context.module.path] = None
+        return result
+
+    def init(key):
+        return bucket.module.init(key, zeros(bucket.input_shape))
+
+    with nn.intercept_methods(note):
+        jax.eval_shape(init, jax.random.key(0))
+    return list(paths)
+
+
+def without(tree: PyTree, paths: Iterable[Path]) -> PyTree:
+    """Returns nested dicts without the subtrees at these paths."""
+    kept = {}
+    for name, subtree in tree.items():
+        below = [path[1:] for path in paths if path[:1] == (name,)]
+        if () in below:
+            continue
+        kept[name] = without(subtree, below) if below else subtree
+    return kept
+
+
+def filled_in(tree: PyTree, part: PyTree) -> PyTree:
+    """Returns nested dicts with the leaves that a part of them, such as `without` makes, has."""
+    if not isinstance(part, Mapping):
+        return part
+    return dict(tree) | {name: filled_in(tree[name], below) for name, below in part.items()}

@@ -1,0 +1,109 @@
+"""Two models of one architecture at a client: a personal one, and its copy of the server's model,
+trained side by side on the same batches.
+
+A client's state is {"params", "stats", "shared": {"params", "stats"}}, the first two of the
+personal model, plus entries of the method.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import jax
+import optax
+
+from fedjax_ht.core.batches import Batch
+from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
+from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
+from fedjax_ht.core.method import Context
+from fedjax_ht.core.samples import Data
+from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.losses import cross_entropy
+from fedjax_ht.methods.shared.mutual import take_shared
+
+# ({"own", "shared", "beside"}: what is trained) -> the personal model's parameters
+Personal = Callable[[PyTree], PyTree]
+
+
+def init_both(bucket: Bucket, ctx: Context) -> PyTree:
+    """Makes a client whose two models are one, until `receive_both` replaces them."""
+    model = init_variables(bucket, ctx.key)
+    return model | {"shared": model}
+
+
+def receive_both(
+    bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context
+) -> PyTree:
+    """Takes the server's model; the personal one begins as the first that a client receives."""
+    assert ctx.info is not None  # the context is a client's
+    client = take_shared(client, params=downlink)
+    first = ctx.info.last_round < 0
+    return client | {"params": select(first, downlink, client["params"])}
+
+
+def by_part(
+    optimizers: Mapping[str, optax.GradientTransformation],
+) -> optax.GradientTransformation:
+    """Runs an optimizer of its own for each entry of a dict of parameters."""
+
+    def init(params):
+        return {name: optimizers[name].init(part) for name, part in params.items()}
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None):
+        new, states = {}, {}
+        for name, gradient in updates.items():
+            optimizer = optimizers[name]
+            new[name], states[name] = optimizer.update(gradient, state[name], params[name])
+        return new, states
+
+    return optax.GradientTransformation(init, update)
+
+
+def train_both(
+    training: LocalTraining,
+    bucket: Bucket,
+    client: PyTree,
+    data: Data,
+    ctx: Context,
+    *,
+    optimizers: Mapping[str, optax.GradientTransformation],
+    personal: Personal,
+    beside: PyTree = (),
+) -> tuple[PyTree, PyTree, TrainingResult]:
+    """Trains both models by cross-entropy, each on its own.
+
+    The copy of the server's model is trained as `supervised.train_model` would.
+
+    Args:
+      training: local training.
+      bucket: the client's.
+      client: a state as `init_both` makes it.
+      data, ctx: as `client_update` gets them.
+      optimizers: of "own", "shared" and "beside".
+      personal: the personal model's parameters from that dict, whose shared entry is a constant
+        there.
+      beside: further parameters, trained on the personal model's loss.
+
+    Returns:
+      The client's new state, the trained `beside`, and the result of the training, whose loss is
+      the sum of both.
+    """
+
+    def loss_of(params: PyTree, stats: PyTree, batch: Batch, key) -> tuple[jax.Array, PyTree]:
+        rows, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
+        return cross_entropy(logits(bucket, params, rows), batch.y, batch.mask), stats
+
+    def loss(params, stats, batch: Batch, key) -> Loss:
+        shared, shared_stats = loss_of(params["shared"], stats["shared"], batch, key)
+        mixed = personal(params | {"shared": jax.lax.stop_gradient(params["shared"])})
+        key = jax.random.fold_in(key, 1)
+        private, stats = loss_of(mixed, stats["own"], batch, key)
+        return Loss(private + shared, {"own": stats, "shared": shared_stats})
+
+    copy = client["shared"]
+    params = {"own": client["params"], "shared": copy["params"], "beside": beside}
+    stats = {"own": client["stats"], "shared": copy["stats"]}
+    training = dataclasses.replace(training, optimizer=by_part(optimizers))
+    result = train(training, loss, params, stats, data, ctx.key, bucket.num_classes)
+    params, stats = result.params, result.stats
+    client = take_shared(client, params=params["shared"], stats=stats["shared"])
+    return client | {"params": params["own"], "stats": stats["own"]}, params["beside"], result

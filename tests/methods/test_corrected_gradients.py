@@ -1,0 +1,168 @@
+"""FedProx, SCAFFOLD and FedDyn against NumPy; what SCAFFOLD refuses."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Received, varied
+from fedjax_ht.methods.feddyn import Server, feddyn
+from fedjax_ht.methods.fedprox import fedprox
+from fedjax_ht.methods.scaffold import Pair, scaffold
+from fedjax_ht.methods.shared.averaging import ModelUplink
+from tests import federations, tiny
+from tests.federations import ASSIGNMENT, each_client, federation_for, mixed_federation, to_host
+from tests.methods import recording
+from tests.methods.one_architecture import (
+    BATCHES,
+    BUCKET,
+    FEDERATION,
+    LR,
+    TRAINING,
+    check_equal,
+    check_model,
+    model,
+    play,
+)
+from tests.reference import linear_client
+from tests.reference import one_architecture as reference
+
+W, C, C_OWN, S = (model(seed) for seed in range(4))
+FLAT = {name: tiny.flat_params(tree) for name, tree in zip("wcos", (W, C, C_OWN, S))}
+
+
+def state(**entries):
+    """A client whose own model is none of these."""
+    return {"params": model(9), "stats": {}} | entries
+
+
+def test_fedprox_is_pulled_to_the_model_it_received():
+    received, trained, uplink, metrics = play(fedprox(TRAINING, mu=0.5), state(), W)
+    check_equal(received["params"], W)
+    check_model(trained["params"], reference.fedprox(FLAT["w"], BATCHES, LR, 0.5))
+    check_equal(uplink.params, trained["params"])
+    # the loss is the task's alone, without the pull
+    free = linear_client.loss(FLAT["w"], *BATCHES[0])
+    after = reference.fedprox(FLAT["w"], BATCHES[:1], LR, 0.5)
+    second = linear_client.loss(after, *BATCHES[1])
+    np.testing.assert_allclose(metrics["loss"], (free + second) / 2, rtol=1e-5)
+
+
+def test_scaffold_corrects_by_both_control_variates():
+    client = state(control=C_OWN)
+    received, trained, uplink, _ = play(scaffold(TRAINING), client, Pair(W, C))
+    check_equal(received["params"], W)
+    way, change = reference.scaffold(FLAT["w"], FLAT["c"], FLAT["o"], BATCHES, LR)
+    check_model(uplink.params, way)
+    check_model(uplink.control, change)
+    check_model(trained["params"], {k: FLAT["w"][k] + way[k] for k in way})
+    check_model(trained["control"], {k: FLAT["o"][k] + change[k] for k in change})
+
+
+def test_scaffolds_learning_rate_is_that_of_the_round():
+    """A schedule halves the rate; control variates are mean gradients whatever the rate is."""
+    halved = dataclasses.replace(TRAINING, schedule=lambda round: 0.5)
+    _, _, uplink, _ = play(scaffold(halved), state(control=C_OWN), Pair(W, C))
+    _, change = reference.scaffold(FLAT["w"], FLAT["c"], FLAT["o"], BATCHES, LR / 2)
+    check_model(uplink.control, change)
+
+
+@pytest.mark.parametrize(
+    "optimizer, reason",
+    [
+        (optax.sgd(LR, momentum=0.9), "keeps a state"),
+        (optax.adam(LR), "keeps a state"),
+        (optax.sgd(optax.constant_schedule(LR)), "keeps a state"),
+        (optax.chain(optax.add_decayed_weights(1e-3), optax.sgd(LR)), "decays weights"),
+        (optax.chain(optax.clip_by_global_norm(50.0), optax.sgd(LR)), "does not follow"),
+        (optax.chain(optax.clip(1.0), optax.sgd(LR)), "does not follow"),
+        (optax.sign_sgd(LR), "does not follow"),
+    ],
+)
+def test_scaffold_takes_plain_sgd_alone(optimizer, reason):
+    with pytest.raises(ValueError, match=f"^the optimizer {reason}.*scaffold needs plain SGD.*$"):
+        scaffold(LocalTraining(optimizer))
+
+
+def test_a_learning_rate_that_varies_is_plain_sgd():
+    method = varied(lambda s: scaffold(LocalTraining(optax.sgd(s["rate"]))), {"rate": 0.1})
+    assert jax.jit(lambda s: s["rate"] * len(method.at(s).name))({"rate": 0.5}) == 4
+
+
+def test_feddyn_descends_on_the_papers_penalty():
+    received, trained, uplink, _ = play(feddyn(TRAINING, alpha=0.3), state(slope=S), W)
+    check_equal(received["params"], W)
+    params, slope = reference.feddyn(FLAT["w"], FLAT["s"], BATCHES, LR, 0.3)
+    check_model(trained["params"], params)
+    check_model(trained["slope"], slope)
+    check_equal(uplink, trained["params"])
+
+
+def uploads(trees, order, arrived, samples=10):
+    """A bucket's uplinks in this order of ids; absent ones are NaN."""
+    lost = jax.tree.map(lambda x: x * np.nan, trees[0])
+    rows = [trees[i] if i in arrived else lost for i in order]
+    stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *rows)
+    flags = jnp.array([i in arrived for i in order])
+    return {BUCKET.name: Received(stacked, tiny.infos(order, samples), flags)}
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [4, 2, 0, 3, 1, 4]])
+def test_servers_equal_the_reference(order):
+    """Two of four clients arrive: the control variate and the drift count the other two, too."""
+    arrived, rows = (1, 2), [model(20 + i) for i in range(4)]
+    flat = [tiny.flat_params(rows[i]) for i in arrived]
+    pairs = [Pair(rows[i], rows[3 - i]) for i in range(4)]
+    method = scaffold(TRAINING, server_lr=0.5)
+    (new,), _ = method.server_update(FEDERATION, [Pair(W, C)], uploads(pairs, order, arrived), None)
+    expected = {k: FLAT["w"][k] + 0.5 * (flat[0][k] + flat[1][k]) / 2 for k in flat[0]}
+    check_model(new.params, expected)
+    expected = {k: FLAT["c"][k] + (flat[0][k] + flat[1][k]) / 4 for k in flat[0]}
+    check_model(new.control, expected)
+    method = feddyn(TRAINING, alpha=0.3)
+    received = uploads(rows, order, arrived)
+    (new,), _ = method.server_update(FEDERATION, [Server(W, S)], received, None)
+    params, drift = reference.feddyn_server(FLAT["w"], FLAT["s"], flat, 4, 0.3)
+    check_model(new.params, params)
+    check_model(new.drift, drift)
+
+
+@pytest.mark.parametrize("make", [scaffold, feddyn, fedprox])
+def test_every_architecture_has_a_mean_of_its_own(make):
+    """The state of an architecture stays where only clients of the other arrive."""
+    federation, method = mixed_federation(), make(TRAINING)
+    server = method.init_server(federation, jax.random.key(0))
+    received = {}
+    for bucket, form in zip(federation.buckets, server):
+        ids = list(federation.members(bucket))
+        uplink = jax.tree.map(lambda x, ids=ids: jnp.ones((len(ids), *x.shape)), form)
+        if make is fedprox:
+            uplink = ModelUplink(uplink, ())
+        elif make is feddyn:
+            uplink = uplink.params
+        arrived = jnp.array([ASSIGNMENT[i] == "wide" for i in ids])
+        received[bucket.name] = Received(uplink, tiny.infos(ids, 10), arrived)
+    new, _ = method.server_update(federation, server, received, None)
+    check_equal(new[0], server[0])
+    assert all(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (new[1], server[1]))))
+
+
+def test_control_variates_keep_their_mean():
+    """c is the mean of all clients' c_i whoever takes part, a client without samples included: a
+    server that adds c_i' for c_i' - c_i would be noticed."""
+    federation, simulation = federation_for("scaffold"), recording.simulation("scaffold")
+    state = to_host(simulation.init())
+    for ids in (range(8), [0, 4, 6], [3, 5], [1, 2, 7]):
+        state, _ = federations.play(simulation, state, ids)
+    clients = each_client(federation, state)
+    for pair, bucket in zip(state.server, federation.buckets):
+        controls = [clients[i]["control"] for i in federation.members(bucket)]
+        mean = jax.tree.map(lambda *xs: np.mean(xs, axis=0), *controls)
+        assert max(np.abs(x).max() for x in jax.tree.leaves(mean)) > 1e-2
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), pair.control, mean
+        )

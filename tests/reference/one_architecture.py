@@ -1,0 +1,120 @@
+"""Clients of the baselines of one architecture, with linear extractor and head, by SGD.
+
+A model is a flat dict of arrays, as in `linear_client`. Batches are (x, y).
+"""
+
+import numpy as np
+
+from tests.reference import linear_client
+from tests.reference.gradients import numerical_gradient
+
+Model = dict[str, np.ndarray]
+
+
+def gradient(params: Model, x: np.ndarray, y: np.ndarray) -> Model:
+    """Gradient of the cross-entropy by central differences."""
+    return {
+        name: numerical_gradient(
+            lambda v, name=name: linear_client.loss({**params, name: v}, x, y), value
+        )
+        for name, value in params.items()
+    }
+
+
+def fedprox(w: Model, batches, lr: float, mu: float) -> Model:
+    """w_i <- w_i - lr (g + mu (w_i - w))."""
+    new = dict(w)
+    for x, y in batches:
+        g = gradient(new, x, y)
+        new = {k: new[k] - lr * (g[k] + mu * (new[k] - w[k])) for k in new}
+    return new
+
+
+def scaffold(w: Model, c: Model, c_own: Model, batches, lr: float) -> tuple[Model, Model]:
+    """Option II: steps along g + c - c_i; returns w_i - w and c_i' - c_i."""
+    new = dict(w)
+    for x, y in batches:
+        g = gradient(new, x, y)
+        new = {k: new[k] - lr * (g[k] + c[k] - c_own[k]) for k in new}
+    steps = len(batches)
+    c_new = {k: c_own[k] - c[k] + (w[k] - new[k]) / (steps * lr) for k in new}
+    return {k: new[k] - w[k] for k in w}, {k: c_new[k] - c_own[k] for k in w}
+
+
+def feddyn(w: Model, s: Model, batches, lr: float, alpha: float) -> tuple[Model, Model]:
+    """Descends on CE - <w_i, s_i> + alpha / 2 |w_i - w|^2; returns w_i and the new s_i."""
+    new = dict(w)
+    for x, y in batches:
+        g = gradient(new, x, y)
+        new = {k: new[k] - lr * (g[k] - s[k] + alpha * (new[k] - w[k])) for k in new}
+    return new, {k: s[k] - alpha * (new[k] - w[k]) for k in w}
+
+
+def feddyn_server(w: Model, h: Model, uploads: list[Model], clients: int, alpha: float):
+    """Returns the new w and h of a server with so many clients."""
+    h = {k: h[k] - alpha / clients * sum(u[k] - w[k] for u in uploads) for k in w}
+    return {k: np.mean([u[k] for u in uploads], axis=0) - h[k] / alpha for k in w}, h
+
+
+def ditto(v: Model, w: Model, batches, lr: float, lam: float) -> Model:
+    """v <- v - lr (g(v) + lam (v - w)), w being the model as received."""
+    for x, y in batches:
+        g = gradient(v, x, y)
+        v = {k: v[k] - lr * (g[k] + lam * (v[k] - w[k])) for k in v}
+    return v
+
+
+def mixed(v: Model, w: Model, share: float) -> Model:
+    """share v + (1 - share) w."""
+    return {k: share * v[k] + (1 - share) * w[k] for k in v}
+
+
+def apfl(v: Model, w: Model, share: float, batches, lr: float) -> tuple[Model, Model, float]:
+    """All three take their step from the same point; the share is clipped to [0, 1]."""
+    for x, y in batches:
+        g, g_w = gradient(mixed(v, w, share), x, y), gradient(w, x, y)
+        slope = sum(float(np.sum((v[k] - w[k]) * g[k])) for k in v)
+        v, w = (
+            {k: v[k] - lr * share * g[k] for k in v},
+            {k: w[k] - lr * g_w[k] for k in w},
+        )
+        share = float(np.clip(share - lr * slope, 0, 1))
+    return v, w, share
+
+
+def of_part(params: Model, part: str, batches, lr: float) -> Model:
+    """Trains "head" or "base" alone."""
+    for x, y in batches:
+        g = gradient(params, x, y)
+        params = {k: v - lr * g[k] * k.startswith(part) for k, v in params.items()}
+    return params
+
+
+def contrast(z: np.ndarray, near: np.ndarray, far: np.ndarray, tau: float) -> float:
+    """MOON's mean over samples of -log(e^g / (e^g + e^p)), by cosines over tau."""
+
+    def cosine(a, b):
+        return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
+
+    values = []
+    for row, row_near, row_far in zip(z, near, far):
+        g, p = np.exp(cosine(row, row_near) / tau), np.exp(cosine(row, row_far) / tau)
+        values.append(-np.log(g / (g + p)))
+    return float(np.mean(values))
+
+
+def moon(w: Model, last: Model, batches, lr: float, mu: float, tau: float) -> Model:
+    """Descends on the cross-entropy and mu times the contrast."""
+
+    def loss(params, x, y):
+        near, far = (linear_client.features(model, x) for model in (w, last))
+        z = linear_client.features(params, x)
+        return linear_client.loss(params, x, y) + mu * contrast(z, near, far, tau)
+
+    new = dict(w)
+    for x, y in batches:
+        new = {
+            k: v - lr * numerical_gradient(lambda p, k=k, x=x, y=y: loss({**new, k: p}, x, y), v)  # noqa: B023
+            for k, v in new.items()
+        }
+    return new
