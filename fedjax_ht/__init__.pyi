@@ -89,6 +89,7 @@ from .methods.dense import dense as dense
 from .methods.dfrd import dfrd as dfrd
 from .methods.ditto import ditto as ditto
 from .methods.fd import fd as fd
+from .methods.fedala import fedala as fedala
 from .methods.fedapen import fedapen as fedapen
 from .methods.fedavg import fedavg as fedavg
 from .methods.fedbn import fedbn as fedbn
@@ -100,11 +101,14 @@ from .methods.fedgen import fedgen as fedgen
 from .methods.fedgh import fedgh as fedgh
 from .methods.fedkd import fedkd as fedkd
 from .methods.fedktl import fedktl as fedktl
+from .methods.fedl2g import fedl2g as fedl2g
 from .methods.fedmrl import fedmrl as fedmrl
+from .methods.fedpac import fedpac as fedpac
 from .methods.fedper import fedper as fedper
 from .methods.fedproto import fedproto as fedproto
 from .methods.fedprox import fedprox as fedprox
 from .methods.fedral import fedral as fedral
+from .methods.fedre import fedre as fedre
 from .methods.fedrep import fedrep as fedrep
 from .methods.fedrolex import fedrolex as fedrolex
 from .methods.fedssa import fedssa as fedssa

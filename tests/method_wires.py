@@ -8,12 +8,14 @@ import numpy as np
 
 from tests.federations import (
     ASSIGNMENT,
+    BATCH_SIZE,
     CLASSES,
     FEATURE_DIM,
     NUM_CLASSES,
     RATES,
     SHAPE,
     TRAIN_COUNTS,
+    samples,
 )
 from tests.generators_tiny import LATENT_DIM, tiny_generator
 
@@ -44,6 +46,7 @@ SETTINGS = {  # many batches a round, so that order could tell
     "fedgh": {"server_batch_size": 3, "server_epochs": 10},
     "fedgen": {"noise_dim": 4, "hidden_dim": 8, "server_steps": 10},
     "fedkd": {"start": 1.0, "end": 1.0},  # the wire is then known beforehand
+    "fedl2g": {"warmup": 0, "study_batches": 4},  # all of what a client studies
     "fedapen": {"adapt_every": 4},  # no client has twenty samples
     "dense": TINY_DISTILLATION,
     "fedftg": TINY_DISTILLATION,
@@ -111,6 +114,30 @@ def fedper_wire(participants, arrived, earlier) -> Sent:
         return sum(sizes[ASSIGNMENT[i]] for i in ids)
 
     return Sent(size(arrived), size(participants))
+
+
+def fedpac_wire(participants, arrived, earlier) -> Sent:
+    """The model both ways; beside it moments and means of a client's classes, and the means that
+    each architecture's clients ever sent."""
+    up, down = model_wire(participants, arrived, earlier)
+    up += sum(2 * FEATURE_DIM * len(CLASSES[i]) + 1 for i in arrived)
+    for i in participants:
+        senders = {j for ids in earlier for j in ids if ASSIGNMENT[j] == ASSIGNMENT[i]}
+        down += FEATURE_DIM * len(set().union(*(CLASSES[j] for j in senders)))
+    return Sent(up, down)
+
+
+def fedre_wire(participants, arrived, earlier) -> Sent:
+    """A mixture from each client, and its label for each of the client's classes."""
+    labels = sum(len(CLASSES[i]) for i in arrived)
+    return Sent(FEATURE_DIM * len(arrived) + labels, HEAD_SIZE * len(participants))
+
+
+def fedl2g_wire(participants, arrived, earlier) -> Sent:
+    """Rows of logits of the classes that a client has besides its first batch, the quiz."""
+    dataset, partition = samples()
+    rows = sum(len(set(dataset.labels[partition[i].train[BATCH_SIZE:]])) for i in arrived)
+    return Sent(NUM_CLASSES * rows, NUM_CLASSES**2 * len(participants))
 
 
 def model_wire(participants, arrived, earlier) -> Sent:
@@ -231,7 +258,10 @@ WIRE = {
     "dense": alone_wire,
     "fedftg": alone_wire,
     "dfrd": alone_wire,
-    **dict.fromkeys(("fedprox", "feddyn", "moon", "ditto", "apfl"), model_wire),
+    "fedl2g": fedl2g_wire,
+    "fedre": fedre_wire,
+    "fedpac": fedpac_wire,
+    **dict.fromkeys(("fedprox", "feddyn", "moon", "ditto", "apfl", "fedala"), model_wire),
     "fedbn": model_wire,  # these models have no norms
     "scaffold": scaffold_wire,
     "fedrep": fedper_wire,
@@ -266,6 +296,19 @@ def slice_metadata(sent: Sent, participants, arrived) -> Sent:
     return Sent(sum(NUM_CLASSES + INDEX * len(CLASSES[i]) for i in arrived), 0)
 
 
+def label_indices(sent: Sent, participants, arrived) -> Sent:
+    """Counts an index for each of a client's classes."""
+    return Sent(INDEX * sum(len(CLASSES[i]) for i in arrived), 0)
+
+
+def fedpac_metadata(sent: Sent, participants, arrived) -> Sent:
+    """Counts the number of samples and an index for each of a client's classes, and down one for
+    each class mean."""
+    model = model_wire(participants, arrived, [])
+    up, _ = label_indices(sent, participants, arrived)
+    return Sent(COUNT * len(arrived) + up, INDEX * (sent.down - model.down) // FEATURE_DIM)
+
+
 # (payload, participants, those that arrived) -> bytes of metadata. Rows have an index only where
 # their number does not tell which they are: FedTGP sends all prototypes or none, FedRAL's blocks
 # and FedKD's components are known by their number.
@@ -274,7 +317,9 @@ METADATA = {
     **dict.fromkeys(
         ("fedavg", "lg_fedavg", "fedper", "fedclassavg", "fedmrl", "fedral"), beside_each(up=COUNT)
     ),
-    **dict.fromkeys(("fedprox", "moon", "ditto", "apfl", "fedbn", "fedrep"), beside_each(up=COUNT)),
+    **dict.fromkeys(
+        ("fedprox", "moon", "ditto", "apfl", "fedbn", "fedrep", "fedala"), beside_each(up=COUNT)
+    ),
     "fedkd": beside_each(down=1),  # whether it is the weights or their change
     "fedgen": beside_each(up=COUNTS, down=COUNTS + 1),  # whether the generator is there
     "fedproto": index_of_rows(FEATURE_DIM, FEATURE_DIM),
@@ -283,6 +328,9 @@ METADATA = {
     "fedssa": index_of_rows(FEATURE_DIM + 1, FEATURE_DIM + 1),
     "fedgh": index_of_rows(FEATURE_DIM),
     "fd": index_of_rows(NUM_CLASSES, NUM_CLASSES),
+    "fedl2g": index_of_rows(NUM_CLASSES),
+    "fedre": label_indices,
+    "fedpac": fedpac_metadata,
     **dict.fromkeys(("heterofl", "feddropout", "fedrolex"), slice_metadata),
     **dict.fromkeys(("fedftg", "dfrd"), beside_each(up=COUNTS)),
     "heterofl+dense": beside_each(up=NUM_CLASSES + COUNT),

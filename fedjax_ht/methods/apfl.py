@@ -35,17 +35,13 @@ from fedjax_ht.core.method import Method, View, Wire
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.shared.architectures import init_parts, mean_parts, send_model
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
+from fedjax_ht.methods.shared.corrections import in_unit_interval
 from fedjax_ht.methods.shared.personal import init_both, receive_both, train_both
 
 
 def mixture(share: jax.Array, personal: PyTree, shared: PyTree) -> PyTree:
     """Mixes parameters: share personal + (1 - share) shared."""
     return jax.tree.map(lambda v, w: share * v + (1 - share) * w, personal, shared)
-
-
-def stay_in_range(updates: PyTree, params: PyTree = None) -> PyTree:
-    """Shortens an update so that the share it is of stays in [0, 1]."""
-    return jnp.clip(params + updates, 0, 1) - params
 
 
 @checked
@@ -64,11 +60,10 @@ def apfl(
       weighting: weights of the mean, the clients' numbers of training samples or equal.
     """
     optimizer = training.optimizer
-    of_share = optax.chain(optimizer, optax.stateless(stay_in_range))
     optimizers = {
         "own": optimizer,
         "shared": optimizer,
-        "beside": of_share if learned else optax.set_to_zero(),
+        "beside": in_unit_interval(optimizer) if learned else optax.set_to_zero(),
     }
 
     def init_client(bucket, ctx):

@@ -40,6 +40,7 @@ from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.server_training import train_on_rows
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.losses import cross_entropy, kl_divergence
+from fedjax_ht.methods.shared.corrections import in_unit_interval
 from fedjax_ht.methods.shared.mutual import init_pair, mean_of_copies, take_shared, train_pair
 
 BATCH = 64  # samples a step on the adaptability set
@@ -76,16 +77,6 @@ def hold_out(data: Data, every: int) -> Data:
 def ensemble(weight: jax.Array, private: jax.Array, shared: jax.Array) -> jax.Array:
     """Weighted logits of both models, float [B, num_classes]."""
     return weight * private + (1 - weight) * shared
-
-
-def in_unit_interval(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Wraps an optimizer so that a step ends where it would leave [0, 1]."""
-
-    def update(updates, state, params=None):
-        updates, state = optimizer.update(updates, state, params)
-        return jax.tree.map(lambda p, u: jnp.clip(p + u, 0, 1) - p, params, updates), state
-
-    return optax.GradientTransformation(optimizer.init, update)
 
 
 def learn_weight(weight: jax.Array, rows: Rows, valid: jax.Array, key: jax.Array) -> jax.Array:

@@ -23,14 +23,12 @@ from typing import Annotated
 import jax
 
 from fedjax_ht.core.annotations import Count, SearchRange
-from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.bucket import features, logits
-from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
-from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.architectures import extractor, init_parts, mean_parts, part_for
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
+from fedjax_ht.methods.shared.parts import train_part
 
 
 @checked
@@ -57,21 +55,10 @@ def fedrep(
     def receive(bucket, client, downlink, data, ctx):
         return client | {"params": client["params"] | {"base": downlink}}
 
-    def train_part(recipe, part, bucket, client, data, key):
-        fixed = client["params"]
-
-        def loss(params, stats, batch: Batch, key) -> Loss:
-            model = fixed | {part: params}
-            rows, stats = features(bucket, model, stats, batch.x, batch.mask, train=True, key=key)
-            return Loss(cross_entropy(logits(bucket, model, rows), batch.y, batch.mask), stats)
-
-        result = train(recipe, loss, fixed[part], client["stats"], data, key, bucket.num_classes)
-        return client | {"params": fixed | {part: result.params}, "stats": result.stats}, result
-
     def client_update(bucket, client, downlink, data, ctx):
-        client, _ = train_part(of_head, "head", bucket, client, data, ctx.key)
+        client, _ = train_part(of_head, "head", bucket, client, data, key=ctx.key)
         key = jax.random.fold_in(ctx.key, 1)
-        client, result = train_part(training, "base", bucket, client, data, key)
+        client, result = train_part(training, "base", bucket, client, data, key=key)
         uplink = ModelUplink(client["params"]["base"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 

@@ -10,6 +10,7 @@ from fedjax_ht.methods.dense import dense
 from fedjax_ht.methods.dfrd import dfrd
 from fedjax_ht.methods.ditto import ditto
 from fedjax_ht.methods.fd import fd
+from fedjax_ht.methods.fedala import fedala
 from fedjax_ht.methods.fedapen import fedapen
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.fedbn import fedbn
@@ -21,11 +22,14 @@ from fedjax_ht.methods.fedgen import fedgen
 from fedjax_ht.methods.fedgh import fedgh
 from fedjax_ht.methods.fedkd import fedkd
 from fedjax_ht.methods.fedktl import fedktl
+from fedjax_ht.methods.fedl2g import fedl2g
 from fedjax_ht.methods.fedmrl import fedmrl
+from fedjax_ht.methods.fedpac import fedpac
 from fedjax_ht.methods.fedper import fedper
 from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.methods.fedprox import fedprox
 from fedjax_ht.methods.fedral import fedral
+from fedjax_ht.methods.fedre import fedre
 from fedjax_ht.methods.fedrep import fedrep
 from fedjax_ht.methods.fedrolex import fedrolex
 from fedjax_ht.methods.fedssa import fedssa
@@ -71,6 +75,10 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedbn": fedbn,
     "ditto": ditto,
     "apfl": apfl,
+    "fedala": fedala,
+    "fedpac": fedpac,
+    "fedl2g": fedl2g,
+    "fedre": fedre,
 }
 
 LIBRARY = dict(METHODS)

@@ -49,6 +49,7 @@ KEEP_NOTHING = (
     "fedrolex",
     "fedprox",
     "fedbn",
+    "fedpac",
 )  # and what is composed with them
 
 

@@ -37,6 +37,8 @@ SUMS = (
     "fedbn",
     "ditto",
     "apfl",
+    "fedala",
+    "fedl2g",
 )
 VARIANTS = [  # whose weights or masks are others
     ("fedavg", {"weighting": "uniform"}),

@@ -118,3 +118,21 @@ def moon(w: Model, last: Model, batches, lr: float, mu: float, tau: float) -> Mo
             for k, v in new.items()
         }
     return new
+
+
+def head_mixture(kept: Model, received: Model, weights: Model) -> Model:
+    """The received extractor, and kept + (received - kept) weights in the head, by entry."""
+    return {
+        k: kept[k] + (received[k] - kept[k]) * weights[k] if k in weights else received[k]
+        for k in kept
+    }
+
+
+def fedala_weights(kept: Model, received: Model, weights: Model, batches, lr: float) -> Model:
+    """Each step descends on the mixture's cross-entropy, and is clipped to [0, 1]."""
+    for x, y in batches:
+        g = gradient(head_mixture(kept, received, weights), x, y)
+        weights = {
+            k: np.clip(a - lr * g[k] * (received[k] - kept[k]), 0, 1) for k, a in weights.items()
+        }
+    return weights

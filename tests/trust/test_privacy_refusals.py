@@ -38,6 +38,10 @@ REFUSED = [
     ("fedbn", {}, {"client": "", "upload": "", "sample": ""}),
     ("ditto", {}, {"client": "", "upload": "", "sample": ""}),
     ("apfl", {}, {"client": "", "upload": "", "sample": ""}),
+    ("fedala", {}, {"client": "", "upload": "", "sample": SAMPLE}),
+    ("fedl2g", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
+    ("fedpac", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
+    ("fedre", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
     ("heterofl", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
     ("heterofl", {"label_split": False}, {"client": "", "upload": "", "sample": ""}),
     (

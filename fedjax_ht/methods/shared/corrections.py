@@ -52,6 +52,16 @@ def pull(strength: float, anchor: PyTree) -> Callable[[PyTree], PyTree]:
     return correction
 
 
+def in_unit_interval(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Wraps an optimizer so that a step ends where it would leave [0, 1]."""
+
+    def update(updates, state, params=None):
+        updates, state = optimizer.update(updates, state, params)
+        return jax.tree.map(lambda p, u: jnp.clip(p + u, 0, 1) - p, params, updates), state
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
 def learning_rate(training: LocalTraining, data: Data) -> jax.Array:
     """Computes the learning rate of plain SGD in round `data.round`, a float32 scalar."""
     gradient, weight = jnp.float32(1), jnp.float32(0)

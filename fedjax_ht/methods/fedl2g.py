@@ -1,0 +1,263 @@
+"""FedL2G (Zhang et al., 2024): the server learns guiding vectors that lower the clients' test loss.
+
+    client:  keeps its first samples Q as a quiz and trains on the others: local epochs on CE + G,
+             G being the mean square between o(x) and the guiding vector v_y; then, with a batch B
+             of the others, theta' = theta - eta grad(CE + G) and q = grad CE(Q; theta'), uploads
+             of each class c in B g_c = 2 eta / (|B| D) sum_{x in B of class c} J_o(x; theta) q
+    server:  V <- V - eta_s g, g_c the mean of class c's rows over the clients that sent one, all
+             rows together clipped to norm 100
+    predict: the client's own model
+    up:      C_B D: a row for each class in B, D = C or K
+    down:    C D: a guiding vector for each class
+    fits:    any models (logits) or models of one feature width (features); long runs, as the first
+             rounds train V alone
+
+Settled here:
+* o are the logits (D = C) or the features (D = K), G's mean is over samples and entries.
+* g is the gradient of the quiz's loss in V, through the virtual step, in closed form: a pass
+  backwards at theta', and J_o q at theta by transposing the pass backwards there. No gradient of a
+  gradient is taken. Rows of classes outside of B are 0 and not sent.
+* The first `warmup` rounds train V alone, and clients stay as they are; as in the released code
+  they count as rounds. `schedule` and momentum do not enter the virtual step, clipping neither.
+* A client whose samples do not fill more than the quiz cannot send g. It trains on all of them,
+  where the released code stops with an error.
+* eta_s is 0.1 for logits and 100 for features, as in the authors' script; their program's default
+  is 0.01.
+* Both virtual passes normalise by the batch, whose statistics are thrown away. A client's gradients
+  are clipped at norm 100 in training.
+* Other methods train on the quiz samples, too: a table beside them should say so.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ht.core.aggregation import gather_received
+from fedjax_ht.core.annotations import Count, Positive, SearchRange, Whole
+from fedjax_ht.core.batches import Batch, shuffled, take_batch
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import Bucket, features, logits
+from fedjax_ht.core.federation import Federation, require_one_feature_width
+from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.method import Method, View, Wire
+from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.core.wire import Masked
+from fedjax_ht.losses import cross_entropy, masked_mean
+from fedjax_ht.methods.shared.corrections import learning_rate
+from fedjax_ht.methods.shared.prototypes import mean_by_class
+
+CLIP_NORM = 100.0  # of the released code, for clients and server
+Guide = Literal["logits", "features"]
+SERVER_LR: dict[Guide, float] = {"logits": 0.1, "features": 100.0}
+
+
+def hold_out(data: Data, quiz_size: int) -> Data:
+    """Moves a client's first training samples to the split "quiz", where more are left to train on.
+
+    Args:
+      data: the client's.
+      quiz_size: samples of the quiz; a client with no more than these has none.
+    """
+    indices, count = data.splits["train"]
+    held = jnp.where(count > quiz_size, quiz_size, 0)
+    study = Split(jnp.roll(indices, -held), count - held)
+    return data._replace(splits=data.splits | {"train": study, "quiz": Split(indices, held)})
+
+
+class Form(NamedTuple):
+    """Settings of a client's virtual step.
+
+    Attributes:
+      guide: what the vectors guide.
+      training: local training, whose rate, batch size and order the step has.
+      study_batches, quiz_batches: numbers of batches.
+    """
+
+    guide: Guide
+    training: LocalTraining
+    study_batches: int
+    quiz_batches: int
+
+
+def outputs_of(
+    form: Form, bucket: Bucket, params: PyTree, stats: PyTree, batch: Batch, key: jax.Array
+) -> tuple[jax.Array, jax.Array, PyTree]:
+    """Returns the logits, the outputs that are guided, and the new batch statistics."""
+    rows, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
+    scores = logits(bucket, params, rows)
+    return scores, scores if form.guide == "logits" else rows, stats
+
+
+def guided_loss(
+    form: Form,
+    bucket: Bucket,
+    vectors: jax.Array,
+    *,
+    params: PyTree,
+    stats: PyTree,
+    batch: Batch,
+    key: jax.Array,
+) -> Loss:
+    """Computes CE + G of a batch, G being the mean square between outputs and their vectors."""
+    scores, outputs, stats = outputs_of(form, bucket, params, stats, batch, key)
+    distance = masked_mean(jnp.mean((outputs - vectors[batch.y]) ** 2, -1), batch.mask)
+    return Loss(cross_entropy(scores, batch.y, batch.mask) + distance, stats)
+
+
+def mean_gradient(
+    loss: Callable, params: PyTree, data: Data, split: Split, *, size: int, batches: int
+) -> tuple[jax.Array, PyTree]:
+    """Averages (params, batch, number) -> loss and its gradient over some batches of a split, of
+    which the last may be empty."""
+
+    def of_batch(i):
+        batch = take_batch(data, split.indices, split.count, i * size, size)
+        return jax.value_and_grad(loss)(params, batch, i)
+
+    pairs = jax.lax.map(of_batch, jnp.arange(batches))
+    return jax.tree.map(lambda x: x.mean(0), pairs)
+
+
+def vector_gradient(
+    form: Form, bucket: Bucket, client: PyTree, vectors: jax.Array, data: Data, key: jax.Array
+) -> tuple[Masked, jax.Array]:
+    """Computes g, Masked float32 [C, D], and the quiz's loss after the virtual step.
+
+    Args:
+      form: see `Form`.
+      bucket: the client's.
+      client: its state, with the model as "params" and "stats".
+      vectors: V, float [C, D].
+      data: the client's, as `hold_out` makes it.
+      key: folds into the order of the study samples and dropout.
+    """
+    training, size = form.training, form.training.batch_size
+    study, quiz = data.splits["train"], data.splits["quiz"]
+    study_key, pass_key, quiz_key = jax.random.split(key, 3)
+    if training.shuffle:
+        study = study._replace(indices=shuffled(study_key, study))
+    params, stats = client["params"], client["stats"]
+    step = learning_rate(training, data)
+
+    def study_loss(params, batch, i):
+        part_key = jax.random.fold_in(pass_key, i)
+        return guided_loss(
+            form, bucket, vectors, params=params, stats=stats, batch=batch, key=part_key
+        ).value
+
+    def quiz_loss(params, batch, i):
+        part_key = jax.random.fold_in(quiz_key, i)
+        scores = outputs_of(form, bucket, params, stats, batch, part_key)[0]
+        return cross_entropy(scores, batch.y, batch.mask)
+
+    _, gradient = mean_gradient(
+        study_loss, params, data, study, size=size, batches=form.study_batches
+    )
+    virtual = jax.tree.map(lambda w, g: w - step * g, params, gradient)
+    loss, direction = mean_gradient(
+        quiz_loss, virtual, data, quiz, size=size, batches=form.quiz_batches
+    )
+
+    def rows_of_batch(i):
+        batch = take_batch(data, study.indices, study.count, i * size, size)
+        part_key = jax.random.fold_in(pass_key, i)
+        outputs, pullback = jax.vjp(
+            lambda params: outputs_of(form, bucket, params, stats, batch, part_key)[1], params
+        )
+        # The pullback is linear, and its transpose is J_o: so modules with a rule for reverse mode
+        # alone, such as batch norm, need none for forward mode.
+        _, transpose = jax.vjp(lambda u: pullback(u)[0], jnp.zeros_like(outputs))
+        (pushed,) = transpose(direction)
+        members = jax.nn.one_hot(batch.y, len(vectors)) * batch.mask[:, None]
+        scale = 2 * step / (jnp.maximum(batch.mask.sum(), 1) * outputs.shape[-1])
+        return scale * members.T @ jnp.where(batch.mask[:, None], pushed, 0), members.any(0)
+
+    rows, present = jax.lax.map(rows_of_batch, jnp.arange(form.study_batches))
+    return Masked(rows.mean(0), present.any(0) & (quiz.count > 0)), loss
+
+
+def warn(metrics: dict[str, Any]) -> str | None:
+    """Says that clients do not train yet; a `View.warn`."""
+    if metrics.get("warming_up"):
+        return "clients do not train in the first rounds, which are the guiding vectors' (warmup)"
+    return None
+
+
+@checked
+def fedl2g(
+    training: LocalTraining,
+    guide: Guide = "logits",
+    server_lr: Annotated[Positive | None, SearchRange(0.01, 100.0)] = None,
+    warmup: Whole = 50,
+    study_batches: Count = 1,
+    quiz_batches: Count = 1,
+) -> Method:
+    """Makes FedL2G, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training.
+      guide: what the vectors guide, "logits" (FedL2G-l) or "features" (FedL2G-f).
+      server_lr: eta_s; None takes 0.1 for logits and 100 for features.
+      warmup: rounds in which the guiding vectors alone are trained.
+      study_batches: batches of the virtual step.
+      quiz_batches: batches of samples that each client keeps as its quiz.
+    """
+    rate = SERVER_LR[guide] if server_lr is None else server_lr
+    form = Form(guide, training, study_batches, quiz_batches)
+    clipping = optax.chain(optax.clip_by_global_norm(CLIP_NORM), training.optimizer)
+    clipped = dataclasses.replace(training, optimizer=clipping)
+
+    def width(federation: Federation) -> int:
+        return federation.num_classes if guide == "logits" else federation.feature_dim
+
+    def init_server(federation, key):
+        return jax.random.normal(key, (federation.num_classes, width(federation)))
+
+    def client_update(bucket, client, downlink, data, ctx):
+        held = hold_out(data, quiz_batches * training.batch_size)
+
+        def loss(params, stats, batch, key):
+            return guided_loss(
+                form, bucket, downlink, params=params, stats=stats, batch=batch, key=key
+            )
+
+        def trained(client):
+            params, stats = client["params"], client["stats"]
+            result = train(clipped, loss, params, stats, held, ctx.key, bucket.num_classes)
+            return client | {"params": result.params, "stats": result.stats}, result.loss
+
+        def waiting(client):
+            return client, jnp.float32(0)
+
+        client, value = jax.lax.cond(ctx.round >= warmup, trained, waiting, client)
+        key = jax.random.fold_in(ctx.key, 1)
+        uplink, quiz = vector_gradient(form, bucket, client, downlink, held, key)
+        return client, uplink, {"loss": value, "quiz_loss": quiz}
+
+    def server_update(federation, server, received, ctx):
+        joined = gather_received(received)
+        present = joined.uplink.mask & joined.arrived[:, None]
+        gradient = mean_by_class(joined.uplink.values, present)
+        gradient *= jnp.minimum(1, CLIP_NORM / jnp.maximum(jnp.linalg.norm(gradient), 1e-30))
+        new = select(present.any(), server - rate * gradient, server)
+        return new, {"classes": present.any(0).sum(), "warming_up": ctx.round < warmup}
+
+    def check(federation):
+        if guide == "features":
+            require_one_feature_width(federation)
+
+    return Method(
+        name="fedl2g",
+        training=training,
+        check=check,
+        init_server=init_server,
+        client_update=client_update,
+        server_update=server_update,
+        view=View(warn=warn),
+        wire=Wire(server_reads="sums"),
+    )

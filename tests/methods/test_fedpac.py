@@ -1,0 +1,148 @@
+"""FedPAC against NumPy: a client's round, the shares of the heads, and whose head is whose."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.method import Received
+from fedjax_ht.core.wire import Masked, Metadata
+from fedjax_ht.methods.fedpac import Server, Uplink, fedpac, head_shares, onto_simplex
+from tests import tiny
+from tests.methods.one_architecture import (
+    BATCHES,
+    BUCKET,
+    FEDERATION,
+    LABELS,
+    LR,
+    TRAINING,
+    check_equal,
+    check_model,
+    context,
+    model,
+    play,
+)
+from tests.reference import fedpac as reference
+from tests.reference import linear_client
+from tests.reference import one_architecture as clients
+from tests.reference.gradients import numerical_gradient
+from tests.reference.prototype_losses import sample_prototype_mse
+
+C, K = 4, 3
+MEANS = np.random.default_rng(1).normal(size=(C, K)).astype(np.float32)
+KNOWN = np.array([True, True, False, True])
+
+
+def test_a_client_trains_its_head_and_then_the_extractor():
+    method = fedpac(TRAINING, lam=0.7, head_epochs=2)
+    downlink = model(1), Masked(jnp.asarray(MEANS), jnp.asarray(KNOWN))
+    received, trained, uplink, _ = play(method, {"params": model(0), "stats": {}}, downlink)
+    check_equal(received["params"], model(1))
+    start = tiny.flat_params(received["params"])
+    x = np.concatenate([x for x, _ in BATCHES])
+    h, variance = reference.moments(linear_client.features(start, x), LABELS, C)
+    params = clients.of_part(start, "head", BATCHES * 2, LR)
+
+    def loss(params, x, y):
+        rows, everyone = linear_client.features(params, x), [True] * len(y)
+        pull = sample_prototype_mse(rows, y, everyone, MEANS, KNOWN)
+        return linear_client.loss(params, x, y) + 0.7 * pull
+
+    for x_batch, y in BATCHES:
+        params = {
+            k: v
+            - LR
+            * k.startswith("base")
+            * numerical_gradient(
+                lambda p, k=k, x=x_batch, y=y, params=params: loss({**params, k: p}, x, y), v
+            )
+            for k, v in params.items()
+        }
+    check_model(trained["params"], params)
+    check_equal(uplink.params, trained["params"])
+    np.testing.assert_array_equal(uplink.classes.mask, [True, False, True, True])
+    np.testing.assert_allclose(uplink.classes.values[:, :K], h, rtol=1e-4, atol=1e-6)
+    for c, mean in linear_client.class_means(linear_client.features(params, x), LABELS).items():
+        np.testing.assert_allclose(uplink.classes.values[c, K:], mean, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(uplink.variance, variance, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
+def test_shares_are_the_optima_of_the_quadratic_programs(scale):
+    """Some clients are like each other, some alone; two rows do not count."""
+    rng = np.random.default_rng(3)
+    centres = scale * rng.normal(size=(2, C * K))
+    h = np.concatenate([centres[[0, 0, 0, 1]] + 0.3 * scale * rng.normal(size=(4, C * K))])
+    variances = scale**2 * rng.uniform(0.05, 2, 4)
+    rows = np.insert(h, [1, 4], np.nan, axis=0).astype(np.float32)
+    valid = np.array([True, False, True, True, True, False])
+    got = head_shares(
+        jnp.asarray(rows),
+        jnp.asarray(np.insert(variances, [1, 4], np.nan), jnp.float32),
+        jnp.asarray(valid),
+    )
+    assert not got[~valid].any() and not got[:, ~valid].any()
+    want = np.array([reference.shares(list(h), variances.tolist(), i) for i in range(4)])
+    np.testing.assert_allclose(got[np.ix_(valid, valid)], want, rtol=0, atol=2e-3)
+    assert 0 < (want > 0).sum() < want.size
+
+
+def test_onto_simplex():
+    everyone = jnp.ones(3, bool)
+    np.testing.assert_allclose(onto_simplex(jnp.array([0.2, 0.3, 0.5]), everyone), [0.2, 0.3, 0.5])
+    np.testing.assert_allclose(onto_simplex(jnp.array([5.0, 0.0, 0.0]), everyone), [1, 0, 0])
+    some = jnp.array([True, False, True])
+    np.testing.assert_allclose(onto_simplex(jnp.array([1.0, 9.0, 1.0]), some), [0.5, 0, 0.5])
+    assert not onto_simplex(jnp.array([1.0, 9.0, 1.0]), ~everyone).any()
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [4, 2, 0, 3, 1, 4]])
+def test_a_server_mixes_heads_and_keeps_those_of_the_absent(order):
+    """Clients 1 and 2 arrive, of different numbers of samples; 0 has none and 3 is lost."""
+    rng, counts = np.random.default_rng(0), {0: 0, 1: 4, 2: 12, 3: 9, 4: 9}
+    old = model(0)
+    heads = jax.tree.map(lambda x: jnp.stack([x + i for i in range(4)]), old["head"])
+    server = Server(old["base"], heads, Masked(jnp.asarray(MEANS), jnp.asarray(KNOWN)))
+    values = rng.normal(size=(4, C, 2 * K)).astype(np.float32)
+    mask = np.array([[0, 0, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]], bool)
+    variances = np.array([0.0, 0.5, 1.5, 1.0], np.float32)
+    models = [model(10 + i) for i in range(4)]
+
+    def row(i):
+        lost = i >= 3
+        i = min(i, 3)
+        uplink = Uplink(models[i], Masked(values[i], mask[i]), variances[i], Metadata(counts[i]))
+        if not lost:
+            return uplink
+        return uplink._replace(
+            params=jax.tree.map(lambda x: x * np.nan, models[i]), variance=np.float32(np.nan)
+        )
+
+    uplink = jax.tree.map(lambda *xs: jnp.stack([jnp.asarray(x) for x in xs]), *map(row, order))
+    arrived = jnp.array([i < 3 for i in order])
+    info = tiny.infos(order, [counts[i] for i in order])
+    received = {BUCKET.name: Received(uplink, info, arrived)}
+    (new,), _ = jax.jit(lambda r: fedpac(TRAINING).server_update(FEDERATION, [server], r, None))(
+        received
+    )
+    flat = [tiny.flat_params(m) for m in models]
+    for name, part in (("kernel", "base_kernel"), ("bias", "base_bias")):
+        want = (4 * flat[1][part] + 12 * flat[2][part]) / 16
+        np.testing.assert_allclose(new.base["fc"][name], want, rtol=1e-5, atol=1e-6)
+    h = [np.where(mask[i][:, None], values[i][:, :K], 0) for i in (1, 2)]
+    for place, i in enumerate((1, 2)):
+        a = reference.shares(h, [0.5, 1.5], place)
+        want = a[0] * flat[1]["head_kernel"] + a[1] * flat[2]["head_kernel"]
+        np.testing.assert_allclose(new.heads["kernel"][i], want, rtol=0, atol=1e-2)
+        sent, _ = fedpac(TRAINING).broadcast(
+            FEDERATION, BUCKET, [new], context()._replace(info=tiny.infos(i, 5))
+        )
+        np.testing.assert_array_equal(sent["head"]["kernel"], new.heads["kernel"][i])
+    for i in (0, 3):
+        np.testing.assert_array_equal(new.heads["kernel"][i], heads["kernel"][i])
+    np.testing.assert_allclose(
+        new.means.values[0], (values[1, 0, K:] + values[2, 0, K:]) / 2, rtol=1e-5
+    )
+    np.testing.assert_allclose(new.means.values[1], values[1, 1, K:], rtol=1e-5)
+    np.testing.assert_array_equal(new.means.values[3], MEANS[3])  # nobody sent it
+    np.testing.assert_array_equal(new.means.mask, [True, True, False, True])

@@ -1,0 +1,92 @@
+"""FedRE against NumPy: a client's mixture, and the server's training of the head."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.method import Received
+from fedjax_ht.core.wire import Masked
+from fedjax_ht.methods.fedre import Uplink, fedre, random_weights
+from tests import tiny
+from tests.methods.one_architecture import (
+    BATCHES,
+    BUCKET,
+    FEDERATION,
+    LABELS,
+    LR,
+    TRAINING,
+    check_model,
+    model,
+    play,
+)
+from tests.reference import fedre as reference
+from tests.reference import linear_client
+from tests.reference import one_architecture as clients
+
+C, K = 4, 3
+
+
+def test_a_client_sends_a_mixture_of_its_class_means():
+    head = model(2)["head"]
+    received, trained, uplink, _ = play(fedre(TRAINING), {"params": model(1), "stats": {}}, head)
+    params = clients.fedprox(tiny.flat_params(received["params"]), BATCHES, LR, 0.0)
+    check_model(trained["params"], params)
+    rows = linear_client.features(params, np.concatenate([x for x, _ in BATCHES]))
+    means = linear_client.class_means(rows, LABELS)
+    weights = np.asarray(uplink.labels.values)
+    np.testing.assert_array_equal(uplink.labels.mask, [True, False, True, True])
+    assert weights.sum() == pytest.approx(1) and len(set(weights[[0, 2, 3]])) == 3
+    want = sum(weights[c] * mean for c, mean in means.items())
+    np.testing.assert_allclose(uplink.mixture, want, rtol=1e-4, atol=1e-6)
+
+
+def test_weights_are_of_a_clients_classes():
+    assert not random_weights(jnp.zeros(C, bool), jax.random.key(0)).any()
+    single = random_weights(jnp.arange(C) == 2, jax.random.key(0))
+    np.testing.assert_array_equal(single, [0, 0, 1, 0])  # the plain class mean
+    several = jax.vmap(lambda k: random_weights(jnp.arange(C) < 2, k))(
+        jax.random.split(jax.random.key(0), 500)
+    )
+    assert (several[:, 2:] == 0).all()
+    np.testing.assert_allclose(several.sum(1), 1, rtol=1e-6)
+    np.testing.assert_allclose(several.mean(0)[:2], 0.5, atol=0.03)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [4, 2, 0, 3, 1, 4]])
+def test_server_update_equals_the_reference(order):
+    """Client 2 has no samples, 3 is lost, 4 is padding; the rest is a batch, whatever its order."""
+    rng = np.random.default_rng(0)
+    mixtures = rng.normal(size=(2, K)).astype(np.float32)
+    labels = np.array([[0.3, 0, 0.7, 0], [0, 0, 0, 1]], np.float32)
+
+    def row(i):
+        if i in (0, 1):
+            return Uplink(mixtures[i], Masked(labels[i], labels[i] > 0))
+        if i == 2:
+            return Uplink(
+                np.zeros(K, np.float32), Masked(np.zeros(C, np.float32), np.zeros(C, bool))
+            )
+        nothing = np.full(C, np.nan, np.float32)
+        return Uplink(np.full(K, np.nan, np.float32), Masked(nothing, np.ones(C, bool)))
+
+    uplink = jax.tree.map(lambda *xs: jnp.stack(xs), *map(row, order))
+    arrived = jnp.array([i < 3 for i in order])
+    received = {BUCKET.name: Received(uplink, tiny.infos(order, 5), arrived)}
+    head = jax.tree.map(np.asarray, model(4)["head"])
+    method = fedre(TRAINING, server_lr=0.2)
+    new, metrics = method.server_update(FEDERATION, head, received, tiny.context())
+    start = {k: v.astype(float) for k, v in head.items()}
+    want = reference.server_update(start, mixtures, labels, [[0, 1]], 0.2)
+    for name in want:
+        np.testing.assert_allclose(new[name], want[name], rtol=1e-5, atol=1e-6)
+    loss = reference.soft_loss(start, mixtures, labels)
+    np.testing.assert_allclose(metrics["server_loss"], loss, rtol=1e-5)
+
+
+def test_the_head_stays_where_nobody_with_samples_arrives():
+    head = model(4)["head"]
+    uplink = Uplink(jnp.zeros((2, K)), Masked(jnp.zeros((2, C)), jnp.zeros((2, C), bool)))
+    received = {BUCKET.name: Received(uplink, tiny.infos([0, 1], 0), jnp.ones(2, bool))}
+    new, _ = fedre(TRAINING).server_update(FEDERATION, head, received, tiny.context())
+    jax.tree.map(np.testing.assert_array_equal, new, head)

@@ -1,0 +1,23 @@
+"""FedRE's server: SGD of a linear head on mixtures with soft labels."""
+
+import numpy as np
+
+from tests.reference.gradients import sgd_step
+
+
+def soft_loss(head, mixtures: np.ndarray, labels: np.ndarray) -> float:
+    """Sum, and no mean, over the pairs of -sum_c y_c log softmax(head(r))_c."""
+    total = 0.0
+    for mixture, label in zip(mixtures, labels):
+        logits = mixture @ head["kernel"] + head["bias"]
+        total -= float(
+            label @ (logits - logits.max() - np.log(np.exp(logits - logits.max()).sum()))
+        )
+    return total
+
+
+def server_update(head, mixtures: np.ndarray, labels: np.ndarray, batches, lr: float):
+    """A step for each batch of rows."""
+    for rows in batches:
+        head = sgd_step(lambda h, rows=rows: soft_loss(h, mixtures[rows], labels[rows]), head, lr)
+    return head
