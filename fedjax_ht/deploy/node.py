@@ -8,6 +8,8 @@ another user of this machine could take its messages.
 
 import contextlib
 import dataclasses
+import datetime
+import email.utils
 import functools
 import threading
 import time
@@ -31,6 +33,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedjax_ht.deploy import mail
 from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.bounded_http import RESPONSE_BYTES, Bounded, http_client
+from fedjax_ht.deploy.gate import CLOCK_SECONDS
 from fedjax_ht.deploy.headers import is_count, printable
 from fedjax_ht.deploy.masking import STAGE, masked_reply
 from fedjax_ht.deploy.messages import Envelope, from_bytes, message_bytes, to_bytes
@@ -105,6 +108,8 @@ class _Connection:
     def on_refused(self, error: httpx.HTTPStatusError) -> None:
         code = error.response.status_code
         reason = REFUSALS.get(code, f"HTTP {code}")
+        if code == 401:
+            reason = _clock_problem(error.response) or reason
         if error.response.has_redirect_location:
             reason = "it sends this client elsewhere, where it does not go"
         if self.refused_since is None:
@@ -125,6 +130,23 @@ class _Connection:
             self.audit("unreachable", server=self.address, reason=reason)
             self.tell(f"no connection to {self.address}, trying again: {reason}")
         self.is_unreachable = True
+
+
+def _clock_problem(response: httpx.Response) -> str:
+    """Says how far this machine's clock is from the server's; "" where the server takes it."""
+    try:
+        server_time = email.utils.parsedate_to_datetime(response.headers.get("date", ""))
+        ahead = (datetime.datetime.now(datetime.UTC) - server_time).total_seconds()
+    except (ValueError, TypeError):  # no date, or one without a zone
+        return ""
+    # the header has whole seconds, and is as old as the way of the response
+    if abs(ahead) < CLOCK_SECONDS - 1:
+        return ""
+    direction = "ahead of" if ahead > 0 else "behind"
+    return (
+        f"this machine's clock is {abs(ahead):.0f} s {direction} the server's, and may be "
+        f"{CLOCK_SECONDS:g} s off; set it"
+    )
 
 
 def run_node(

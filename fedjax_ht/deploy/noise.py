@@ -15,14 +15,15 @@ whatever run, since the run's name is the server's choice.
 import functools
 import json
 import math
-import os
 import secrets
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ht.checkpoints import sealed
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.local_training import LocalTraining, num_steps
@@ -34,6 +35,11 @@ from fedjax_ht.trust.privacy import Privacy, private
 LEDGER_FILE = "told.json"
 SECRET_WORDS = 4
 """Words of a secret: 128 bits, twice what a key of jax holds."""
+
+FAR_EPSILON = 100.0
+"""Times the median of what clients say of their epsilons, beyond which one is told of."""
+
+_EPSILON_OF = "epsilon of client "
 
 Entropy = Callable[[], tuple[int, ...]]
 """() -> a secret, `SECRET_WORDS` words of 32 bits."""
@@ -175,8 +181,8 @@ def draw(noise: Noise | None) -> tuple[np.ndarray | tuple, float | None]:
 def add_to_ledger(path: Path, name: str, increment: int) -> int:
     """Adds to a number of a ledger, a small file of what one side has sent so far.
 
-    The numbers outlive the program and never decrease. One process writes a ledger: its folder is
-    locked by the command.
+    The numbers outlive the program, and counts never decrease. One process writes a ledger: its
+    folder is locked by the command.
 
     Args:
       path: the file.
@@ -187,36 +193,69 @@ def add_to_ledger(path: Path, name: str, increment: int) -> int:
       The new number, which is on disk.
 
     Raises:
-      ValueError, OSError: the file is not a ledger, or cannot be written. One line.
+      ValueError, OSError: the file is not a ledger, is missing beside states, or cannot be
+        written. One line.
     """
-    return _write_number(path, name, read_ledger(path).get(name, 0) + increment)
+    numbers = read_ledger(path)
+    numbers[name] = numbers.get(name, 0) + increment
+    _write_ledger(path, numbers)
+    return numbers[name]
 
 
-def raise_in_ledger(path: Path, name: str, value: float) -> float:
-    """Raises a number of a ledger to a value if it is less; otherwise as `add_to_ledger`."""
-    # in this order a NaN changes nothing
-    return _write_number(path, name, max(read_ledger(path).get(name, 0), value))
+def record_epsilons(path: Path, epsilons: Mapping[int, float]) -> tuple[float, list[str]]:
+    """Records in a ledger what clients say of their own epsilons; each one's last word counts.
+
+    Args:
+      path: the file.
+      epsilons: client id -> its epsilon, of the clients of one round.
+
+    Returns:
+      The largest epsilon of all clients so far, and a line for each client that has come to say
+      more than `FAR_EPSILON` times the median.
+
+    Raises:
+      ValueError, OSError: as `add_to_ledger`.
+    """
+    before, last = read_ledger(path), {}
+    for client, epsilon in epsilons.items():
+        last[f"{_EPSILON_OF}{client}"] = epsilon
+    after = before | last
+    _write_ledger(path, after)
+    reported = [value for name, value in after.items() if name.startswith(_EPSILON_OF)]
+    median = statistics.median_low(reported)
+    bound, lines = FAR_EPSILON * median, []
+    for name, epsilon in last.items():
+        if epsilon > bound >= before.get(name, 0):
+            lines.append(f"{name} is {epsilon:.4g} by its own word, the median {median:.4g}")
+    return max(reported), lines
 
 
 def read_ledger(path: Path) -> dict[str, Any]:
-    """Reads a ledger's numbers by name, {} where there is no file; errors as `add_to_ledger`."""
+    """Reads a ledger's numbers by name, {} before anything is sent; errors as `add_to_ledger`."""
     if not path.exists():
+        if _has_states(path.parent):
+            raise ValueError(
+                f"{path} is missing, and {path.parent} has states of rounds that it counted, so "
+                "epsilon is unknown; put it back, or begin in another --workdir"
+            )
         return {}
     try:
         numbers = json.loads(path.read_text())
         if all(isinstance(x, int | float) and x >= 0 for x in numbers.values()):
             return numbers
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         pass
     raise ValueError(
         f"{path} is damaged: it must say how often noise was added, or epsilon is unknown"
     )
 
 
-def _write_number(path: Path, name: str, value: Any) -> Any:
-    numbers = read_ledger(path) | {name: value}
+def _has_states(folder: Path) -> bool:
+    """Returns whether a side's folder has states of a client, or checkpoints of a server."""
+    parents = [path for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
+    return any(sealed.numbers(parent) for parent in parents)
+
+
+def _write_ledger(path: Path, numbers: dict[str, Any]) -> None:
     with atomic_open(path) as file:
         json.dump(numbers, file)
-        file.flush()
-        os.fsync(file.fileno())
-    return value

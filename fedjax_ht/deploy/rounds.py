@@ -17,7 +17,7 @@ from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.deploy.contacts import ClientHeaders, contact_clients
-from fedjax_ht.deploy.noise import draw, raise_in_ledger
+from fedjax_ht.deploy.noise import draw, record_epsilons
 from fedjax_ht.deploy.plan import DeploymentEnded
 from fedjax_ht.deploy.replies import (
     ClientReply,
@@ -131,8 +131,10 @@ def _complete(
         longest = max(header["seconds"] for header in headers)
         report = report._replace(metrics=report.metrics | {"seconds_client": longest})
     if server.plan.unit in ("upload", "sample"):
-        largest = max(header["epsilon"] for header in headers)
-        epsilon = raise_in_ledger(server.ledger, "epsilon", largest)
+        epsilons = {client: reply.header["epsilon"] for client, reply in replies.items()}
+        epsilon, lines = record_epsilons(server.ledger, epsilons)
+        for line in lines:
+            server.warn(line)
         report = report._replace(epsilon=epsilon)
     if server.groups is not None:  # what is made of a sum tells no client apart
         report = report._replace(far_off=())

@@ -6,7 +6,7 @@
 import json
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,14 @@ from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.contacts import MOST_SAMPLES, Transport, all_headers
 from fedjax_ht.deploy.headers import Expected
-from fedjax_ht.deploy.noise import LEDGER_FILE, Entropy, Noise, fresh_secret, update_noise
+from fedjax_ht.deploy.noise import (
+    LEDGER_FILE,
+    Entropy,
+    Noise,
+    fresh_secret,
+    read_ledger,
+    update_noise,
+)
 from fedjax_ht.deploy.plan import Plan, make_models, task_from_json
 from fedjax_ht.deploy.secure_sums import sum_groups
 from fedjax_ht.experiment.run_folder import read_json
@@ -110,8 +117,11 @@ def make_server(
       audit: of the server.
 
     Raises:
-      ValueError: a client is missing, or two of them have different tasks. One line.
+      ValueError: a client is missing, two of them have different tasks, or the ledger cannot be
+        read. One line.
     """
+    if plan.unit is not None:
+        read_ledger(folder / LEDGER_FILE)  # refused before any client is asked
     headers = all_headers(
         plan, transport, warn, folder=folder, most_samples=most_samples, audit=audit
     )
@@ -130,10 +140,6 @@ def make_server(
             "clients without training samples are not asked to train, by --secure_sums: "
             f"{', '.join(map(str, idle))}"
         )
-    noise, privacy = None, plan.options.privacy
-    if privacy is not None and privacy.unit == "client":
-        sends = any(map(sends_payload, forms.values()))
-        noise = update_noise(privacy, sends, folder / LEDGER_FILE, entropy)
     # what is made of a sum tells no client apart
     outlier_bound = 0.0 if plan.secure_sums else plan.options.outlier_bound
     return Server(
@@ -149,7 +155,7 @@ def make_server(
         serve=serve_trials(method, federation, outlier_bound),
         first=first_server(method, federation),
         pretrained=collect(client_mesh(1), method.pretrained.variables),
-        noise=noise,
+        noise=_server_noise(plan, forms, folder / LEDGER_FILE, entropy),
         ledger=folder / LEDGER_FILE,
         saved=deque(maxlen=keep),
         transport=transport,
@@ -158,6 +164,15 @@ def make_server(
         most_samples=most_samples,
         audit=audit,
     )
+
+
+def _server_noise(
+    plan: Plan, forms: Mapping[str, PyTree], ledger: Path, entropy: Entropy
+) -> Noise | None:
+    privacy = plan.options.privacy
+    if privacy is None or privacy.unit != "client":
+        return None
+    return update_noise(privacy, any(map(sends_payload, forms.values())), ledger, entropy)
 
 
 def leave_out(server: Server, client: int, when: str, reason: str) -> None:

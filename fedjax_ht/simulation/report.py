@@ -226,7 +226,7 @@ def evaluation(
     """
     accuracy: dict[str, dict[str, np.ndarray]] = {}
     num_clients = len(train_counts)
-    counts = {"train": np.asarray(train_counts, np.int64)}
+    counts = {"train": np.array(train_counts, np.int64)}  # a copy: scores are written into it
     for ids, splits in scored:
         for split, scores in splits.items():
             counts.setdefault(split, np.zeros(num_clients, np.int64))[ids] = scores.count

@@ -18,8 +18,8 @@ from fedjax_ht.deploy.noise import (
     add_to_ledger,
     draw,
     fresh_secret,
-    raise_in_ledger,
     read_ledger,
+    record_epsilons,
     training_noise,
     update_noise,
 )
@@ -95,7 +95,7 @@ def test_a_repeated_answer_costs_epsilon_whatever_the_run_is_called(
     gone = server_of(config, homes, tmp_path / "other", loses_all)
     with pytest.raises(DeploymentEnded):
         as_rounds(gone).run_round(state)
-    assert read_ledger(gone.ledger)["epsilon"] == report.epsilon  # it does not decrease
+    assert read_ledger(gone.ledger) == {"epsilon of client 3": report.epsilon}  # it does not go
 
 
 def test_a_client_may_stop_by_itself(private_federation, train_request, tmp_path):
@@ -161,17 +161,49 @@ def test_a_count_outlives_programs_and_a_broken_one_stops_its_client(tmp_path):
         1,
         5,
     ]
-    assert [raise_in_ledger(path, "z", x) for x in (1.5, 0.5, math.nan, math.inf)] == [
-        1.5,
-        1.5,
-        1.5,
-        math.inf,
-    ]
-    assert json.loads(path.read_text()) == {"x": 5, "y": 1, "z": math.inf}
-    for wrong in ("", "[1]", '{"x": "5"}', '{"x": -1}'):
+    assert json.loads(path.read_text()) == {"x": 5, "y": 1}
+    for wrong in ("", "[1]", '{"x": "5"}', '{"x": -1}', "[" * 100_000):
         path.write_text(wrong)
         with pytest.raises(ValueError, match="is damaged: it must say how often noise was added"):
             add_to_ledger(path, "x", 1)
+
+
+def test_a_client_that_says_too_much_is_told_of_and_its_last_word_counts(tmp_path):
+    path = tmp_path / LEDGER_FILE
+    assert record_epsilons(path, {0: 2.0, 1: 3.0, 2: 1.0}) == (3.0, [])
+    largest, lines = record_epsilons(path, {0: 2.5, 1: 1e30})
+    assert largest == 1e30
+    assert lines == ["epsilon of client 1 is 1e+30 by its own word, the median 2.5"]
+    assert record_epsilons(path, {1: 1e30}) == (1e30, [])  # it is told once
+    assert record_epsilons(path, {1: 3.5}) == (3.5, [])
+    assert json.loads(path.read_text()) == {
+        "epsilon of client 0": 2.5,
+        "epsilon of client 1": 3.5,
+        "epsilon of client 2": 1.0,
+    }
+
+
+def test_a_count_that_is_missing_beside_states_is_not_begun_anew(
+    private_federation, train_request, tmp_path
+):
+    """Neither a client's nor a server's; nothing is sent, and no client is asked."""
+    _, _, sites = private_federation("upload")
+    lines = []
+    site, request = moved(sites[1], tmp_path / "home", tell=lines.append), train_request("upload")
+    assert "error" not in answer(site, request).header
+    site.noise.path.unlink()
+    error = answer(site, request).header["error"]
+    assert error.startswith(f"{site.noise.path} is missing, and {tmp_path / 'home'} has states")
+    assert lines[-1] == f"round 1: no answer; {error}" and not site.noise.path.exists()
+    for unit in ("client", "upload"):
+        folder = tmp_path / unit
+        (folder / "checkpoints" / "1").mkdir(parents=True)
+        with pytest.raises(
+            ValueError, match=r"told\.json is missing, and .* so epsilon is unknown"
+        ):
+            server_of(private_federation(unit)[0], {}, folder)
+        with pytest.raises(ValueError, match="is missing"):
+            add_to_ledger(folder / LEDGER_FILE, "x", 1)
 
 
 def test_epsilon_of_noise(tmp_path):

@@ -101,6 +101,13 @@ def test_evaluation_joins_blocks_and_buckets():
     assert scored.counts["test"].dtype == np.int64 and scored.global_accuracy == {}
 
 
+def test_scores_of_training_samples_change_no_count_that_others_use():
+    train_counts = np.array([10, 20])
+    scores = {"train": Scores({"head": np.array([1])}, np.array([2]))}
+    assert evaluation(train_counts, [(np.array([0]), scores)], None).counts["train"][0] == 2
+    np.testing.assert_array_equal(train_counts, [10, 20])
+
+
 def test_evaluation_of_the_server():
     scored = (np.array([0]), {"test": Scores({"head": np.array([1])}, np.array([1]))})
     pooled = Scores({"a": np.int32(3), "b": np.int32(0)}, np.int32(12))
