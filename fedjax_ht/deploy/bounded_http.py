@@ -13,6 +13,9 @@ import httpx
 RESPONSE_BYTES = 1 << 14
 """Most bytes of a response that carries no message of the server, and around one that does."""
 
+RESPONSE_SECONDS = 30.0
+"""How long a server may be silent within a response."""
+
 
 class Bounded:
     """Sends Flower's requests, and reads no more of a response than it may have.
@@ -32,6 +35,7 @@ class Bounded:
         limit = self.max_bytes if context.rpc_method.endswith("/PullObject") else RESPONSE_BYTES
         request = context.request
         request.headers["accept-encoding"] = "identity"
+        request.extensions["timeout"] = httpx.Timeout(RESPONSE_SECONDS).as_dict()
         response = self.client.send(request, stream=True)
         try:
             if response.headers.get("content-encoding", "identity") != "identity":

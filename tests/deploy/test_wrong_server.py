@@ -12,7 +12,7 @@ pytest.importorskip("flwr")
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
 from flwr.proto.message_pb2 import Message, Metadata, PullObjectResponse
 
-from fedjax_ht.deploy import node
+from fedjax_ht.deploy import bounded_http, node
 from fedjax_ht.deploy.bounded_http import RESPONSE_BYTES
 from fedjax_ht.deploy.messages import message_bytes
 
@@ -129,6 +129,18 @@ def test_what_is_packed_is_never_unpacked_and_nothing_is_read_without_end(serve)
     limit = message_bytes(MAX_BYTES) + RESPONSE_BYTES
     lines, _, grown = serve(long, seconds=0.3)
     assert f"more than {limit} bytes in a response" in lines[0] and grown < 200
+
+
+def test_a_server_without_an_end_or_a_word_is_left(serve, monkeypatch):
+    """One sends headers for ever, the other takes a request and then sends nothing."""
+    monkeypatch.setattr(bounded_http, "RESPONSE_SECONDS", 0.3)
+    headers = {f"X{i}": "a" * 1000 for i in range(1000)}
+    for response, line in (
+        ((200, headers, b""), "Receive buffer too long"),
+        ((200, {"content-length": "1"}, b""), "timed out"),
+    ):
+        lines, calls, grown = serve({"activate-node": response}, seconds=1.0)
+        assert len(lines) == 1 and line in lines[0] and len(calls) > 1 and grown < 40, lines
 
 
 @pytest.mark.parametrize("code", [301, 302, 307, 308])
