@@ -221,6 +221,7 @@ def test_strangers_lines_in_the_log_have_an_end(tmp_path, monkeypatch):
 
 SERVER = """
 import sys, time
+from pathlib import Path
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.deploy.link import open_link
 

@@ -65,7 +65,7 @@ def test_a_stranger_gets_nowhere(secured, tmp_path):
         ]
         client = command(tmp_path, "client", "--workdir=home0", *flags, log="client0.log")
     try:
-        wait_for_line(tmp_path / "client0.log", "connected to")
+        wait_for_line(tmp_path / "home0" / "audit.jsonl", '"connected"')
         # its first lines say what was read, as a run's do
         first, second, *_ = (tmp_path / "client0.log").read_text().splitlines()
         assert "images of" in first and "classes: " in second
@@ -130,7 +130,7 @@ def test_a_client_that_is_not_let_in_ends_with_exit_code_1(tmp_path):
             "has refused this client for 3 s: it does not know the key"
             in (tmp_path / "a.log").read_text()
         )
-        wait_for_line(tmp_path / "b.log", "connected to")
+        wait_for_line(tmp_path / "b.log", "client 0 is left out: its key is that of client 1")
         assert server.wait(120) == 2
         assert (
             "(client 0) is left out: its key is that of client 1"
