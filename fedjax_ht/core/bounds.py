@@ -55,8 +55,8 @@ def check_fields(self: Any, prefix: str = "") -> None:
     """Checks the fields of a dataclass or a NamedTuple, as its `__post_init__` may.
 
     Args:
-      self: the instance.
-      prefix: of the fields' names in messages.
+      self: the instance whose fields are checked.
+      prefix: the text before each field's name in messages.
 
     Raises:
       ValueError: see `check_value`.

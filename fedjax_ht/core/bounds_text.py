@@ -16,7 +16,7 @@ def describe(annotation: Any, value: Any = None) -> str:
     """Describes the values that an annotation allows.
 
     Args:
-      annotation: see `core.annotations`.
+      annotation: an annotation of a field, in one of the forms that `core.annotations` reads.
       value: a refused value; bounds that every number has are named only if it is beyond them.
     """
     kind, within = bounded(annotation)

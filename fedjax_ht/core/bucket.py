@@ -18,7 +18,7 @@ class Bucket:
     A bucket is static and hashable: compiled functions are kept by it. It holds no client.
 
     Attributes:
-      name: unique in the federation.
+      name: the architecture's name, unique in the federation.
       module: a `models.SplitModel`, or any flax module with `__call__(x)`, `features(x, train,
         mask)` [B, feature_dim] and `classify(features)` [B, num_classes], whose parameters have the
         entries "base" and "head".
@@ -28,7 +28,7 @@ class Bucket:
       shared: the auxiliary model that every client may hold beside its own, as a bucket by itself
         (so that all functions below take it); None in that bucket.
       width: width rate of a sliced model, 1.0 for a whole one.
-      draws, flat_norms: see `module_checks.Traced`.
+      draws, flat_norms: findings of the module's trace, see `module_checks.Traced`.
       weights: NumPy arrays that its models start from instead of random values: a part of the tree
         of `init_variables`, such as {"params": {"base"}, "stats": {"base"}}; None without. Equality
         and hash leave them out, and no program holds them as constants: compiled functions take
@@ -76,8 +76,8 @@ def init_variables(bucket: Bucket, key: jax.Array) -> PyTree:
     """Draws a client's first model.
 
     Args:
-      bucket: the client's.
-      key: of the random values.
+      bucket: the bucket of the client.
+      key: the key that the random values are drawn by.
 
     Returns:
       {"params": {"base", "head"}, "stats": batch statistics, {} where the model keeps none}. Parts
@@ -140,13 +140,13 @@ def features(
     """Runs the feature extractor.
 
     Args:
-      bucket: the client's; its module runs.
-      params, stats: one client's model.
+      bucket: the bucket of the client; its module runs.
+      params, stats: parameters and batch statistics of one client's model.
       x: the model's input, such as images float [B, H, W, C].
       mask: bool [B], the real samples.
       train: normalise by batch statistics, and drop out where there is a key; False normalises by
         running statistics.
-      key: of the module's dropout; None drops nothing.
+      key: the key of the module's dropout; None drops nothing.
 
     Returns:
       float [B, K], and the new batch statistics.
@@ -178,8 +178,8 @@ def own_features(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) 
     """Runs a client's feature extractor in evaluation mode.
 
     Args:
-      bucket: the client's.
-      client: its state, with the model as "params" and "stats".
+      bucket: the bucket of the client.
+      client: the client's state, with the model as "params" and "stats".
       x: the model's input, such as images float [B, H, W, C].
       mask: bool [B], the real samples.
 

@@ -115,11 +115,11 @@ def on_mesh(run: Callable, mesh: Mesh, donate: bool) -> Callable:
     """Compiles a function so that every device runs its own clients.
 
     Args:
-      run: of (states, schedule, servers, data, when) on one device; states, schedule and data may
-        be dicts by bucket.
-      mesh: of the devices.
-      donate: the states' buffers become those of the result, so that client states are held once;
-        the caller's states are gone afterwards.
+      run: the function of (states, schedule, servers, data, when) on one device; states, schedule
+        and data may be dicts by bucket.
+      mesh: the mesh of all devices that take part.
+      donate: True if the states' buffers become those of the result, so that client states are held
+        once; the caller's states are gone afterwards.
 
     Returns:
       The function of all devices' arguments: states and schedules have the devices' parts one
@@ -150,7 +150,7 @@ def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, donate: bool) -> C
 
     Args:
       runs: bucket name -> function of (states, schedule, servers, data, when).
-      mesh, donate: see `on_mesh`.
+      mesh, donate: the devices and whether states are donated, as for `on_mesh`.
 
     Returns:
       Function of ({bucket: states}, {bucket: schedule}, servers, {bucket: data}, when) that returns

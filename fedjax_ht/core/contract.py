@@ -104,7 +104,7 @@ def one_line(subject: str) -> Iterator[None]:
     """Turns a failed assertion of chex into a ValueError of one line.
 
     Args:
-      subject: how the line begins.
+      subject: the beginning of the line, before a colon.
     """
     try:
         yield
@@ -130,10 +130,10 @@ def _require_state(method: Method, name: str, side: str, before: PyTree, after: 
     """Refuses a state of another structure, other shapes or other dtypes.
 
     Args:
-      method: for the message.
-      name: of the function that returns the state.
+      method: the method, named in the message.
+      name: the name of the function that returns the state.
       side: "client" or "server".
-      before, after: the states.
+      before, after: the state that the function was given, and the one that it returned.
     """
     forms = jax.eval_shape(lambda *trees: trees, before, after)
     state = f"the {side}'s state that {name} of {method.name!r} returns"

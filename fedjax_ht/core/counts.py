@@ -34,8 +34,8 @@ def with_scaled_counts(uplink: PyTree, factor: jax.Array) -> PyTree:
     """Multiplies the counts in an upload, and rounds whole numbers down.
 
     Args:
-      uplink: of one client, or stacked over P clients.
-      factor: float32 scalar, or [P].
+      uplink: an uplink of one client, or uplinks stacked over P clients.
+      factor: the multiplier, a float32 scalar, or [P].
     """
 
     def scaled(x):
@@ -57,8 +57,8 @@ def counts_fit(method: Method, received: Received) -> jax.Array:
     """Returns whether the counts of each upload are those of a client with its samples, bool [P].
 
     Args:
-      method: of the uploads.
-      received: of one bucket.
+      method: the method that the uploads belong to.
+      received: the uploads of one bucket, with their `info`.
     """
     num_samples = jnp.asarray(received.info.num_samples).astype(jnp.float32)
     fits = jnp.ones(num_samples.shape, bool)

@@ -54,8 +54,8 @@ def score(predict: Callable, data: Data, split: Split, batch_size: int) -> Score
     Args:
       predict: (x, mask) -> {rule: scores [B, C]}, or None. A score of -inf says "no prediction"; a
         sample whose scores are all -inf is wrong.
-      data: holds the images.
-      split: which samples.
+      data: the data that the split indexes.
+      split: the samples to score.
       batch_size: samples a call.
     """
 
@@ -85,8 +85,8 @@ def received_where(
     """Returns the client's state after receipt where `received` is True, else as it is.
 
     Args:
-      method, bucket, client, downlink, data, root, round, info: as for `round.receive`; `data` is
-        the client's own.
+      method, bucket, client, downlink, data, root, round, info: arguments as for `round.receive`;
+        `data` is the client's own.
       received: bool scalar, traced.
     """
     after = receive(method, bucket, client, downlink, data, root, round, info)
@@ -110,9 +110,9 @@ def score_splits(
     """Scores one client on its own sets.
 
     Args:
-      method, bucket: of the client.
-      client, downlink: its state and what it holds of the server.
-      data: its own.
+      method, bucket: the method and the bucket of the client.
+      client, downlink: the client's state, and the downlink that it received.
+      data: the client's own data.
       requested: name of a set -> bool scalar; a set that is not requested counts as empty.
       batch_size: samples a call.
     """
@@ -135,9 +135,10 @@ def make_scored_state(
     """Makes the function that prepares a client for being scored.
 
     Args:
-      method, federation, bucket, channel: as of a round.
-      keeps: clients keep a state between rounds, see `forms.keeps_state`; of clients that do not,
-        the state is what comes down.
+      method, federation, bucket, channel: the parts that the function binds, as for
+        `round.bucket_round`.
+      keeps: True if clients keep a state between rounds, see `forms.keeps_state`; else the state is
+        made from the downlink.
 
     Returns:
       (client, Participant, servers, the client's own data, round, received) -> (the method with the
@@ -190,7 +191,7 @@ def client_evaluation(
     """Makes the evaluation of one client.
 
     Args:
-      method, federation, bucket, channel, keeps: as for `make_scored_state`.
+      method, federation, bucket, channel, keeps: arguments as for `make_scored_state`.
       batch_size: samples a call.
 
     Returns:
@@ -229,9 +230,11 @@ def bucket_evaluation(
     """Makes the evaluation of a bucket's clients on one device.
 
     Args:
-      method, federation, bucket, channel: as for `round.bucket_round`.
+      method, federation, bucket, channel: the parts that the function binds, as for
+        `round.bucket_round`.
       batch_size: samples a call.
-      keeps: see `make_scored_state`; of clients that keep nothing the states are ().
+      keeps: True if clients keep a state between rounds; else the states are (), see
+        `make_scored_state`.
 
     Returns:
       (states, schedule of Participant, servers, data, (round, EvaluationRequest)) -> {split: Scores
@@ -265,8 +268,9 @@ def global_evaluation(
     """Makes the evaluation of the server's own model by its head.
 
     Args:
-      method, federation: of the server.
-      statistics: of "static_batch" norms.
+      method, federation: the method and the federation of the server.
+      statistics: the samples that "static_batch" norms take their statistics from: each batch of
+        the pass ("batch"), or all clients' training samples ("training").
       batch_size: samples a call.
 
     Returns:

@@ -73,9 +73,9 @@ def each(fn: Callable[[PyTree], PyTree], xs: PyTree, apart: bool = False) -> PyT
     """Applies `fn` over the leading axis of `xs` and stacks the results.
 
     Args:
-      fn: of one entry.
+      fn: the function, applied to one entry at a time.
       xs: pytree with a leading axis.
-      apart: one entry after another on every device, as they always run on CPU; else vmapped.
+      apart: True runs one entry after another on every device, as CPU always does; False vmaps.
     """
     if jax.tree.leaves(xs)[0].shape[0] == 1:
         # A single entry needs neither a loop nor a batch axis.
@@ -96,10 +96,10 @@ def run_clients(
     compiled function serves any number of participants.
 
     Args:
-      fn: for one client; padding reaches it too where it shares a chunk with real ones.
+      fn: the function of one client; padding reaches it too where it shares a chunk with real ones.
       states: stacked [n, ...]; only the schedule's slots change, in place where the buffers are
         donated.
-      schedule: of one device; with one lane `fn` is called without a client axis.
+      schedule: the schedule of one device; with one lane `fn` is called without a client axis.
 
     Returns:
       The states, and the outputs with a leading axis [P] in schedule order, zeros for padding.

@@ -11,8 +11,8 @@ class Package(NamedTuple):
     """A package that only some functions need.
 
     Attributes:
-      name: for pip.
-      extra: of fedjax_ht, that brings the package.
+      name: the package's name, as pip takes it.
+      extra: the extra of fedjax_ht that installs the package.
     """
 
     name: str
@@ -40,7 +40,7 @@ def needing(purpose: str) -> Iterator[None]:
     """Says which extra to install where an import inside the block finds a package missing.
 
     Args:
-      purpose: what needs the package, to begin the message with.
+      purpose: the feature that needs the package; the message begins with it.
 
     Raises:
       ImportError: the package is one of `PACKAGES`. One line.
@@ -63,8 +63,8 @@ def require(purpose: str, extra: str) -> None:
     """Checks that all packages of an extra are installed; imports none of them.
 
     Args:
-      purpose: what needs the packages, to begin the message with.
-      extra: of fedjax_ht.
+      purpose: the feature that needs the packages; the message begins with it.
+      extra: the name of an extra of fedjax_ht.
 
     Raises:
       ImportError: a package is missing. One line with all that are.

@@ -89,7 +89,7 @@ def make_federation(
       assignment: the module's name for each client, instead of `num_clients`.
       shared: the auxiliary model, used only by methods that train one beside the client's own; None
         takes the module with the fewest parameters, the first of equals.
-      global_model: see `Federation`.
+      global_model: the model that only the server holds, see `Federation`.
 
     Returns:
       The federation; modules without clients have no bucket.
@@ -143,8 +143,9 @@ def make_sliced_federation(
     Args:
       network: (rate) -> a module as in `Bucket.module`, such as `models.sliced_network` returns;
         network(1.0) is the server's model, `Federation.global_model`.
-      rates: client i has width rate rates[i], above 0 and at most 1, the `width` of its bucket.
-      input_shape, num_classes: as in `make_federation`.
+      rates: width rates, one a client, above 0 and at most 1: the `width` of client i's bucket is
+        rates[i].
+      input_shape, num_classes: shape of one sample and number of classes, as for `make_federation`.
 
     Returns:
       The federation, with one bucket for each width rate, widest first.

@@ -57,7 +57,7 @@ def plain_open(path: Path | str, mode: str) -> IO:
     """Opens a file itself, where a half written one does no harm.
 
     Args:
-      path: of a regular file, or of none.
+      path: the path of a regular file, or one where no file is yet.
       mode: "x" for a new file, "a" or "a+" to append to one; with "b" for bytes.
 
     Raises:

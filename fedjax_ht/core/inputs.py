@@ -186,8 +186,8 @@ def image_shape(shape: InputShape, subject: str) -> tuple[int, int, int]:
     """(H, W, C) of images.
 
     Args:
-      shape: of one sample as a model sees it.
-      subject: that needs images, for the message.
+      shape: the shape of one sample as a model sees it.
+      subject: the method that needs images; the message begins with it.
 
     Raises:
       ValueError: it is no float image of one or three channels.
@@ -204,7 +204,7 @@ def pixels_of(preprocess: Preprocess, subject: str) -> Pixels:
 
     Args:
       preprocess: `Pixels`, or a rule such as `data.shift.Rotated`.
-      subject: that goes from pixels to what a model sees, or back, for the message.
+      subject: the method that converts between pixels and model inputs; the message begins with it.
 
     Raises:
       ValueError: the rule is no `Pixels`, and has none.

@@ -37,8 +37,9 @@ def check_generator(noted: Mapping[str, Any], place: str) -> None:
     """Refuses to go on with a run under another random generator.
 
     Args:
-      noted: what `random_generator` returned when the run began; empty where nobody noted it.
-      place: of the run, for the message.
+      noted: the switches that `random_generator` returned when the run began; empty where no
+        switches were noted.
+      place: the run's folder or file, named in the message.
 
     Raises:
       OtherGenerator: a switch stands otherwise now.
@@ -91,7 +92,7 @@ def privacy_key(key: jax.Array, secret: Sequence[int] = ()) -> jax.Array:
     """Returns the key of noise that hides private data.
 
     Args:
-      key: of the round, and perhaps of the client.
+      key: the key of the round, or of a client in it.
       secret: 32-bit words that cannot be derived from the seed; without them whoever knows the seed
         knows the noise.
     """

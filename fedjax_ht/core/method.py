@@ -52,7 +52,7 @@ class Context(NamedTuple):
     Attributes:
       key: random key, already folded from (seed, round, client id).
       round: int32 scalar, from 0.
-      info: the client's; None on the server.
+      info: the information that the system has of the client; None on the server.
       pretrained: `Pretrained.variables`, for server_update; () elsewhere.
       shared_key: folded from (seed, round) alone, the same for the server and all clients:
         server_update can repeat a draw of broadcast from this key and the client's id. None for
@@ -127,10 +127,10 @@ class Wire(NamedTuple):
       redrawn: True where server_update draws again, from the round or its shared key, the choices
         of broadcast for each client of this very round: an upload that arrives in a later round
         would be misread.
-      counts: what the numbers in `Metadata` of an uplink count: the client's training samples, in
-        all or by class ("samples"), or, by class, those that its round trains on, each as often as
-        it does ("steps"). An upload with other counts is refused, see `core.counts`. "other": they
-        are no counts, and nothing is refused.
+      counts: the kind of numbers that `Metadata` of an uplink holds. "samples": the client's
+        training samples, in all or by class. "steps": by class, the samples that its round trains
+        on, each as often as it does. An upload with other counts is refused, see `core.counts`.
+        "other": no counts; nothing is refused.
     """
 
     positions: Literal["alike", "nested", "own"] = "alike"

@@ -90,9 +90,9 @@ def traced(name: str, module: nn.Module, input_shape: InputShape) -> Traced:
     """Traces a module as clients run it, on one sample.
 
     Args:
-      name: of the model, for messages.
+      name: the model's name, for messages.
       module: a Flax module with `features` and `classify`.
-      input_shape: see `Bucket.input_shape`.
+      input_shape: the shape of one sample, see `Bucket.input_shape`.
 
     Raises:
       ValueError: it keeps, draws or asks for what clients do not give. One line.

@@ -29,7 +29,7 @@ def unknown_option(owner: str, name: object, known: Collection[str], more: str =
     Args:
       owner: name of the thing that has options.
       name: the unknown option.
-      known: its options.
+      known: the names of the options that exist.
       more: text that follows.
     """
     listed = f"it has {', '.join(known) or 'none'}"

@@ -22,9 +22,9 @@ class Participant(NamedTuple):
     """A participant's own arguments.
 
     Attributes:
-      member: its row in the bucket's stacked splits.
-      trial: which trial it belongs to.
-      info: what the system knows of it.
+      member: int32, the client's row in the bucket's stacked splits.
+      trial: int32, the index of the client's trial.
+      info: the information that the system has of the client.
       valid: False for padding.
       dropped: True if its uplink gets lost.
     """
@@ -41,8 +41,8 @@ class TrialServers(NamedTuple):
 
     Attributes:
       state: the server states, stacked over trials.
-      seeds: uint32 [trials].
-      settings: what `Method.at` takes, likewise; () where nothing varies.
+      seeds: the trials' root seeds, uint32 [trials].
+      settings: the values that `Method.at` takes, stacked over trials; () where nothing varies.
     """
 
     state: PyTree
@@ -62,11 +62,11 @@ class ClientResult(NamedTuple):
     """The result of one client's round, beside its state.
 
     Attributes:
-      uplink: as it leaves the client; () where it was taken out.
+      uplink: the message as it leaves the client; () where it was taken out.
       arrived: bool, whether it reaches the server.
       finite: bool, whether the state and the uplink are finite; True for padding.
-      metrics: the method's.
-      uplink_cost, downlink_cost: of the messages.
+      metrics: the metrics that the method's `client_update` returns.
+      uplink_cost, downlink_cost: elements and bytes of the uplink and of the downlink.
     """
 
     uplink: PyTree
@@ -133,11 +133,12 @@ def send(
     """Returns the downlink as a client receives it: `broadcast`, then the channel's transforms.
 
     Args:
-      method, federation, bucket, channel: what is bound.
+      method, federation, bucket, channel: the parts that are the same for every client of the
+        bucket.
       server: the server's state.
       root: key of the trial.
-      round: int32 scalar.
-      info: of the client.
+      round: the number of the round, an int32 scalar.
+      info: the information that the system has of the client.
       call: makes the calls of the stages "broadcast" and "downlink".
     """
 
@@ -166,7 +167,7 @@ def client_step(
     """Returns all that happens where the client is, in its order.
 
     Args:
-      method, bucket, channel: what is bound.
+      method, bucket, channel: the parts that the function binds.
       call: makes the calls of the stages "receive", "client_update" and "uplink".
 
     Returns:
@@ -246,10 +247,10 @@ def bucket_round(
     """Returns the round of a bucket on one device.
 
     Args:
-      method, federation, bucket, channel: what is bound.
-      score: for clients that keep nothing between rounds, whose states are (): (client,
-        participant, servers, data, round, what to score) -> scores of what training left. Without
-        it scores are ().
+      method, federation, bucket, channel: the parts that the function binds.
+      score: a function that scores the state that training left: (client, participant, servers,
+        data, round, what to score) -> scores. Given where clients keep nothing between rounds and
+        their states are (); without it scores are ().
 
     Returns:
       (states, schedule of Participant, servers, data, (round, what to score)) -> (states,

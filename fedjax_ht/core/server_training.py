@@ -16,7 +16,7 @@ def compact(valid: jax.Array) -> Split:
     """Lists the valid rows as a split, so that padding between them changes nothing.
 
     Args:
-      valid: bool [M].
+      valid: bool [M], True for the rows to list.
 
     Returns:
       Indices int32 [M], those of valid rows first and in order; and their count.
@@ -43,14 +43,14 @@ def train_on_rows(
     run time.
 
     Args:
-      optimizer: its state is made anew at each call.
+      optimizer: the optimiser; its state is made anew at each call.
       loss_fn: (params, batch of rows, mask bool [B], key) -> scalar.
       params: the parameters to train.
       rows: pytree with leading axis [M], in an order that does not depend on buckets or padding.
-      valid: bool [M].
-      key: folds into shuffles and losses.
+      valid: bool [M], True for the rows to train on.
+      key: the key that shuffles and losses fold into.
       epochs: passes over the valid rows.
-      batch_size: B.
+      batch_size: B, the rows of a batch.
       drop_single: leave an epoch's last batch out where a single row is left for it (and B is more
         than 1), as code for torch does, whose batch norm refuses one row.
 
@@ -84,7 +84,7 @@ def train_with_stats(
     Args:
       loss_fn: (params, stats, batch of rows, mask bool [B], key) -> (scalar, stats).
       stats: the batch statistics.
-      Others: as of `train_on_rows`.
+      Others: the arguments of `train_on_rows`.
 
     Returns:
       params, stats, and the mean loss over the last epoch (0 if there was no step).

@@ -19,7 +19,8 @@ def take(tree: PyTree, index: Any) -> PyTree:
 
     Args:
       tree: arrays that have the same leading axes.
-      index: what stands in brackets behind an array: a number, a slice, an array, or a tuple.
+      index: the index of every array, as in brackets behind it: a number, a slice, an array, or a
+        tuple.
     """
 
     def of_array(x):
@@ -34,7 +35,7 @@ def join_trees(combine: Callable[[Sequence[Any]], Any], trees: Sequence[PyTree])
     Args:
       combine: takes the arrays that stand at one place, in the order of `trees`: `np.stack`,
         `jnp.concatenate` and the like.
-      trees: at least one.
+      trees: pytrees of one structure, one or more.
     """
 
     def at_one_place(*arrays):

@@ -22,9 +22,9 @@ def call_user_function(purpose: str, name: str, *arguments: Any) -> Any:
     """Calls a function of a module in the current folder, or of one that is installed.
 
     Args:
-      purpose: of the function, to begin a message with: "generator".
-      name: "module:function".
-      *arguments: of the function.
+      purpose: the function's purpose, such as "generator"; messages begin with it.
+      name: the function's name, as "module:function".
+      *arguments: the arguments that the function is called with.
 
     Returns:
       The function's result.

@@ -55,9 +55,10 @@ class Masked(NamedTuple):
     """An array of which only some rows are sent.
 
     Attributes:
-      values: [*m, *rest].
+      values: the array, [*m, *rest].
       mask: bool [*m], True for the rows that are sent. The receiver never reads the others.
-      pattern: of masks whose number of rows tells which they are; None: each row has an index.
+      pattern: the pattern by which the number of sent rows tells which they are; None sends an
+        index with each.
     """
 
     values: Array
@@ -79,8 +80,8 @@ class WireCost(NamedTuple):
     """Elements and bytes of one message; ints, or int32 scalars where a mask decides.
 
     Attributes:
-      payload_elements, payload_bytes: of arrays and of the sent rows of `Masked`.
-      metadata_elements, metadata_bytes: of `Metadata`, and of the indices that sent rows need.
+      payload_elements, payload_bytes: sizes of arrays, and of the sent rows of `Masked`.
+      metadata_elements, metadata_bytes: sizes of `Metadata`, and of indices that sent rows need.
     """
 
     payload_elements: Array
@@ -194,7 +195,7 @@ def with_payload(message: PyTree, arrays: dict[int, jax.Array]) -> PyTree:
     """Replaces arrays of a message's payload; masks and all other leaves stay.
 
     Args:
-      message: of any structure.
+      message: a message of any structure.
       arrays: place among `leaves_of(message)` -> the new array, or the new `Masked.values`.
     """
     leaves = leaves_of(message)
@@ -211,7 +212,7 @@ def wire_elements(message: PyTree) -> WireCost:
     """Counts the elements and bytes of one message, the only place where they are counted.
 
     Args:
-      message: of one client, without a client axis.
+      message: the message of one client, without a client axis.
     """
     payload_elements = payload_bytes = metadata_elements = metadata_bytes = 0
     for leaf in leaves_of(message):
