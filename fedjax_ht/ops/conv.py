@@ -39,7 +39,8 @@ class Axis(NamedTuple):
 
     Attributes:
       taps: the kernel's entries that meet data.
-      padding: before and behind, that these need; negative where the last pixels are never seen.
+      padding: pixels of padding before and behind that these need; negative where the last pixels
+        are never seen.
     """
 
     taps: slice
@@ -60,7 +61,7 @@ def conv2d(
     Args:
       x: float [B, H, W, C].
       kernel: float [h, w, C / groups, O], flax's layout.
-      stride, padding: in pixels.
+      stride, padding: stride and zero padding in pixels, for both axes.
       groups: 1, or C with O = C for a depthwise convolution.
       lowering: "patches" (matrix product of patches) or "native" (XLA's convolution, to compare
         with); None is patches, but on a CPU the faster one for a pass without gradient.
@@ -113,7 +114,7 @@ def native_pays(kernel: tuple[int, ...], smallest: int) -> bool:
     Measured on a Zen 4 at batches of 16 and 64 (benchmarks/results/conv_forward_cpu.md).
 
     Args:
-      kernel: its shape, [h, w, C, O].
+      kernel: the kernel's shape, [h, w, C, O].
       smallest: the shorter side of the images, without padding.
     """
     height, width, channels, features = kernel

@@ -22,7 +22,7 @@ def batch_norm(
 
     Args:
       x: float [B, ..., C].
-      scale, bias: float [C].
+      scale, bias: learned scale and bias, float [C].
       real: bool [B]; False marks padding, whose values are not read for the statistics.
       epsilon: added to the variance.
 

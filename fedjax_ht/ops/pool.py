@@ -24,10 +24,10 @@ def max_pool(
 
     Args:
       x: float [B, H, W, C].
-      window, stride, padding: in pixels, for each axis; padding is -inf.
-      ceil: also take a last window that begins inside the image (or its left padding) and ends
-        outside.
-      axes: that are pooled; the others stay as they are.
+      window, stride, padding: numbers of pixels, for each axis; padding is -inf.
+      ceil: True also takes a last window that begins inside the image (or its left padding) and
+        ends outside.
+      axes: the axes that are pooled; the others stay as they are.
 
     Returns:
       float [B, H', W', C].

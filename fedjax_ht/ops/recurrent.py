@@ -26,8 +26,8 @@ class RecurrentWeights(NamedTuple):
     """Weights of a layer of G gates and H units.
 
     Attributes:
-      kernel, bias: of the inputs, float [D, G H] and [G H].
-      recurrent, recurrent_bias: of the state before, float [H, G H] and [G H].
+      kernel, bias: weights of the inputs, float [D, G H] and [G H].
+      recurrent, recurrent_bias: weights of the state before, float [H, G H] and [G H].
     """
 
     kernel: jax.Array
@@ -40,7 +40,7 @@ class _Cell(NamedTuple):
     """The two passes through a chunk of one kind of layer.
 
     Attributes:
-      states: how many arrays [B, H] it hands on, the first of them h.
+      states: number of arrays [B, H] that a chunk hands on, the first of them h.
       forward: (weights, states, x [C, B, D]) -> (states, (h [C, B, H], arrays for `backward`)).
       backward: (weights, gradients of the states after it, gradient of h, x, these arrays) ->
         (gradients of the states before it, of x, of the weights).
@@ -79,7 +79,7 @@ def gru(weights: RecurrentWeights, x: jax.Array, steps: jax.Array) -> jax.Array:
 
     Args:
       weights: gates in the order r, z, n.
-      x, steps: as of `lstm`.
+      x, steps: inputs and numbers of steps, as for `lstm`.
 
     Returns:
       h float [T, B, H]; it starts from zeros.
@@ -191,8 +191,8 @@ def _gradients(
     """Returns the gradients of a chunk's x and of the weights.
 
     Args:
-      weights: of the layer.
-      x: float [C, B, D].
+      weights: weights of the layer.
+      x: inputs of the chunk, float [C, B, D].
       before: h before each step, float [C, B, H].
       inner, outer: gradients of x kernel + bias and of h recurrent + recurrent_bias, [C, B, G H].
     """

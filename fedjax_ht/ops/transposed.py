@@ -19,8 +19,8 @@ def conv_transpose2d(
     Args:
       x: float [B, H, W, C].
       kernel: float [h, w, C, O].
-      stride: in pixels, for both axes.
-      padding: what is cut off at every edge, in pixels.
+      stride: the stride in pixels, for both axes.
+      padding: pixels that are cut off at every edge.
 
     Returns:
       float [B, (H - 1) stride - 2 padding + h, (W - 1) stride - 2 padding + w, O].
