@@ -36,8 +36,8 @@ def selected(
 
     Args:
       teacher, student: logits, float [B, C]; of equal logits the first is the prediction.
-      labels: int [B].
-      selection: see `Selection`.
+      labels: the samples' classes, int [B].
+      selection: the rule that selects samples, see `Selection`.
 
     Returns:
       bool [B].
@@ -72,14 +72,14 @@ def transferability(
 
     Args:
       teacher, student: logits, float [B, C].
-      labels: int [B].
-      mask: bool [B].
-      selection: see `Selection`.
+      labels: the samples' classes, int [B].
+      mask: bool [B], True for the samples that count.
+      selection: the rule that selects samples, see `Selection`.
       temperature: divides the logits; the loss is not scaled by its square.
       order: order of the two sides.
       student_path: differentiate through the student, too; else it is a constant, and a generator
         is led by the teacher alone.
-      normaliser: see `Normaliser`.
+      normaliser: the divisor of the mean over selected samples, see `Normaliser`.
 
     Returns:
       Scalar, at most 0; 0 where no sample is selected.
@@ -98,7 +98,7 @@ def disagreement(teacher: jax.Array, student: jax.Array, mask: jax.Array) -> jax
 
     Args:
       teacher, student: logits, float [B, C], both differentiated.
-      mask: bool [B].
+      mask: bool [B], True for the samples that count.
 
     Returns:
       Scalar: the mean is over all samples; those with equal predictions count with 0.
@@ -125,9 +125,9 @@ def weighted_cross_entropy(
 
     Args:
       logits: float [N, B, C], of N clients.
-      labels: int [B].
+      labels: the samples' classes, int [B].
       weights: float [N, B].
-      mask: bool [B].
+      mask: bool [B], True for the samples that count.
 
     Returns:
       Scalar, in nats.
@@ -146,7 +146,7 @@ def weighted_kl(
       first, second: logits, float [N, B, C] or [B, C]; the KL is that of softmax(first) from
         softmax(second). Both sides are differentiated.
       weights: float [N, B].
-      mask: bool [B].
+      mask: bool [B], True for the samples that count.
 
     Returns:
       Scalar, in nats.

@@ -40,8 +40,8 @@ def arcface_loss(
 
     Args:
       cosine: float [B, C], see `cosines`.
-      labels: int [B].
-      mask: bool [B].
+      labels: the samples' classes, int [B].
+      mask: bool [B], True for the samples that count.
       scale: s; 1 with margin 0 is the plain softmax over cosines (FedKTL, Table 17).
       margin: m, in radians.
 

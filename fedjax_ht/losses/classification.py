@@ -10,7 +10,7 @@ def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
 
     Args:
       values: float [B]; values outside the mask are never read and may be NaN.
-      mask: bool [B].
+      mask: bool [B], True for the samples that count.
 
     Returns:
       Scalar; 0 where the mask is empty.
@@ -27,7 +27,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.
 
     Args:
       logits: float [B, C].
-      labels: int [B].
+      labels: the samples' classes, int [B].
       mask: bool [B], the real samples.
 
     Returns:

@@ -19,7 +19,7 @@ def adaptive_margin(
     Args:
       centres: float [C, K], the mean of the clients' prototypes per class.
       present: bool [C], the classes that a client uploaded; the others are never read.
-      cap: tau.
+      cap: the largest margin, tau.
       rule: "paper" takes the largest distance between any two centres, "released" the largest
         distance of a centre to its nearest neighbour.
 
@@ -62,7 +62,7 @@ def margin_contrastive(
     Args:
       prototypes: float [B, K], the clients' prototypes.
       labels: int [B], their classes.
-      mask: bool [B].
+      mask: bool [B], True for the samples that count.
       global_prototypes: float [C, K].
       margin: scalar, 0 for the standard contrastive loss.
 
@@ -92,9 +92,9 @@ def supervised_contrastive(
 
     Args:
       first, second: float [B, K], features of two views of each sample, used as they are.
-      labels: int [B].
-      mask: bool [B].
-      temperature: above 0.
+      labels: the samples' classes, int [B].
+      mask: bool [B], True for the samples that count.
+      temperature: the divisor of similarities, above 0.
 
     Returns:
       Scalar.

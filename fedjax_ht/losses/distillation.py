@@ -18,7 +18,7 @@ def kl_divergence(teacher: jax.Array, logits: jax.Array, mask: jax.Array) -> jax
     Args:
       teacher, logits: float [B, C]. Both sides are differentiated; a loss with a constant teacher
         passes it through `jax.lax.stop_gradient`.
-      mask: bool [B].
+      mask: bool [B], True for the samples that count.
 
     Returns:
       Scalar, in nats.

@@ -43,7 +43,7 @@ def image_diversity(
     Args:
       images: float [B, ...], s.
       noise: float [B, D], h.
-      mask: bool [B].
+      mask: bool [B], True for the samples that count.
       form: the distance d of n coordinates. "squares" is the mean squared difference, as released.
         "norms" is the Euclidean distance, as printed, but divided by sqrt(n): of two images
         the printed form is 1e-37 at 16 pixels and 0 at 28 in float32, and so is its slope.
@@ -68,8 +68,8 @@ def embedding_excess(embedding: jax.Array, mask: jax.Array, bound: float) -> jax
 
     Args:
       embedding: float [B, d], E(y).
-      mask: bool [B].
-      bound: above 0.
+      mask: bool [B], True for the samples that count.
+      bound: the bound B on norms, above 0.
     """
     norms = safe_norm(jnp.sum(embedding**2, -1))
     return masked_mean(jnp.maximum(norms - bound * embedding.shape[-1] ** 0.5, 0), mask)

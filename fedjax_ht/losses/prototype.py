@@ -22,8 +22,8 @@ def class_prototype_distance(
 
     Args:
       features: float [B, K].
-      labels: int [B].
-      mask: bool [B].
+      labels: the samples' classes, int [B].
+      mask: bool [B], True for the samples that count.
       prototypes: float [C, K]; rows without a prototype are never read.
       available: bool [C], True where a global prototype exists.
 
