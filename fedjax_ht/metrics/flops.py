@@ -31,8 +31,8 @@ def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: D
     """Counts FLOPs of `receive` and `client_update` of each of a bucket's clients.
 
     Args:
-      method, federation, bucket: of the program.
-      data: the bucket's, with splits stacked over its n clients (or n rows of several trials).
+      method, federation, bucket: the parts that the program binds.
+      data: the bucket's data, with splits stacked over its n clients (or n rows of several trials).
 
     Returns:
       float64 [n], of a round in which the client takes part.

@@ -37,7 +37,7 @@ def activations(bucket: Bucket, model: PyTree, batch_size: int) -> int:
     Args:
       bucket: the architecture.
       model: shapes of its variables, {"params", "stats"}.
-      batch_size: samples.
+      batch_size: number of samples of a batch.
     """
 
     def backward(params, stats, x, mask):

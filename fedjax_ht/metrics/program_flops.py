@@ -28,9 +28,9 @@ def program_flops(program: ClosedJaxpr, known: Sequence[Known] = ()) -> Flops:
     """Counts FLOPs of a traced program, see the module's text.
 
     Args:
-      program: from `jax.make_jaxpr`.
-      known: values of its first arguments, integer scalars: each an int or, to count for n clients
-        at once, int [n].
+      program: a traced program, as `jax.make_jaxpr` returns it.
+      known: the values of the program's first arguments, integer scalars: each an int or, to count
+        for n clients at once, int [n].
 
     Returns:
       A float, or float64 [n].
@@ -163,8 +163,8 @@ class _Counter(NamedTuple):
     """The counter of a loop as `lax.fori_loop` writes it, which counts by one.
 
     Attributes:
-      place: in the loop's carry.
-      start, end: int, or int [n]: its values in the first pass and after the last.
+      place: the counter's index in the loop's carry.
+      start, end: the counter's values in the first pass and after the last, each an int or int [n].
     """
 
     place: int
