@@ -15,10 +15,10 @@ class ConvLayer(NamedTuple):
     """A convolution of `ConvFeatures`, which a ReLU follows.
 
     Attributes:
-      channels: of its output.
-      size: of its kernel, in both axes.
-      padding: in pixels, in both axes.
-      pooled: a max-pooling 2x2 follows the ReLU.
+      channels: number of output channels.
+      size: side of the kernel in pixels, in both axes.
+      padding: zero padding in pixels, in both axes.
+      pooled: True if a max-pooling 2x2 follows the ReLU.
     """
 
     channels: int
@@ -34,8 +34,8 @@ class ConvFeatures(nn.Module):
 
     Attributes:
       convs: the convolutions, each a `ConvLayer` or a tuple of its four fields.
-      widths: of the hidden layers, each linear with a ReLU.
-      initialisation: see `models.layers.Initialisation`.
+      widths: widths of the hidden layers, each linear with a ReLU.
+      initialisation: the distribution of the first weights, see `models.layers.Initialisation`.
       dropout: rates behind the last convolution and behind the last hidden layer. Dropout acts
         where a "dropout" key is given.
     """
@@ -90,9 +90,9 @@ def cnn4(
     """Builds the "4-layer CNN" (HtFLlib's FedAvgCNN), whose features are its hidden layer.
 
     Args:
-      num_classes: of the linear head.
-      feature_dim: K.
-      initialisation: see `models.layers.Initialisation`.
+      num_classes: number of classes, the outputs of the linear head.
+      feature_dim: K, the width of the features.
+      initialisation: the distribution of the first weights, see `models.layers.Initialisation`.
     """
     convs = ConvLayer(32), ConvLayer(64)
     return SplitModel(
@@ -107,9 +107,9 @@ def mlp(
     """Builds a perceptron whose last hidden layer are the features.
 
     Args:
-      num_classes: of the linear head.
-      widths: of the hidden layers, each with a ReLU; the last one is K.
-      initialisation: see `models.layers.Initialisation`.
+      num_classes: number of classes, the outputs of the linear head.
+      widths: widths of the hidden layers, each with a ReLU; the last one is K.
+      initialisation: the distribution of the first weights, see `models.layers.Initialisation`.
 
     Returns:
       The model; it takes any float array, which it flattens.
@@ -149,10 +149,10 @@ def cnn5_group(
     """Builds CNN-1..5 of FedSSA (Table 3) and FedRAL (Table 2).
 
     Args:
-      num_classes: of the linear heads.
+      num_classes: number of classes, the outputs of the linear heads.
       channels: 3 gives the networks for colour images, 1 FedRAL's for grey ones.
-      feature_dim: K; by default 500 for colour and 50 for grey images.
-      initialisation: see `models.layers.Initialisation`.
+      feature_dim: K, the width of the features; None takes 500 for colour and 50 for grey images.
+      initialisation: the distribution of the first weights, see `models.layers.Initialisation`.
     """
     group = {}
     for name, fc1 in CNN5_GREY.items():

@@ -61,10 +61,10 @@ class ConditionalGenerator(nn.Module):
     otherwise; there is none behind the first layer.
 
     Attributes:
-      num_classes: C.
-      noise_dim: d.
-      image_shape: (H, W, channels).
-      merge: see `Merge`.
+      num_classes: number of classes, C.
+      noise_dim: d, numbers of a noise vector.
+      image_shape: shape of the images, (H, W, channels).
+      merge: the rule that combines noise and label, see `Merge`.
     """
 
     num_classes: int

@@ -9,8 +9,8 @@ def simplex_etf(num_classes: int, dim: int) -> np.ndarray:
     U is always the same, drawn from a fixed seed: the clients need not be sent it.
 
     Args:
-      num_classes: C.
-      dim: of the vectors.
+      num_classes: number of classes, C.
+      dim: numbers of a vector.
 
     Returns:
       float32 [dim, C]: columns of length 1, any two of which have the cosine -1 / (C - 1).

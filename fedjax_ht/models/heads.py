@@ -18,11 +18,11 @@ class DenseHead(nn.Module):
     initialisation.
 
     Attributes:
-      widths: of the hidden layers.
-      num_classes: of the output.
-      activation: behind the hidden layers.
-      output_relu: also behind the output layer, so that no logit is negative: HtFLlib's released
-        HtC4 heads.
+      widths: widths of the hidden layers.
+      num_classes: number of classes, the outputs of the last layer.
+      activation: the non-linearity behind the hidden layers.
+      output_relu: True puts a ReLU behind the output layer, too, so that no logit is negative:
+        HtFLlib's released HtC4 heads.
     """
 
     widths: tuple[int, ...]

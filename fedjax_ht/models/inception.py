@@ -82,7 +82,7 @@ class GoogLeNet(nn.Module):
 
     Attributes:
       feature_dim: the 1024 averaged channels are pooled to this many features.
-      norm: what normalises, see `Norm`.
+      norm: the kind of norm behind the convolutions, see `Norm`.
     """
 
     feature_dim: int = 512

@@ -40,9 +40,10 @@ def uniform_fan_in(
     """Draws U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's default for linear and conv layers.
 
     Args:
-      key: of the draw.
-      shape, dtype: of a kernel or of a bias; torch draws both from one distribution.
-      fan_in: inputs of one output.
+      key: the key of the draw.
+      shape, dtype: shape and dtype of a kernel or of a bias; torch draws both from one
+        distribution.
+      fan_in: number of inputs of one output.
     """
     bound = fan_in**-0.5
 
@@ -83,12 +84,12 @@ class Conv(nn.Module):
     Parameters as flax's Conv has them: "kernel" [h, w, C / groups, features], "bias" [features].
 
     Attributes:
-      features: output channels.
-      size: (h, w) of the kernel, or one number for both.
-      stride, padding: in pixels, for both axes.
+      features: number of output channels.
+      size: size (h, w) of the kernel in pixels, or one number for both.
+      stride, padding: stride and zero padding in pixels, for both axes.
       groups: 1, or C with features = C for a depthwise convolution.
-      use_bias: a bias is added.
-      initialisation: see `Initialisation`.
+      use_bias: True adds a bias.
+      initialisation: the distribution of the first weights, see `Initialisation`.
     """
 
     features: int

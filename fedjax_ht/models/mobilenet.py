@@ -57,7 +57,7 @@ class MobileNetV2(nn.Module):
 
     Attributes:
       feature_dim: the 1280 averaged channels are pooled to this many features.
-      norm: what normalises, see `Norm`.
+      norm: the kind of norm behind the convolutions, see `Norm`.
     """
 
     feature_dim: int = 512

@@ -63,16 +63,16 @@ def model_group(
     Client i takes module i mod their number.
 
     Args:
-      name: one of `GROUPS`; or "module:function", a function of yours (num_classes, input_shape,
-        feature_dim or None) -> {name: module}, each a `SplitModel` or what has `features` and
-        `classify` as it has.
-      num_classes, input_shape: of the task; (H, W, C) of images, (T, signals) or (T, units,
-        signals) of windows for `SENSORS`, int32 tokens (L,) for `TEXT_GROUPS`, any one float array
-        for mlp2; see `Dataset.input_shape`.
+      name: the group's name, one of `GROUPS`; or "module:function", a function of yours
+        (num_classes, input_shape, feature_dim or None) -> {name: module}, each a `SplitModel` or a
+        module that has `features` and `classify` as it has.
+      num_classes, input_shape: number of classes and shape of one sample: (H, W, C) of images, (T,
+        signals) or (T, units, signals) of windows for `SENSORS`, int32 tokens (L,) for
+        `TEXT_GROUPS`, any one float array for mlp2; see `Dataset.input_shape`.
       feature_dim: width of the features, None for the group's own.
-      norm: what normalises in ResNets, GoogLeNet and MobileNetV2.
-      output_relu: a ReLU behind the output layers of the htc4 groups' heads, as HtFLlib's released
-        code has it.
+      norm: the kind of norm in ResNets, GoogLeNet and MobileNetV2.
+      output_relu: True puts a ReLU behind the output layers of the htc4 groups' heads, as HtFLlib's
+        released code has it.
       vocabulary: number of token ids, which text groups need (`Dataset.vocabulary`).
 
     Returns:
@@ -159,11 +159,11 @@ def sliced_network(
     """Returns a network as a function of its width rate, for `make_sliced_federation`.
 
     Args:
-      name: one of `SLICED`.
-      num_classes, input_shape: of the task; (H, W, C).
-      norm: anything but "batch", whose running statistics would belong to channels that come and
-        go.
-      scaler: see `ConvNet`.
+      name: the network's name, one of `SLICED`.
+      num_classes, input_shape: number of classes, and shape (H, W, C) of the images.
+      norm: the kind of norm; not "batch", whose running statistics would belong to channels that
+        come and go.
+      scaler: True divides by the width rate before norms in training, see `ConvNet`.
 
     Returns:
       Width rate, in (0, 1] -> the model whose hidden layers have this share of their channels.

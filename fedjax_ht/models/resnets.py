@@ -81,10 +81,10 @@ class ResNet(nn.Module):
     """Stem, stages of doubling width and halving resolution, global average.
 
     Attributes:
-      stages: blocks per stage.
+      stages: numbers of blocks, one a stage.
       feature_dim: the averaged channels are pooled or repeated to this many features.
-      bottleneck: blocks are bottlenecks.
-      norm: what normalises, see `Norm`.
+      bottleneck: True if blocks are bottlenecks.
+      norm: the kind of norm behind the convolutions, see `Norm`.
       width: channels of the stem and of the first stage's 3x3 convolutions.
       scan_from: stages that repeat at least so many equal blocks after their first are scanned, as
         `layer<i>_blocks`.

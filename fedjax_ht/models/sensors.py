@@ -25,9 +25,9 @@ class TimeConvFeatures(nn.Module):
     three, two after the first block, one after the second.
 
     Attributes:
-      channels: of each block.
-      size: steps that a kernel sees.
-      stride: of every convolution, in steps.
+      channels: output channels of each block.
+      size: number of steps that a kernel spans.
+      stride: stride of every convolution, in steps.
       feature_dim: width of the features.
     """
 
@@ -90,11 +90,11 @@ def harcnn(
     In the place of its perceptron are a mean over features and a linear head, as in HtFLlib.
 
     Args:
-      name: of `HARCNN`.
-      stride: of every convolution, in steps.
-      num_classes: of the head.
-      feature_dim: K.
-      initialisation: see `models.layers.Initialisation`.
+      name: the network's name, a key of `HARCNN`.
+      stride: stride of every convolution, in steps.
+      num_classes: number of classes, the outputs of the head.
+      feature_dim: K, the width of the features.
+      initialisation: the distribution of the first weights, see `models.layers.Initialisation`.
     """
     base = TimeConvFeatures(*HARCNN[name], stride, feature_dim, initialisation)
     return SplitModel(base, Linear(num_classes, initialisation))
@@ -105,8 +105,8 @@ def require_windows(consumer: str, shape: InputShape, shortest: int) -> None:
 
     Args:
       consumer: the model or group that needs windows, for the message.
-      shape: of one sample as a model sees it.
-      shortest: steps that a window must have.
+      shape: the shape of one sample as a model sees it.
+      shortest: the smallest number of steps of a window.
 
     Raises:
       ValueError: the sample is no float array [T, signals] or [T, units, signals], or is too short.

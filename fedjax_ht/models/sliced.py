@@ -57,9 +57,9 @@ def width_budgets(num_clients: int, rho: float, sigma: int = 4) -> tuple[float, 
     """Returns DFRD's rates R_i = (1/2)^min(sigma, floor(rho i / N)) of the clients i = 1..N.
 
     Args:
-      num_clients: N.
-      rho: how fast rates fall.
-      sigma: the smallest rate is (1/2)^sigma.
+      num_clients: number of clients, N.
+      rho: the steepness of the rates' fall.
+      sigma: the exponent of the smallest rate, (1/2)^sigma.
 
     Raises:
       ValueError: rho or sigma is below 0.
@@ -77,8 +77,9 @@ def parameter_axes(module: nn.Module, params: Tree, per_layer: bool = False) -> 
 
     Args:
       module: a `SplitModel` whose base has `channels`.
-      params: {"base", "head"} of it, at any rate; only the structure and the number of axes count.
-      per_layer: see `PreActResNet.channels`.
+      params: the module's {"base", "head"}, at any rate; only the structure and the number of axes
+        count.
+      per_layer: True gives every layer a group of its own, see `PreActResNet.channels`.
 
     Returns:
       A tuple of group names, or None, for each leaf, in the structure of `params`.
@@ -112,8 +113,8 @@ class ConvNet(nn.Module):
     Attributes:
       widths: channels at rate 1.
       rate: width rate R, the share of the channels that this network has.
-      norm: what normalises, see `Norm`.
-      scaler: divide by R before every norm, in training; it matters without norms only.
+      norm: the kind of norm behind the convolutions, see `Norm`.
+      scaler: True divides by R before every norm, in training; it matters without norms only.
     """
 
     widths: tuple[int, ...] = WIDTHS
@@ -183,7 +184,7 @@ class PreActResNet(nn.Module):
     Attributes:
       stages: blocks per stage.
       widths: channels of each stage at rate 1; the stem has the first stage's.
-      rate, norm, scaler: as in `ConvNet`.
+      rate, norm, scaler: width rate, kind of norm and scaler, as for `ConvNet`.
     """
 
     stages: tuple[int, ...]

@@ -199,7 +199,7 @@ def text_model(name: str, num_classes: int, vocabulary: int, feature_dim: int = 
 
     Args:
       name: "fasttext", "text_logistic", "lstm", "gru" or "bilstm".
-      num_classes: of the linear head.
+      num_classes: number of classes, the outputs of the linear head.
       vocabulary: number of token ids, 0 among them.
       feature_dim: K, the width of embeddings, layers and features.
 

@@ -32,7 +32,7 @@ def require_tokens(consumer: str, shape: InputShape) -> None:
 
     Args:
       consumer: the group that needs tokens, for the message.
-      shape: of one sample as a model sees it.
+      shape: the shape of one sample as a model sees it.
 
     Raises:
       ValueError: a sample is something else.
@@ -52,8 +52,9 @@ def text_group(
     """Builds the modules of a group by name, in the order of the clients.
 
     Args:
-      name: one of `TEXT_GROUPS`.
-      num_classes, input_shape, feature_dim, vocabulary: see `models.registry.model_group`.
+      name: the group's name, one of `TEXT_GROUPS`.
+      num_classes, input_shape, feature_dim, vocabulary: arguments as for
+        `models.registry.model_group`.
 
     Raises:
       ValueError: the inputs are no tokens, the number of token ids is not given, or heads do not

@@ -50,8 +50,8 @@ def variables_from_torchvision(
 
     Args:
       state_dict: torchvision's names -> arrays, see `data.files.torch_files.load_state_dict`.
-      variables: of the same architecture, as `core.bucket.init_variables` or a module's `init`
-        makes them.
+      variables: variables of a model of the same architecture, as `core.bucket.init_variables` or a
+        module's `init` makes them.
 
     Returns:
       `variables` with these arrays, of the same shapes and dtypes; the head as it was.
@@ -110,7 +110,7 @@ def extractor_arrays(state_dict: Mapping[str, np.ndarray]) -> dict[Path, tuple[s
     """Returns an extractor's arrays by their path in this library's models.
 
     Args:
-      state_dict: names -> arrays, by torchvision's names or by this library's.
+      state_dict: a map from names, torchvision's or this library's, to arrays.
 
     Returns:
       path below "base" -> (name in the state dict, array).
@@ -167,8 +167,9 @@ def in_flax_layout(path: Path, key: str, value: np.ndarray) -> np.ndarray:
     """Transposes a kernel of torch's, whose first axis is its output, to flax's layout.
 
     Args:
-      path: of the array in this library's models.
-      key: its name in the state dict; one of this library's names says flax's layout already.
+      path: the path of the array in this library's models.
+      key: the array's name in the state dict; one of this library's names says flax's layout
+        already.
       value: the array.
     """
     if path[-1] != "kernel" or key == _joined(path) or value.ndim not in (2, 4):

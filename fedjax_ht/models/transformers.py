@@ -91,9 +91,9 @@ class TextTransformer(nn.Module):
 
     Attributes:
       vocabulary: number of token ids, 0 among them.
-      width: of the tokens and of the features; `heads` must divide it.
-      layers, heads: of the encoder.
-      dropout: of positions, attention and perceptrons.
+      width: width of the tokens and of the features; `heads` must divide it.
+      layers, heads: number of the encoder's layers, and of the heads of each.
+      dropout: rate of dropout on positions, attention and perceptrons.
     """
 
     vocabulary: int
@@ -125,10 +125,10 @@ def text_transformer(
     """Builds HtFLlib's text transformer with a linear head.
 
     Args:
-      num_classes: of the head.
+      num_classes: number of classes, the outputs of the head.
       vocabulary: number of token ids, 0 among them.
       feature_dim: width of tokens and features.
-      heads, layers: of the encoder.
+      heads, layers: number of heads of each of the encoder's layers, and number of the layers.
 
     Raises:
       ValueError: the heads do not divide the width.

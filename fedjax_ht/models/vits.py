@@ -105,8 +105,9 @@ class ViT(nn.Module):
 
     Attributes:
       patch: side of a patch in pixels; it must divide the image's sides.
-      layers, heads: of the encoder; heads must divide `width`.
-      width, mlp_width: of a token, and of the perceptrons' hidden layer.
+      layers, heads: number of the encoder's layers, and of the heads of each; heads must divide
+        `width`.
+      width, mlp_width: width of a token, and of the perceptrons' hidden layer.
       feature_dim: the class token is pooled to this many features.
     """
 
@@ -152,9 +153,10 @@ def vit(name: str, num_classes: int, feature_dim: int = 512) -> SplitModel:
     """Builds a vision transformer as extractor, with a two-layer head (`vit_head`).
 
     Args:
-      name: one of `VITS`.
-      num_classes: of the head, whose hidden layer is as wide as the tokens.
-      feature_dim: K.
+      name: the transformer's name, one of `VITS`.
+      num_classes: number of classes, the outputs of the head, whose hidden layer is as wide as the
+        tokens.
+      feature_dim: K, the width of the features.
 
     Raises:
       ValueError: there is no vision transformer of this name.

@@ -42,7 +42,7 @@ def state_dict(module: nn.Module, variables: Variables) -> dict[str, np.ndarray]
 
     Args:
       module: a `SplitModel`, or any that has parameters "base" and "head".
-      variables: its {"params", "stats"}.
+      variables: the module's {"params", "stats"}.
     """
     layers, head = _head_layers(module), variables["params"]["head"]
     # A method may have put a head of its own in the place of the model's.
@@ -70,9 +70,9 @@ def starting_weights(
     """Returns the weights that a model starts from: an extractor's, and a head's where it fits.
 
     Args:
-      arrays: by torchvision's names, or by our own, see `state_dict`.
-      module, variables: the model's.
-      head: take the head, too, where it computes the same here.
+      arrays: a map from names, torchvision's or our own, to arrays, see `state_dict`.
+      module, variables: the model's module and its variables.
+      head: True takes the head, too, where it computes the same here.
 
     Returns:
       The extractor's weights and running statistics, and perhaps the head's, in `variables`' form.
@@ -109,8 +109,8 @@ def looks_like(arrays: Arrays, known: Mapping[str, Variables]) -> str | None:
     """Returns the architecture whose extractor has arrays of the same names as a file.
 
     Args:
-      arrays: of the file.
-      known: architecture -> its variables.
+      arrays: the arrays of the file, by name.
+      known: a map from architectures to their variables.
 
     Returns:
       Of several the one with the most arrays of the same shapes; None if none has these names.
