@@ -50,8 +50,8 @@ def soft_cross_entropy(
 
     Args:
       outputs: logits, float [B, C].
-      labels: int [B].
-      mask: bool [B].
+      labels: the samples' classes, int [B].
+      mask: bool [B], True for the samples that count.
       targets: logits of each class, float [C, C]; rows that are not available are never read.
       available: bool [C], the classes that have a target.
 
@@ -76,7 +76,7 @@ def fd(
     """Makes FD, whose algorithm the module's docstring gives.
 
     Args:
-      training: local training.
+      training: the recipe of local training.
       weight: lambda, the regulariser's weight.
       regulariser: R, see the module's docstring.
     """

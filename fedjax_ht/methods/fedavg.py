@@ -30,7 +30,7 @@ def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
     """Makes FedAvg, whose algorithm the module's docstring gives.
 
     Args:
-      training: local training.
+      training: the recipe of local training.
       weighting: weights of the average, the clients' numbers of training samples ("samples") or
         equal for all clients that have any ("uniform").
 

@@ -58,8 +58,8 @@ def random_view(key: jax.Array, data: Data, x: jax.Array) -> jax.Array:
     """Draws one random view of each image.
 
     Args:
-      key: folds into the draws.
-      data: whose normalisation the images have.
+      key: the key that the draws fold into.
+      data: the dataset of the images, whose normalisation they have.
       x: float [B, H, W, C], normalised.
 
     Returns:

@@ -82,7 +82,7 @@ class Server(NamedTuple):
     """The server's state.
 
     Attributes:
-      head, generator: parameters.
+      head, generator: parameters of the global head and of the generator.
       label_counts: float32 [C], training samples by class of the last round's uploaders.
       ready: bool scalar, True as soon as the generator may teach.
     """

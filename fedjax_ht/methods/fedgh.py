@@ -46,7 +46,7 @@ def fedgh(
     """Makes FedGH, whose algorithm the module's docstring gives.
 
     Args:
-      training: local training.
+      training: the recipe of local training.
       server_epochs: S, passes over the uploaded prototypes per round.
       server_lr, server_batch_size: learning rate and batch size of the server's SGD.
     """

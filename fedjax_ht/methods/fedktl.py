@@ -132,7 +132,7 @@ def fedktl(
     An option that is None takes the variant's value (see `FORMS`), but for `dim`.
 
     Args:
-      training: local training.
+      training: the recipe of local training.
       generator: a `generators.Generator`, or an argument of `generators.open_generator`: a name,
         "module:function", a path.
       variant: form of the method, the paper's or the released code's; the module's docstring says

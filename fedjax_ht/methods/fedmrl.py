@@ -109,8 +109,8 @@ def nested_logits(
     """Computes the logits of both heads.
 
     Args:
-      bucket: the client's.
-      params, shared_params: of the own model and of the shared one.
+      bucket: the bucket of the client.
+      params, shared_params: parameters of the client's own model and of the shared one.
       fused: m, float [B, K].
 
     Returns:

@@ -62,7 +62,7 @@ def fedper(training: LocalTraining, weighting: Weighting = "samples") -> Method:
     """Makes FedPer, whose algorithm the module's docstring gives.
 
     Args:
-      training: local training.
+      training: the recipe of local training.
       weighting: weights of the mean, the clients' numbers of training samples or equal.
     """
 

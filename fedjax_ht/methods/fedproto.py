@@ -61,7 +61,7 @@ def fedproto(
     """Makes FedProto, whose algorithm the module's docstring gives.
 
     Args:
-      training: local training.
+      training: the recipe of local training.
       weight: lambda, the regulariser's weight; None takes the variant's, 0.1 (paper) or 10
         (released).
       variant: form of the method, the paper's or the released code's; the module's docstring says

@@ -149,7 +149,7 @@ def fedral(
     """Makes FedRAL, whose algorithm the module's docstring gives.
 
     Args:
-      training: local training.
+      training: the recipe of local training.
       blocks: m_k, a divisor of r for all clients, or a tuple of them, of which client i takes entry
         i mod its length. 1 sparsifies nothing (ablation B of Table 7).
       byte_budget: bytes of an upload, or a tuple of them in the same way; decides the blocks

@@ -173,7 +173,7 @@ def fedssa(
     """Makes FedSSA, whose algorithm the module's docstring gives.
 
     Args:
-      training: local training.
+      training: the recipe of local training.
       mu: mu_0; 0 is the ablation without stabilisation.
       stable_rounds: T_stable, the round from which on global rows replace a client's own.
       decay: decay of mu_t, see `stabilisation`.

@@ -29,7 +29,7 @@ def lg_fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Meth
     """Makes LG-FedAvg, whose algorithm the module's docstring gives.
 
     Args:
-      training: local training.
+      training: the recipe of local training.
       weighting: weights of the mean, the clients' numbers of training samples or equal.
     """
 

@@ -18,7 +18,7 @@ def local(training: LocalTraining) -> Method:
     """Makes local training: cross-entropy on the client's data; only participants train.
 
     Args:
-      training: local training.
+      training: the recipe of local training.
     """
 
     def init_server(federation, key):

@@ -96,8 +96,8 @@ def class_spread(latents: jax.Array, uploads: Uploads, num_classes: int) -> jax.
 
     Args:
       latents: float [M, H], F of the uploads.
-      uploads: their classes, and which are real.
-      num_classes: C.
+      uploads: the uploads that the latents were made of; their classes and `valid` count.
+      num_classes: number of classes, C.
 
     Returns:
       Scalar: the mean square between a class's latents and their mean, averaged by class.
@@ -142,11 +142,11 @@ def align(
     Args:
       transform: F, (params, prototypes, mask) -> latents.
       sample_w: draws valid latents, anew at every step.
-      options: see `Alignment`.
+      options: the options of the training, see `Alignment`.
       params: parameters of F.
       centroids: float [C, H], Qbar of the round before.
       uploads: the prototypes of the round.
-      key: folds into shuffles and draws.
+      key: the key that shuffles and draws fold into.
 
     Returns:
       params, Qbar, and metrics: those of `diagnose` after the training, and "mmd_before".

@@ -30,8 +30,8 @@ def sent_samples(ctx: Context, weighting: Weighting) -> Metadata | tuple:
     """Returns a client's number of training samples as metadata, where the mean weighs by it.
 
     Args:
-      ctx: of `client_update`.
-      weighting: "samples", or "uniform" with which nothing is sent, ().
+      ctx: the context of `client_update`.
+      weighting: the weights of the mean: "samples", or "uniform" with which nothing is sent, ().
     """
     if weighting != "samples":
         return ()

@@ -41,7 +41,7 @@ def alone(training: LocalTraining) -> Method:
     """Makes the base "none": clients train alone and upload their models, the server stays.
 
     Args:
-      training: local training.
+      training: the recipe of local training.
     """
 
     def client_update(bucket, client, downlink, data, ctx):
@@ -96,7 +96,7 @@ def make_base(name: str, training: LocalTraining, **options) -> Base:
 
     Args:
       name: a key of `BASES`.
-      training: local training.
+      training: the recipe of local training.
       **options: options of the base's factory.
 
     Raises:

@@ -141,7 +141,7 @@ def _played(
     Args:
       method: the method.
       play: the compiled round, see `_client_round`, with server and client.
-      pool, player, root, round: its further arguments.
+      pool, player, root, round: further arguments of the function.
 
     Returns:
       The client's new state, and its uplink.

@@ -112,7 +112,7 @@ def base_of(
       variant: form of the method, the paper's or the released code's, which gives options that are
         None their values.
       weighting: weights of the base's mean over clients; None takes the variant's.
-      **options: other options of the base.
+      **options: further options of the base.
     """
     weighting = weighting or FORMS[variant].weighting
     if name != "none" and weighting:  # data-free, nothing is averaged

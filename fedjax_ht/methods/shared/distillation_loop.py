@@ -60,14 +60,16 @@ def distil(
 
     Args:
       recipe, objective: the method's options and losses.
-      federation: its global model is the student.
+      federation: the federation; its global model is the student.
       buckets: the teachers' buckets, in the order of their weights.
       teachers: the models of this round.
       learner: the models to train.
       average: the generator's moving average up to the last round; () without.
-      round: int32 scalar, from 0; the moving average teaches from round 1 on.
-      key: of all draws.
-      data: all clients' training samples, split "train", for `recipe.images` "real"; else None.
+      round: the number of the round, an int32 scalar, from 0; the moving average teaches from round
+        1 on.
+      key: the key of all draws.
+      data: the training samples of all clients, split "train", for `recipe.images` "real"; else
+        None.
 
     Returns:
       The learner, and the mean losses of the steps, "student_loss" and, where it is trained,

@@ -68,7 +68,7 @@ def label_weights(counts: jax.Array, present: jax.Array) -> tuple[jax.Array, jax
 
     Args:
       counts: [N, C], c_i^y; those of absent clients are never read.
-      present: bool [N].
+      present: bool [N], True for the teachers that are there.
 
     Returns:
       tau float32 [N, C] and p(y) float32 [C].
@@ -104,7 +104,7 @@ def ask(
 
     Args:
       buckets: the teachers' buckets, in the order of `Teachers.weights`.
-      teachers: their models.
+      teachers: the teachers' models.
       x: float [B, H, W, channels], normalised images.
       labels: int [B], the classes that the images were made for.
       with_moments: return the moments of norms' inputs, too.

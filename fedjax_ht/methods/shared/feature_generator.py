@@ -60,13 +60,14 @@ def train_generator(
     """Trains the generator on the uploaded heads.
 
     Args:
-      recipe, batch_size: of the training.
+      recipe, batch_size: options of the training, and number of features per step.
       generate: (bucket, generator, key, labels, mask) -> (noise, features).
-      bucket: the heads' model.
-      generator: its parameters.
-      heads: parameters [P, ...]; those of a client without counts weigh nothing.
+      bucket: the bucket whose model has the heads.
+      generator: parameters of the generator.
+      heads: parameters of the uploaded heads, [P, ...]; those of a client without counts weigh
+        nothing.
       counts: float32 [P, C], the clients' samples by class.
-      ctx: the server's.
+      ctx: the context of `server_update`.
 
     Returns:
       The parameters after training, and the mean loss of the steps.

@@ -95,9 +95,9 @@ def count(
 
     Args:
       kind: labels that count.
-      training, data, key: as of the client's local training.
-      seen: its `Client.seen`.
-      num_classes: C.
+      training, data, key: the recipe, the data and the key of the client's local training.
+      seen: `Client.seen` before the round.
+      num_classes: number of classes, C.
 
     Returns:
       The new `Client.seen`, and c_i^y as `Uplink.label_counts`.

@@ -56,9 +56,9 @@ def draw_real(key: jax.Array, data: Data, pool: Pool, labels: jax.Array) -> jax.
     """Draws training images of given classes, with replacement.
 
     Args:
-      key: of the draws.
-      data: all clients' training samples.
-      pool: of these samples, see `make_pool`.
+      key: the key of the draws.
+      data: the training samples of all clients.
+      pool: the samples' indices by class, see `make_pool`.
       labels: int [B]; each class must have an image.
 
     Returns:
@@ -75,9 +75,9 @@ def settle(
 
     Args:
       module: the generator.
-      generator: its {"params", "batch_stats"}.
+      generator: the generator's {"params", "batch_stats"}.
       batch_size: images per pass.
-      key: of noise and labels.
+      key: the key of noise and labels.
 
     Returns:
       The generator with new "batch_stats".

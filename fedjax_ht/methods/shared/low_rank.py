@@ -39,11 +39,11 @@ def compress(tree: PyTree, energy: jax.Array | float, form: Form = "paper") -> P
     """Compresses every array to the smallest rank that keeps a share of its energy.
 
     Args:
-      tree: arrays.
+      tree: a pytree of arrays.
       energy: share of an array's squared singular values, float scalar. 1 keeps all components, so
         that every array is sent whole; but an array of zeros has none. Where a program is traced
         with Python's 1.0, the paper's form decomposes nothing.
-      form: how arrays are cut into matrices, see the module's docstring.
+      form: the rule that cuts arrays into matrices, see the module's docstring.
 
     Returns:
       The tree with a `LowRank` for every array.

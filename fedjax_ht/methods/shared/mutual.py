@@ -78,9 +78,9 @@ def train_pair(
 
     Args:
       training: local training; its optimizer runs for each model by itself.
-      bucket: the client's; it holds both modules.
+      bucket: the bucket of the client; it holds both modules.
       client: a state as `init_pair` makes it.
-      data, ctx: as `client_update` gets them.
+      data, ctx: the client's data and its context, as for `client_update`.
       losses: the two losses of one batch.
       extra: further parameters, trained on the sum of both losses.
       joint: False lets each model descend on its own loss alone, the other model's outputs being

@@ -48,8 +48,8 @@ class PairServer(NamedTuple):
     Attributes:
       generator: makes images of latents.
       alignment: options of the training of F.
-      source: what latents and images are made of.
-      bounded: F's range is the ball that holds the valid latents.
+      source: the kind of vectors that latents and images are made of.
+      bounded: True if F's range is the ball that holds the valid latents.
       antialias: antialiasing when images are shrunk to the clients' size.
     """
 
@@ -74,10 +74,10 @@ def init_pairs(setup: PairServer, federation: Federation, width: int, key: jax.A
     """Makes the first server: F and Qbar are random, and no class has a pair.
 
     Args:
-      setup: options.
-      federation: whose classes and images.
+      setup: the server's options.
+      federation: the federation, whose number of classes and image shape count.
       width: K, numbers of a prototype.
-      key: of the draws.
+      key: the key of the draws.
     """
     first, second = jax.random.split(key)
     classes = federation.num_classes

@@ -31,8 +31,8 @@ def latents_of(
         deviations of valid latents.
       generator: draws valid latents.
       frozen: the generator's variables.
-      key: of the draws.
-      num_classes: C.
+      key: the key of the draws.
+      num_classes: number of classes, C.
 
     Returns:
       float32 [C, H].

@@ -85,9 +85,9 @@ def draw(available: jax.Array, size: int, key: jax.Array) -> tuple[jax.Array, ja
     """Draws classes among those available, without replacement.
 
     Args:
-      available: bool [C].
+      available: bool [C], True for the classes to draw from.
       size: number of classes to draw.
-      key: of the draw.
+      key: the key of the draw.
 
     Returns:
       int32 [size] and, where fewer are available, bool [size], the real entries.
@@ -105,10 +105,10 @@ def draw_in_passes(
     left. Each pass has an order of its own.
 
     Args:
-      available: bool [C].
+      available: bool [C], True for the classes to draw from.
       size: number of classes per step.
       step: int32 scalar, from 0 in each round.
-      key: the same in all steps of a round.
+      key: the key of the passes, the same in all steps of a round.
 
     Returns:
       As `draw`.
@@ -146,10 +146,10 @@ def train_on_pairs(
     Args:
       training: local training, of the parameters {"model", "projection"}.
       options, classifier: the method's options.
-      bucket: the client's, with the classifier's head (`etf_classifier.bucket_of`).
-      client: {"params", "stats"}.
-      pairs: the downlink.
-      data, ctx: as `client_update` gets them.
+      bucket: the bucket of the client, with the classifier's head (`etf_classifier.bucket_of`).
+      client: the client's state, {"params", "stats"}.
+      pairs: the pairs of the downlink.
+      data, ctx: the client's data and its context, as for `client_update`.
 
     Returns:
       The client's new state, and the result of the training.

@@ -66,12 +66,13 @@ def slice_plan(
     """Makes a client's plan in a round, the same at server and client.
 
     Args:
-      federation: its global model is cut.
+      federation: the federation; its global model is cut.
       rate: the client's width rate.
-      mode: how slices are cut.
-      ctx: of the client or of the server; its round and its shared key count.
-      client_id: int32 scalar, by which random plans differ; None for the others.
-      per_layer: every layer is drawn by itself, see `PreActResNet.channels`.
+      mode: the rule that cuts slices, see `slicing`.
+      ctx: the context of the client or of the server; its round and its shared key count.
+      client_id: the client's id, an int32 scalar, by which random plans differ; None for other
+        modes.
+      per_layer: True draws every layer by itself, see `PreActResNet.channels`.
     """
     widths = federation.server_model.module.base.channels(per_layer).widths
     key = jax.random.fold_in(ctx.shared_key, client_id) if mode == "random" else None
@@ -97,8 +98,8 @@ def arrived_slices(
     """Returns the slices that arrived from the clients of a bucket; arguments as of `slice_plan`.
 
     Args:
-      received: their `Uplink`s.
-      ctx: of the server.
+      received: the `Uplink`s of the bucket's clients.
+      ctx: the context of the server.
     """
     uplink, info = received.uplink, received.info
 
@@ -131,8 +132,8 @@ def partial_training(
 
     Args:
       name: the method's name.
-      mode: how slices are cut, see `slicing`.
-      training: local training.
+      mode: the rule that cuts slices, see `slicing`.
+      training: the recipe of local training.
       weighting: weights of the mean, equal or the clients' numbers of training samples.
       masked_loss: logits of classes that the client lacks are 0 in its loss, as HeteroFL and
         FedRolex have it by default.

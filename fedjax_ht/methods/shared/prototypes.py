@@ -65,9 +65,9 @@ def class_sums(bucket: Bucket, client: PyTree, data: Data) -> ClassSums:
     """Sums a client's features by class over its training samples, in evaluation mode.
 
     Args:
-      bucket: the client's.
-      client: its state, with the model as "params" and "stats".
-      data: its view of the data.
+      bucket: the bucket of the client.
+      client: the client's state, with the model as "params" and "stats".
+      data: the client's view of the data.
 
     Returns:
       `ClassSums`: sums float32 [C, K], counts float32 [C]; `class_means` makes prototypes of them.

@@ -52,8 +52,8 @@ def make_plan(
     Args:
       widths: group -> number of channels of the whole model.
       rate: width rate of the slice.
-      mode: see the module's docstring.
-      round: int32 scalar; mode "rolling" alone reads it.
+      mode: the rule that chooses channels, see the module's docstring.
+      round: the number of the round, an int32 scalar; mode "rolling" alone reads it.
       key: mode "random" draws each group's channels from it; None for the others.
     """
 

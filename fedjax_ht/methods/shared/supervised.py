@@ -43,12 +43,12 @@ def train_model(
     """Trains a client's whole model by cross-entropy, plus a regulariser of its features.
 
     Args:
-      training: local training.
-      bucket: the client's.
-      client: its state, with the model as "params" and "stats"; other entries stay.
-      data, ctx: as `client_update` gets them.
+      training: the recipe of local training.
+      bucket: the bucket of the client.
+      client: the client's state, with the model as "params" and "stats"; other entries stay.
+      data, ctx: the client's data and its context, as for `client_update`.
       regulariser: (features float [B, K], batch) -> scalar added to the loss; None adds nothing.
-      gather_features: sum the features that the training computes by class.
+      gather_features: True sums by class the features that the training computes.
       classes: bool [num_classes]; the logits of other classes count as 0 in the loss. None takes
         all logits as they are.
 
