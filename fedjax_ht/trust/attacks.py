@@ -60,8 +60,8 @@ def attackers(attack: Attack, num_clients: int) -> np.ndarray:
     """Draws the attackers uniformly; those of a smaller share are among those of a larger one.
 
     Args:
-      attack: of no kind: nobody attacks.
-      num_clients: of the federation.
+      attack: the attack; one of no kind has no attackers.
+      num_clients: number of clients of the federation.
 
     Returns:
       bool [num_clients].
@@ -78,9 +78,9 @@ def attacked(method: Method, attack: Attack, num_clients: int) -> Method:
     """Returns the method in a federation where some clients attack.
 
     Args:
-      method: any.
-      attack: of no kind, returns the method itself.
-      num_clients: of the federation.
+      method: any method.
+      attack: the attack; with one of no kind the method itself is returned.
+      num_clients: number of clients of the federation.
 
     Raises:
       ValueError: a field of the attack is out of range.

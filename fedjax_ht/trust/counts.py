@@ -21,8 +21,8 @@ def without_miscounted(
     """Refuses uploads whose counts their clients' samples do not allow.
 
     Args:
-      method: `Wire.counts` says what its uploads count.
-      num_clients: of the federation.
+      method: the method, whose `Wire.counts` says what uploads count.
+      num_clients: number of clients of the federation.
       received: bucket name -> uplinks.
 
     Returns:
@@ -43,7 +43,7 @@ def with_bounded_counts(received: dict[str, Received], bound: float) -> dict[str
 
     Args:
       received: bucket name -> uplinks, whose counts are at least 0.
-      bound: in medians, over the clients that count anything.
+      bound: the largest counts, in medians over the clients that count anything.
     """
     weights = {}
     for name, r in received.items():

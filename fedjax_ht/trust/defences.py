@@ -49,7 +49,7 @@ class Defence(NamedTuple):
     """A function of a round's vectors.
 
     Attributes:
-      name: as in a config.
+      name: the defence's name in a config.
       apply: (Vectors, same_entries) -> Vectors. `same_entries` is False where a position means
         another thing in each client's vectors.
       by_entry: True if the defence only works where positions mean the same.
@@ -70,8 +70,8 @@ def norm_bound(bound: Positive = 2.0) -> Defence:
     """Makes the defence that clips vectors, see `geometry.clip_to_round`.
 
     Args:
-      bound: in the round's lengths, in its distances where entries can be compared, and in its
-        counts of samples.
+      bound: the bound in units of the round's lengths, of its distances where entries can be
+        compared, and of its counts of samples.
     """
 
     def clip(vectors: Vectors, same_entries: bool) -> Vectors:
@@ -84,7 +84,7 @@ def _agreement(name: str, by_piece: Callable) -> Defence:
     """Makes the defence in which every upload becomes one value.
 
     Args:
-      name: of the defence.
+      name: the name of the defence.
       by_piece: (values float [P, V, D], known bool [P, V, D]) -> the value, float [V, D]. An entry
         is known where a client holds it and its vector is present.
     """
@@ -104,7 +104,7 @@ def trimmed_mean(share: Minority = 0.2) -> Defence:
     """Makes the defence in which every entry becomes a trimmed mean over the clients that hold it.
 
     Args:
-      share: of the values that are left out at each end, rounded down.
+      share: share of the values that are left out at each end, rounded down.
     """
 
     def mean(x, known):
@@ -156,7 +156,7 @@ def multi_krum(share: Minority = 0.2) -> Defence:
     at least one (Blanchard et al., NeurIPS 2017).
 
     Args:
-      share: of the vectors that are left out, rounded up.
+      share: share of the vectors that are left out, rounded up.
     """
 
     def screen(vectors: Vectors, _: bool) -> Vectors:

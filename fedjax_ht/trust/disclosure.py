@@ -61,7 +61,7 @@ def check_uploads(method: Method, federation: Federation, sums: bool) -> None:
     """Refuses uploads that tell what noise on them does not hide.
 
     Args:
-      method, federation: of the uploads.
+      method, federation: the method and the federation of the uploads.
       sums: True if noise is on the sum of uploads, False if it is on each.
 
     Raises:
@@ -182,8 +182,8 @@ def traced_round(
     `COUNT`, its `IDENTITY` (key and id), and what is `PUBLIC`.
 
     Args:
-      method, federation, bucket: of the client.
-      trainer: `Data.trainer`.
+      method, federation, bucket: the parts that the client's round binds.
+      trainer: the trainer of `Data.trainer`; None for the recipe's own training.
 
     Returns:
       `programs.influences` of (state after receipt, state after training, uplink): forms, and what

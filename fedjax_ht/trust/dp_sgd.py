@@ -87,7 +87,7 @@ def poisson_batch(key: jax.Array, source: Split, size: int) -> Split:
     """Draws each sample with probability size / count, or 1 where there are fewer.
 
     Args:
-      key: of the step.
+      key: the key of the step.
       source: the samples; `count` of them are real.
       size: mean number of samples drawn.
 
@@ -118,9 +118,9 @@ def dp_train(
     """Trains as the module's text says.
 
     Args:
-      clip, noise: see the module's text.
-      secret: see `keys.privacy_key`.
-      training, loss_fn, params, stats, data, key, num_classes, split: as for
+      clip, noise: bound on a sample's gradient and noise multiplier, see the module's text.
+      secret: words that are folded into the key of the noise, see `keys.privacy_key`.
+      training, loss_fn, params, stats, data, key, num_classes, split: arguments as for
         `local_training.train`.
 
     Returns:

@@ -45,8 +45,9 @@ def poisson_epsilon(noise: float, size: int, total: int, times: int, delta: floa
     """Computes epsilon of `times` noisy sums over batches drawn by Poisson sampling.
 
     Args:
-      noise, times, delta: see the module's text.
-      size, total: each of `total` samples is in a batch with probability size / total.
+      noise, times, delta: noise multiplier, number of sums and delta, see the module's text.
+      size, total: mean size of a batch, and number of samples, each of which is in a batch with
+        probability size / total.
     """
     exact = gaussian_epsilon(noise, times, delta)
     if size >= total or not noise:

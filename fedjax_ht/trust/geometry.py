@@ -47,9 +47,9 @@ def minus(
     """Subtracts a centre from all vectors.
 
     Args:
-      vectors: of P clients.
-      centre: a float [V, D] for each piece.
-      known: a bool for each piece, the entries that the centre has; None where it has all.
+      vectors: the vectors of P clients.
+      centre: the centre, a float [V, D] for each piece.
+      known: the entries that the centre has, a bool for each piece; None where it has all.
 
     Returns:
       The differences; an entry that the centre lacks is held by nobody.

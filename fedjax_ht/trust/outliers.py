@@ -101,8 +101,8 @@ def outlier_scores(method: Method, num_clients: int, summarised: list[Summarised
     round's largest entries. Lengths and distances of long vectors are those of a sample of entries.
 
     Args:
-      method: `Wire.positions` "own" leaves distances out.
-      num_clients: of the federation.
+      method: the method; `Wire.positions` "own" leaves distances out.
+      num_clients: number of clients of the federation.
       summarised: the round's uploads.
 
     Returns:
@@ -136,13 +136,12 @@ def without_outliers(
     """Refuses uploads that are beyond anything honest.
 
     Args:
-      num_clients: of the federation.
+      num_clients: number of clients of the federation.
       received: bucket name -> uplinks.
-      summarised: their `summaries`.
-      times: an upload is refused if its largest entry, or the length of its longest vector, is
-        more than so many times the median of the round's uploads; 0 refuses none. Where fewer than
-        `FEWEST` uploads hold vectors of a kind, or their median is below `LEAST`, no upload is
-        refused by that kind.
+      summarised: the `summaries` of the uplinks.
+      times: the most that an upload's largest entry, or the length of its longest vector, may be,
+        in medians of the round's uploads; 0 refuses none. Where fewer than `FEWEST` uploads hold
+        vectors of a kind, or their median is below `LEAST`, no upload is refused by that kind.
 
     Returns:
       The uplinks, of which those refused have not arrived; and bool [num_clients], the clients
@@ -196,9 +195,9 @@ def sampled(vectors: Vectors, clients: int, numbers: int = 2**18) -> Vectors:
     """Takes every k-th entry of each piece, as one piece.
 
     Args:
-      vectors: of one client or several.
+      vectors: the vectors of one client or several.
       clients: the round's number of clients that have such vectors.
-      numbers: about so many entries are left of all clients together.
+      numbers: number of entries, about, that are left of all clients together.
     """
     rows = vectors.present.shape[1]
     entries = sum(x.shape[-1] for x in vectors.values)

@@ -53,7 +53,7 @@ class Privacy(NamedTuple):
     """The unit that noise hides, and how well.
 
     Attributes:
-      unit: see the module's text.
+      unit: the unit that noise hides, see the module's text.
       clip: L2 norm of an update or of a sample's gradient, over all its arrays.
       noise: standard deviation of the noise on the sum, in `clip`; 0 adds none, and hides nothing.
       delta: the delta for which epsilon is computed.
@@ -74,7 +74,7 @@ def private(method: Method, privacy: Privacy | None) -> Method:
     """Returns the method with this privacy.
 
     Args:
-      method: any.
+      method: any method.
       privacy: None returns the method itself.
 
     Returns:
@@ -188,10 +188,10 @@ def noisy_sums(
     that sends the entry.
 
     Args:
-      federation: of the buckets.
+      federation: the federation of the buckets.
       received: bucket name -> uplinks.
-      scale: standard deviation.
-      key: of the round.
+      scale: standard deviation of the noise.
+      key: the key of the round.
 
     Returns:
       bucket name -> uplinks, in the order of `received`.
@@ -228,8 +228,8 @@ def _noisy_array(
       received: the uplinks that `leaf` is a part of.
       leaf: array or `Masked` with a leading axis of clients.
       absent: more than any client's id.
-      scale: standard deviation.
-      key: of this leaf.
+      scale: standard deviation of the noise.
+      key: the key of the noise on this leaf.
     """
     values = values_of(leaf)
 

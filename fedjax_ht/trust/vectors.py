@@ -45,8 +45,8 @@ class Layout(NamedTuple):
     """The place of one leaf of several buckets' uplinks in a piece of `Vectors`.
 
     Attributes:
-      index: of the leaf, among `leaves_of` an uplink.
-      shapes: of a client's array, in each bucket.
+      index: the leaf's index among `leaves_of` an uplink.
+      shapes: shapes of a client's array, one for each bucket.
       common: the shape that holds all of them.
       by_row: True if each row of the leaf is a vector; else the leaf is one, or a piece of one.
     """

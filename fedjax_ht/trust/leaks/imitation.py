@@ -32,13 +32,13 @@ class Victim(NamedTuple):
     """One client's round, of which the server knows all but the client's state and images.
 
     Attributes:
-      method: with a recipe of one step on all its images, in stored order, such as
-        LocalTraining(steps=1, shuffle=False, batch_size=B).
-      bucket: of the client.
-      downlink: the message that it received.
-      root, round, info: where the round stands; with the client's random draws, which are taken as
-        known.
-      data: of which the rule from pixels to a model's inputs is taken.
+      method: a method with a recipe of one step on all the client's images, in stored order, such
+        as LocalTraining(steps=1, shuffle=False, batch_size=B).
+      bucket: the bucket of the client.
+      downlink: the message that the client received.
+      root, round, info: the trial's root key, the number of the round and the client's information;
+        with the client's random draws, which are taken as known.
+      data: a dataset whose rule from pixels to a model's inputs is taken.
       privacy: the clipping and noise that hide the client, or None. `secret` decides the noise.
     """
 
@@ -56,8 +56,8 @@ class Knowledge(NamedTuple):
     """An attacker's knowledge of a client beyond that of its round.
 
     Attributes:
-      state: the client's before the round, or a guess at it.
-      labels: int32 [B].
+      state: the client's state before the round, or a guess at it.
+      labels: the images' classes, int32 [B].
       sent: the upload, of which the masks are read, such as the classes that have prototypes.
       untrained: float32 [n], the payload of an upload without training.
     """
@@ -72,7 +72,7 @@ class Observation(NamedTuple):
     """An upload as an attacker sees it.
 
     Attributes:
-      known: what the attacker knows of the client.
+      known: the attacker's knowledge of the client.
       change: float32 [n], the upload's payload minus the one without training.
     """
 
@@ -88,7 +88,7 @@ def payload(message: PyTree, like: PyTree | None = None) -> jax.Array:
     """Concatenates the payload of a message, float32 [n], with 0 for entries that are not sent.
 
     Args:
-      message: of one client.
+      message: a message of one client.
       like: a message of the same form whose masks decide what is sent; None is `message`.
     """
     like = message if like is None else like
@@ -117,9 +117,10 @@ def upload(
 
     Args:
       victim: the client's round.
-      state: of the client before the round.
-      images, labels: float [B, H, W, C] in [0, 1], int32 [B].
-      uplink: (key, message) -> message, such as noise, or None.
+      state: the client's state before the round.
+      images, labels: the client's images, float [B, H, W, C] in [0, 1], and their classes, int32
+        [B].
+      uplink: a transform (key, message) -> message of the upload, such as noise, or None.
     """
 
     def same(key, message):
@@ -163,10 +164,10 @@ def observe(
 
     Args:
       victim: the client's round.
-      sent: the upload.
-      state: of the client before the round, or a guess at it.
-      shape: (B, H, W, C) of the images.
-      labels: int32 [B].
+      sent: the upload that the client sent.
+      state: the client's state before the round, or a guess at it.
+      shape: shape of the images, (B, H, W, C).
+      labels: the images' classes, int32 [B].
 
     Raises:
       ValueError: the method's clients send nothing that could depend on images.

@@ -37,10 +37,11 @@ class Search(NamedTuple):
     """The settings of an inversion.
 
     Attributes:
-      distance: see the module's text.
+      distance: the distance of two uploads, see the module's text.
       tv: weight of the total variation, the mean absolute difference of neighbours along both axes.
-      steps, rate: of Adam, in units of pixels from 0 to 1.
-      starts: random first images, of which the one that ends nearest to the upload is taken.
+      steps, rate: number of Adam's steps and its learning rate, in units of pixels from 0 to 1.
+      starts: number of random first images, of which the one that ends nearest to the upload is
+        taken.
     """
 
     distance: Literal["squared", "cosine"] = "squared"
@@ -93,11 +94,11 @@ def invert(
     variation.
 
     Args:
-      simulate: with a gradient.
-      observed: the upload.
-      shape: (B, H, W, C) of the images.
-      key: of the first images, uniform noise.
-      search: settings.
+      simulate: a simulation of uploads that can be differentiated.
+      observed: the upload as the attacker sees it.
+      shape: shape of the images, (B, H, W, C).
+      key: the key of the first images, uniform noise.
+      search: settings of the search.
 
     Raises:
       ValueError: a field of the search is out of range.

@@ -33,8 +33,8 @@ def losses(
 
     Args:
       method, bucket, client, downlink: the model, as for `Method.predict`.
-      data: the client's.
-      split: such as "train".
+      data: the client's own data.
+      split: the split's name, such as "train".
 
     Returns:
       float32 [max], of which the first `count` are real; inf where the rule gives the sample's
