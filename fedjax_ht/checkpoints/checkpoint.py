@@ -54,10 +54,10 @@ def make_checkpointer(
 
     Args:
       directory: folder of the checkpoints, one folder each, named by its round.
-      simulation: of the run.
-      keep: how many checkpoints stay, the newest.
-      background: write in a thread while the run goes on. With several processes, or more than
-        `COPIED_BYTES` to write, the run waits all the same.
+      simulation: the simulation of the run.
+      keep: number of checkpoints that stay, the newest.
+      background: True writes in a thread while the run goes on. With several processes, or more
+        than `COPIED_BYTES` to write, the run waits all the same.
 
     Raises:
       ValueError: `keep` is below 1.

@@ -36,10 +36,10 @@ class Copied(NamedTuple):
     """A state in host memory, from which a checkpoint is written.
 
     Attributes:
-      round: the state's.
+      round: the number of the state's round.
       small: (servers, last_round, changed).
-      waiting: as of the state.
-      history: of the run.
+      waiting: uploads that arrive in a later round, as `SimulationState.waiting` holds them.
+      history: rows of the run's history.
       parts: rows and their states, one part a segment; a generator reads each when it is written.
       size: bytes of the clients' states in `parts`.
     """
@@ -127,11 +127,11 @@ def _read_segment(
     """Writes the newest client states of a segment over those of `state`.
 
     Args:
-      folder: the segment's.
+      folder: the folder of the segment.
       counts: bucket -> rows that the segment has.
-      where: as of the checkpoint's `Placement`.
-      simulation: of the run.
-      state: to write over.
+      where: the rows' segments, as `Placement.where` of the checkpoint.
+      simulation: the simulation of the run.
+      state: the state to write over.
     """
     template = {}
     for name, count in counts.items():

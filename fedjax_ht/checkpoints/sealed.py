@@ -77,8 +77,9 @@ def check(folder: Path, seal: str | None = None) -> None:
     """Compares every file with the seal of its folder.
 
     Args:
-      folder: that was sealed.
-      seal: what `seal_of` gave when the folder was written; None leaves that out.
+      folder: a folder that was sealed.
+      seal: the seal that `seal_of` returned when the folder was written; None leaves that
+        comparison out.
 
     Raises:
       ValueError, OSError: a file is not as it was sealed, or the seal is another. One line.

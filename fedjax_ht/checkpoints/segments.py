@@ -32,10 +32,10 @@ class Placement(NamedTuple):
     """The segments in which a checkpoint's client states are.
 
     Attributes:
-      round: the checkpoint's; -1 for no checkpoint.
+      round: the number of the checkpoint's round; -1 for no checkpoint.
       where: bucket -> int32 [rows], the segment with each row's newest state, 0 where that is still
         the initial one.
-      held: segment -> bucket -> how many rows it has, whether still the newest or not.
+      held: segment -> bucket -> number of rows in it, whether still the newest or not.
     """
 
     round: int
@@ -57,7 +57,7 @@ def rows_to_write(
     ever changed.
 
     Args:
-      base: of the checkpoint that the next one builds on.
+      base: the placement of the checkpoint that the next one builds on.
       changed: bucket -> int32 [rows], the round in which each row changed last; 0 for never.
       row_bytes: bucket -> bytes of one row.
     """
@@ -123,8 +123,8 @@ def write_segments(segments: Path, parts: Iterable[Part], round: int, base: Plac
     Args:
       segments: folder of the segments.
       parts: rows and their states, one part a segment.
-      round: of the checkpoint that the segments belong to.
-      base: of the checkpoint that it builds on.
+      round: the number of the round of the checkpoint that the segments belong to.
+      base: the placement of the checkpoint that it builds on.
     """
     where, held = copy.deepcopy(base.where), dict(base.held)
     last = max(sealed.numbers(segments), default=0)

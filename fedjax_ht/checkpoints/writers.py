@@ -23,9 +23,9 @@ def write_history(history: Sequence[HistoryRow], workdir: Path | str, written: i
     (empty where a client has no test sample).
 
     Args:
-      history: all rows.
-      workdir: where the files are.
-      written: how many rows this process has written before; only the later ones are then
+      history: all rows of the history.
+      workdir: the folder of the three files.
+      written: number of rows that this process has written before; only the later ones are then
         appended, unless they bring a column that the files lack. 0 writes the files anew, so that a
         resumed run leaves no row twice.
 
