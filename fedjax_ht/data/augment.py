@@ -125,11 +125,12 @@ def colour_jitter(
     torchvision draws the order.
 
     Args:
-      key: of the draws.
+      key: the key of the draws.
       x: float [B, H, W, C], pixels in [0, 1]; grey images have neither saturation nor hue.
-      brightness, contrast, saturation: each a factor uniform within 1 - value and 1 + value.
-      hue: turns the colour circle by a share of it uniform within -hue and hue.
-      probability: that an image is changed at all.
+      brightness, contrast, saturation: half-widths of the uniform factors, each within 1 - value
+        and 1 + value.
+      hue: largest turn of the colour circle, a share of it, uniform within -hue and hue.
+      probability: probability that an image is changed at all.
     """
     shape = (x.shape[0], 1, 1, 1)
     keys = jax.random.split(key, 5)

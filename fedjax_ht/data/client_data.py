@@ -29,7 +29,7 @@ class FederationData(NamedTuple):
         [n]); the inputs and labels are the same arrays in every bucket. Validation and test sets
         are in a fixed mixed order, as models that normalise by batch see their batches: partitions
         list them class by class.
-      counts: split name -> int64 [num_clients].
+      counts: numbers of samples, split name -> int64 [num_clients].
       pooled: "train" and "test" -> every client's samples as one split, for a model that only the
         server holds.
     """
@@ -49,9 +49,9 @@ def make_federation_data(
     and of clients that test on classes that they never train on.
 
     Args:
-      dataset: the samples.
+      dataset: the labelled set that the partition splits.
       partition: one `ClientIndices` for each client.
-      federation: the buckets.
+      federation: the clients and their buckets.
 
     Raises:
       ValueError: the partition, the inputs or the classes do not fit the federation; an index of

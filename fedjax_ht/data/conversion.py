@@ -26,7 +26,7 @@ def as_array(name: str, values: Any) -> np.ndarray:
     """Returns an array-like as a NumPy array; an array itself, not a copy.
 
     Args:
-      name: of the values, for the error.
+      name: the name of the values, for the error.
       values: an array of NumPy, jax or PyTorch (on the CPU), a Series, DataFrame or other object
         with `to_numpy`, or a list of numbers or of such arrays, all of one shape.
 
@@ -55,7 +55,7 @@ def as_inputs(name: str, inputs: Any, count: int) -> Any:
     """Returns samples as an array [N, ...], or a pytree of such arrays.
 
     Args:
-      name: of the set, for the error.
+      name: the name of the set, for the error.
       inputs: an array-like, see `as_array`, or a pytree of them. A list is a pytree where each
         entry is an array of `count` samples, else a list of samples.
       count: number of the samples, N.
@@ -178,10 +178,10 @@ def refuse_merged(name: str, x: np.ndarray, columns: Sequence[str] = ()) -> None
     """Refuses float64 of which float32 makes equal ones, such as times in seconds since 1970.
 
     Args:
-      name: of the array, for the error.
+      name: the name of the array, for the error.
       x: floats [N, ..., columns]; its last axis is looked at column by column, in the first
         samples.
-      columns: their names.
+      columns: names of the columns, for the error; () for positions.
 
     Raises:
       ValueError: float32 makes more than a hundredth of a column's different values equal.
@@ -208,7 +208,7 @@ def as_groups(name: str, owners: Any) -> np.ndarray:
     """Returns the group of each sample, int32 [N].
 
     Args:
-      name: of the array, for the error.
+      name: the name of the array, for the error.
       owners: an array-like [N] of integers, or of text, which is numbered in sorted order.
 
     Raises:

@@ -36,15 +36,15 @@ class Dataset:
     What a model sees of it is made on the device, per batch.
 
     Attributes:
-      name: as the user named it, such as "cifar10".
+      name: the set's name as the user gave it, such as "cifar10".
       inputs: an array with a leading sample axis [N], or a pytree of such arrays: images uint8 [N,
         H, W, C] or grey [N, H, W], sensor windows float [N, T, channels], tokens int [N, length],
         rows of a table float [N, columns]. Lists, and arrays, columns and frames of other libraries
         are taken, too (`data.conversion.as_array`). Of an array it is a read-only view: who keeps
         that and writes to it changes the set.
-      labels: int32 [N], values in [0, num_classes); [N, 1], and floats where all are whole numbers,
-        are taken.
-      class_names: one name per class.
+      labels: the samples' classes, int32 [N], values in [0, num_classes); [N, 1], and floats where
+        all are whole numbers, are taken.
+      class_names: names of the classes, in the order of the labels.
       preprocess: stored inputs -> what a model sees, a pure function that is traced; see
         `core.inputs`. By default images of bytes are `Pixels(0.5, 0.5)`, (x / 255 - 0.5) / 0.5, and
         all else is `AsStored`. `Standardised()` subtracts the training samples' mean, and divides
@@ -52,11 +52,12 @@ class Dataset:
       official: index arrays of the publisher's own sets ("train", "test", at times "val"); empty if
         it has none.
       clients: the split that came with the data (client folders), else None.
-      groups: int32 [N], whose or where a sample is from, by number: a person, a hospital, a domain;
-        else None. Text is numbered in sorted order.
-      vocabulary: of texts the number of token ids, all of which are in [0, vocabulary); else None.
-      reading: what a reader made of its files. A set that is made of arrays in memory has no
-        reading yet: what looks wrong about it is logged once.
+      groups: the person, hospital or domain that each sample is from, by number, int32 [N]; else
+        None. Text is numbered in sorted order.
+      vocabulary: number of token ids of a set of texts, all of which are in [0, vocabulary); else
+        None.
+      reading: the record of the reading of its files. A set that is made of arrays in memory has no
+        reading yet: oddities in it are logged once.
     """
 
     name: str

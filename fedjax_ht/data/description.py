@@ -20,7 +20,7 @@ class Description:
     """A data set in numbers and names.
 
     Attributes:
-      name: as the user named it.
+      name: the set's name as the user gave it.
       path: file or folder that was read; "" for arrays in memory.
       kind: "images", "texts", "windows", "rows" or "samples".
       count: number of samples.
@@ -32,10 +32,10 @@ class Description:
       splits: name of each official set -> its samples.
       groups: name of each group -> its samples; of persons, hospitals, domains or files.
       clients: number of clients that the data came split over; 0 without such a split.
-      scaling: what a model sees of the values: "standardised by the training samples", say.
+      scaling: the way that a model sees the values, such as "standardised by the training samples".
       left_out: files that are no samples.
-      converted: what was changed on the way into the arrays, a phrase each.
-      warnings: lines on what may have been meant otherwise.
+      converted: changes on the way into the arrays, a phrase each.
+      warnings: lines on choices that may have been meant otherwise.
     """
 
     name: str

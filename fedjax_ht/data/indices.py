@@ -27,9 +27,9 @@ def checked_partition(name: str, partition: Any, num_samples: int) -> Partition:
     """Returns a split with its indices as int64 arrays.
 
     Args:
-      name: of the data set, to begin a message with.
+      name: the name of the data set, which messages begin with.
       partition: one `ClientIndices` a client, of arrays, or lists, of whole numbers.
-      num_samples: of the data set.
+      num_samples: number of samples of the data set.
 
     Raises:
       ValueError: the split is not one `ClientIndices` a client, an index is no integer from 0 to
@@ -57,9 +57,9 @@ def checked_sets(place: str, sets: Mapping[str, Any], num_samples: int) -> dict[
     """Returns sets of samples that share none, with their indices as int64 arrays.
 
     Args:
-      place: to begin a message with.
+      place: the set or the client, which messages begin with.
       sets: name -> indices.
-      num_samples: of the data set.
+      num_samples: number of samples of the data set.
 
     Raises:
       ValueError: an index is no integer from 0 to num_samples - 1, or stands twice. One line.

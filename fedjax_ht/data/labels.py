@@ -15,7 +15,7 @@ def as_labels(name: str, labels: Any) -> np.ndarray:
     """Returns labels as int64 [N], a copy.
 
     Args:
-      name: of the set, for the error.
+      name: the name of the set, for the error.
       labels: an array-like, see `as_array`, [N] or [N, 1], of whole numbers from 0.
 
     Raises:
@@ -55,9 +55,9 @@ def refuse_no_label(name: str, labels: np.ndarray, class_names: Sequence[str]) -
     """Refuses 255 behind labels that count from 0 without it: it marks samples without a label.
 
     Args:
-      name: of the set, for the error.
-      labels: int [N].
-      class_names: of all classes; a class 255 that has another name is one.
+      name: the name of the set, for the error.
+      labels: the samples' classes, int [N].
+      class_names: names of all classes; a class 255 that has another name is one.
 
     Raises:
       ValueError: there are 0 to k, and 255.
@@ -81,8 +81,8 @@ def label_doubts(labels: np.ndarray, class_names: Sequence[str]) -> tuple[str, .
     """Returns a line for classes that have no sample, or for one class that has all.
 
     Args:
-      labels: int [N], from 0.
-      class_names: of all classes.
+      labels: the samples' classes, int [N], from 0.
+      class_names: names of all classes.
     """
     counts = np.bincount(labels, minlength=len(class_names))
     empty = np.flatnonzero(counts == 0).tolist()

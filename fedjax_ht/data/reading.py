@@ -9,7 +9,7 @@ class LeftOut(NamedTuple):
     """Files of a folder that are no samples of the set.
 
     Attributes:
-      number: of the files; 0 for what is named itself.
+      number: number of the files; 0 for an entry that is named itself.
       what: the kind of one of them, such as "file .heic", or a folder.
       why: the reason, "no kind of image that is read".
     """
@@ -37,9 +37,10 @@ class Reading:
       token_texts: the text of each token id, of a set of texts.
       group_names: the name of each number in `Dataset.groups`; () where groups are numbers.
       left_out: files that are no samples.
-      converted: what was changed on the way into the arrays, a phrase each, such as "3 images
-        turned by their EXIF orientation".
-      warnings: lines on what may have been meant otherwise; `load_dataset` logs them at every call.
+      converted: changes on the way into the arrays, a phrase each, such as "3 images turned by
+        their EXIF orientation".
+      warnings: lines on choices that may have been meant otherwise; `load_dataset` logs them at
+        every call.
     """
 
     path: str = ""

@@ -28,7 +28,7 @@ class Rotated(NamedTuple):
     Between pixels it is linear, and black outside of the image; quarter turns of squares are exact.
 
     Attributes:
-      rule: of the images.
+      rule: the rule that normalises the images.
       turns: float32 [domains, 2], cosine and sine of the angles, counter-clockwise.
     """
 
@@ -144,10 +144,10 @@ def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
     Each sample is of one domain, drawn so that each domain has as many of every class.
 
     Args:
-      dataset: images.
+      dataset: a set of images.
       shift: "rotate/N": domain i is turned by 360 i / N degrees, counter-clockwise. "corrupt/N":
         the first N of `CORRUPTIONS`.
-      seed: of which sample is of which domain.
+      seed: the seed of the draw of each sample's domain.
 
     Returns:
       The set with inputs (images, int8 [N] domain) and groups, the domains.

@@ -26,9 +26,9 @@ def standardised(dataset: Dataset, *partitions: Partition) -> Dataset:
     time. A column that is constant in training is only shifted.
 
     Args:
-      dataset: of one float array.
-      *partitions: what training samples are: those of any of them, so that several trials, each
-        with a split of its own, see the same features.
+      dataset: a set of one float array.
+      *partitions: splits, one or more, whose training samples count together, so that several
+        trials, each with a split of its own, see the same features.
 
     Raises:
       ValueError: the samples are no floats, or images, or have a rule of their own.
@@ -89,7 +89,7 @@ def scale_doubt(dataset: Dataset, partition: Partition) -> str:
     Args:
       dataset: numbers that a model sees as they are stored, and that are no token ids; of any other
         set there is nothing to say.
-      partition: the split.
+      partition: the split among clients.
     """
     x = dataset.inputs
     is_array = isinstance(x, np.ndarray) and x.ndim > 1 and dataset.vocabulary is None

@@ -17,9 +17,9 @@ class Origin(NamedTuple):
     """The files that a reader expects, as its errors name them.
 
     Attributes:
-      expected: the files.
+      expected: the files by name, as a phrase.
       how: the way to get them.
-      fetched: `download.get` knows where they are.
+      fetched: True if `download.get` knows where they are.
     """
 
     expected: str

@@ -19,12 +19,12 @@ def read_table(
     With `used` the result is [rows, len(used)].
 
     Args:
-      name: of the file, for the message.
-      content: of the file.
-      columns: that its first line has. All lines must have as many; where only some are `used`,
-        they must have those.
+      name: the name of the file, for the message.
+      content: the content of the file.
+      columns: number of columns of its first line. All lines must have as many; where only some are
+        `used`, they must have those.
       used: positions of the columns to take; None takes all.
-      dtype: of the result.
+      dtype: the dtype of the result.
 
     Raises:
       ValueError: another number of columns, no row, or something that is no number.

@@ -112,10 +112,10 @@ class Recorder(pickle._Unpickler):
     Every other name is refused.
 
     Args:
-      file: the pickle.
+      file: an open file with the pickle.
       allowed: (module, name) -> a type that records what the pickle does with that name, mostly
         `Call`.
-      content: what the pickle may hold, for the error.
+      content: the kind of values that the pickle may hold, for the error.
       other_names: a type that records what is done with any other name, instead of refusing it.
     """
 

@@ -34,9 +34,9 @@ def build_tensor(name: Any, value: Any, storage: Callable[[Any], np.ndarray]) ->
     """The recorded tensor `value`, checked to lie in its storage.
 
     Args:
-      name: of the tensor, for errors.
-      value: what a `Recorder` with `TENSOR_CALLS` gave.
-      storage: what the record says of the storage -> its numbers [N].
+      name: the name of the tensor, for errors.
+      value: a value that a `Recorder` with `TENSOR_CALLS` returned.
+      storage: a function from the record of a storage to its numbers [N].
     """
     if isinstance(value, Call) and type(value).__name__ == "_rebuild_parameter" and value.args:
         value = value.args[0]

@@ -61,9 +61,9 @@ def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
     """The tensors of a model in a file, by name.
 
     Args:
-      path: what torch.save wrote (.pth, .pt, .tar), a .safetensors or an .npz file. Of a training
-        script's checkpoint it is what "state_dict" or "model" holds; "module." before all names
-        goes.
+      path: a file that torch.save wrote (.pth, .pt, .tar), a .safetensors or an .npz file. Of a
+        training script's checkpoint the entry "state_dict" or "model" is taken; "module." before
+        all names goes.
 
     Returns:
       Arrays of the tensors' shapes and dtypes (bfloat16 is `jnp.bfloat16`); they may be read-only.

@@ -50,7 +50,7 @@ def practical(
     alpha=0.4 and min_samples=10.
 
     Args:
-      labels: int [N].
+      labels: the samples' classes, int [N].
       rng: the stream, continued by the split of the clients.
       alpha: concentration; lower is more skewed.
       min_samples: fewest samples of a client; None is PFLlib's minimum, one test batch of 10, at

@@ -68,8 +68,8 @@ def make_partition(
 
     Args:
       kind: a name in `PLANS` or `PARTITIONS`; the function there documents the partition.
-      num_clients: at least 1.
-      seed: of numpy's legacy RandomState, in [0, 2**32); PFLlib's is 1.
+      num_clients: number of clients, at least 1.
+      seed: the seed of numpy's legacy RandomState, in [0, 2**32); PFLlib's is 1.
       **options: the keyword arguments of that function, and for a kind in `PLANS` also those of
         `split_plan`.
 

@@ -17,10 +17,10 @@ def remedies(
     """Yields changes of a partition's options, and of num_clients, that may make it possible.
 
     Args:
-      dataset: to split.
-      num_clients: of the split that is not possible.
+      dataset: the dataset to split.
+      num_clients: number of clients of the split that is not possible.
       values: all options of the partition.
-      drawn: see `NoDraw.largest`; 0 where nothing is drawn.
+      drawn: the minimum that a draw reached, see `NoDraw.largest`; 0 where nothing is drawn.
     """
     yield from _sets(dataset, values)
     if "train_share" in values:

@@ -26,10 +26,10 @@ def class_counts(
     """Counts every client's samples of each class: int64 [num_clients, num_classes].
 
     Args:
-      labels: int [N], of the whole dataset.
-      partition: of the dataset.
-      set: "train", "val" or "test".
-      num_classes: without it the largest label is the last class.
+      labels: classes of all samples of the dataset, int [N].
+      partition: a split of the dataset.
+      set: the set whose samples count, "train", "val" or "test".
+      num_classes: number of classes; None takes the largest label for the last class.
     """
     if num_classes is None:
         num_classes = int(labels.max()) + 1

@@ -11,7 +11,7 @@ def as_stored(name: str, x: np.ndarray) -> np.ndarray:
     They are floats of 32 bits at most, or integers that fit in int32.
 
     Args:
-      name: of the array, for the error.
+      name: the name of the array, for the error.
       x: floats of 64 bits become float32, integers of more than 16 bits int32; all else keeps its
         type.
 

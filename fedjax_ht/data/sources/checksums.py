@@ -19,7 +19,7 @@ def check_sum(
 
     Args:
       sums: file name -> MD5 sum, as `Source.md5`; files of other names, and folders, pass.
-      path: of the file.
+      path: the path of the file.
       content: content of the file if that is in memory already, else None.
     """
     expected = sums.get(path.name)

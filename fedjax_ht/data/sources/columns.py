@@ -27,7 +27,7 @@ class Columns(NamedTuple):
       label: column of the labels; "" for the usual names.
       features: columns of the samples; () for all others; with "-" before every name, all others
         but these.
-      group: column of whose a sample is; "" for the usual names.
+      group: column of the samples' groups; "" for the usual names.
     """
 
     label: str = ""
@@ -45,9 +45,9 @@ class Roles(NamedTuple):
     Attributes:
       label: column of the labels.
       features: columns of the samples, in the table's order.
-      group: column of whose a sample is; "" for none.
-      are_named: the features are named one by one, and thereby meant.
-      sentence: which columns were found by their names; "" where all are named.
+      group: column of the samples' groups, such as persons; "" for none.
+      are_named: True if the features are named one by one, and thereby meant.
+      sentence: a sentence on the columns that were found by their names; "" where all are named.
     """
 
     label: str
@@ -61,8 +61,8 @@ def named_in(text: str, columns: Columns) -> Columns:
     """Returns the columns named in PATH, PATH:LABEL or PATH:LABEL:GROUP, and otherwise.
 
     Args:
-      text: what stands behind a set's prefix.
-      columns: named otherwise.
+      text: the text behind a set's prefix.
+      columns: the columns that are named otherwise.
 
     Raises:
       ValueError: more columns are named, or a column differently in two places.
@@ -85,9 +85,9 @@ def roles_of(columns: Sequence[str], named: Columns, name: str) -> Roles:
     """Finds the role of each column.
 
     Args:
-      columns: their names, in order.
-      named: by the user.
-      name: of the set without columns, "csv:mine.csv", for the messages.
+      columns: names of the columns, in order.
+      named: the columns that the user named.
+      name: the name of the set without columns, "csv:mine.csv", for the messages.
 
     Raises:
       ValueError: a column that is named is not there, or none is called like a label, or several

@@ -39,8 +39,9 @@ def get(
     Args:
       name: a set of `SOURCES` that has files, or tfds:NAME, which tensorflow-datasets fetches and
         prepares.
-      data_dir: as of `load_dataset`; created if need be.
-      say: is told what is done, a line each. Progress goes to stderr, if that is a terminal.
+      data_dir: the folder of the sets, as for `load_dataset`; created if need be.
+      say: a function that takes each line of the report. Progress goes to stderr, if that is a
+        terminal.
       sources: declarations by name; `SOURCES` if it is not given.
 
     Returns:
@@ -85,11 +86,11 @@ class Listed(NamedTuple):
     """A line of `listing`.
 
     Attributes:
-      name: as `load_dataset` takes it.
-      about: what the set is, or why there is nothing to download.
+      name: the set's name, as `load_dataset` takes it.
+      about: a description of the set, or the reason why there is nothing to download.
       size: bytes to download; None if there is nothing.
       home: address of the folder that it is downloaded from; "" if there is none.
-      present: files and folders of it in the data folder.
+      present: the set's files and folders in the data folder.
     """
 
     name: str

@@ -23,8 +23,8 @@ class Files(NamedTuple):
 
     Attributes:
       images: name of each image -> the folders above it.
-      left_out: other files by their ending, and folders without images.
-      is_doubtful: some of those may be samples.
+      left_out: files that are no images, by their ending, and folders without images.
+      is_doubtful: True if some of those left out may be samples.
     """
 
     images: dict[str, tuple[str, ...]]
@@ -36,8 +36,8 @@ def sorted_out(names: Sequence[str], folders: Sequence[str]) -> Files:
     """Sorts the files of a folder out.
 
     Args:
-      names: of all files, relative, with "/" between folders.
-      folders: all folders, likewise.
+      names: relative paths of all files, with "/" between folders.
+      folders: relative paths of all folders, with "/" between them.
 
     Raises:
       ValueError: there are no images.

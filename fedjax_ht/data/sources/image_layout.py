@@ -23,11 +23,11 @@ class Layout(NamedTuple):
 
     Attributes:
       images: names of the images, in the order of the folder.
-      classes: of each image.
-      sets: of each image, "train", "val" or "test"; empty for a folder without sets.
+      classes: class of each image.
+      sets: set of each image, "train", "val" or "test"; empty for a folder without sets.
       left_out: images that are in no class.
-      converted: which folders are what, where that is a guess.
-      warnings: lines on what may be meant otherwise.
+      converted: lines on the roles of folders, where these are a guess.
+      warnings: lines on folders that may be meant otherwise.
     """
 
     images: tuple[str, ...]
@@ -88,7 +88,7 @@ def _in_sets(
 
     Args:
       paths: name of each image -> the folders above it that are not common to all.
-      below: those that are.
+      below: the folders above that are common to all.
     """
     places = {}
     if common_sets := list(filter(None, map(set_of, below))):

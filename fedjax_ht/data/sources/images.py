@@ -32,7 +32,7 @@ class Decoded(NamedTuple):
 
     Attributes:
       pixels: uint8 [H, W, 1 or 3].
-      changes: of `CHANGES`.
+      changes: the entries of `CHANGES` that were applied.
     """
 
     pixels: np.ndarray
@@ -43,9 +43,9 @@ class Members(NamedTuple):
     """The images and texts of a folder or archive.
 
     Attributes:
-      pile: the images.
-      texts: key -> content.
-      converted: counts of what was changed on the way to pixels, a phrase each.
+      pile: the images, decoded and stacked.
+      texts: the text files' content, key -> content.
+      converted: counts of changes on the way to pixels, a phrase each.
     """
 
     pile: Pile
@@ -66,9 +66,9 @@ def decode_members(
     """Decodes the images and reads the text files of a publisher's folder or archive, in one pass.
 
     Args:
-      source: folder or archive.
-      pattern: of the names; its groups `image` and `text`, of which the latter need not exist,
-        match the keys.
+      source: a folder or an archive.
+      pattern: the pattern of the names; its groups `image` and `text`, of which the latter need not
+        exist, match the keys.
       size: height and width; None for the native ones.
       target: file in which the pile will be stacked; see `Pile`.
     """
@@ -93,9 +93,9 @@ def decode_files(
     """Decodes image files of anyone's folder as a viewer shows them, and counts what that changed.
 
     Args:
-      folder: the folder.
-      names: of the files, relative, which are the keys.
-      size, target: as for `decode_members`.
+      folder: the folder of the files.
+      names: relative paths of the files, which are the keys.
+      size, target: size of the images and file of the pile, as for `decode_members`.
     """
     encoded = ((name, read_whole(folder / name)) for name in names)
     counts: Counter[str] = Counter()
@@ -133,8 +133,8 @@ def decode(name: Hashable, content: bytes, size: int | None, *, as_shown: bool =
     """Decodes one image file.
 
     Args:
-      name: of the file, for the error.
-      content: of the file.
+      name: the name of the file, for the error.
+      content: the content of the file.
       size: height and width of the central square to take; None takes all of the image.
       as_shown: True turns the image as its EXIF orientation says and blends what is transparent on
         white, as viewers do. Published sets are used with the pixels as they are stored.

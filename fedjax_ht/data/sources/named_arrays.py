@@ -48,15 +48,15 @@ class NamedArrays(NamedTuple):
     Attributes:
       key: name of the samples' array, in small letters: "images", "inputs" or any other.
       inputs: the samples [N, ...].
-      labels: [N], as stored.
+      labels: the samples' labels [N], as stored.
       official: name of a set -> indices of its samples.
-      groups: int32 [N], or None.
-      group_names: of groups that are text.
-      names: of the classes; None for numbers.
+      groups: the samples' groups, int32 [N], or None.
+      group_names: names of groups that are text.
+      names: names of the classes; None for numbers.
       vocabulary: number of token ids, or None.
       standard: mean and deviation by which samples are standardised, or None.
       left_out: arrays that are none of these.
-      warnings: a line on them.
+      warnings: lines on arrays that are left out.
     """
 
     key: str

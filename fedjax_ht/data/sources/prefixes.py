@@ -24,7 +24,7 @@ def prefix_hint(name: str, data_dir: Path | None) -> str:
     """Says which prefix reads a path, or what to write instead; "" for what is no path.
 
     Args:
-      name: of a set, as the user wrote it.
+      name: the name of a set, as the user wrote it.
       data_dir: the folder of the sets.
 
     Examples:

@@ -123,7 +123,7 @@ def load_dataset(
     What may have been meant otherwise is logged as a warning, a line each, at every call.
 
     Args:
-      name: one of `dataset_names()`.
+      name: the set's name, one of `dataset_names()`.
       data_dir: the folder with the publisher's files, or with a folder of the set's name that has
         them. A path after a prefix is one of the current folder, or else below `data_dir`.
         `fashion_mnist_10k` and `har_10persons` come with the package and need none.

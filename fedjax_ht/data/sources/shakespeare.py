@@ -90,7 +90,7 @@ class _Samples(NamedTuple):
       roles: int32 [N], number of the role.
       tokens: uint8 [N, 80], ids of the letters.
       following: uint8 [N], id of the next letter; 0 for none of LEAF's.
-      trains: bool [N], of the training set.
+      trains: bool [N], True for the training set.
     """
 
     roles: np.ndarray

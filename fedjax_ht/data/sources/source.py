@@ -21,8 +21,8 @@ class File(NamedTuple):
     Attributes:
       url: address of the file; the last part is its name.
       md5: MD5 sum as published.
-      size: bytes.
-      content_md5: MD5 sum of what a .gz holds; None if it is not published.
+      size: number of bytes.
+      content_md5: MD5 sum of the content of a .gz; None if it is not published.
     """
 
     url: str
@@ -42,20 +42,22 @@ class Source:
 
     Attributes:
       name: the set's name; of a kind, the prefix before the colon.
-      about: one line that says what the set is, or why it has no address.
-      read: (data_dir, size) -> Dataset; of a kind, (text behind the colon, data_dir, size). The
-        size is a `text_length` where `texts` is set, else an `image_size`. With `columns` a
-        `tables.Columns` follows.
-      find: data_dir -> the files and folders that `read` takes; None where there is no publisher.
-      place: of a kind, (text behind the colon, data_dir) -> the file or folder that `read` takes.
+      about: a description of the set in one line, or the reason why it has no address.
+      read: the reader, (data_dir, size) -> Dataset; of a kind, (text behind the colon, data_dir,
+        size). The size is a `text_length` where `texts` is set, else an `image_size`. With
+        `columns` a `columns.Columns` follows.
+      find: a function data_dir -> the files and folders that `read` takes; None where there is no
+        publisher.
+      place: the file or folder that `read` takes, of a kind, as a function of (text behind the
+        colon, data_dir).
       home: URL of the folder with the files to download; "" where there is no such address.
-      files: name -> bytes of each file to download, into a folder of the set's name.
+      files: sizes in bytes of the files to download into a folder of the set's name, by name.
       md5: file name -> published MD5 sum, of the files to download and of those that they hold; the
         content of a .gz goes by the name without that ending.
       moments: mean and standard deviation of the pixels; None if they are not known.
-      argument: what stands behind the colon, such as "PATH"; "" for a set.
-      texts: the set holds texts.
-      columns: its columns have names, of which one is the label.
+      argument: the kind of text behind the colon, such as "PATH"; "" for a set.
+      texts: True if the set holds texts.
+      columns: True if its columns have names, of which one is the label.
     """
 
     name: str

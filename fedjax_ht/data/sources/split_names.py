@@ -49,9 +49,9 @@ def refuse_set_names(names: Collection[str], what: str, layout: str) -> None:
     """Refuses classes, or domains, that are called like sets, unless it is one of several.
 
     Args:
-      names: of the classes.
-      what: they are, for the error.
-      layout: what to do, for the error.
+      names: names of the classes or domains.
+      what: the kind of the names, "classes" or "domains", for the error.
+      layout: the remedy, a layout of folders, for the error.
 
     Raises:
       ValueError: more than one name is that of a set, or all are.

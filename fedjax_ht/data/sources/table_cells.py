@@ -24,7 +24,7 @@ class Rows(NamedTuple):
     """A table as it is read.
 
     Attributes:
-      columns: their names.
+      columns: names of the columns.
       rows: (line, cells) of each row, as many cells as columns.
     """
 
@@ -91,9 +91,9 @@ def read_values(roles: Roles, files: Sequence[Path], tables: Sequence[Rows]) -> 
     """Reads the rows of all files.
 
     Args:
-      roles: of the columns.
-      files: of the tables, for the messages.
-      tables: with the columns of `roles`, in any order.
+      roles: roles of the columns.
+      files: paths of the tables, for the messages.
+      tables: the tables of the files, with the columns of `roles`, in any order.
 
     Raises:
       ValueError: a value is missing, no number or beyond float32, or a file has no rows. One line.

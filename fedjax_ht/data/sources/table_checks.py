@@ -25,9 +25,9 @@ def refuse_giveaways(
     """Refuses a table with a feature that counts its rows, grows with them or decides the label.
 
     Args:
-      roles: of the columns; features that are named one by one are meant.
+      roles: roles of the columns; features that are named one by one are meant.
       inputs: float64 [N, features].
-      labels: int [N].
+      labels: the rows' classes, int [N].
       counts: rows of each file, since an index begins anew in each.
 
     Returns:
@@ -58,9 +58,9 @@ def refuse_text_giveaways(
     """Refuses texts with a column that numbers the rows or is the label in other words.
 
     Args:
-      roles: of the columns; without names where the file has no head.
+      roles: roles of the columns; without names where the file has no head.
       cells: the columns of text of each row.
-      labels: int [N].
+      labels: the rows' classes, int [N].
 
     Returns:
       A line for each such column that is meant.
@@ -88,9 +88,9 @@ def class_lines(name: str, labels: np.ndarray, class_names: Sequence[str]) -> tu
     """Returns lines on classes that look wrong.
 
     Args:
-      name: of the label's column, or "the first column", for the messages.
-      labels: int [N].
-      class_names: of all classes.
+      name: the name of the label's column, or "the first column", for the messages.
+      labels: the rows' classes, int [N].
+      class_names: names of all classes.
 
     Raises:
       ValueError: there are about as many classes as rows. One line.

@@ -19,7 +19,7 @@ class Owners(NamedTuple):
 
     Attributes:
       groups: int32 [N], the number of the file of each row; None for one file, or sets.
-      names: of the files, without their endings.
+      names: names of the files, without their endings; () for one file, or sets.
       official: name of a set -> indices of its rows.
     """
 
@@ -38,8 +38,8 @@ class TableFiles(NamedTuple):
 
     Attributes:
       files: the file itself, or those of a folder by name.
-      left_out: what else is in the folder.
-      warnings: a line on that, or none.
+      left_out: entries of the folder that are no tables.
+      warnings: a line on the entries left out, or none.
     """
 
     files: list[Path]
@@ -76,8 +76,8 @@ def owners_of(files: Sequence[Path], counts: Sequence[int]) -> Owners:
     """Finds whose the rows of files are.
 
     Args:
-      files: in order.
-      counts: rows of each.
+      files: paths of the files, in order.
+      counts: numbers of rows, one a file.
 
     Raises:
       ValueError: some are called like sets, train or test, and others are not.

@@ -104,10 +104,10 @@ class _Table(NamedTuple):
 
     Attributes:
       classes: the text of each row's class.
-      owners: that of its group; empty where there is no such column.
-      cells: its columns of text.
-      counts: rows of each file.
-      roles: of the columns; without a head they have no names.
+      owners: the text of each row's group; empty where there is no such column.
+      cells: the texts of each row's other columns.
+      counts: numbers of rows, one a file.
+      roles: roles of the columns; without a head they have no names.
     """
 
     classes: list[str]

@@ -20,8 +20,8 @@ def text_rows(content: bytes | bytearray, mark: str = ",") -> Iterator[tuple[int
     """Yields (line, cells) of a CSV file of texts, each row with as many cells as the first.
 
     Args:
-      content: of the file, UTF-8.
-      mark: between the cells.
+      content: the content of the file, UTF-8.
+      mark: the character between cells.
 
     Raises:
       ValueError: a row has one cell, or another number of cells.
