@@ -12,12 +12,12 @@ class Card(NamedTuple):
     """A generator's origin.
 
     Attributes:
-      name: for tables and messages.
+      name: the generator's name in tables and messages.
       trained_on: names of the datasets it has seen, as `data.sources` knows them where it does; ()
         if unknown.
-      domain: what its images show.
-      licence: of its weights.
-      origin: who made it, from what, how.
+      domain: the kind of things that its images show.
+      licence: the licence of its weights.
+      origin: a sentence on its makers, sources and training.
     """
 
     name: str
@@ -33,14 +33,14 @@ class Generator(NamedTuple):
     A user's own decoder is two functions.
 
     Attributes:
-      card: where it comes from.
+      card: the generator's origin.
       latent_dim: H, the length of w.
       sample_w: (variables, key, n) -> valid latents, float32 [n, H]; always jax.
       synthesize: (variables, w float [n, H]) -> images float32 [n, h, w, 3] in [0, 1].
       variables: the weights, a pytree of arrays that both functions take as their first argument.
       conditional: None, or (variables, key, labels int [n]) -> latents of these classes of the
         generator.
-      num_labels: how many classes `conditional` knows.
+      num_labels: number of classes that `conditional` knows.
       host: True if `synthesize` is host code on NumPy arrays; it is then not compiled.
 
     Example:

@@ -49,11 +49,11 @@ def load_diffusion(
     Args:
       path: a folder with the sub-folders unet, vae and scheduler; for a new prompt also tokenizer
         and text_encoder.
-      prompt: what every image shows. Its embedding is kept in the folder, if the folder can be
-        written to.
-      steps: of the scheduler.
-      guidance: how much further than the prompt's prediction to go from that of no prompt (Ho and
-        Salimans, 2022).
+      prompt: a text that describes every image. Its embedding is kept in the folder, if the folder
+        can be written to.
+      steps: number of the scheduler's steps.
+      guidance: factor on the difference between the prompt's prediction and that of no prompt (Ho
+        and Salimans, 2022); 1 predicts by the prompt alone.
 
     Raises:
       FileNotFoundError: a sub-folder is missing.

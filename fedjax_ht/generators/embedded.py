@@ -38,12 +38,12 @@ def init_variables(
     """Draws the weights of an untrained generator.
 
     Args:
-      key: of the random weights.
-      channels: of the maps of 4, 8, 16 and 32 pixels; each is upsampled with the channels of the
-        next.
-      latent_dim: H.
+      key: the key of the random weights.
+      channels: numbers of channels of the maps of 4, 8, 16 and 32 pixels; each is upsampled with
+        the channels of the next.
+      latent_dim: H, the length of w.
       image_channels: 1 (its images are grey) or 3.
-      num_classes: of a conditional generator; 0 makes one without classes.
+      num_classes: number of classes of a conditional generator; 0 makes one without classes.
 
     Returns:
       {"mapping", "constant", "convolutions", "image": weights, "average": float32 [H], the mean of
@@ -94,8 +94,8 @@ def map_noise(variables: PyTree, z: jax.Array, labels: jax.Array | None = None) 
     """Maps noise z, float [n, 64], to valid latents, float32 [n, H]: G_m.
 
     Args:
-      variables: of the generator.
-      z: noise.
+      variables: variables of the generator.
+      z: noise, float [n, 64].
       labels: int [n], classes of a conditional generator; None for one without classes.
     """
     x = _unit_rms(z)
@@ -116,7 +116,7 @@ def dense(layer: PyTree, x: jax.Array, rate: float = 1.0) -> jax.Array:
     Args:
       layer: {"weight" [I, O], "bias" [O]}.
       x: float [n, I].
-      rate: how fast the layer learns beside the others.
+      rate: learning rate of the layer, over that of the others.
     """
     return x @ (layer["weight"] * (rate / math.sqrt(x.shape[-1]))) + layer["bias"] * rate
 
@@ -197,9 +197,9 @@ def rescale_w(
     bandwidths (10 to 50), which see nothing at distances far above them.
 
     Args:
-      variables: of the generator.
+      variables: variables of the generator.
       squared_distance: the median of ||w - w'||^2 afterwards, such as 60.
-      key: of the `samples` latents that distances and mean are measured on.
+      key: the key of the `samples` latents that distances and mean are measured on.
 
     Returns:
       The new variables, with "average" measured, and s.

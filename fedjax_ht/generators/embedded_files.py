@@ -24,9 +24,9 @@ def save_embedded(
 
     Args:
       path: the file; it is replaced as a whole.
-      variables: of `init_variables`' structure.
-      card: where it comes from.
-      metadata: whatever else is to be known of it, as JSON takes it.
+      variables: variables in the structure that `init_variables` makes.
+      card: the generator's origin.
+      metadata: further facts about the generator, as JSON takes them.
     """
     arrays = {}
     for key, x in jax.tree_util.tree_leaves_with_path(variables):

@@ -31,11 +31,12 @@ def filtered_leaky_relu(
       x: float [n, h, w, C].
       up_filter: float [taps], for both axes.
       down_filter: float [taps], for both axes, or [taps, taps].
-      up: zeros are inserted until the rate is `up` times that of x.
-      down: every `down`-th sample is kept, the first one first.
+      up: the factor of upsampling; zeros are inserted.
+      down: the factor of downsampling; every `down`-th sample is kept, the first one first.
       padding: samples at the upsampled rate to add before and after rows (x), then columns (y); cut
         off if negative.
-      gain, slope, clamp: of the activation; no clamping if None.
+      gain, slope, clamp: gain and slope of the activation, and bound of its values; no bound if
+        None.
 
     Returns:
       float [n, h', w', C], h' = ceil((h up + sum(padding[2:]) - up taps - down taps + 2) / down),

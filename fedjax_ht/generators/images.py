@@ -16,8 +16,8 @@ def fit(images: jax.Array, shape: tuple[int, ...], antialias: bool = True) -> ja
     The shorter side is scaled to the target's; a grey target gets the luminance.
 
     Args:
-      images: of a generator, float [n, h, w, 3] in [0, 1].
-      shape: (H, W, C) with C 1 or 3.
+      images: images of a generator, float [n, h, w, 3] in [0, 1].
+      shape: the shape (H, W, C) to scale to, with C 1 or 3.
       antialias: False takes single pixels when shrinking, as torchvision 0.15, which the authors of
         FedKTL use, did.
     """
@@ -45,9 +45,9 @@ def synthesise(
 
     Args:
       generator: the protocol's functions.
-      variables: of the generator.
+      variables: variables of the generator.
       latents: float [n, H].
-      shape, antialias: see `fit`.
+      shape, antialias: the images' shape and how they are shrunk to it, as for `fit`.
 
     Returns:
       float32 [n, *shape] in [0, 1].

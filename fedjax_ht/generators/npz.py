@@ -20,10 +20,10 @@ def write(
     """Writes a generator's file uncompressed; it is replaced as a whole.
 
     Args:
-      path: of the file.
+      path: the path of the file.
       metadata: JSON values, with a "format".
-      card: where the generator comes from.
-      arrays: by name.
+      card: the generator's origin.
+      arrays: a map from names to arrays.
     """
     text = json.dumps({**metadata, "card": card._asdict()})
     entries: dict[str, Any] = {METADATA: np.array(text)}
@@ -37,7 +37,7 @@ def read(path: Path | str, arrays: bool = True) -> tuple[dict[str, Any], dict[st
     """Reads the metadata and the arrays by name. Nothing in the file is executed.
 
     Args:
-      path: of the file.
+      path: the path of the file.
       arrays: False reads the metadata alone, and returns no arrays.
 
     Raises:

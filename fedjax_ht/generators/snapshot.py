@@ -51,9 +51,9 @@ class Module(NamedTuple):
     """A torch module as it was pickled; nothing of it is read before it is asked for.
 
     Attributes:
-      name: where it is in the snapshot, as "G_ema.synthesis.input".
-      class_name: of its Python class.
-      state: its `__dict__`, recorded.
+      name: the module's place in the snapshot, such as "G_ema.synthesis.input".
+      class_name: the name of its Python class.
+      state: the module's `__dict__`, as it was recorded.
     """
 
     name: str

@@ -31,12 +31,13 @@ class Layer(NamedTuple):
     """The static description of a synthesis layer.
 
     Attributes:
-      inputs, outputs: channels.
-      kernel: width of its convolution.
+      inputs, outputs: numbers of input and output channels.
+      kernel: width of its convolution, in pixels.
       up, down: sampling rate of the activation over that of the input, and over that of the output.
-      up_taps: of the upsampling filter, [up_taps].
-      down_taps: of the downsampling filter, [down_taps], or [down_taps, down_taps] if `radial`.
-      padding: see `filters.filtered_leaky_relu`.
+      up_taps: length of the upsampling filter, [up_taps].
+      down_taps: length of the downsampling filter, [down_taps], or [down_taps, down_taps] if
+        `radial`.
+      padding: samples to add at the upsampled rate, see `filters.filtered_leaky_relu`.
       clamp: bound of the activations.
       to_rgb: True for the last one, which is linear and not demodulated.
     """
@@ -61,13 +62,13 @@ class Network(NamedTuple):
       family: "stylegan3" or "styleganxl"; they differ in the range of the images and in how classes
         are embedded.
       noise_dim, latent_dim: lengths of z and w.
-      num_classes: 0 for an unconditional one.
+      num_classes: number of classes; 0 for an unconditional generator.
       class_dim: length of a class embedding.
-      mapping_layers: how many dense layers the mapping has.
+      mapping_layers: number of dense layers of the mapping.
       size: width and height of the grid of waves.
-      sampling_rate, bandwidth: of the waves.
+      sampling_rate, bandwidth: sampling rate and bandwidth of the waves.
       output_scale: factor of the image.
-      layers: of the synthesis, in order.
+      layers: layers of the synthesis, in order.
     """
 
     family: Literal["stylegan3", "styleganxl"]
@@ -154,7 +155,7 @@ def map_noise(
     """Maps noise, and classes, to latents: G_m.
 
     Args:
-      network, variables: the generator.
+      network, variables: description and variables of the generator.
       z: float [n, noise_dim], N(0, I).
       labels: int [n] if the generator is conditional.
       psi: truncation; 1 changes nothing, 0 gives the mean latent (of the class, in a conditional

@@ -35,7 +35,7 @@ class Ball(NamedTuple):
 
     Attributes:
       centre: float [H], the mean.
-      radius: float scalar.
+      radius: the radius, a float scalar.
     """
 
     centre: jax.Array
@@ -46,9 +46,9 @@ class Weights(NamedTuple):
     """The variables of a generator that takes and gives w in units.
 
     Attributes:
-      variables: of the generator within.
+      variables: variables of the generator within.
       unit: float32 scalar; the generator's w is `unit` times the w in units.
-      ball: in units.
+      ball: the ball of valid latents, in units.
     """
 
     variables: PyTree
@@ -60,8 +60,8 @@ def in_units(generator: Generator, latents: Latents) -> Generator:
     """Returns the same generator, which takes and gives w divided by its unit.
 
     Args:
-      generator: whose w is measured, on latents drawn by a fixed key.
-      latents: "raw", the unit is 1; "spread", the one that makes w's spread `REFERENCE_SPREAD`.
+      generator: the generator; its w is measured on latents drawn by a fixed key.
+      latents: the unit of w: "raw", 1; "spread", the one that makes w's spread `REFERENCE_SPREAD`.
 
     Returns:
       A generator with `Weights` as variables.
