@@ -3,9 +3,9 @@
     python docs/method_tables.py    # writes them into the page
 
 A method's module begins with "NAME (PAPER): IDEA." and an algorithm whose lines `predict:`, `up:`
-and `down:` are read here; those of `up:` and `down:` are "NUMBERS: MESSAGE". A line `fits:`, if
-there is one, says which federation the method is for. The module's `FORMS`, if it has such, are the
-values that its variants give to options that default to None.
+and `down:` are read here; those of `up:` and `down:` are "NUMBERS: MESSAGE". Where there are such
+lines, `fits:` says which federation the method is for, and `paper:` is a link. The module's
+`FORMS`, if it has such, are the values that its variants give to options that default to None.
 """
 
 import inspect
@@ -54,7 +54,10 @@ def papers() -> str:
     rows = []
     for name in fl.METHODS:
         title = TITLE.fullmatch(" ".join(doc_of(name).split("\n\n")[0].split()))
-        rows.append((f"`{name}`", title["idea"], entry(name, "predict"), title["paper"] or ""))
+        paper = title["paper"] or ""
+        if has_entry(name, "paper"):
+            paper = f"[{paper}]({entry(name, 'paper')})"
+        rows.append((f"`{name}`", title["idea"], entry(name, "predict"), paper))
     return markdown(("method", "idea", "reported prediction", "paper"), rows)
 
 
@@ -74,7 +77,7 @@ def messages() -> str:
 
 def fits() -> str:
     """Makes the table of the federations that methods are for, of those that say so."""
-    names = [name for name in fl.METHODS if re.search(ENTRY.format("fits"), doc_of(name), re.M)]
+    names = [name for name in fl.METHODS if has_entry(name, "fits")]
     return markdown(("method", "fits"), [(f"`{name}`", entry(name, "fits")) for name in names])
 
 
@@ -102,6 +105,11 @@ def forms() -> str:
 def doc_of(name: str) -> str:
     """Returns the docstring of a method's module."""
     return sys.modules[inspect.unwrap(fl.METHODS[name]).__module__].__doc__
+
+
+def has_entry(name: str, key: str) -> bool:
+    """Returns whether a method's algorithm has a line."""
+    return re.search(ENTRY.format(key), doc_of(name), re.MULTILINE) is not None
 
 
 def entry(name: str, key: str) -> str:

@@ -8,6 +8,7 @@
     down:    W: all parameters
     fits:    one architecture or a few, clients of which some differ much and some little; training
              costs twice FedAvg's
+    paper:   https://arxiv.org/abs/2003.13461
 
 Settled here:
 * v_i is what is trained and kept; the mixture is made anew for each batch and score. PFLlib stores

@@ -11,6 +11,7 @@
     predict: the client's model; the server's in a column of its own
     up:      W_R: the client's model, all of it
     down:    0, on a base W_R: nothing, or what the base sends
+    paper:   https://arxiv.org/abs/2112.12371
 
 Settled here, after DFRD, which runs DENSE in every round, with DFRD's generator and loop:
 * variant="released" is the code of DFRD's comparison: temperature 10, and L_adv = -KL(f || u)

@@ -12,6 +12,7 @@
     predict: the client's model; the server's in a column of its own
     up:      W_R: the client's model, all of it
     down:    0, on a base W_R: nothing, or what the base sends
+    paper:   https://arxiv.org/abs/2309.13546
 
 That is variant="paper". variant="released" is the authors' code: both KL at temperature 10 and in
 the other order, L_tran through the teachers alone and over the selected samples, squared distances

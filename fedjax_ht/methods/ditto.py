@@ -7,6 +7,7 @@
     up:      W: all parameters
     down:    W: all parameters
     fits:    one architecture or a few, clients that differ much; training costs twice FedAvg's
+    paper:   https://arxiv.org/abs/2012.04221
 
 Settled here:
 * v_i is pulled towards w as received, and starts as the first w that the client receives. Both

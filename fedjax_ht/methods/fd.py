@@ -6,6 +6,7 @@
     predict: the client's own model
     up:      C_i C: class means of logits
     down:    C' C: their means over the clients
+    paper:   https://arxiv.org/abs/1811.11479
 
 As a baseline it is called FedDistill, too.
 

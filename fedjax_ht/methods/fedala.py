@@ -8,6 +8,7 @@
     up:      W: all parameters
     down:    W: all parameters
     fits:    one architecture or a few, clients that differ much
+    paper:   https://arxiv.org/abs/2212.01197
 
 Settled here:
 * The layers that are mixed are the head, as `SplitModel` calls it: with a linear one, the last two

@@ -5,6 +5,7 @@
     predict: the client's copy of the model
     up:      W: all parameters
     down:    W: all parameters
+    paper:   https://arxiv.org/abs/1602.05629
 
 Batch statistics are never averaged: each client keeps its own (as PFLlib does). The server's model
 is scored in a federation of slices (`make_sliced_federation`), which keep none.

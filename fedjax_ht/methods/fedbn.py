@@ -8,6 +8,7 @@
     down:    W - N: all parameters but those of norms
     fits:    one architecture with norms or a few, clients whose inputs differ more than their
              classes
+    paper:   https://arxiv.org/abs/2102.07623
 
 Settled here:
 * A norm is a module of a kind that normalises (`fl.Norm`, or flax's batch, layer, group, instance

@@ -10,6 +10,7 @@
     predict: the client's extractor, the classifier behind a ReLU
     up:      H: the classifier
     down:    H: the classifier
+    paper:   https://arxiv.org/abs/2210.14226
 
 Settled here:
 * The contrastive loss is that of Khosla et al. on features as they are, at temperature 100.

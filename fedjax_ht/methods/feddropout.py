@@ -6,6 +6,7 @@
     predict: the client's slice; the whole network in a column of its own
     up:      W_R - (C - C_i) (K_R + 1): the slice, of the head the rows of the client's classes
     down:    W_R: random channels, drawn for each client and round
+    paper:   https://arxiv.org/abs/1812.07210
 
 Settled here, in DFRD's form:
 * Clients have rates of their own, as in DFRD; Caldas et al. use one for all.

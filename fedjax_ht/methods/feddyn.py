@@ -9,6 +9,7 @@
     down:    W: all parameters
     fits:    one architecture or a few, clients that differ and take part often; a small alpha may
              diverge
+    paper:   https://arxiv.org/abs/2111.04263
 
 Settled here:
 * The penalty is the squared norm, as in the paper. PFLlib takes the norm itself, so that the pull

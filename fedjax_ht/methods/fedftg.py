@@ -9,6 +9,7 @@
     predict: the client's model; the server's in a column of its own
     up:      W_R: the client's model, all of it
     down:    0, on a base W_R: nothing, or what the base sends
+    paper:   https://arxiv.org/abs/2203.09249
 
 Every teacher is followed by itself, not their ensemble, and all samples count.
 

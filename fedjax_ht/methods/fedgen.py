@@ -9,6 +9,7 @@
     predict: the client's extractor and the averaged head
     up:      H: the head, and label counts
     down:    H + G, G once it has been trained: the head, the generator of features, label counts
+    paper:   https://arxiv.org/abs/2105.10056
 
 Settled here:
 * The paper's objectives with its authors' weights: alpha 10 and beta 10, both times 0.98^t, as is

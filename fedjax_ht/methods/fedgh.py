@@ -6,6 +6,7 @@
     predict: the client's extractor and the global head, once received
     up:      C_i K: class means of features
     down:    H: the head that they train
+    paper:   https://arxiv.org/abs/2303.13137
 
 Settled here:
 * The server's head is trained, by SGD on shuffled mini-batches as in HtFLlib. In the authors' code

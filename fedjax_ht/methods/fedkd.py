@@ -9,6 +9,7 @@
     predict: m_i, the private model
     up:      k (p + q + 1) per p x q matrix of rank k, or p q: the auxiliary model's change
     down:    the same; A to clients that the last round did not reach: the mean change
+    paper:   https://arxiv.org/abs/2108.13323
 
 compress: every matrix to the fewest singular components that keep a share T of its energy; T rises
 linearly over the rounds from `start` to `end`.

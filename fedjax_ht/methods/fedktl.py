@@ -9,6 +9,7 @@
     predict: the class of the largest cosine
     up:      C_i k, k = C by default: class means of outputs
     down:    C' (P + L), C' the classes uploaded so far: per class an image and its latent
+    paper:   https://arxiv.org/abs/2403.15760
 
 Settled here:
 * Latents are as the generator has them, on both sides and on the wire. lambda, mu, fixed kernels

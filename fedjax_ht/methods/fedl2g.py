@@ -11,6 +11,7 @@
     down:    C D: a guiding vector for each class
     fits:    any models (logits) or models of one feature width (features); long runs, as the first
              rounds train V alone
+    paper:   https://arxiv.org/abs/2410.06490
 
 Settled here:
 * o are the logits (D = C) or the features (D = K), G's mean is over samples and entries.

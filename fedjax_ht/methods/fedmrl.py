@@ -8,6 +8,7 @@
     predict: h_i(m), with the newest g and h
     up:      A - (K - d) C: the auxiliary model, its head on d features
     down:    A - (K - d) C: the auxiliary model, its head on d features
+    paper:   https://arxiv.org/abs/2406.00488
 
 Settled here:
 * Both losses weigh 1 and P_i has a bias, as in all code; P_i stays with the client and starts as

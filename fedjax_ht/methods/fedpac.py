@@ -14,6 +14,7 @@
     down:    W + C' K: the extractor, the client's head, P of the classes that ever came
     fits:    one architecture or a few, clients whose classes differ while a class looks alike; tens
              of participants, as the server keeps a head for each client
+    paper:   https://arxiv.org/abs/2306.11867
 
 Settled here:
 * a^T (diag(V) + D_i) a of the paper, with D_i[j, l] = <h_i - h_j, h_i - h_l>, is the sum above for

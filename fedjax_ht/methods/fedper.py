@@ -5,6 +5,7 @@
     predict: the averaged extractor and the client's head
     up:      W - H: the extractor
     down:    W - H: the extractor
+    paper:   https://arxiv.org/abs/1912.00818
 
 Settled here:
 * The paper has one architecture. Here clients are averaged whose extractors have parameters of

@@ -6,6 +6,7 @@
     predict: the class of the nearest global prototype
     up:      C_i K: class means of features
     down:    C' K: their means over the clients
+    paper:   https://arxiv.org/abs/2105.00243
 
 Settled here:
 * R is the Euclidean distance between class means, with lambda 0.1 as the FedTGP and FedKTL papers

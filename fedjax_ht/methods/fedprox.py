@@ -6,6 +6,7 @@
     up:      W: all parameters
     down:    W: all parameters
     fits:    one architecture or a few, clients that differ moderately and train long
+    paper:   https://arxiv.org/abs/1812.06127
 
 Settled here:
 * The paper has one architecture; here every architecture has a mean of its own.

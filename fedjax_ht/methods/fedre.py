@@ -1,4 +1,4 @@
-"""FedRE (CVPR 2026): clients send one random mixture of their class means, and its labels.
+"""FedRE (Yao et al., CVPR 2026): clients send a random mixture of class means, and its labels.
 
     client:  head_i <- head, then local epochs of cross-entropy; with the mean feature P_i^c of each
              of its classes and w_c ~ U(0, 1) normalised to sum 1, drawn anew in each round, uploads
@@ -10,6 +10,7 @@
     down:    H: the head that they train
     fits:    any models of one feature width, few classes or many; a client of one class sends its
              class mean
+    paper:   https://arxiv.org/abs/2511.22265
 
 Settled here:
 * The head goes to all clients, as in the paper and in the released form for one architecture; the

@@ -7,6 +7,7 @@
     up:      W - H: the extractor
     down:    W - H: the extractor
     fits:    equal extractors, clients with few classes each and long head training
+    paper:   https://arxiv.org/abs/2102.07078
 
 Settled here:
 * E_h is 10 and the extractor has the recipe's epochs, 1 by default, as in the authors' script for

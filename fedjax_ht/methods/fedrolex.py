@@ -6,6 +6,7 @@
     predict: the client's slice; the whole network in a column of its own
     up:      W_R - (C - C_i) (K_R + 1): the slice, of the head the rows of the client's classes
     down:    W_R: a window of channels that moves on by one per round
+    paper:   https://arxiv.org/abs/2212.01548
 
 Settled here:
 * The window moves forward by one channel a round, as published; the released index goes backward.

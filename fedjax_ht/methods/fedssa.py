@@ -9,6 +9,7 @@
     predict: the client's model after its local training
     up:      C_i (K + 1): the header's rows of the client's classes
     down:    C_i (K + 1), at first C (K + 1): the global rows of the client's classes
+    paper:   https://arxiv.org/abs/2312.09006
 
 Settled here:
 * A row of the header is a class's weights and its bias, so that it costs K + 1 elements; the paper

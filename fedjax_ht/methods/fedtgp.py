@@ -9,6 +9,7 @@
     predict: the class of the nearest global prototype
     up:      C_i K: class means of features
     down:    C K, once there are prototypes: trained class prototypes
+    paper:   https://arxiv.org/abs/2401.03230
 
 The second rule, "own_prototype", predicts among the client's classes, the third by its head.
 

@@ -7,6 +7,7 @@
     predict: m_i, the private model
     up:      A: the auxiliary model
     down:    A: the auxiliary model
+    paper:   https://arxiv.org/abs/2006.16765
 
 Settled here:
 * The teacher's side is a constant and KL is the mean over samples, as in the authors' code;

@@ -6,6 +6,7 @@
     predict: the client's slice; the whole network in a column of its own
     up:      W_R - (C - C_i) (K_R + 1): the slice, of the head the rows of the client's classes
     down:    W_R: the first channels of every layer
+    paper:   https://arxiv.org/abs/2010.01264
 
 Smaller models lie in larger ones. Channels outside the widest client's model are never trained.
 """

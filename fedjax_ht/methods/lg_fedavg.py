@@ -5,6 +5,7 @@
     predict: the client's extractor and the global head
     up:      H: the head
     down:    H: the head
+    paper:   https://arxiv.org/abs/2001.01523
 
 Settled here:
 * The mean is weighted by samples, as FedGen and HtFLlib run it as a baseline; weighting="uniform"

@@ -9,6 +9,7 @@
     down:    W: all parameters
     fits:    one architecture or a few, clients that differ and train long; a step costs two more
              forward passes
+    paper:   https://arxiv.org/abs/2103.16257
 
 Settled here:
 * The features are those before the head. The authors put two more layers behind the extractor;

@@ -8,6 +8,7 @@
     up:      2 W: the changes of all parameters and of the control variate
     down:    2 W: all parameters and the server's control variate
     fits:    one architecture or a few, clients that differ and take part often
+    paper:   https://arxiv.org/abs/1910.06378
 
 Settled here:
 * Option II of the paper. T counts the steps that the client takes, a short last batch included, and
