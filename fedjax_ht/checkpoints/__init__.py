@@ -1,1 +1,1 @@
-"""Stores what a run writes: checkpoints, their checksums, and rows of metrics."""
+"""Stores a run's results: checkpoints, their checksums, and rows of metrics."""

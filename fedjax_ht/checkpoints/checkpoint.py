@@ -1,4 +1,4 @@
-"""Saves and restores runs, bit for bit, by checkpoints that write only what changed.
+"""Saves and restores runs, bit for bit, by checkpoints that write changed states only.
 
 The newest few stay.
 
@@ -107,7 +107,8 @@ class Checkpointer:
             writing.result()
 
     def check(self) -> None:
-        """Raises what went wrong in the background since the last call; it waits for nothing."""
+        """Raises the error of a write in the background since the last call; it waits for
+        nothing."""
         if self._writing is not None and self._writing.done():
             self.wait()
 

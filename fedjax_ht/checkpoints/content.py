@@ -55,7 +55,7 @@ class Copied(NamedTuple):
 def copy(
     simulation: Simulation, state: SimulationState, history: list[dict], base: Placement
 ) -> Copied:
-    """Copies to host memory what a checkpoint after `base` is written from."""
+    """Copies to host memory the state that a checkpoint after `base` is written from."""
     row_bytes = {}
     for name in state.changed:
         row_bytes[name] = _bytes(simulation.read_clients(state, name, np.zeros(1, np.int64)))

@@ -115,7 +115,7 @@ def remove(path: Path) -> None:
 
 
 def remove_half_written(parent: Path) -> None:
-    """Deletes what a killed process left half written or half deleted."""
+    """Deletes files and folders that a killed process left half written or half deleted."""
     if not parent.exists():
         return
     for path in parent.iterdir():

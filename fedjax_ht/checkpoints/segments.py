@@ -118,7 +118,7 @@ def pieces(rows: Rows, row_bytes: dict[str, int], limit: int) -> Iterator[Rows]:
 
 
 def write_segments(segments: Path, parts: Iterable[Part], round: int, base: Placement) -> Placement:
-    """Writes what changed since `base`; each segment is there as a whole or not at all.
+    """Writes the states that changed since `base`; each segment is there as a whole or not at all.
 
     Args:
       segments: folder of the segments.

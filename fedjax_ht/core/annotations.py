@@ -136,8 +136,8 @@ def allows(annotation: Any, value: Any) -> bool:
 
 
 def wrong_entry(annotation: Any, value: Any) -> int | None:
-    """Returns the place of the first entry that is of another kind than a tuple or a list must be
-    of; None where it is no list, or its entries are of no kind."""
+    """Returns the position of the first entry of a tuple or list that the annotation does not
+    allow; None where there is no such list, or its entries need not be instances of a class."""
     form, arguments = get_origin(annotation), get_args(annotation)
     if form not in (tuple, Sequence) or not is_kind(arguments[0]):
         return None

@@ -92,7 +92,7 @@ def sum_by_class(
     Args:
       extract: (x, mask bool [B]) -> rows float [B, D].
       data: the client's view of the data.
-      num_classes: C.
+      num_classes: number of classes, C.
       batch_size: samples per forward pass; None takes `forward_batch()`.
       split: key of `data.splits`.
     """

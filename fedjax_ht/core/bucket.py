@@ -144,8 +144,8 @@ def features(
       params, stats: parameters and batch statistics of one client's model.
       x: the model's input, such as images float [B, H, W, C].
       mask: bool [B], the real samples.
-      train: normalise by batch statistics, and drop out where there is a key; False normalises by
-        running statistics.
+      train: True normalises by batch statistics, and drops out where there is a key; False
+        normalises by running statistics.
       key: the key of the module's dropout; None drops nothing.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Checks of what a method's functions return, made where they are traced.
+"""Checks of the values that a method's functions return, made where they are traced.
 
 They cost no time in a compiled program.
 """
@@ -20,7 +20,7 @@ CLEARER = {"Trees 0 and 1 differ": "it differs", "tree 0": "before", "tree 1": "
 
 
 def guarded(method: Method) -> Method:
-    """Makes a method's functions refuse in one line what the contract rules out.
+    """Makes a method's functions refuse, in one line, values that break the contract.
 
     What a function raises itself gets a note that names the function, see `BaseException.add_note`:
     the traceback alone would name the function of this library that happened to trace it first.
@@ -33,8 +33,8 @@ def _guarded(method: Method) -> Method:
 
 
 def _checked(method: Method, name: str) -> Callable:
-    """Wraps a function of the method: its output is checked, and what it raises gets a note that
-    names it."""
+    """Wraps a function of the method: its output is checked, and its errors get a note with its
+    name."""
     function, check = getattr(method, name), CHECKS[name]
 
     @functools.wraps(function)

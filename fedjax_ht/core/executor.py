@@ -32,9 +32,9 @@ def capacity_for(participants: int, bucket_size: int, lanes: int) -> tuple[int, 
     """Returns the rows of a schedule into which any draw of participants fits, and its lanes.
 
     Args:
-      participants: clients of a round, of all buckets.
-      bucket_size: clients of the bucket.
-      lanes: wanted; no more are used than there are rows.
+      participants: number of clients in a round, of all buckets.
+      bucket_size: number of clients of the bucket.
+      lanes: number of lanes that are asked for; no more are used than there are rows.
 
     Returns:
       The capacity P, a multiple of the lanes; and the lanes.
@@ -60,8 +60,8 @@ def wasted_lane_steps(steps: np.ndarray, lanes: int) -> float:
     """Returns the share of lane-steps in which a lane has finished and waits for its chunk.
 
     Args:
-      steps: int [P], of participants in running order.
-      lanes: clients of a chunk.
+      steps: numbers of steps of the participants in running order, int [P].
+      lanes: number of clients of a chunk.
     """
     padded = np.zeros(-(-len(steps) // lanes) * lanes, np.int64)
     padded[: len(steps)] = steps
@@ -97,8 +97,8 @@ def run_clients(
 
     Args:
       fn: the function of one client; padding reaches it too where it shares a chunk with real ones.
-      states: stacked [n, ...]; only the schedule's slots change, in place where the buffers are
-        donated.
+      states: client states stacked [n, ...]; only the schedule's slots change, in place where the
+        buffers are donated.
       schedule: the schedule of one device; with one lane `fn` is called without a client axis.
 
     Returns:

@@ -21,8 +21,8 @@ class Federation:
 
     Attributes:
       buckets: the architectures in use.
-      assignment: position i is the index in `buckets` of client i; ids run from 0 to
-        num_clients - 1.
+      assignment: the bucket of every client: position i is the index in `buckets` of client i; ids
+        run from 0 to num_clients - 1.
       num_classes: classes of the task.
       global_model: a model that only the server holds, as a bucket without clients; None without.
     """

@@ -1,4 +1,4 @@
-"""Samples: the rule by which a stored one becomes what a model sees, and the shape of that."""
+"""Samples: the rule that turns a stored one into a model's input, and the shape of that input."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -38,18 +38,19 @@ class LocalTraining:
     """The recipe by which every client trains.
 
     Attributes:
-      optimizer: its state is made anew in each round, so that none lives between rounds.
+      optimizer: the optimiser; its state is made anew in each round, so that none lives between
+        rounds.
       batch_size: samples per step.
       epochs: passes over the client's training samples in a round.
-      steps: if set, number of steps in a round instead of `epochs`. In stored order they go on
-        where those of the round before ended, as in DFRD's released code: round t begins with batch
-        t * steps, modulo the client's batches. No state is kept for it, so that a client that was
-        absent leaves out the batches of that round.
+      steps: number of steps in a round instead of `epochs`; None takes `epochs`. In stored order
+        they go on where those of the round before ended, as in DFRD's released code: round t begins
+        with batch t * steps, modulo the client's batches. No state is kept for it, so that a client
+        that was absent leaves out the batches of that round.
       shuffle: a new order in every epoch; False visits samples in stored order (released code of
         HtFLlib).
-      drop_remainder: leave out an epoch's last partial batch, as long as the client fills one batch
-        at all; False trains on it, masked.
-      augment: applied to every training batch on the device; None changes nothing.
+      drop_remainder: True leaves out an epoch's last partial batch, as long as the client fills one
+        batch at all; False trains on it, masked.
+      augment: a function that changes every training batch on the device; None changes nothing.
       schedule: (round int32, from 0) -> factor on the optimiser's updates, such as an `optax`
         schedule that starts at 1; None is 1. An optimiser made anew in each round cannot know the
         round by itself.
@@ -102,7 +103,7 @@ class TrainingResult(NamedTuple):
     """The result of a client's training.
 
     Attributes:
-      params, stats: after training.
+      params, stats: parameters and batch statistics after training.
       loss: float32 scalar, the mean loss of the steps.
       class_sums: sums of `Loss.rows` by class; None without rows.
     """
@@ -154,7 +155,7 @@ def train(
       params: the parameters to train; a method may put several models in one pytree.
       stats: batch statistics, carried along and replaced by `Loss.stats`.
       data: the client's view of the data.
-      key: folds into the shuffles, the augmentation and the loss.
+      key: the key that the shuffles, the augmentation and the loss fold into.
       num_classes: rows of the class sums.
       split: key of `data.splits`.
 

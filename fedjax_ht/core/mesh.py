@@ -152,8 +152,8 @@ def _joined(x):
 
 
 def _parts(x) -> list:
-    """Returns what CPU devices hold of an array, in order and without a copy: one part of what is
-    not sharded."""
+    """Returns the parts of an array on CPU devices, in order and without a copy: one part if the
+    array is not sharded."""
     if not isinstance(x, jax.Array) or x.is_fully_replicated:
         return [x]
     shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)

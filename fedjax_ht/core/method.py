@@ -54,7 +54,7 @@ class Context(NamedTuple):
       round: int32 scalar, from 0.
       info: the information that the system has of the client; None on the server.
       pretrained: `Pretrained.variables`, for server_update; () elsewhere.
-      shared_key: folded from (seed, round) alone, the same for the server and all clients:
+      shared_key: a key folded from (seed, round) alone, the same for the server and all clients:
         server_update can repeat a draw of broadcast from this key and the client's id. None for
         init_client.
       data: all clients' training samples as the split "train", for the server_update of a method
@@ -203,7 +203,7 @@ class Method(NamedTuple):
       vary: (settings) -> this method with other numbers, such as a learning rate or a lambda, which
         may be traced: one program then serves many of them. See `varied`; None without any.
       wire: the meaning of its messages.
-      view: functions to look into it.
+      view: functions that show the method's state, see `View`.
       pretrained: a part of the server that was trained before.
 
     Example:

@@ -1,5 +1,6 @@
-"""Checks of a model's module before anything is compiled: what it must have, and what clients give
-it. Each fault is one line that names the model, the part of it, and what to write."""
+"""Checks of a model's module before anything is compiled: its methods, and its use of the inputs
+that clients give it. Each fault is one line that names the model, the part of it, and the
+remedy."""
 
 import contextlib
 import functools
@@ -30,8 +31,8 @@ class Traced(NamedTuple):
     Attributes:
       params: forms of its parameters.
       features, logits: forms of what it returns.
-      draws: it draws random numbers in training by more than nn.Dropout, so that its training
-        cannot be traced without a key.
+      draws: True if it draws random numbers in training by more than nn.Dropout, so that its
+        training cannot be traced without a key.
       flat_norms: paths of norms whose batch statistics are of one value a sample and channel: those
         behind a dense layer.
     """
@@ -218,7 +219,8 @@ def _add_note(error: Exception, name: str, input_shape: InputShape) -> None:
 
 
 def _reason(error: Exception) -> str | None:
-    """Writes what an error of Flax or JAX means here and what to write; None for others."""
+    """Translates an error of Flax or JAX to the library's terms, with the remedy; None for
+    others."""
     line = (str(error).splitlines() or [""])[0]
     drawn = re.match(r'(\S+) needs PRNG for "(\w+)"', line)
     if drawn and drawn[2] == STREAM:

@@ -1,4 +1,4 @@
-"""One round of a bucket's participants, from the downlink to what they send up."""
+"""One round of a bucket's participants, from the downlink to the uplink."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class Participant(NamedTuple):
       trial: int32, the index of the client's trial.
       info: the information that the system has of the client.
       valid: False for padding.
-      dropped: True if its uplink gets lost.
+      dropped: True if the client's uplink gets lost.
     """
 
     member: Array
@@ -78,7 +78,7 @@ class ClientResult(NamedTuple):
 
 
 class Channel(NamedTuple):
-    """Transforms of what crosses the wire, each (key, message) -> message."""
+    """Transforms of messages that cross the wire, each (key, message) -> message."""
 
     uplink: wire.Transform
     downlink: wire.Transform
@@ -139,7 +139,7 @@ def send(
       root: key of the trial.
       round: the number of the round, an int32 scalar.
       info: the information that the system has of the client.
-      call: makes the calls of the stages "broadcast" and "downlink".
+      call: a function that makes the calls of the stages "broadcast" and "downlink".
     """
 
     def broadcast(server, root, round, info):
@@ -168,7 +168,7 @@ def client_step(
 
     Args:
       method, bucket, channel: the parts that the function binds.
-      call: makes the calls of the stages "receive", "client_update" and "uplink".
+      call: a function that makes the calls of the stages "receive", "client_update" and "uplink".
 
     Returns:
       (client, downlink, the client's own data, root, round, info) -> (client, ClientResult). The

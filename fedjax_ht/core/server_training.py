@@ -50,9 +50,9 @@ def train_on_rows(
       valid: bool [M], True for the rows to train on.
       key: the key that shuffles and losses fold into.
       epochs: passes over the valid rows.
-      batch_size: B, the rows of a batch.
-      drop_single: leave an epoch's last batch out where a single row is left for it (and B is more
-        than 1), as code for torch does, whose batch norm refuses one row.
+      batch_size: number B of rows of a batch.
+      drop_single: True leaves an epoch's last batch out where a single row is left for it (and B is
+        more than 1), as code for torch does, whose batch norm refuses one row.
 
     Returns:
       params, and the mean loss over the last epoch (0 if there was no step).

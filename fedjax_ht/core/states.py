@@ -22,8 +22,9 @@ def any_state(method: Method, bucket: Bucket, key: jax.Array) -> PyTree:
 
 
 def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
-    """Returns what makes clients' first states, compiled: ((seeds uint32 [P], client ids int32 [P],
-    settings [P]), sharded, `weights_of` the bucket, on all devices) -> states [P], sharded."""
+    """Returns the compiled function that makes clients' first states: ((seeds uint32 [P], client
+    ids int32 [P], settings [P]), sharded, `weights_of` the bucket, on all devices) -> states [P],
+    sharded."""
 
     def local(args, weights):
         weighted = put_weights(bucket, weights)

@@ -25,8 +25,8 @@ def norm_moments(
     """Runs the feature extractor in evaluation mode, and collects the moments of norms' inputs.
 
     Args:
-      bucket, params: the model.
-      x: its input, such as images float [B, H, W, C].
+      bucket, params: the bucket and the parameters of the model.
+      x: the model's input, such as images float [B, H, W, C].
       mask: bool [B], the real samples.
 
     Returns:
@@ -44,12 +44,12 @@ def collect_statistics(
     """Collects running statistics of a model over samples.
 
     Args:
-      bucket, params: the model.
-      data, split: the samples, taken in order in batches.
+      bucket, params: the bucket and the parameters of the model.
+      data, split: the data and the samples of it, taken in order in batches.
       batch_size: samples per batch; the last batch may be smaller and counts as much as the others.
 
     Returns:
-      The statistics as `federation.features` takes them; {} where no norm is "static_batch".
+      The statistics as `bucket.features` takes them; {} where no norm is "static_batch".
     """
 
     def moments(i):

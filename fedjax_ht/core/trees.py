@@ -33,8 +33,8 @@ def join_trees(combine: Callable[[Sequence[Any]], Any], trees: Sequence[PyTree])
     """Joins pytrees of one structure, array by array.
 
     Args:
-      combine: takes the arrays that stand at one place, in the order of `trees`: `np.stack`,
-        `jnp.concatenate` and the like.
+      combine: a function of the arrays that stand at one place, in the order of `trees`:
+        `np.stack`, `jnp.concatenate` and the like.
       trees: pytrees of one structure, one or more.
     """
 

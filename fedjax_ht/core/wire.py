@@ -1,4 +1,4 @@
-"""Messages between server and clients: their leaves, their payload, and what they cost.
+"""Messages between server and clients: their leaves, their payload, and their cost.
 
 A message is a pytree: `broadcast` returns the downlink, `client_update` the uplink. A plain array
 is sent whole. Two wrappers are leaves of a message, too:
@@ -196,7 +196,8 @@ def with_payload(message: PyTree, arrays: dict[int, jax.Array]) -> PyTree:
 
     Args:
       message: a message of any structure.
-      arrays: place among `leaves_of(message)` -> the new array, or the new `Masked.values`.
+      arrays: a map from places among `leaves_of(message)` to the new array, or the new
+        `Masked.values`.
     """
     leaves = leaves_of(message)
     for place, values in arrays.items():
@@ -254,7 +255,7 @@ def gaussian_noise(scale: NonNegative, coefficient: Share, only: str = "") -> Tr
     for prototypes and vectors, and 0.2, 0.2 for images, which cross the wire in [-1, 1].
 
     Args:
-      scale, coefficient: s and p of FedPCL.
+      scale, coefficient: standard deviation of the noise and share taken off, FedPCL's s and p.
       only: the one field of the message that gets noise, such as "images"; "" is all of them.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Turns what users give for arrays and groups into NumPy arrays that a device can hold.
+"""Turns users' arrays and groups into NumPy arrays that a device can hold.
 
 `Dataset` and every reader take the same: lists, arrays of other libraries, columns and frames of
 pandas and of Hugging Face are taken where their meaning is plain. What a device would change
@@ -84,7 +84,7 @@ def _is_pytree(inputs: Sequence, count: int) -> bool:
 
 
 def _no_numbers(name: str, given_inputs: Any, x: np.ndarray) -> str:
-    """Says which inputs are no numbers, and what to write instead."""
+    """Says which inputs are no numbers, and how to turn them into some."""
     if x.dtype.kind == "b":
         return f"{name}: inputs are bool; give inputs.astype(np.float32), or np.uint8 for images"
     kinds: Any = getattr(given_inputs, "dtypes", None)  # of a DataFrame

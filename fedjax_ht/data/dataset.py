@@ -1,4 +1,4 @@
-"""The data of one federation before it is split: samples, labels and what a model sees of them."""
+"""The data of one federation before it is split: samples, labels and the rule of preprocessing."""
 
 import dataclasses
 import logging
@@ -211,7 +211,7 @@ def _preprocess(name: str, inputs: Any, preprocess: Preprocess | Callable | None
 
 
 def _usual_rule(name: str, inputs: Any, images: bool) -> Preprocess:
-    """`Pixels` for images of bytes, `AsStored` for what is no bytes."""
+    """`Pixels` for images of bytes, `AsStored` for all types but bytes."""
     for x in jax.tree.leaves(inputs):
         if x.dtype != np.uint8:
             continue

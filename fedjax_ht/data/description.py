@@ -1,4 +1,4 @@
-"""Describes a data set: what was read, as a value that a run and a page can show."""
+"""Describes a data set as it was read, as a value that a run and a page can show."""
 
 import dataclasses
 from typing import Any
@@ -58,7 +58,7 @@ class Description:
 
     @property
     def lines(self) -> tuple[str, str]:
-        """Two lines: the samples and where they are from; classes, sets and what was left out."""
+        """Two lines: the samples and their origin; classes, sets and the files left out."""
         place = f" from {self.path}" if self.path else ""
         samples = f"{self.count:,} {self.kind} of {self.form}, {self.low:.6g} to {self.high:.6g}"
         first = [f"{self.name}{place}: {samples}"]
@@ -80,7 +80,7 @@ class Description:
 
 
 def describe(dataset: Dataset) -> Description:
-    """Describes a data set: samples, classes, sets, and what its reader did.
+    """Describes a data set: samples, classes, sets, and the record of its reader.
 
     Examples:
       >>> import fedjax_ht as fl
@@ -116,7 +116,7 @@ def describe(dataset: Dataset) -> Description:
 
 
 def kind_of(dataset: Dataset) -> str:
-    """Returns "images", "texts", "windows", "rows" or "samples", by what a model sees."""
+    """Returns "images", "texts", "windows", "rows" or "samples", by the model's input."""
     if isinstance(getattr(dataset.preprocess, "rule", dataset.preprocess), Pixels):
         return "images"
     if dataset.vocabulary is not None:

@@ -1,4 +1,4 @@
-"""Records of what a reader made of its files, which a `Dataset` carries beside the arrays."""
+"""Records of the readers' work on their files, which a `Dataset` carries beside the arrays."""
 
 import dataclasses
 import json

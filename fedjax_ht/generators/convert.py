@@ -49,7 +49,7 @@ def _fail(message: str) -> NoReturn:
 
 
 def _card(card: Card, chosen: argparse.Namespace) -> Card:
-    """Returns the card with what the flags say of it."""
+    """Returns the card with the values of the flags."""
     fields = {}
     for name in ("name", "domain", "licence"):
         if getattr(chosen, name) is not None:

@@ -31,7 +31,7 @@ class Networks(NamedTuple):
     """The networks of a folder on one device, and the embedded prompts.
 
     Attributes:
-      unet, vae, scheduler: diffusers'.
+      unet, vae, scheduler: networks and scheduler of diffusers.
       prompts: torch float32 [2, tokens, width], of no prompt and of the prompt.
     """
 

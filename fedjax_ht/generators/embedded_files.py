@@ -1,4 +1,4 @@
-"""The .npz files of `embedded` generators: what the library is shipped with, and a user's own."""
+"""The .npz files of `embedded` generators: those that the library ships, and a user's own."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +37,7 @@ def save_embedded(
 
 
 def load_embedded(path: Path | str) -> Generator:
-    """Reads what `save_embedded` wrote. Nothing in the file is executed.
+    """Reads a file that `save_embedded` wrote. Nothing in the file is executed.
 
     Raises:
       FileNotFoundError: there is no such file.

@@ -37,7 +37,7 @@ def load_snapshot(path: Path | str) -> Generator:
 
 
 def snapshot_card(path: Path | str, network: Network) -> Card:
-    """Returns a card with what a snapshot says of itself: its name and family."""
+    """Returns a card with the facts that a snapshot holds of itself: its name and family."""
     origin = f"{network.family} snapshot {Path(path).name}"
     return Card(Path(path).stem, licence=_LICENCE, origin=origin)
 

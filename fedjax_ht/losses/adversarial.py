@@ -75,10 +75,10 @@ def transferability(
       labels: the samples' classes, int [B].
       mask: bool [B], True for the samples that count.
       selection: the rule that selects samples, see `Selection`.
-      temperature: divides the logits; the loss is not scaled by its square.
-      order: order of the two sides.
-      student_path: differentiate through the student, too; else it is a constant, and a generator
-        is led by the teacher alone.
+      temperature: the divisor of the logits; the loss is not scaled by its square.
+      order: order of the KL's two sides.
+      student_path: True differentiates through the student, too; else it is a constant, and a
+        generator is led by the teacher alone.
       normaliser: the divisor of the mean over selected samples, see `Normaliser`.
 
     Returns:

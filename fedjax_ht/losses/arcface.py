@@ -42,8 +42,9 @@ def arcface_loss(
       cosine: float [B, C], see `cosines`.
       labels: the samples' classes, int [B].
       mask: bool [B], True for the samples that count.
-      scale: s; 1 with margin 0 is the plain softmax over cosines (FedKTL, Table 17).
-      margin: m, in radians.
+      scale: scale s of the cosines; 1 with margin 0 is the plain softmax over cosines (FedKTL,
+        Table 17).
+      margin: margin m, an angle in radians.
 
     Returns:
       Scalar, in nats.

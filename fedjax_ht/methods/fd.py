@@ -79,7 +79,7 @@ def fd(
     Args:
       training: the recipe of local training.
       weight: lambda, the regulariser's weight.
-      regulariser: R, see the module's docstring.
+      regulariser: the regulariser R, see the module's docstring.
     """
     distance = REGULARISERS[regulariser]
 

@@ -86,7 +86,7 @@ def learn_weight(weight: jax.Array, rows: Rows, valid: jax.Array, key: jax.Array
       weight: float32 scalar, w so far.
       rows: logits and labels of the adaptability samples.
       valid: bool [M], the real rows.
-      key: folds into the shuffles.
+      key: the key that the shuffles fold into.
 
     Returns:
       The new w; `weight` where no row is valid.
@@ -107,11 +107,11 @@ def fedapen(
     """Makes FedAPEN, whose algorithm the module's docstring gives.
 
     Args:
-      training: local training, of both models.
+      training: the recipe of local training, of both models.
       adapt_every: one training sample in this many is kept for the adaptability set; at least 2, so
         that some are left to train on.
-      learned: ablation, False keeps w = 0.5 ("FedEN"), with the same adaptability set left out of
-        training.
+      learned: True learns w; False, an ablation, keeps w = 0.5 ("FedEN"), with the same
+        adaptability set left out of training.
     """
 
     def init_server(federation, key):

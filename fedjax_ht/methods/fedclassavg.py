@@ -95,7 +95,7 @@ def fedclassavg(
     """Makes FedClassAvg, whose algorithm the module's docstring gives.
 
     Args:
-      training: local training; its `augment` is not used.
+      training: the recipe of local training; its `augment` is not used.
       mu: weight of the proximal term.
       temperature: temperature of the contrastive loss.
       variant: form of the method, the paper's or the released code's; the module's docstring says

@@ -48,7 +48,7 @@ def fedgh(
 
     Args:
       training: the recipe of local training.
-      server_epochs: S, passes over the uploaded prototypes per round.
+      server_epochs: number S of passes over the uploaded prototypes per round.
       server_lr, server_batch_size: learning rate and batch size of the server's SGD.
     """
     optimizer = optax.sgd(server_lr)

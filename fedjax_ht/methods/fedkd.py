@@ -75,8 +75,8 @@ class Server(NamedTuple):
     """The mentee, and its last step.
 
     Attributes:
-      params: g.
-      step: U, a pytree of `LowRank`.
+      params: parameters of the shared model g.
+      step: the last change U of g, a pytree of `LowRank`.
       made: int32 scalar, the round in which `step` was made; -1 before.
       answered: bool [num_clients], the clients whose upload arrived in that round, and which so
         hold the g that `step` changes.
@@ -133,8 +133,9 @@ def fedkd(
     """Makes FedKD, whose algorithm the module's docstring gives.
 
     Args:
-      training: local training, of both models and W.
-      start, end: T in the first round and after `rounds` rounds; 1 sends everything uncompressed.
+      training: the recipe of local training, of both models and W.
+      start, end: the energy T in the first round and after `rounds` rounds; 1 sends everything
+        uncompressed.
       rounds: number of rounds over which T rises.
       variant: form of the method, the paper's or the released code's; the module's docstring says
         in what they differ.

@@ -143,13 +143,16 @@ def fedktl(
       mu: weight of the regression on pairs; 0 is ablation "-L_M" of Table 7.
       mse_weight: lambda; 0 is ablation "-L_MSE".
       mmd_weight: weight of L_MMD; 0 is ablation "-L_MMD".
-      dim: K, dimensions of the ETF; None takes the number of classes.
-      server_epochs, server_lr, server_batch_size: E_S, eta_S, B_S of the alignment.
+      dim: dimensions K of the ETF; None takes the number of classes.
+      server_epochs, server_lr, server_batch_size: number of epochs E_S, learning rate eta_S and
+        batch size B_S of the alignment.
       bandwidths: bandwidths of the MMD's kernels, or ("median",), see `shared.alignment`.
-      bounded: F's range is the ball that holds the valid latents.
-      scale, margin: s and m of ArcFace, an angle in radians; 1 and 0 are Table 17's variant.
+      bounded: True if F's range is the ball that holds the valid latents.
+      scale, margin: scale s and margin m of ArcFace, an angle in radians; 1 and 0 are Table 17's
+        variant.
       clip_norm: norm at which the clients' gradients are clipped; 0 clips none.
-      all_pairs: every step takes all C pairs instead of as many as the local batch has samples.
+      all_pairs: True takes all C pairs at every step instead of as many as the local batch has
+        samples.
       antialias: antialiasing when images are shrunk to the clients' size.
       classifier: "head" is ablation "-ETF": the model's own head and cross-entropy, prototypes of
         its features.

@@ -63,8 +63,9 @@ def shared_width(shared: Bucket, width: int, dim: int | None) -> int:
 
     Args:
       shared: the auxiliary model as the federation has it.
-      width: K, of a client's features.
-      dim: d; None takes a quarter of K where the model has K features, else as many as it has.
+      width: width K of a client's features.
+      dim: width d that is asked for; None takes a quarter of K where the model has K features, else
+        as many as it has.
     """
     if dim is not None:
         return dim
@@ -112,7 +113,7 @@ def nested_logits(
     Args:
       bucket: the bucket of the client.
       params, shared_params: parameters of the client's own model and of the shared one.
-      fused: m, float [B, K].
+      fused: the fused features m, float [B, K].
 
     Returns:
       h_i(m) and h(first d entries of m), float [B, num_classes] each.
@@ -177,11 +178,11 @@ def fedmrl(
     """Makes FedMRL, whose algorithm the module's docstring gives.
 
     Args:
-      training: local training, of all three parts.
+      training: the recipe of local training, of all three parts.
       weighting: weights of the mean, the clients' numbers of training samples or equal.
-      dim: d, width of the shared model's features, which are averaged to it where they are wider;
-        as wide as a client's nothing nests. None takes a quarter of the client's where the model is
-        as wide, else the model's own width.
+      dim: width d of the shared model's features, which are averaged to it where they are wider; as
+        wide as a client's nothing nests. None takes a quarter of the client's where the model is as
+        wide, else the model's own width.
 
     Returns:
       The method; its `check` refuses a shared model with wider features than a client's.

@@ -108,7 +108,8 @@ def fewest_blocks(byte_budget: float, width: int) -> int:
 
     Args:
       byte_budget: bytes of one upload.
-      width: r; the blocks are diagonal ones of a matrix [r, r], and their number divides r.
+      width: width r of the matrix [r, r]; the blocks are diagonal ones of it, and their number
+        divides r.
 
     Raises:
       ValueError: the diagonal alone does not fit.
@@ -155,10 +156,10 @@ def fedral(
       byte_budget: bytes of an upload, or a tuple of them in the same way; decides the blocks
         instead of `blocks`: the fewest whose entries fit. None takes `blocks`.
       angle_lr: eta_A, the rate of plain SGD; 0 freezes A. None takes the optimiser of `training`.
-      init_scale: s of the first A, whose entries are uniform within s / sqrt(r). With m blocks the
-        mean square of R A is s^2 / (3 m) times that of R: s = sqrt(3 m) makes them alike (sqrt(3)
-        for a whole A); s = sqrt(3 r), entries of variance 1, makes that of R A r / m times as
-        large.
+      init_scale: scale s of the first A, whose entries are uniform within s / sqrt(r). With m
+        blocks the mean square of R A is s^2 / (3 m) times that of R: s = sqrt(3 m) makes them alike
+        (sqrt(3) for a whole A); s = sqrt(3 r), entries of variance 1, makes that of R A r / m times
+        as large.
       weighting: weights of the aggregation. "samples" is Eq. 7, n_k / n of all uploads, zeros
         counted; "uniform" (ablation C of Table 7) the plain mean over the clients that sent the
         entry.
@@ -260,8 +261,8 @@ def aggregate(angles: Masked, weights: jax.Array, zeros_count: bool) -> Masked:
     Args:
       angles: [P, r, r], the clients' blocks.
       weights: float [P], at least 0; a client of weight zero is never read.
-      zeros_count: divide by the weight of all clients, as Eq. 7 does, so that an entry that one
-        client alone sends shrinks to its share; else by the weight of the clients that sent the
+      zeros_count: True divides by the weight of all clients, as Eq. 7 does, so that an entry that
+        one client alone sends shrinks to its share; else by the weight of the clients that sent the
         entry, so that it stays as it is.
 
     Returns:

@@ -96,8 +96,8 @@ def stabilisation(
 
     Args:
       t: int, from 1.
-      mu: mu_0.
-      stable_rounds: T_stable; mu_t is 0 from there on.
+      mu: the first weight, mu_0.
+      stable_rounds: the round T_stable from which on mu_t is 0.
       decay: "cosine" is the paper's; "linear" is mu_0 (1 - t / T), "step" mu_0 up to T.
 
     Returns:
@@ -152,7 +152,7 @@ def check_growth(mu: float, stable_rounds: int, decay: Decay, clock: Clock, owne
 
 
 def long_rows(metrics: dict[str, float]) -> str | None:
-    """Warns of rows that have grown beyond what training does; a `View.warn`."""
+    """Warns of rows that have grown beyond all that training does; a `View.warn`."""
     if metrics["longest_row"] <= LONG_ROW and not math.isnan(metrics["longest_row"]):
         return None
     return (
@@ -175,14 +175,14 @@ def fedssa(
 
     Args:
       training: the recipe of local training.
-      mu: mu_0; 0 is the ablation without stabilisation.
-      stable_rounds: T_stable, the round from which on global rows replace a client's own.
+      mu: the first weight mu_0 of stabilisation; 0 is the ablation without it.
+      stable_rounds: the round T_stable from which on global rows replace a client's own.
       decay: decay of mu_t, see `stabilisation`.
       clock: rounds that t counts, those a client took part in ("client") or all ("round").
       owners: rows that are averaged, see the module's docstring.
       semantic: False is the ablation without semantic aggregation: every client counts as an owner
         of every class.
-      hide_classes: clients upload the whole header, see the module's docstring.
+      hide_classes: True lets clients upload the whole header, see the module's docstring.
 
     Returns:
       The method; its `check` refuses heads that are not one linear layer.

@@ -103,11 +103,11 @@ def fedtgp(
       variant: form of the method, the paper's or the released code's; the module's docstring says
         in what they differ.
       tau: cap of the adaptive margin.
-      server_epochs: S, passes over the uploaded prototypes per round.
+      server_epochs: number S of passes over the uploaded prototypes per round.
       server_lr, server_batch_size: learning rate and batch size of the server's SGD.
-      margin: ablation, a fixed margin; 0 is the standard contrastive loss. None takes the adaptive
-        margin.
-      use_f: ablation, False trains the prototypes themselves.
+      margin: a fixed margin, an ablation; 0 is the standard contrastive loss. None takes the
+        adaptive margin.
+      use_f: True trains the prototypes behind F; False, an ablation, the prototypes themselves.
 
     Returns:
       The method; its `check` refuses models whose feature widths differ.

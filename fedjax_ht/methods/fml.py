@@ -45,7 +45,7 @@ def fml(
     """Makes FML, whose algorithm the module's docstring gives.
 
     Args:
-      training: local training, of both models.
+      training: the recipe of local training, of both models.
       alpha, beta: weight of the labels in the private and in the meme model's loss; the other
         model's prediction has the rest.
       variant: form of the method, the paper's or the released code's; the module's docstring says

@@ -26,7 +26,7 @@ EMBEDDED = ("mul", "add", "cat")  # merges with an embedding
 
 
 class Generated(NamedTuple):
-    """Images of a generator, and what they were made from.
+    """Images of a generator, and the inputs that they were made from.
 
     Attributes:
       images: float [B, H, W, channels] in [-1, 1], taken for normalised ones.

@@ -86,7 +86,7 @@ class ResNet(nn.Module):
       bottleneck: True if blocks are bottlenecks.
       norm: the kind of norm behind the convolutions, see `Norm`.
       width: channels of the stem and of the first stage's 3x3 convolutions.
-      scan_from: stages that repeat at least so many equal blocks after their first are scanned, as
+      scan_from: number of equal blocks after a stage's first from which on they are scanned, as
         `layer<i>_blocks`.
     """
 

@@ -4,10 +4,10 @@ They are the 4-conv CNN of HeteroFL (Diao et al., ICLR 2021) and pre-activation 
 ECCV 2016) with a CIFAR stem.
 
 A slice of width rate R keeps ceil(R K) of the K channels of every hidden layer, and is itself the
-same network with `rate=R`. Which channels is not the network's business (`methods.slicing`): a
-network says which *group* of channels each of its layers reads and writes, and how many channels a
-group has at rate 1. Channels that are added to each other are one group. Image channels and classes
-are never sliced.
+same network with `rate=R`. The choice of channels is not the network's business (see
+`methods.shared.slicing`): a network says which *group* of channels each of its layers reads and
+writes, and how many channels a group has at rate 1. Channels that are added to each other are one
+group. Image channels and classes are never sliced.
 
 A network of one's own takes part if its extractor has `channels(per_layer)` as below, layers named
 as there, and a linear head behind a global average.

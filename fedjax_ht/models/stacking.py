@@ -35,7 +35,7 @@ def scan_blocks(block: nn.Module, x: jax.Array, *args: Any, length: int) -> jax.
       block: a module named `<stage>_blocks`, called as block(x, *args); its output has the shape
         and dtype of x. Every block has variables of its own, stacked along a leading axis.
       x: the first block's input.
-      args: given to every block as they are.
+      args: arguments that every block gets as they are.
       length: number of blocks.
 
     Returns:
@@ -81,7 +81,7 @@ def stack_blocks(tree: Tree, like: Tree) -> Tree:
     """Stacks blocks where another tree has them stacked; the inverse of `unstack_blocks`.
 
     Args:
-      tree: siblings `<stage>_<i>` throughout.
+      tree: variables with siblings `<stage>_<i>` throughout.
       like: the same variables in the form to return; its arrays may be `jax.ShapeDtypeStruct`s.
 
     Returns:

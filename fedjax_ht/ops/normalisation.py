@@ -24,7 +24,7 @@ def batch_norm(
       x: float [B, ..., C].
       scale, bias: learned scale and bias, float [C].
       real: bool [B]; False marks padding, whose values are not read for the statistics.
-      epsilon: added to the variance.
+      epsilon: a small number, added to the variance.
 
     Returns:
       The normalised batch, float [B, ..., C]; mean and biased variance per channel, float [C] each,

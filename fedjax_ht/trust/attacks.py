@@ -1,4 +1,4 @@
-"""Clients that attack the federation, to measure what a method and a defence withstand.
+"""Clients that attack the federation, to measure the robustness of methods and defences.
 
 An attacker trains as the others do and uploads something else; or learns from wrong labels and
 uploads what it learned. By kind, where x is its honest upload, r what it would have uploaded

@@ -1,4 +1,4 @@
-"""Defences of a server against bad clients: they change what it receives before the method sees it.
+"""Defences of a server against bad clients: they change uploads before the method sees them.
 
 Lengths, distances and their medians over a round are those of `trust.geometry`. By name:
 
@@ -199,8 +199,8 @@ def defended(method: Method, defences: Sequence[Defence]) -> Method:
     """Puts defences, in order, before the server of a method.
 
     Args:
-      method: any; with defences it reads single uplinks, whatever its own server reads.
-      defences: () returns the method itself.
+      method: any method; with defences it reads single uplinks, whatever its own server reads.
+      defences: the defences in order; () returns the method itself.
 
     Returns:
       The method. Its `check` raises a ValueError where a defence compares entries that mean other

@@ -1,4 +1,4 @@
-"""Checks of what a method's messages tell besides the numbers that noise hides.
+"""Checks of the parts of a method's messages that noise on its numbers does not hide.
 
 They read the method's traced program: nothing is run, and the method declares nothing but
 `Wire.server_reads`. A message that tells more is refused in one line.
@@ -31,7 +31,8 @@ STATE, SAMPLES, COUNT, IDENTITY, PUBLIC = range(5)
 
 
 def exposure(method: Method, federation: Federation) -> Exposure:
-    """Returns what uploads tell of which clients take part, besides their numbers.
+    """Returns the kind of knowledge that uploads give, besides their numbers, of which clients take
+    part.
 
     Returns:
       "nothing" where no payload is sent. "alike" where an upload tells only that some client took
@@ -58,7 +59,7 @@ def exposure(method: Method, federation: Federation) -> Exposure:
 
 
 def check_uploads(method: Method, federation: Federation, sums: bool) -> None:
-    """Refuses uploads that tell what noise on them does not hide.
+    """Refuses uploads with parts that tell of data and that noise on them does not hide.
 
     Args:
       method, federation: the method and the federation of the uploads.
@@ -89,8 +90,8 @@ def check_uploads(method: Method, federation: Federation, sums: bool) -> None:
 
 
 def _clear_sources(uplink: PyTree, sources: PyTree) -> tuple[Sources, Sources]:
-    """Returns what the parts of an uplink that get no noise depend on: its counts; its masks and
-    other integers."""
+    """Returns the sources that the parts of an uplink without noise depend on: those of its counts;
+    and those of its masks and other integers."""
     counts, rows = [], []
     for leaf, leaf_sources in zip(leaves_of(uplink), leaves_of(sources)):
         if isinstance(leaf, Metadata):
@@ -103,7 +104,8 @@ def _clear_sources(uplink: PyTree, sources: PyTree) -> tuple[Sources, Sources]:
 
 
 def check_samples(method: Method, federation: Federation) -> None:
-    """Refuses clients that tell of a sample what noise on the gradients of training does not hide.
+    """Refuses clients that tell of a sample by other ways than the gradients, which alone get
+    noise.
 
     Raises:
       ValueError: a client sends or keeps what it makes of its samples otherwise; or trains twice a
@@ -176,7 +178,7 @@ def _normalises_by_batch(bucket: Bucket) -> bool:
 def traced_round(
     method: Method, federation: Federation, bucket: Bucket, trainer: Any = None
 ) -> tuple[PyTree, PyTree]:
-    """Traces what a client's round depends on.
+    """Traces the inputs that a client's round depends on.
 
     The arguments are its `STATE` and the round in which it was last reached, its `SAMPLES`, their
     `COUNT`, its `IDENTITY` (key and id), and what is `PUBLIC`.

@@ -64,8 +64,8 @@ def clipped_sum(
 
     Args:
       gradient_of: (Batch of one sample, key) -> (loss, gradient).
-      batch: B samples.
-      keys: [B], one for each sample.
+      batch: a batch of B samples.
+      keys: random keys, [B], one for each sample.
       clip: L2 norm of a sample's gradient.
     """
 

@@ -136,7 +136,7 @@ def clip_to_round(
 
     Args:
       parts: vectors with a geometric median of their own each.
-      bound: inf clips nothing.
+      bound: the largest length and distance, in units of the round's; inf clips nothing.
       same_entries: False leaves distances out, since entries mean other things in each vector.
 
     Returns:

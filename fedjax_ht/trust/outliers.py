@@ -34,7 +34,7 @@ class Summary(NamedTuple):
 
     Attributes:
       peaks: float32 [P, V], the largest magnitude of the entries held; 0 where none is.
-      sample: some of their entries, see `sampled`.
+      sample: a sample of the vectors' entries, see `sampled`.
     """
 
     peaks: jax.Array

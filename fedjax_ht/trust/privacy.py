@@ -75,7 +75,7 @@ def private(method: Method, privacy: Privacy | None) -> Method:
 
     Args:
       method: any method.
-      privacy: None returns the method itself.
+      privacy: the unit, clipping and noise; None returns the method itself.
 
     Returns:
       A method whose `check` raises a ValueError where its messages tell what noise cannot hide.
@@ -227,7 +227,7 @@ def _noisy_array(
     Args:
       received: the uplinks that `leaf` is a part of.
       leaf: array or `Masked` with a leading axis of clients.
-      absent: more than any client's id.
+      absent: a number above any client's id.
       scale: standard deviation of the noise.
       key: the key of the noise on this leaf.
     """

@@ -82,7 +82,7 @@ def comparable(received: dict[str, Received], nested: bool) -> list[dict[str, Re
 
     Args:
       received: bucket name -> uplinks, or their forms.
-      nested: smaller uplinks lie in larger ones, so that numbers of axes alone must agree.
+      nested: True if smaller uplinks lie in larger ones, so that numbers of axes alone must agree.
 
     Returns:
       All buckets together where their uplinks have one shape; else each by itself.

@@ -1,4 +1,4 @@
-"""The limits of what a file may ask for, which every reader keeps to.
+"""The limits on sizes that a file may ask for, which every reader keeps to.
 
 The largest files of known sets stay far below them: CIFAR-100's train batch has 154 MB and 300,000
 pickle steps, the inflated SVHN 225 MB, ImageNet-21k 21,841 classes.
@@ -24,7 +24,7 @@ PICKLE_NAMES = 10_000  # of functions and classes that a pickle asks for, repeti
 
 
 def keep(what: str, value: int, limit: float, unit: str = "bytes") -> None:
-    """Refuses what is above a limit.
+    """Refuses a value above a limit.
 
     Raises:
       ValueError: `value` is above the limit.

@@ -107,16 +107,16 @@ class _Handlers(dict):
 
 # in Python: the one in C allocates and hashes whatever it is told to
 class Recorder(pickle._Unpickler):
-    """Reads plain values, and records what a pickle does with the names in `allowed`.
+    """Reads plain values, and records the calls that a pickle makes of the names in `allowed`.
 
     Every other name is refused.
 
     Args:
       file: an open file with the pickle.
-      allowed: (module, name) -> a type that records what the pickle does with that name, mostly
+      allowed: a map from (module, name) to a type that records the calls of that name, mostly
         `Call`.
       content: the kind of values that the pickle may hold, for the error.
-      other_names: a type that records what is done with any other name, instead of refusing it.
+      other_names: a type that records calls of any other name, instead of refusing it.
     """
 
     def __init__(

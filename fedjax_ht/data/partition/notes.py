@@ -1,5 +1,5 @@
-"""Checks of a split before anything is compiled: what no run can use, and what a reader of its
-results must know."""
+"""Checks of a split before anything is compiled: faults that no run can use, and notes that a
+reader of its results must know."""
 
 from collections.abc import Sequence
 

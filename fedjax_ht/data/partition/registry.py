@@ -165,7 +165,8 @@ def partition_options(kind: str) -> dict[str, inspect.Parameter]:
 
 
 def check_partition(kind: str, num_clients: int, num_classes: int | None, **options) -> None:
-    """Checks settings before any data is read; `num_classes` None leaves out what depends on it.
+    """Checks settings before any data is read; `num_classes` None leaves out checks that depend on
+    it.
 
     Raises:
       ValueError: unknown kind or option, or a value outside its range.

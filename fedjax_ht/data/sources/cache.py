@@ -142,7 +142,8 @@ def _images(path: Path, stamp: str) -> Path:
 
 
 def _sweep(path: Path, stamp: str) -> None:
-    """Removes the images of former states of the sources, and what a killed process has left."""
+    """Removes the images of former states of the sources, and files that a killed process has
+    left."""
     former = [
         file for file in path.parent.glob(f"{path.stem}-*.npy") if file != _images(path, stamp)
     ]

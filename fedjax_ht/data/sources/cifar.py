@@ -29,8 +29,8 @@ class _Layout(NamedTuple):
     Attributes:
       stem: start of the archives' names.
       folders: folders that the archives extract to, of the python and the binary version.
-      train: training batches, without the binary version's ".bin".
-      test: test batch, likewise.
+      train: names of the training batches, without the binary version's ".bin".
+      test: name of the test batch, without ".bin".
       meta: files of the class names, of the python and the binary version.
       names_key: key of the class names in the python version.
       label_bytes: bytes of labels in a binary record; the last one is the class.
@@ -114,7 +114,7 @@ def read_cifar(name: str, data_dir: Path | None, image_size: int | None) -> Data
 
 def _contents(name: str, source: Path) -> tuple[dict[str, bytes], tuple[str, ...]]:
     """File name -> content, of the batches and class names in an archive or a folder; and lines on
-    what looks wrong."""
+    files that look wrong."""
     layout = _LAYOUTS[name]
     batches = "|".join(map(re.escape, (*layout.train, layout.test)))
     meta = "|".join(map(re.escape, layout.meta))

@@ -34,7 +34,7 @@ def get(
     say: Callable[[str], None] = print,
     sources: Mapping[str, Source] | None = None,
 ) -> tuple[Path, ...]:
-    """Downloads what is missing of a set; a second call does nothing but compare the sums.
+    """Downloads the missing files of a set; a second call does nothing but compare the sums.
 
     Args:
       name: a set of `SOURCES` that has files, or tfds:NAME, which tensorflow-datasets fetches and
@@ -101,7 +101,7 @@ class Listed(NamedTuple):
 
 
 def listing(data_dir: str | os.PathLike) -> list[Listed]:
-    """Every name that `load_dataset` knows, and what of it is in a folder."""
+    """Every name that `load_dataset` knows, and the files of it that are in a folder."""
     lines = []
     for source in SOURCES.values():
         present = _present(source, Path(data_dir)) if source.files else ()
@@ -154,7 +154,7 @@ def _content_md5(path: Path) -> str:
 
 
 def _fetch(file: File, path: Path) -> None:
-    """Downloads one file; what has come of it is in `path`.part.
+    """Downloads one file; the bytes that have come are in `path`.part.
 
     When that is complete, pooch compares the sum, and names the file or removes it.
     """
@@ -178,7 +178,7 @@ def _size(path: Path) -> int:
 
 
 def _complete(part: Path, file: File) -> None:
-    """Asks for what `part` lacks until it has the file's size."""
+    """Asks for the bytes that `part` lacks until it has the file's size."""
     with tqdm(total=file.size, desc=file.name, unit="B", unit_scale=True, disable=None) as bar:
         have, reason = 0, ""
         for _ in range(_TRIES):

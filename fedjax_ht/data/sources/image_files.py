@@ -1,4 +1,4 @@
-"""Sorts the files of a folder into images, which are read, and what is left out."""
+"""Sorts the files of a folder into images, which are read, and others, which are left out."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _ABOUT = ("txt", "csv", "tsv", "json", "xml", "yaml", "yml", "md", "html", "pdf"
 
 
 class Files(NamedTuple):
-    """The files of a folder by what they are.
+    """The files of a folder, sorted by kind.
 
     Attributes:
       images: name of each image -> the folders above it.
@@ -74,7 +74,7 @@ def _empty(images: Mapping[str, tuple[str, ...]], folders: Sequence[str]) -> lis
 
 
 def left_out_line(files: Files, strays: Sequence[LeftOut] = ()) -> tuple[str, ...]:
-    """Returns a line on what was left out, where some of it may be samples."""
+    """Returns a line on the files left out, where some of them may be samples."""
     if not files.is_doubtful and not strays:
         return ()
     return (f"left out: {', '.join(map(str, (*files.left_out, *strays)))}",)

@@ -28,7 +28,7 @@ _COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 
 
 class Decoded(NamedTuple):
-    """An image, and what was changed on the way to its pixels.
+    """An image, and the changes on the way to its pixels.
 
     Attributes:
       pixels: uint8 [H, W, 1 or 3].
@@ -90,7 +90,7 @@ def decode_members(
 def decode_files(
     folder: Path, names: Iterable[str], size: int | None, target: Path | None
 ) -> Members:
-    """Decodes image files of anyone's folder as a viewer shows them, and counts what that changed.
+    """Decodes image files of anyone's folder as a viewer shows them, and counts the changes.
 
     Args:
       folder: the folder of the files.
@@ -170,7 +170,7 @@ def decode(name: Hashable, content: bytes, size: int | None, *, as_shown: bool =
 
 
 def _as_shown(image: "Image.Image", mode: str, changes: list[str]) -> "Image.Image":
-    """Turns and blends an image as viewers do; adds to `changes` what that changed."""
+    """Turns and blends an image as viewers do; adds its changes to `changes`."""
     if getattr(image, "n_frames", 1) > 1:
         changes.append(FIRST)
     return _opaque(_upright(image, changes), mode, changes)
@@ -191,7 +191,7 @@ def _upright(image: "Image.Image", changes: list[str]) -> "Image.Image":
 
 
 def _opaque(image: "Image.Image", mode: str, changes: list[str]) -> "Image.Image":
-    """Blends what is transparent on white: the colour that is stored there is nobody's choice."""
+    """Blends transparent pixels on white: the colour that is stored there is nobody's choice."""
     from PIL import Image
 
     if "A" not in image.getbands() and "transparency" not in image.info:

@@ -21,7 +21,7 @@ _OTHERS = {
 
 
 def prefix_hint(name: str, data_dir: Path | None) -> str:
-    """Says which prefix reads a path, or what to write instead; "" for what is no path.
+    """Says which prefix reads a path, or how else to name it; "" for a name that is no path.
 
     Args:
       name: the name of a set, as the user wrote it.

@@ -69,7 +69,8 @@ _LONGEST = 1 << 14  # tokens of a text
 
 
 def dataset_names() -> tuple[str, ...]:
-    """The names that `load_dataset` takes; a prefix ends in what is to be filled in, "npz:PATH"."""
+    """The names that `load_dataset` takes; a prefix ends in the part to be filled in,
+    "npz:PATH"."""
     return tuple(source.title for source in SOURCES.values())
 
 
@@ -180,7 +181,7 @@ def _check_sizes(image_size: int | None, text_length: int | None) -> None:
 def _doubts(
     dataset: Dataset, source: Source, argument: str, data_dir: Path | None
 ) -> tuple[str, ...]:
-    """Lines on what may have been meant otherwise."""
+    """Lines on choices that may have been meant otherwise."""
     reading = dataset.reading or Reading()
     places = ""
     if source.argument == "PATH":

@@ -47,7 +47,7 @@ def read_svhn(data_dir: Path | None, image_size: int | None) -> Dataset:
 
 
 def _read_split(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Images, labels, and lines on what looks wrong."""
+    """Images, labels, and lines on values that look wrong."""
     with reading(path, _ORIGIN):
         warnings = check_sum(MD5, path)
         images, labels = take(load_mat("svhn", path), ("X", "y"), "arrays")

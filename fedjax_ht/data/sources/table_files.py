@@ -73,7 +73,7 @@ def table_files(place: Path) -> TableFiles:
 
 
 def owners_of(files: Sequence[Path], counts: Sequence[int]) -> Owners:
-    """Finds whose the rows of files are.
+    """Finds the clients, or the sets, that the rows of files belong to.
 
     Args:
       files: paths of the files, in order.

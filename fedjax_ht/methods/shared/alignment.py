@@ -61,9 +61,9 @@ class Alignment:
     """Options of the training of F in a round.
 
     Attributes:
-      epochs: E_S, passes over the uploaded prototypes.
-      batch_size: B_S, prototypes per step.
-      learning_rate: eta_S, of Adam.
+      epochs: number E_S of passes over the uploaded prototypes.
+      batch_size: number B_S of prototypes per step.
+      learning_rate: learning rate eta_S of Adam.
       mmd_weight, mse_weight: weights of L_MMD and of L_MSE; the latter is the paper's lambda.
       bandwidths: bandwidths of the RBF kernels, or "median": 1/4, 1/2, 1 and 2 times half the
         median squared distance of valid latents.
@@ -140,8 +140,8 @@ def align(
     Qbar.
 
     Args:
-      transform: F, (params, prototypes, mask) -> latents.
-      sample_w: draws valid latents, anew at every step.
+      transform: the transformer F, (params, prototypes, mask) -> latents.
+      sample_w: a function that draws valid latents, anew at every step.
       options: the options of the training, see `Alignment`.
       params: parameters of F.
       centroids: float [C, H], Qbar of the round before.

@@ -77,10 +77,10 @@ class Distillation:
       batch_size: images per step.
       noise_dim: d, numbers of a noise vector.
       merge: combination of noise and label, see `models.conditional`.
-      temperature: T_kd, of every KL that a method takes at a temperature.
-      temperature_squared: multiply these KL by T_kd^2, which keeps the size of their gradients
-        whatever T_kd is; as released they are not. At 10 the student's gradient is then some fifty
-        times smaller than at 1.
+      temperature: the temperature T_kd of every KL that a method takes at a temperature.
+      temperature_squared: True multiplies these KL by T_kd^2, which keeps the size of their
+        gradients whatever T_kd is; as released they are not. At 10 the student's gradient is then
+        some fifty times smaller than at 1.
       tran_order: order of the two sides of the generator's KL (see `losses.transferability`).
       student_path: the generator's KL is differentiated through the student, too.
       distil_order: order of the two sides of the student's KL.

@@ -68,8 +68,8 @@ def distil(
       round: the number of the round, an int32 scalar, from 0; the moving average teaches from round
         1 on.
       key: the key of all draws.
-      data: the training samples of all clients, split "train", for `recipe.images` "real"; else
-        None.
+      data: the training samples of all clients, split "train", where `Distillation.images` is
+        "real"; else None.
 
     Returns:
       The learner, and the mean losses of the steps, "student_loss" and, where it is trained,

@@ -67,7 +67,7 @@ def label_weights(counts: jax.Array, present: jax.Array) -> tuple[jax.Array, jax
     """Computes tau and p(y) from label counts.
 
     Args:
-      counts: [N, C], c_i^y; those of absent clients are never read.
+      counts: label counts c_i^y, [N, C]; those of absent clients are never read.
       present: bool [N], True for the teachers that are there.
 
     Returns:
@@ -107,8 +107,8 @@ def ask(
       teachers: the teachers' models.
       x: float [B, H, W, channels], normalised images.
       labels: int [B], the classes that the images were made for.
-      with_moments: return the moments of norms' inputs, too.
-      low_memory: one teacher after another on any device, and in a gradient each is run a second
+      with_moments: True returns the moments of norms' inputs, too.
+      low_memory: True runs one teacher after another on any device, and in a gradient each a second
         time, so that no more than one teacher's activations are in memory.
     """
     everyone = jnp.ones(len(x), bool)

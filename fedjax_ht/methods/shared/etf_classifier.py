@@ -23,9 +23,9 @@ class Classifier(NamedTuple):
     """A classifier's options.
 
     Attributes:
-      etf: whether it is the ETF; else the model's head.
-      dim: K, dimensions of the ETF; None takes the number of classes.
-      scale, margin: s and m of ArcFace; the margin is an angle in radians.
+      etf: True for the ETF; False for the model's own head.
+      dim: dimensions K of the ETF; None takes the number of classes.
+      scale, margin: scale s and margin m of ArcFace; the margin is an angle in radians.
     """
 
     etf: bool = True

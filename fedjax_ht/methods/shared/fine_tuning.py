@@ -74,7 +74,7 @@ class Server(NamedTuple):
       model: the global model's parameters, distilled.
       averaged: the parameters that clients start from; () where that is `model`.
       generator: {"params", "batch_stats"}; () without.
-      average: its moving average; () without.
+      average: the generator's moving average; () without.
     """
 
     model: PyTree
@@ -131,8 +131,8 @@ def gather_teachers(
     Args:
       buckets: the teachers' buckets, in the order of `Teachers.weights`.
       received: the uplinks by bucket.
-      uploaded: the base's, see `Base.uploaded`.
-      num_classes: C.
+      uploaded: the base's function of an upload's parameters, see `Base.uploaded`.
+      num_classes: number of classes, C.
 
     Returns:
       The teachers, within a bucket by ascending client id.
@@ -188,7 +188,7 @@ def fine_tuning(
       base: method whose server averages the uploaded models: a name in `BASES`, or a `Base`; "none"
         averages nothing.
       recipe: options of the server's training.
-      objective: its losses.
+      objective: the losses of generator and student.
     """
     below, uploaded = make_base(base, training) if isinstance(base, str) else base
     feedback = recipe.feedback or below.name == "none"  # without a base nothing is averaged

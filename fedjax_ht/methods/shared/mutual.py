@@ -77,7 +77,7 @@ def train_pair(
     The private model's batches and dropout are those of `supervised.train_model`.
 
     Args:
-      training: local training; its optimizer runs for each model by itself.
+      training: the recipe of local training; its optimizer runs for each model by itself.
       bucket: the bucket of the client; it holds both modules.
       client: a state as `init_pair` makes it.
       data, ctx: the client's data and its context, as for `client_update`.

@@ -46,7 +46,7 @@ class PairServer(NamedTuple):
     """Options of the server.
 
     Attributes:
-      generator: makes images of latents.
+      generator: the generator that makes images of latents.
       alignment: options of the training of F.
       source: the kind of vectors that latents and images are made of.
       bounded: True if F's range is the ball that holds the valid latents.
@@ -76,7 +76,7 @@ def init_pairs(setup: PairServer, federation: Federation, width: int, key: jax.A
     Args:
       setup: the server's options.
       federation: the federation, whose number of classes and image shape count.
-      width: K, numbers of a prototype.
+      width: width K of a prototype.
       key: the key of the draws.
     """
     first, second = jax.random.split(key)

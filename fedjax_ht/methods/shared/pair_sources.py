@@ -27,9 +27,9 @@ def latents_of(
     """Draws one latent per class.
 
     Args:
-      source: "labels", "valid" or "noise"; those of "noise" are normal, with the mean and the
-        deviations of valid latents.
-      generator: draws valid latents.
+      source: the source of latents, "labels", "valid" or "noise"; those of "noise" are normal, with
+        the mean and the deviations of valid latents.
+      generator: the generator that draws valid latents.
       frozen: the generator's variables.
       key: the key of the draws.
       num_classes: number of classes, C.

@@ -56,10 +56,11 @@ class PairTraining(NamedTuple):
 
     Attributes:
       mu: weight of the regression.
-      transfer: "pairs", or by ablation "images".
-      all_pairs: every step takes all C pairs instead of as many as a batch has samples.
-      in_passes: a step's pairs are the next ones of a pass over all, as released; else drawn anew.
-      latent_dim: H, numbers of a latent.
+      transfer: the knowledge that is transferred, "pairs", or by ablation "images".
+      all_pairs: True takes all C pairs at every step instead of as many as a batch has samples.
+      in_passes: True takes the next pairs of a pass over all at each step, as released; False draws
+        them anew.
+      latent_dim: H, the length of a latent.
     """
 
     mu: float
@@ -144,7 +145,7 @@ def train_on_pairs(
     """Trains a client on its samples and on the pairs.
 
     Args:
-      training: local training, of the parameters {"model", "projection"}.
+      training: the recipe of local training, of the parameters {"model", "projection"}.
       options, classifier: the method's options.
       bucket: the bucket of the client, with the classifier's head (`etf_classifier.bucket_of`).
       client: the client's state, {"params", "stats"}.

@@ -54,7 +54,7 @@ def make_plan(
       rate: width rate of the slice.
       mode: the rule that chooses channels, see the module's docstring.
       round: the number of the round, an int32 scalar; mode "rolling" alone reads it.
-      key: mode "random" draws each group's channels from it; None for the others.
+      key: the key that mode "random" draws each group's channels from; None for other modes.
     """
 
     def indices(number: int, width: int) -> jax.Array:

@@ -32,17 +32,17 @@ class Form(NamedTuple):
 
     Attributes:
       temperature: temperature of every KL.
-      counts: label counts; DENSE has none in either form.
+      counts: the labels that clients count; DENSE counts none in either form.
       weighting: weights of the base's mean over clients (Eq. 1); None is the base's default.
       tran_order: order of the two sides of the generator's KL (Eq. 3).
-      student_path: the generator's KL is differentiated through the student, too.
+      student_path: True differentiates the generator's KL through the student, too.
       normaliser: divisor of the generator's KL.
       distil_order: order of the two sides of the student's KL (Eq. 7); DENSE and FedFTG have
         "teacher_student" in either form.
       diversity: the distances of L_div (Eq. 4).
       b_ey: the weight of L_ey, which the text does not have.
-      selection: DENSE's samples; DFRD has "diamond" in either form.
-      kl_reduce: FedFTG's KL over classes.
+      selection: the samples of DENSE's generator loss; DFRD has "diamond" in either form.
+      kl_reduce: the sum or the mean over classes in FedFTG's KL.
     """
 
     temperature: float
