@@ -6,11 +6,13 @@
 
 A conditional expression, a comprehension and a lambda count one each for the density. A function's
 branches are its `if`, `for`, `while`, `except`, `case`, conditional expressions, `and` and `or`,
-and the conditions of comprehensions.
+and the conditions of comprehensions. An entry of Args or Attributes is a fragment where it cannot
+stand alone: "of the model", "see above", "the client's".
 """
 
 import argparse
 import ast
+import functools
 import io
 import itertools
 import re
@@ -84,6 +86,31 @@ NOUNS = frozenset(
 )
 """Words that look like a participle and may stand first."""
 
+FRAGMENTS = re.compile(
+    r"(of|what|see|as|that|whose|is|are|in|to|for|by|from|with|on|at|who|whom|which|how|where|when|"
+    r"whether|likewise|also|others|it|its|they|their|them)\b"
+    r"|(the )?[\w-]+('s|s')[.,;]|$",
+    re.IGNORECASE,
+)
+"""Beginnings of an entry of Args or Attributes that is a fragment."""
+ENTRIES = re.compile(r"  (\*{0,2}\w[\w, .*`]*):(?: +(.*))?$")
+"""An entry's first line: its names, and what it says of them."""
+REFERENCE = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)+)(?:\(\))?`")
+"""A dotted name in backticks, such as a function of a module or an attribute of a class."""
+WORDED = (
+    "checkpoints",
+    "core",
+    "data",
+    "generators",
+    "losses",
+    "methods",
+    "metrics",
+    "models",
+    "ops",
+    "trust",
+)
+"""Packages whose entries are noun phrases, and whose references name things that exist."""
+
 
 class Measures(NamedTuple):
     """Counts of one or more files."""
@@ -97,6 +124,8 @@ class Measures(NamedTuple):
     comments: int = 0
     riddles: int = 0
     pronouns: int = 0
+    entries: int = 0
+    fragments: int = 0
 
     def __add__(self, other: "Measures") -> "Measures":
         return Measures(*(a + b for a, b in zip(self, other)))
@@ -115,6 +144,11 @@ class Measures(NamedTuple):
     def comment_rate(self) -> float:
         """Comments per 1,000 lines of code."""
         return 1000 * self.comments / max(self.code_lines, 1)
+
+    @property
+    def fragment_share(self) -> float:
+        """Entries of Args and Attributes that are fragments, in percent."""
+        return 100 * self.fragments / max(self.entries, 1)
 
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -146,18 +180,51 @@ def is_text(node: ast.AST) -> bool:
     return isinstance(node.value.value, str)
 
 
-def riddles(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yields the line and the first words of each docstring of a function, class or module that
-    names no thing."""
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yields the line of each function, class and module that has a docstring, and the docstring
+    without its indentation."""
     for node in ast.walk(tree):
         if not isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Module)):
             continue
         text = ast.get_docstring(node)
-        if not text:
-            continue
-        first = text.split()[0] if text.split() else ""
+        if text and text.split():
+            yield getattr(node, "lineno", 1), text
+
+
+def riddles(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yields the line and the first words of each docstring of a function, class or module that
+    names no thing."""
+    for line, text in docstrings(tree):
+        first = text.split()[0]
         if RIDDLES.match(text) and first.strip(",.:") not in NOUNS:
-            yield getattr(node, "lineno", 1), text.split("\n")[0]
+            yield line, text.split("\n")[0]
+
+
+def entries(text: str) -> Iterator[tuple[str, str]]:
+    """Yields the names and the first line of each entry of a docstring's Args and Attributes."""
+    section = ""
+    for line in text.split("\n"):
+        if line and not line.startswith(" "):
+            section = line.rstrip()
+        entry = ENTRIES.match(line)
+        if entry and section in ("Args:", "Attributes:"):
+            yield entry[1], entry[2] or ""
+
+
+def fragments(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yields the line of each docstring with an entry that cannot stand alone, and the entry."""
+    for line, text in docstrings(tree):
+        for names, description in entries(text):
+            if FRAGMENTS.match(description):
+                yield line, f"{names}: {description}"
+
+
+def references(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yields the line and the name of each reference in a docstring, of an attribute too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and is_text(node):
+            for reference in REFERENCE.finditer(ast.literal_eval(node.value)):
+                yield node.lineno, reference[1]
 
 
 def bindings(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -178,6 +245,7 @@ def pronouns(path: Path, tree: ast.AST) -> list[tuple[int, str]]:
     ]
 
 
+@functools.cache
 def measure(path: Path) -> Measures:
     """Measures one file."""
     text = path.read_text()
@@ -205,6 +273,8 @@ def measure(path: Path) -> Measures:
         comments=comments,
         riddles=len(list(riddles(tree))),
         pronouns=len(pronouns(path, tree)),
+        entries=sum(len(list(entries(text))) for _, text in docstrings(tree)),
+        fragments=len(list(fragments(tree))),
     )
 
 
@@ -213,14 +283,24 @@ def total(paths: list[Path]) -> Measures:
     return sum(map(measure, paths), Measures())
 
 
-HEAD = ("", "code", "density", "branchy %", "long", "comments/1000", "riddles", "pronouns")
+HEAD = (
+    "",
+    "code",
+    "density",
+    "branchy %",
+    "long",
+    "comments/1000",
+    "riddles",
+    "pronouns",
+    "frag %",
+)
 
 
 def row(name: str, m: Measures) -> str:
     """Formats one line of the table."""
     return (
         f"{name:40} {m.code_lines:6} {m.density:7.1f} {m.branchy_share:9.1f} {m.long_lines:5} "
-        f"{m.comment_rate:13.1f} {m.riddles:8} {m.pronouns:8}"
+        f"{m.comment_rate:13.1f} {m.riddles:8} {m.pronouns:8} {m.fragment_share:6.1f}"
     )
 
 
@@ -232,6 +312,13 @@ def shortcomings(path: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, FUNCTIONS) and branches(node) > MOST_BRANCHES:
             yield f"{path}:{node.lineno}: {node.name} has {branches(node)} branches"
+
+
+def fragment_lines(paths: list[Path]) -> Iterator[str]:
+    """Yields a line for each entry of Args or Attributes that is a fragment."""
+    for path in paths:
+        for line, text in fragments(ast.parse(path.read_text())):
+            yield f"{path}:{line}: {text}"
 
 
 def python_files(paths: list[Path]) -> list[Path]:
@@ -255,10 +342,10 @@ def main() -> None:
     arguments = parser.parse_args()
     files = python_files(arguments.paths)
     if arguments.list:
-        for line in itertools.chain(*map(shortcomings, files)):
+        for line in itertools.chain(*map(shortcomings, files), fragment_lines(files)):
             print(line)
         return
-    print("{:40} {:>6} {:>7} {:>9} {:>5} {:>13} {:>8} {:>8}".format(*HEAD))
+    print("{:40} {:>6} {:>7} {:>9} {:>5} {:>13} {:>8} {:>8} {:>6}".format(*HEAD))
     parts = packages() if arguments.paths == [LIBRARY] else files
     for path in parts:
         name = path.name if path.is_dir() else str(path)[-40:]

@@ -42,6 +42,32 @@ def test_a_package_has_no_riddle_and_no_pronoun(package):
     assert measures.riddles == measures.pronouns == 0, places
 
 
+@pytest.mark.parametrize("package", style.WORDED)
+def test_entries_of_a_package_can_stand_alone(package):
+    places = list(style.fragment_lines(files(style.LIBRARY / package)))
+    assert not places, "begin each with a noun phrase that says what the value is"
+
+
+def test_an_entry_that_cannot_stand_alone_is_a_fragment():
+    text = '''
+def fit(model, key, rows, rate):
+    """Fits a model.
+
+    Args:
+      model: of the client.
+      key: the client's.
+      rows: the samples, float [N, D],
+        of the client.
+      rate: float above 0.
+
+    Returns:
+      loss: of the last step.
+    """
+'''
+    lines = [entry for _, entry in style.fragments(ast.parse(text))]
+    assert lines == ["model: of the client.", "key: the client's."]
+
+
 def test_the_library_keeps_its_density_and_its_comments():
     measures = style.total(files(style.LIBRARY))
     assert measures.density <= 6 and measures.comment_rate >= 20
