@@ -137,13 +137,13 @@ def make_scored_state(
     Args:
       method, federation, bucket, channel: the parts that the function binds, as for
         `round.bucket_round`.
-      keeps: True if clients keep a state between rounds, see `forms.keeps_state`; else the state is
-        made from the downlink.
+      keeps: True if clients keep a state between rounds, see `forms.keeps_state`; else a new state
+        receives the downlink.
 
     Returns:
       (client, Participant, servers, the client's own data, round, received) -> (the method with the
-      trial's settings, the client's state as an evaluation scores it, downlink); `received` as of
-      `EvaluationRequest`, the others as of a round.
+      trial's settings, the client's state as an evaluation scores it, downlink); `received` is that
+      of `EvaluationRequest`, the others are those of a round.
     """
 
     def prepare(

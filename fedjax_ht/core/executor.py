@@ -18,7 +18,8 @@ class Schedule(NamedTuple):
     Attributes:
       slots: int32 [chunks, lanes], P in all: positions in the stacked states of the clients of each
         chunk, which run side by side; out of range for padding.
-      arguments: pytree with leading axis P, what each client's function takes beside its state.
+      arguments: pytree with leading axis P, the arguments of each client's function beside its
+        state.
       count: int32 [devices], how many are real on each device, where they come first; for a program
         on one device an int32 scalar will do.
     """

@@ -249,11 +249,11 @@ def bucket_round(
     Args:
       method, federation, bucket, channel: the parts that the function binds.
       score: a function that scores the state that training left: (client, participant, servers,
-        data, round, what to score) -> scores. Given where clients keep nothing between rounds and
-        their states are (); without it scores are ().
+        data, round, EvaluationRequest) -> scores. Given where clients keep nothing between rounds
+        and their states are (); without it scores are ().
 
     Returns:
-      (states, schedule of Participant, servers, data, (round, what to score)) -> (states,
+      (states, schedule of Participant, servers, data, (round, EvaluationRequest)) -> (states,
       (ClientResult, scores) [P]).
     """
     run_client = client_round(method, federation, bucket, channel, keeps=score is None)

@@ -40,15 +40,15 @@ class Dataset:
       inputs: an array with a leading sample axis [N], or a pytree of such arrays: images uint8 [N,
         H, W, C] or grey [N, H, W], sensor windows float [N, T, channels], tokens int [N, length],
         rows of a table float [N, columns]. Lists, and arrays, columns and frames of other libraries
-        are taken, too (`data.conversion.as_array`). Of an array it is a read-only view: who keeps
-        that and writes to it changes the set.
+        are taken, too (`data.conversion.as_array`). Of an array it is a read-only view: writing to
+        the array itself changes the set.
       labels: the samples' classes, int32 [N], values in [0, num_classes); [N, 1], and floats where
         all are whole numbers, are taken.
       class_names: names of the classes, in the order of the labels.
-      preprocess: stored inputs -> what a model sees, a pure function that is traced; see
-        `core.inputs`. By default images of bytes are `Pixels(0.5, 0.5)`, (x / 255 - 0.5) / 0.5, and
-        all else is `AsStored`. `Standardised()` subtracts the training samples' mean, and divides
-        by their deviation, as soon as a partition says which they are.
+      preprocess: the rule that turns stored inputs into a model's, a pure function that is traced;
+        see `core.inputs`. By default images of bytes are `Pixels(0.5, 0.5)`, (x / 255 - 0.5) / 0.5,
+        and all else is `AsStored`. `Standardised()` subtracts the training samples' mean, and
+        divides by their deviation, as soon as a partition says which they are.
       official: index arrays of the publisher's own sets ("train", "test", at times "val"); empty if
         it has none.
       clients: the split that came with the data (client folders), else None.

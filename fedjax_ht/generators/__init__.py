@@ -21,9 +21,9 @@ def open_generator(path: str | Path) -> Generator:
 
     Args:
       path: the name of one that comes with the library, "fashion_mnist_32",
-        "fashion_mnist_classes_32" or "natural_32"; "module:function" for what a function of yours
-        returns, the module in the current folder or installed; or the path of a StyleGAN3 or
-        StyleGAN-XL snapshot (.pkl), of what `generators.convert` wrote, of an embedded generator
+        "fashion_mnist_classes_32" or "natural_32"; "module:function" for a function of yours that
+        returns one, the module in the current folder or installed; or the path of a StyleGAN3 or
+        StyleGAN-XL snapshot (.pkl), of a file of `generators.convert`, of an embedded generator
         (both .npz), or of a folder of Stable Diffusion with the sub-folders unet and vae.
 
     Returns:

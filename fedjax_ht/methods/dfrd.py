@@ -78,7 +78,7 @@ def adversarial_loss(
 
     Args:
       u: float [B, C], the ensemble's logits.
-      batch: images, their labels and what the student says of them.
+      batch: a generated batch, with its labels and the student's logits.
       recipe, selection, normaliser: options, see `losses.transferability`.
     """
     return transferability(

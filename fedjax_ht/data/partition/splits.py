@@ -63,8 +63,8 @@ def deal_classes(
     Args:
       indices: int64 [M], the samples to deal, each once.
       labels: int [N], of the whole dataset.
-      weights: [num_clients, num_classes], at least 0. A client of weight 0 gets nothing of a class,
-        and a class that nobody has a weight for stays unused.
+      weights: the clients' shares by class, [num_clients, num_classes], at least 0. A client of
+        weight 0 gets nothing of a class, and a class without any weight stays unused.
     """
     hands = [[] for _ in weights]
     for members, weight in zip(by_class(labels[indices], weights.shape[1]), weights.T):

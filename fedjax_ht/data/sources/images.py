@@ -136,7 +136,7 @@ def decode(name: Hashable, content: bytes, size: int | None, *, as_shown: bool =
       name: the name of the file, for the error.
       content: the content of the file.
       size: height and width of the central square to take; None takes all of the image.
-      as_shown: True turns the image as its EXIF orientation says and blends what is transparent on
+      as_shown: True turns the image as its EXIF orientation says and blends transparent pixels on
         white, as viewers do. Published sets are used with the pixels as they are stored.
 
     Raises:

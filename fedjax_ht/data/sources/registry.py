@@ -131,11 +131,12 @@ def load_dataset(
       image_size: height and width in pixels to resize to (central square, bilinear); None keeps the
         native size, or 64 for sets of mixed sizes (flowers102, food101, domains:PATH). For images
         only.
-      text_length: tokens to which texts are cut or padded; None for 200, or what the set has.
+      text_length: number of tokens to which texts are cut or padded; None for 200, or for the set's
+        own length.
       label: name of the column of labels, of a table or a file of texts; None for the usual names.
       features: names of the columns that are the samples; () for all others, and "-NAME" for all
         others but some.
-      group: name of the column of whose a sample is; None for the usual names.
+      group: name of the column with the samples' groups, such as persons; None for the usual names.
 
     Returns:
       The set. Of images a model sees pixels in [-1, 1], mean and std being 0.5; tables are

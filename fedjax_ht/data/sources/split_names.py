@@ -51,7 +51,7 @@ def refuse_set_names(names: Collection[str], what: str, layout: str) -> None:
     Args:
       names: names of the classes or domains.
       what: the kind of the names, "classes" or "domains", for the error.
-      layout: the remedy, a layout of folders, for the error.
+      layout: a layout of folders that is read, or another remedy, for the error.
 
     Raises:
       ValueError: more than one name is that of a set, or all are.

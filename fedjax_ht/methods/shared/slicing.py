@@ -73,7 +73,7 @@ def extract(params: PyTree, axes: PyTree, plan: Plan) -> PyTree:
 
     Args:
       params: the model's parameters.
-      axes: the group along each of their axes, as of `models.sliced.parameter_axes`.
+      axes: the group along each of their axes, see `models.sliced.parameter_axes`.
       plan: the slice's channels.
     """
 
