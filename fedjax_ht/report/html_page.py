@@ -46,6 +46,8 @@ p, li { max-width: 46rem; overflow-wrap: anywhere }
   display: grid; place-items: center; font-size: 1.3rem; width: 1em; color: var(--mark);
   background: linear-gradient(to right, transparent, var(--page) 40%);
 }
+/* at a table's head: the middle of a long one may be below the screen */
+.scroll:has(> table)::before { place-items: start center }
 .scroll::after { order: 2; margin-left: -1.3rem; z-index: 2; background: var(--page) }
 table { border-collapse: collapse; font-size: 0.95rem; font-variant-numeric: tabular-nums }
 th, td { padding: 0.4rem 0.9rem; text-align: right; white-space: nowrap }
