@@ -106,7 +106,8 @@ def method_factory(name: str) -> Callable[..., Method]:
       ValueError: weight is -1.0; it must be a number of at least 0 or None
     """
     base, plus, top = name.partition("+")
-    if plus and top in DISTILLING and base in BASES:
+    # data-free, a distilling method is called by its own name
+    if plus and top in DISTILLING and base in BASES and base != "none":
         return composed(base, METHODS[top])
     if name not in METHODS:
         raise ValueError(unknown_method(name))

@@ -100,6 +100,7 @@ BAD = {
     "unknown method 'fedprto'; did you mean 'fedproto'? The methods are local, fedavg": {
         "compare": ("fedprto",)
     },
+    "unknown method 'none+dfrd'; did you mean": {"method.name": "none+dfrd"},
     "unknown method 'fedrolx+dfrd'; did you mean 'fedrolex+dfrd'? The": {
         "entries": ("fedrolx+dfrd",)
     },
