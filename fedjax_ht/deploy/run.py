@@ -22,6 +22,7 @@ from fedjax_ht.experiment.run_folder import remember_fields
 from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.report.bad_clients import Notes, why_silent
 from fedjax_ht.report.results import run_results
+from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.history import Row, run_rounds
 from fedjax_ht.simulation.state import SimulationState
 
@@ -98,13 +99,15 @@ def serve(
         state, history = checkpointer.restore(tell) or (None, [])
         if state is not None and history:
             tell(f"{plan.label}: continues after round {state.round}")
-        records = _Records(made, checkpointer, workdir, tell)
+        divergence = Divergence(made.federation.num_classes, history)
+        records = _Records(made, checkpointer, workdir, tell, divergence)
         state, history = run_rounds(
             rounds,
             config.rounds,
             state,
             history,
             config.evaluate.every,
+            progress_fn=records.show,
             after_round=records.after_round,
             only=evaluated_clients(config),
             patience=config.evaluate.patience,
@@ -130,6 +133,7 @@ class _Records:
       checkpointer: writes checkpoints.
       workdir: of the tables.
       tell: takes a line for whoever watches the server.
+      divergence: what was told of training that diverges.
       notes: what was told of the clients.
       num_written: rows that the tables have.
       is_due: whether a checkpoint is to be written.
@@ -140,10 +144,16 @@ class _Records:
     checkpointer: Checkpointer
     workdir: Path
     tell: Callable[[str], None]
+    divergence: Divergence
     notes: Notes = dataclasses.field(default_factory=Notes)
     num_written: int = 0
     is_due: bool = False
     failures: int = 0
+
+    def show(self, row: Row) -> None:
+        """Tells of training that diverges."""
+        for line in self.divergence.notes(row):
+            self.tell(f"round {row['round']}: {line}")
 
     def after_round(self, state: SimulationState, history: list[Row]) -> bool:
         """Tells of a round and writes what is due, see `run_rounds`."""

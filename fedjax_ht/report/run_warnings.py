@@ -9,6 +9,7 @@ from fedjax_ht.report.bad_clients import named, outliers
 from fedjax_ht.report.compared import Compared, unequal_lines
 from fedjax_ht.report.plots import mean_of_clients
 from fedjax_ht.report.rows import reporting, values
+from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.history import Row, by_trial
 
 FAR = 3  # Tukey's "far out", in lengths of the box
@@ -109,7 +110,16 @@ def kept_server(history: Sequence[Row]) -> Iterator[str]:
         )
 
 
-TROUBLES = (not_finite, outlying, refused, miscounted, late, kept_server)
+def collapsed(history: Sequence[Row]) -> Iterator[str]:
+    """Yields a line where accuracy fell back to that of the untrained federation."""
+    divergence = Divergence(None)
+    for row in history:
+        for line in divergence.notes(row):
+            yield f"round {row['round']} (trial {row['trial']}): {line}"
+            return
+
+
+TROUBLES = (not_finite, outlying, refused, miscounted, late, kept_server, collapsed)
 
 
 def idle_lanes(history: Sequence[Row]) -> Iterator[str]:

@@ -12,6 +12,7 @@ whatever else a run shows: methods add regularisers to the cross-entropy, which 
 in FedKTL."""
 RISEN = 3.0  # times the lowest loss of earlier rounds that a high loss has risen to
 SERVER_RISEN = 10.0  # the same of losses of a server, which are no cross-entropies of clients
+MOST_NAMED = 5  # clients
 GAIN, LEFT = 0.2, 0.1
 """Accuracy above the untrained federation's that a run must have had, and the share of the gain
 that is left of it where it counts as lost."""
@@ -30,18 +31,32 @@ class Divergence:
         self.lowest: dict[tuple[int, str], float] = {}  # by trial and name of the loss
         self.best: dict[int, Row] = {}  # evaluation with the highest accuracy, by trial
         self.untrained: dict[int, float] = {}  # accuracy in row 0, by trial
+        self.outlying: dict[int, Row] = {}  # latest row with outlying uploads, by trial
         self.noted: set[tuple[int, str]] = set()
         for row in history:
             self.notes(row)
 
     def notes(self, row: Row) -> list[str]:
         """Returns a line for each kind of divergence that a row has and no earlier row had."""
+        if row.get("far_off"):
+            self.outlying[row["trial"]] = row
         lines = []
         for name in row:
             if name == "loss" or name.endswith("_loss"):
                 lines += self._of_loss(name, row)
         lines += self._of_accuracy(row)
-        return lines
+        return [line + self._suspects(row["trial"]) for line in lines]
+
+    def _suspects(self, trial: int) -> str:
+        """Names the clients of the latest outlying uploads, which may be why training diverges."""
+        if trial not in self.outlying:
+            return ""
+        row = self.outlying[trial]
+        ids = [str(int(client)) for client, _ in row["far_off"]]
+        if len(ids) > MOST_NAMED:
+            ids[MOST_NAMED:] = [f"{len(ids) - MOST_NAMED} more"]
+        clients = "client" if len(row["far_off"]) == 1 else "clients"
+        return f"; outlying uploads in round {row['round']} of {clients} {', '.join(ids)}"
 
     def _of_loss(self, name: str, row: Row) -> list[str]:
         """Returns a line on a loss, of the clients ("loss") or of the server, that is too high."""

@@ -119,6 +119,15 @@ def test_files_that_cannot_be_written_are_tried_again(
     assert "fedproto: continues after round 2" in lines
 
 
+def test_training_that_diverges_is_told_of_by_all_rows(federation, tmp_path, monkeypatch):
+    """The untrained federation's among them, which says what accuracy is lost."""
+    monkeypatch.setattr(deploy_run.Divergence, "notes", lambda _, row: [f"{row['round']} is read"])
+    config, _, sites = federation
+    lines = []
+    serve(make_plan(config), tmp_path, transport(sites), lines.append)
+    assert [f"round {n}: {n} is read" for n in range(3)] == [x for x in lines if "is read" in x]
+
+
 FAILURES = {
     "silent": "no answer",
     "not_finite": "it is not finite",

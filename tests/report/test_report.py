@@ -195,6 +195,14 @@ def test_a_fall_and_idle_lanes_are_pointed_at():
     assert idle == "a: 50 % of the steps of lanes waited for a longer client"
 
 
+def test_accuracy_that_collapses_is_pointed_at_with_the_outlying_uploads():
+    rows = history(0.1, 0.6, 0.1)
+    rows[2]["far_off"] = [[3, 120.0]]
+    _, collapsed, _ = warnings({"a": rows})
+    assert collapsed.startswith("a: round 2 (trial 0): accuracy is 10.0 %, where an untrained fed")
+    assert collapsed.endswith("; outlying uploads in round 2 of client 3")
+
+
 def test_a_round_of_several_trials_is_counted_once():
     rows = [
         row | {"trial": t}
