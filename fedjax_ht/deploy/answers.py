@@ -25,7 +25,7 @@ from fedjax_ht.core.method import ClientInfo
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy.client import Client
-from fedjax_ht.deploy.headers import is_count, printable
+from fedjax_ht.deploy.headers import is_count, is_run_name, printable
 from fedjax_ht.deploy.messages import Envelope, max_bytes, pack, unpack
 from fedjax_ht.deploy.noise import draw
 from fedjax_ht.deploy.plan import description, difference
@@ -70,7 +70,7 @@ def read_request(header: dict[str, Any]) -> RoundRequest:
     """
     run, number, last_round, oldest = (header.get(name) for name in RoundRequest._fields)
     # the run names a folder on the client's disk
-    if not (isinstance(run, str) and run.isascii() and run.isalnum() and len(run) <= 64):
+    if not is_run_name(run):
         name = printable(repr(run))
         raise ValueError(f"the server calls its run {name}; a name is up to 64 letters and digits")
     if not is_count(number):

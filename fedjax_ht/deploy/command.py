@@ -276,13 +276,10 @@ def main(arguments: Sequence[str]) -> None:
         plan = make_plan(config, _SUMS.value)
         # before Flower is imported, which reads them
         os.environ.update(FLWR_HOME=str(workdir / "flower"), FLWR_TELEMETRY_ENABLED="0")
-        if command == "client":
-            # two clients in one folder would mix their states and counts
-            with locked(workdir, tell):
-                client(plan, workdir)
-        else:
-            workdir.mkdir(parents=True, exist_ok=True)
-            server(plan, workdir)
+        # two programs in one folder would mix their states and counts; and the logs, which are
+        # opened first, must not be links to other files
+        with locked(workdir, tell):
+            (client if command == "client" else server)(plan, workdir)
     except DeploymentEnded as error:
         fail(error, code=1)
     except (ValueError, OSError, ImportError) as error:

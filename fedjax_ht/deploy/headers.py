@@ -124,6 +124,11 @@ def is_count(x: Any) -> TypeGuard[int]:
     return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**31
 
 
+def is_run_name(x: Any) -> TypeGuard[str]:
+    """Returns whether a value may name a run, and a folder of it: up to 64 letters and digits."""
+    return isinstance(x, str) and x.isascii() and x.isalnum() and len(x) <= 64
+
+
 def _is_number(x: Any) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool)
 

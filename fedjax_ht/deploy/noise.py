@@ -28,6 +28,7 @@ from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.method import Method, varied
+from fedjax_ht.deploy.headers import MAX_AMOUNT
 from fedjax_ht.trust.defences import Defence, defended
 from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
 from fedjax_ht.trust.privacy import Privacy, private
@@ -39,6 +40,7 @@ SECRET_WORDS = 4
 FAR_EPSILON = 100.0
 """Times the median of what clients say of their epsilons, beyond which one is told of."""
 
+MOST_COUNTED = 2**53  # of which an accountant can compute
 _EPSILON_OF = "epsilon of client "
 
 Entropy = Callable[[], tuple[int, ...]]
@@ -241,13 +243,20 @@ def read_ledger(path: Path) -> dict[str, Any]:
         return {}
     try:
         numbers = json.loads(path.read_text())
-        if all(isinstance(x, int | float) and x >= 0 for x in numbers.values()):
+        if all(map(_may_be_told, numbers.values())):
             return numbers
     except (ValueError, AttributeError, RecursionError):
         pass
     raise ValueError(
         f"{path} is damaged: it must say how often noise was added, or epsilon is unknown"
     )
+
+
+def _may_be_told(x: Any) -> bool:
+    """Returns whether a value may be a count, or an epsilon that a client says."""
+    if isinstance(x, bool) or not isinstance(x, int | float):
+        return False
+    return 0 <= x <= MAX_AMOUNT and (isinstance(x, float) or x < MOST_COUNTED)
 
 
 def _has_states(folder: Path) -> bool:

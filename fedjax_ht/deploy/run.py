@@ -19,7 +19,6 @@ from fedjax_ht.deploy.rounds import as_rounds
 from fedjax_ht.deploy.server import Server, make_server, run_name
 from fedjax_ht.experiment.options import evaluated_clients
 from fedjax_ht.experiment.run_folder import remember_fields
-from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.report.bad_clients import Notes, why_silent
 from fedjax_ht.report.results import run_results
 from fedjax_ht.simulation.divergence import Divergence
@@ -60,7 +59,8 @@ def serve(
 
     Args:
       plan: the config.
-      workdir: gets config.json, run.json, metrics.csv and the like, checkpoints, and summary.md.
+      workdir: gets config.json, run.json, metrics.csv and the like, checkpoints, and summary.md; no
+        other program may write there.
       transport: how messages reach clients.
       tell: takes a line for whoever watches the server.
       entropy: draws the secrets of the server's noise.
@@ -79,46 +79,45 @@ def serve(
             f"checkpoint.every of {every} rounds by {keep} checkpoints are {every * keep} states, "
             f"and a client keeps fewer than {MAX_STATES}; set checkpoint.every lower"
         )
-    with locked(workdir, tell):
-        remember_fields(plan.fields, workdir)
-        run = run_name(workdir)
-        made = make_server(
-            plan,
-            transport,
-            run,
-            tell,
-            workdir,
-            entropy=entropy,
-            keep=keep,
-            patience=patience,
-            most_samples=most_samples,
-            audit=audit,
-        )
-        rounds: Any = as_rounds(made)  # lacks functions that read clients' states: none is here
-        checkpointer = make_checkpointer(workdir / "checkpoints", rounds, keep)
-        state, history = checkpointer.restore(tell) or (None, [])
-        if state is not None and history:
-            tell(f"{plan.label}: continues after round {state.round}")
-        divergence = Divergence(made.federation.num_classes, history)
-        records = _Records(made, checkpointer, workdir, tell, divergence)
-        state, history = run_rounds(
-            rounds,
-            config.rounds,
-            state,
-            history,
-            config.evaluate.every,
-            progress_fn=records.show,
-            after_round=records.after_round,
-            only=evaluated_clients(config),
-            patience=config.evaluate.patience,
-            give_up=config.give_up,
-        )
-        write_history(history, workdir)
-        if config.give_up and (silence := why_silent(plan.label, history, config.give_up)):
-            raise DeploymentEnded(silence)
-        with atomic_open(workdir / "summary.md") as file:
-            file.write(run_results({plan.label: history}).markdown() + "\n")
-        return history
+    remember_fields(plan.fields, workdir)
+    run = run_name(workdir)
+    made = make_server(
+        plan,
+        transport,
+        run,
+        tell,
+        workdir,
+        entropy=entropy,
+        keep=keep,
+        patience=patience,
+        most_samples=most_samples,
+        audit=audit,
+    )
+    rounds: Any = as_rounds(made)  # lacks functions that read clients' states: none is here
+    checkpointer = make_checkpointer(workdir / "checkpoints", rounds, keep)
+    state, history = checkpointer.restore(tell) or (None, [])
+    if state is not None and history:
+        tell(f"{plan.label}: continues after round {state.round}")
+    divergence = Divergence(made.federation.num_classes, history)
+    records = _Records(made, checkpointer, workdir, tell, divergence)
+    state, history = run_rounds(
+        rounds,
+        config.rounds,
+        state,
+        history,
+        config.evaluate.every,
+        progress_fn=records.show,
+        after_round=records.after_round,
+        only=evaluated_clients(config),
+        patience=config.evaluate.patience,
+        give_up=config.give_up,
+    )
+    write_history(history, workdir)
+    if config.give_up and (silence := why_silent(plan.label, history, config.give_up)):
+        raise DeploymentEnded(silence)
+    with atomic_open(workdir / "summary.md") as file:
+        file.write(run_results({plan.label: history}).markdown() + "\n")
+    return history
 
 
 @dataclasses.dataclass

@@ -23,7 +23,7 @@ from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.contacts import MOST_SAMPLES, Transport, all_headers
-from fedjax_ht.deploy.headers import Expected
+from fedjax_ht.deploy.headers import Expected, is_run_name
 from fedjax_ht.deploy.noise import (
     LEDGER_FILE,
     Entropy,
@@ -195,12 +195,22 @@ def expected_entries(server: Server, client: int) -> Expected:
 
 
 def run_name(folder: Path) -> str:
-    """Returns the name of the run in a folder, made at its first start."""
+    """Returns the name of the run in a folder, made at its first start.
+
+    Raises:
+      ValueError, OSError: the folder has none that can be read. One line.
+    """
     path = folder / "run.json"
     if not path.exists():
         with atomic_open(path) as file:
             json.dump({"run": uuid.uuid4().hex}, file)
-    return read_json(path)["run"]
+    name = read_json(path).get("run")
+    if not is_run_name(name):
+        raise ValueError(
+            f"{path} is damaged: run must be up to 64 letters and digits, by which clients know "
+            "their states; put it back, or choose another --workdir"
+        )
+    return name
 
 
 def _sender(plan: Plan, federation: Federation, bucket: Bucket) -> Callable:

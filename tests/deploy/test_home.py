@@ -11,6 +11,7 @@ import pytest
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.deploy.answers import delete_states, load_state, save_state
 from fedjax_ht.deploy.client import read_samples, write_samples
+from fedjax_ht.deploy.server import run_name
 from fedjax_ht.experiment.run_lock import locked
 from tests.forked import Forks
 
@@ -158,3 +159,25 @@ def test_a_folder_is_one_clients_and_its_users(deploy, tmp_path):
         path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "sites").iterdir()
     }
     assert modes == {f"client_{i}.npz": 0o600 for i in range(4)}
+
+
+@pytest.mark.parametrize("name", ["audit.jsonl", "flower.log", "clients.json", "told.json"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_server_writes_through_no_link_and_waits_for_no_pipe(deploy, tmp_path, name, kind):
+    """The logs are opened first, in a folder that may come from elsewhere."""
+    pytest.importorskip("flwr")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "precious").write_text("my only copy")
+    path = tmp_path / "run" / name
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(tmp_path / "precious")
+    done = deploy(tmp_path, *SERVER, "--insecure", "--port=0")
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and line.startswith(f"error: {path} is "), done.stderr
+    assert (tmp_path / "precious").read_text() == "my only copy"
+
+
+@pytest.mark.parametrize("content", ["{}", '{"run": 5}', '{"run": "../elsewhere"}'])
+def test_a_damaged_name_of_a_run_is_one_line(tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(ValueError, match=r"run\.json is damaged: run must be up to 64 letters"):
+        run_name(tmp_path)
