@@ -19,11 +19,10 @@ Settled here:
 """
 
 import dataclasses
-from typing import Annotated
 
 import jax
 
-from fedjax_ht.core.annotations import Count, SearchRange
+from fedjax_ht.core.annotations import Count
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
@@ -35,7 +34,7 @@ from fedjax_ht.methods.shared.parts import train_part
 @checked
 def fedrep(
     training: LocalTraining,
-    head_epochs: Annotated[Count, SearchRange(1, 10)] = 10,
+    head_epochs: Count = 10,
     weighting: Weighting = "samples",
 ) -> Method:
     """Makes FedRep, whose algorithm the module's docstring gives.

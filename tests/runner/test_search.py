@@ -226,6 +226,16 @@ SEARCHED = {
     "dense": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
     "fedftg": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
     "dfrd": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
+    "fedprox": {"mu": (0.001, 1, True)},
+    "scaffold": {"server_lr": (0.1, 1, True)},
+    "feddyn": {"alpha": (0.01, 1, True)},
+    "moon": {"mu": (0.1, 10, True)},
+    "ditto": {"lam": (0.01, 10, True)},
+    "apfl": {"alpha": (0, 1, False)},
+    "fedala": {"weight_lr": (0.1, 10, True)},
+    "fedpac": {"lam": (0.1, 10, True)},
+    "fedl2g": {"server_lr": (0.01, 100, True)},
+    "fedre": {"server_lr": (0.0001, 0.1, True)},
 }
 
 
