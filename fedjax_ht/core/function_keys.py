@@ -123,9 +123,9 @@ def _function_parts(function: types.FunctionType) -> list[Any]:
 
 
 def _class_parts(of: type) -> list[Any]:
-    """Returns a class of the user's own, which equals itself alone, and its functions, whose
-    globals may change."""
-    return [_Same(of), *filter(callable, vars(of).values())]
+    """Returns a class of the user's own, which equals itself alone, its bases, and its functions,
+    whose globals may change."""
+    return [_Same(of), *of.__bases__, *filter(callable, vars(of).values())]
 
 
 def _cell_parts(cell: types.CellType) -> list[Any]:

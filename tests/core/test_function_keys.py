@@ -117,19 +117,25 @@ def module_of_a_user(alpha: float) -> types.ModuleType:
         "def direct(x):\n    return ALPHA * x\n"
         "def nested(x):\n    return (lambda y: ALPHA * y)(x)\n"
         "def through(x):\n    return direct(x)\n"
-        "class Model:\n    def run(self, x):\n        return ALPHA * x\n"
-        "def by_class(x):\n    return Model().run(x)\n"
+        "class Base:\n    def run(self, x):\n        return ALPHA * x\n"
+        "class Model(Base):\n    pass\n"
+        "def by_class(x):\n    return Base().run(x)\n"
+        "def by_base(x):\n    return Model().run(x)\n"
     )
     exec(compile(text, "notebook", "exec"), module.__dict__)
     module.__dict__["ALPHA"] = alpha
     return module
 
 
-@pytest.mark.parametrize("name", ["direct", "nested", "through", "by_class"])
+@pytest.mark.parametrize("name", ["direct", "nested", "through", "by_class", "by_base"])
 def test_globals_of_a_users_module_count(name):
-    keys = []
-    for alpha in (0.5, 0.5, 2.0):
-        keys.append(key_of(getattr(module_of_a_user(alpha), name)))
-    assert keys[2] != keys[0]
-    if name != "by_class":  # a class that is made anew is another one
-        assert keys[1] == keys[0]
+    module = module_of_a_user(0.5)
+    function = getattr(module, name)
+    before = key_of(function)
+    assert key_of(function) == before
+    module.__dict__["ALPHA"] = 2.0
+    assert key_of(function) != before
+
+
+def test_a_cell_that_is_run_again_has_the_same_functions():
+    assert key_of(module_of_a_user(0.5).through) == key_of(module_of_a_user(0.5).through)
