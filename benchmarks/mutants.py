@@ -146,10 +146,11 @@ def main(_) -> None:
             made = sorted(mutants(module, tree, _MOST.value, _SEED.value))
             seen = sum(mutant.is_seen for mutant in made)
             tried.append([module, str(len(made)), str(seen), ", ".join(TESTS[module])])
+            print(*tried[-1], flush=True)
             for mutant in made:
                 if not mutant.is_seen:
                     survivors.append([f"{module}.py:{mutant.line}", f"`{mutant.change}`"])
-            print(*tried[-1], flush=True)
+                    print(*survivors[-1], flush=True)
     text = (
         f"Changes that tests see, at most {_MOST.value} places of a module, seed {_SEED.value}. "
         f"{machine()}\n\n{table(['module', 'changes', 'seen', 'tests'], tried)}\n\n"

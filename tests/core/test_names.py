@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from fedjax_ht.core.docstrings import documented_by, meanings
-from fedjax_ht.core.names import nearest
+from fedjax_ht.core.names import listed_clients, nearest, unknown, unknown_option
 
 FIELDS = [
     "rounds",
@@ -23,6 +23,8 @@ FIELDS = [
 
 def base(weight, steps):
     """Averages.
+
+      formula: an indented line that is no entry.
 
     Args:
       weight: weight of the mean, which
@@ -65,7 +67,21 @@ def test_meanings_are_the_entries_of_docstrings():
         ("trainig.epochs", "training.epochs"),
         ("num_epochs", "training.epochs"),
         ("zzz", None),
+        ("r", None),  # the initial of one word is no abbreviation
     ],
 )
 def test_a_field_that_was_meant(name, known):
     assert nearest(name, FIELDS) == known
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones_or_where_they_are():
+    assert unknown("method", "x", ["ab", "cd"]) == "unknown method 'x'; there are ab, cd"
+    assert unknown("method", "x", ["ab"], "see there") == "unknown method 'x'; see there"
+    assert unknown("method", "abd", ["abc"]).endswith("; did you mean 'abc'? There are abc")
+    assert unknown_option("fd", "x", []) == "fd has no option 'x'; it has none"
+
+
+def test_five_clients_are_named_and_the_others_counted():
+    assert listed_clients([2]) == "client 2"
+    assert listed_clients(range(5)) == "clients 0, 1, 2, 3, 4"
+    assert listed_clients(range(7)) == "clients 0, 1, 2, 3, 4 and 2 more"
