@@ -12,8 +12,10 @@ from fedjax_ht.core.wire import (
     Masked,
     Metadata,
     WireCost,
+    all_finite,
     chain,
     dense,
+    first_rows,
     from_leaves,
     gaussian_noise,
     leaves_of,
@@ -249,3 +251,18 @@ def test_chain_applies_transforms_in_order_with_their_own_keys():
         for n in (1, 2)
     )
     assert not np.allclose(twice, 2 * once)
+
+
+def test_the_first_rows_are_as_many_as_are_named():
+    assert first_rows((4,), 2).tolist() == [True, True, False, False]
+    assert first_rows((2, 2), 3).tolist() == [[True, True], [True, False]]
+    assert not first_rows((3,), 0).any() and first_rows((3,), 3).all() and first_rows((), 1)
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
+def test_a_message_is_finite_where_it_is_read(bad):
+    values = jnp.ones((3, 2)).at[1].set(bad)
+    assert all_finite({"a": Masked(values, MASK), "n": jnp.arange(3), "b": jnp.zeros(2)})
+    assert not all_finite({"a": Masked(values, ~MASK), "b": jnp.zeros(2)})
+    assert not all_finite({"a": values[1, 0], "b": jnp.zeros(2)})
+    assert all_finite({})
