@@ -5,6 +5,7 @@ import pytest
 
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.data.partition import class_counts, make_partition
+from fedjax_ht.data.partition.few_classes import pathological
 from tests.data.test_partition import SETS, counts_of, sizes, used
 from tests.data.toy_dataset import make_dataset
 
@@ -205,3 +206,12 @@ def test_class_counts():
         [1, 0, 0, 0],
         [0, 0, 0, 0],
     ]
+
+
+def test_the_last_client_of_a_balanced_class_takes_what_is_left_over():
+    labels = np.arange(31) % 3  # 11, 10 and 10 samples, each for three clients
+    parts = pathological(
+        labels, 3, 3, np.random.RandomState(0), classes_per_client=3, balanced=True
+    )
+    assert [len(part) for part in parts] == [9, 9, 13]
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(31))
