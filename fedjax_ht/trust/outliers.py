@@ -147,9 +147,29 @@ def without_outliers(
       The uplinks, of which those refused have not arrived; and bool [num_clients], the clients
       whose uploads are refused.
     """
-    refused = jnp.zeros(num_clients, bool)
     if not times:
-        return received, refused
+        return received, jnp.zeros(num_clients, bool)
+    refused = size_ratios(num_clients, summarised) > times
+    kept = {}
+    for name, r in received.items():
+        kept[name] = r._replace(arrived=r.arrived & ~refused[r.info.id])
+    return kept, refused
+
+
+def size_ratios(num_clients: int, summarised: list[SummarisedPart]) -> jax.Array:
+    """Computes how many times the round's median the size of each client's upload is.
+
+    The size is the largest entry, or the length of the longest vector, whichever has the larger
+    ratio. Ratios of honest clients are in benchmarks/results/honest_uploads.csv.
+
+    Args:
+      num_clients: of the federation.
+      summarised: the round's uploads.
+
+    Returns:
+      float32 [num_clients], 0 for a client whose upload did not arrive or cannot be compared.
+    """
+    ratios = jnp.zeros(num_clients)
     for kinds in zip(*(part.kinds for part in summarised)):
         # The largest of an upload as a whole: single rows, such as a rare class's prototype, differ
         # honestly.
@@ -163,13 +183,10 @@ def without_outliers(
             usual = round_median(jnp.concatenate(sizes), all_holds)
             certain = (all_holds.sum() >= FEWEST) & (usual >= LEAST)
             for part, size in zip(summarised, sizes):
-                outlying = certain & (size > times * usual)
                 ids = _arrived_ids(part.received, num_clients)
-                refused = refused.at[ids].max(outlying, mode="drop")
-    kept = {}
-    for name, r in received.items():
-        kept[name] = r._replace(arrived=r.arrived & ~refused[r.info.id])
-    return kept, refused
+                ratio = jnp.where(certain, size / jnp.maximum(usual, LEAST), 0.0)
+                ratios = ratios.at[ids].max(ratio, mode="drop")
+    return ratios
 
 
 def _arrived_ids(part: dict[str, Received], absent: int) -> jax.Array:

@@ -1,0 +1,125 @@
+"""How far uploads of honest clients are from their round's: what a bound on outliers costs them.
+
+    python -m benchmarks.honest_uploads
+
+Every method, in twenty federations of ten clients with little data each, which are the trials of
+one run: five degrees of heterogeneity by four seeds. Writes honest_uploads.csv: a line a method and
+measure, with the largest of all ratios and how many are beyond some bounds.
+
+    size      `outliers.size_ratios`, by which uploads are refused
+    score     `outliers.outlier_scores`, by which they are named
+"""
+
+import contextlib
+import csv
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import jax
+import numpy as np
+
+from fedjax_ht.configs.base import base_config, method_config, partition_config
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.experiment.build import Experiment, build, simulate
+from fedjax_ht.methods import METHODS
+from fedjax_ht.models.cnn import mlp
+from fedjax_ht.simulation import serving
+from fedjax_ht.trust.outliers import size_ratios, summaries
+
+RESULT = Path(__file__).parent / "results/honest_uploads.csv"
+CLIENTS, SAMPLES, ROUNDS = 10, 600, 4
+ALPHAS, SEEDS = (0.05, 0.1, 0.3, 1.0, 100.0), (1, 2, 3, 4)
+"""Concentrations of the Dirichlet split, from two classes a client to all, and seeds of it."""
+BOUNDS = (10, 30, 100, 300, 1000)
+SLICES = ("heterofl", "feddropout", "fedrolex", "dense", "fedftg", "dfrd")
+Ratios = dict[str, list[np.ndarray]]
+
+
+def perceptron(num_classes, input_shape, feature_dim):
+    """Model group of one architecture."""
+    return {"mlp": mlp(num_classes, (feature_dim or 16,))}
+
+
+def experiment_of(method: str) -> Experiment:
+    """Builds a method's run, with a federation of another split in each trial."""
+    experiments = []
+    for alpha in ALPHAS:
+        for seed in SEEDS:
+            config = base_config()
+            config.method = method_config(method)
+            config.partition = partition_config("dirichlet", CLIENTS)
+            config.partition.options.alpha = alpha
+            config.partition.seed = seed
+            config.dataset.subset = SAMPLES
+            config.dataset.seen_before = method == "fedktl"
+            config.model.group = "mlp2"
+            if method == "fedavg":
+                config.model.group = "benchmarks.honest_uploads:perceptron"
+            if method in SLICES:
+                config.model.update(
+                    {"group": "conv4_quarter", "rates": "1,1/2", "norm": "static_batch"}
+                )
+            config.refuse_outliers = 0.0
+            config.trials = 1 + len(experiments)
+            experiments.append(build(config))
+    partitions = tuple(built.partitions[0] for built in experiments)
+    return experiments[-1]._replace(partitions=partitions)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[Ratios]:
+    """Yields the ratios of all uploads that servers screen within the block, by measure."""
+    ratios: Ratios = {"size": [], "score": []}
+    screened = serving.screened
+
+    def record(sizes, scores):
+        ratios["size"].append(np.asarray(sizes).ravel())
+        ratios["score"].append(np.asarray(scores).ravel())
+
+    def also_recorded(method, num_clients, received, times):
+        result = screened(method, num_clients, received, times)
+        jax.debug.callback(record, size_ratios(num_clients, summaries(received)), result[1])
+        return result
+
+    with mock.patch.object(serving, "screened", also_recorded):
+        yield ratios
+
+
+def measure(method: str) -> list[dict]:
+    """Plays a method's rounds; returns a line for each measure."""
+    with recorded() as ratios:
+        experiment = experiment_of(method)
+        simulation = simulate(method, experiment)
+        state = simulation.init()
+        for _ in range(ROUNDS):
+            state, _ = simulation.run_round(state, False)
+        jax.effects_barrier()
+    lines = []
+    for name, values in ratios.items():
+        values = np.concatenate(values)
+        compared = values[values > 0]
+        line = {"method": method, "measure": name, "uploads": len(compared)}
+        line["largest"] = f"{compared.max():.4g}" if len(compared) else 0
+        for bound in BOUNDS:
+            line[f"beyond {bound}"] = int((compared > bound).sum())
+        lines.append(line)
+    return lines
+
+
+def main(methods: list[str]) -> None:
+    lines = []
+    for method in methods:
+        begin = time.perf_counter()
+        lines += measure(method)
+        print(f"{time.perf_counter() - begin:.0f} s {lines[-2:]}", flush=True)
+        with atomic_open(RESULT) as file:
+            writer = csv.DictWriter(file, lines[0].keys(), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(lines)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or [name for name in METHODS if name != "local"])
