@@ -92,8 +92,8 @@ def test_two_rounds(name):
         )
     after = jax.device_get((state.servers, state.clients))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
-    moved = jax.tree.map(lambda a, b: not np.array_equal(a, b), before, after[1])
-    assert any(jax.tree.leaves(moved)) or name in SLICES
+    moved = jax.tree.leaves(jax.tree.map(lambda a, b: not np.array_equal(a, b), before, after[1]))
+    assert any(moved) or not moved  # clients of some methods keep nothing between rounds
     scored = simulation.evaluate(state)
     for rule in method.rules:
         accuracy = scored.accuracy["test"][rule]
