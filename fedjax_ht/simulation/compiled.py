@@ -30,9 +30,9 @@ class RoundInputs(NamedTuple):
     """Inputs of a round or an evaluation.
 
     Attributes:
-      info: of every client, NumPy with leading axes [trials, num_clients].
-      round: int32 scalar, on all devices.
-      servers: on all devices.
+      info: the knowledge of every client, NumPy with leading axes [trials, num_clients].
+      round: the round's number from 0, int32 scalar, on all devices.
+      servers: the servers of all trials, on all devices.
     """
 
     info: ClientInfo
@@ -44,12 +44,12 @@ class BucketPlan(NamedTuple):
     """A bucket's participants before they train.
 
     Attributes:
-      rows: each trial's in the bucket, int [...].
-      layout: of the participants, int64 [P].
+      rows: each trial's participants as rows of the bucket, int [...].
+      layout: row of each participant in the order in which they run, int64 [P].
       participants, scored: `roster.by_trial` of the two layouts.
-      states: on the devices; the schedules name slots in them.
-      schedule: who trains when, on the devices.
-      score_schedule: who is scored when, on the devices.
+      states: the clients' states on the devices; the schedules name slots in them.
+      schedule: the schedule of the participants' training, on the devices.
+      score_schedule: the schedule of the clients that are scored, on the devices.
     """
 
     rows: list[np.ndarray]
@@ -213,7 +213,7 @@ def score_states(
 
 
 def round_inputs(program: Program, state: SimulationState) -> RoundInputs:
-    """Puts on the devices what a round or an evaluation starts from."""
+    """Puts the inputs of a round or an evaluation on the devices."""
     servers = TrialServers(state.servers, program.seeds, program.settings)
     return RoundInputs(
         info=clients_info(program.train_counts, state),

@@ -92,7 +92,7 @@ class Divergence:
         return times > HIGH and loss > SERVER_RISEN * lowest
 
     def _is_at_chance(self, row: Row) -> bool:
-        """Returns whether what is known of a row's accuracy is that of the untrained federation."""
+        """Returns whether a row's accuracy, where known, is that of the untrained federation."""
         accuracy = row.get("accuracy", row.get("accuracy_participants"))
         return accuracy is not None and accuracy < self._chance(row["trial"]) + LEFT
 

@@ -52,14 +52,15 @@ class Blueprint:
     """All that the programs of an engine depend on; anything else is their argument.
 
     Attributes:
-      method: as its factory made it.
+      method: the method as its factory made it.
       federation: the buckets; their weights are an argument.
       mesh: the devices.
       batch_size: samples of a forward pass that scores.
       keep_trained: clients keep what their training left, because an evaluation scores it.
       client_store: name in `STORES`.
-      statistics: of the server's model in its evaluation.
-      outlier_bound, uplink, downlink, attack, privacy, robust: see `SimulationOptions`.
+      statistics: the statistics that norms of the server's model take in its evaluation.
+      outlier_bound: `SimulationOptions.refuse_outliers`, 0 beside `privacy`.
+      uplink, downlink, attack, privacy, robust: the fields of `SimulationOptions`.
     """
 
     method: Method
@@ -81,11 +82,11 @@ class BucketPrograms(NamedTuple):
     """Programs of one bucket's clients.
 
     Attributes:
-      keeps: whether they keep anything between rounds, see `forms.keeps_state`, that anybody asks
-        for.
-      first_states: see `states.first_states`.
-      store: keeps their states between rounds.
-      received: see `evaluation.received_state`; None of those that keep something.
+      keeps: True if a state outlives the round, see `forms.keeps_state`, or an evaluation scores
+        the state that training left.
+      first_states: the compiled `states.first_states`.
+      store: the store of the clients' states between rounds.
+      received: the compiled `evaluation.received_state`; None where `keeps`.
     """
 
     keeps: bool
@@ -98,17 +99,19 @@ class Engine(NamedTuple):
     """Programs, each compiled at its first call for arguments of new shapes.
 
     Attributes:
-      method: as its clients run it, see `trust.hardening.concealed`, with the defences around it.
+      method: the method as its clients run it, see `trust.hardening.concealed`, with the defences
+        around it.
       channel: transforms of the messages on the wire.
       buckets: bucket name -> programs of its clients.
       train: `round.bucket_round` of all buckets on the mesh; the states are donated.
       score: `evaluation.bucket_evaluation` of all buckets on the mesh.
-      first_server: see `trials.first_server`.
-      serve: see `serving.serve_trials`.
+      first_server: the compiled `trials.first_server`.
+      serve: the compiled `serving.serve_trials`.
       score_global: accuracy of the servers' own models, over trials.
       uplink_forms: () -> bucket name -> form of its uplinks; traced once.
       work: (Bucket, its `Hashed` `flops.data_form`) -> `flops.bucket_work`; traced once a form.
-      exposure: see `disclosure.exposure`; None where nothing is private.
+      exposure: the knowledge that uploads give besides their numbers, see `disclosure.exposure`;
+        None where nothing is private.
     """
 
     method: Method
@@ -141,7 +144,7 @@ def forget_engines() -> None:
 
 
 def blueprint_key(blueprint: Blueprint) -> Hashable:
-    """Returns what two blueprints with the same programs share."""
+    """Returns a key that two blueprints with the same programs share."""
     method = blueprint.method
     # Numbers that vary are arguments, as are pretrained variables.
     made_by = method.vary or method._replace(pretrained=method.pretrained._replace(variables=()))
@@ -199,7 +202,7 @@ def _remembered_work(
     bucket: Bucket,
     form: Data,
 ) -> ClosedJaxpr:
-    """Returns `flops.bucket_work`, from what was traced before where it can."""
+    """Returns `flops.bucket_work`, from an earlier trace where there is one."""
     leaves, structure = jax.tree.flatten(form)
     key = bucket.name, structure, tuple((x.shape, x.dtype) for x in leaves)
     if key not in traced:

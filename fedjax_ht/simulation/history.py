@@ -136,9 +136,10 @@ def run(
     them, each once, and tells of training that diverges, see `divergence.Divergence`.
 
     Args:
-      simulation: what to run.
+      simulation: the federation to run.
       rounds: total, those already in `state` included.
-      state, history: of an earlier run, to go on from; the state is copied and stays valid.
+      state: the last state of an earlier run to go on from; it is copied and stays valid.
+      history: the rows of that earlier run.
       eval_every: rounds between evaluations; the untrained federation and the last round are always
         evaluated.
       patience: evaluations without a new best, in every trial, after which to stop, or None.
@@ -248,7 +249,7 @@ def _all_over(history: Sequence[Row], patience: int | None, give_up: int | None)
 
 
 def _per_trial(simulation: Rounds | Simulation, result: Any) -> list:
-    """Returns what a simulation gives as a list, of one trial too."""
+    """Returns the results of a simulation as a list, one a trial; a single trial's too."""
     if simulation.trials is None:
         return [result]
     return result

@@ -70,10 +70,10 @@ class StepCost(NamedTuple):
     """The cost of a training step.
 
     Attributes:
-      kernels: however many clients run side by side.
-      moved: bytes, of each client.
-      flops: of each client.
-      memory: bytes held, of each client.
+      kernels: number of kernels launched, however many clients run side by side.
+      moved: bytes moved, per client.
+      flops: FLOPs, per client.
+      memory: bytes held, per client.
     """
 
     kernels: int
@@ -122,9 +122,9 @@ def choose_lanes(
 
     Args:
       lanes: "auto", a number for all, or bucket name -> number.
-      buckets: of the federation.
+      buckets: the buckets of the federation.
       steps: per bucket, int [rows], local steps of a round.
-      participants: of a round, in all buckets and trials.
+      participants: number of a round's participants, in all buckets and trials.
       batch_size: samples of a step.
       mesh: the devices.
 

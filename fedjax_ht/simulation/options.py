@@ -26,34 +26,36 @@ class SimulationOptions:
     """The options of a federation.
 
     Attributes:
-      seed: of every random choice but the split of the data.
+      seed: the seed of every random choice but the split of the data.
       participation: share of clients in a round; see `participants`.
       drop_rate: share of a round's participants whose uplink is lost after training, rounded down.
       shared_init: all clients of one architecture start from the same weights (released code), else
         each from its own.
       evaluate: "received" scores a client after it took the newest downlink, "trained" as its
         training left it.
-      evaluate_train: also score clients on their training samples, "train_accuracy".
+      evaluate_train: True scores clients on their training samples as well, as "train_accuracy".
       eval_batch_size: samples that one forward pass of evaluation takes; None is 64 where the
         server has a model of its own, and else as the device likes
-        (`local_training.forward_batch`). It matters where norms go by the batch.
-      global_statistics: what "static_batch" norms of the server's model go by in its evaluation:
-        "batch", the samples of the pass, or "training", all clients' training samples (see
-        `core.statistics`).
+        (`batches.forward_batch`). It matters where norms go by the batch.
+      global_statistics: the statistics of the server model's "static_batch" norms in its
+        evaluation: "batch", those of the pass's samples, or "training", those of all clients'
+        training samples (see `core.statistics`).
       lanes: clients side by side on a device: a number, bucket name -> number, or "auto", see
         `lanes.choose_lanes`.
-      devices: how many to shard the clients over; None takes all that there are.
+      devices: number of devices to shard the clients over; None takes all.
       client_store: "device" or "host", where the states of clients at rest live.
       uplink, downlink: transforms of what crosses the wire, in order.
-      refuse_outliers: how many times the round's median the largest entry and the length of an
-        upload may be; one beyond does not reach the server, see `outliers.without_outliers`. 0
-        refuses none; nor is any refused beside `privacy`.
+      refuse_outliers: bound on the largest entry and the length of an upload, in multiples of the
+        round's median; an upload beyond it does not reach the server, see
+        `outliers.without_outliers`. 0 refuses none; nor is any refused beside `privacy`.
       robust: defences before the server, in order, see `trust.defences`.
-      attack: what some clients do instead of what the method says; `Attack()` is nobody. They are
-        left out of all accuracies of a round, and `attackers` says who they are.
-      time_stages: also report the seconds of a round's stages; they then wait for each other.
+      attack: the attack of some clients on the federation; `Attack()` is none. Attackers are left
+        out of all accuracies of a round; `trust.attacks.attackers` draws them.
+      time_stages: True reports the seconds of a round's stages as well; the stages then wait for
+        each other.
       profile: the clients' devices, or None: everybody is there in every round.
-      privacy: what is hidden by noise, or None; attackers' uploads are clipped, too.
+      privacy: the noise that hides clients or uploads, and its clipping, or None; attackers'
+        uploads are clipped, too.
 
     Raises:
       ValueError: a value is outside its range, or privacy of clients, for which a sum is all that a
@@ -126,9 +128,9 @@ def choose_participants(
     A pure function of (seed, round, free), so that a resumed run draws the same.
 
     Args:
-      options: of the trial.
-      num_clients: of the federation.
-      round: from 0.
+      options: the trial's options.
+      num_clients: number of clients in the federation.
+      round: the round's number, from 0.
       free: bool [num_clients], clients that may be drawn; None: all that can be reached.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The clients' devices: who can be reached in a round, and how long the round would take there.
+"""The clients' devices: the clients that can be reached in a round, and the seconds it takes there.
 
 Seconds here are simulated. They follow from counts and rates alone, so that a run gives the same on
 any machine, and again where it goes on.
@@ -16,8 +16,8 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.wire import Late, WireCost
 
 Available = Callable[[int], np.ndarray]
-"""(round, from 0) -> bool [num_clients], who can be reached in it. A pure function: a run that goes
-on asks again."""
+"""(round, from 0) -> bool [num_clients], the clients that can be reached in it. A pure function:
+a run that goes on asks again."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,14 +25,15 @@ class Profile:
     """The abilities of the clients' devices. All trials of a run have the same devices.
 
     Attributes:
-      available: who can be reached in which round; None: everybody, always.
+      available: (round) -> bool [num_clients], the clients that can be reached in it; None: all, in
+        every round.
       flops: FLOP/s of training, float [num_clients]; None: training takes no time.
-      up, down: bytes/s of an upload and of a download, likewise.
+      up, down: bytes/s of an upload and of a download, float [num_clients]; None: it takes no time.
       deadline: seconds of a round after which the server waits for nobody; 0: it waits for all.
-      late: what becomes of an upload after that. It is "lost", as one that is dropped: the client
-        has trained, and the server never hears of it. Or it "arrives" in the later round in which
-        the client is done with it, see `simulation.uploads`; till then the client takes part in no
-        other.
+      late: the fate of an upload after the deadline. "lost" treats it as one that is dropped: the
+        client has trained, and the server never hears of it. "arrives" brings it in the later round
+        in which the client is done with it, see `simulation.uploads`; till then the client takes
+        part in no other.
 
     Raises:
       ValueError: a rate is no positive number, or there is a deadline and nothing takes time, or
@@ -150,7 +151,7 @@ def by_trace(num_clients: int, spans: Iterable[tuple[int, int, int]]) -> Availab
     """Makes clients reachable by a trace of spans.
 
     Args:
-      num_clients: of the federation.
+      num_clients: number of clients in the federation.
       spans: (client, first round, last round), from 0 and inclusive, several a client allowed; a
         client without any is never reachable.
 

@@ -1,4 +1,4 @@
-"""An engine bound to a federation, its data and its devices: what a run does not change."""
+"""An engine bound to a federation, its data and its devices: the parts that a run keeps."""
 
 import dataclasses
 import functools
@@ -31,8 +31,8 @@ class Clients(NamedTuple):
 
     Attributes:
       roster: the places of their states.
-      data: of these clients, on all devices.
-      programs: the bucket's, of the engine.
+      data: the clients' data, on all devices.
+      programs: the engine's programs for the bucket.
     """
 
     roster: Roster
@@ -45,20 +45,21 @@ class Program(NamedTuple):
 
     Attributes:
       engine: the compiled programs.
-      federation, data: what is bound.
-      options: of each trial, alike but for the seed.
+      federation: the buckets.
+      data: the data of all trials' clients.
+      options: the options of each trial, alike but for the seed.
       mesh: the devices.
-      seeds: of each trial, uint32 [trials], NumPy.
-      settings: what varies of the method, NumPy with a leading axis [trials]; () where nothing
-        does.
+      seeds: the root seed of each trial, uint32 [trials], NumPy.
+      settings: the method's values that vary over trials, NumPy with a leading axis [trials]; ()
+        where none varies.
       samples: the data without its splits, on all devices.
       clients: bucket name -> its clients.
-      after_training: what to score of a round's participants, before anything comes down.
-      nothing: a request that scores nothing.
-      in_evaluation: what to score of clients in an evaluation.
+      after_training: the request that scores a round's participants before anything comes down.
+      nothing: the request that scores nothing.
+      in_evaluation: the request that scores clients in an evaluation.
       server: the servers of all trials.
       pooled: all clients' samples as one split, for scoring a model that only the server holds.
-      flops: see `client_flops`; counted once.
+      flops: () -> `client_flops` of the simulation; counted once.
     """
 
     engine: Engine
@@ -107,7 +108,7 @@ def bind(
     seeds: Sequence[int],
     settings: PyTree,
 ) -> Program:
-    """Binds what a run does not change. Arguments as of `simulation.make_trials`, the data of all
+    """Binds the parts that a run keeps. Arguments as of `simulation.make_trials`, the data of all
     trials joined."""
     numbers = _checked_settings(method, settings, len(seeds), len(data.counts["train"]))
     mesh = client_mesh(options.devices)

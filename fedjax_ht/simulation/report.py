@@ -27,7 +27,7 @@ class RoundReport(NamedTuple):
 
     Attributes:
       participants: int64 [m], ids ascending.
-      arrived: how many uplinks the server got, those of earlier rounds among them.
+      arrived: number of uplinks that the server got, those of earlier rounds among them.
       not_finite: ids of clients whose result was not finite; they kept their old state and were
         left out.
       accuracy: rule -> float64 [m], of the participants as their training left them, before
@@ -35,7 +35,7 @@ class RoundReport(NamedTuple):
         nobody is scored. Empty where nobody of the federation has any.
       metrics: means over the participants whose result was finite; none in a round without
         participants.
-      server_metrics: as the method's server reports them.
+      server_metrics: metrics that the method's server computed.
       uplink, downlink: sums over clients; dropped clients sent nothing that counts.
       wasted_lane_steps: share of the steps of all lanes in which a lane had finished and waited for
         its chunk.
@@ -43,13 +43,14 @@ class RoundReport(NamedTuple):
         state was kept.
       far_off: (id, times) of clients whose upload was `FAR_OFF` times the round's or more, ids
         ascending.
-      absent: how many clients could not be reached; None where devices are not simulated.
-      seconds: how long the round was on the clients' devices; None where nothing takes time there.
+      absent: number of clients that could not be reached; None where devices are not simulated.
+      seconds: simulated seconds of the round on the clients' devices; None where nothing takes time
+        there.
       late: ids of the participants whose upload came after the deadline, ascending.
       arrived_late: ids of clients whose upload of an earlier round arrived in this one, ascending;
         None where what is late is lost.
-      epsilon: see `spending.epsilons`; of a deployment, what it has told so far, repeated rounds
-        among it.
+      epsilon: the largest epsilon of any client after the round, see `spending.epsilons`; in a
+        deployment, of all that was sent so far, repeated rounds among it.
       refused: ids of clients whose upload the server left out, ascending, see
         `outliers.without_outliers`; they count as arrived.
       miscounted: ids of clients whose upload the server left out for its counts, ascending, see
@@ -106,12 +107,12 @@ def round_reports(
     """Makes one report a trial.
 
     Args:
-      answers: as `uploads.deliver` returns them.
-      server: its results, stacked over trials.
+      answers: the participants' answers, as `uploads.deliver` returns them.
+      server: the servers' results, stacked over trials.
       devices: the clients' devices.
-      state: before the round.
+      state: the state before the round.
       attackers: bool [num_clients].
-      epsilons: of each trial after the round.
+      epsilons: epsilon of each trial after the round.
     """
     # The one transfer of a round to the host, but for that of the clock in `uploads`.
     results = {name: (part.results, part.scores) for name, part in answers.items()}
@@ -172,8 +173,8 @@ def round_report(
     Args:
       results: per bucket, the participants' ids, their results and their scores {"test": Scores} as
         NumPy, all [m].
-      server: its result, as NumPy.
-      wasted_lane_steps: see `RoundReport`.
+      server: the server's result, as NumPy.
+      wasted_lane_steps: share of lane steps that were spent waiting, see `RoundReport`.
       attackers: bool [num_clients].
       earlier: arrays with an entry for each uplink of an earlier round that the server got in this
         one.
@@ -222,7 +223,7 @@ def evaluation(
     Args:
       train_counts: int [num_clients], training samples.
       scored: blocks of (client ids [m], {split: Scores [m]}).
-      pooled: of the server's own model on all test samples, or None.
+      pooled: scores of the server's own model on all test samples, or None.
     """
     accuracy: dict[str, dict[str, np.ndarray]] = {}
     num_clients = len(train_counts)

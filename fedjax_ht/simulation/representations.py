@@ -27,9 +27,9 @@ def client_features(
     call; the state stays.
 
     Args:
-      program: of the simulation.
-      state: newest.
-      ids: of clients.
+      program: the parts of the simulation.
+      state: the newest state.
+      ids: ids of the clients.
       indices: int [n], the same samples for all; or int [len(ids), n], samples of each.
 
     Raises:

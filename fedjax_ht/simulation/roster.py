@@ -32,7 +32,7 @@ class Roster(NamedTuple):
       device: int64 [rows], the device of the mesh that holds a row.
       slot: int64 [rows], its place there, ascending with the row.
       local: int64 [..], the rows that this process holds, ascending.
-      devices: how many there are.
+      devices: number of devices in the mesh.
       shard: rows that a device has room for.
       capacity: rows that a device provides for one round.
       lanes: rows that run side by side on a device.
@@ -81,8 +81,8 @@ def deal(costs: Sequence[np.ndarray], devices: int) -> list[np.ndarray]:
     next.
 
     Args:
-      costs: per bucket, float [rows], what a round of a row costs, in any unit that all share.
-      devices: how many there are.
+      costs: per bucket, float [rows], the cost of a row's round, in any unit that all share.
+      devices: number of devices.
 
     Returns:
       Per bucket, int64 [rows], the device of each row.
@@ -110,8 +110,8 @@ def make_roster(
     Args:
       members: client ids ascending.
       steps: int [trials, n].
-      device: from `deal`, int [trials * n].
-      participants: of a round, in all buckets.
+      device: each row's device, as `deal` returns it, int [trials * n].
+      participants: number of a round's participants in one trial, in all buckets.
       lanes: rows to run side by side, if there are so many.
       mesh: the devices.
     """
@@ -203,10 +203,10 @@ def schedule(
     """Makes the schedule of laid-out rows, on the host.
 
     Args:
-      roster: the bucket's.
-      flat: from `lay_out`.
+      roster: the roster of the bucket.
+      flat: the layout, rows and `PADDING`, as `lay_out` or `blocks` makes it, int64.
       slots: int [len(flat)], where the states lie on each device.
-      info: of every client, leading axes [trials, clients of the federation].
+      info: the knowledge of every client, leading axes [trials, clients of the federation].
       lost: rows whose uplink is dropped.
 
     Returns:

@@ -30,7 +30,7 @@ class Cohort(NamedTuple):
 
     Attributes:
       ids: int64 [m], ascending.
-      dropped: bool [m], whose uplink gets lost after training.
+      dropped: bool [m], participants whose uplink gets lost after training.
       reachable: bool [num_clients], clients that can be reached in the round.
     """
 
@@ -89,9 +89,9 @@ def run_round(
     """Runs one round of all trials; buffers of the old state may be donated.
 
     Args:
-      round: what it is made of.
-      state: before the round.
-      score: also score the participants as training left them.
+      round: the parts of the round.
+      state: the state before the round.
+      score: True scores the participants as training left them.
 
     Returns:
       The state after the round, and a report of each trial.

@@ -19,8 +19,8 @@ def evaluation_row(
     """Flattens an evaluation; "accuracy" is the method's first rule on the clients' own test sets.
 
     Args:
-      evaluation: of one trial.
-      rules: the method's, the reported one first.
+      evaluation: one trial's evaluation.
+      rules: the method's inference rules, the reported one first.
       only: ids of the clients that were evaluated; None for all.
 
     Returns:
@@ -74,8 +74,8 @@ def round_row(report: RoundReport, rules: Sequence[str], client_flops: np.ndarra
     """Flattens a round's report: metrics, arrivals, FLOPs, and the wire in elements and bytes.
 
     Args:
-      report: of one trial.
-      rules: the method's, the reported one first.
+      report: one trial's report.
+      rules: the method's inference rules, the reported one first.
       client_flops: float64 [num_clients], of a round of each client.
 
     Returns:
@@ -108,7 +108,7 @@ def round_row(report: RoundReport, rules: Sequence[str], client_flops: np.ndarra
 
 
 def _optional_columns(report: RoundReport) -> Row:
-    """Returns what is told only of runs that have it."""
+    """Returns the columns that only some runs have."""
     row: Row = {}
     if report.refused:
         row["refused"] = list(report.refused)

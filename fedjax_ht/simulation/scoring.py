@@ -21,8 +21,9 @@ def evaluate(
     """Scores each trial's clients, and its server's model if it has one; the state stays.
 
     Args:
-      program: what is bound.
-      state: after k rounds the newest downlink is the one that round k, from 0, starts with.
+      program: the parts of the simulation.
+      state: the state to score; after k rounds the newest downlink is the one that round k, from 0,
+        starts with.
       only: ids of the clients to score; None for all.
     """
     ids = np.arange(program.federation.num_clients)

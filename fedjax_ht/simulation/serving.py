@@ -28,11 +28,12 @@ class ServerResult(NamedTuple):
     """The results of a server's round, beside its state.
 
     Attributes:
-      metrics: the method's.
-      finite: bool, False where what the method made was not finite: the server stays as it was.
-      far: float32 [num_clients], see `outliers.outlier_scores`.
-      refused: bool [num_clients], see `outliers.without_outliers`.
-      miscounted: bool [num_clients], see `counts.without_miscounted`.
+      metrics: metrics that the method's server computed.
+      finite: bool, False where the method's new state was not finite: the server stays as it was.
+      far: float32 [num_clients], outlier scores, see `outliers.outlier_scores`.
+      refused: bool [num_clients], uploads left out as outliers, see `outliers.without_outliers`.
+      miscounted: bool [num_clients], uploads left out for their counts, see
+        `counts.without_miscounted`.
     """
 
     metrics: Metrics
@@ -48,7 +49,7 @@ class Server(NamedTuple):
     Attributes:
       step: `serve_trials`, compiled.
       seeds: uint32 [trials].
-      settings: what `Method.at` takes, stacked over trials; () where nothing varies.
+      settings: the values that `Method.at` takes, stacked over trials; () where nothing varies.
       pretrained: `Pretrained.variables` of the method.
       shown: {"train": Split [trials, ...]} of a method that sees data, else {}.
       samples: `Data` without splits of such a method, else ().
@@ -71,9 +72,10 @@ def server_round(
     """Returns `server_step` with a state that stays finite: (...) -> (server, ServerResult).
 
     Args:
-      method, federation: what is bound.
-      refuse_outliers: see `outliers.without_outliers`; outliers do not arrive, nor do uploads with
-        counts that their clients' samples do not allow.
+      method: the method whose server takes the step.
+      federation: the buckets.
+      refuse_outliers: the bound of `outliers.without_outliers`; outliers do not arrive, nor do
+        uploads with counts that their clients' samples do not allow.
       call: makes the call of the stage "server_update".
     """
     step = server_step(method, federation)
@@ -116,7 +118,7 @@ def server_inputs(
     splits: dict[str, Split],
     samples: PyTree,
 ) -> tuple[dict[str, Received], Data | None]:
-    """Returns one trial's part of what was received, and its `Context.data`."""
+    """Returns one trial's part of the received uploads, and its `Context.data`."""
     taken = dict(received)
     for name, of_bucket in rows.items():
         taken[name] = pick(received[name], of_bucket)

@@ -1,4 +1,4 @@
-"""A federation ready to run: what every transport has, and what a simulation has besides."""
+"""A federation ready to run: the functions of every transport, and those of a simulation alone."""
 
 import functools
 import warnings
@@ -34,12 +34,13 @@ class Rounds(NamedTuple):
       run_round: (SimulationState, score=True) -> (SimulationState, RoundReport). `score` also
         scores the participants as training left them.
       evaluate: (SimulationState, ids or None) -> Evaluation of those clients, or of all.
-      trials: how many run together: reports and evaluations are lists, one per trial; None where
-        there is one alone, and neither is a list.
+      trials: number of trials that run together: reports and evaluations are lists, one per trial;
+        None where there is one alone, and neither is a list.
       client_flops: () -> float64 [num_clients], with `trials` [trials, num_clients], FLOPs of each
         client in a round that it takes part in.
       rules: the method's inference rules, the reported one first.
-      num_classes: of the task, whose guessing losses are compared with; None compares none.
+      num_classes: number of the task's classes, by which losses are compared with guessing; None
+        compares none.
     """
 
     init: Callable[[], SimulationState]
@@ -59,10 +60,10 @@ class Simulation(NamedTuple):
     `simulation.engine`).
 
     Attributes:
-      init, run_round, evaluate, trials, client_flops, rules, num_classes: see `Rounds`.
+      init, run_round, evaluate, trials, client_flops, rules, num_classes: the fields of `Rounds`.
         `run_round` donates the old state's buffers, see `copy_state`; the first call of
         `client_flops` traces every architecture once more (see `metrics.flops`).
-      lanes: bucket name -> how many of its clients run side by side on a device.
+      lanes: bucket name -> number of its clients that run side by side on a device.
       read_clients: (SimulationState, bucket name, rows) -> those states as NumPy; of clients that
         keep nothing between rounds, as the next downlink leaves them.
       write_clients: (SimulationState, bucket name, rows, states) -> SimulationState with those
@@ -103,7 +104,7 @@ def make_simulation(
         already.
       federation: the buckets.
       data: the clients' data.
-      options: how the federation runs.
+      options: the options of the federation.
 
     Raises:
       ValueError: the method cannot run on this federation.
@@ -126,9 +127,10 @@ def make_trials(
     it would alone.
 
     Args:
-      data: they hold the same images, and may be one split repeated.
+      data: the clients' data, one a trial; all hold the same images, and may be one split repeated.
       seeds: one a trial; `options.seed` and those that follow it, unless given.
-      settings: of a method that is `varied`, float32 arrays with a leading axis of trials.
+      settings: the values of a method that is `varied`, float32 arrays with a leading axis of
+        trials.
       Others as `make_simulation`.
     """
     _warn(method, federation, data)
@@ -144,7 +146,7 @@ def bound_trials(
     seeds: Sequence[int] | None = None,
     settings: PyTree = (),
 ) -> Simulation:
-    """Binds trials as `make_trials` does, without a word on what they cannot learn."""
+    """Binds trials as `make_trials` does, without its warnings."""
     options = options or SimulationOptions()
     if seeds is None:
         seeds = range(options.seed, options.seed + len(data))

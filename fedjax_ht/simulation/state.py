@@ -67,7 +67,7 @@ def copy_state(state: SimulationState) -> SimulationState:
 
 
 def clients_info(train_counts: np.ndarray, state: SimulationState) -> ClientInfo:
-    """Returns what the system knows of every client.
+    """Returns the system's knowledge of every client.
 
     Args:
       train_counts: int [trials, num_clients], training samples.

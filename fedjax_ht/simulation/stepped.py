@@ -33,9 +33,9 @@ class Fault(NamedTuple):
         "client_update", or "server_update".
       where: the path of the first array that is not finite in what the stage returned, or what it
         raised.
-      trial: from 0.
-      bucket, client: whose call it was; None for server_update.
-      error: what it raised, or None.
+      trial: the trial's number, from 0.
+      bucket, client: the name and the id that the call belongs to; None for server_update.
+      error: the exception that the stage raised, or None.
     """
 
     stage: str
@@ -89,7 +89,7 @@ class _Stages:
         self.compiled: dict[str, Callable] = {}
 
     def of_client(self, client: int | None) -> Call:
-        """Returns what makes the calls of one client; None is the server."""
+        """Returns the function that makes the calls of one client; None is the server."""
         return functools.partial(self._call, client)
 
     def _call(self, client: int | None, stage: str, fn: Callable, *arguments: PyTree) -> PyTree:
@@ -163,7 +163,7 @@ def _play_bucket(
 def _player(
     program: Program, state: SimulationState, bucket: Bucket, row: int, dropped: Array
 ) -> Callable[[Call], tuple[ClientInfo, ClientResult]]:
-    """Returns what plays the round of one row by the calls that it is given."""
+    """Returns the function that plays the round of one row by the calls that it is given."""
     clients, channel = program.clients[bucket.name], program.engine.channel
     participant = participant_of(clients, clients_info(program.train_counts, state), row)
     trial = int(participant.trial)
@@ -188,7 +188,7 @@ def _player(
 def _padding(
     program: Program, state: SimulationState, bucket: Bucket
 ) -> tuple[ClientInfo, ClientResult]:
-    """Returns zeros in the form of what a client of the bucket answers."""
+    """Returns zeros in the form of the answer of a client of the bucket."""
     play = _player(program, state, bucket, 0, np.True_)
     form = jax.eval_shape(lambda: play(call_directly))
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)

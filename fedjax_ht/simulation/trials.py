@@ -44,7 +44,7 @@ def over_trials(fn: Callable[[Any, Any], PyTree], host: bool = False) -> Callabl
 
 
 def of_trial(tree: PyTree, trial: int) -> PyTree:
-    """Takes a trial's part of what is stacked over trials."""
+    """Takes a trial's part of a tree that is stacked over trials."""
     return take(tree, trial)
 
 

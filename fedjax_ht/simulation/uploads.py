@@ -33,9 +33,9 @@ class Answers(NamedTuple):
     Attributes:
       ids: int64 [trials, m], each trial's participants, ascending, padded with PADDING.
       rows: int32 [trials, m], where these stand among the P.
-      in_order: whether the P as they are are what the server of the only trial gets.
-      info: of the P.
-      results: of the P; `deliver` takes the uplinks out.
+      in_order: True if the server of the only trial gets the P rows as they are.
+      info: the knowledge of the P participants.
+      results: the results of the P participants; `deliver` takes the uplinks out.
       scores: {"test": Scores}, of the models as training left them.
       score_rows: int32 [trials, m], where the participants stand in `scores`.
       idle: float64 [2], see `roster.idle_lane_steps`.
@@ -73,11 +73,11 @@ class Devices(NamedTuple):
     """The clients' simulated devices, and what is known of the clients on them.
 
     Attributes:
-      profile: None where nothing is simulated.
+      profile: the abilities of the devices; None where nothing is simulated.
       flops: () -> float64 [trials, num_clients], of a round; traced where it is first asked for.
       mesh: the devices that really run.
       rosters: bucket name -> its clients' places; empty where no client is on this machine.
-      num_clients: of the federation.
+      num_clients: number of clients in the federation.
     """
 
     profile: Profile | None
@@ -95,7 +95,7 @@ class Waiting(NamedTuple):
         on the server's device; of a client that has nothing on its way they may be anything.
       left: float64 [trials, num_clients], seconds of the next round after which a client's upload
         arrives; 0 where none is on its way.
-      cost: of these uploads, int64 [trials, num_clients].
+      cost: the uploads' cost on the wire, int64 [trials, num_clients].
     """
 
     sent: dict[str, tuple[PyTree, ClientInfo]]
@@ -125,8 +125,9 @@ def deliver(
 
     Args:
       devices: the clients' devices.
-      waiting: what was on its way before the round; None where late uploads are lost.
-      answers: of the round's participants.
+      waiting: the uploads that were on their way before the round; None where late uploads are
+        lost.
+      answers: the answers of the round's participants.
 
     Returns:
       What the server gets; the answers with their times, without the uplinks; and what is on its
@@ -215,7 +216,7 @@ def _after_round(
     received: dict[str, Received],
     answers: dict[str, Answers],
 ) -> Waiting:
-    """Returns what is on its way after a round of these uplinks and answers, with their times."""
+    """Returns the uploads on their way after a round, given its uplinks, and answers with times."""
     assert devices.profile is not None  # without one nothing waits
     deadline = devices.profile.deadline
     # Who goes on waiting has waited for a whole deadline; all others' uploads are there.
@@ -249,12 +250,12 @@ def _put(stored: PyTree, new: PyTree, places: jax.Array) -> PyTree:
 
 
 def nobody_waits(devices: Devices, forms: dict[str, PyTree], infos: ClientInfo) -> Waiting:
-    """Returns what waits before the first round: nothing.
+    """Returns the uploads on their way before the first round: none.
 
     Args:
       devices: the clients' devices.
       forms: bucket name -> the form of its uplinks, `jax.ShapeDtypeStruct`s.
-      infos: of every client, leading axes [trials, num_clients].
+      infos: the knowledge of every client, leading axes [trials, num_clients].
     """
     sent = {}
     info = take(infos, (0, 0))  # any client's: all have one form

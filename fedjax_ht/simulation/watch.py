@@ -1,4 +1,4 @@
-"""The start of `fl.run`, and warnings of what goes wrong in its rounds."""
+"""The start of `fl.run`, and warnings of faults in its rounds."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -33,8 +33,9 @@ class Watch:
 
     Args:
       progress_fn: takes every row, or None.
-      trials: as of `Rounds`.
-      divergence: has read the rows of an earlier course of the run.
+      trials: number of trials that run together; None for one alone.
+      divergence: the watch for training that diverges; it has read the rows of an earlier course of
+        the run.
     """
 
     def __init__(
