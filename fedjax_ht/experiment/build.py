@@ -32,10 +32,10 @@ class Experiment(NamedTuple):
     """The objects of a run.
 
     Attributes:
-      dataset: of all entries.
+      dataset: the data set of all entries.
       partitions: one split for each trial.
-      options: how the federation runs, of all entries.
-      entries, methods, federations: of each entry, by its label.
+      options: the options of the federation, for all entries.
+      entries, methods, federations: label -> the entry, its method and its federation.
     """
 
     dataset: Dataset
@@ -47,12 +47,12 @@ class Experiment(NamedTuple):
 
 
 def build(config: AnyConfig, begun: bool = False, trust: bool = True) -> Experiment:
-    """Checks a config, and builds what it describes.
+    """Checks a config, and builds its data, methods and federations.
 
     Args:
-      config: what to run.
+      config: the config of the run.
       begun: True for a run that has begun: weights that models started from may be gone.
-      trust: as of `settle`.
+      trust: False refuses a config by which a user's own code is imported, see `settle`.
 
     Raises:
       ValueError, FileNotFoundError: one line that names the field, its value, and what would be
@@ -88,8 +88,9 @@ def make_dataset(
 
     Args:
       config: `config.dataset`.
-      partition: by its seed the subset and the domains are drawn; its classes must fit the data.
-      recipes: of all entries; augmentation needs images.
+      partition: `config.partition`; its seed draws the subset and the domains, and its classes must
+        fit the data.
+      recipes: the training sections of all entries; augmentation needs images.
 
     Raises:
       ValueError, FileNotFoundError, ImportError: the data cannot be read, or do not fit.
@@ -144,7 +145,8 @@ def make_federations(
 
 
 def make_partitions(config: Config, dataset: Dataset) -> tuple[Partition, ...]:
-    """Returns a split for each trial: one object for all, or by `partition.per_trial` one each."""
+    """Returns a split for each trial: one object for all, or one each by
+    `config.partition.per_trial`."""
     partition = config.partition
     splits = []
     for trial in range(config.trials if partition.per_trial else 1):
@@ -165,12 +167,12 @@ def simulate(
     """Returns an entry's simulation, of all trials.
 
     Args:
-      label: of the entry.
-      experiment: that has it.
-      method: one that varies, instead of the entry's own.
-      seeds: of several times as many trials, which have the splits in turn; None takes the config's
-        trials.
-      settings: of a method that varies, see `make_trials`.
+      label: the entry's label.
+      experiment: the experiment that has the entry.
+      method: a method that varies, instead of the entry's own.
+      seeds: root seeds of several times as many trials, which have the splits in turn; None takes
+        the config's trials.
+      settings: the values of a method that varies, see `make_trials`.
     """
     federation, data = experiment.federations[label], []
     for partition in experiment.partitions:

@@ -16,10 +16,10 @@ def read_table(
     """Reads a file with one row for each client.
 
     Args:
-      field: of the config, for messages.
-      path: of the file.
+      field: the config's field, for messages.
+      path: path of the file.
       columns: names that it may have, besides "client".
-      num_clients: of the federation.
+      num_clients: number of clients in the federation.
 
     Returns:
       Those of the columns that the file has, float64 [num_clients] each, by client.
@@ -47,8 +47,8 @@ def read_rows(
     """Reads the columns of a CSV file with a header, float64 [rows] each.
 
     Args:
-      field: of the config, for messages.
-      path: of the file.
+      field: the config's field, for messages.
+      path: path of the file.
       whole: columns that the file must have, of whole numbers from 0 on.
       positive: columns that it may have, of numbers above 0.
 

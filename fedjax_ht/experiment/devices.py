@@ -71,8 +71,8 @@ def drawn(name: str, text: str, num_clients: int, seed: int) -> np.ndarray:
     Args:
       name: one of `QUANTITIES`.
       text: a number, or lognormal/MEDIAN/SIGMA.
-      num_clients: how many values.
-      seed: of `devices_profile`.
+      num_clients: number of values.
+      seed: seed of `config.devices_profile`.
 
     Raises:
       ValueError: `text` is neither. One line.
@@ -134,12 +134,12 @@ def files_of(devices: DevicesConfig) -> list[str]:
 
 
 def fitting(needed: Mapping[str, float], memory: np.ndarray) -> list[str]:
-    """Returns each client's architecture: of those whose training fits its memory the one that
-    needs most, of equals the first.
+    """Returns each client's architecture: the one that needs most of those that train in its
+    memory, of equals the first.
 
     Args:
-      needed: architecture -> bytes.
-      memory: of each client, in bytes.
+      needed: architecture -> bytes that its training needs.
+      memory: bytes of each client's device, float64 [num_clients].
 
     Raises:
       ValueError: a client has too little memory for all of them. One line.

@@ -59,11 +59,11 @@ class Entry(NamedTuple):
     """A method of a run with its settings.
 
     Attributes:
-      label: unique in a run.
+      label: the entry's name, unique in a run.
       method: name of the method.
-      options: all that its factory has; None where a number may be set and is not.
-      training, model: plain values of the fields of these sections that it changes.
-      tuned: on what these settings were searched; "" where they were not.
+      options: all options of the method's factory; None where a number may be set and is not.
+      training, model: plain values of the section's fields that the entry changes.
+      tuned: text on the setting in which these values were searched; "" where they were not.
     """
 
     label: str
@@ -132,7 +132,7 @@ def parse_entry(spec: str, config: Config, known: Mapping[str, Entry]) -> Entry:
 
     Args:
       spec: `NAME[@tuned][:KEY=VALUE]...`.
-      config: of the run; its sections have the fields that may be changed.
+      config: the config of the run; its sections have the fields that may be changed.
       known: NAME or NAME@tuned -> the entry whose settings it starts from.
 
     Raises:
@@ -192,7 +192,7 @@ def changes(entry: Entry) -> dict[str, Any]:
 
 
 def described(entries: Sequence[Entry]) -> str:
-    """Returns a Markdown list of entries: what is not at its default, and on what it was tuned."""
+    """Returns a Markdown list of entries: their changes to the defaults, and their tuning."""
     lines = []
     for entry in entries:
         differing = ", ".join(f"{key}={value}" for key, value in changes(entry).items())
@@ -206,7 +206,7 @@ def described(entries: Sequence[Entry]) -> str:
 
 
 def _defaults(method: str) -> str:
-    """Returns what a method's defaults are, in words; a user's own method may follow no paper."""
+    """Returns a method's defaults in words; a user's own method may follow no paper."""
     if method == BASELINE:
         return "every client trains alone; it has no options"
     return "at its defaults" if is_own(method) else "as its paper has it"

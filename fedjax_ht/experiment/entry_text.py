@@ -51,8 +51,8 @@ def parsed_setting(
 
 
 def _settable(key: str, defaults: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns what an entry may set, or the name that `key` is closest to, as the end of a
-    message."""
+    """Returns the settings that an entry may have, or the name that `key` is closest to, as the end
+    of a message."""
     names, forms = list(defaults["method"]), list(defaults["method"])
     for part in OVERRIDDEN:
         forms.append(f"{part}.FIELD")

@@ -21,8 +21,8 @@ CODE = "code."
 
 @functools.cache
 def environment() -> dict[str, str]:
-    """Returns the versions of the library and of what it computes with, the commit, and the
-    machine."""
+    """Returns the versions of the library and of the packages it computes with, the commit, and
+    the machine."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     # packages below do not import the library's own names, and pip's note may be of another copy
     library: Any = sys.modules["fedjax_ht"]
@@ -35,7 +35,7 @@ def environment() -> dict[str, str]:
 
 
 def lines(versions: Mapping[str, str]) -> list[str]:
-    """Writes an `environment` in lines: the library, what it computes with, the machine."""
+    """Writes an `environment` in lines: the library, the packages it computes with, the machine."""
     return [
         f"fedjax_ht {versions['fedjax_ht']} (commit {versions['commit']})",
         ", ".join(f"{name} {versions[name]}" for name in PACKAGES),
@@ -79,7 +79,7 @@ def commit() -> str:
 
 
 def _commit_of_install() -> str:
-    """Returns the commit that pip notes of what it installed from a repository (PEP 610)."""
+    """Returns the commit that pip notes of a package installed from a repository (PEP 610)."""
     try:
         text = importlib.metadata.distribution("fedjax_ht").read_text("direct_url.json")
         return json.loads(text or "{}")["vcs_info"]["commit_id"][:12]

@@ -21,8 +21,8 @@ class Family(NamedTuple):
     """Points that one program serves.
 
     Attributes:
-      labels: of the points.
-      method: the first point's, whose varying settings are arguments of its functions.
+      labels: labels of the points.
+      method: the first point's method, whose varying settings are arguments of its functions.
       settings: label -> value of each varying setting.
     """
 
@@ -35,8 +35,8 @@ def families(experiment: Experiment, config: Config, trace: bool = True) -> list
     """Returns the families of an experiment's points.
 
     Args:
-      experiment: whose entries are the points.
-      config: that it was built from.
+      experiment: the experiment, with the points as its entries.
+      config: the config that it was built from.
       trace: False compiles each point for itself.
     """
     entries = experiment.entries

@@ -43,14 +43,14 @@ def make_clients(
 ) -> Federation:
     """Returns the federation of a config.
 
-    With `model.rates` clients have slices of one network. Else they have whole models: client i has
-    architecture i of the group, modulo their number, or the largest one whose training fits its
-    memory.
+    With `config.model.rates` clients have slices of one network. Else they have whole models:
+    client i has architecture i of the group, modulo their number, or the largest one that trains in
+    its memory.
 
     Args:
-      config: of one entry.
-      dataset: what the models are for.
-      memory: of each client's device in bytes, float64 [num_clients], or None.
+      config: the config of one entry.
+      dataset: the data set or task that the models are for.
+      memory: bytes of each client's device, float64 [num_clients], or None.
       begun: True for a run that has begun: weights that models started from may be gone.
 
     Raises:
@@ -109,7 +109,7 @@ def sliced_federation(
 
 
 def width_rates(text: str | None, num_clients: int) -> tuple[float, ...]:
-    """Returns each client's width rate from `model.rates`; () without it, for whole models.
+    """Returns each client's width rate from `config.model.rates`; () without it, for whole models.
 
     Raises:
       ValueError: `text` names no rates, or more than clients. One line.
@@ -134,7 +134,7 @@ def width_rates(text: str | None, num_clients: int) -> tuple[float, ...]:
 
 
 def check_group(group: str) -> None:
-    """Raises a ValueError where `model.group` is neither a group nor written as user code."""
+    """Raises a ValueError where `config.model.group` is neither a group nor names user code."""
     if group not in GROUPS and not names_user_function(group):
         known = f"the groups are {', '.join(GROUPS)}, or module:function of your own"
         raise ValueError(unknown("model group", group, GROUPS, known))

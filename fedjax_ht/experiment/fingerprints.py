@@ -13,7 +13,7 @@ from fedjax_ht.data.dataset import Dataset, Partition
 
 
 def fingerprints(dataset: Dataset, partitions: Sequence[Partition]) -> dict[str, str]:
-    """Returns SHA-256 sums of what a run learns from: "data" of inputs and labels, "split" of the
+    """Returns SHA-256 sums of a run's data: "data" of inputs and labels, "split" of the
     clients' samples in every trial."""
     data, split = hashlib.sha256(), hashlib.sha256()
     for array in (*jax.tree.leaves(dataset.inputs), dataset.labels):

@@ -1,4 +1,4 @@
-"""The identity of an entry: what was trained, on which data and split, by which programs, how far.
+"""The identity of an entry: method, data, split, programs, and the rounds that were trained.
 
 Each entry's folder carries its own, identity.json, wherever it is copied to. A run goes on in the
 folder, and a table sets its rows beside others', only where they are those of the run's config.
@@ -37,16 +37,16 @@ class Identity:
     """The identity of one entry, in plain values as config.json has them.
 
     Attributes:
-      method: its name and all its options.
+      method: the method's name and all its options.
       data: fields of `config.dataset`, and the SHA-256 of inputs and labels.
       split: fields of `config.partition`, and the SHA-256 of the clients' samples.
       models: fields of `config.model`, as the entry has them.
       training: fields of `config.training`, as the entry has them.
       options: the other fields of the config that change a round's numbers.
       files: name of each file that models or devices start from -> SHA-256.
-      seed: of the first trial.
-      trials: how many seeds were trained.
-      rounds: saved.
+      seed: the root seed of the first trial.
+      trials: number of seeds that were trained.
+      rounds: number of rounds saved.
       versions: programs and machines that trained it, see `environment`, the first of them first.
     """
 
@@ -67,8 +67,8 @@ def identity_of(entry: Entry, config: Config, noted: Mapping[str, Any]) -> Ident
     """Returns the identity that an entry of a run must have, with no rounds.
 
     Args:
-      entry: of the run.
-      config: of the run.
+      entry: an entry of the run.
+      config: the config of the run.
       noted: "data", "split" and "weights", as config.json notes them; the first two may lack in a
         run of an early version.
     """
@@ -128,8 +128,8 @@ def write_identity(identity: Identity, folder: Path) -> None:
 
 
 def read_identity(folder: Path) -> Identity | None:
-    """Reads the identity of an entry's folder, completed with today's defaults for what its version
-    did not have; None where it has none.
+    """Reads the identity of an entry's folder, completed with today's defaults for fields that its
+    version did not have; None where it has none.
 
     Raises:
       ValueError: the file is not what a run writes. One line.
@@ -169,9 +169,9 @@ def check_entries(identities: Mapping[str, Identity], workdir: Path, rounds: int
     """Checks the folders of the entries that a run is about to train.
 
     Args:
-      identities: that they must have, by label.
+      identities: label -> the identity that the entry must have.
       workdir: the run's folder.
-      rounds: that the run asks for.
+      rounds: number of rounds that the run asks for.
 
     Raises:
       ValueError: a folder holds a run of something else, or of more rounds. One line.
@@ -196,9 +196,9 @@ def remember_identities(
 
     Args:
       fields: the content of config.json.
-      config: of the run.
+      config: the config of the run.
       workdir: the run's folder.
-      version: that the folder is of yet; None for a new folder.
+      version: the version that the folder has so far; None for a new folder.
     """
     for stored in fields["entries"]:
         entry = recorded(stored)
@@ -215,10 +215,10 @@ def check_identity(label: str, folder: Path, expected: Identity, version: int | 
     """Raises a ValueError where an entry's folder holds a run of something else.
 
     Args:
-      label: of the entry.
-      folder: of the entry, which need not exist.
-      expected: of the entry in this run.
-      version: of the run's folder whose config.json knows the entry; None where it does not.
+      label: the entry's label.
+      folder: the entry's folder, which need not exist.
+      expected: the identity of the entry in this run.
+      version: the version of the run's folder if its config.json knows the entry, else None.
     """
     stored = read_identity(folder)
     if stored is not None:
@@ -267,7 +267,7 @@ def rounds_saved(folder: Path) -> int:
 
 
 def remember_rounds(folder: Path, rounds: int, environment: Mapping[str, str]) -> None:
-    """Notes in identity.json how far an entry is, and what trained it."""
+    """Notes an entry's rounds, and the programs that trained it, in identity.json."""
     identity = read_identity(folder)
     if identity is None or identity.rounds == rounds:
         return

@@ -1,4 +1,4 @@
-"""Lines at the head of a run: what its readers must know before it trains."""
+"""Lines at the head of a run: facts that its readers must know before it trains."""
 
 import numpy as np
 

@@ -63,7 +63,8 @@ def privacy(config: PrivacyConfig) -> Privacy | None:
 def evaluated_clients(config: Config) -> np.ndarray | None:
     """Returns ids of the clients whose accuracy counts, int64 ascending; None for all.
 
-    A pure function of the config: no attackers, and of the others `evaluate.sample` if it is given.
+    A pure function of the config: no attackers, and of the others `config.evaluate.sample`
+    if it is given.
     """
     num_clients = config.partition.num_clients
     generator = host_generator(config.seed, Purpose.EVALUATION, 0)

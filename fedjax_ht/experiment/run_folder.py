@@ -1,4 +1,4 @@
-"""The folder of a run: its config and data, its version, and what an earlier course left in it."""
+"""The folder of a run: its config and data, its version, and the results of an earlier course."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -58,11 +58,11 @@ def remember_config(
     """Writes config.json, with every entry that the folder holds.
 
     Args:
-      config: of the run.
-      entries: that it trains now.
+      config: the config of the run.
+      entries: the entries that it trains now.
       workdir: the run's folder.
-      prints: what `fingerprints` returned for the data, `weights.checksums` as "weights", and the
-        notes of `OWN`.
+      prints: the sums that `fingerprints` returned for the data, `weights.checksums` as "weights",
+        and the notes of `OWN`.
       writes: False checks alone.
 
     Raises:
@@ -114,7 +114,7 @@ def remember_fields(fields: dict[str, Any], workdir: Path) -> None:
 
 
 def read_config(workdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns a run's config as JSON values, and what it has noted of itself: "version", and what
+    """Returns a run's config as JSON values, and its notes on itself: "version", and the sums that
     `fingerprints` returned.
 
     Raises:
@@ -183,7 +183,7 @@ def completed(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _filled(fields: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """Adds what `known` has more than `fields`, in nested dictionaries, too."""
+    """Adds the items of `known` that `fields` lacks, in nested dictionaries, too."""
     filled = known | fields
     for name, value in fields.items():
         if isinstance(value, dict) and isinstance(known.get(name), dict):
@@ -192,8 +192,8 @@ def _filled(fields: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
 
 
 def start_again(folder: Path) -> Path | None:
-    """Moves aside what an earlier course of an entry left in its folder, its identity with it;
-    returns where that is now, None if nothing was left."""
+    """Moves aside the results that an earlier course of an entry left in its folder, and its
+    identity; returns their new folder, None if nothing was left."""
     results = _results(folder)
     if not results:
         return None
@@ -221,8 +221,8 @@ def _as_json(entry: Entry) -> dict[str, Any]:
 
 
 def _compared(fields: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
-    """Returns what must be the same in a run that goes on: fields, and the settings of the entries
-    that both courses have."""
+    """Returns the values that a resumed run must share: fields, and the settings of entries that
+    both courses have."""
     shared = {name: value for name, value in fields.items() if name not in NAMING}
     return flatten(shared | {label: entry | {"tuned": ""} for label, entry in entries.items()})
 

@@ -25,10 +25,10 @@ class Settled(NamedTuple):
     """The settings of a config that are known before any data is read.
 
     Attributes:
-      config: checked.
-      options: how the federation runs.
-      entries, methods: of each entry, by its label.
-      configs: the config with the training and model of each entry, by its label.
+      config: the checked config.
+      options: the options of the federation.
+      entries, methods: label -> the entry, and its method.
+      configs: label -> the config with the training and model of the entry.
     """
 
     config: Config
@@ -42,7 +42,7 @@ def settle(config: AnyConfig, trust: bool = True) -> Settled:
     """Checks all of a config that can be wrong without the data.
 
     Args:
-      config: what to run.
+      config: the config to check.
       trust: False refuses a config by which a user's own code is imported, before it is; see
         `named_code`.
 
@@ -91,7 +91,7 @@ def named_code(entries: Mapping[str, Entry], configs: Mapping[str, Config]) -> l
 
 
 def check_together(config: Config) -> None:
-    """Checks what depends on several fields and needs no data."""
+    """Checks the rules that join several fields and need no data."""
     last = config.trials - 1  # each trial has a seed of its own, and all fit in 32 bits
     for name, seed in (("seed", config.seed), ("partition.seed", config.partition.seed)):
         if seed + last > MAX_SEED:

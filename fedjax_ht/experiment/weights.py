@@ -38,7 +38,7 @@ def with_weights(
     model's of the same architecture, and so a server's that averages them.
 
     Args:
-      federation: of whole models.
+      federation: a federation of whole models.
       weights: name of an architecture -> a file, see `data.files.torch_files.load_state_dict`, or
         its arrays by name; or one file for all. "resnet34" also serves "resnet34_head1" and so on,
         "shared" the auxiliary model alone.

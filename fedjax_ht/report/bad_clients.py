@@ -16,9 +16,9 @@ def why_silent(name: str, history: Sequence[Row], rounds: int | None) -> str | N
     which uploads were outliers before; None where something arrived.
 
     Args:
-      name: label of the entry.
-      history: its rows.
-      rounds: how many rounds in a row make a silence.
+      name: the entry's label.
+      history: the entry's rows.
+      rounds: number of rounds in a row that make a silence.
     """
     if not all(silent(trial, rounds) for trial in by_trial(history)):
         return None
@@ -44,7 +44,7 @@ def outliers(far_off: Sequence[tuple[int, float]], most: int = MOST_NAMED) -> st
     of all, or its largest entry is, whichever is most; the text calls all three a norm.
 
     Args:
-      far_off: (id, factor) of each client, see `fedjax_ht.trust.robust.far_off`.
+      far_off: (id, factor) of each client, see `trust.outliers.outlier_scores`.
       most: clients that are named, those of the largest factors.
     """
     by_factor = operator.itemgetter(1)
@@ -66,7 +66,7 @@ def named(ids: Sequence[int | str]) -> str:
 
 
 class Notes:
-    """Notes on what goes wrong in the rounds of a run; each client once a trial and kind."""
+    """Notes on faults in the rounds of a run; each client once a trial and kind."""
 
     def __init__(self):
         self.noted: set[Hashable] = set()

@@ -1,4 +1,4 @@
-"""The entries of a table: what their rows share, and what keeps them from being compared.
+"""The entries of a table: the settings that their rows share, and those that forbid a comparison.
 
 Rows may be unequal: an entry is unfinished, has other rounds, or its folder came from a run with
 another recipe, other data or another split. They are shown, and nothing is concluded from them.
@@ -35,7 +35,7 @@ class Compared(NamedTuple):
     """The entries of a table.
 
     Attributes:
-      entries: in the order of the table, those without rows included.
+      entries: the entries in the order of the table, those without rows included.
       histories: label -> rows, of the entries that have an evaluation.
       unequal: label -> what sets its rows apart from those of the run that the table is of; a label
         without a line has the rows of that run.
@@ -72,7 +72,7 @@ class Compared(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """The result in a sentence, or what keeps the rows from having one."""
+        """The result in a sentence, or the reasons why the rows have none."""
         reasons = unequal_lines(self.unequal)
         if not reasons:
             sentence = headline(self.histories, self.baseline)
@@ -96,15 +96,15 @@ def compared(
     workdir: Path,
     version: int,
 ) -> Compared:
-    """Looks at what rows share, and what they do not.
+    """Compares the settings of the entries' rows.
 
     Args:
-      config: of the run that the table is of.
-      entries: of the table.
-      identities: that they must have, by label.
+      config: the config of the run that the table is of.
+      entries: the entries of the table.
+      identities: label -> the identity that the entry must have.
       histories: label -> rows; none for an entry that has not begun.
       workdir: the run's folder.
-      version: of the folder.
+      version: the version of the folder.
     """
     entries = tuple(entries)
     unequal, stored, rounds = {}, {}, {}
@@ -167,11 +167,11 @@ def _origin(stored: Identity | None, expected: Identity, version: int) -> list[s
 
 
 def shared_by(identities: Mapping[str, Identity], rounds: Mapping[str, int]) -> str:
-    """Writes what entries share: "All rows share data ... and 30 rounds; they differ in ...".
+    """Writes the entries' settings: "All rows share data ... and 30 rounds; they differ in ...".
 
     Args:
-      identities: of the entries, by label.
-      rounds: that each has done.
+      identities: label -> the entry's identity.
+      rounds: label -> number of rounds that the entry has done.
     """
     first = next(iter(identities.values()))
     names = {
@@ -214,7 +214,7 @@ def differing(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Returns a line for each name whose value differs, "rounds 6 (fedssa), 30 (local, fd)".
 
     Args:
-      values: of each entry, by label, each by name.
+      values: label -> the entry's values by name.
     """
     names = sorted({name for named in values.values() for name in named})
     lines = []

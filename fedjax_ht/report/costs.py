@@ -1,4 +1,4 @@
-"""The comparison of a run's entries by what it cost them to reach a target accuracy."""
+"""The comparison of a run's entries by their costs until a target accuracy."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -48,15 +48,17 @@ class Line(NamedTuple):
     """An entry's line of a comparison.
 
     Attributes:
-      accuracy, accuracy_std: of the best rounds on the test sets, mean and standard deviation (of
-        the population) over trials.
-      best_rounds: of each trial.
+      accuracy, accuracy_std: mean and standard deviation (of the population), over trials, of the
+        best rounds' accuracies on the test sets.
+      best_rounds: the best round of each trial.
       participants_accuracy: mean over trials of the highest accuracy of a round's participants; NaN
         without any.
-      server_accuracy: mean over trials of the best of the server's own model; NaN without one.
-      reached: how many trials reached the target.
+      server_accuracy: mean over trials of the best accuracy of the server's own model; NaN without
+        one.
+      reached: number of trials that reached the target.
       cost: the mean cost of these trials; None without any.
-      seconds_per_round, seconds: of all trials together, the median round and the whole run.
+      seconds_per_round, seconds: seconds of the median round and of the whole run, all trials
+        together.
     """
 
     accuracy: float
@@ -182,12 +184,12 @@ def summarise(history: Sequence[Row], target: float, score: str = "accuracy") ->
 def comparison_text(
     lines: Mapping[str, Line], target: float, origin: str, winner: str | None = None
 ) -> Document:
-    """Writes a comparison: the target, the table, and what its columns mean.
+    """Writes a comparison: the target, the table, and the meaning of its columns.
 
     Args:
       lines: label of an entry -> its line.
       target: the accuracy that costs are counted to, in [0, 1].
-      origin: where the target comes from.
+      origin: the words on where the target comes from.
       winner: label of the entry whose accuracy a page highlights.
     """
     aim = f"{100 * target:.2f} %"
@@ -237,8 +239,8 @@ def explanation(with_server: bool, several: bool) -> str:
     """Explains the columns of a comparison.
 
     Args:
-      with_server: whether there is a column of the server's own model.
-      several: whether there are several trials.
+      with_server: True with a column of the server's own model.
+      several: True with several trials.
     """
     accuracy = "Accuracies are those of the best round on the test sets"
     costs = (
@@ -271,7 +273,7 @@ def write_csv(
     Args:
       lines: label of an entry -> its line.
       target: the accuracy that costs are counted to, in [0, 1].
-      path: of the CSV.
+      path: path of the CSV.
       gains: label of an entry -> its clients' gains, in columns gain_...; cells of other entries
         are empty, and without gains there are no such columns.
     """

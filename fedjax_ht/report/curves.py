@@ -1,4 +1,4 @@
-"""Curves of a run: accuracy against rounds, and against what it cost to get there."""
+"""Curves of a run: accuracy against rounds, and against the costs until then."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -125,7 +125,7 @@ def accuracy_and_bytes(histories: Mapping[str, Sequence[Row]], target: float) ->
 
 
 def costs(histories: Mapping[str, Sequence[Row]]) -> Figure:
-    """Draws accuracy against what it took until then, of all clients together: bytes both ways,
+    """Draws accuracy against the costs until then, of all clients together: bytes both ways,
     training FLOPs, seconds. Of several entries the broad grey line is the frontier: the highest
     accuracy of any that had taken no more."""
     figure, axes = subplots(1, 3, sharey=True, figsize=(11, 4))
@@ -181,7 +181,7 @@ def draw_frontier(axes: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -
 
 
 def until_evaluations(trial: Sequence[Row], spent: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Sums what rounds took until each evaluation of one trial; `spent` is by row."""
+    """Sums the costs of rounds until each evaluation of one trial; `spent` is by row."""
     return np.cumsum(spent)[["accuracy" in row for row in trial]]
 
 
@@ -219,7 +219,7 @@ def draw_accuracy(
     """Draws the curves of `accuracy_curves`.
 
     Args:
-      axes: to draw on.
+      axes: the axes to draw on.
       histories: label of an entry -> rows.
       position: rows of one trial -> where its evaluations lie; the mean over trials is taken.
       score: the accuracy that is drawn.

@@ -19,7 +19,7 @@ def class_counts_picture(counts: Mapping[str, np.ndarray], class_names: Sequence
 
     Args:
       counts: name of a set -> int [classes].
-      class_names: of all classes.
+      class_names: names of all classes.
     """
     if len(class_names) > MOST:
         return _sizes_picture(counts)
@@ -53,7 +53,7 @@ def values_picture(values: Mapping[str, np.ndarray], label: str) -> Figure:
 
     Args:
       values: name -> its values, such as those of a channel.
-      label: what a value is.
+      label: the label of the axis, which names the kind of value.
     """
     figure, axes = subplots(figsize=(WIDTH, 2.6))
     edges = _edges(np.concatenate([np.ravel(each) for each in values.values()]))

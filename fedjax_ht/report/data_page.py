@@ -1,4 +1,4 @@
-"""A page that shows a data set: what was read, twenty samples, classes, and values."""
+"""A page that shows a data set: its facts, twenty samples, classes, and values."""
 
 import html
 import io
@@ -35,8 +35,8 @@ def write_data_page(dataset: Dataset, path: Path) -> Path:
     """Writes a page that needs no network.
 
     Args:
-      dataset: to show.
-      path: of the .html file.
+      dataset: the data set to show.
+      path: path of the .html file.
 
     Returns:
       The path.
@@ -55,7 +55,7 @@ def write_data_page(dataset: Dataset, path: Path) -> Path:
 
 
 def _facts(described: Description) -> Bullets:
-    """Lists what the two lines at the page's head have no room for."""
+    """Lists the facts that the two lines at the page's head have no room for."""
     facts = []
     if described.label:
         facts.append(f"label: column {described.label!r}")

@@ -32,7 +32,7 @@ class Gains(NamedTuple):
     """Clients' gains over local training, means over trials.
 
     Attributes:
-      median: of the gains, which lie in [-1, 1].
+      median: the median gain, in [-1, 1].
       gaining, losing: shares of the clients that gain and that lose beyond noise; NaN where the
         rows do not say how many test samples a client has, as those of an earlier version.
       worst_tenth: mean over the tenth of the clients that lose most, at least one.
@@ -137,7 +137,7 @@ def _paired(row: Row, reference: Row) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def gain_table(histories: Mapping[str, Sequence[Row]]) -> Document:
-    """Makes the table of `client_gains` with what its columns mean; without an entry of local
+    """Makes the table of `client_gains` with the meaning of its columns; without an entry of local
     training a line that says so, and of one entry alone an empty document."""
     if len(histories) < 2:
         return Document()

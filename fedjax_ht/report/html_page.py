@@ -90,7 +90,7 @@ def page(title: str, headline: str, lead: Sequence[str], sections: Mapping[str, 
     """Returns the page; sections without content are left out.
 
     Args:
-      title: of the browser's tab.
+      title: the title of the browser's tab.
       headline: the result in a sentence.
       lead: lines below it: what was run, and on what data.
       sections: heading -> content, in HTML.
@@ -124,8 +124,8 @@ def figure(path: Path, text: str) -> str:
     """Returns a figure of an SVG file with its caption.
 
     Args:
-      path: of the file, which becomes part of the page as an image of its own, so that the names
-        within two of them do not meet.
+      path: path of the file, which becomes part of the page as an image of its own, so that the
+        names within two of them do not meet.
       text: the caption.
     """
     return drawing(path.read_bytes(), path.stem, text)
@@ -147,9 +147,9 @@ def image(data: bytes, kind: str, description: str, style: str = "") -> str:
 
     Args:
       data: the image file.
-      kind: its MIME subtype, such as "png".
-      description: for readers who cannot see it.
-      style: its CSS class.
+      kind: the MIME subtype, such as "png".
+      description: the text for readers who cannot see it.
+      style: the CSS class; "" for none.
     """
     encoded = base64.b64encode(data).decode()
     attributes = f'alt="{html.escape(description)}"'

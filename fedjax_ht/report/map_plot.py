@@ -127,9 +127,9 @@ def feature_picture(
     class that it trains on as its marker.
 
     Args:
-      feature_map: the entry's.
-      class_names: of all classes.
-      architectures: of the clients shown.
+      feature_map: the map of the entry.
+      class_names: names of all classes.
+      architectures: architecture of each client shown.
     """
     classes = np.unique(feature_map.labels).tolist()
     colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(classes)}
@@ -196,10 +196,10 @@ def draw_space(axes: Axes, places: np.ndarray, feature_map: FeatureMap, colours:
     """Draws all clients' images, their means by class and the prototypes.
 
     Args:
-      axes: to draw on.
+      axes: the axes to draw on.
       places: float [m n + p, 2], of every client's images and of the prototypes.
       feature_map: the map of m clients, n images and p prototypes.
-      colours: of the classes.
+      colours: class -> its colour.
     """
     labels, clients = feature_map.labels, len(feature_map.clients)
     points, stars = np.split(places, [clients * len(labels)])

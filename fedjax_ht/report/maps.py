@@ -29,12 +29,12 @@ class FeatureMap(NamedTuple):
       round: rounds done.
       labels: int32 [n], the images' classes.
       clients: int32 [m], ids.
-      trains_on: bool [m, C], which classes a client has training images of.
-      features: for each client float32 [n, K]; K may differ between architectures.
-      prototypes: float32 [p, K], the server's; p is 0 without any.
+      trains_on: bool [m, C], the classes that a client has training images of.
+      features: one array a client, float32 [n, K]; K may differ between architectures.
+      prototypes: float32 [p, K], the server's prototypes; p is 0 without any.
       prototype_labels: int32 [p], their classes.
-      flat: name of an embedding -> float32 [m n + p, 2], where it puts all clients' features and
-        the prototypes.
+      flat: name of an embedding -> float32 [m n + p, 2], places of all clients' features and of the
+        prototypes.
     """
 
     round: int
@@ -60,12 +60,12 @@ def remember_map(
     the method has no features.
 
     Args:
-      label: of the entry.
-      experiment: of the run.
-      simulation, state: of the entry.
-      folder: of the entry.
-      write: whether this process writes; every process of a run makes the call.
-      warn: is told why there is no map.
+      label: the entry's label.
+      experiment: the experiment of the run.
+      simulation, state: the entry's simulation, and the state to map.
+      folder: the entry's folder.
+      write: True in the process that writes; every process of a run makes the call.
+      warn: called with the reason where there is no map.
     """
     if experiment.methods[label].view.features is None:
         return

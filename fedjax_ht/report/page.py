@@ -23,9 +23,10 @@ class Page(NamedTuple):
     """The contents of report.html.
 
     Attributes:
-      labels: of the entries, in order.
-      aim: of a comparison's table of costs; None for a run's own table.
-      command: how to repeat the run: command, versions, machine and commit, a line each.
+      labels: labels of the entries, in order.
+      aim: the target of a comparison's table of costs; None for a run's own table.
+      command: the instructions to repeat the run: command, versions, machine and commit, a line
+        each.
     """
 
     labels: tuple[str, ...]
@@ -56,15 +57,15 @@ def read_page(workdir: Path) -> Page | None:
 
 
 def results(shown: Compared, aim: Aim | None) -> Document:
-    """Makes the first table: of a comparison with what an accuracy costs, else of a run."""
+    """Makes the first table: of a comparison with the cost of an accuracy, else of a run."""
     if aim is None:
         return run_results(shown.histories, shown.winner)
     return costs(shown.histories, *aim, winner=shown.winner).text
 
 
 def text_of(shown: Compared, aim: Aim | None) -> Document:
-    """Makes what a command prints: the result in a sentence, warnings, tables, what their rows
-    share, and the entries' settings."""
+    """Makes the text that a command prints: the result in a sentence, warnings, tables, the
+    settings that rows share, and the entries' own."""
     blocks: list[Block] = []
     if sentence := shown.headline:
         blocks.append(Paragraph(sentence))

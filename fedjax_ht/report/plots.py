@@ -123,7 +123,7 @@ def split_picture(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
 
     Args:
       counts: int [clients, classes].
-      class_names: of all classes.
+      class_names: names of all classes.
     """
     clients, classes = counts.shape
     if classes > BUBBLES or clients > ROOM:
@@ -166,7 +166,7 @@ def image_grid(blocks: Mapping[str, np.ndarray], class_names: Sequence[str]) -> 
     Args:
       blocks: title -> images, float [n, H, W, 1 or 3] in [0, 1]; image i is of class i mod the
         number of classes.
-      class_names: of all classes.
+      class_names: names of all classes.
     """
     columns = min(len(class_names), 10)
     rows = [-(-len(images) // columns) for images in blocks.values()]

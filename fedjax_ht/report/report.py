@@ -53,12 +53,12 @@ def write_report(
     """Writes report.html into a run's folder, which has the pictures already.
 
     Args:
-      config: of the run.
-      experiment: built from it.
-      shown: its entries.
+      config: the config of the run.
+      experiment: the experiment built from it.
+      shown: the run's entries and their rows.
       results: the first table.
       workdir: the run's folder.
-      command: how to repeat the run, see `setting.repeat`.
+      command: the instructions to repeat the run, see `setting.repeat`.
     """
     histories = shown.histories
     folders = {entry.label: workdir / entry.folder for entry in shown.entries}
@@ -102,15 +102,15 @@ def size(config: Config) -> str:
 
 
 def entry_settings(entries: Iterable[Entry]) -> Bullets:
-    """Lists what each entry does not have at its default, and on what it was tuned."""
+    """Lists each entry's changes to the defaults, and its tuning."""
     return Bullets([described([entry]).removeprefix("* ") for entry in entries])
 
 
 def captions(
     histories: Mapping[str, Sequence[Row]], baseline: str | None = None
 ) -> dict[str, dict[str, str]]:
-    """Returns heading -> figure of plots/ -> its caption, which explains only what the figure has;
-    arguments as of `accuracy_curves`."""
+    """Returns heading -> figure of plots/ -> its caption, which explains only the figure's own
+    marks; arguments as of `accuracy_curves`."""
     trials = list(itertools.chain(*map(by_trial, histories.values())))
     accuracy = "The large mark is the best round, each small one an evaluation"
     costs = (

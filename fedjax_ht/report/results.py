@@ -1,4 +1,4 @@
-"""The tables of a run: what its entries reached, and what they sent."""
+"""The tables of a run: the accuracies of its entries, and the bytes that they sent."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ IMPORTANCE = (
 
 
 def run_results(histories: Mapping[str, Sequence[Row]], winner: str | None = None) -> Document:
-    """Makes the table of a run, one row an entry, and what its columns mean.
+    """Makes the table of a run, one row an entry, and the meaning of its columns.
 
     Accuracies are those of the best round on the test sets, "last" of the last round; of several
     trials means, with the standard deviation (of the population) behind them, and the best round of

@@ -20,7 +20,7 @@ MOST_NAMED = 5  # clients
 
 
 def to_watch(shown: Compared) -> list[str]:
-    """Returns what a reader of a result should not miss, a line each: how rows are unequal, and
+    """Returns the lines that a reader of a result should not miss: how rows are unequal, and
     `warnings`."""
     return [*unequal_lines(shown.unequal), *warnings(shown.histories)]
 

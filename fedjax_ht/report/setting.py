@@ -1,4 +1,4 @@
-"""Sentences on what was run, and how to run it again."""
+"""Sentences on the setting of a run, and on how to repeat it."""
 
 import shlex
 import sys
@@ -20,9 +20,9 @@ def setting(config: Config, experiment: Experiment, labels: Iterable[str] | None
     """Describes the federation and how entries train, in a few sentences.
 
     Args:
-      config: of the run.
-      experiment: built from it.
-      labels: of the entries; None is all.
+      config: the config of the run.
+      experiment: the experiment built from it.
+      labels: labels of the entries; None for all.
     """
     labels = list(experiment.entries if labels is None else labels)
     sizes = [len(client.train) for client in experiment.partitions[0]]

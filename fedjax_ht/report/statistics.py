@@ -48,8 +48,9 @@ class Difference(NamedTuple):
 
     Attributes:
       values: the difference of each trial.
-      interval: of the mean difference, by bootstrap over trials.
-      ahead, trials: in how many of how many trials it is above 0.
+      interval: the bootstrap interval of the mean difference, over trials.
+      ahead: number of trials in which the difference is above 0.
+      trials: number of all trials.
     """
 
     values: list[float]
@@ -187,9 +188,9 @@ def write_trials(
 
     Args:
       histories: label of an entry -> rows.
-      seed: of the first trial; each further trial has the next seed.
+      seed: the root seed of the first trial; each further trial has the next seed.
       splits: the trials' seeds of their splits.
-      path: of the CSV.
+      path: path of the CSV.
     """
     rows = []
     for label, history in histories.items():

@@ -134,8 +134,8 @@ def table_of(
 
     Args:
       rows: a row's cells by title.
-      titles: of all columns, in order; those without a cell in any row are left out.
-      importance, winner: see `Table`.
+      titles: titles of all columns, in order; those without a cell in any row are left out.
+      importance, winner: the fields of `Table`.
       missing: the cell of a row that lacks a column which another row has.
     """
     present = set().union(*rows)
