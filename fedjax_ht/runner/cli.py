@@ -23,8 +23,8 @@ def fail(error: Exception, code: int = 2, at_once: bool = False) -> NoReturn:
     """Prints an error as one line and ends the program.
 
     Args:
-      error: what is wrong.
-      code: of the exit; 2 for what was wrong from the start.
+      error: the error to print.
+      code: the exit code; 2 for an input that was wrong from the start.
       at_once: True gives other threads no time: they wait for what the end takes from them, and
         would print so.
     """
@@ -58,8 +58,8 @@ def parse_flags(arguments: list[str], takes_words: bool = False) -> list[str]:
 
 
 def unknown_flag(name: str, argument: str) -> str:
-    """Returns what to write instead of an unknown flag `name`, written as `argument`; of a command
-    with --config its `config_files.ConfigParser` knows the fields."""
+    """Returns a suggestion for an unknown flag `name`, written as `argument`; of a command with
+    --config its `config_files.ConfigParser` knows the fields."""
     if "config" in flags.FLAGS:
         parser: Any = flags.FLAGS["config"].parser  # absl declares the class of all parsers alone
         return parser.unknown_flag(name, argument)

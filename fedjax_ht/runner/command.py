@@ -18,9 +18,9 @@ class Command(NamedTuple):
     """A command of the program.
 
     Attributes:
-      module: that has its `main`.
-      about: what it does, for the overview.
-      takes_words: True for one that takes words beside flags.
+      module: name of the module that has its `main`.
+      about: a description for the overview.
+      takes_words: True for a command that takes words beside flags.
     """
 
     module: str
@@ -63,7 +63,7 @@ def main(command: str | None = None) -> None:
     """Runs a command on the command line's arguments.
 
     Args:
-      command: its name; by default it is the first argument.
+      command: the command's name; by default the first argument.
     """
     end_on_signals()  # before anything that takes time to import
     print_any_text()

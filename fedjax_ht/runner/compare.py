@@ -85,7 +85,7 @@ def comparison(config: Config, methods: Sequence[str] | None, trials: int | None
 
 
 def chosen_aim(score: str, target: float | None, share: float | None) -> Aim:
-    """Returns what the flags ask for.
+    """Returns the aim that the flags set.
 
     Raises:
       ValueError: a value is out of range, or both are given.

@@ -24,8 +24,8 @@ OPTIONS = ("method.options.", "partition.options.")  # fields that belong to a m
 
 
 class NamedConfig(NamedTuple):
-    """The value of --config: what was written, and what get_config returned, in which flags
-    --config.FIELD set fields."""
+    """The value of --config: the text that was written, and the result of get_config, in which
+    flags --config.FIELD set fields."""
 
     name: str
     fields: ConfigTree
@@ -45,7 +45,7 @@ class ConfigParser(flags.ArgumentParser):
         return NamedConfig(argument, config)
 
     def unknown_flag(self, name: str, argument: str) -> str:
-        """Returns what to write instead of an unknown flag `name`, written as `argument`: for a
+        """Returns a suggestion for an unknown flag `name`, written as `argument`: for a
         field of the config, --config.FIELD."""
         fields = known_fields()
         if name in fields:
@@ -108,7 +108,7 @@ def define_field(config: ConfigTree, path: str, flag_values: flags.FlagValues) -
 
 
 def read_config_file(named: str) -> ConfigTree:
-    """Returns what get_config of a config file returns, locked: fields can be set, none added.
+    """Returns the result of a config file's get_config, locked: fields can be set, none added.
 
     Args:
       named: a file, or the name of a config that comes with the library; and behind a colon the

@@ -38,13 +38,13 @@ _USAGE = "`get NAME`, `list` or `show NAME`, and --data_dir=DIR if that is not d
 
 
 def command(arguments: Sequence[str], data_dir: str, page: str | None = None, **options) -> None:
-    """Does what the command line asks for: ["get", NAME], ["list"] or ["show", NAME].
+    """Runs the action that the command line names: ["get", NAME], ["list"] or ["show", NAME].
 
     Args:
       arguments: the words of the command line.
       data_dir: the folder of the sets' files.
-      page: the file to write, of `show`; None for one by the set's name.
-      **options: of `load_dataset`, for `show`.
+      page: path of the file that `show` writes; None for one by the set's name.
+      **options: options of `load_dataset`, for `show`.
 
     Raises:
       ValueError, OSError, ImportError: one line.
@@ -62,7 +62,7 @@ def command(arguments: Sequence[str], data_dir: str, page: str | None = None, **
 
 
 def show(dataset: Dataset, page: Path) -> None:
-    """Prints what was read of a data set, and writes a page that shows it."""
+    """Prints the facts of a data set, and writes a page that shows it."""
     print("\n".join(describe(dataset).lines))
     print(f"written: {write_data_page(dataset, page)}")
 
@@ -76,7 +76,7 @@ def page_name(name: str) -> str:
 
 
 def line(listed: Listed) -> str:
-    """Returns the line of a data set: its name, what it is, and whether it is there."""
+    """Returns the line of a data set: its name, its kind, and whether it is there."""
     if listed.size is None:  # nothing is downloaded
         return f"{listed.name:<20}{listed.about}"
     state = f"is there: {listed.present[0]}" if listed.present else "is not there"

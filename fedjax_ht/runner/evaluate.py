@@ -42,8 +42,8 @@ class LoadedRun(NamedTuple):
     """A run as its newest checkpoint left it.
 
     Attributes:
-      experiment: that its config was built to.
-      simulation, state: of one entry.
+      experiment: the experiment built from the run's config.
+      simulation, state: the simulation of one entry, and its newest saved state.
       method: the label of this entry.
     """
 
@@ -59,7 +59,7 @@ def load_run(workdir: Path | str, method: str | None = None, trust: bool = False
     Args:
       workdir: the folder of the run.
       method: the label of an entry, by default of the first.
-      trust: as of `own_methods.read_trusted_run`.
+      trust: True lets code that the run's config names be run, see `own_methods.read_trusted_run`.
 
     Raises:
       ValueError, OSError: there is no run there, or none of this method, its data are others now,
@@ -107,10 +107,10 @@ def export(state: PyTree, path: Path | str, module: nn.Module) -> None:
     """Writes a client's state; as .safetensors so that `config.model.weights` takes its model back.
 
     Args:
-      state: the client's.
+      state: the state of the client.
       path: .npz for all of it, keyed by path ("params/base/conv1/kernel"); .safetensors for its
         model by torch's names, see `models.weights.state_dict`.
-      module: of the client's bucket.
+      module: the model of the client's bucket.
 
     Raises:
       ValueError: another suffix, or a state without a model.

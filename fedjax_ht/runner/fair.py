@@ -19,12 +19,12 @@ RATE = "training.learning_rate"
 
 
 def space_of(method: str, config: Config, recipe: Space | None = None) -> Space:
-    """Returns what is searched of a method: the learning rate, other fields of the recipe, and the
+    """Returns the search space of a method: the learning rate, other fields of the recipe, and the
     options that the method's factory declares with a `core.annotations.SearchRange`.
 
     Args:
       method: name of the method.
-      config: of the comparison; its learning rate is the middle of the range.
+      config: the config of the comparison; its learning rate is the middle of the range.
       recipe: fields of `training` with their values or ranges, alike for all methods. They come
         before a method's own options, so that all methods are searched at the same draws of them.
     """
@@ -34,7 +34,7 @@ def space_of(method: str, config: Config, recipe: Space | None = None) -> Space:
 
 
 def check_recipe(recipe: Space) -> None:
-    """Checks that all methods have what a comparison searches beside the methods' own options.
+    """Checks that all methods have the settings searched beside the methods' own options.
 
     Raises:
       ValueError: a setting is no field of `training`.
@@ -73,11 +73,11 @@ def fairly_tuned(
     takes the first trial's seed and split.
 
     Args:
-      config: of the comparison.
+      config: the config of the comparison.
       methods: entries to tune.
       points: settings of each, at least 2.
       workdir: the comparison's folder; searches are in search/ there.
-      tell: is given a line about every point.
+      tell: called with a line about every point.
       recipe: fields of `training` that are searched, too, see `space_of`.
 
     Raises:

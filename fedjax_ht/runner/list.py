@@ -79,7 +79,7 @@ def models() -> dict[str, Entry]:
 
 
 def _inputs(shape: InputShape, vocabulary: int | None) -> str:
-    """Returns what a model takes, in words."""
+    """Returns the inputs of a model, in words."""
     if vocabulary:
         return f"texts of {vocabulary:,} tokens"
     return f"{'x'.join(map(str, shape))} {'images' if len(shape) == 3 else 'windows'}"

@@ -25,7 +25,7 @@ from fedjax_ht.runner.config_files import read_config_file
 
 
 def read_trusted_run(workdir: Path, trust: bool) -> tuple[Config, Experiment]:
-    """Returns what `run_folder.read_run` does, of a run with methods of a user's own, too.
+    """Returns the result of `run_folder.read_run`, of a run with methods of a user's own, too.
 
     Args:
       workdir: the folder, which may come from anybody.

@@ -44,12 +44,12 @@ class Search(NamedTuple):
     """The fixed parts of a search.
 
     Attributes:
-      experiment: whose entries are the points.
-      config: that it was built from.
+      experiment: the experiment, with the points as its entries.
+      config: the config that it was built from.
       workdir: the search's folder.
       simulation: labels of points that share a program -> their simulation.
       caught: numbers of signals; one in it stops the search, when the round in progress is saved.
-      tell: is given a line about every point.
+      tell: called with a line about every point.
     """
 
     experiment: Experiment
@@ -71,12 +71,12 @@ def searched(
     """Searches among entries, on the config's split and seeds.
 
     Args:
-      config: of the run; its `entries` are replaced.
-      labels: of the points, as entries are written.
-      halvings: how often the worse half of the points ends.
+      config: the config of the run; its `entries` are replaced.
+      labels: labels of the points, as entries are written.
+      halvings: number of times that the worse half of the points ends.
       together: points that train in one program; None is 1 on CPU, elsewhere all.
       workdir: the search's folder. A second call goes on from what is in it.
-      tell: is given a line about every point.
+      tell: called with a line about every point.
 
     Raises:
       ValueError, OSError: the config is wrong or has no validation sets, or `workdir` is in use or

@@ -40,9 +40,9 @@ def join_processes(
 
     Args:
       coordinator: HOST:PORT of process 0.
-      processes: their number.
-      process: the number of this one, from 0.
-      seconds: how long to wait for the others.
+      processes: number of processes.
+      process: the number of this process, from 0.
+      seconds: time to wait for the other processes, in seconds.
 
     Raises:
       ValueError: the three do not fit together.

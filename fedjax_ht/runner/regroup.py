@@ -16,9 +16,10 @@ class Trained(NamedTuple):
     """Points that were trained in one program.
 
     Attributes:
-      simulation: of their trials, those of the first point before those of the next.
-      restored: its state and history.
-      labels: of the points, in this order.
+      simulation: the simulation of the points' trials, those of the first point before those of the
+        next.
+      restored: the simulation's state and history.
+      labels: labels of the points, in this order.
     """
 
     simulation: Simulation
@@ -33,8 +34,8 @@ def regrouped(
 
     Args:
       target: the simulation of these points' trials.
-      labels: of the points, in its order.
-      trials: of each point.
+      labels: labels of the points, in the order of their trials.
+      trials: number of trials of each point.
       sources: label -> the points that it was trained with.
     """
     state = target.init()

@@ -44,9 +44,9 @@ def show(
 
     Args:
       workdir: the run's folder.
-      warn: is given lines about trouble.
-      show_result: is given the text before anything is drawn.
-      trust: as of `own_methods.read_trusted_run`.
+      warn: called with each line about trouble.
+      show_result: called with the text before anything is drawn.
+      trust: True lets code that the run's config names be run, see `own_methods.read_trusted_run`.
 
     Returns:
       The result as text, and the files written; none where the folder is read-only.

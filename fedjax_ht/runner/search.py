@@ -128,7 +128,7 @@ def rounds_trained(points: int, at: Sequence[int]) -> int:
     """Returns the cost of a search in rounds of one point.
 
     Args:
-      points: that it begins with.
+      points: number of points that the search begins with.
       at: the rounds after which half of them end, see `rungs`.
     """
     total, before = 0, 0

@@ -56,7 +56,7 @@ def _cell(scores: Mapping[str, float], label: str) -> str:
 
 
 def budget(config: Config, points: int, halvings: int) -> str:
-    """Returns what a search spends, in words."""
+    """Returns the cost of a search, in words."""
     trained = rounds_trained(points, rungs(config.rounds, halvings))
     splits = "1 split" if config.trials == 1 else f"{config.trials} splits"
     return (

@@ -1,4 +1,4 @@
-"""Trains and evaluates what a config describes, from the start or from where a run in the same
+"""Trains and evaluates the entries of a config, from the start or from where a run in the same
 folder stopped."""
 
 from collections.abc import Callable, Iterable, Mapping
@@ -59,7 +59,7 @@ class Result(NamedTuple):
       histories: label -> rows, see `simulation.history`.
       summary: the result in a sentence, warnings and tables, as Markdown.
       files: the files written; none where a finished run was shown from a read-only folder.
-      experiment: what was run.
+      experiment: the objects of the run.
     """
 
     histories: dict[str, list[Row]]
@@ -89,14 +89,15 @@ def train_and_evaluate(
     `Interrupted`. Of a finished run in a read-only folder the result is shown.
 
     Args:
-      config: what to run, such as `fedjax_ht.base_config()`.
+      config: the config of the run, such as `fedjax_ht.base_config()`.
       workdir: the folder to write to.
-      progress_fn: is given the label of an entry and its new row.
-      warn: is given lines about trouble.
-      stage: is given two lines on the data that were read, and a line when something begins: the
-        run, every entry that has rounds to do, and drawing.
-      aim: makes the first table a comparison's, of what reaching an accuracy cost.
-      show_result: is given the summary before anything is drawn, which may take minutes.
+      progress_fn: called with the label of an entry and its new row.
+      warn: called with each line about trouble.
+      stage: called with two lines on the data that were read, and with a line when something
+        begins: the run, every entry that has rounds to do, and drawing.
+      aim: the target accuracy of a comparison, whose costs the first table then shows; None for a
+        run's own table.
+      show_result: called with the summary before anything is drawn, which may take minutes.
       config_file: "FILE[:ARGUMENT]" that registers the config's own methods; by it `report` and
         `evaluate` know them again.
 
@@ -157,8 +158,8 @@ def _announce(
     stage: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Says what was read, what runs on it and where it is written, and what about the split may
-    have been meant otherwise."""
+    """Tells of the data, the run on them and its folder, and warns of a split that may have been
+    meant otherwise."""
     for line in describe(experiment.dataset).lines:
         stage(line)
     stage(f"{setting(config, experiment)} {place}.")
@@ -167,7 +168,7 @@ def _announce(
 
 
 def _drawing(config: Config) -> str:
-    """Returns the line that says what is drawn: maps of features may take minutes."""
+    """Returns the line about drawing: maps of features may take minutes."""
     if config.report.maps == "none":
         return "drawing plots"
     return "drawing plots and maps (without: --config.report.maps=none)"
@@ -187,7 +188,7 @@ def _begin(
     config_file: str | None,
     writes: bool,
 ) -> dict[str, Identity]:
-    """Compares a run with what its folder holds, and notes it there; returns the identities of its
+    """Compares a run with the one in its folder, and notes it there; returns the identities of its
     entries."""
     entries = experiment.entries.values()
     weights = [as_run(entry, config).model.weights for entry in entries]
@@ -228,12 +229,12 @@ def write_results(
     """Writes the summary, plots and report of a run.
 
     Args:
-      config: of the run.
-      experiment: that it was built to.
-      shown: its entries.
-      page: what the first table and the report's head say.
+      config: the config of the run.
+      experiment: the experiment built from it.
+      shown: the run's entries and their rows.
+      page: the contents of the first table and of the report's head.
       workdir: the run's folder.
-      warn: is given lines about maps that cannot be drawn.
+      warn: called with each line about a map that cannot be drawn.
 
     Returns:
       The paths of the pictures and of the report.

@@ -42,9 +42,9 @@ class Listeners(NamedTuple):
     """Functions that a run calls as it goes on.
 
     Attributes:
-      progress: is given every row, or None.
-      warn: is given lines about trouble.
-      stage: is given a line when something begins that takes time.
+      progress: called with the entry's label and each new row, or None.
+      warn: called with each line about trouble.
+      stage: called with a line when something begins that takes time.
     """
 
     progress: ProgressFn | None
@@ -64,11 +64,11 @@ def train_entry(
     """Trains an entry from its newest checkpoint on.
 
     Args:
-      label: of the entry.
-      experiment: that the run's config was built to.
-      config: of the run.
-      folder: of the entry, in the run's.
-      listeners: are told how it goes.
+      label: the entry's label.
+      experiment: the experiment built from the run's config.
+      config: the config of the run.
+      folder: the entry's folder, in the run's.
+      listeners: the functions to call as it goes on.
       caught: numbers of signals; one in it stops the run when the round in progress is saved.
       writable: False for a run on a read-only disk, which must be finished.
 
@@ -191,7 +191,7 @@ class _Course:
 
     @contextlib.contextmanager
     def put_off(self, round: int, is_last: bool) -> Iterator[None]:
-        """Puts off to the next round what cannot be written now because too much is open."""
+        """Puts off to the next round a file that cannot be written now because too much is open."""
         try:
             yield
         except OSError as error:
@@ -229,7 +229,7 @@ def _prepare_start(
     listeners: Listeners,
     writes: bool,
 ) -> None:
-    """Checks that an entry can start at round 0, and moves aside what is left of another course."""
+    """Checks that an entry can start at round 0, and moves aside the results of another course."""
     gone = missing(as_run(experiment.entries[label], config).model.weights)
     if gone:
         raise ValueError(f"no weights at {gone[0]}, which {label} starts from at round 0")
@@ -242,7 +242,7 @@ def _prepare_start(
 
 
 def _compiling(label: str, experiment: Experiment, config: Config) -> str:
-    """Returns the line about what is compiled in the first round."""
+    """Returns the line about the programs compiled in the first round."""
     devices = config.devices or len(jax.devices())
     num_programs = len(experiment.federations[label].buckets)
     programs = "1 architecture" if num_programs == 1 else f"{num_programs} architectures"
@@ -257,8 +257,8 @@ def with_noted_lanes(label: str, experiment: Experiment, noted: Path, writes: bo
     that it goes on with the same.
 
     Args:
-      label: of the entry.
-      experiment: that has it.
+      label: the entry's label.
+      experiment: the experiment that has the entry.
       noted: a JSON file, architecture -> lanes.
       writes: False notes nothing.
     """
