@@ -120,7 +120,7 @@ def apply_argument(
     """Applies the string argument of a config.
 
     Args:
-      config: what the config file describes.
+      config: the config that the file describes.
       argument: the text behind the colon, parts with commas between them.
       setters: further arguments of this config, name -> (config, value) -> None; `clients=50`
         calls `setters["clients"]`.

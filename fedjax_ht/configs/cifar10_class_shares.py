@@ -115,9 +115,10 @@ def setting(dataset_name, fedral_blocks, argument, **setters):
     """Returns the setting on a data set.
 
     Args:
-      dataset_name: of the data set.
+      dataset_name: name of the data set.
       fedral_blocks: FedRAL's option `blocks`.
-      argument, **setters: as of `apply_argument`, beside clients= and recipe=.
+      argument: the argument of the config, see `apply_argument`.
+      **setters: further setters of `apply_argument`, beside clients= and recipe=.
     """
     config = base_config()
     config.method = method_config("fedssa")

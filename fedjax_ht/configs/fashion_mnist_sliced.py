@@ -62,8 +62,8 @@ def with_argument(config, argument, **shared):
     """Applies a config's argument, and the setting's options of distilling methods.
 
     Args:
-      config: of DFRD's setting.
-      argument: as of `apply_argument`.
+      config: a config of DFRD's setting.
+      argument: the argument of the config, see `apply_argument`.
       **shared: options of all three methods. DENSE has merge="mul" beside them.
     """
     config = apply_argument(config, argument, rounds=1)

@@ -7,7 +7,8 @@
 
 FedKTL's Table 9 with the generator of natural images and as many classes as CIFAR-100 has, none of
 which the generator has seen: 2, 9 or 23 images of each (shots=9, shots=23), tested on what is left
-of 53 a class. Every `partition.seed` draws other images. Needs `tiny_imagenet_32.npz` in `data/`.
+of 53 a class. Every `config.partition.seed` draws other images. Needs `tiny_imagenet_32.npz` in
+`data/`.
 """
 
 from fedjax_ht.configs import few_shot_fedktl

@@ -43,7 +43,7 @@ def from_plain(kind: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
     Args:
       kind: the section's dataclass.
       values: a plain value of each of its fields; others are left alone.
-      prefix: what stands before a field's name in messages, "training.".
+      prefix: text before a field's name in messages, such as "training.".
 
     Raises:
       ValueError: a value is not allowed, as `core.bounds.check_value` says. One line.
