@@ -33,7 +33,7 @@ from fedjax_ht.deploy.secure_sums import SHARE_BYTES, uplink_vector
 
 MAX_STATES = 1000
 """Most states that a client keeps, of all runs together. In one run a server may go back to about
-`checkpoint.every` by `checkpoint.keep` of them."""
+`config.checkpoint.every` by `config.checkpoint.keep` of them."""
 
 
 class RoundRequest(NamedTuple):

@@ -34,7 +34,7 @@ def open_audit(folder: Path, tell: Callable[[str], None]) -> Audit:
     A line that cannot be written is lost, and ends nothing.
 
     Args:
-      folder: of this side; it is made where it is missing.
+      folder: the folder of this side; it is made where it is missing.
       tell: takes a line where the log cannot be written, once.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ class _Handler(logging.handlers.RotatingFileHandler):
 
     Attributes:
       tell: takes a line.
-      has_told: whether it has been told.
+      has_told: True after the first line that could not be written.
     """
 
     tell: Callable[[str], None]

@@ -24,7 +24,7 @@ class Bounded:
 
     Attributes:
       client: the connections.
-      max_bytes: of a response that carries a message.
+      max_bytes: most bytes of a response that carries a message.
     """
 
     def __init__(self, client: httpx.Client, max_bytes: int):

@@ -67,16 +67,16 @@ class Client(NamedTuple):
 
     Attributes:
       plan: the config.
-      client_id: from 0.
+      client_id: number of the client, from 0.
       init_id: id of the client whose first state it has: its own, or its architecture's first.
-      data: its samples, on its device.
+      data: the client's samples, on its device.
       counts: split -> number of samples.
-      noise: that it adds itself; None where it adds none.
+      noise: the noise that it adds itself; None where it adds none.
       downlink_form: shapes and dtypes of the server's messages.
-      initial_weights: of its model; () where it starts from random ones.
-      programs: its compiled functions.
+      initial_weights: weights of its model; () where it starts from random ones.
+      programs: the client's compiled functions.
       hello: header of its reply to "hello".
-      folder: of its states, a folder for each run.
+      folder: the folder of its states, a folder for each run.
       tell: takes a line for the people at the client's own machine.
     """
 
@@ -108,10 +108,10 @@ def make_client(
 
     Args:
       plan: the config, the same as the server's.
-      client_id: from 0.
-      dataset: its samples.
-      indices: of the samples for training, validation and test.
-      folder: for its states, and beside them the count of its noise.
+      client_id: number of the client, from 0.
+      dataset: the client's samples.
+      indices: indices of the samples for training, validation and test.
+      folder: the folder for its states, and beside them the count of its noise.
       tell: takes a line for the people at the client's own machine.
       entropy: draws the secrets of its noise.
       max_epsilon: a reply that would take epsilon beyond it is an error instead.
@@ -230,9 +230,9 @@ def read_samples(
     """Reads a client's data set, and which of its samples train, validate and test.
 
     Args:
-      name: of the data set, such as "npz:client_3.npz"; a table's features are standardised here.
+      name: name of the data set, such as "npz:client_3.npz"; a table's features are standardised.
       data_dir: folder of the data sets that have no path in their name.
-      image_size: to which images are scaled; None leaves them.
+      image_size: side in pixels to which images are scaled; None leaves them.
 
     Raises:
       ValueError, OSError: the set cannot be read, does not say which samples test, or has none. One

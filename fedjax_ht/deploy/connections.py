@@ -96,7 +96,7 @@ class _Connection(socket.socket):
     """A connection that says when it is closed.
 
     Attributes:
-      address: of the other side.
+      address: the address of the other side.
       on_closed: takes the address.
     """
 

@@ -1,4 +1,4 @@
-"""The clients that a server reaches: by which functions, and what they say of themselves."""
+"""The clients that a server reaches: the functions to reach them, and their headers."""
 
 import json
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def all_headers(
     most_samples: int,
     audit: Audit,
 ) -> ClientHeaders:
-    """Returns what each client of a run says, or has said, of itself; see `server.make_server`."""
+    """Returns each client's header by id, the run's kept one first; see `server.make_server`."""
     known = read_clients(folder / CLIENTS_FILE)
     present = contact_clients(plan, transport, plan.num_clients, warn, most_samples, audit)
     headers = present | known
@@ -104,7 +104,7 @@ def contact_clients(
 
 
 def _problem(plan: Plan, client: int, header: dict[str, Any], most_samples: int) -> str:
-    """Says why a client is left out for what it says of itself; "" where it is not."""
+    """Says why a client is left out because of its header; "" where it is not."""
     if client >= plan.num_clients:
         return f"the config has clients 0 to {plan.num_clients - 1}"
     if name := invalid_hello(header):
@@ -119,7 +119,7 @@ def _problem(plan: Plan, client: int, header: dict[str, Any], most_samples: int)
 
 
 def write_clients(path: Path, headers: ClientHeaders) -> None:
-    """Writes what the clients of a run say of themselves."""
+    """Writes the headers of a run's clients."""
     kept = {}
     for client, header in sorted(headers.items()):
         kept[str(client)] = {name: header[name] for name in KEPT_ENTRIES}

@@ -43,8 +43,8 @@ def flower_transport(
       patience: seconds to wait for clients that are not connected.
       timeout: seconds that clients have to reply.
       tell: takes a line for whoever watches the server.
-      limit: of the numbers in a sum, see `secagg.secure_sum`.
-      audit: of the server.
+      limit: bound on the numbers in a sum, see `secagg.secure_sum`.
+      audit: the log of the server.
     """
     clients = _NodeClients(
         link=link, patience=patience, timeout=timeout, tell=tell, limit=limit, audit=audit
@@ -57,7 +57,7 @@ class _NodeClients:
     """The clients behind Flower's nodes; the public methods are those of `Transport`.
 
     Attributes:
-      link, patience, timeout, tell, limit, audit: as of `flower_transport`.
+      link, patience, timeout, tell, limit, audit: the arguments of `flower_transport`.
       hellos: node id -> header of its client's reply to "hello", of nodes that are online.
       refused: ids of online nodes that are left out.
       silent: node id -> time before which it is not asked again, of nodes that have not answered.
@@ -88,7 +88,7 @@ class _NodeClients:
             time.sleep(MEET_SECONDS)
 
     def _greet_all(self, nodes: set[int], hello: Envelope) -> None:
-        """Asks nodes who their clients are."""
+        """Asks nodes for the headers of their clients."""
         requests, now = {}, time.monotonic()
         for node in nodes:
             if self.silent.get(node, now) <= now:

@@ -67,7 +67,7 @@ class Allowance:
 
 
 class Watch(NamedTuple):
-    """Functions that a gate tells what it sees.
+    """Functions that a gate calls for each request.
 
     Attributes:
       on_known: takes the address that a signed request is from, and its node.
@@ -92,8 +92,8 @@ def gate(
       app: takes the requests that pass.
       identify: names the node that has signed a request.
       status_of: (call, node, body) -> `mailbox.PASSES`, or the code of a refusal.
-      allowance: of replies.
-      watch: is told of requests.
+      allowance: the bytes of replies that nodes may upload.
+      watch: the functions to tell of requests.
     """
 
     async def decide(scope, receive) -> tuple[int | None, int, bytes]:
@@ -216,9 +216,9 @@ def signing_node(state: LinkState, is_keyed: bool, headers: Mapping[bytes, bytes
     """Returns the node whose key has signed a request's time, None for a stranger.
 
     Args:
-      state: of the SuperLink.
-      is_keyed: whether a key must be registered; otherwise an unknown one is registered here.
-      headers: the request's.
+      state: the state of the SuperLink.
+      is_keyed: True passes registered keys alone; False registers an unknown one here.
+      headers: the headers of the request.
     """
     try:
         public, signature = (

@@ -100,9 +100,9 @@ def invalid_entry(header: dict[str, Any], kind: str, expected: Expected) -> str:
     """Names the first entry of a reply in a round that is missing or invalid; "" without any.
 
     Args:
-      header: of a reply without "error".
-      kind: of the request: "train" or "evaluate".
-      expected: what the server knows of the client.
+      header: the header of a reply without "error".
+      kind: the kind of the request: "train" or "evaluate".
+      expected: the entries that the server expects of the client.
     """
     if kind == "train":
         if not isinstance(header.get("finite"), bool):
@@ -143,8 +143,8 @@ def admitted_metrics(
     """Takes out of a client's metrics those of the method; they become columns of files.
 
     Args:
-      metrics: of a reply to "train".
-      names: of the method's metrics.
+      metrics: the metrics of a reply to "train", by name.
+      names: names of the method's metrics.
 
     Returns:
       {name: value}, NaN where the client does not say it; and other names, which are refused.

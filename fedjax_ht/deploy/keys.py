@@ -53,8 +53,8 @@ def make_key(folder: Path, client_id: int, server: str) -> tuple[Path, Path]:
 
     Args:
       folder: gets client3, client3.pub and client3.server, of client 3.
-      client_id: from 0.
-      server: HOST:PORT.
+      client_id: number of the client, from 0.
+      server: the server's address, HOST:PORT.
 
     Returns:
       The paths of the private and of the public key.

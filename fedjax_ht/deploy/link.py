@@ -84,7 +84,7 @@ def open_link(
       tell: takes a line for whoever watches the server.
       client_ca: file of the authority that signs clients' certificates: whoever has none gets no
         further than TLS. None asks for none.
-      audit: of the server.
+      audit: the log of the server.
 
     Raises:
       OSError: the server cannot listen there. One line.
@@ -196,12 +196,12 @@ class _Nodes:
     """The nodes behind the gate; the public methods are those of `Link`.
 
     Attributes:
-      state: of Flower's SuperLink.
+      state: the state of Flower's SuperLink.
       mailbox: the store of its objects.
-      allowance: of the bytes that nodes upload.
-      run_id: id of its run.
-      visits: what the gate has seen.
-      audit: of the server.
+      allowance: the bytes that nodes may upload.
+      run_id: id of the SuperLink's run.
+      visits: the requests that the gate has refused, and the addresses of clients.
+      audit: the log of the server.
     """
 
     state: LinkState

@@ -53,8 +53,8 @@ class Exchange(NamedTuple):
 
     Attributes:
       request_id, reply_id: names of the two objects, 64 hexadecimal digits.
-      request: what the node takes.
-      max_bytes: of the reply.
+      request: the message that the node takes.
+      max_bytes: most bytes of the reply.
     """
 
     request_id: str
@@ -109,9 +109,9 @@ class Mailbox(ObjectStore):
         """Decides about a request of a node: `PASSES`, or the code of its refusal.
 
         Args:
-          call: of `CALLS`.
+          call: a name in `CALLS`.
           node: id of the node that has signed the request.
-          body: of the request.
+          body: the body of the request.
         """
         try:
             request = CALLS[call].FromString(body)

@@ -52,7 +52,8 @@ def with_stage(envelope: Envelope, configs: Mapping[str, Any]) -> Envelope:
 
     Args:
       envelope: any message without a stage.
-      configs: of Flower's half: numbers, texts, byte strings, and lists of one kind of these.
+      configs: the values of Flower's half: numbers, texts, byte strings, and lists of one kind of
+        these.
     """
     values, strings, arrays = {}, {}, dict(envelope.arrays)
     for name, value in configs.items():
@@ -99,8 +100,8 @@ def masked_reply(
     """Replies to a stage of SecAgg+ as a client.
 
     Args:
-      request: the server's, with a stage.
-      context: Flower's, with the client's keys and shares.
+      request: the server's message, with a stage.
+      context: Flower's context, with the client's keys and shares.
       answer: makes the reply whose vector leaves masked, to the request without the stage.
 
     Raises:
@@ -157,7 +158,7 @@ def check_stage(config: Mapping[str, Any], node: int) -> None:
     """Refuses a stage after which the server would know more than a sum of `MIN_CLIENTS` clients.
 
     Args:
-      config: of the server's message.
+      config: the values of the server's message.
       node: id of this client's node.
 
     Raises:

@@ -67,8 +67,8 @@ def from_bytes(data: bytes, max_bytes: int | None = None) -> Envelope:
 
     Args:
       data: the bytes.
-      max_bytes: of all arrays together, as they are written, see `array_bytes`; None for any
-        number.
+      max_bytes: most bytes of all arrays together, as they are written, see `array_bytes`; None for
+        any number.
 
     Raises:
       ValueError: the bytes are no message, or a longer one. One line.
@@ -224,7 +224,7 @@ def max_bytes(form: PyTree) -> int:
     """Computes the bytes of a message's arrays, as they are written, where it sends all its rows.
 
     Args:
-      form: see `unpack`.
+      form: the message's form, a pytree of `jax.ShapeDtypeStruct`, see `unpack`.
     """
     size = 0
     for name, leaf in _named_leaves(form):

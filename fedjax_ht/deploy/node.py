@@ -87,9 +87,9 @@ class _Connection:
       address: HOST:PORT of the server.
       patience: seconds in which a server that refuses this client is tried again.
       tell: takes a line for the people at the client's own machine.
-      audit: of the client.
+      audit: the log of the client.
       refused_since: time of the first refusal, None while the server does not refuse.
-      is_unreachable: whether the server could not be reached at the last try.
+      is_unreachable: True if the server could not be reached at the last try.
     """
 
     address: str
@@ -171,12 +171,12 @@ def run_node(
       certificate: file of the authority that signed the server's certificate, None without TLS.
       key: the client's private key, None for a new one.
       respond: answers a message.
-      stop: is asked between messages.
+      stop: called between messages; True ends the function.
       tell: takes a line for the people at the client's own machine.
       patience: seconds in which a server that refuses this client is tried again.
       identity: files of the client's own certificate and its key, for a server that asks for one.
-      max_bytes: of the arrays of a message of the server, see `messages.max_bytes`.
-      audit: of the client.
+      max_bytes: most bytes of the arrays of a message of the server, see `messages.max_bytes`.
+      audit: the log of the client.
 
     Raises:
       DeploymentEnded: the server refused this client all the while.

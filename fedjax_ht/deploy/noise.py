@@ -58,8 +58,8 @@ class Noise(NamedTuple):
     """The noise that one side adds.
 
     Attributes:
-      name: of its count in the ledger: all that its cost depends on.
-      count_per_draw: what one reply, or server step, adds to the count.
+      name: name of its count in the ledger: all that its cost depends on.
+      count_per_draw: number that one reply, or server step, adds to the count.
       epsilon: count -> epsilon of all draws so far.
       path: the ledger, a file, see `add_to_ledger`.
       entropy: draws secrets.
@@ -116,8 +116,8 @@ def update_noise(privacy: Privacy, sends_payload: bool, path: Path, entropy: Ent
     """Returns the noise on updates or on their sum, which hides a client as a whole.
 
     Args:
-      privacy: of unit "client" or "upload".
-      sends_payload: whether uplinks have numbers at all; without any, epsilon is 0.
+      privacy: a privacy of unit "client" or "upload".
+      sends_payload: True if uplinks have any numbers; without them epsilon is 0.
       path: the ledger.
       entropy: draws secrets.
     """
@@ -181,15 +181,15 @@ def draw(noise: Noise | None) -> tuple[np.ndarray | tuple, float | None]:
 
 
 def add_to_ledger(path: Path, name: str, increment: int) -> int:
-    """Adds to a number of a ledger, a small file of what one side has sent so far.
+    """Adds to a number of a ledger, a small file that counts one side's messages so far.
 
     The numbers outlive the program, and counts never decrease. One process writes a ledger: its
     folder is locked by the command.
 
     Args:
       path: the file.
-      name: of the number, which is 0 before it is first added to.
-      increment: what is added.
+      name: name of the number, which is 0 before it is first added to.
+      increment: the number to add.
 
     Returns:
       The new number, which is on disk.
@@ -205,7 +205,7 @@ def add_to_ledger(path: Path, name: str, increment: int) -> int:
 
 
 def record_epsilons(path: Path, epsilons: Mapping[int, float]) -> tuple[float, list[str]]:
-    """Records in a ledger what clients say of their own epsilons; each one's last word counts.
+    """Records the epsilons that clients report in a ledger; each client's last report counts.
 
     Args:
       path: the file.

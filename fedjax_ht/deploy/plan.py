@@ -48,14 +48,14 @@ class Plan(NamedTuple):
     """A config that can be deployed.
 
     Attributes:
-      label: of the config's first entry, the one that is run.
-      config: the config with what that entry changes.
-      method: with the config's privacy and defences; its settings are the secret of the noise, see
-        `noise.noisy_method`.
-      options: of the federation's rounds.
+      label: label of the config's first entry, the one that is run.
+      config: the config with that entry's changes.
+      method: the method with the config's privacy and defences; its settings are the secret of the
+        noise, see `noise.noisy_method`.
+      options: the options of the federation's rounds.
       channel: transforms of the messages.
-      fields: what both sides must have alike, field -> JSON value.
-      secure_sums: whether the server gets sums of uplinks alone, see `secure_sums`.
+      fields: values that both sides must have alike, field -> JSON value.
+      secure_sums: True if the server gets sums of uplinks alone, see `secure_sums`.
     """
 
     label: str
@@ -80,7 +80,7 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
     """Checks that a config can be deployed.
 
     Args:
-      config: as for a simulation. Of several entries the first is run.
+      config: the config, like a simulation's. Of several entries the first is run.
       secure_sums: the flag --secure_sums.
 
     Raises:
@@ -171,7 +171,7 @@ def make_models(plan: Plan, task: Task) -> Federation:
 
 
 def description(plan: Plan) -> dict[str, Any]:
-    """Returns what one side tells the other of its version and config, JSON values."""
+    """Returns the version and config that one side tells the other, JSON values."""
     return {
         "version": version("fedjax_ht"),
         "fields": plan.fields | {"secure_sums": plan.secure_sums},

@@ -31,10 +31,10 @@ class ClientReply(NamedTuple):
     """A client's reply in a round.
 
     Attributes:
-      header: of the reply.
+      header: the header of the reply.
       uplink: the method's message as NumPy arrays, None where it was not finite; in a secure sum
         the client's share, see `secure_sums`.
-      cost: of the downlink and of the uplink.
+      cost: costs of the downlink and of the uplink on the wire.
     """
 
     header: dict[str, Any]
@@ -240,7 +240,7 @@ def _stacked_uplinks(
 
 
 def _result(replies: list[ClientReply], metrics: list[str], size: int) -> ClientResult:
-    """Stacks what replies say of their rounds, [size], without the uplinks."""
+    """Stacks the results in the replies' headers, [size], without the uplinks."""
     headers = [reply.header for reply in replies]
     finite = _padded([header["finite"] for header in headers], size, bool)
     values = {}

@@ -103,7 +103,7 @@ def _exchange(
     score: bool,
     seconds: Seconds | None,
 ) -> tuple[SimulationState, dict[str, Answers]]:
-    """Hands on what the clients have replied, as `simulation.round.Round.exchange`."""
+    """Hands on the clients' replies, as `simulation.round.Round.exchange`."""
     return state, stacked_answers(server, state, replies)
 
 
@@ -125,7 +125,7 @@ def _serve(
 def _complete(
     server: Server, replies: Mapping[int, ClientReply], report: RoundReport
 ) -> RoundReport:
-    """Adds to a report what clients say in their headers."""
+    """Adds the values of the clients' headers to a report."""
     headers = [reply.header for reply in replies.values()]
     if server.plan.unit != "upload":  # there clients do not report their seconds
         longest = max(header["seconds"] for header in headers)

@@ -61,12 +61,12 @@ def serve(
       plan: the config.
       workdir: gets config.json, run.json, metrics.csv and the like, checkpoints, and summary.md; no
         other program may write there.
-      transport: how messages reach clients.
+      transport: the functions by which messages reach clients.
       tell: takes a line for whoever watches the server.
       entropy: draws the secrets of the server's noise.
       patience: seconds to wait for a client where none can be reached.
-      most_samples: that a client may say it has.
-      audit: of the server.
+      most_samples: most samples that a client may say it has.
+      audit: the log of the server.
 
     Raises:
       ValueError, OSError: `workdir` cannot be used, or a client cannot be reached. One line.
@@ -128,15 +128,15 @@ class _Records:
     descriptors or of room ends no run that it passes by.
 
     Attributes:
-      server: of the run.
+      server: the server of the run.
       checkpointer: writes checkpoints.
-      workdir: of the tables.
+      workdir: the folder of the tables.
       tell: takes a line for whoever watches the server.
-      divergence: what was told of training that diverges.
-      notes: what was told of the clients.
+      divergence: the notes on training that diverges.
+      notes: the notes on clients that have been told.
       num_written: rows that the tables have.
-      is_due: whether a checkpoint is to be written.
-      failures: rounds in a row after which something could not be written.
+      is_due: True if a checkpoint is to be written.
+      failures: number of rounds in a row after which something could not be written.
     """
 
     server: Server
@@ -155,7 +155,7 @@ class _Records:
             self.tell(f"round {row['round']}: {line}")
 
     def after_round(self, state: SimulationState, history: list[Row]) -> bool:
-        """Tells of a round and writes what is due, see `run_rounds`."""
+        """Tells of a round and writes the files that are due, see `run_rounds`."""
         config, row = self.server.plan.config, history[-1]
         self.tell(_round_line(row, config.rounds))
         for line in self.notes.of(self.server.plan.label, row):
@@ -168,7 +168,7 @@ class _Records:
         return False
 
     def _written(self, state: SimulationState, history: list[Row]) -> bool:
-        """Writes what is due; returns whether it could, and raises after `MOST_FAILURES`."""
+        """Writes the due files; returns whether it could, and raises after `MOST_FAILURES`."""
         try:
             if self.is_due:
                 self.checkpointer.save(state, history)

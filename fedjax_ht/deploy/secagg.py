@@ -143,7 +143,7 @@ def _grid(
     """Returns the part of Flower's `Grid` that the stages call, with a link behind it.
 
     Args:
-      link, requests, max_bytes: as of `secure_sum`.
+      link, requests, max_bytes: the arguments of `secure_sum`.
       lost: gets the nodes that do not answer, with the reason.
       headers: gets the header of each node whose client has trained.
     """

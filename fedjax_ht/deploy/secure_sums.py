@@ -1,4 +1,4 @@
-"""Secure sums: which uplinks the server gets as a sum alone, and what it makes of the sum.
+"""Secure sums: the uplinks that the server gets as a sum alone, and its use of the sum.
 
 An uplink is one vector: each plain array; of each `Masked` its values, 0 where they are not sent,
 and its mask, 0 or 1. Of a sum over k clients the server makes k uplinks in which nothing is left of
@@ -131,7 +131,7 @@ def split_sum(form: PyTree, total: np.ndarray, clients: Sequence[int]) -> dict[i
     """Makes uplinks whose sum is that of the clients' own, as in the module's text.
 
     Args:
-      form: of one uplink.
+      form: the form of one uplink, a pytree of `jax.ShapeDtypeStruct`.
       total: float64 [n], the sum of the clients' `uplink_vector`s, masks to within 1/4.
       clients: ids of the clients in the sum.
 
@@ -193,9 +193,9 @@ def mask_stream(key: bytes, modulus: int, shapes: Sequence[tuple[int, ...]]) -> 
     Flower's own `pseudo_rand_gen` folds a key to 32 bits first, few enough to try them all.
 
     Args:
-      key: of one use.
+      key: a key for this one use.
       modulus: must be `MODULUS`.
-      shapes: of the arrays.
+      shapes: shapes of the arrays.
 
     Raises:
       ValueError: another modulus.
@@ -221,8 +221,8 @@ def with_mask_stream(function: FunctionType, **replaced: Any) -> FunctionType:
     Flower's own function stays as it is: other users of flwr in this process keep theirs.
 
     Args:
-      function: of a module of Flower's SecAgg+.
-      **replaced: other names of that module, with what the copy takes for them.
+      function: a function of a module of Flower's SecAgg+.
+      **replaced: values that the copy takes for further names of that module.
 
     Raises:
       RuntimeError: the function draws no masks by the name known here, so that its masks would be

@@ -46,7 +46,7 @@ class Server(NamedTuple):
       plan: the config.
       federation: the models, and the clients of each.
       counts: split -> number of samples, int64 [num_clients].
-      flops: of a round of each client, float64 [num_clients].
+      flops: FLOPs of a round of each client, float64 [num_clients].
       run: name of this run, for the clients' folders.
       forms: bucket name -> the form of its uplinks.
       metrics: bucket name -> names of the metrics of its clients' training.
@@ -55,14 +55,14 @@ class Server(NamedTuple):
       serve: `simulation.serving.serve_trials`.
       first: `simulation.trials.first_server`.
       pretrained: `Pretrained.variables` of the method, on its device.
-      noise: that the server adds itself; None where it adds none.
+      noise: the noise that the server adds itself; None where it adds none.
       ledger: file of what was sent under noise, see `noise.add_to_ledger`.
-      saved: for each checkpoint that is kept, its `last_round`, int32 [num_clients].
-      transport: how messages reach clients.
+      saved: `last_round` of each checkpoint that is kept, int32 [num_clients].
+      transport: the functions by which messages reach clients.
       warn: takes a line for whoever watches the server.
       patience: seconds to wait for a client where none can be reached.
-      most_samples: that a client may say it has.
-      audit: of the server.
+      most_samples: most samples that a client may say it has.
+      audit: the log of the server.
     """
 
     plan: Plan
@@ -106,15 +106,15 @@ def make_server(
 
     Args:
       plan: the config.
-      transport: how messages reach clients.
+      transport: the functions by which messages reach clients.
       run: a name for this run, letters and digits.
       warn: takes a line for whoever watches the server.
-      folder: of the run.
+      folder: the folder of the run.
       entropy: draws the secrets of the server's noise.
-      keep: how many checkpoints a run keeps.
+      keep: number of checkpoints that a run keeps.
       patience: seconds to wait for a client where none can be reached.
-      most_samples: that a client may say it has, of each split.
-      audit: of the server.
+      most_samples: most samples of a split that a client may say it has.
+      audit: the log of the server.
 
     Raises:
       ValueError: a client is missing, two of them have different tasks, or the ledger cannot be
@@ -182,7 +182,7 @@ def leave_out(server: Server, client: int, when: str, reason: str) -> None:
 
 
 def expected_entries(server: Server, client: int) -> Expected:
-    """Returns what the server knows beforehand of a client's replies."""
+    """Returns the entries that the server expects in a client's replies."""
     bucket = server.federation.buckets[server.federation.assignment[client]]
     unit = server.plan.unit
     return Expected(
