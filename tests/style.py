@@ -99,14 +99,20 @@ REFERENCE = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)+)(?:\(\))?`")
 """A dotted name in backticks, such as a function of a module or an attribute of a class."""
 WORDED = (
     "checkpoints",
+    "configs",
     "core",
     "data",
+    "deploy",
+    "experiment",
     "generators",
     "losses",
     "methods",
     "metrics",
     "models",
     "ops",
+    "report",
+    "runner",
+    "simulation",
     "trust",
 )
 """Packages whose entries are noun phrases, and whose references name things that exist."""

@@ -61,7 +61,7 @@ def hold_out(data: Data, quiz_size: int) -> Data:
     """Moves a client's first training samples to the split "quiz", where more are left to train on.
 
     Args:
-      data: the client's.
+      data: the data of the client.
       quiz_size: samples of the quiz; a client with no more than these has none.
     """
     indices, count = data.splits["train"]
@@ -74,7 +74,7 @@ class Form(NamedTuple):
     """Settings of a client's virtual step.
 
     Attributes:
-      guide: what the vectors guide.
+      guide: the outputs that the vectors guide.
       training: local training, whose rate, batch size and order the step has.
       study_batches, quiz_batches: numbers of batches.
     """
@@ -130,11 +130,11 @@ def vector_gradient(
     """Computes g, Masked float32 [C, D], and the quiz's loss after the virtual step.
 
     Args:
-      form: see `Form`.
-      bucket: the client's.
-      client: its state, with the model as "params" and "stats".
+      form: the settings of the virtual step.
+      bucket: the bucket of the client.
+      client: a state with the model as "params" and "stats".
       vectors: V, float [C, D].
-      data: the client's, as `hold_out` makes it.
+      data: the data of the client, as `hold_out` makes it.
       key: folds into the order of the study samples and dropout.
     """
     training, size = form.training, form.training.batch_size
@@ -202,7 +202,7 @@ def fedl2g(
 
     Args:
       training: local training.
-      guide: what the vectors guide, "logits" (FedL2G-l) or "features" (FedL2G-f).
+      guide: the outputs that the vectors guide, "logits" (FedL2G-l) or "features" (FedL2G-f).
       server_lr: eta_s; None takes 0.1 for logits and 100 for features.
       warmup: rounds in which the guiding vectors alone are trained.
       study_batches: batches of the virtual step.

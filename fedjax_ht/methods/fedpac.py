@@ -62,7 +62,7 @@ class Uplink(NamedTuple):
     """A client's upload.
 
     Attributes:
-      params: its model {"base", "head"}.
+      params: the client's model {"base", "head"}.
       classes: Masked float32 [C, 2 K], of each class h_i and behind it the class mean.
       variance: float32 scalar, V_i.
       num_samples: Metadata(int32), the client's number of training samples.
@@ -147,7 +147,7 @@ def serve(old: Server, uploads: Received) -> Server:
 
     Args:
       old: the state so far.
-      uploads: of the architecture's clients.
+      uploads: uploads of the architecture's clients.
     """
     uplink = uploads.uplink
     weights = client_weights(uploads, uplink.num_samples)

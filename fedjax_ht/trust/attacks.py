@@ -43,8 +43,8 @@ class Attack:
     It is also the section `attack` of a config.
 
     Attributes:
-      kind: What attackers do with labels, uploads or counts (docs/bad_clients.md); none: nobody
-        attacks.
+      kind: Manipulation of labels, uploads or counts by the attackers (docs/bad_clients.md); none:
+        nobody attacks.
       share: Share of the clients that attack, to the nearest number.
       strength: Strength s of the attack, a factor on what it adds.
       seed: Seed of the choice of attackers, and of the direction of a shift.

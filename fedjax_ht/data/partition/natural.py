@@ -29,8 +29,8 @@ def natural(
     Args:
       tested: samples that test. "random": a random part of a client's own samples. "last": the
         last part in stored order, which for recordings is time; validation comes before.
-        "new_groups": clients train on all they have, and the samples of groups that are nobody's
-        test, dealt out at random: how well do models serve people they never met.
+        "new_groups": clients train on all they have, and the samples of groups that no client has
+        test, dealt out at random, which measures how well models serve people they never met.
       train_share: share of a client's samples that train; with tested="new_groups" all that do not
         validate.
       val_share: share of a client's samples that validate.

@@ -96,11 +96,11 @@ def mean_parts(
     """Averages each group's uploads.
 
     Args:
-      federation: of the buckets.
+      federation: the federation, whose buckets form the groups.
       parts: the shared parameters so far, which stay where no client of a group with samples
         arrived.
       received: uplinks of type `averaging.ModelUplink`.
-      part: what is shared.
+      part: the part of a model that clients share.
 
     Returns:
       The new shared parameters of each group; weights are those of `averaging.client_weights`.

@@ -73,7 +73,7 @@ def require_plain_sgd(name: str, training: LocalTraining) -> None:
     """Raises a ValueError unless the optimizer is SGD without momentum, decay and clipping.
 
     Args:
-      name: of the method, which takes a client's way for its steps times the learning rate.
+      name: name of the method, which takes a client's way for its steps times the learning rate.
       training: the recipe.
     """
     reason = _not_plain(training.optimizer)

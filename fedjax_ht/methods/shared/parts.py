@@ -30,8 +30,8 @@ def train_part(
     Args:
       training: local training.
       part: "base", the feature extractor, or "head".
-      bucket: the client's.
-      client: its state, with the model as "params" and "stats"; other entries stay.
+      bucket: the bucket of the client.
+      client: a state with the model as "params" and "stats"; other entries stay.
       data: the client's view of the data.
       key: folds into shuffles and dropout.
       regulariser: (features float [B, K], batch) -> scalar added to the loss; None adds nothing.

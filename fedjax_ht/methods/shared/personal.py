@@ -75,10 +75,10 @@ def train_both(
 
     Args:
       training: local training.
-      bucket: the client's.
+      bucket: the bucket of the client.
       client: a state as `init_both` makes it.
-      data, ctx: as `client_update` gets them.
-      optimizers: of "own", "shared" and "beside".
+      data, ctx: the client's data and context, as `client_update` gets them.
+      optimizers: "own", "shared" and "beside" -> the optimizer of that part.
       personal: the personal model's parameters from that dict, whose shared entry is a constant
         there.
       beside: further parameters, trained on the personal model's loss.
