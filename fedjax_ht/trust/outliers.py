@@ -163,7 +163,7 @@ def size_ratios(num_clients: int, summarised: list[SummarisedPart]) -> jax.Array
     ratio. Ratios of honest clients are in benchmarks/results/honest_uploads.csv.
 
     Args:
-      num_clients: of the federation.
+      num_clients: the number of clients in the federation.
       summarised: the round's uploads.
 
     Returns:
