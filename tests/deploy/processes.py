@@ -20,7 +20,7 @@ from tests.deploy.sites import small_config
 
 
 def get_config(argument=None):
-    return small_config({method!r}, rounds={rounds})
+    return small_config({method!r}, rounds={rounds}, clients={clients})
 """
 
 
@@ -34,12 +34,13 @@ def present_spans(num_rounds: int, victim: int, missed: list[int]) -> list[tuple
     return spans
 
 
-def made_ready(folder: Path, method: str, rounds: int) -> int:
+def made_ready(folder: Path, method: str, rounds: int, clients: int = 4) -> int:
     """Writes config, certificates, keys and all samples; returns the port to listen at."""
-    (folder / "config.py").write_text(CONFIG.format(method=method, rounds=rounds))
+    config = CONFIG.format(method=method, rounds=rounds, clients=clients)
+    (folder / "config.py").write_text(config)
     certificates(folder / "certs")
     command(folder, "split", "--workdir=sites").wait()
-    for i in range(4):
+    for i in range(clients):
         key(folder, i)
     return free_port()
 

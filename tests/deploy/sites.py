@@ -22,13 +22,13 @@ CLOCK = ("seconds_round", "seconds_evaluation", "seconds_client", "wasted_lane_s
 FIXED = (0xDEADBEEF, 0xCAFEF00D, 0x8BADF00D, 0xFEEDFACE)
 
 
-def small_config(method: str = "fedproto", rounds: int = 2):
-    """Returns a config of 4 clients with two perceptrons and 120 images in all."""
+def small_config(method: str = "fedproto", rounds: int = 2, clients: int = 4):
+    """Returns a config of clients with two perceptrons, and 30 images for each."""
     config = base_config()
     config.method = method_config(method)
-    config.partition.num_clients = 4
+    config.partition.num_clients = clients
     config.partition.options.alpha = 1.0
-    config.dataset.subset = 120
+    config.dataset.subset = 30 * clients
     config.rounds = rounds
     config.checkpoint.every = 1
     config.model.group = "mlp2"
