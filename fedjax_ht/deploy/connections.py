@@ -117,7 +117,7 @@ class Listener(socket.socket):
     """A listening socket that takes no more connections than there may be.
 
     Attributes:
-      connections: all open ones.
+      connections: the open connections.
     """
 
     connections: Connections

@@ -67,7 +67,7 @@ class Allowance:
 
 
 class Watch(NamedTuple):
-    """Functions that a gate calls for each request.
+    """Functions that a gate calls for signed and for refused requests.
 
     Attributes:
       on_known: takes the address that a signed request is from, and its node.

@@ -181,7 +181,7 @@ def draw(noise: Noise | None) -> tuple[np.ndarray | tuple, float | None]:
 
 
 def add_to_ledger(path: Path, name: str, increment: int) -> int:
-    """Adds to a number of a ledger, a small file that counts one side's messages so far.
+    """Adds to a number of a ledger, a small file on the messages that one side has sent.
 
     The numbers outlive the program, and counts never decrease. One process writes a ledger: its
     folder is locked by the command.

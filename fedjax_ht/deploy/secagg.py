@@ -58,7 +58,7 @@ def secure_sum(
       link: a `link.Link`.
       requests: node id -> the request that its client gets once all have each other's shares.
       max_bytes: node id -> bytes that the arrays of each of its replies may have.
-      limit: larger numbers, positive or negative, are cut to it.
+      limit: bound on numbers, positive or negative; larger ones are cut to it.
       timeout: seconds that clients have for each of the four stages.
     """
     lost: dict[int, str] = {}

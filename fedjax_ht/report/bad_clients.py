@@ -18,7 +18,7 @@ def why_silent(name: str, history: Sequence[Row], rounds: int | None) -> str | N
     Args:
       name: the entry's label.
       history: the entry's rows.
-      rounds: number of rounds in a row that make a silence.
+      rounds: number of rounds in a row that make a silence; None for no number.
     """
     if not all(silent(trial, rounds) for trial in by_trial(history)):
         return None

@@ -1,4 +1,4 @@
-"""The entries of a table: the settings that their rows share, and those that forbid a comparison.
+"""The entries of a table: the settings that their rows share, and reasons against a comparison.
 
 Rows may be unequal: an entry is unfinished, has other rounds, or its folder came from a run with
 another recipe, other data or another split. They are shown, and nothing is concluded from them.
@@ -167,7 +167,7 @@ def _origin(stored: Identity | None, expected: Identity, version: int) -> list[s
 
 
 def shared_by(identities: Mapping[str, Identity], rounds: Mapping[str, int]) -> str:
-    """Writes the entries' settings: "All rows share data ... and 30 rounds; they differ in ...".
+    """Writes the shared settings: "All rows share data ... and 30 rounds; they differ in ...".
 
     Args:
       identities: label -> the entry's identity.

@@ -23,8 +23,8 @@ class Cost(NamedTuple):
     """The cost of reaching a target.
 
     Attributes:
-      rounds: until the target.
-      bytes, flops: sent and received, and computed in training, by all clients together.
+      rounds: rounds until the target.
+      bytes, flops: bytes sent and received, and FLOPs of training, by all clients together.
       client_elements, client_flops: numbers uploaded, and FLOPs computed, by one client that takes
         part in every round.
     """
@@ -189,7 +189,7 @@ def comparison_text(
     Args:
       lines: label of an entry -> its line.
       target: the accuracy that costs are counted to, in [0, 1].
-      origin: the words on where the target comes from.
+      origin: words on the origin of the target.
       winner: label of the entry whose accuracy a page highlights.
     """
     aim = f"{100 * target:.2f} %"
@@ -239,8 +239,8 @@ def explanation(with_server: bool, several: bool) -> str:
     """Explains the columns of a comparison.
 
     Args:
-      with_server: True with a column of the server's own model.
-      several: True with several trials.
+      with_server: True if there is a column of the server's own model.
+      several: True if there are several trials.
     """
     accuracy = "Accuracies are those of the best round on the test sets"
     costs = (

@@ -92,7 +92,7 @@ def page(title: str, headline: str, lead: Sequence[str], sections: Mapping[str, 
     Args:
       title: the title of the browser's tab.
       headline: the result in a sentence.
-      lead: lines below it: what was run, and on what data.
+      lead: lines below it: the setting of the run, and its data.
       sections: heading -> content, in HTML.
     """
     shown = []

@@ -129,7 +129,7 @@ def feature_picture(
     Args:
       feature_map: the map of the entry.
       class_names: names of all classes.
-      architectures: architecture of each client shown.
+      architectures: the architecture of each client shown.
     """
     classes = np.unique(feature_map.labels).tolist()
     colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(classes)}

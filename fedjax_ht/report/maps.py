@@ -26,7 +26,7 @@ class FeatureMap(NamedTuple):
     """Features of one entry's clients in the first trial.
 
     Attributes:
-      round: rounds done.
+      round: number of rounds done.
       labels: int32 [n], the images' classes.
       clients: int32 [m], ids.
       trains_on: bool [m, C], the classes that a client has training images of.

@@ -65,7 +65,7 @@ def results(shown: Compared, aim: Aim | None) -> Document:
 
 def text_of(shown: Compared, aim: Aim | None) -> Document:
     """Makes the text that a command prints: the result in a sentence, warnings, tables, the
-    settings that rows share, and the entries' own."""
+    settings that all rows share, and each entry's."""
     blocks: list[Block] = []
     if sentence := shown.headline:
         blocks.append(Paragraph(sentence))

@@ -45,8 +45,8 @@ class ConfigParser(flags.ArgumentParser):
         return NamedConfig(argument, config)
 
     def unknown_flag(self, name: str, argument: str) -> str:
-        """Returns a suggestion for an unknown flag `name`, written as `argument`: for a
-        field of the config, --config.FIELD."""
+        """Returns a suggestion for an unknown flag `name`, written as `argument`: for a field of
+        the config, --config.FIELD."""
         fields = known_fields()
         if name in fields:
             setting = f"--config.{name}={argument.partition('=')[2] or 'VALUE'}"

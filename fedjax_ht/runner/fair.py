@@ -74,8 +74,8 @@ def fairly_tuned(
 
     Args:
       config: the config of the comparison.
-      methods: entries to tune.
-      points: settings of each, at least 2.
+      methods: the entries to tune.
+      points: number of settings of each, at least 2.
       workdir: the comparison's folder; searches are in search/ there.
       tell: called with a line about every point.
       recipe: fields of `training` that are searched, too, see `space_of`.

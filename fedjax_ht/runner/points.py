@@ -74,7 +74,7 @@ def searched(
       config: the config of the run; its `entries` are replaced.
       labels: labels of the points, as entries are written.
       halvings: number of times that the worse half of the points ends.
-      together: points that train in one program; None is 1 on CPU, elsewhere all.
+      together: number of points that train in one program; None is 1 on CPU, elsewhere all.
       workdir: the search's folder. A second call goes on from what is in it.
       tell: called with a line about every point.
 

@@ -45,7 +45,7 @@ class BucketPlan(NamedTuple):
 
     Attributes:
       rows: each trial's participants as rows of the bucket, int [...].
-      layout: row of each participant in the order in which they run, int64 [P].
+      layout: the participants' rows in the order in which they run, `PADDING` elsewhere, int64 [P].
       participants, scored: `roster.by_trial` of the two layouts.
       states: the clients' states on the devices; the schedules name slots in them.
       schedule: the schedule of the participants' training, on the devices.

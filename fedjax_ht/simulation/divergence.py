@@ -22,7 +22,7 @@ class Divergence:
     """Reads the rows of a run in their order, and notes each kind of divergence once a trial.
 
     Args:
-      num_classes: C; None compares no losses.
+      num_classes: number of classes; None compares no losses.
       history: rows of an earlier course of the run, whose notes were told then.
     """
 

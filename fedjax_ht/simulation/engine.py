@@ -56,7 +56,7 @@ class Blueprint:
       federation: the buckets; their weights are an argument.
       mesh: the devices.
       batch_size: samples of a forward pass that scores.
-      keep_trained: clients keep what their training left, because an evaluation scores it.
+      keep_trained: True if clients keep what their training left, because an evaluation scores it.
       client_store: name in `STORES`.
       statistics: the statistics that norms of the server's model take in its evaluation.
       outlier_bound: `SimulationOptions.refuse_outliers`, 0 beside `privacy`.

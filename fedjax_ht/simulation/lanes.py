@@ -92,7 +92,7 @@ def simulation_lanes(
       federation: the buckets.
       counts: the clients' training samples, int [trials, num_clients].
       training: the recipe of the clients.
-      options: if they have numbers, these.
+      options: the options; numbers of lanes in them are taken as they are.
 
     Raises:
       ValueError: a bucket has no number, or there are fewer devices than the options want.

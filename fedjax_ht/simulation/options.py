@@ -29,8 +29,8 @@ class SimulationOptions:
       seed: the seed of every random choice but the split of the data.
       participation: share of clients in a round; see `participants`.
       drop_rate: share of a round's participants whose uplink is lost after training, rounded down.
-      shared_init: all clients of one architecture start from the same weights (released code), else
-        each from its own.
+      shared_init: True starts all clients of one architecture from the same weights (released
+        code), else each starts from its own.
       evaluate: "received" scores a client after it took the newest downlink, "trained" as its
         training left it.
       evaluate_train: True scores clients on their training samples as well, as "train_accuracy".
@@ -44,7 +44,7 @@ class SimulationOptions:
         `lanes.choose_lanes`.
       devices: number of devices to shard the clients over; None takes all.
       client_store: "device" or "host", where the states of clients at rest live.
-      uplink, downlink: transforms of what crosses the wire, in order.
+      uplink, downlink: transforms of the messages on the wire, in order.
       refuse_outliers: bound on the largest entry and the length of an upload, in multiples of the
         round's median; an upload beyond it does not reach the server, see
         `outliers.without_outliers`. 0 refuses none; nor is any refused beside `privacy`.

@@ -94,8 +94,8 @@ class Profile:
 
         Args:
           clients: int [m], ids.
-          flops: float64 [m], of their training in the round.
-          down, up: arrays [m], what they were sent, and sent.
+          flops: float64 [m], FLOPs of their training in the round.
+          down, up: costs of their downloads and of their uploads, arrays [m].
         """
         work = {"flops": flops, "up": up.bytes, "down": down.bytes}
         stages = []

@@ -30,13 +30,14 @@ class RoundReport(NamedTuple):
       arrived: number of uplinks that the server got, those of earlier rounds among them.
       not_finite: ids of clients whose result was not finite; they kept their old state and were
         left out.
-      accuracy: rule -> float64 [m], of the participants as their training left them, before
-        anything came down, on their own test sets; NaN without samples, of attackers, and where
+      accuracy: rule -> accuracy of the participants as their training left them, before anything
+        came down, on their own test sets, float64 [m]; NaN without samples, of attackers, and where
         nobody is scored. Empty where nobody of the federation has any.
       metrics: means over the participants whose result was finite; none in a round without
         participants.
       server_metrics: metrics that the method's server computed.
-      uplink, downlink: sums over clients; dropped clients sent nothing that counts.
+      uplink, downlink: costs on the wire, summed over clients; dropped clients sent nothing that
+        counts.
       wasted_lane_steps: share of the steps of all lanes in which a lane had finished and waited for
         its chunk.
       server_finite: False where the server's step made something that is not finite, and its last
@@ -84,9 +85,9 @@ class Evaluation(NamedTuple):
     """Accuracy of every client.
 
     Attributes:
-      accuracy: split -> rule -> float64 [num_clients], NaN where a client has no sample.
-      counts: split, and "train" -> int64 [num_clients], samples; of a split, 0 for who was not
-        evaluated.
+      accuracy: split -> rule -> accuracy, float64 [num_clients], NaN where a client has no sample.
+      counts: split, and "train" -> number of samples, int64 [num_clients]; of a split, 0 for
+        clients that were not evaluated.
       global_accuracy: "head" -> accuracy of the server's model on all clients' test samples; empty
         without a model.
     """

@@ -48,7 +48,7 @@ class Server(NamedTuple):
 
     Attributes:
       step: `serve_trials`, compiled.
-      seeds: uint32 [trials].
+      seeds: root seed of each trial, uint32 [trials].
       settings: the values that `Method.at` takes, stacked over trials; () where nothing varies.
       pretrained: `Pretrained.variables` of the method.
       shown: {"train": Split [trials, ...]} of a method that sees data, else {}.

@@ -16,7 +16,7 @@ class SimulationState(NamedTuple):
     """The state of a run: everything it needs to go on.
 
     Attributes:
-      round: rounds done.
+      round: number of rounds done.
       servers: the method's server states, stacked over trials.
       clients: bucket name -> stored states. On one device they are stacked over the bucket's rows:
         its clients by ascending id, trial after trial. Of clients that keep nothing between rounds
@@ -71,7 +71,7 @@ def clients_info(train_counts: np.ndarray, state: SimulationState) -> ClientInfo
 
     Args:
       train_counts: int [trials, num_clients], training samples.
-      state: before the round.
+      state: the state before the round.
 
     Returns:
       ClientInfo of NumPy arrays [trials, num_clients].

@@ -34,7 +34,7 @@ class Fault(NamedTuple):
       where: the path of the first array that is not finite in what the stage returned, or what it
         raised.
       trial: the trial's number, from 0.
-      bucket, client: the name and the id that the call belongs to; None for server_update.
+      bucket, client: the bucket's name and the client's id, of the call; None for server_update.
       error: the exception that the stage raised, or None.
     """
 
@@ -61,8 +61,8 @@ def find_fault(program: Program, state: SimulationState, jit: bool = True) -> Fa
     finite or exception.
 
     Args:
-      program: bound arguments.
-      state: before the round.
+      program: the parts of the simulation.
+      state: the state before the round.
       jit: False runs every operation by itself, so that prints, a debugger and `jax.debug_nans`
         work in a method.
 

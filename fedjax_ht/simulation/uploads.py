@@ -70,11 +70,12 @@ class Answers(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """The clients' simulated devices, and what is known of the clients on them.
+    """The clients' simulated devices, with the FLOPs and places of the clients on them.
 
     Attributes:
       profile: the abilities of the devices; None where nothing is simulated.
-      flops: () -> float64 [trials, num_clients], of a round; traced where it is first asked for.
+      flops: () -> FLOPs of each client's round, float64 [trials, num_clients]; traced where it is
+        first asked for.
       mesh: the devices that really run.
       rosters: bucket name -> its clients' places; empty where no client is on this machine.
       num_clients: number of clients in the federation.
@@ -216,7 +217,7 @@ def _after_round(
     received: dict[str, Received],
     answers: dict[str, Answers],
 ) -> Waiting:
-    """Returns the uploads on their way after a round, given its uplinks, and answers with times."""
+    """Returns the uploads on their way after a round, from its uplinks and its timed answers."""
     assert devices.profile is not None  # without one nothing waits
     deadline = devices.profile.deadline
     # Who goes on waiting has waited for a whole deadline; all others' uploads are there.
