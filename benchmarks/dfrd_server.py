@@ -85,7 +85,7 @@ def teacher_seconds(federation: Federation, teachers: Teachers) -> tuple[float, 
     everyone = jnp.ones(RECIPE.batch_size, bool)
 
     def ensemble(teachers, x):
-        return ask(federation.buckets, teachers, x, labels).ensemble
+        return ask(federation.buckets, teachers, x, labels=labels).ensemble
 
     def loss(x, teachers):
         return cross_entropy(ensemble(teachers, x), labels, everyone)
@@ -106,7 +106,15 @@ def round_of(federation: Federation, recipe: Distillation) -> tuple[Callable, tu
 
     def step(teachers, learner, average, round, key):
         return distil(
-            recipe, losses, federation, federation.buckets, teachers, learner, average, round, key
+            recipe,
+            losses,
+            federation,
+            buckets=federation.buckets,
+            teachers=teachers,
+            learner=learner,
+            average=average,
+            round=round,
+            key=key,
         )
 
     return step, (

@@ -108,7 +108,9 @@ def unequal_rows(workdir: Path, labels: Collection[str]) -> list[str]:
         config = typed_config(fields | {"entries": ()})
     histories = {entry.label: read_history(workdir / entry.folder) for entry in entries}
     identities = identities_of(entries, config, noted)
-    rows = compared(config, entries, identities, histories, workdir, noted["version"])
+    rows = compared(
+        config, entries, identities, histories=histories, workdir=workdir, version=noted["version"]
+    )
     return unequal_lines(rows.unequal)
 
 

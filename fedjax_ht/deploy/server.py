@@ -91,6 +91,7 @@ def make_server(
     plan: Plan,
     transport: Transport,
     run: str,
+    *,
     warn: Callable[[str], None],
     folder: Path,
     entropy: Entropy = fresh_secret,

@@ -180,4 +180,6 @@ def simulate(
     if seeds is not None:
         data *= len(seeds) // len(data)
     method = method or experiment.methods[label]
-    return bound_trials(method, federation, data, experiment.options, seeds, settings)
+    return bound_trials(
+        method, federation, data, options=experiment.options, seeds=seeds, settings=settings
+    )

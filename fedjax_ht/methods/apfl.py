@@ -48,6 +48,7 @@ def mixture(share: jax.Array, personal: PyTree, shared: PyTree) -> PyTree:
 @checked
 def apfl(
     training: LocalTraining,
+    *,
     alpha: Annotated[Share, SearchRange(0.0, 1.0, log=False)] = 0.5,
     learned: bool = True,
     weighting: Weighting = "samples",

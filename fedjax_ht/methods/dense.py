@@ -61,6 +61,7 @@ def batch_norm_loss(batch: Synthetic) -> jax.Array:
 @distilling(merge="none", counts="none", distil_order="teacher_student")
 def dense(
     recipe: Distillation,
+    *,
     b_adv: NonNegative = 1.0,
     b_bn: NonNegative = 0.0,
     adversarial: Adversarial = "dfrd",

@@ -97,6 +97,7 @@ def adversarial_loss(
 @distilling(alpha=0.5)
 def dfrd(
     recipe: Distillation,
+    *,
     b_tran: NonNegative = 1.0,
     b_div: NonNegative = 1.0,
     b_ey: Settled[NonNegative] = None,

@@ -63,6 +63,7 @@ def run_of_samples(data: Data, share: float, key: jax.Array) -> Data:
 @checked
 def fedala(
     training: LocalTraining,
+    *,
     share: Part = 0.8,
     weight_lr: Annotated[Positive, SearchRange(0.1, 10.0)] = 1.0,
     first_passes: Count = 10,

@@ -154,7 +154,7 @@ def fedapen(
             return loss_of(private, shared), loss_of(shared, private)
 
         kept = hold_out(data, adapt_every)
-        client, _, result = train_pair(training, bucket, client, kept, ctx, losses)
+        client, _, result = train_pair(training, bucket, client, data=kept, ctx=ctx, losses=losses)
         return client, client["shared"], {"loss": result.loss, "weight": client["weight"]}
 
     def server_update(federation, server, received, ctx):

@@ -88,6 +88,7 @@ def proximity(head: PyTree, start: PyTree) -> Array:
 @checked
 def fedclassavg(
     training: LocalTraining,
+    *,
     mu: Annotated[NonNegative, SearchRange(0.01, 1.0)] = 0.1,
     temperature: Annotated[Positive, SearchRange(0.05, 0.5)] = 100.0,
     variant: Variant = "paper",

@@ -44,6 +44,7 @@ from fedjax_ht.methods.shared.distillation import (
 @distilling(merge="cat", distil_order="teacher_student")
 def fedftg(
     recipe: Distillation,
+    *,
     b_md: NonNegative = 1.0,
     b_div: NonNegative = 1.0,
     kl_reduce: Settled[Reduction] = None,

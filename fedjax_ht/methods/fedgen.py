@@ -114,6 +114,7 @@ class Uplink(NamedTuple):
 @documented_by(Recipe)
 def fedgen(
     training: LocalTraining,
+    *,
     variant: Variant = "paper",
     noise_dim: Count = 32,
     hidden_dim: Count = 512,
@@ -215,7 +216,14 @@ def fedgen(
 
         heads, bucket = jax.tree.map(counted, uplink.head), head_bucket(federation)
         generator, loss = train_generator(
-            recipe, batch_size, generate, bucket, server.generator, heads, counts, ctx
+            recipe,
+            batch_size,
+            generate,
+            bucket=bucket,
+            generator=server.generator,
+            heads=heads,
+            counts=counts,
+            ctx=ctx,
         )
         new = Server(
             head=weighted_mean(uplink.head, samples),

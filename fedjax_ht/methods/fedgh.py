@@ -40,6 +40,7 @@ from fedjax_ht.methods.shared.supervised import train_model
 @checked
 def fedgh(
     training: LocalTraining,
+    *,
     server_epochs: Count = 1,
     server_lr: Annotated[Positive, SearchRange(0.001, 0.1)] = 0.01,
     server_batch_size: Count = 10,

@@ -125,6 +125,7 @@ def losses(
 @checked
 def fedkd(
     training: LocalTraining,
+    *,
     start: Part = 0.95,
     end: Part = 0.98,
     rounds: Count = 1000,
@@ -188,7 +189,14 @@ def fedkd(
         last = client["shared"]["params"]
         pair_losses = functools.partial(losses, released)
         trained, projection, result = train_pair(
-            training, bucket, client, data, ctx, pair_losses, client["projection"], joint=released
+            training,
+            bucket,
+            client,
+            data=data,
+            ctx=ctx,
+            losses=pair_losses,
+            extra=client["projection"],
+            joint=released,
         )
         change = jax.tree.map(jnp.subtract, trained["shared"]["params"], reference(last))
         client = take_shared(trained, params=last) | {"projection": projection}

@@ -107,6 +107,7 @@ def unit(rows: jax.Array) -> jax.Array:
 @checked
 def fedktl(
     training: LocalTraining,
+    *,
     generator: str | Path | Generator = "fashion_mnist_32",
     variant: Variant = "paper",
     latents: Latents = "raw",
@@ -235,7 +236,14 @@ def fedktl(
     def client_update(bucket, client, downlink, data, ctx):
         bucket = bucket_of(angles, bucket)
         client, result = train_on_pairs(
-            training, regression, angles, bucket, client, downlink, data, ctx
+            training,
+            regression,
+            angles,
+            bucket=bucket,
+            client=client,
+            pairs=downlink,
+            data=data,
+            ctx=ctx,
         )
         return client, uplink(bucket, client, data), {"loss": result.loss}
 
@@ -254,7 +262,9 @@ def fedktl(
         return prototypes.Uplink(Masked(means, sums.counts > 0), ())
 
     def outputs_of(bucket, client, x, mask):
-        return represent(angles, bucket, client["params"], client["stats"], x, mask).outputs
+        return represent(
+            angles, bucket, client["params"], stats=client["stats"], x=x, mask=mask
+        ).outputs
 
     def server_update(federation, server, received, ctx):
         return update(server, received, ctx)
@@ -264,7 +274,7 @@ def fedktl(
 
     def predict(bucket, client, downlink, x, mask):
         bucket, params = bucket_of(angles, bucket), client["params"]
-        representation = represent(angles, bucket, params, client["stats"], x, mask)
+        representation = represent(angles, bucket, params, stats=client["stats"], x=x, mask=mask)
         return {classifier: scores(angles, bucket, params, representation)}
 
     def pictures(federation, server):

@@ -192,6 +192,7 @@ def warn(metrics: dict[str, Any]) -> str | None:
 @checked
 def fedl2g(
     training: LocalTraining,
+    *,
     guide: Guide = "logits",
     server_lr: Annotated[Positive | None, SearchRange(0.01, 100.0)] = None,
     warmup: Whole = 50,

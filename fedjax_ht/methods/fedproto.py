@@ -55,6 +55,7 @@ class Server(NamedTuple):
 @checked
 def fedproto(
     training: LocalTraining,
+    *,
     weight: Annotated[NonNegative | None, SearchRange(0.01, 10.0)] = None,
     variant: prototypes.Variant = "paper",
     weighting: Literal["uniform", "samples"] = "uniform",

@@ -140,6 +140,7 @@ def align(angle: jax.Array, representations: jax.Array) -> jax.Array:
 @checked
 def fedral(
     training: LocalTraining,
+    *,
     blocks: Count | Annotated[tuple[Count, ...], Within(1)] = 2,
     byte_budget: Positive | Annotated[tuple[Positive, ...], Within(1)] | None = None,
     angle_lr: Annotated[NonNegative | None, SearchRange(0.001, 1.0)] = None,

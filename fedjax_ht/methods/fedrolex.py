@@ -25,6 +25,7 @@ from fedjax_ht.methods.shared.partial_training import partial_training
 @documented_by(partial_training)
 def fedrolex(
     training: LocalTraining,
+    *,
     weighting: Weighting = "uniform",
     masked_loss: bool = False,
     label_split: bool = True,

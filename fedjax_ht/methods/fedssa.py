@@ -163,6 +163,7 @@ def long_rows(metrics: dict[str, float]) -> str | None:
 @checked
 def fedssa(
     training: LocalTraining,
+    *,
     mu: Annotated[Share, SearchRange(0.0, 1.0, log=False)] = 0.5,
     stable_rounds: Count = 5,
     decay: Decay = "cosine",

@@ -85,6 +85,7 @@ def global_prototypes(trained: PyTree) -> jax.Array:
 @checked
 def fedtgp(
     training: LocalTraining,
+    *,
     weight: Annotated[NonNegative | None, SearchRange(0.01, 10.0)] = None,
     variant: prototypes.Variant = "paper",
     tau: Annotated[NonNegative, SearchRange(1.0, 100.0)] = 100.0,

@@ -38,6 +38,7 @@ from fedjax_ht.methods.shared.prototypes import Variant
 @checked
 def fml(
     training: LocalTraining,
+    *,
     alpha: Annotated[Share, SearchRange(0.0, 1.0, log=False)] = 0.5,
     beta: Annotated[Share, SearchRange(0.0, 1.0, log=False)] = 0.5,
     variant: Variant = "paper",
@@ -70,7 +71,9 @@ def fml(
         return take_shared(client, params=downlink)
 
     def client_update(bucket, client, downlink, data, ctx):
-        client, _, result = train_pair(training, bucket, client, data, ctx, losses, joint=released)
+        client, _, result = train_pair(
+            training, bucket, client, data=data, ctx=ctx, losses=losses, joint=released
+        )
         return client, client["shared"]["params"], {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):

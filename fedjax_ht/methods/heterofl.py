@@ -23,6 +23,7 @@ from fedjax_ht.methods.shared.partial_training import partial_training
 @documented_by(partial_training)
 def heterofl(
     training: LocalTraining,
+    *,
     weighting: Weighting = "uniform",
     masked_loss: bool = False,
     label_split: bool = True,

@@ -68,6 +68,7 @@ def model_contrast(features: jax.Array, near: jax.Array, far: jax.Array, tau: fl
 @checked
 def moon(
     training: LocalTraining,
+    *,
     mu: Annotated[NonNegative, SearchRange(0.1, 10.0)] = 1.0,
     tau: Positive = 0.5,
     weighting: Weighting = "samples",

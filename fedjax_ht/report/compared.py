@@ -92,6 +92,7 @@ def compared(
     config: Config,
     entries: Iterable[Entry],
     identities: Mapping[str, Identity],
+    *,
     histories: Mapping[str, Sequence[Row]],
     workdir: Path,
     version: int,

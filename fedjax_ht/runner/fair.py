@@ -99,7 +99,7 @@ def fairly_tuned(
     for method, (name, space) in zip(methods, spaces.items()):
         folder = workdir / "search" / name
         labels = points_of(method, space, points - 1)
-        result = searched(single, labels, halvings, None, folder, tell)
+        result = searched(single, labels, halvings, together=None, workdir=folder, tell=tell)
         with atomic_open(folder / "sweep.md") as file:
             file.write(table(result) + "\n")
         tell(f"chosen: {result.best}")

@@ -64,6 +64,7 @@ def searched(
     config: Config,
     labels: Sequence[str],
     halvings: int,
+    *,
     together: int | None,
     workdir: Path,
     tell: Callable[[str], None],
@@ -221,8 +222,8 @@ def _train(
         simulation,
         rounds,
         state,
-        history,
-        config.evaluate.every,
+        history=history,
+        eval_every=config.evaluate.every,
         after_round=after_round,
         only=evaluated_clients(config),
     )

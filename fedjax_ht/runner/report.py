@@ -64,7 +64,14 @@ def show(
             raise ValueError(f"the run in {workdir} has no evaluation yet")
         _, noted = read_config(workdir)
         identities = identities_of(entries, config, noted)
-        shown = compared(config, entries, identities, histories, workdir, noted["version"])
+        shown = compared(
+            config,
+            entries,
+            identities,
+            histories=histories,
+            workdir=workdir,
+            version=noted["version"],
+        )
         text = text_of(shown, page.aim)
         show_result(text)
         written = []

@@ -65,7 +65,9 @@ def main(_) -> None:
         labels = points_of(_ENTRY.value, parse_space(_OVER.value), _DRAWS.value)
         spent = budget(config, len(labels), _HALVINGS.value)
         tell(f"{spent}. Writing to {workdir}.")
-        result = searched(config, labels, _HALVINGS.value, _TOGETHER.value, workdir, tell)
+        result = searched(
+            config, labels, _HALVINGS.value, together=_TOGETHER.value, workdir=workdir, tell=tell
+        )
     text = f"{table(result)}\n\n{spent}."
     with atomic_open(workdir / "sweep.md") as file:
         file.write(text + "\n")

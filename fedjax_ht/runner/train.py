@@ -130,7 +130,9 @@ def train_and_evaluate(
                         label, experiment, config, folder, listeners, caught, writable
                     )
             entries, version = experiment.entries.values(), version_of(workdir) or VERSION
-            shown = compared(config, entries, identities, histories, workdir, version)
+            shown = compared(
+                config, entries, identities, histories=histories, workdir=workdir, version=version
+            )
             summary = text_of(shown, aim)
             show_result(summary)
             if writes:

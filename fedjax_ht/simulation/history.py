@@ -120,6 +120,7 @@ def is_over(history: Sequence[Row], patience: int | None, give_up: int | None) -
 def run(
     simulation: Rounds | Simulation,
     rounds: Whole,
+    *,
     state: SimulationState | None = None,
     history: Sequence[Row] = (),
     eval_every: Count = 1,
@@ -173,14 +174,14 @@ def run(
         simulation,
         rounds,
         state,
-        history,
-        eval_every,
-        patience,
-        watched,
-        after_round,
-        only,
-        give_up,
-        score_every,
+        history=history,
+        eval_every=eval_every,
+        patience=patience,
+        progress_fn=watched,
+        after_round=after_round,
+        only=only,
+        give_up=give_up,
+        score_every=score_every,
     )
 
 
@@ -188,6 +189,7 @@ def run_rounds(
     simulation: Rounds | Simulation,
     rounds: int,
     state: SimulationState | None = None,
+    *,
     history: Sequence[Row] = (),
     eval_every: int = 1,
     patience: int | None = None,

@@ -103,13 +103,21 @@ def simulation_lanes(
     participants = len(counts) * options.participants(federation.num_clients)
     mesh = client_mesh(options.devices)
     batch_size = training.batch_size
-    return choose_lanes(options.lanes, federation.buckets, steps, participants, batch_size, mesh)
+    return choose_lanes(
+        options.lanes,
+        federation.buckets,
+        steps,
+        participants=participants,
+        batch_size=batch_size,
+        mesh=mesh,
+    )
 
 
 def choose_lanes(
     lanes: Lanes,
     buckets: Sequence[Bucket],
     steps: Sequence[np.ndarray],
+    *,
     participants: int,
     batch_size: int,
     mesh: Mesh,

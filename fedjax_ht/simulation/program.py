@@ -104,6 +104,7 @@ def bind(
     method: Method,
     federation: Federation,
     data: FederationData,
+    *,
     options: SimulationOptions,
     seeds: Sequence[int],
     settings: PyTree,

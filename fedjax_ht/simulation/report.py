@@ -101,6 +101,7 @@ def round_reports(
     answers: dict[str, Answers],
     server: ServerResult,
     devices: Devices,
+    *,
     state: SimulationState,
     attackers: np.ndarray,
     epsilons: Sequence[float | None],

@@ -101,6 +101,7 @@ def make_roster(
     members: np.ndarray,
     steps: np.ndarray,
     device: np.ndarray,
+    *,
     participants: int,
     lanes: int,
     mesh: Mesh,
@@ -161,7 +162,12 @@ def make_rosters(
     for bucket, of_bucket, device in zip(buckets, steps, deal(costs, mesh.size)):
         members = np.array(federation.members(bucket))
         rosters[bucket.name] = make_roster(
-            members, of_bucket, device, participants, lanes[bucket.name], mesh
+            members,
+            of_bucket,
+            device,
+            participants=participants,
+            lanes=lanes[bucket.name],
+            mesh=mesh,
         )
     return rosters
 

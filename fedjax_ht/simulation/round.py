@@ -109,9 +109,9 @@ def run_round(
         answers,
         result,
         round.devices,
-        state,
-        round.attackers,
-        round.epsilons(state.round + 1),
+        state=state,
+        attackers=round.attackers,
+        epsilons=round.epsilons(state.round + 1),
     )
     new = new._replace(
         round=state.round + 1,

@@ -110,7 +110,7 @@ def make_simulation(
       ValueError: the method cannot run on this federation.
     """
     _warn(method, federation, [data])
-    return _alone(bound_trials(method, federation, [data], options))
+    return _alone(bound_trials(method, federation, [data], options=options))
 
 
 @checked
@@ -134,7 +134,7 @@ def make_trials(
       Others as `make_simulation`.
     """
     _warn(method, federation, data)
-    return bound_trials(method, federation, data, options, seeds, settings)
+    return bound_trials(method, federation, data, options=options, seeds=seeds, settings=settings)
 
 
 @with_standard_numerics
@@ -142,6 +142,7 @@ def bound_trials(
     method: Method,
     federation: Federation,
     data: Sequence[FederationData],
+    *,
     options: SimulationOptions | None = None,
     seeds: Sequence[int] | None = None,
     settings: PyTree = (),
@@ -150,7 +151,9 @@ def bound_trials(
     options = options or SimulationOptions()
     if seeds is None:
         seeds = range(options.seed, options.seed + len(data))
-    return _simulation(bind(method, federation, join_trials(data), options, seeds, settings))
+    return _simulation(
+        bind(method, federation, join_trials(data), options=options, seeds=seeds, settings=settings)
+    )
 
 
 def _warn(method: Method, federation: Federation, data: Sequence[FederationData]) -> None:

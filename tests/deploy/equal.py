@@ -50,7 +50,9 @@ def private(unit: str) -> None:
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("float32"):
         sites = sites_of(config, experiment, Path(folder))
         sites = {i: moved(site, Path(folder) / f"home{i}") for i, site in sites.items()}
-        server = make_server(make_plan(config), transport(sites), "a", print, Path(folder), fixed)
+        server = make_server(
+            make_plan(config), transport(sites), "a", warn=print, folder=Path(folder), entropy=fixed
+        )
         deployed_end, deployed = run(as_rounds(server), 2)
         simulated_end, simulated = run(simulation, 2)
     jax.tree.map(np.testing.assert_array_equal, deployed_end.servers, simulated_end.servers)

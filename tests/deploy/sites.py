@@ -150,7 +150,12 @@ def fresh(sites, folder, **changes):
 def server_of(config, sites, folder, lost=never, **options) -> Server:
     """Makes a server that reaches clients by calls, with the fixed secret."""
     return make_server(
-        make_plan(config, **options), transport(sites, lost), "a", print, folder, fixed
+        make_plan(config, **options),
+        transport(sites, lost),
+        "a",
+        warn=print,
+        folder=folder,
+        entropy=fixed,
     )
 
 

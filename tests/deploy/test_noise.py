@@ -191,7 +191,12 @@ def summing_server(config, sites, folder, changed=unchanged, tell=print):
         return replies, totals
 
     return make_server(
-        secure, transport(homes)._replace(add=add), "a", tell, folder / "server", fixed
+        secure,
+        transport(homes)._replace(add=add),
+        "a",
+        warn=tell,
+        folder=folder / "server",
+        entropy=fixed,
     )
 
 

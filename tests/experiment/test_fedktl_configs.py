@@ -155,6 +155,6 @@ def test_random_classes_come_from_a_shipped_generator():
     modules = {"flat": SplitModel(tiny.Flat(4), Linear(10))}
     federation = make_federation(modules, (32, 32, 3), 10, num_clients=2)
     training = LocalTraining(optax.sgd(0.1))
-    fedktl(training, "fashion_mnist_classes_32", source="labels").check(federation)
+    fedktl(training, generator="fashion_mnist_classes_32", source="labels").check(federation)
     with pytest.raises(ValueError, match="'fashion_mnist_32' knows 0 classes"):
-        fedktl(training, "fashion_mnist_32", source="labels").check(federation)
+        fedktl(training, generator="fashion_mnist_32", source="labels").check(federation)

@@ -28,7 +28,7 @@ VARIANTS = ("paper", "released")
 
 @functools.cache
 def uncompressed(variant: str = "paper"):
-    return fedkd(TRAINING, 1.0, 1.0, variant=variant)
+    return fedkd(TRAINING, start=1.0, end=1.0, variant=variant)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -64,7 +64,7 @@ def test_client_update_equals_the_reference(variant):
 
 def test_a_client_sends_the_compressed_change():
     """T rises over four rounds and stays."""
-    method, data = fedkd(TRAINING, 0.5, 0.9, rounds=4), tiny.client_data(pairs.LABELS)
+    method, data = fedkd(TRAINING, start=0.5, end=0.9, rounds=4), tiny.client_data(pairs.LABELS)
     client = method.init_client(BUCKET, pairs.context())
     update = jax.jit(
         lambda method, ctx: method.client_update(BUCKET, client, (), data, ctx)[1], static_argnums=0
@@ -95,7 +95,7 @@ def uplinks_of(params, variant: str = "paper") -> dict:
 @pytest.mark.parametrize("energy", [0.6, 1.0])
 def test_server_update_equals_the_reference(order, variant, energy):
     """At threshold 1 it is the plain mean."""
-    method = fedkd(TRAINING, energy, energy, variant=variant)
+    method = fedkd(TRAINING, start=energy, end=energy, variant=variant)
     old = method.init_server(FEDERATION, jax.random.key(0))
     uplinks = uplinks_of(old.params, variant)
     ctx = pairs.context(6, client_id=None)
@@ -115,7 +115,7 @@ def test_server_update_equals_the_reference(order, variant, energy):
 
 
 def test_clients_with_the_last_weights_get_the_update_and_all_others_whole_models():
-    method = fedkd(TRAINING, 0.6, 0.6)
+    method = fedkd(TRAINING, start=0.6, end=0.6)
     first = method.init_server(FEDERATION, jax.random.key(0))
     uplinks = uplinks_of(first.params)
     client = method.init_client(BUCKET, pairs.context())
@@ -155,7 +155,7 @@ def test_clients_with_the_last_weights_get_the_update_and_all_others_whole_model
 
 
 def test_released_clients_are_sent_compressed_weights_once_there_are_any():
-    method = fedkd(TRAINING, 0.6, 0.6, variant="released")
+    method = fedkd(TRAINING, start=0.6, end=0.6, variant="released")
     first = method.init_server(FEDERATION, jax.random.key(0))
     heard = pairs.receive_uplinks(uplinks_of(first.params, "released"), tiny.ORDER)
     second, _ = method.server_update(FEDERATION, first, heard, pairs.context(0, client_id=None))
@@ -174,7 +174,7 @@ def test_a_simulation_counts_whole_models_for_clients_that_missed_a_round():
     |g|, others less."""
     # clients of one architecture, since only the shared model crosses the wire
     federation = uniform_federation()
-    method = fedkd(FEDERATION_TRAINING, 0.3, 0.3)
+    method = fedkd(FEDERATION_TRAINING, start=0.3, end=0.3)
     size = 16 * 8 + 8 + 8 * 5 + 5
     sim = make_simulation(
         method, federation, federation_data(federation), SimulationOptions(lanes=1)
@@ -212,7 +212,7 @@ def test_thresholds_may_be_arguments_of_a_program():
     """Methods that vary have such thresholds. At threshold 1 the mean is sent whole."""
 
     def step(start, end):
-        method = fedkd(TRAINING, start, end)
+        method = fedkd(TRAINING, start=start, end=end)
         old = method.init_server(FEDERATION, jax.random.key(0))
         received = pairs.receive_uplinks(uplinks_of(old.params), tiny.ORDER)
         context = pairs.context(6, client_id=None)

@@ -334,7 +334,7 @@ def table_method(**options):
     """With latents of 512 numbers, and black images."""
     return fedktl(
         wire_table.TRAINING,
-        GENERATOR._replace(
+        generator=GENERATOR._replace(
             latent_dim=512,
             sample_w=lambda _, key, n: jax.random.normal(key, (n, 512)),
             synthesize=lambda _, w: jnp.zeros((len(w), 2, 2, 3)),

@@ -47,7 +47,7 @@ def update(method, data=DATA, round=0, state=None):
 
 @pytest.mark.parametrize("guide", ["logits", "features"])
 def test_client_update_equals_the_reference(guide):
-    method = fedl2g(TRAINING, guide, warmup=2)
+    method = fedl2g(TRAINING, guide=guide, warmup=2)
     run, client = update(method, round=2)
     v = vectors(guide)
     trained, uplink, metrics = run(client, v)
@@ -118,7 +118,7 @@ def test_batch_norm_is_passed_through_and_keeps_no_statistics_of_the_virtual_ste
     federation = make_federation(
         {"a": SplitModel(Base(), Linear(C), stateful=True)}, (2, 2, 1), C, num_clients=1
     )
-    bucket, method = federation.buckets[0], fedl2g(TRAINING, "features", warmup=9)
+    bucket, method = federation.buckets[0], fedl2g(TRAINING, guide="features", warmup=9)
     client = method.init_client(bucket, context())
     v = jnp.asarray(vectors("features"))
 
@@ -170,7 +170,7 @@ def test_server_update_equals_the_reference(scale):
 
 def test_rates_and_widths_follow_the_guide():
     for guide, rate, width in (("logits", 0.1, C), ("features", 100.0, K)):
-        method = fedl2g(TRAINING, guide)
+        method = fedl2g(TRAINING, guide=guide)
         server = method.init_server(FEDERATION, jax.random.key(0))
         assert server.shape == (C, width)
         row = jnp.zeros_like(server).at[0, 0].set(1e-3)
@@ -184,7 +184,7 @@ def test_features_must_have_one_width():
     mixed = make_federation({"a": mlp(2, (4,)), "b": mlp(2, (5,))}, (2, 2, 1), 2, num_clients=2)
     fedl2g(TRAINING).check(mixed)
     with pytest.raises(ValueError, match="width"):
-        fedl2g(TRAINING, "features").check(mixed)
+        fedl2g(TRAINING, guide="features").check(mixed)
 
 
 def test_the_virtual_step_has_the_rate_of_the_round():

@@ -73,7 +73,7 @@ def test_labels_alone_leave_the_private_model_as_local_training_has_it(variant):
     bucket = pairs.normed_federation().buckets[0]
     data, ctx = tiny.client_data(pairs.LABELS), pairs.context()
     clients = []
-    for method in (fml(training, 1.0, 1.0, variant), local(training)):
+    for method in (fml(training, alpha=1.0, beta=1.0, variant=variant), local(training)):
         client = method.init_client(bucket, ctx)
         update = jax.jit(
             lambda client, method=method: method.client_update(bucket, client, (), data, ctx)[0]

@@ -43,7 +43,9 @@ def shown(config, histories, folder, changes=None, version=3):
         stored = (changes or {}).get(entry.label, dataclasses.replace)(stored)
         if stored is not None:
             write_identity(stored, folder / entry.folder)
-    return compared(config, entries, identities, histories, folder, version)
+    return compared(
+        config, entries, identities, histories=histories, workdir=folder, version=version
+    )
 
 
 def test_equal_rows_have_a_conclusion_and_say_what_they_share(tmp_path):

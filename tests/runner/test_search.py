@@ -133,7 +133,14 @@ def test_points_of_other_batches_or_epochs_have_programs_of_their_own(config):
 
 
 def run(config, folder, halvings=1, together=1, labels=POINTS):
-    return searched(typed_config(config), labels, halvings, together, folder, lambda line: None)
+    return searched(
+        typed_config(config),
+        labels,
+        halvings,
+        together=together,
+        workdir=folder,
+        tell=lambda line: None,
+    )
 
 
 @pytest.mark.slow
@@ -290,7 +297,14 @@ def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path)
     """Although it was the better one before."""
     config.rounds, messages = 2, []
     points = ["local:training.learning_rate=0.01", "local:training.learning_rate=1e30"]
-    result = searched(typed_config(config), points, 0, None, tmp_path / "both", messages.append)
+    result = searched(
+        typed_config(config),
+        points,
+        0,
+        together=None,
+        workdir=tmp_path / "both",
+        tell=messages.append,
+    )
     assert result.best == points[0] and math.isnan(result.scores[2][points[1]])
     assert any(
         re.search(r"left out, clients \[.+\] not finite in round \d of trial 0", line)
@@ -298,13 +312,27 @@ def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path)
     )
     assert f"| {points[1]} | not finite |" in table(result)
     assert (
-        searched(typed_config(config), points, 0, None, tmp_path / "both", messages.append).best
+        searched(
+            typed_config(config),
+            points,
+            0,
+            together=None,
+            workdir=tmp_path / "both",
+            tell=messages.append,
+        ).best
         == points[0]
     )
     with pytest.raises(
         ValueError, match="in every setting of local a client or the server stopped being finite"
     ):
-        searched(typed_config(config), points[1:], 0, None, tmp_path / "none", messages.append)
+        searched(
+            typed_config(config),
+            points[1:],
+            0,
+            together=None,
+            workdir=tmp_path / "none",
+            tell=messages.append,
+        )
 
 
 def test_points_in_other_company_keep_what_is_theirs():

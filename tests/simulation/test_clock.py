@@ -38,7 +38,7 @@ def program(method: str = "", seeds: tuple[int, ...] = (1,)) -> Program:
     programs."""
     made = METHODS[method](TRAINING) if method else probe()
     data = join_trials([federation_data(FEDERATION)] * len(seeds))
-    return bind(made, FEDERATION, data, OPTIONS, seeds, ())
+    return bind(made, FEDERATION, data, options=OPTIONS, seeds=seeds, settings=())
 
 
 def with_profile(bound: Program, profile: Profile | None) -> Simulation:
@@ -162,7 +162,7 @@ def test_a_resumed_run_has_the_same_clock():
     profile = Profile(by_chance(NUM_CLIENTS, 0.7, 3), up=UP, down=DOWN, deadline=20.0)
     _, whole = run(simulation(profile), 4)
     state, history = run(simulation(profile), 2)
-    _, resumed = run(simulation(profile), 4, state, history)
+    _, resumed = run(simulation(profile), 4, state=state, history=history)
     assert untimed(resumed) == untimed(whole)
 
 
@@ -186,7 +186,14 @@ def test_a_fault_of_an_upload_that_comes_too_late_is_none():
 
     method = probe()._replace(server_update=server_update)
     up = np.where(np.arange(NUM_CLIENTS) == 4, 1.0, 28.0)
-    bound = bind(method, FEDERATION, join_trials([federation_data(FEDERATION)]), OPTIONS, [1], ())
+    bound = bind(
+        method,
+        FEDERATION,
+        join_trials([federation_data(FEDERATION)]),
+        options=OPTIONS,
+        seeds=[1],
+        settings=(),
+    )
     for deadline, stage in ((0.0, "server_update"), (2.0, None)):
         sim = with_profile(bound, Profile(up=up, deadline=deadline))
         with chosen([0, 4]):

@@ -78,7 +78,7 @@ def scripted(*accuracies, trials=None, silent_in=()):
 
 def test_the_method_is_the_simulations():
     with pytest.raises(ValueError, match="rounds is a Method; it must be an integer of at least 0"):
-        run(scripted([0.0]), LOCAL, 1)
+        run(scripted([0.0]), LOCAL, state=1)
 
 
 def test_it_evaluates_the_start_every_k_rounds_and_the_end():

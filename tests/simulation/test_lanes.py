@@ -85,7 +85,9 @@ def test_one_at_a_time_on_cpu_or_what_was_asked_for():
     names = [b.name for b in FEDERATION.buckets]
 
     def chosen(lanes):
-        return choose_lanes(lanes, FEDERATION.buckets, STEPS, 8, 4, client_mesh(1))
+        return choose_lanes(
+            lanes, FEDERATION.buckets, STEPS, participants=8, batch_size=4, mesh=client_mesh(1)
+        )
 
     assert chosen("auto") == dict.fromkeys(names, 1)
     assert chosen(3) == dict.fromkeys(names, 3)
@@ -98,11 +100,17 @@ def test_one_at_a_time_on_cpu_or_what_was_asked_for():
 
 def test_on_an_accelerator_the_rule_decides(monkeypatch):
     monkeypatch.setattr(rule, "platform_of", lambda mesh: "gpu")
-    everyone = choose_lanes("auto", FEDERATION.buckets, STEPS, 8, 4, client_mesh(1))
+    everyone = choose_lanes(
+        "auto", FEDERATION.buckets, STEPS, participants=8, batch_size=4, mesh=client_mesh(1)
+    )
     assert list(everyone.values()) == [5, 3]  # tiny networks: launches are all they take
-    few = choose_lanes("auto", FEDERATION.buckets, STEPS, 4, 4, client_mesh(1))
+    few = choose_lanes(
+        "auto", FEDERATION.buckets, STEPS, participants=4, batch_size=4, mesh=client_mesh(1)
+    )
     assert list(few.values()) == [3, 2]
-    assert few == choose_lanes("auto", FEDERATION.buckets, STEPS, 4, 4, client_mesh(1))
+    assert few == choose_lanes(
+        "auto", FEDERATION.buckets, STEPS, participants=4, batch_size=4, mesh=client_mesh(1)
+    )
 
 
 def test_lanes_are_known_before_a_simulation_is_made(monkeypatch):

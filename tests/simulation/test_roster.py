@@ -69,7 +69,9 @@ class ManyDevices:
 def test_every_device_gets_about_the_same_steps(devices):
     steps = np.random.default_rng(0).integers(1, 500, (1, 60))
     (device,) = deal([steps[0]], devices)
-    made = make_roster(np.arange(60), steps, device, 60, 1, ManyDevices(devices, local=[1]))
+    made = make_roster(
+        np.arange(60), steps, device, participants=60, lanes=1, mesh=ManyDevices(devices, local=[1])
+    )
     loads = np.array([steps[0, made.device == d].sum() for d in range(devices)])
     assert loads.max() < 1.05 * loads.mean()
     places = set(zip(made.device.tolist(), made.slot.tolist()))

@@ -165,7 +165,14 @@ def test_nothing_compiles_after_the_first_round(store, caplog):
 
 def test_host_store_moves_only_members():
     mesh = client_mesh(1)
-    roster = make_roster(np.arange(5) * 10, np.ones((1, 5), int), np.zeros(5, int), 2, 1, mesh)
+    roster = make_roster(
+        np.arange(5) * 10,
+        np.ones((1, 5), int),
+        np.zeros(5, int),
+        participants=2,
+        lanes=1,
+        mesh=mesh,
+    )
     store, made = host_store(mesh), []
 
     def make(flat):

@@ -39,9 +39,9 @@ def program(name: str, privacy: Privacy | None, **options):
         METHODS[name](TRAINING),
         federation,
         data,
-        SimulationOptions(privacy=privacy, **options),
-        [0],
-        (),
+        options=SimulationOptions(privacy=privacy, **options),
+        seeds=[0],
+        settings=(),
     )
 
 
@@ -154,7 +154,7 @@ def test_the_same_seed_is_the_same_run_and_a_resumed_one_goes_on(unit):
     spent = [row.get("epsilon") for row in history]
     assert spent[0] is None and 0 < spent[1] < spent[3] and spent[1] <= spent[2] <= spent[3]
     halfway, first = run(simulation(unit), 1)
-    resumed, rows = run(simulation(unit, build=1), 3, halfway, first)
+    resumed, rows = run(simulation(unit, build=1), 3, state=halfway, history=first)
     assert without_seconds(rows) == without_seconds(history)
     np.testing.assert_array_equal(
         to_host(resumed).server["base"]["fc1"]["kernel"],

@@ -135,7 +135,7 @@ def test_a_resumed_run_has_the_same_uploads_on_their_way(tmp_path):
         state, history = checkpointer.restore() or run(sim, 2)
         assert state.waiting.unfinished.any()
         checkpointer.save(state, history)
-    state, history = run(sim, 4, state, history)
+    state, history = run(sim, 4, state=state, history=history)
     assert untimed(history) == untimed(rows) and identical(to_host(state), to_host(whole))
 
 
@@ -144,7 +144,8 @@ def test_trials_have_uploads_of_their_own():
     profile = waiting(8.0)
     sim = with_profile(program(seeds=(1, 2)), profile)
     middle, _ = run(sim, 2)
-    state, _ = run(sim, 3, *run(sim, 2))
+    start, rows = run(sim, 2)
+    state, _ = run(sim, 3, state=start, history=rows)
     alone = program()._replace(
         options=(dataclasses.replace(OPTIONS, seed=2),), seeds=np.uint32([2])
     )
@@ -165,7 +166,14 @@ def test_a_fault_of_an_upload_shows_when_it_arrives():
         return new._replace(level=jnp.where(new.heard[4] > 0, jnp.nan, new.level)), metrics
 
     method = probe()._replace(server_update=server_update)
-    bound = bind(method, FEDERATION, join_trials([federation_data(FEDERATION)]), OPTIONS, [1], ())
+    bound = bind(
+        method,
+        FEDERATION,
+        join_trials([federation_data(FEDERATION)]),
+        options=OPTIONS,
+        seeds=[1],
+        settings=(),
+    )
     sim = with_profile(bound, waiting(20.0, up=SLOW, down=None))
     state = sim.init()
     with chosen([0, 4]):

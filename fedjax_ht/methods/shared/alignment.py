@@ -169,7 +169,16 @@ def align(
         return options.mmd_weight * discrepancy + options.mse_weight * apart
 
     def diagnosis(params, key):
-        return diagnose(transform, params, sample_w, bandwidths, uploads, size, key, len(centroids))
+        return diagnose(
+            transform,
+            params,
+            sample_w,
+            bandwidths=bandwidths,
+            uploads=uploads,
+            batch_size=size,
+            key=key,
+            num_classes=len(centroids),
+        )
 
     trained, optimizer, loss = {"transformer": params}, optax.adam(options.learning_rate), of_all
     released = options.variant == "released"
@@ -202,7 +211,7 @@ def align(
 
 
 def diagnose(
-    transform, params, sample_w, bandwidths, uploads, batch_size, key, num_classes
+    transform, params, sample_w, *, bandwidths, uploads, batch_size, key, num_classes
 ) -> dict:
     """Measures F on the first `batch_size` uploads; arguments as of `align`.
 

@@ -48,6 +48,7 @@ def distil(
     recipe: Distillation,
     objective: Objective,
     federation: Federation,
+    *,
     buckets: Sequence[Bucket],
     teachers: Teachers,
     learner: Learner,
@@ -79,7 +80,9 @@ def distil(
     prepare = lessons_of(recipe, federation, buckets, teachers, data)
     adam = optax.adam(recipe.generator_lr, b1=0.5, b2=0.999)
     sgd = optax.chain(optax.add_decayed_weights(recipe.weight_decay), optax.sgd(recipe.student_lr))
-    generator_step = generator_steps(recipe, objective, federation, buckets, teachers, adam)
+    generator_step = generator_steps(
+        recipe, objective, federation, buckets=buckets, teachers=teachers, adam=adam
+    )
 
     def student_loss(model, lesson: Lesson) -> jax.Array:
         images = lesson.generated.images
@@ -151,6 +154,7 @@ def generator_steps(
     recipe: Distillation,
     objective: Objective,
     federation: Federation,
+    *,
     buckets: Sequence[Bucket],
     teachers: Teachers,
     adam: optax.GradientTransformation,
@@ -170,7 +174,12 @@ def generator_steps(
             variables = generator | {"params": params}
             made, changed = module.apply(variables, noise, labels, True, mutable=["batch_stats"])
             opinions = ask(
-                buckets, teachers, made.images, labels, objective.with_moments, recipe.low_memory
+                buckets,
+                teachers,
+                made.images,
+                labels=labels,
+                with_moments=objective.with_moments,
+                low_memory=recipe.low_memory,
             )
             batch = Synthetic(
                 noise=noise,
@@ -221,7 +230,7 @@ def lessons_of(
     def lesson(generator, key) -> Lesson:
         noise, labels = draw(key, recipe, shares)
         made = show(generator, noise, labels, key)
-        opinions = ask(buckets, teachers, made.images, labels)
+        opinions = ask(buckets, teachers, made.images, labels=labels)
         return Lesson(noise=noise, labels=labels, generated=made, opinions=opinions)
 
     def prepare(generator, keys) -> Lesson:

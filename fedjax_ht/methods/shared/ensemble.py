@@ -96,6 +96,7 @@ def ask(
     buckets: Sequence[Bucket],
     teachers: Teachers,
     x: jax.Array,
+    *,
     labels: jax.Array,
     with_moments: bool = False,
     low_memory: bool = False,

@@ -86,6 +86,7 @@ def represent(
     classifier: Classifier,
     bucket: Bucket,
     params: PyTree,
+    *,
     stats: PyTree,
     x: jax.Array,
     mask: jax.Array,

@@ -51,6 +51,7 @@ def train_generator(
     recipe: Recipe,
     batch_size: int,
     generate: Callable[..., tuple[jax.Array, jax.Array]],
+    *,
     bucket: Bucket,
     generator: PyTree,
     heads: PyTree,

@@ -245,13 +245,13 @@ def fine_tuning(
             recipe,
             objective,
             federation,
-            buckets,
-            teachers,
-            Learner(model, server.generator),
-            server.average,
-            ctx.round,
-            jax.random.fold_in(ctx.key, 1),
-            ctx.data,
+            buckets=buckets,
+            teachers=teachers,
+            learner=Learner(model, server.generator),
+            average=server.average,
+            round=ctx.round,
+            key=jax.random.fold_in(ctx.key, 1),
+            data=ctx.data,
         )
         average = ()
         if averaging:  # it starts as the first trained generator

@@ -66,6 +66,7 @@ def train_pair(
     training: LocalTraining,
     bucket: Bucket,
     client: PyTree,
+    *,
     data: Data,
     ctx: Context,
     losses: PairLoss,

@@ -136,6 +136,7 @@ def train_on_pairs(
     training: LocalTraining,
     options: PairTraining,
     classifier: Classifier,
+    *,
     bucket: Bucket,
     client: PyTree,
     pairs: Pairs,
@@ -178,7 +179,14 @@ def train_on_pairs(
             return classification_loss(classifier, values, labels, mask)
 
         samples = represent(
-            classifier, bucket, model, stats, batch.x, batch.mask, train=True, key=model_key
+            classifier,
+            bucket,
+            model,
+            stats=stats,
+            x=batch.x,
+            mask=batch.mask,
+            train=True,
+            key=model_key,
         )
         value = classify(samples, batch.y, batch.mask)
         # A mu of 0 that no program varies leaves the pairs out of the program.
@@ -189,7 +197,7 @@ def train_on_pairs(
         pixels = (jnp.where(mask[:, None, None, None], images.values[index], 0) + 1) / 2
         x = pixels_of(data.preprocess, "FedKTL").normalise(pixels)
         shown = represent(
-            classifier, bucket, model, samples.stats, x, mask, train=True, key=pair_key
+            classifier, bucket, model, stats=samples.stats, x=x, mask=mask, train=True, key=pair_key
         )
         if options.transfer == "images":
             # One pass over the images is `extra` times as long as one over the client's samples.

@@ -80,7 +80,7 @@ def test_each_teacher_is_asked_and_weighed_by_the_label():
         ), jnp.stack(answers)
 
     def fast(images, low_memory):
-        opinions = ask(BUCKETS, team, images, LABELS, low_memory=low_memory)
+        opinions = ask(BUCKETS, team, images, labels=LABELS, low_memory=low_memory)
         return opinions.ensemble, opinions.logits
 
     def with_gradient(f):
@@ -105,7 +105,7 @@ def test_absent_teachers_are_never_read():
     team = Teachers(params, {}, *label_weights(jnp.ones((5, NUM_CLASSES)), present), present)
 
     def ensemble_of(images):
-        return ask(BUCKETS, team, images, LABELS).ensemble
+        return ask(BUCKETS, team, images, labels=LABELS).ensemble
 
     assert np.isfinite(ensemble_of(IMAGES)).all()
     assert np.isfinite(jax.grad(lambda images: ensemble_of(images).sum())(IMAGES)).all()
