@@ -107,8 +107,8 @@ def unit(rows: jax.Array) -> jax.Array:
 @checked
 def fedktl(
     training: LocalTraining,
-    *,
     generator: str | Path | Generator = "fashion_mnist_32",
+    *,
     variant: Variant = "paper",
     latents: Latents = "raw",
     mu: Annotated[NonNegative, SearchRange(1.0, 100.0)] = 50.0,

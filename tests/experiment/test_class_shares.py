@@ -39,7 +39,8 @@ def test_a_bad_number_of_clients_is_one_line(value):
 def test_every_method_has_the_same_training_and_starts_from_shared_weights(file, recipe):
     """A table compares methods; what they are trained by is not chosen method by method."""
     trainings = set()
-    for name in set(METHODS) - {"fedktl"}:  # that one reads its generator
+    # FedKTL reads its generator; SCAFFOLD refuses the momentum of the released recipe
+    for name in set(METHODS) - {"fedktl", "scaffold"}:
         config = file.get_config(f"recipe={recipe},method={name}")
         trainings.add(config.training.to_json())
         assert config.shared_init and config.evaluate.mode == "trained"

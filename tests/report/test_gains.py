@@ -75,7 +75,7 @@ def test_clients_are_paired_with_local_training_trial_by_trial():
     gains = client_gains(histories)
     assert list(gains) == ["fedproto"]
     assert gains["fedproto"] == pytest.approx((np.mean([0.2, -0.2]), 0.25, 0.25, -0.25))
-    text = gain_table(histories).markdown()
+    text = " ".join(gain_table(histories).markdown().split())
     title = "median gain over local:training.learning_rate=0.1, points"
     assert f"| entry | {title} | clients that gain % | clients that lose % |" in text
     assert "| fedproto | +0.00 | 25 | 25 | -25.00 |" in text and "2 standard errors" in text

@@ -168,18 +168,8 @@ def align(
         discrepancy = mmd_loss(latents, valid_latents, mask, bandwidths)
         return options.mmd_weight * discrepancy + options.mse_weight * apart
 
-    def diagnosis(params, key):
-        return diagnose(
-            transform,
-            params,
-            sample_w,
-            bandwidths=bandwidths,
-            uploads=uploads,
-            batch_size=size,
-            key=key,
-            num_classes=len(centroids),
-        )
-
+    setting = {"bandwidths": bandwidths, "uploads": uploads, "batch_size": options.batch_size}
+    setting |= {"num_classes": len(centroids)}
     trained, optimizer, loss = {"transformer": params}, optax.adam(options.learning_rate), of_all
     released = options.variant == "released"
     if released:
@@ -189,7 +179,7 @@ def align(
         optimizer = optax.multi_transform(dict.fromkeys(parts, each), parts)
     # Indices of the uploads: of_all reads all of them at every step.
     rows, size = jnp.arange(len(uploads.valid)), options.batch_size
-    before = diagnosis(params, before_key)
+    before = diagnose(transform, params, sample_w, key=before_key, **setting)
     trained, _ = train_on_rows(
         optimizer,
         loss,
@@ -202,7 +192,7 @@ def align(
         drop_single=released,
     )
     params = trained["transformer"]
-    after = diagnosis(params, after_key)
+    after = diagnose(transform, params, sample_w, key=after_key, **setting)
     if released:
         centroids = trained["centroids"]
     else:

@@ -8,6 +8,7 @@ h' is linear, the same at the start of every client's round, and thrown away aft
 """
 
 import dataclasses
+import functools
 from collections.abc import Hashable
 from typing import Literal, NamedTuple
 
@@ -178,16 +179,8 @@ def train_on_pairs(
             values = scores(classifier, bucket, model, representation)
             return classification_loss(classifier, values, labels, mask)
 
-        samples = represent(
-            classifier,
-            bucket,
-            model,
-            stats=stats,
-            x=batch.x,
-            mask=batch.mask,
-            train=True,
-            key=model_key,
-        )
+        represented = functools.partial(represent, classifier, bucket, model, train=True)
+        samples = represented(stats=stats, x=batch.x, mask=batch.mask, key=model_key)
         value = classify(samples, batch.y, batch.mask)
         # A mu of 0 that no program varies leaves the pairs out of the program.
         if not traced(options.mu) and options.mu == 0 and options.transfer == "pairs":
@@ -196,9 +189,7 @@ def train_on_pairs(
         # Images and vectors of classes without a pair may be NaN: they are replaced when read.
         pixels = (jnp.where(mask[:, None, None, None], images.values[index], 0) + 1) / 2
         x = pixels_of(data.preprocess, "FedKTL").normalise(pixels)
-        shown = represent(
-            classifier, bucket, model, stats=samples.stats, x=x, mask=mask, train=True, key=pair_key
-        )
+        shown = represented(stats=samples.stats, x=x, mask=mask, key=pair_key)
         if options.transfer == "images":
             # One pass over the images is `extra` times as long as one over the client's samples.
             return Loss(value + extra * classify(shown, index, mask), shown.stats)

@@ -163,10 +163,10 @@ def test_federations_that_it_cannot_run_on():
         def network(rate):
             return sliced_model(SlicedDense((6, 8), rate), NUM_CLASSES)
 
-        dfrd(TRAINING, b_tran="fedavg").check(
+        dfrd(TRAINING, base="fedavg").check(
             make_sliced_federation(network, [0.5] * 2, SHAPE, NUM_CLASSES)
         )
-    dfrd(TRAINING, b_tran="fedavg").check(whole_federation())
+    dfrd(TRAINING, base="fedavg").check(whole_federation())
     with pytest.raises(ValueError, match="images have 65 pixels a side"):
         dfrd(TRAINING).check(make_sliced_federation(network, [1.0], (65, 65, 1), NUM_CLASSES))
 

@@ -207,7 +207,10 @@ def test_a_round_without_samples_or_arrivals_changes_nothing():
 def test_whole_slices_of_all_classes_are_fedavg(name, weighting):
     fed, labels = federation((1, 1, 1)), [LABELS, LABELS[1:7], LABELS[2:]]
     assert all(set(x) == set(range(CLASSES)) for x in labels)
-    averaged, sliced = fedavg(TRAINING, weighting), METHODS[name](TRAINING, weighting)
+    averaged, sliced = (
+        fedavg(TRAINING, weighting=weighting),
+        METHODS[name](TRAINING, weighting=weighting),
+    )
     server = first_model(sliced, fed)
     results = [serve(m, fed, server, one_round(m, fed, server, labels)) for m in (averaged, sliced)]
     chex.assert_trees_all_close(*results, rtol=1e-5, atol=1e-6)
@@ -387,4 +390,4 @@ def test_bad_settings_are_named(name):
         METHODS[name](TRAINING).check(tiny.linear_federation())
     METHODS[name](TRAINING).check(federation((1,)))
     with pytest.raises(ValueError, match="weighting is 'size'; it must be 'samples' or 'uniform'"):
-        METHODS[name](TRAINING, "size")
+        METHODS[name](TRAINING, weighting="size")

@@ -191,11 +191,11 @@ def test_the_base_weighs_clients_as_the_variant_says(base, variant):
 def test_a_base_by_its_name_alone_weighs_so_too():
     federation = sliced_federation()
     for variant, by_samples in (("paper", True), ("released", False)):
-        method = dfrd(TRAINING, b_tran="heterofl", variant=variant)
+        method = dfrd(TRAINING, base="heterofl", variant=variant)
         uplink = uplink_form(method, federation, federation.buckets[0], CHANNEL)
         assert (uplink.model.num_samples != ()) == by_samples
     with pytest.raises(ValueError, match=r"base is 'heterofll'; did you mean 'heterofl'\?"):
-        dfrd(TRAINING, b_tran="heterofll")
+        dfrd(TRAINING, base="heterofll")
 
 
 def test_eq_1_is_the_mean_by_data_size():
