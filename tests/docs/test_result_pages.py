@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 from experiments import leaks_table
-from tests.docs.results import RESULTS, ROOT, margins, percents, rows_of
+from tests.docs.results import RESULTS, ROOT, late, margins, percents, rows_of
 
 BENCHMARKS = ROOT / "benchmarks" / "results"
 ELSEWHERE = {  # rows of fedtgp.md: the CSV, and what stands behind each name there
@@ -60,6 +60,23 @@ def test_fedtgp_on_cifar10(name):
     assert cells[1:9] == [*rounds, best(prototypes), best(heads)]
 
 
+@pytest.mark.parametrize("name", ["local", "FedProto", "FedTGP", "FedKTL"])
+def test_the_authors_form_with_three_seeds(name):
+    prototypes = percents("cifar10_shared.csv", "accuracy", "cifar10")[name.lower()]
+    heads = percents("cifar10_shared.csv", "accuracy_head", "cifar10")[name.lower()]
+    text = (
+        (RESULTS / "fedtgp.md").read_text(encoding="utf-8").split("## The authors' form, three")[1]
+    )
+    (row,) = re.findall(rf"^\| {name} \|(.*)\|$", text.split("\n## ")[0], re.M)
+    rounds = [statistics.mean(h[r] for h in prototypes.values()) for r in (5, 10, 20, 30, 40, 50)]
+    bests = [max(prototypes[seed].values()) for seed in range(3)]
+    lasts = [late(history) for history in prototypes.values()]
+    expected = [f"{value:.2f}" for value in [*rounds, *bests]] + [spread(bests), spread(lasts)]
+    assert [cell.strip() for cell in row.split("|")][:-1] == expected
+    if name in ("FedProto", "FedTGP"):
+        assert row.split("|")[-1].strip() == best(heads)
+
+
 @pytest.mark.parametrize(
     ("file", "section", "settings", "rounds", "line"),
     [
@@ -74,7 +91,7 @@ def test_fedtgp_on_cifar10(name):
         ("fedtgp_forms.csv", "The form and", "", (5, 10, 20, 30, 40, 50), 2),
         (
             "fedtgp_all_images.csv",
-            "The authors' form",
+            "The authors' form on all",
             "variant=released",
             range(10, 101, 10),
             0,
