@@ -50,7 +50,33 @@ def test_fedktl_beside_fedproto_and_fedtgp():
         f"FedTGP has {shared[0]:.2f} (shared first weights) and {apart[0]:.2f} (own) and FedProto "
         f"{shared[1]:.2f} and {apart[1]:.2f}, where this FedKTL has {top(runs['fedktl'][0]):.2f}."
     ) in text
-    assert f"{apart[1] - top(runs['fedktl'][0]):.1f} below the [released one]" in text
+
+
+def test_todays_fedktl_beside_fedproto_and_fedtgp():
+    runs = percents("cifar10_shared.csv", "accuracy", "cifar10")
+
+    def leads(method, than):
+        pairs = [(runs[method][seed], runs[than][seed]) for seed in range(3)]
+        best = statistics.mean(max(a.values()) - max(b.values()) for a, b in pairs)
+        return best, statistics.mean(late(a) - late(b) for a, b in pairs)
+
+    best, last = leads("fedktl", "fedproto")
+    text, page = text_of("fedktl.md"), text_of("fedtgp.md")
+    assert (
+        f"is {best:.1f} points above FedProto's released form by the best round and {-last:.1f} below "
+        "by the last third"
+    ) in text
+    best, last = leads("fedktl", "fedtgp")
+    assert f"here it is {-best:.1f} and {-last:.1f} below" in text
+    best, last = leads("fedtgp", "fedproto")
+    assert (
+        f"**FedTGP is above FedProto** by {best:.1f} points in the best round and {last:.1f}"
+        in page
+    )
+    best, last = leads("fedtgp", "local")
+    assert f"{best:.1f} points above in the best round, {-last:.1f} below in the last third" in page
+    best, last = leads("fedproto", "local")
+    assert f"FedProto is {-best:.1f} and {-last:.1f} below." in page
 
 
 def test_the_papers_order_of_dfrds_rows_by_either_measure():
