@@ -82,7 +82,7 @@ def program(
 ) -> tuple[dict[str, Callable], tuple[PyTree, ...]]:
     """Makes the buckets' functions of the "training" or "scoring" of a round.
 
-    As `simulation.program.bind` does.
+    As `simulation.engine.make_engine` does.
 
     Returns:
       bucket name -> function of (states, schedule, servers, data, when), and the shapes of these

@@ -27,6 +27,7 @@ from fedjax_ht.experiment.build import Experiment, build, simulate
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models.cnn import mlp
 from fedjax_ht.simulation import serving
+from fedjax_ht.simulation.engine import forget_engines
 from fedjax_ht.trust.outliers import size_ratios, summaries
 
 RESULT = Path(__file__).parent / "results/honest_uploads.csv"
@@ -84,8 +85,10 @@ def recorded() -> Iterator[Ratios]:
         jax.debug.callback(record, size_ratios(num_clients, summaries(received)), result[1])
         return result
 
+    forget_engines()  # programs record for the block in which they are made
     with mock.patch.object(serving, "screened", also_recorded):
         yield ratios
+    forget_engines()
 
 
 def measure(method: str) -> list[dict]:

@@ -22,7 +22,7 @@ from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import model_group
-from fedjax_ht.simulation import program
+from fedjax_ht.simulation import engine
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, make_simulation, make_trials
 
@@ -112,7 +112,9 @@ def compiled(graphs: bool, together: bool):
                 mock.patch.object(compiling, "compiler_options", lambda platform: None)
             )
         if not together:
-            stack.enter_context(mock.patch.object(program, "buckets_on_mesh", apart))
+            stack.enter_context(mock.patch.object(engine, "buckets_on_mesh", apart))
+        engine.forget_engines()  # programs that were compiled in the other way
+        stack.callback(engine.forget_engines)
         yield
 
 

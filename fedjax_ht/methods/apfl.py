@@ -34,7 +34,11 @@ from fedjax_ht.core.bucket import head_scores, own_features
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View, Wire
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.methods.shared.architectures import init_parts, mean_parts, send_model
+from fedjax_ht.methods.shared.architectures import (
+    average_models,
+    init_parts,
+    send_model,
+)
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import in_unit_interval
 from fedjax_ht.methods.shared.personal import init_both, receive_both, train_both
@@ -85,9 +89,6 @@ def apfl(
         uplink = ModelUplink(client["shared"]["params"], sent_samples(ctx, weighting))
         return client | {"share": share}, uplink, {"loss": result.loss, "share": share}
 
-    def server_update(federation, server, received, ctx):
-        return mean_parts(federation, server, received), {}
-
     def mixed(client):
         params = mixture(client["share"], client["params"], client["shared"]["params"])
         return client | {"params": params}
@@ -106,7 +107,7 @@ def apfl(
         broadcast=send_model,
         receive=receive_both,
         client_update=client_update,
-        server_update=server_update,
+        server_update=average_models,
         predict=predict,
         wire=Wire(server_reads="sums"),
         view=View(features=mixed_features),

@@ -24,7 +24,11 @@ from fedjax_ht.core.annotations import NonNegative, SearchRange
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
-from fedjax_ht.methods.shared.architectures import init_parts, mean_parts, send_model
+from fedjax_ht.methods.shared.architectures import (
+    average_models,
+    init_parts,
+    send_model,
+)
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import corrected, pull
 from fedjax_ht.methods.shared.personal import init_both, receive_both, train_both
@@ -59,9 +63,6 @@ def ditto(
         uplink = ModelUplink(client["shared"]["params"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
-    def server_update(federation, server, received, ctx):
-        return mean_parts(federation, server, received), {}
-
     return Method(
         name="ditto",
         training=training,
@@ -70,6 +71,6 @@ def ditto(
         broadcast=send_model,
         receive=receive_both,
         client_update=client_update,
-        server_update=server_update,
+        server_update=average_models,
         wire=Wire(server_reads="sums"),
     )

@@ -39,7 +39,11 @@ from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods.shared.architectures import init_parts, mean_parts, send_model
+from fedjax_ht.methods.shared.architectures import (
+    average_models,
+    init_parts,
+    send_model,
+)
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import in_unit_interval
 from fedjax_ht.methods.shared.supervised import train_model
@@ -125,9 +129,6 @@ def fedala(
         uplink = ModelUplink(client["params"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
-    def server_update(federation, server, received, ctx):
-        return mean_parts(federation, server, received), {}
-
     return Method(
         name="fedala",
         training=training,
@@ -136,6 +137,6 @@ def fedala(
         broadcast=send_model,
         receive=receive,
         client_update=client_update,
-        server_update=server_update,
+        server_update=average_models,
         wire=Wire(server_reads="sums"),
     )

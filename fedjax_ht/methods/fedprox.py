@@ -24,8 +24,8 @@ from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.methods.shared.architectures import (
+    average_models,
     init_parts,
-    mean_parts,
     receive_model,
     send_model,
 )
@@ -54,9 +54,6 @@ def fedprox(
         uplink = ModelUplink(client["params"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
-    def server_update(federation, server, received, ctx):
-        return mean_parts(federation, server, received), {}
-
     return Method(
         name="fedprox",
         training=training,
@@ -64,6 +61,6 @@ def fedprox(
         broadcast=send_model,
         receive=receive_model,
         client_update=client_update,
-        server_update=server_update,
+        server_update=average_models,
         wire=Wire(server_reads="sums"),
     )

@@ -35,8 +35,8 @@ from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.trees import select
 from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared.architectures import (
+    average_models,
     init_parts,
-    mean_parts,
     receive_model,
     send_model,
 )
@@ -104,9 +104,6 @@ def moon(
         uplink = ModelUplink(trained["params"], sent_samples(ctx, weighting))
         return trained | {"last": last}, uplink, {"loss": result.loss}
 
-    def server_update(federation, server, received, ctx):
-        return mean_parts(federation, server, received), {}
-
     return Method(
         name="moon",
         training=training,
@@ -115,6 +112,6 @@ def moon(
         broadcast=send_model,
         receive=receive,
         client_update=client_update,
-        server_update=server_update,
+        server_update=average_models,
         wire=Wire(server_reads="sums"),
     )

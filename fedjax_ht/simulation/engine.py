@@ -109,7 +109,7 @@ class Engine(NamedTuple):
       serve: the compiled `serving.serve_trials`.
       score_global: accuracy of the servers' own models, over trials.
       uplink_forms: () -> bucket name -> form of its uplinks; traced once.
-      work: (Bucket, its `Hashed` `flops.data_form`) -> `flops.bucket_work`; traced once a form.
+      work: (Bucket, the `flops.data_form` of its data) -> `flops.bucket_work`; traced once a form.
       exposure: the knowledge that uploads give besides their numbers, see `disclosure.exposure`;
         None where nothing is private.
     """

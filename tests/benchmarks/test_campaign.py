@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.campaign import checks, pages, peer_pages, protocols, slices
+from benchmarks.campaign import checks, pages, peer_pages, protocols, rounds, slices
 from benchmarks.campaign.peers import PEER_SLICES
 from benchmarks.campaign.plan import SLICES
 from benchmarks.campaign.slices import Item, Slice
@@ -21,6 +21,7 @@ from fedjax_ht.data.partition import partition_options
 from fedjax_ht.experiment import options as experiment_options
 from fedjax_ht.experiment.entries import changes, entries_of
 from fedjax_ht.experiment.training import local_training
+from fedjax_ht.simulation import engine
 
 MACHINE = {"device": "a device"}
 
@@ -361,3 +362,11 @@ def test_estimates_are_read_from_the_page():
 def test_a_group_that_was_not_compiled_has_no_cost_of_a_kernel(monkeypatch):
     monkeypatch.setattr(pages, "estimates", lambda: {("cnn4", "3"): {"kernels a step": "-"}})
     assert pages.launch_cost("cnn4", 1.0) is None
+
+
+def test_simulations_compiled_another_way_find_no_programs_of_the_usual_one():
+    usual = engine.buckets_on_mesh
+    with rounds.compiled(graphs=False, together=False):
+        assert engine.buckets_on_mesh is rounds.apart
+        assert engine._engine.cache_info().currsize == 0
+    assert engine.buckets_on_mesh is usual

@@ -2,7 +2,6 @@
 
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,10 +17,10 @@ from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.profile import Profile, by_trace
 from tests.deploy.processes import (
     end_all,
-    environment,
     made_ready,
     present_spans,
     rows_of,
+    run_apart,
     start_client,
     start_server,
     trained_columns,
@@ -75,13 +74,7 @@ def test_a_deployment_killed_again_and_again_ends_as_the_simulation(tmp_path):
     finally:
         end_all(*processes.values())
     print(f"\n{kills} killed")
-    # in a process of its own: pytest's own compiles with other settings, which may round otherwise
-    arguments = [sys.executable, "-m", "tests.deploy.test_kills", tmp_path]
-    done = subprocess.run(
-        arguments, cwd=Path(__file__).parents[2], env=environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    print(done.stdout)
+    run_apart("tests.deploy.test_kills", tmp_path)
 
 
 def compare(folder: Path) -> None:

@@ -6,7 +6,6 @@ pytest -s prints the counts.
 import json
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -20,9 +19,9 @@ from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.profile import Profile, by_trace
 from tests.deploy.processes import (
     end_all,
-    environment,
     made_ready,
     rows_of,
+    run_apart,
     start_client,
     start_server,
     trained_columns,
@@ -58,13 +57,7 @@ def test_any_process_may_be_killed_at_any_moment(tmp_path):
     finally:
         end_all(*processes.values())
     print(f"\n{dict(kills)} killed in {time.monotonic() - begin:.0f} s")
-    # in a process of its own: pytest's own compiles with other settings, which may round otherwise
-    arguments = [sys.executable, "-m", "tests.deploy.test_soak", tmp_path]
-    done = subprocess.run(
-        arguments, cwd=Path(__file__).parents[2], env=environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    print(done.stdout)
+    run_apart("tests.deploy.test_soak", tmp_path)
 
 
 def present_clients(folder: Path) -> list[set[int]]:

@@ -9,7 +9,7 @@ import jax
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import Context, Received
+from fedjax_ht.core.method import Context, Metrics, Received
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
@@ -110,3 +110,10 @@ def mean_parts(
         weights = client_weights(uploads, uploads.uplink.num_samples)
         new.append(select(weights.any(), weighted_mean(uploads.uplink.params, weights), old))
     return new
+
+
+def average_models(
+    federation: Federation, server: list[PyTree], received: dict[str, Received], ctx: Context
+) -> tuple[list[PyTree], Metrics]:
+    """Averages the models of each group, see `mean_parts`; a `Method.server_update`."""
+    return mean_parts(federation, server, received), {}
