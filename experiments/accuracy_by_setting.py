@@ -3,7 +3,7 @@ FedSSA and of FedRAL).
 
     python -m experiments.accuracy_by_setting --setting=partition.options.classes_per_client \
         --of=RUNS/two,RUNS/four,RUNS/six --csv=classes.csv --picture=classes.png \
-        [--score=accuracy_participants] [--by=last]
+        [--score=accuracy_participants] [--by=late]
     python -m experiments.accuracy_by_setting --setting=shots --of=2=two.csv,9=nine.csv \
         --csv=shots.csv --picture=shots.png
     python -m experiments.accuracy_by_setting --csv=shots.csv --picture=shots.png
@@ -27,7 +27,7 @@ from absl import app, flags
 from matplotlib.figure import Figure
 
 from experiments.rows import column, grouped, write_rows
-from experiments.run_folders import read_folder, unfinished
+from experiments.run_folders import BY, read_folder, unfinished
 from experiments.setting_points import (
     ROUNDS,
     Point,
@@ -38,7 +38,6 @@ from experiments.setting_points import (
     refuse_repeated,
 )
 from fedjax_ht.report.figures import FEW, legend, save, styles, subplots
-from fedjax_ht.report.statistics import SCORES
 from fedjax_ht.report.table import Table
 from fedjax_ht.runner.cli import fail, parse_flags
 
@@ -52,9 +51,7 @@ _OF = flags.DEFINE_list(
 _SCORE = flags.DEFINE_string(
     "score", "accuracy", "The accuracy, a key of metrics.jsonl.", allow_override=True
 )
-_BY = flags.DEFINE_enum(
-    "by", "best", SCORES, "The round whose accuracy counts.", allow_override=True
-)
+_BY = flags.DEFINE_enum("by", "best", BY, "The round whose accuracy counts.", allow_override=True)
 _CSV = flags.DEFINE_string(
     "csv", None, "File to write, or without --of to read.", allow_override=True
 )

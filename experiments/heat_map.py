@@ -27,6 +27,7 @@ from matplotlib.figure import Figure
 
 from experiments.rows import column, write_rows
 from experiments.run_folders import (
+    BY,
     RunFolder,
     read_folder,
     require_score,
@@ -38,7 +39,6 @@ from experiments.searches import GO_ON, RECORD, Search, read_search
 from experiments.setting_points import ROUNDS, ordered, shown
 from fedjax_ht.core.names import unknown
 from fedjax_ht.report.figures import save, subplots
-from fedjax_ht.report.statistics import SCORES
 from fedjax_ht.report.table import Table
 from fedjax_ht.runner.cli import fail, parse_flags
 
@@ -52,7 +52,7 @@ _SCORE = flags.DEFINE_string(
     "score", "accuracy", "Of a comparison, a key of metrics.jsonl.", allow_override=True
 )
 _BY = flags.DEFINE_enum(
-    "by", "best", SCORES, "Of a comparison, the round whose accuracy counts.", allow_override=True
+    "by", "best", BY, "Of a comparison, the round whose accuracy counts.", allow_override=True
 )
 _CSV = flags.DEFINE_string(
     "csv", None, "File to write, or without --of to read.", allow_override=True

@@ -6,12 +6,13 @@ that one method is above another stands by one rule, which `decided` is.
 
 import statistics
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from experiments.evaluations import read_evaluations
 from experiments.paper_manifest import filled
+from experiments.rows import late_mean
 from fedjax_ht.report.table import Table
 from fedjax_ht.simulation.history import evaluated
 
@@ -146,12 +147,6 @@ def histories(path: Path, dataset: str, method: str, score: str) -> dict[int, di
             rows = [row for row in evaluated(run.history) if score in row]
             scores[run.seed] = {row["round"]: row[score] for row in rows}
     return scores
-
-
-def late_mean(history: Mapping[int, float]) -> float:
-    """Returns the mean over the evaluations in the last third of the rounds."""
-    last = max(history)
-    return statistics.mean(value for number, value in history.items() if 3 * number > 2 * last)
 
 
 def claims_markdown(claims: Sequence[Claim], results: Path) -> str:

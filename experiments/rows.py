@@ -1,6 +1,7 @@
 """Rows of results: their columns, their groups, and CSV files of them."""
 
-from collections.abc import Callable, Iterable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,3 +34,9 @@ def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+def late_mean(history: Mapping[int, float]) -> float:
+    """Returns the mean over the evaluations in the last third of the rounds, of round -> score."""
+    last = max(history)
+    return statistics.mean(value for number, value in history.items() if 3 * number > 2 * last)

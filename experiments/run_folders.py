@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.rows import late_mean
 from fedjax_ht.checkpoints.writers import read_history
 from fedjax_ht.configs.base import typed_config
 from fedjax_ht.core.names import unknown
@@ -13,7 +14,11 @@ from fedjax_ht.experiment.identity import identities_of
 from fedjax_ht.experiment.json_files import flatten, naming
 from fedjax_ht.experiment.run_folder import read_config
 from fedjax_ht.report.compared import compared, unequal_lines
+from fedjax_ht.report.statistics import SCORES
 from fedjax_ht.simulation.history import Row, best_by, by_trial
+
+LATE = "late"  # the mean over the last third of the rounds
+BY = (*SCORES, LATE)
 
 
 class RunFolder(NamedTuple):
@@ -121,27 +126,32 @@ def trial_scores(folder: RunFolder, label: str, score: str, by: str) -> list[Tri
       folder: of the run.
       label: of the entry.
       score: a key of metrics.jsonl, such as "accuracy_participants".
-      by: "best", "by_validation" or "last", the round that counts.
+      by: one of `BY`, the round that counts.
     """
     scores = []
     for number, trial in enumerate(by_trial(history_of(folder, label))):
-        row = chosen_row(trial, score, by)
-        if row is None:
+        counted = chosen_score(trial, score, by)
+        if counted is None:
             continue
         split = folder.config["partition.seed"]
         if folder.config["partition.per_trial"]:
             split += number
-        scores.append(TrialScore(folder.config["seed"] + number, split, row["round"], row[score]))
+        scores.append(TrialScore(folder.config["seed"] + number, split, *counted))
     return scores
 
 
-def chosen_row(trial: Sequence[Row], score: str, by: str) -> Row | None:
-    """Returns the row of a trial whose score counts, by "best", "by_validation" or "last"; None
-    where no row has the score, or the one to choose by."""
-    scored = [row for row in trial if score in row]
-    if by == "last":
-        return scored[-1] if scored else None
-    return best_by(scored, score if by == "best" else "val_accuracy")
+def chosen_score(trial: Sequence[Row], score: str, by: str) -> tuple[int, float] | None:
+    """Returns the round that counts and the score there, by one of `BY`: by "late" the last round
+    and the mean over the last third of them. None where no row has the score, or the one to choose
+    by."""
+    scored = {row["round"]: row for row in trial if score in row}
+    if not scored:
+        return None
+    if by == LATE:
+        return max(scored), late_mean({number: row[score] for number, row in scored.items()})
+    rows = list(scored.values())
+    row = rows[-1] if by == "last" else best_by(rows, score if by == "best" else "val_accuracy")
+    return None if row is None else (row["round"], row[score])
 
 
 def require_score(folder: RunFolder, score: str) -> None:

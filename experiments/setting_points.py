@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from experiments.evaluations import read_evaluations
 from experiments.rows import grouped
-from experiments.run_folders import RunFolder, chosen_row, require_score, trial_scores
+from experiments.run_folders import RunFolder, chosen_score, require_score, trial_scores
 from fedjax_ht.core.names import unknown
 from fedjax_ht.experiment.run_folder import FREE_FIELDS, NAMING
 
@@ -18,7 +18,12 @@ UNCOMPARED -= {"rounds"}
 """Fields that may differ from folder to folder: they change no number, name entries, which are
 compared by themselves, or are seeds."""
 
-ROUNDS = {"best": "best round", "by_validation": "by validation", "last": "last round"}
+ROUNDS = {
+    "best": "best round",
+    "by_validation": "by validation",
+    "last": "last round",
+    "late": "last third",
+}
 NAMED = "--setting names one as config.json has it, such as partition.options.alpha"
 
 
@@ -180,9 +185,9 @@ def evaluated_trials(path: Path, score: str, by: str) -> list[dict[str, str]]:
         raise ValueError(f"{path} is of {' and '.join(datasets)}; one picture takes one data set")
     trials = []
     for run in runs:
-        row = chosen_row(run.history, score, by)
-        if row is not None:
-            trials.append({"entry": run.method, "seed": str(run.seed), "accuracy": row[score]})
+        counted = chosen_score(run.history, score, by)
+        if counted is not None:
+            trials.append({"entry": run.method, "seed": str(run.seed), "accuracy": counted[1]})
     return trials
 
 

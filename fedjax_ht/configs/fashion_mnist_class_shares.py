@@ -5,8 +5,9 @@
 
 FedRAL, Table 3 (column "pathological"), on 50,000 training, 10,000 validation and 10,000 test
 images, CNN-1..5, ten clients a round; everything else as in cifar10_class_shares.py, next to this
-file. `recipe=released` is how FedSSA's code trains; it has no Fashion-MNIST, so that pixels stay in
-[-1, 1].
+file, the recipe of training included: it was searched on CIFAR-10 alone. `recipe=small_batches` is
+that of the recorded runs. `recipe=released` is how FedSSA's code trains; it has no Fashion-MNIST,
+so that pixels stay in [-1, 1].
 
 Results and what they say: experiments/results/class_shares.md. Needs the four files of
 Fashion-MNIST (idx, gzipped or not) in `data/`.

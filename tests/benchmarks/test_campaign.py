@@ -156,7 +156,7 @@ def test_slices_are_numbered_and_their_items_named():
 @pytest.mark.parametrize("method", ["local", "fedssa", "fedral"])
 def test_the_accuracies_are_of_the_committed_config(method, monkeypatch):
     """The protocol is written without ml_collections."""
-    config, calls = get_config(f"method={method}"), []
+    config, calls = get_config(f"method={method},recipe=small_batches"), []
     for name in ("load_dataset", "normalised", "make_partition"):
         monkeypatch.setattr(checks, name, lambda *args, **options: calls.append((args, options)))
     checks.class_shares("fashion_mnist", 100)
@@ -179,7 +179,10 @@ def test_the_accuracies_are_of_the_committed_config(method, monkeypatch):
 
 
 def test_the_recipe_is_of_the_committed_config():
-    ours, theirs = checks.local_training(), local_training(typed_config(get_config()).training)
+    ours, theirs = (
+        checks.local_training(),
+        local_training(typed_config(get_config("recipe=small_batches")).training),
+    )
     other = {"optimizer", "augment"}
     assert all(
         vars(ours)[name] == value for name, value in vars(theirs).items() if name not in other

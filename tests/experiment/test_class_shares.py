@@ -35,7 +35,7 @@ def test_a_bad_number_of_clients_is_one_line(value):
 
 
 @CONFIGS
-@pytest.mark.parametrize("recipe", ["paper", "released"])
+@pytest.mark.parametrize("recipe", ["paper", "small_batches", "released"])
 def test_every_method_has_the_same_training_and_starts_from_shared_weights(file, recipe):
     """A table compares methods; what they are trained by is not chosen method by method."""
     trainings = set()
@@ -50,15 +50,17 @@ def test_every_method_has_the_same_training_and_starts_from_shared_weights(file,
 
 
 @CONFIGS
-def test_the_papers_recipe_is_the_default(file):
+def test_the_default_recipe_is_the_point_that_the_search_chose(file):
     assert file.get_config("recipe=paper").to_json() == file.get_config().to_json()
-    training = file.get_config().training
-    assert (training.learning_rate, training.momentum, training.batch_size, training.epochs) == (
-        0.01,
-        0.0,
-        10,
-        1,
+    training, before = file.get_config().training, file.get_config("recipe=small_batches").training
+    assert (training.momentum, training.epochs) == (before.momentum, before.epochs) == (0.0, 1)
+    assert (training.learning_rate, training.batch_size, training.drop_remainder) == (
+        0.1,
+        64,
+        False,
     )
+    assert (before.learning_rate, before.batch_size, before.drop_remainder) == (0.01, 10, True)
+    assert file.get_config("recipe=small_batches,recipe=paper").training == training
 
 
 @CONFIGS
@@ -97,7 +99,9 @@ def test_the_released_recipe_has_fedssas_released_t_stable(file, clients, stable
 
 @pytest.mark.parametrize("value", ["text", "code", ""])
 def test_a_bad_recipe_is_one_line(value):
-    with pytest.raises(ValueError, match=f"^recipe is '{value}'; it must be paper or released$"):
+    with pytest.raises(
+        ValueError, match=f"^recipe is '{value}'; it must be paper, small_batches or released$"
+    ):
         cifar10_class_shares.get_config(f"recipe={value}")
 
 

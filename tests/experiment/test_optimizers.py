@@ -16,7 +16,7 @@ def test_all_methods_of_a_table_train_alike(file):
     usual = file.get_config("method=local").training
     for name in METHODS:
         assert file.get_config(f"method={name}").training == usual, name
-    assert (usual.optimizer, usual.learning_rate) == ("sgd", 0.01)
+    assert (usual.optimizer, usual.learning_rate) == ("sgd", 0.1)
 
 
 def test_beta1_reaches_adam():

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.accuracy_by_setting import picture, points_of, table_of
 from experiments.rows import write_rows
-from experiments.run_folders import read_folder, unfinished
+from experiments.run_folders import chosen_score, read_folder, unfinished
 from experiments.setting_points import (
     Point,
     check_settings,
@@ -41,6 +41,13 @@ def folders(tmp_path):
         comparison(tmp_path / "b", 0.5, (0.3, 0.4), (0.5, 0.5)),
         comparison(tmp_path / "a", 0.1, (0.6, 0.6), (0.7, 0.8)),
     ]
+
+
+def test_late_is_the_mean_over_the_last_third_of_the_rounds():
+    rows = history(0.1, 0.9, 0.2, 0.3, 0.5, 0.3, 0.4)
+    assert chosen_score(rows, "accuracy", "late") == (6, pytest.approx(0.35))
+    assert chosen_score(rows, "accuracy", "best") == (1, 0.9)
+    assert chosen_score(rows, "accuracy_head", "late") is None
 
 
 def test_the_table_has_a_row_an_entry_and_a_column_a_value(folders):
