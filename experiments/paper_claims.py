@@ -128,24 +128,30 @@ def lead(order: Order, results: Path) -> Lead:
     Raises:
       ValueError: there are no such runs.
     """
-    first = histories(results / order.csv, order.dataset, order.method, order.score)
+    first = scores_of(results / order.csv, order.dataset, order.method, order.score)
     other = order.than_csv or order.csv, order.dataset, order.than, order.than_score or order.score
-    second = histories(results / other[0], *other[1:])
+    second = scores_of(results / other[0], *other[1:])
     seeds = sorted(set(first) & set(second))
     if not seeds:
         raise ValueError(f"{order.csv} has no {order.method!r} and {order.than!r} of one seed")
-    best = [max(first[seed].values()) - max(second[seed].values()) for seed in seeds]
-    late = [late_mean(first[seed]) - late_mean(second[seed]) for seed in seeds]
-    return Lead(100 * statistics.mean(best), 100 * statistics.mean(late), len(seeds))
+    leads = [
+        statistics.mean(first[seed][measure] - second[seed][measure] for seed in seeds)
+        for measure in (0, 1)
+    ]
+    return Lead(100 * leads[0], 100 * leads[1], len(seeds))
 
 
-def histories(path: Path, dataset: str, method: str, score: str) -> dict[int, dict[int, float]]:
-    """Reads seed -> round -> score of a method's runs on a dataset."""
+def scores_of(path: Path, dataset: str, method: str, score: str) -> dict[int, tuple[float, float]]:
+    """Reads seed -> a run's score in its best round, and its mean over the last third.
+
+    The best round of participants may be one in which nobody else was scored.
+    """
     scores = {}
     for run in read_evaluations(path):
-        if (run.dataset, run.method) == (dataset, method):
-            rows = [row for row in evaluated(run.history) if score in row]
-            scores[run.seed] = {row["round"]: row[score] for row in rows}
+        rows = [row for row in run.history if score in row]
+        if (run.dataset, run.method) == (dataset, method) and rows:
+            late = late_mean({row["round"]: row[score] for row in evaluated(rows)})
+            scores[run.seed] = max(row[score] for row in rows), late
     return scores
 
 

@@ -295,3 +295,54 @@ def test_users_of_the_simulators_protocol():
         if line.startswith(("| round |", "| accuracy % |"))
     )
     assert head[1:] and cells[1:] == [f"{runs[0][int(number)]:.2f}" for number in head[1:]]
+
+
+SEARCHED = (
+    ("fedssa", "accuracy", "best_participants", "FedSSA"),
+    ("lg_fedavg", "accuracy", "best_participants", "LG-FedAvg"),
+    ("local", "accuracy", "best_participants", "local"),
+    ("fedral blocks=10", "accuracy", "best_participants", "FedRAL, 10 blocks"),
+    ("fedral blocks=100", "accuracy", "best_participants", "FedRAL, 100 blocks"),
+    ("fedtgp", "accuracy_head", "best_participants_head", "... clients' own heads"),
+    (
+        "fedproto learning_rate=0.03",
+        "accuracy",
+        "best_participants",
+        "FedProto, nearest of all prototypes",
+    ),
+)
+
+
+def highest(history):
+    return max(history.values())
+
+
+def test_the_searched_runs_of_cifar10():
+    """Both tables of the section, and what it says of the leads, are those of the CSVs."""
+    section = (RESULTS / "class_shares.md").read_text(encoding="utf-8")
+    section = section.split("## CIFAR-10: 500 rounds")[1].split("\n## ")[0]
+    with (RESULTS / "class_shares_search.csv").open(newline="") as lines:
+        searched = list(csv.DictReader(lines))
+    for name, label in (("local", "local"), ("fedral blocks=100", "FedRAL, 100 blocks")):
+        values = [row["val_accuracy"] for row in searched if row["method"] == name]
+        cells = [f"{100 * float(value):.2f}" if value else "-" for value in values]
+        assert f"| {label} | {' | '.join(cells)} |" in section
+    file = "class_shares_searched.csv"
+    for name, score, best, label in SEARCHED:
+        runs = percents(file, score, "cifar10")[name].values()
+        means = [statistics.mean(run[r] for run in runs) for r in (100, 200, 300, 500)]
+        spreads = [[measure(run) for run in runs] for measure in (highest, late)]
+        tops = list(map(highest, percents(file, best, "cifar10")[name].values()))
+        cells = [f"{value:.2f}" for value in means]
+        cells += [
+            f"{statistics.mean(values):.2f} ± {statistics.pstdev(values):.2f}"
+            for values in (*spreads, tops)
+        ]
+        cells.append(", ".join(f"{value:.2f}" for value in tops))
+        assert f"| {label} | {' | '.join(cells)} |" in section, label
+    runs = percents(file, "accuracy", "cifar10")
+    pairs = [(runs["fedssa"][seed], runs["local"][seed]) for seed in range(3)]
+    best = [f"{highest(a) - highest(b):.1f}" for a, b in pairs]
+    last = [f"{late(a) - late(b):.1f}" for a, b in pairs]
+    assert f"by {best[0]}, {best[1]} and {best[2]} points in the best round" in section
+    assert f"by {last[0]}, {last[1]} and {last[2]} over the last third" in section

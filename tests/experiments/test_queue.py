@@ -34,7 +34,8 @@ def test_a_command_makes_a_config_without_a_mistake(name):
 def test_the_rows_are_those_that_were_asked_for_in_their_order():
     assert [row.number for row in ROWS] == list(range(1, 10))
     assert len(PLANS["row1-local"].config.entries) == 8
-    assert PLANS["row1-local"].rounds == 8 * 38 + 4 * 38 + 2 * 76
+    assert PLANS["row1-local"].rounds == 8 * 152
+    assert PLANS["row2-local"].rounds == 8 * 38 + 4 * 38 + 2 * 76
     entries = PLANS["row1-compare"].config.entries
     assert entries == (
         "local",
@@ -122,7 +123,7 @@ def test_the_status_counts_rounds_of_runs_and_of_searches(tmp_path):
     lines = {line[3]: line for line in table_of(ROWS, tmp_path).rows}
     assert list(lines) == list(PLANS)
     assert lines["row1-local"][:3] == ["1", ROWS[0].settles, "3 + 7"]
-    assert lines["row1-local"][4:] == ["4", "608", "0", "done"]
+    assert lines["row1-local"][4:] == ["4", "1,216", "0", "done"]
     assert lines["row1-compare"] == [
         "",
         "",
