@@ -16,6 +16,8 @@ from fedjax_ht.core.evaluation import NormStatistics, ScoredState
 from fedjax_ht.core.wire import Late
 from fedjax_ht.trust.privacy import Delta, Unit
 
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+
 
 @dataclasses.dataclass(frozen=True)
 class DevicesConfig:

@@ -14,6 +14,7 @@ from fedjax_ht.configs.run_sections import (
     EvaluateConfig,
     PrivacyConfig,
     ReportConfig,
+    Tracker,
 )
 from fedjax_ht.core.annotations import (
     Count,
@@ -206,6 +207,7 @@ class Config:
       precision: Precision of matrix products and convolutions.
       client_store: Memory in which the states of clients at rest live.
       profile: Measurement of the seconds of a round's stages, which then wait for each other.
+      track: Trackers that get each round's row: tensorboard, wandb, mlflow (docs/running.md).
     """
 
     seed: Seed = 0
@@ -242,3 +244,4 @@ class Config:
     profile: bool = False
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
+    track: tuple[Tracker, ...] = ()

@@ -31,6 +31,9 @@ PACKAGES = {
     "safetensors": Package("safetensors", "weights"),
     "diffusers": Package("diffusers", "diffusion"),
     "torch": Package("torch", "diffusion"),
+    "tensorboard": Package("tensorboard", "tensorboard"),
+    "wandb": Package("wandb", "wandb"),
+    "mlflow": Package("mlflow", "mlflow"),
 }
 """By the name of their module."""
 

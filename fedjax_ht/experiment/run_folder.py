@@ -45,6 +45,7 @@ FREE_FIELDS = (
     "profile",
     "give_up",
     "report.maps",
+    "track",
 )
 
 

@@ -1,6 +1,7 @@
 """Trains and evaluates the entries of a config, from the start or from where a run in the same
 folder stopped."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +41,7 @@ from fedjax_ht.report.report import write_report
 from fedjax_ht.report.setting import repeat, setting
 from fedjax_ht.runner.own_methods import own_names
 from fedjax_ht.runner.signals import catch_signals
+from fedjax_ht.runner.trackers import Tracking, check_trackers
 from fedjax_ht.runner.train_entry import Listeners, ProgressFn, train_entry
 from fedjax_ht.simulation.history import Row
 
@@ -104,12 +106,14 @@ def train_and_evaluate(
     Raises:
       ValueError, OSError: the config is wrong, or `workdir` cannot be used: another process does,
         or it holds a run of another config or on other data. One line each.
+      ImportError: the package of a tracker is missing. One line.
       Unwritable: the disk is full, say, after the run has begun; the last checkpoint is whole. One
         line.
       GaveUp: no upload arrived for `give_up` rounds in a row in an entry; the others have run to
         their end.
     """
     config, workdir = typed_config(config), Path(workdir)
+    check_trackers(config.track)
     experiment = build(config, begun=(workdir / "config.json").exists())
     with locked(workdir, warn) as writable:
         writes = writable and is_primary()
@@ -121,14 +125,9 @@ def train_and_evaluate(
         doing = "Writing" if writable else "Nothing is written"
         _announce(config, experiment, f"{doing} to {workdir}", stage=stage, warn=warn)
         listeners = Listeners(progress_fn, warn, stage)
-        histories: dict[str, list[Row]] = {}
         pictures = []
         try:
-            with catch_signals() as caught, jax.default_matmul_precision(config.precision):
-                for label, folder in folders.items():
-                    histories[label] = train_entry(
-                        label, experiment, config, folder, listeners, caught, writable
-                    )
+            histories = _train_entries(experiment, config, folders, workdir, listeners, writable)
             entries, version = experiment.entries.values(), version_of(workdir) or VERSION
             shown = compared(
                 config, entries, identities, histories=histories, workdir=workdir, version=version
@@ -150,6 +149,38 @@ def train_and_evaluate(
         files=files if writable else [],
         experiment=experiment,
     )
+
+
+def _train_entries(
+    experiment: Experiment,
+    config: Config,
+    folders: Mapping[str, Path],
+    workdir: Path,
+    listeners: Listeners,
+    writable: bool,
+) -> dict[str, list[Row]]:
+    """Trains the entries one after another, sends their rows to the config's trackers, and returns
+    label -> rows."""
+    tracking = Tracking(config, experiment.entries, workdir, listeners.warn)
+    listeners = listeners._replace(progress=each_of(listeners.progress, tracking))
+    histories, precision = {}, jax.default_matmul_precision(config.precision)
+    with catch_signals() as caught, precision, contextlib.closing(tracking):
+        for label, folder in folders.items():
+            histories[label] = train_entry(
+                label, experiment, config, folder, listeners, caught, writable
+            )
+    return histories
+
+
+def each_of(*listeners: ProgressFn | None) -> ProgressFn:
+    """Returns a function that calls each of these that is one."""
+
+    def progress(label: str, row: Row) -> None:
+        for listener in listeners:
+            if listener is not None:
+                listener(label, row)
+
+    return progress
 
 
 def _announce(
