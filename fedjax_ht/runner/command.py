@@ -41,6 +41,11 @@ COMMANDS = {
         "fedjax_ht.runner.report",
         "show a run again, and write its tables, pictures and page anew",
     ),
+    "merge": Command(
+        "fedjax_ht.runner.merge",
+        "put entries that were trained in several folders into one run",
+        takes_words=True,
+    ),
     "data": Command(
         "fedjax_ht.runner.data",
         "download data sets, list those that can be read, and show one",

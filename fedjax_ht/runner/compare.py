@@ -8,8 +8,9 @@ unless given. --fair=9 first searches nine settings of each method, by validatio
 compares the best; --over=training.batch_size=64,512 has them search that field of the recipe, too,
 all methods at the same draws of it. --target=0.8 reports what reaching that accuracy takes,
 --target_share=0.9 what nine tenths of the best accuracy take;
---target_score=accuracy_participants takes that score instead. The same command again goes on where
-the run stopped.
+--target_score=accuracy_participants takes that score instead. --entries=2/8 trains the second of
+eight shares of the entries alone, in a folder of its own, which `fedjax-ht merge` puts beside the
+others'. The same command again goes on where the run stopped.
 """
 
 import dataclasses
@@ -60,6 +61,9 @@ _TARGET = flags.DEFINE_float(
 _SHARE = flags.DEFINE_float(
     "target_share", None, "Instead: a share, in (0, 1], of the highest best accuracy."
 )
+_ENTRIES = flags.DEFINE_string(
+    "entries", None, "A share of the entries, such as 2/8: the second, tenth, ... of them."
+)
 _OF = flags.DEFINE_string(
     "target_score", "accuracy", "The score that the target is of, as in metrics.jsonl."
 )
@@ -82,6 +86,24 @@ def comparison(config: Config, methods: Sequence[str] | None, trials: int | None
     config = dataclasses.replace(config, entries=tuple(methods))
     entries_of(config)
     return config
+
+
+def share_of(config: Config, share: str | None) -> Config:
+    """Returns a config with a share of its entries, "2/8"; None leaves all.
+
+    Raises:
+      ValueError: it is no such share, or an empty one. One line.
+    """
+    if share is None:
+        return config
+    number, _, shares = share.partition("/")
+    if not (number.isdigit() and shares.isdigit() and 1 <= int(number) <= int(shares)):
+        raise ValueError(f"--entries is {share!r}; it must be a share such as 1/8, of 1/8 to 8/8")
+    labels = [entry.label for entry in entries_of(config)]
+    taken = labels[int(number) - 1 :: int(shares)]
+    if not taken:
+        raise ValueError(f"--entries is {share!r}, and there are {len(labels)} entries alone")
+    return dataclasses.replace(config, entries=tuple(taken))
 
 
 def chosen_aim(score: str, target: float | None, share: float | None) -> Aim:
@@ -119,6 +141,7 @@ def main(_) -> None:
     config, name = configured()
     try:
         config = comparison(config, _METHODS.value, _TRIALS.value)
+        config = share_of(config, _ENTRIES.value)
         aim = chosen_aim(_OF.value, _TARGET.value, _SHARE.value)
         recipe = parse_space(_OVER.value)
         check_recipe(recipe)
@@ -127,6 +150,7 @@ def main(_) -> None:
     except ValueError as error:
         fail(error)
     kind = "compare" if _FAIR.value is None else f"fair{_FAIR.value}"
+    kind += "" if _ENTRIES.value is None else f"-{_ENTRIES.value.replace('/', 'of')}"
     workdir = chosen_workdir(f"{name}-{kind}", config)
     with orderly(workdir):
         if _FAIR.value is not None:

@@ -1,7 +1,9 @@
 """docs/running.md: its recipes for loggers take the rows of a run as they are."""
 
 import json
+import os
 import re
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -49,3 +51,34 @@ def test_rows_are_logged_as_they_come(monkeypatch):
     monkeypatch.setattr(fedjax_ht, "train_and_evaluate", train_and_evaluate, raising=False)
     exec(re.findall(r"```python\n(.*?)```", PAGE, re.S)[1], {"config": None})
     assert ("fedtgp/1/accuracy", 0.6, 1) in logged
+
+
+def test_the_jobs_of_the_array_train_all_entries_once(tmp_path):
+    """Each job's script runs with a stand-in for the program, and all shares are merged."""
+    scripts = re.findall(r"```bash\n(.*?)```", PAGE, re.S)
+    (array,) = (script for script in scripts if "SBATCH" in script)
+    (after,) = (script for script in scripts if "fedjax-ht merge" in script)
+    program = tmp_path / "fedjax-ht"
+    program.write_text('#!/bin/bash\necho "$@"\n')
+    program.chmod(0o755)
+
+    def said(script, **variables):
+        run = ["bash", "-euc", script]
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        return subprocess.run(
+            run, env={"PATH": path, **variables}, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+
+    first, last = map(int, re.search(r"--array=(\d+)-(\d+)", array).groups())
+    folders, commands = [], set()
+    for job in range(first, last + 1):
+        (line,) = said(array, SLURM_ARRAY_TASK_ID=str(job))
+        command, share, folder = re.fullmatch(
+            r"(.*) --entries=(\S+) --workdir=(\S+)", line
+        ).groups()
+        assert share == f"{job}/{last}"
+        folders.append(folder)
+        commands.add(command)
+    merging, tables = said(after)
+    assert merging == f"merge {' '.join(folders)} --workdir=RUNS/all"
+    assert {tables} == {f"{command} --workdir=RUNS/all" for command in commands}
