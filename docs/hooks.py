@@ -65,25 +65,29 @@ THEMES = {
         "Simulations, the loop over rounds, and runs by config.",
         ("simulation", "configs", "runner", "experiment"),
     ),
-    "losses": ("Losses", "Losses and margins, as functions of arrays.", ("losses",)),
-    "models": ("Models", "Networks cut into a feature extractor and a head.", ("models",)),
-    "generators": ("Generators", "Frozen image generators for FedKTL.", ("generators",)),
 }
-# Pages of whole modules, whose names are not public names of the package.
-WHOLE = {
-    "privacy": (
+NAMESPACES = {
+    "losses": ("Losses", "Losses and margins, as functions of arrays."),
+    "models": (
+        "Models",
+        "Networks cut into a feature extractor and a head, the layers that they are made of, and "
+        "the groups that clients take in turn.",
+    ),
+    "generators": ("Generators", "Frozen image generators for FedKTL."),
+    "trust": (
         "Privacy, defences, attacks",
         "What `SimulationOptions` takes as `privacy` and `robust`, and the attacks that clients "
-        "may play. Import them from their modules.",
-        ("fedjax_ht.trust.privacy", "fedjax_ht.trust.defences", "fedjax_ht.trust.attacks"),
+        "may play.",
     ),
 }
+"""A package that is a public name -> the title and the first sentence of its page, which has the
+package's `__all__`."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fills the sections of the navigation that stand for generated pages."""
     themes, internals = [], []
-    for page, (title, *_) in (THEMES | WHOLE).items():
+    for page, (title, *_) in (THEMES | NAMESPACES).items():
         themes.append({title: f"docs/reference/{page}.md"})
     for package in packages():
         internals.append({package.name: f"{INTERNALS}/{package.name}.md"})
@@ -176,9 +180,10 @@ def reference() -> dict[str, str]:
         pages[f"docs/reference/{page}.md"] = "\n\n".join(
             [f"# {title}", f"{sentence} All are names of `fedjax_ht`.", *blocks, ""]
         )
-    for page, (title, sentence, modules) in WHOLE.items():
-        blocks = [f"::: {module}" for module in modules]
-        pages[f"docs/reference/{page}.md"] = "\n\n".join([f"# {title}", sentence, *blocks, ""])
+    for page, (title, sentence) in NAMESPACES.items():
+        blocks = [f"::: {module}.{name}" for name, module, theme in public if theme == page]
+        first = f"{sentence} All are names of `fedjax_ht.{page}`."
+        pages[f"docs/reference/{page}.md"] = "\n\n".join([f"# {title}", first, *blocks, ""])
     for package in packages():
         title = f"# fedjax_ht.{package.name}"
         blocks = [internal(module, public) for module in modules_of(package)]
@@ -188,9 +193,6 @@ def reference() -> dict[str, str]:
 
 def internal(module: str, public: list[tuple[str, str, str]]) -> str:
     """Returns the entry of a module among the internals, without what the public pages have."""
-    for page, (_, _, modules) in WHOLE.items():
-        if module in modules:
-            return f"## {module.rpartition('.')[2]}\n\nSee [{module}](../{page}.md)."
     shown_elsewhere = [name for name, home, _ in public if home == module]
     if not shown_elsewhere:
         return f"::: {module}"
@@ -210,7 +212,8 @@ def packages() -> list[Path]:
 
 
 def public_names() -> list[tuple[str, str, str]]:
-    """Returns (name, module that defines it, theme) of every public name.
+    """Returns (name, module that defines it, theme) of every public name, those of namespaces
+    included.
 
     Raises:
       ValueError: a public name belongs to no theme.
@@ -219,8 +222,23 @@ def public_names() -> list[tuple[str, str, str]]:
     for node in ast.parse((LIBRARY / "__init__.pyi").read_text()).body:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
+                if node.module is None:  # a package, whose names have a page of their own
+                    names += names_of(alias.name)
+                    continue
                 module = defining_module(f"fedjax_ht.{node.module}", alias.name)
-                names.append((alias.name, module, theme_of(module, alias.name)))
+                if module.split(".")[1] not in NAMESPACES:  # else the namespace's page has it
+                    names.append((alias.name, module, theme_of(module, alias.name)))
+    return names
+
+
+def names_of(namespace: str) -> list[tuple[str, str, str]]:
+    """Returns (name, module that defines it, namespace) of every name in a package's `__all__`."""
+    names = []
+    for node in ast.parse((LIBRARY / namespace / "__init__.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            for name in ast.literal_eval(node.value):
+                module = defining_module(f"fedjax_ht.{namespace}", name)
+                names.append((name, module, namespace))
     return names
 
 

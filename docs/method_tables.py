@@ -21,6 +21,7 @@ import optax
 
 import fedjax_ht as fl
 from fedjax_ht.core.inputs import abstract, usual_rule
+from fedjax_ht.methods import DISTILLING
 from fedjax_ht.methods.shared.players import small_federation
 from fedjax_ht.methods.shared.variants import FORMS
 
@@ -95,8 +96,8 @@ def forms() -> str:
     """Makes the table of the values that variants give to DFRD's, DENSE's and FedFTG's options."""
     rows = []
     for option in FORMS["paper"]._fields:
-        owners = [name for name in fl.DISTILLING if defaults(name).get(option, ()) is None]
-        text = "all" if len(owners) == len(fl.DISTILLING) else ", ".join(f"`{n}`" for n in owners)
+        owners = [name for name in DISTILLING if defaults(name).get(option, ()) is None]
+        text = "all" if len(owners) == len(DISTILLING) else ", ".join(f"`{n}`" for n in owners)
         values = [f"`{shown(getattr(FORMS[variant], option))}`" for variant in FORMS]
         rows.append((f"`{option}`", text or "the base", *values))
     return markdown(("option", "of", *FORMS), rows)

@@ -168,7 +168,7 @@ def train(
       >>> data = fl.Data(x, labels, preprocess=lambda x: x, splits={"train": split})
       >>> def loss(w, stats, batch, key):
       ...     error = (batch.x[:, 0] * w - 2 * batch.x[:, 0]) ** 2
-      ...     return fl.Loss(fl.masked_mean(error, batch.mask), stats)
+      ...     return fl.Loss(fl.losses.masked_mean(error, batch.mask), stats)
       >>> recipe = fl.LocalTraining(optax.sgd(0.05), batch_size=3, epochs=20)
       >>> result = fl.train(recipe, loss, jnp.float32(0), (), data, jax.random.key(0), 2)
       >>> round(float(result.params), 3)

@@ -51,7 +51,7 @@ def number_of(method: str) -> int:
     """Returns a number that a method has in every run: its place among the library's, and of a
     user's own method one that its name makes."""
     if method in LIBRARY:
-        return list(LIBRARY).index(method)
+        return LIBRARY.index(method)
     return len(LIBRARY) + zlib.crc32(method.encode())
 
 

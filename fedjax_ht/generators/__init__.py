@@ -38,7 +38,7 @@ def open_generator(path: str | Path) -> Generator:
     Example:
       >>> import jax
       >>> import fedjax_ht as fl
-      >>> generator = fl.open_generator("fashion_mnist_32")
+      >>> generator = fl.generators.open_generator("fashion_mnist_32")
       >>> generator.card.trained_on
       ('fashion_mnist', 'fashion_mnist_10k')
       >>> w = generator.sample_w(generator.variables, jax.random.key(0), 2)
@@ -77,7 +77,7 @@ def _users_generator(name: str) -> Generator:
     if not isinstance(generator, Generator):
         raise ValueError(
             f"generator {name!r} returns {type(generator).__name__}; it must return a "
-            "fedjax_ht.Generator"
+            "fedjax_ht.generators.Generator"
         )
     return generator
 

@@ -51,8 +51,8 @@ class Generator(NamedTuple):
       ...     return jax.random.normal(key, (n, 16))
       >>> def synthesize(variables, w):
       ...     return jax.nn.sigmoid(w @ variables["kernel"]).reshape(len(w), 8, 8, 3)
-      >>> generator = fl.Generator(
-      ...     card=fl.Card("mine"),
+      >>> generator = fl.generators.Generator(
+      ...     card=fl.generators.Card("mine"),
       ...     latent_dim=16,
       ...     sample_w=sample_w,
       ...     synthesize=synthesize,

@@ -22,7 +22,7 @@ def cosines(rows: jax.Array, vectors: jax.Array | np.ndarray) -> jax.Array:
       float [B, C]; 0 for a row of zeros.
 
     Example:
-      >>> fl.cosines(jnp.array([[3.0, 4.0], [0.0, 0.0]]), jnp.eye(2))
+      >>> fl.losses.cosines(jnp.array([[3.0, 4.0], [0.0, 0.0]]), jnp.eye(2))
       Array([[0.6, 0.8],
              [0. , 0. ]], dtype=float32)
     """

@@ -16,7 +16,7 @@ def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
       Scalar; 0 where the mask is empty.
 
     Example:
-      >>> fl.masked_mean(jnp.array([1.0, 3.0, jnp.nan]), jnp.array([True, True, False]))
+      >>> fl.losses.masked_mean(jnp.array([1.0, 3.0, jnp.nan]), jnp.array([True, True, False]))
       Array(2., dtype=float32)
     """
     return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
@@ -35,7 +35,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.
 
     Example:
       >>> logits = jnp.array([[2.0, 0.0], [0.0, 0.0]])
-      >>> fl.cross_entropy(logits, jnp.array([0, 1]), mask=jnp.array([False, True]))
+      >>> fl.losses.cross_entropy(logits, jnp.array([0, 1]), mask=jnp.array([False, True]))
       Array(0.6931472, dtype=float32)
     """
     return masked_mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels), mask)

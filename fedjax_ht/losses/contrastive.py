@@ -29,9 +29,9 @@ def adaptive_margin(
     Example:
       >>> centres = jnp.array([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])
       >>> everyone = jnp.ones(3, bool)
-      >>> fl.adaptive_margin(centres, everyone, cap=100.0)
+      >>> fl.losses.adaptive_margin(centres, everyone, cap=100.0)
       Array(5., dtype=float32)
-      >>> fl.adaptive_margin(centres, everyone, cap=2.0)
+      >>> fl.losses.adaptive_margin(centres, everyone, cap=2.0)
       Array(2., dtype=float32)
     """
     # Centres of absent classes may be NaN, and are compared like others.
@@ -72,7 +72,9 @@ def margin_contrastive(
     Example:
       >>> prototypes, labels = jnp.array([[0.0, 1.0]]), jnp.array([0])
       >>> everyone, global_prototypes = jnp.array([True]), jnp.eye(2)
-      >>> loss = fl.margin_contrastive(prototypes, labels, everyone, global_prototypes, margin=0.0)
+      >>> loss = fl.losses.margin_contrastive(
+      ...     prototypes, labels, everyone, global_prototypes, margin=0.0
+      ... )
       >>> round(float(loss), 3)  # log(1 + exp(sqrt(2))): the prototype is the other class's
       1.632
     """

@@ -49,9 +49,9 @@ def mmd_loss(
 
     Example:
       >>> x, everyone = jnp.array([[0.0], [1.0]]), jnp.array([True, True])
-      >>> fl.mmd_loss(x, x, everyone)  # equal samples
+      >>> fl.losses.mmd_loss(x, x, everyone)  # equal samples
       Array(0., dtype=float32)
-      >>> bool(fl.mmd_loss(x, x + 5.0, everyone) > 0.1)
+      >>> bool(fl.losses.mmd_loss(x, x + 5.0, everyone) > 0.1)
       True
     """
     weights = mask / jnp.maximum(mask.sum(), 1)

@@ -3,6 +3,13 @@
 The factories are names of `fedjax_ht` itself (`fedjax_ht.fedssa`); here `fedssa` is the module.
 """
 
-from fedjax_ht.methods.registry import DISTILLING, LIBRARY, METHODS, is_own, method_factory
+from fedjax_ht.methods.registry import (
+    DISTILLING,
+    LIBRARY,
+    METHODS,
+    is_own,
+    method_factory,
+    register_method,
+)
 
-__all__ = ["DISTILLING", "LIBRARY", "METHODS", "is_own", "method_factory"]
+__all__ = ["DISTILLING", "LIBRARY", "METHODS", "is_own", "method_factory", "register_method"]

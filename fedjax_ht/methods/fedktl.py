@@ -172,7 +172,7 @@ def fedktl(
       ...     return jax.random.normal(key, (n, 12))
       >>> def images(weights, w):  # 2x2 pixels, from black to white
       ...     return jax.nn.sigmoid(w.reshape(-1, 2, 2, 3))
-      >>> generator = fl.Generator(fl.Card("toy"), 12, latents, images)
+      >>> generator = fl.generators.Generator(fl.generators.Card("toy"), 12, latents, images)
       >>> method = fl.fedktl(fl.LocalTraining(optax.sgd(0.1)), generator, server_epochs=5)
       >>> method.rules
       ('etf',)

@@ -5,6 +5,7 @@ from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
 from fedjax_ht.models.groups import GROUPS, SLICED
 from fedjax_ht.models.heads import htc4_heads, vit_head
 from fedjax_ht.models.inception import googlenet
+from fedjax_ht.models.layers import Conv, Linear
 from fedjax_ht.models.mobilenet import mobilenet_v2
 from fedjax_ht.models.registry import model_group, sliced_network
 from fedjax_ht.models.resnets import resnet
@@ -19,6 +20,8 @@ from fedjax_ht.models.vits import vit
 __all__ = [
     "GROUPS",
     "SLICED",
+    "Conv",
+    "Linear",
     "SplitModel",
     "cnn4",
     "cnn5_group",

@@ -90,11 +90,11 @@ def _register(note: str, noted: Mapping[str, Any], trust: bool) -> None:
     for name, file in noted.items():
         if _is_registered(note, name):
             continue
-        registry = "METHODS" if kind == "methods" else "PARTITIONS"
+        register = f"fl.register_{kind.removesuffix('s')}"
         if file is None:
             raise ValueError(
                 f"{name} is none of the library's {kind}, and the run has noted no config file "
-                f"that registers it; register it in {registry}, and call "
+                f"that registers it; register it by {register}, and call "
                 "fedjax_ht.runner.report.show or fedjax_ht.runner.evaluate.load_run"
             )
         if not trust:
@@ -104,7 +104,7 @@ def _register(note: str, noted: Mapping[str, Any], trust: bool) -> None:
             )
         _run_config(name, str(file))
         if not _is_registered(note, name):
-            raise ValueError(f"{file} does not register {name!r} in {registry} any more")
+            raise ValueError(f"{file} does not register {name!r} by {register} any more")
 
 
 def _is_registered(note: str, name: str) -> bool:

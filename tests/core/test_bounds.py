@@ -34,6 +34,7 @@ from fedjax_ht.core.annotations import (
 )
 from fedjax_ht.core.bounds import check_fields, check_value, checked
 from fedjax_ht.core.names import unknown, unknown_option
+from tests.registered import nothing_registered
 
 TRAINING = fl.LocalTraining(optax.sgd(0.1))
 Widths = Literal["auto"] | tuple[Literal["auto"]] | Annotated[tuple[Positive, ...], Within(1)]
@@ -305,14 +306,15 @@ def test_the_library_refuses_bad_options(make, message):
     assert str(error.value).startswith(message)
 
 
-def test_a_registered_method_is_checked_wherever_it_comes_from(monkeypatch):
+def test_a_registered_method_is_checked_wherever_it_comes_from():
     def of_a_user(training, weight: float = 1.0):
         return fl.local(training)
 
-    monkeypatch.setitem(fl.METHODS, "of_a_user", of_a_user)
-    assert fl.method_factory("of_a_user")(TRAINING, weight=2).name == "local"
-    with pytest.raises(ValueError, match="weight is nan; it must be a number"):
-        fl.method_factory("of_a_user")(TRAINING, weight=NAN)
+    with nothing_registered():
+        fl.register_method("of_a_user", of_a_user)
+        assert fl.method_factory("of_a_user")(TRAINING, weight=2).name == "local"
+        with pytest.raises(ValueError, match="weight is nan; it must be a number"):
+            fl.method_factory("of_a_user")(TRAINING, weight=NAN)
 
 
 def test_numbers_of_an_annotation():

@@ -7,7 +7,6 @@ import json
 import re
 from pathlib import Path
 from typing import get_args, get_type_hints
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from fedjax_ht.methods import METHODS
 from fedjax_ht.models import GROUPS
 from fedjax_ht.runner.train import train_and_evaluate
 from fedjax_ht.simulation.simulation import Simulation
+from tests.registered import nothing_registered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "coming_from_htfllib.md").read_text()
@@ -145,7 +145,7 @@ def write_folders(root: Path) -> None:
 def test_the_config_and_the_number_of_theirs(tmp_path, monkeypatch, capsys):
     config_file, best = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict = {}
-    with mock.patch.dict(METHODS):
+    with nothing_registered():
         exec(config_file, names)
     config = names["get_config"]()
     assert config.dataset.name.startswith("client_folders:/")

@@ -4,10 +4,9 @@ An example knows `fl`, `jax`, `jnp`, `np`, `optax` and the names of its own modu
 no more than a second.
 """
 
-import ast
 import doctest
 import inspect
-from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,29 +15,36 @@ import optax
 import pytest
 
 import fedjax_ht as fl
+from tests.registered import nothing_registered
 
+NAMESPACES = (fl, fl.losses, fl.models, fl.generators, fl.trust)
 NAMES = {"fl": fl, "jax": jax, "jnp": jnp, "np": np, "optax": optax}
 NOT_ALONE = ("copy_state", "run")  # their examples go on with a simulation
-STUB = Path(fl.__file__).with_suffix(".pyi")
 
 
-def public_names() -> list[str]:
-    """Returns the names that the stub exports."""
-    nodes = ast.walk(ast.parse(STUB.read_text()))
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    return [alias.asname or alias.name for node in imports for alias in node.names]
+def public_values() -> dict[str, Any]:
+    """Returns the functions and classes that are public, by name."""
+    values = {}
+    for namespace in NAMESPACES:
+        for name in namespace.__all__:
+            if callable(value := getattr(namespace, name)):
+                values[name] = value
+    return values
+
+
+PUBLIC = public_values()
 
 
 def with_example(name: str) -> bool:
     """Returns whether a public name, or a method of a public class, has an example."""
-    value = getattr(fl, name)
+    value = PUBLIC[name]
     texts = [inspect.getdoc(value)]
     if inspect.isclass(value):
         texts += [inspect.getdoc(member) for member in vars(value).values()]
     return any(">>>" in text for text in texts if text)
 
 
-EXAMPLES = [name for name in public_names() if with_example(name) and name not in NOT_ALONE]
+EXAMPLES = [name for name in PUBLIC if with_example(name) and name not in NOT_ALONE]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -46,11 +52,12 @@ def test_the_examples_of_a_docstring_run(name):
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     runner = doctest.DocTestRunner(optionflags=flags)
     messages = []
-    value = getattr(fl, name)
+    value = PUBLIC[name]
     names = vars(inspect.getmodule(value)) | NAMES
     examples = doctest.DocTestFinder().find(value, name, module=False, globs=names)
-    for test in examples:
-        runner.run(test, out=messages.append)
+    with nothing_registered():
+        for test in examples:
+            runner.run(test, out=messages.append)
     assert not runner.summarize(verbose=False).failed, "".join(messages)
 
 

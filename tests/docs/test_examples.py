@@ -2,12 +2,11 @@
 
 import re
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from fedjax_ht.methods import METHODS
 from fedjax_ht.runner.train import train_and_evaluate
+from tests.registered import nothing_registered
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,10 +17,10 @@ def blocks(page: str) -> list[str]:
 
 
 def execute(*code: str) -> dict:
-    """Runs blocks one after another; returns the names they define. METHODS is as before
-    afterwards."""
+    """Runs blocks one after another; returns the names they define. What they register is
+    forgotten."""
     names: dict = {}
-    with mock.patch.dict(METHODS):
+    with nothing_registered():
         exec(compile("\n".join(code), "documentation", "exec"), names)
     return names
 
@@ -64,7 +63,7 @@ def test_the_written_method_runs_from_its_config(tmp_path):
     }
     method, *_, from_config = blocks("write_a_method.md")
     names = execute(method)
-    with mock.patch.dict(METHODS):
+    with nothing_registered():
         exec(from_config, names)
         config = names["get_config"]()
         config.update_from_flattened_dict(small)

@@ -10,6 +10,7 @@ import pytest
 from fedjax_ht.core.method import ClientInfo, Context, Received
 from fedjax_ht.core.wire import Masked, from_leaves, is_payload, leaves_of
 from fedjax_ht.methods import METHODS, method_factory
+from fedjax_ht.methods.registry import FACTORIES
 from fedjax_ht.trust.disclosure import traced_round
 from tests.federations import COMPOSED, NUM_CLIENTS, TRAINING, federation_for
 from tests.method_wires import settings
@@ -164,5 +165,5 @@ def test_the_check_sees_a_server_that_reads_one_upload(monkeypatch):
 
         return made._replace(server_update=server_update)
 
-    monkeypatch.setitem(METHODS, "lg_fedavg", first)
+    monkeypatch.setitem(FACTORIES, "lg_fedavg", first)
     assert moved.__wrapped__("lg_fedavg")[0] > 1e-5

@@ -10,6 +10,7 @@ import pytest
 from fedjax_ht.configs.base import base_config
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.methods import METHODS
+from fedjax_ht.methods.registry import FACTORIES
 from fedjax_ht.runner import list as listing
 from fedjax_ht.runner import listed_options
 from fedjax_ht.runner.config_files import paths
@@ -48,7 +49,7 @@ def test_a_method_by_its_name_shows_values_and_meanings():
 
 def test_a_method_registered_by_a_user_shows_its_meanings(monkeypatch):
     """Also as a function with options filled in, or one that passes options on."""
-    monkeypatch.setitem(METHODS, "mine", functools.partial(METHODS["fedproto"], variant="paper"))
+    monkeypatch.setitem(FACTORIES, "mine", functools.partial(METHODS["fedproto"], variant="paper"))
     options = {option.name: option for option in listed_options.of_method("mine")}
     assert options["weight"].meaning.startswith("lambda, the regulariser's weight")
 

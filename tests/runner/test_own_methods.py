@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from fedjax_ht.configs.base import typed_config
-from fedjax_ht.data.partition import PARTITIONS
+from fedjax_ht.data.partition.registry import SPLITS
 from fedjax_ht.methods import METHODS, is_own, local
+from fedjax_ht.methods.registry import FACTORIES
 from fedjax_ht.runner import cli, train
 from fedjax_ht.runner.config_files import absolute, read_config_file
 from fedjax_ht.runner.evaluate import load_run
@@ -31,12 +32,11 @@ def in_turn(dataset, num_clients, rng):
 CONFIG = """
 import fedjax_ht as fl
 from fedjax_ht.configs.base import method_config, partition_config
-from fedjax_ht.data.partition import PARTITIONS
 from method_beside import beside, in_turn
 from tests.runs import config_of
 
 {register}
-PARTITIONS["in_turn"] = in_turn
+fl.register_partition("in_turn", in_turn)
 
 def get_config(argument=None):
     import method_beside  # at any time, while the file is read
@@ -46,12 +46,12 @@ def get_config(argument=None):
     config.rounds = 1
     return config
 """
-REGISTER = 'fl.METHODS["beside"] = beside'
+REGISTER = 'fl.register_method("beside", beside)'
 
 
 def forget():
-    METHODS.pop("beside", None)
-    PARTITIONS.pop("in_turn", None)
+    FACTORIES.pop("beside", None)
+    SPLITS.pop("in_turn", None)
     sys.modules.pop("method_beside", None)
 
 
@@ -104,7 +104,7 @@ def test_a_config_imports_the_modules_beside_it(written, monkeypatch, tmp_path):
     path = list(sys.path)
     assert read_config_file("own/own.py").method.name == "beside" and sys.path == path
     forget()
-    with pytest.raises(cli.BadConfigFile, match="line 5: ModuleNotFoundError"):
+    with pytest.raises(cli.BadConfigFile, match="line 4: ModuleNotFoundError"):
         shutil.move("own/method_beside.py", "method_beside.py")
         read_config_file("own/own.py")
 
@@ -122,7 +122,11 @@ def test_a_run_is_known_again_where_it_is_trusted(run, written):
 
 
 def test_a_partition_of_ones_own_is_known_again_too(run, written, monkeypatch):
-    monkeypatch.setitem(METHODS, "beside", local.local)
+    def beside(training):
+        return local.local(training)
+
+    beside.__module__, beside.__qualname__ = "method_beside", "beside"
+    monkeypatch.setitem(FACTORIES, "beside", beside)
     line = rf"in_turn is none of the library's partitions: {written} registers it; .* by --trust"
     with pytest.raises(ValueError, match=line):
         load_run(run)
@@ -146,7 +150,10 @@ def test_a_config_file_that_has_moved_is_looked_for_here(run, written, tmp_path,
 
 @pytest.mark.parametrize(
     ("register", "line"),
-    [("", r"own\.py does not register 'beside' in METHODS any more"), ("1 / 0", "Zero")],
+    [
+        ("", r"own\.py does not register 'beside' by fl\.register_method any more"),
+        ("1 / 0", "Zero"),
+    ],
 )
 def test_a_config_file_that_registers_it_no_more_is_named(
     run, written, tiny_config, register, line
@@ -170,8 +177,6 @@ def test_a_run_that_knows_no_config_file_says_what_to_do(run):
         load_run(run, trust=True)
 
 
-def test_which_methods_are_a_users_own(monkeypatch):
+def test_which_methods_are_a_users_own():
     assert not any(map(is_own, [*METHODS, "fedrolex+dfrd"]))
-    assert is_own("beside")
-    monkeypatch.setitem(METHODS, "fedssa", local.local)  # under a name of the library's
-    assert is_own("fedssa") and not is_own("local")
+    assert is_own("beside") and is_own("beside+dfrd")

@@ -18,6 +18,7 @@ from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import described, entries_of
 from fedjax_ht.experiment.families import families
 from fedjax_ht.methods import METHODS
+from fedjax_ht.methods.registry import FACTORIES
 from fedjax_ht.runner.fair import described_space, fairly_tuned, space_of
 from fedjax_ht.runner.points import searched
 from fedjax_ht.runner.regroup import regrouped
@@ -275,7 +276,7 @@ def fedmine(
 
 
 def test_a_registered_method_is_searched_as_the_others_are(config, tmp_path, monkeypatch):
-    monkeypatch.setitem(METHODS, "fedmine", fedmine)
+    monkeypatch.setitem(FACTORIES, "fedmine", fedmine)
     space = space_of("fedmine", typed_config(config))
     assert list(space) == ["training.learning_rate", "share"] and space["share"] == (0, 1, False)
     shares = {re.search("share=([^:]+)", label)[1] for label in points_of("fedmine", space, 4)[1:]}

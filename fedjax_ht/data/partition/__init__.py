@@ -6,6 +6,7 @@ from fedjax_ht.data.partition.registry import (
     check_partition,
     make_partition,
     partition_options,
+    register_partition,
 )
 from fedjax_ht.data.partition.splits import class_counts
 
@@ -16,4 +17,5 @@ __all__ = [
     "class_counts",
     "make_partition",
     "partition_options",
+    "register_partition",
 ]

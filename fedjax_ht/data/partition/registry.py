@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from fedjax_ht.core.annotations import Count, Seed
 from fedjax_ht.core.bounds import check_value, checked
 from fedjax_ht.core.names import unknown, unknown_option
+from fedjax_ht.core.registration import check_registration
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition.dirichlet import dfrd, dirichlet, practical
 from fedjax_ht.data.partition.few_classes import class_shares, pathological
@@ -46,7 +48,7 @@ PLANS: dict[str, Callable[..., Plan]] = {
     "iid": iid,
 }
 # Those with their own train, val and test: (dataset, num_clients, rng, *, options).
-PARTITIONS: dict[str, Callable[..., Partition]] = {
+SPLITS: dict[str, Callable[..., Partition]] = {
     "dfrd": dfrd,
     "class_shares": class_shares,
     "few_shot": few_shot,
@@ -54,10 +56,52 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
     "given": given,
 }
 
-LIBRARY = frozenset([*PLANS, *PARTITIONS])
-"""The library's own partitions; a user registers others in the two above."""
+LIBRARY = frozenset([*PLANS, *SPLITS])
+"""Names of the library's own partitions."""
+
+PARTITIONS: MappingProxyType[str, Callable[..., Partition]] = MappingProxyType(SPLITS)
+"""Name -> function of the partitions in `SPLITS`, those that `register_partition` added
+included."""
 
 TRIES = 10  # draws of a split that a message may name
+
+
+def register_partition(name: str, function: Callable[..., Partition]) -> None:
+    """Registers a partition of your own under a name, which configs and `make_partition` take.
+
+    Args:
+      name: the name, of letters, digits and underscores.
+      function: the function (dataset, num_clients, rng, *, options) -> a tuple with one
+        `ClientIndices` per client; `rng` is a numpy.random.RandomState of the partition's seed.
+
+    Raises:
+      ValueError: the name is the library's, or another function is registered under it, or
+        `function` is no such function. One line. A cell or a config file may be run again.
+
+    Example:
+      >>> import numpy as np
+      >>> import fedjax_ht as fl
+      >>> def in_turn(dataset, num_clients, rng, *, tested: fl.Share = 0.5):
+      ...     clients = []
+      ...     for i in range(num_clients):
+      ...         samples = np.arange(i, len(dataset.labels), num_clients)
+      ...         test, train = np.split(samples, [int(tested * len(samples))])
+      ...         clients.append(fl.ClientIndices(train, train[:0], test))
+      ...     return tuple(clients)
+      >>> fl.register_partition("in_turn", in_turn)
+      >>> dataset = fl.load_dataset("har_10persons")
+      >>> [len(client.train) for client in fl.make_partition("in_turn", dataset, 2, tested=0.2)]
+      [416, 416]
+    """
+    check_registration(
+        "partition",
+        name,
+        function,
+        registered=PARTITIONS,
+        library=LIBRARY,
+        takes=("dataset", "num_clients", "rng"),
+    )
+    SPLITS[name] = function
 
 
 @checked

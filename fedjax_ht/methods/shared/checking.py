@@ -155,7 +155,7 @@ def _played(
     for stage, part in plain.items():
         _require_equal(
             f"{stage} of {method.name!r}, {where}, reads samples that the mask or the split's "
-            "count rules out; weigh by batch.mask, as fl.masked_mean does",
+            "count rules out; weigh by batch.mask, as fl.losses.masked_mean does",
             part,
             spoiled[stage],
         )

@@ -67,7 +67,7 @@ def counts_rounds(bucket, client, downlink, data, ctx):
         ),
         (
             {"client_update": forgets_the_count},
-            "weigh by batch.mask, as fl.masked_mean does: it differs in leaves '2",
+            "weigh by batch.mask, as fl.losses.masked_mean does: it differs in leaves '2",
         ),
         (
             {"predict": centred_scores},

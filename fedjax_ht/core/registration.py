@@ -1,0 +1,76 @@
+"""Checks of functions that a user registers under a name which configs then take."""
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from fedjax_ht.core.names import kind_of_value
+
+
+def check_registration(
+    kind: str,
+    name: str,
+    function: Callable[..., Any],
+    *,
+    registered: Mapping[str, Callable[..., Any]],
+    library: Collection[str],
+    takes: tuple[str, ...],
+) -> None:
+    """Refuses a name that is taken and a function that cannot be called as configs call it.
+
+    A name may be registered again by a function of the same module and name: a notebook's cell and
+    a config file are run more than once.
+
+    Args:
+      kind: kind of thing, "method" or "partition"; messages begin with it.
+      name: the name, of letters, digits and underscores, since an entry of a config puts colons,
+        commas and plus signs around it.
+      function: the function.
+      registered: the functions that are registered, by name.
+      library: names of the library's own, which nobody else can take.
+      takes: names of the positional arguments that a config calls the function with.
+
+    Raises:
+      ValueError: the name is taken, or the name or the function is not of the right form.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[^\W\d]\w*", name):
+        raise ValueError(
+            f"{kind} name is {name!r}; it must be text of letters, digits and underscores"
+        )
+    if name in library:
+        raise ValueError(f"{kind} {name!r} is the library's own; register yours under another name")
+    _check_signature(f"{kind} {name!r}", function, takes)
+    if name in registered and _origin(registered[name]) != _origin(function):
+        raise ValueError(
+            f"{kind} {name!r} is registered already, by {_origin(registered[name])}; register "
+            f"{_origin(function)} under another name"
+        )
+
+
+def _check_signature(owner: str, function: Callable[..., Any], takes: tuple[str, ...]) -> None:
+    """Refuses an object that is no function of these positional arguments and of optional
+    others."""
+    form = f"({', '.join(takes)}, *, options with defaults)"
+    if not callable(function):
+        raise ValueError(
+            f"{owner} is {kind_of_value(function)}; register the function {form} itself, not what "
+            "it returns"
+        )
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*takes)
+    except TypeError as error:
+        raise ValueError(
+            f"{owner}: {_origin(function)} takes {signature}; it must take {form}: {error}"
+        ) from None
+
+
+def _origin(function: Callable[..., Any]) -> str:
+    """Returns module and name of a function, below its partial applications and wrappers."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{getattr(function, '__module__', '')}.{name}"
