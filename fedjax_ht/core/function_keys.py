@@ -21,7 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 _PLAIN = (str, bytes, bool, int, complex, type(None), type(...), types.CodeType)
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib"))
+_STANDARD = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+# of installed packages, also those that an environment takes from the system or another one
+_INSTALLED = frozenset(["site-packages", "dist-packages"])
 _PACKAGE = __name__.partition(".")[0]
 
 
@@ -143,9 +145,9 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Iterable]], ...] = (
     (types.FunctionType, _function_parts),
     (types.MethodType, operator.attrgetter("__func__", "__self__")),
     (functools.partial, operator.attrgetter("func", "args", "keywords")),
+    (type, _class_parts),  # before what follows: a class may have the attributes of `Wrapped`
     (jax.stages.Wrapped, _wrapped),  # by jax.jit
     (types.CellType, _cell_parts),
-    (type, _class_parts),
     (Mapping, operator.methodcaller("items")),
     (list | tuple, iter),
 )
@@ -185,4 +187,6 @@ def _is_own(module: str | None) -> bool:
     file = getattr(sys.modules.get(module or ""), "__file__", None)
     if file is None or str(module).partition(".")[0] == _PACKAGE:
         return False
-    return not any(Path(file).is_relative_to(folder) for folder in _INSTALLED)
+    if not _INSTALLED.isdisjoint(Path(file).parts):
+        return False
+    return not any(Path(file).is_relative_to(folder) for folder in _STANDARD)

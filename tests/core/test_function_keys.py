@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 import types
 
 import flax.linen as nn
@@ -139,3 +140,27 @@ def test_globals_of_a_users_module_count(name):
 
 def test_a_cell_that_is_run_again_has_the_same_functions():
     assert key_of(module_of_a_user(0.5).through) == key_of(module_of_a_user(0.5).through)
+
+
+def test_a_class_with_the_methods_of_a_compiled_function_is_a_class():
+    class Name(np.bytes_):  # has `trace` and `lower`, as functions by jax.jit
+        pass
+
+    assert key_of(Name) == key_of(Name)
+
+
+def test_packages_of_another_environment_are_installed(monkeypatch):
+    """An environment may take them from the system's."""
+
+    def scaled(x):
+        return x * FACTOR["by"]  # noqa: F821, a global of the module
+
+    module = types.ModuleType("of_the_system")
+    module.__file__ = "/usr/lib/python3/dist-packages/of_the_system.py"
+    monkeypatch.setitem(sys.modules, "of_the_system", module)
+    scaled = types.FunctionType(scaled.__code__, vars(module))
+    keys = []
+    for factor in (1, 2):
+        module.FACTOR = {"by": factor}
+        keys.append(key_of(scaled))
+    assert keys[0] == keys[1]
