@@ -8,7 +8,7 @@ import lazy_loader
 from fedjax_ht.core.extras import needing
 from fedjax_ht.core.names import unknown
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _public_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 

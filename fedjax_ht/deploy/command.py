@@ -16,7 +16,6 @@ import math
 import os
 import signal
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from absl import flags
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.core.extras import require
+from fedjax_ht.core.version import library_version
 from fedjax_ht.data.description import describe
 from fedjax_ht.deploy.answers import answer, request_bytes
 from fedjax_ht.deploy.audit import lifetime, open_audit
@@ -138,7 +138,7 @@ def client(plan: Plan, workdir: Path) -> None:
     tell(f"client {client_id}: {len(indices.train) or 'no'} training samples; server {superlink}")
     respond = node.responder(functools.partial(answer, this_client))
     with (
-        lifetime(audit, client=client_id, server=superlink, version=version("fedjax_ht")),
+        lifetime(audit, client=client_id, server=superlink, version=library_version()),
         catch_signals() as caught,
         jax.default_matmul_precision(plan.config.precision),
     ):
@@ -188,7 +188,7 @@ def server(plan: Plan, workdir: Path) -> None:
         check_private(files[1], "server")
     audit, address = open_audit(workdir, tell), f"{_HOST.value}:{_PORT.value}"
     with (
-        lifetime(audit, address=address, clients=plan.num_clients, version=version("fedjax_ht")),
+        lifetime(audit, address=address, clients=plan.num_clients, version=library_version()),
         link.open_link(
             _HOST.value, _PORT.value, files, public, tell, client_ca=client_ca, audit=audit
         ) as opened,

@@ -5,7 +5,6 @@ takes its place.
 """
 
 import json
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +18,7 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import InputShape
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel
+from fedjax_ht.core.version import library_version
 from fedjax_ht.deploy.noise import check_scores, noisy_method
 from fedjax_ht.deploy.secure_sums import check_server_reads
 from fedjax_ht.experiment.federation import Task, make_clients
@@ -173,7 +173,7 @@ def make_models(plan: Plan, task: Task) -> Federation:
 def description(plan: Plan) -> dict[str, Any]:
     """Returns the version and config that one side tells the other, JSON values."""
     return {
-        "version": version("fedjax_ht"),
+        "version": library_version(),
         "fields": plan.fields | {"secure_sums": plan.secure_sums},
     }
 

@@ -7,12 +7,12 @@ import os
 import platform
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
+
+from fedjax_ht.core.version import library_version
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 CODE = "code."
@@ -24,10 +24,8 @@ def environment() -> dict[str, str]:
     """Returns the versions of the library and of the packages it computes with, the commit, and
     the machine."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
-    # packages below do not import the library's own names, and pip's note may be of another copy
-    library: Any = sys.modules["fedjax_ht"]
     return {
-        "fedjax_ht": library.__version__,
+        "fedjax_ht": library_version(),
         "commit": commit(),
         **versions,
         "machine": machine(),

@@ -3,12 +3,12 @@ fedjax-ht run."""
 
 import functools
 import importlib
-import importlib.metadata
 import io
 import sys
 from types import ModuleType
 from typing import NamedTuple
 
+from fedjax_ht.core.version import library_version
 from fedjax_ht.runner.signals import end_on_signals
 
 HELP = {"-h", "-help", "--help", "-helpshort", "--helpshort"}
@@ -77,7 +77,7 @@ def main(command: str | None = None) -> None:
         print(overview())
         sys.exit(0 if arguments else 2)
     if arguments[0] == "--version":
-        print(importlib.metadata.version("fedjax_ht"))
+        print(library_version())
         sys.exit(0)
     from absl import app
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+import fedjax_ht
 from fedjax_ht.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.checkpoints.writers import read_history
 from fedjax_ht.deploy import answers, rounds
@@ -284,9 +285,8 @@ def test_another_config_or_version_is_refused_by_the_client(federation, tmp_path
         == "client 0 is left out: it has another config: training.learning_rate 0.01, not 0.5"
     )
     hello = {"kind": "hello", "about": sites[0].hello | {"version": "9.0"}}
-    assert (
-        answer(sites[0], Envelope(hello, {})).header["error"] == "it has fedjax_ht 0.1.0, not 9.0"
-    )
+    line = f"it has fedjax_ht {fedjax_ht.__version__}, not 9.0"
+    assert answer(sites[0], Envelope(hello, {})).header["error"] == line
 
 
 def test_a_client_says_at_home_why_it_is_left_out(federation):

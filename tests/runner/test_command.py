@@ -82,6 +82,10 @@ def test_version():
     )
     assert done.returncode == 2 and done.stderr.startswith(b"error: unknown config 'none'")
     assert fedjax_ht.__version__.count(".") == 2
+    of_the_code = subprocess.run(
+        [sys.executable, "-m", "fedjax_ht", "--version"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert of_the_code.stdout == f"{fedjax_ht.__version__}\n"
 
 
 def test_an_unknown_command():

@@ -1,0 +1,35 @@
+"""Version, address and authors are the same wherever they stand."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import fedjax_ht
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CITATION = (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_changelog_and_the_citation_are_of_this_version():
+    (first, *_) = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert fedjax_ht.__version__ == first
+    assert f"\nversion: {fedjax_ht.__version__}\n" in CITATION
+
+
+def test_the_address_and_the_authors_are_the_same_everywhere():
+    home = PROJECT["urls"]["Homepage"]
+    assert all(address.startswith(home) for address in PROJECT["urls"].values())
+    assert f"\nrepository-code: {home}\n" in CITATION
+    names = [author["name"] for author in PROJECT["authors"]]
+    assert re.findall(r"^  - name: (.*)$", CITATION, re.MULTILINE) == names
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        assert f'ADDRESS = \\"{home}.git\\"' in notebook.read_text(), notebook.name
+
+
+def test_the_workflows_call_the_jobs_of_the_clone():
+    called = set()
+    for workflow in (ROOT / ".github" / "workflows").glob("*.yml"):
+        called |= set(re.findall(r"run: (\S+)", workflow.read_text()))
+    assert called == {".ci/run", ".ci/newest"}
+    assert all((ROOT / name).stat().st_mode & 0o111 for name in called)
