@@ -23,7 +23,6 @@ PACKAGES = {
     "matplotlib": Package("matplotlib", "run"),
     "ml_collections": Package("ml_collections", "run"),
     "PIL": Package("pillow", "run"),
-    "pooch": Package("pooch", "run"),
     "scipy": Package("scipy", "run"),
     "tqdm": Package("tqdm", "run"),
     "flwr": Package("flwr", "flower"),

@@ -202,7 +202,6 @@ LACKING = (
     "ml_collections",
     "matplotlib",
     "PIL",
-    "pooch",
     "tqdm",
     "tensorflow_datasets",
     "pytest",

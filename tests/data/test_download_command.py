@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import logging
 import os
 import re
 import subprocess
@@ -10,7 +9,6 @@ import sys
 import types
 from pathlib import Path
 
-import pooch
 import pytest
 
 from fedjax_ht.data.sources import dataset_names
@@ -90,9 +88,8 @@ def test_tensorflow_datasets_fetches_its_own(tmp_path, monkeypatch):
 
 
 def test_unneeded_packages_are_not_imported():
-    """Neither by the library nor by a run; tensorflow-datasets not even where a set is downloaded
-    from its home."""
-    code = "import sys, fedjax_ht, fedjax_ht.runner.run; print({'pooch', 'tensorflow_datasets'} & set(sys.modules))"
+    """Neither by the library nor by a run, nor where a set is downloaded from its home."""
+    code = "import sys, fedjax_ht, fedjax_ht.runner.run; print({'tensorflow_datasets'} & set(sys.modules))"
     also = "import fedjax_ht.runner.data; print({'tensorflow', 'tensorflow_datasets'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{also}"], capture_output=True, text=True, cwd=ROOT
@@ -172,17 +169,6 @@ def test_a_folder_that_cannot_be_written(tmp_path, commanded):
     tmp_path.chmod(0o500)
     code, _, err = commanded("get", "svhn", f"--data_dir={tmp_path}")
     assert code == 2 and err.count("\n") == 1
-
-
-def test_pooch_is_quiet(tmp_path, svhn):
-    logger, lines = pooch.get_logger(), []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logger.setLevel("INFO")
-    logger.addHandler(handler)
-    get("svhn", tmp_path, lambda line: None, svhn)
-    logger.removeHandler(handler)
-    assert not lines
 
 
 def test_progress_is_shown_on_a_terminal(tmp_path, svhn, monkeypatch):

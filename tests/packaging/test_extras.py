@@ -107,7 +107,7 @@ def test_a_command_says_which_extra_it_needs(command):
     done = without_extras(code, command, "--config=quickstart")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == (
-        f"error: fedjax-ht {command} needs matplotlib, ml_collections, pillow, pooch, tqdm; "
+        f"error: fedjax-ht {command} needs matplotlib, ml_collections, pillow, tqdm; "
         "run pip install 'fedjax_ht[run]'\n"
     )
 
@@ -126,8 +126,8 @@ def test_another_missing_module_is_not_taken_for_a_package_of_an_extra():
 
 def test_all_missing_packages_are_named(monkeypatch):
     require("a test", "run")
-    for name in ("pooch", "PIL"):
+    for name in ("tqdm", "PIL"):
         monkeypatch.setitem(sys.modules, name, None)
-    message = r"^a test needs pillow, pooch; run pip install 'fedjax_ht\[run\]'$"
+    message = r"^a test needs pillow, tqdm; run pip install 'fedjax_ht\[run\]'$"
     with pytest.raises(ImportError, match=message):
         require("a test", "run")

@@ -5,11 +5,15 @@ other loaders. A file of a publisher's name that is not the publisher's file may
 as a part of the set: it is read, with one line.
 """
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from fedjax_ht.data.files.bounded import open_regular
+
+# systems that allow MD5 only where it guards against no forger are told so
+md5 = functools.partial(hashlib.md5, usedforsecurity=False)
 
 
 def check_sum(
@@ -25,14 +29,16 @@ def check_sum(
     expected = sums.get(path.name)
     if expected is None or path.is_dir():
         return ()
-    if content is None:
-        with open_regular(path) as file:
-            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
-    else:
-        digest = hashlib.md5(content, usedforsecurity=False)
-    if digest.hexdigest() == expected:
+    digest = md5_of_file(path) if content is None else md5(content).hexdigest()
+    if digest == expected:
         return ()
     return (
-        f"{path}: its MD5 sum is {digest.hexdigest()}, the publisher's file has {expected}; it is "
+        f"{path}: its MD5 sum is {digest}, the publisher's file has {expected}; it is "
         "read all the same",
     )
+
+
+def md5_of_file(path: Path) -> str:
+    """Returns the MD5 sum of a file, in hexadecimal digits; it is read in parts."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, md5).hexdigest()

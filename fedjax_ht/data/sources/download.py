@@ -1,11 +1,10 @@
 """Downloads sets from their homes, into the folders where `load_dataset` looks for them.
 
-Archives stay as they are: the readers read them, and nothing is unpacked. pooch compares the
-published sum before a file gets its name, so that a file that is there is the publisher's; what a
+Archives stay as they are: the readers read them, and nothing is unpacked. The published sum is
+compared before a file gets its name, so that a file that is there is the publisher's; what a
 download lacks is asked for the next time.
 """
 
-import hashlib
 import http.client
 import os
 import urllib.error
@@ -13,13 +12,13 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import pooch
 from tqdm import tqdm
 
 from fedjax_ht.core.files import named
 from fedjax_ht.data.files.bounded import read_whole
+from fedjax_ht.data.sources.checksums import md5, md5_of_file
 from fedjax_ht.data.sources.registry import SOURCES
 from fedjax_ht.data.sources.source import File, Source
 
@@ -135,7 +134,7 @@ def _check(path: Path, file: File) -> None:
 
     The content of a .gz may have the right one instead: gzip writes one content in many ways.
     """
-    digest = pooch.file_hash(str(path), "md5")
+    digest = md5_of_file(path)
     if digest == file.md5:
         return
     if file.content_md5 and _content_md5(path) == file.content_md5:
@@ -148,29 +147,25 @@ def _check(path: Path, file: File) -> None:
 
 def _content_md5(path: Path) -> str:
     try:
-        return hashlib.md5(read_whole(path), usedforsecurity=False).hexdigest()
+        return md5(read_whole(path)).hexdigest()
     except (OSError, EOFError, ValueError, zlib.error):
         return "damaged"
 
 
 def _fetch(file: File, path: Path) -> None:
-    """Downloads one file; the bytes that have come are in `path`.part.
-
-    When that is complete, pooch compares the sum, and names the file or removes it.
-    """
-    pooch.get_logger().setLevel("WARNING")
+    """Downloads one file; the bytes that have come are in `path`.part, which gets the file's name
+    when it is complete and has the published sum, and is deleted when it has another."""
     part = path.with_name(f"{file.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     _complete(part, file)
-
-    def rename(url, output, _):
-        os.replace(part, output)
-
-    downloader: Any = rename  # pooch declares other names for its arguments
-    try:
-        pooch.retrieve(file.url, f"md5:{file.md5}", file.name, path.parent, downloader=downloader)
-    except ValueError as error:
-        raise ValueError(f"{file.url}: {error}") from None
+    digest = md5_of_file(part)
+    if digest != file.md5:
+        part.unlink()
+        raise ValueError(
+            f"{file.url}: its MD5 sum is {digest}, the publisher's file has {file.md5}; what came "
+            "is deleted, and the same command asks for it again"
+        )
+    os.replace(part, path)
 
 
 def _size(path: Path) -> int:
