@@ -82,6 +82,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Dif
     differences = np.subtract(values, baseline)
     low = high = math.nan
     if len(differences) >= LEAST:
+        # as scipy.stats.bootstrap draws them; to import that takes longer than a report's tables
         drawn = np.random.default_rng(0).choice(differences, (RESAMPLES, len(differences))).mean(1)
         low, high = map(float, np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
     return Difference(

@@ -9,7 +9,6 @@ from flax import nnx
 
 import fedjax_ht as fl
 from fedjax_ht.metrics.memory import training_memory
-from fedjax_ht.simulation.lanes import step_cost
 from tests.federations import TRAINING
 
 HEAD = nn.Dense(3)
@@ -187,7 +186,7 @@ def test_dropout_acts_in_training_by_its_key_alone(module):
     if not bucket.draws:  # without a key nothing is dropped
         np.testing.assert_array_equal(run(bucket, variables, True)[0], scored)
     # what is counted of a step needs no key from outside
-    assert training_memory(bucket, TRAINING) > 0 and step_cost(bucket, 4).kernels > 0
+    assert training_memory(bucket, TRAINING) > 0
 
 
 def test_other_errors_of_a_module_name_the_model():

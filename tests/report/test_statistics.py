@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import bootstrap
 
 from fedjax_ht.report.conclusion import headline, ranking, winner
 from fedjax_ht.report.document import Document
@@ -54,6 +55,19 @@ def test_a_difference_is_paired_by_trial():
     assert paired_difference(values, baseline) == difference
     turned = paired_difference(baseline, values)
     assert turned.interval.mean == pytest.approx(-0.45) and turned.ahead == 0
+
+
+def test_the_interval_of_a_difference_is_that_of_scipy():
+    values = np.random.default_rng(1).normal(1, 2, 6)
+    interval = paired_difference(values, np.zeros(6)).interval
+    theirs = bootstrap(
+        [values],
+        np.mean,
+        n_resamples=10_000,
+        method="percentile",
+        random_state=np.random.default_rng(0),
+    ).confidence_interval
+    assert (interval.low, interval.high) == pytest.approx(tuple(theirs), rel=1e-12)
 
 
 def test_one_trial_has_a_difference_and_no_interval():
