@@ -1,5 +1,6 @@
 """Links between pages of the repository lead to files and headings that are there."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,14 @@ PAGES = sorted(
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     assert_links_lead_to_headings(page)
+
+
+def test_commands_are_those_of_the_program_and_configs_go_by_name():
+    """`python -m experiments.main` is named where BUILD.md says that it works, too."""
+    commands = r"python -m experiments\.(main|compare|sweep|evaluate|data)\b|--config=experiments/"
+    pages = [*PAGES, *(ROOT / "notebooks").glob("*.ipynb"), *ROOT.glob("experiments/**/*.toml")]
+    naming = [page for page in pages if re.search(commands, page.read_text(encoding="utf-8"))]
+    assert {page.name for page in naming} <= {"BUILD.md", "CHANGELOG.md"}
 
 
 def test_every_decision_is_in_the_index():

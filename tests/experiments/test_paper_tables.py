@@ -217,7 +217,7 @@ def test_files_commands_and_settings_that_the_page_names_exist():
     for table in manifest.tables:
         for part in table.parts:
             for command in re.sub(r"\\\n", " ", part.command).strip().splitlines():
-                file, argument = re.search(r"configs/(\w+)\.py:?(\S*)", command).groups()
+                file, argument = re.search(r"--config=(\w+):?(\S*)", command).groups()
                 assert f"{file}.py" in table.configs
                 config = importlib.import_module(f"fedjax_ht.configs.{file}").get_config(
                     argument or None

@@ -13,7 +13,7 @@ from fedjax_ht.configs import shipped
 from fedjax_ht.generators import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[2]
-FORWARDED = ("__init__", "main", "compare", "sweep", "evaluate", "data")
+FORWARDED = ("__init__", "main")
 
 
 @pytest.fixture(scope="module")
