@@ -7,7 +7,9 @@ from pathlib import Path
 import fedjax_ht
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, HATCH = SETTINGS["project"], SETTINGS["tool"]["hatch"]["build"]
+EXTRAS = set(PROJECT["optional-dependencies"])
 CITATION = (ROOT / "CITATION.cff").read_text()
 
 
@@ -33,3 +35,17 @@ def test_the_workflows_call_the_jobs_of_the_clone():
         called |= set(re.findall(r"run: (\S+)", workflow.read_text()))
     assert called == {".ci/run", ".ci/newest"}
     assert all((ROOT / name).stat().st_mode & 0o111 for name in called)
+
+
+def test_the_dockerfile_copies_what_the_wheel_is_built_of():
+    """No image is built here."""
+    text = (ROOT / "Dockerfile").read_text()
+    copied = []
+    for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE):
+        copied += line.split()[:-1]
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    wheel = HATCH["targets"]["wheel"]
+    assert {*wheel["packages"], *wheel["force-include"]} <= set(copied)
+    assert {"pyproject.toml", PROJECT["readme"], PROJECT["license-files"][0]} <= set(copied)
+    named = re.findall(r"EXTRAS=([\w,]+)", text + (ROOT / "BUILD.md").read_text())
+    assert named and {e for each in named for e in each.split(",")} <= EXTRAS
