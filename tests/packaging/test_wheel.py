@@ -34,7 +34,8 @@ def test_the_wheel_has_all_that_the_runner_reads(wheel):
         f"fedjax_ht/generators/shipped/{name}.{kind}" for name in SHIPPED for kind in ("npz", "md")
     } <= names
     assert {
-        f"fedjax_ht/{name}" for name in ("__init__.pyi", "py.typed", "runner/command.py")
+        f"fedjax_ht/{name}"
+        for name in ("__init__.pyi", "py.typed", "runner/command.py", "report/page.css")
     } <= names
     for name in ("fashion_mnist_10k", "har_10persons"):
         assert f"fedjax_ht/data/embedded/{name}.npz" in names
