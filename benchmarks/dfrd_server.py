@@ -20,17 +20,13 @@ from benchmarks.report import machine, number, publish, table
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.federation import Federation, make_sliced_federation
+from fedjax_ht.core.method import Context
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods.dfrd import dfrd
+from fedjax_ht.methods.dfrd import dfrd, distil
+from fedjax_ht.methods.shared.bases import Server, Teachers, ask, label_weights
 from fedjax_ht.methods.shared.composition import losses_of
-from fedjax_ht.methods.shared.distillation import (
-    Distillation,
-    Learner,
-    init_generator,
-    make_generator,
-)
-from fedjax_ht.methods.shared.distillation_loop import distil
-from fedjax_ht.methods.shared.ensemble import Teachers, ask, label_weights
+from fedjax_ht.methods.shared.distillation import Distillation
+from fedjax_ht.methods.shared.image_generator import init_generator, make_generator
 from fedjax_ht.metrics.flops import program_flops
 from fedjax_ht.models import sliced_network, width_budgets
 from fedjax_ht.runner.cli import parse_flags
@@ -85,7 +81,7 @@ def teacher_seconds(federation: Federation, teachers: Teachers) -> tuple[float, 
     everyone = jnp.ones(RECIPE.batch_size, bool)
 
     def ensemble(teachers, x):
-        return ask(federation.buckets, teachers, x, labels=labels).ensemble
+        return ask(federation, teachers, x, labels=labels).ensemble
 
     def loss(x, teachers):
         return cross_entropy(ensemble(teachers, x), labels, everyone)
@@ -104,26 +100,11 @@ def round_of(federation: Federation, recipe: Distillation) -> tuple[Callable, tu
     )
     _, losses = losses_of(dfrd, "released", **vars(recipe))
 
-    def step(teachers, learner, average, round, key):
-        return distil(
-            recipe,
-            losses,
-            federation,
-            buckets=federation.buckets,
-            teachers=teachers,
-            learner=learner,
-            average=average,
-            round=round,
-            key=key,
-        )
+    def step(teachers, server, round, key):
+        return distil(recipe, losses, federation, teachers, server, Context(key, round, None))
 
-    return step, (
-        team(federation),
-        Learner(model, generator),
-        generator,
-        jnp.int32(1),
-        jax.random.key(4),
-    )
+    server = Server(model=model, averaged=(), generator=generator, average=generator)
+    return step, (team(federation), server, jnp.int32(1), jax.random.key(4))
 
 
 def round_flops(step: Callable, args: tuple) -> float:

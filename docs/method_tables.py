@@ -22,8 +22,8 @@ import optax
 import fedjax_ht as fl
 from fedjax_ht.core.inputs import abstract, usual_rule
 from fedjax_ht.methods import DISTILLING
+from fedjax_ht.methods.shared.distillation import FORMS
 from fedjax_ht.methods.shared.players import small_federation
-from fedjax_ht.methods.shared.variants import FORMS
 
 PAGE = Path(__file__).with_name("methods.md")
 TITLE = re.compile(r"(?P<name>[^(:]+)( \((?P<paper>[^)]+)\))?: (?P<idea>.+)\.")

@@ -1,17 +1,19 @@
 """Losses as pure functions; each takes a mask of the real samples, so that padding is inert."""
 
-from fedjax_ht.losses.adversarial import (
+from fedjax_ht.losses.arcface import arcface_loss, cosines
+from fedjax_ht.losses.classification import cross_entropy, masked_mean
+from fedjax_ht.losses.contrastive import adaptive_margin, margin_contrastive, supervised_contrastive
+from fedjax_ht.losses.distillation import (
     disagreement,
+    diversity_loss,
+    embedding_excess,
+    image_diversity,
+    kl_divergence,
     moment_distance,
     transferability,
     weighted_cross_entropy,
     weighted_kl,
 )
-from fedjax_ht.losses.arcface import arcface_loss, cosines
-from fedjax_ht.losses.classification import cross_entropy, masked_mean
-from fedjax_ht.losses.contrastive import adaptive_margin, margin_contrastive, supervised_contrastive
-from fedjax_ht.losses.distillation import kl_divergence
-from fedjax_ht.losses.generator import diversity_loss, embedding_excess, image_diversity
 from fedjax_ht.losses.mmd import kernel_means, mmd_loss
 from fedjax_ht.losses.prototype import class_prototype_distance, sample_prototype_mse
 

@@ -1,15 +1,38 @@
-"""Distillation: the divergence of one model's prediction from another's."""
+"""Losses of distillation: a student's, and those of a generator whose images are to be where the
+student does not follow its teachers yet."""
 
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import optax
+from jax import lax
 
 from fedjax_ht.losses.classification import masked_mean
+from fedjax_ht.ops import safe_norm, squared_distance
 
 KLOrder = Literal["teacher_student", "student_teacher"]
 """The order of a divergence's sides: KL(teacher || student), as distillation usually has it, or
 KL(student || teacher)."""
+
+Selection = Literal["diamond", "triangle", "nabla", "xor"]
+"""The samples that count, by the predictions of teacher and student (DFRD, Section 3.1, Table 3).
+
+diamond: the teacher the label, the student another class (DFRD).
+triangle: all (FedFTG).
+nabla: two classes (DENSE, as DFRD prints it).
+xor: just one of them the label (DENSE, as released with DFRD).
+"""
+
+Normaliser = Literal["batch", "selected"]
+"""The divisor of a mean over selected samples.
+
+batch: all samples, so that the loss grows with the share that is selected (DFRD's Eq. 3, where each
+  sample's term is multiplied by 0 or 1).
+selected: the selected samples alone (as released).
+"""
+
+DiversityForm = Literal["squares", "norms"]
 
 
 def kl_divergence(teacher: jax.Array, logits: jax.Array, mask: jax.Array) -> jax.Array:
@@ -30,3 +53,193 @@ def kl_divergence(teacher: jax.Array, logits: jax.Array, mask: jax.Array) -> jax
 def ordered(teacher: jax.Array, student: jax.Array, order: KLOrder) -> tuple[jax.Array, jax.Array]:
     """Returns the two sides of a divergence in this order."""
     return (teacher, student) if order == "teacher_student" else (student, teacher)
+
+
+def selected(
+    teacher: jax.Array, student: jax.Array, labels: jax.Array, selection: Selection
+) -> jax.Array:
+    """Selects samples by the predictions of teacher and student.
+
+    Args:
+      teacher, student: logits, float [B, C]; of equal logits the first is the prediction.
+      labels: the samples' classes, int [B].
+      selection: the rule that selects samples, see `Selection`.
+
+    Returns:
+      bool [B].
+    """
+    predicted, learned = jnp.argmax(teacher, -1), jnp.argmax(student, -1)
+    teacher_right, student_right = predicted == labels, learned == labels
+    masks = {
+        "diamond": teacher_right & ~student_right,
+        "triangle": jnp.ones_like(teacher_right),
+        "nabla": predicted != learned,
+        "xor": teacher_right != student_right,
+    }
+    return masks[selection]
+
+
+def transferability(
+    teacher: jax.Array,
+    student: jax.Array,
+    labels: jax.Array,
+    mask: jax.Array,
+    *,
+    selection: Selection = "diamond",
+    temperature: float = 1.0,
+    order: KLOrder = "teacher_student",
+    student_path: bool = True,
+    normaliser: Normaliser = "batch",
+) -> jax.Array:
+    """Computes minus the mean KL of teacher and student over selected samples (DFRD's L_tran, its
+    Eq. 3).
+
+    The defaults are the paper's form; the released code's is order="student_teacher",
+    student_path=False, normaliser="selected".
+
+    Args:
+      teacher, student: logits, float [B, C].
+      labels: the samples' classes, int [B].
+      mask: bool [B], True for the samples that count.
+      selection: the rule that selects samples, see `Selection`.
+      temperature: the divisor of the logits; the loss is not scaled by its square.
+      order: order of the KL's two sides.
+      student_path: True differentiates through the student, too; else it is a constant, and a
+        generator is led by the teacher alone.
+      normaliser: the divisor of the mean over selected samples, see `Normaliser`.
+
+    Returns:
+      Scalar, at most 0; 0 where no sample is selected.
+    """
+    chosen = mask & selected(teacher, student, labels, selection)
+    student = student if student_path else lax.stop_gradient(student)
+    first, second = ordered(teacher, student, order)
+    value = -kl_divergence(first / temperature, second / temperature, chosen)
+    if normaliser == "batch":
+        value = value * chosen.sum() / jnp.maximum(mask.sum(), 1)
+    return value
+
+
+def disagreement(teacher: jax.Array, student: jax.Array, mask: jax.Array) -> jax.Array:
+    """Computes minus the mean KL(teacher || student) where they disagree (DENSE's L_adv).
+
+    Args:
+      teacher, student: logits, float [B, C], both differentiated.
+      mask: bool [B], True for the samples that count.
+
+    Returns:
+      Scalar: the mean is over all samples; those with equal predictions count with 0.
+    """
+    return transferability(teacher, student, jnp.argmax(teacher, -1), mask, selection="nabla")
+
+
+def moment_distance(moments: jax.Array, target: jax.Array) -> jax.Array:
+    """Computes |mean - mean'| + |var - var'|, Euclidean norms (DENSE's L_bn of one layer).
+
+    Args:
+      moments, target: float [..., 2, K], mean and variance of a norm's input.
+
+    Returns:
+      float [...].
+    """
+    return safe_norm(jnp.sum((moments - target) ** 2, -1)).sum(-1)
+
+
+def weighted_cross_entropy(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Sums over clients the mean over samples of weight times cross-entropy (FedFTG).
+
+    Args:
+      logits: float [N, B, C], of N clients.
+      labels: the samples' classes, int [B].
+      weights: float [N, B].
+      mask: bool [B], True for the samples that count.
+
+    Returns:
+      Scalar, in nats.
+    """
+    labels = jnp.broadcast_to(labels, weights.shape)
+    errors = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return masked_mean(jnp.sum(weights * errors, 0), mask)
+
+
+def weighted_kl(
+    first: jax.Array, second: jax.Array, weights: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Sums over clients the mean over samples of weight times a KL (FedFTG).
+
+    Args:
+      first, second: logits, float [N, B, C] or [B, C]; the KL is that of softmax(first) from
+        softmax(second). Both sides are differentiated.
+      weights: float [N, B].
+      mask: bool [B], True for the samples that count.
+
+    Returns:
+      Scalar, in nats.
+    """
+    first, second = jax.nn.log_softmax(first), jax.nn.log_softmax(second)
+    return masked_mean(jnp.sum(weights * jnp.sum(jnp.exp(first) * (first - second), -1), 0), mask)
+
+
+def diversity_loss(noise: jax.Array, generated: jax.Array) -> jax.Array:
+    """Computes FedGen's diversity loss, exp(-E_{j,k} d_noise(j, k) d_features(j, k)).
+
+    The distances of two samples j and k are the mean squared difference of their noise and the mean
+    absolute difference of their features.
+
+    Args:
+      noise: float [B, D].
+      generated: float [B, K], the features generated from it.
+
+    Returns:
+      Scalar; 1 where all generated features are alike.
+    """
+
+    # One sample at a time: the differences of all pairs at once are B^2 K numbers, far slower on
+    # CPU.
+    def to_all(sample):
+        of_noise = jnp.mean((noise - sample[0]) ** 2, -1)
+        return jnp.mean(of_noise * jnp.mean(jnp.abs(generated - sample[1]), -1))
+
+    return jnp.exp(-jnp.mean(lax.map(to_all, (noise, generated))))
+
+
+def image_diversity(
+    images: jax.Array, noise: jax.Array, mask: jax.Array, form: DiversityForm = "squares"
+) -> jax.Array:
+    """Computes DFRD's L_div, exp(-E_{j,k} d(s_j, s_k) d(h_j, h_k)) over pairs of real samples.
+
+    Args:
+      images: float [B, ...], s.
+      noise: float [B, D], h.
+      mask: bool [B], True for the samples that count.
+      form: the distance d of n coordinates. "squares" is the mean squared difference, as released.
+        "norms" is the Euclidean distance, as printed, but divided by sqrt(n): of two images
+        the printed form is 1e-37 at 16 pixels and 0 at 28 in float32, and so is its slope.
+
+    Returns:
+      Scalar; 1 where all samples are alike. Its slope there is finite.
+    """
+
+    def distances(x: jax.Array) -> jax.Array:
+        x = jnp.where(mask[:, None], x.reshape(len(x), -1), 0)
+        squared = squared_distance(x, x) / x.shape[-1]
+        return squared if form == "squares" else safe_norm(squared)
+
+    pairs = mask[:, None] & mask[None, :]
+    return jnp.exp(-masked_mean(distances(images) * distances(noise), pairs))
+
+
+def embedding_excess(embedding: jax.Array, mask: jax.Array, bound: float) -> jax.Array:
+    """Computes DFRD's released L_ey, the mean over samples of max(|E(y)| - bound sqrt(d), 0).
+
+    It keeps a class embedding from growing.
+
+    Args:
+      embedding: float [B, d], E(y).
+      mask: bool [B], True for the samples that count.
+      bound: the bound B on norms, above 0.
+    """
+    norms = safe_norm(jnp.sum(embedding**2, -1))
+    return masked_mean(jnp.maximum(norms - bound * embedding.shape[-1] ** 0.5, 0), mask)

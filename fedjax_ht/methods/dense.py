@@ -16,7 +16,7 @@
 Settled here, after DFRD, which runs DENSE in every round, with DFRD's generator and loop:
 * variant="released" is the code of DFRD's comparison: temperature 10, and L_adv = -KL(f || u)
   through the teachers alone, over samples of which just one of u and f is right (see
-  `shared.variants`). variant="paper" is how DFRD's text describes DENSE, which is DENSE's own
+  `shared.distillation`). variant="paper" is how DFRD's text describes DENSE, which is DENSE's own
   L_adv: adversarial="own" is that in either form. Its one-shot round, its pool of images and its
   generator are not here.
 * KL at temperature T are not scaled by T^2, as in DFRD's code; temperature_squared=True scales
@@ -39,17 +39,17 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.annotations import NonNegative
-from fedjax_ht.losses import cross_entropy, disagreement, masked_mean, moment_distance
-from fedjax_ht.losses.adversarial import Normaliser, Selection
-from fedjax_ht.methods.dfrd import adversarial_loss, student_loss
+from fedjax_ht.losses.classification import cross_entropy, masked_mean
+from fedjax_ht.losses.distillation import Normaliser, Selection, disagreement, moment_distance
+from fedjax_ht.methods.dfrd import Objective, Synthetic, adversarial_loss, distil, student_loss
 from fedjax_ht.methods.shared.composition import distilling
-from fedjax_ht.methods.shared.distillation import Distillation, Objective, Settled, Synthetic
+from fedjax_ht.methods.shared.distillation import Distillation, Settled
 
 Adversarial = Literal["dfrd", "own"]
 
 
 def batch_norm_loss(batch: Synthetic) -> jax.Array:
-    """Computes L_bn over the clients present; 0 where the models have no batch norm."""
+    """Computes L_bn over the clients present."""
     seen, target = batch.opinions.moments, batch.teachers.moments
     distances = []
     for bucket in seen:
@@ -58,7 +58,7 @@ def batch_norm_loss(batch: Synthetic) -> jax.Array:
     return masked_mean(jnp.concatenate(distances), batch.teachers.present)
 
 
-@distilling(merge="none", counts="none", distil_order="teacher_student")
+@distilling(distil, merge="none", counts="none", distil_order="teacher_student")
 def dense(
     recipe: Distillation,
     *,
@@ -70,23 +70,25 @@ def dense(
 ) -> Objective:
     """Makes DENSE's losses, and by `distilling` the method.
 
-    An option that is None takes the variant's value, see `shared.variants`.
+    An option that is None takes the variant's value, see `shared.distillation`.
 
     Args:
       recipe: options of the server's training; counts="none" is the plain mean and uniform labels,
         other counts weigh as DFRD does.
       b_adv, b_bn: weights of the generator's terms L_adv and L_bn.
       adversarial: L_adv as DFRD's code has it ("dfrd") or as DENSE's ("own").
-      selection: samples of L_adv, see `losses.adversarial.Selection`.
-      normaliser: divisor of L_adv, see `losses.adversarial.Normaliser`.
+      selection: samples of L_adv, see `losses.distillation.Selection`.
+      normaliser: divisor of L_adv, see `losses.distillation.Normaliser`.
     """
+
+    chosen = {"selection": selection, "normaliser": normaliser}
 
     def generator_loss(batch: Synthetic) -> jax.Array:
         u, mask = batch.opinions.ensemble, batch.everyone
         if adversarial == "own":
             apart = disagreement(u, batch.student, mask)
         else:
-            apart = recipe.kl_scale * adversarial_loss(u, batch, recipe, selection, normaliser)
+            apart = recipe.kl_scale * adversarial_loss(u, batch, recipe, **chosen)
         value = cross_entropy(u, batch.labels, mask) + b_adv * apart
         if b_bn:  # without it the clients upload no moments to compare with
             value = value + b_bn * batch_norm_loss(batch)

@@ -2,13 +2,14 @@
 
     client:  trains and uploads as the base says, see `shared.bases`, and its label counts
     server:  averages as the base says, by samples; then, with tau_{i,y} and p(y) from the labels
-             that clients trained on in this round and u = sum_i tau_{i,y} f_i(s),
-             G:  CE(u, y) - b_tran mean_b eps_b KL(u || f)
-                 + b_div exp(-mean_{jk} |s_j - s_k| |h_j - h_k|),
-                 eps = 1 where u is right and f wrong, else 0
-             f:  KL(f || u) on images of G + alpha KL(f || u) on images of its moving average w~,
-                 as of the last round
-             w~ <- lambda w~ + (1 - lambda) w, once per round
+             that clients trained on in this round and u = sum_i tau_{i,y} f_i(s), A times:
+             I_g times  z ~ N(0, I), y ~ p, s, h = G(z, y); w, the parameters of G, descends on
+                        CE(u, y) - b_tran mean_b eps_b KL(u || f)
+                        + b_div exp(-mean_{jk} |s_j - s_k| |h_j - h_k|),
+                        eps = 1 where u is right and f wrong, else 0
+             I_d times  f descends on KL(f || u) on new images of G + alpha KL(f || u) on images of
+                        its moving average w~, as of the last round
+             and then w~ <- lambda w~ + (1 - lambda) w, once per round
     predict: the client's model; the server's in a column of its own
     up:      W_R: the client's model, all of it
     down:    0, on a base W_R: nothing, or what the base sends
@@ -17,84 +18,244 @@
 That is variant="paper". variant="released" is the authors' code: both KL at temperature 10 and in
 the other order, L_tran through the teachers alone and over the selected samples, squared distances
 in L_div, a term L_ey, labels seen in any round, and the weights that the base has by itself.
-`shared.variants` has both, option by option, and what the text leaves open.
+`shared.distillation` has both, option by option, and what the text leaves open.
 
 Settled here, for both:
-* KL at a temperature are not scaled by T^2; temperature_squared=True scales them. At T = 10 that is
-  a hundred times more: without it the student's slope is some fifty times smaller than at T = 1.
-  DENSE's own code scales them.
-* Order of L_tran (Eq. 3): tran_order. The text prints KL(u, f); the released code computes KL(f ||
-  u). The first is large where u is sure of a class that f rules out, the second where f is sure of
-  a class that u rules out.
-* Path of L_tran: s = G(h) enters u and f. With student_path=False, as released, f's side is a
-  constant, and images move by what they change in the teachers alone.
-* Mean of L_tran: normaliser="batch" as eps has it; the released mean over the selected samples does
-  not become smaller where the student has few of them left to learn.
-* Order of Eq. 7: distil_order. The text prints KL(f, u); the released code computes KL(u || f), as
-  most distillation does.
-* L_ey = b_ey max(|E(y)| - gamma sqrt(d), 0) is in the released code alone.
-* Labels "seen so far" are the released code's, but without its 1 for classes that a client has
-  never seen. A client's samples count once.
-* selection "nabla" is the paper's set for DENSE; the released one is "xor".
+* G normalises by batch while it is trained, and by its running statistics while it teaches.
 * w~ starts at w, and teaches from the second round on. The released one starts at (1 - lambda) w.
 * An empty set of selected samples has loss 0; the released code divides 0 by 0.
 """
 
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
 
 from fedjax_ht.core.annotations import NonNegative
-from fedjax_ht.losses import (
-    cross_entropy,
+from fedjax_ht.core.bucket import features, logits
+from fedjax_ht.core.executor import each
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.method import Context, Metrics
+from fedjax_ht.losses.classification import cross_entropy
+from fedjax_ht.losses.distillation import (
+    DiversityForm,
+    Normaliser,
+    Selection,
     embedding_excess,
     image_diversity,
     kl_divergence,
+    ordered,
     transferability,
 )
-from fedjax_ht.losses.adversarial import Normaliser, Selection
-from fedjax_ht.losses.distillation import ordered
-from fedjax_ht.losses.generator import DiversityForm
+from fedjax_ht.methods.shared.bases import Opinions, Server, Teachers, ask
 from fedjax_ht.methods.shared.composition import distilling
-from fedjax_ht.methods.shared.distillation import Distillation, Objective, Settled, Synthetic
-from fedjax_ht.models.conditional import EMBEDDED
+from fedjax_ht.methods.shared.distillation import Distillation, Settled
+from fedjax_ht.methods.shared.image_generator import (
+    EMBEDDED,
+    Generated,
+    draw,
+    image_source,
+    make_generator,
+    moving_average,
+)
+
+
+class Synthetic(NamedTuple):
+    """A generated batch, with the teachers' and the student's outputs.
+
+    Attributes:
+      noise: float [B, d], z.
+      labels: int [B], y.
+      generated: the images, and the generator's intermediate values.
+      opinions: the teachers' outputs.
+      student: float [B, C], the global model's logits.
+      teachers: the teachers.
+    """
+
+    noise: jax.Array
+    labels: jax.Array
+    generated: Generated
+    opinions: Opinions
+    student: jax.Array
+    teachers: Teachers
+
+    @property
+    def everyone(self) -> jax.Array:
+        """The mask of the batch, bool [B]: every generated sample counts."""
+        return jnp.ones(len(self.labels), bool)
+
+
+class Objective(NamedTuple):
+    """A method's losses.
+
+    Attributes:
+      generator: (Synthetic) -> scalar, the loss of the generator.
+      student: (Synthetic) -> scalar, the loss of the global model; only `Synthetic.student` is
+        differentiated.
+      with_moments: True if the generator's loss compares moments that clients then upload.
+    """
+
+    generator: Callable[[Synthetic], jax.Array]
+    student: Callable[[Synthetic], jax.Array]
+    with_moments: bool = False
+
+
+def distil(
+    recipe: Distillation,
+    objective: Objective,
+    federation: Federation,
+    teachers: Teachers,
+    server: Server,
+    ctx: Context,
+) -> tuple[Server, Metrics]:
+    """Trains generator and global model in turn, as one compiled loop.
+
+    G and the teachers do not change during the model's steps. So the images of an iteration's
+    student steps are made first, and the teachers run on all of them, one batch after another on
+    CPU, side by side elsewhere. A control has no generator step; with alpha, the second term is on
+    further images of its kind, so that the model takes as many steps on as many images.
+
+    Args:
+      recipe, objective: the method's options and losses.
+      federation: the federation; its global model is the student.
+      teachers: the models of this round.
+      server: the server's state, with the average of this round as its model.
+      ctx: the server's context.
+
+    Returns:
+      The server's state, and mean losses of the steps: "student_loss", and if it is trained
+      "generator_loss".
+    """
+    module, bucket = make_generator(federation, recipe), federation.server_model
+    trained, key = recipe.images == "generator", jax.random.fold_in(ctx.key, 1)
+    new_images = image_source(recipe, federation, teachers.label_shares, ctx.data)
+    adam = optax.adam(recipe.generator_lr, b1=0.5, b2=0.999)
+    sgd = optax.chain(optax.add_decayed_weights(recipe.weight_decay), optax.sgd(recipe.student_lr))
+
+    def student_logits(model, images, train: bool) -> jax.Array:
+        everyone = jnp.ones(len(images), bool)
+        return logits(bucket, model, features(bucket, model, {}, images, everyone, train)[0])
+
+    def generator_step(number, carry, model, key):
+        generator, state, total = carry
+        noise, labels = draw(jax.random.fold_in(key, number), recipe, teachers.label_shares)
+
+        def loss(params):
+            variables = generator | {"params": params}
+            made, changed = module.apply(variables, noise, labels, True, mutable=["batch_stats"])
+            opinions = ask(
+                federation,
+                teachers,
+                made.images,
+                labels=labels,
+                with_moments=objective.with_moments,
+                low_memory=recipe.low_memory,
+            )
+            outputs = student_logits(model, made.images, train=False)
+            batch = Synthetic(noise, labels, made, opinions, student=outputs, teachers=teachers)
+            return objective.generator(batch), changed.get("batch_stats", {})
+
+        (value, stats), gradients = jax.value_and_grad(loss, has_aux=True)(generator["params"])
+        updates, state = adam.update(gradients, state)
+        params = optax.apply_updates(generator["params"], updates)
+        return {"params": params, "batch_stats": stats}, state, total + value
+
+    def lessons(generator, keys):  # the first fields of `Synthetic`, stacked
+        def lesson(key):
+            noise, labels, made = new_images(generator, key)
+            return noise, labels, made, ask(federation, teachers, made.images, labels=labels)
+
+        return each(lesson, keys, apart=recipe.low_memory)
+
+    def student_step(number, carry, current, averages):
+        model, state, total = carry
+
+        def loss_on(model, stacked):
+            # one batch for all steps with student_batch="iteration"
+            batch = jax.tree.map(lambda x: x[jnp.minimum(number, x.shape[0] - 1)], stacked)
+            outputs = student_logits(model, batch[2].images, train=True)
+            return objective.student(Synthetic(*batch, student=outputs, teachers=teachers))
+
+        def loss(model):
+            value = loss_on(model, current)
+            if recipe.alpha:
+                value += recipe.alpha * (ctx.round > 0) * loss_on(model, averages)
+            return value
+
+        value, gradients = jax.value_and_grad(loss)(model)
+        updates, state = sgd.update(gradients, state, model)
+        return optax.apply_updates(model, updates), state, total + value
+
+    def iteration(number, carry):
+        (model, generator), (adam_state, sgd_state), (generator_total, student_total) = carry
+        generator_key, student_key = jax.random.split(jax.random.fold_in(key, number))
+        if trained:  # I_g times
+            if recipe.reset_opt:
+                adam_state = adam.init(generator["params"])
+            step = functools.partial(generator_step, model=model, key=generator_key)
+            start = generator, adam_state, generator_total
+            end = lax.fori_loop(0, recipe.generator_steps, step, start)
+            generator, adam_state, generator_total = end
+
+        def keys_of(step):  # of the images of G, and of those of its average
+            return jax.random.split(jax.random.fold_in(student_key, step))
+
+        batches = max(recipe.student_steps, 1) if recipe.student_batch == "step" else 1
+        keys = jax.vmap(keys_of)(jnp.arange(batches))
+        current, averages = lessons(generator, keys[:, 0]), None
+        if recipe.alpha:
+            averages = lessons(server.average if trained else generator, keys[:, 1])
+        step = functools.partial(student_step, current=current, averages=averages)  # I_d times
+        start = model, sgd_state, student_total
+        model, sgd_state, student_total = lax.fori_loop(0, recipe.student_steps, step, start)
+        return (model, generator), (adam_state, sgd_state), (generator_total, student_total)
+
+    adam_state = adam.init(server.generator["params"]) if trained else ()
+    optimizers, totals = (adam_state, sgd.init(server.model)), (jnp.float32(0), jnp.float32(0))
+    start = (server.model, server.generator), optimizers, totals
+    end = lax.fori_loop(0, recipe.iterations, iteration, start)
+    (model, generator), _, (generator_total, student_total) = end
+    losses = {"student_loss": student_total / max(recipe.iterations * recipe.student_steps, 1)}
+    if trained:
+        steps = max(recipe.iterations * recipe.generator_steps, 1)
+        losses["generator_loss"] = generator_total / steps
+    average = server.average
+    if average:  # w~, which starts as the first trained generator
+        decay = jnp.where(ctx.round == 0, 0.0, recipe.decay)
+        average = moving_average(average, generator, decay)
+    return server._replace(model=model, generator=generator, average=average), losses
 
 
 def student_loss(batch: Synthetic, recipe: Distillation) -> jax.Array:
-    """Computes the KL of the ensemble's and the student's predictions (Eq. 7), in the recipe's
-    order."""
+    """Computes the KL of the ensemble's and the student's predictions (Eq. 7)."""
     teacher = batch.opinions.ensemble / recipe.temperature
     student = batch.student / recipe.temperature
     sides = ordered(teacher, student, recipe.distil_order)
     return recipe.kl_scale * kl_divergence(*sides, batch.everyone)
 
 
-def adversarial_loss(
-    u: jax.Array,
-    batch: Synthetic,
-    recipe: Distillation,
-    selection: Selection,
-    normaliser: Normaliser,
-) -> jax.Array:
-    """Computes L_tran (Eq. 3) as the recipe has it, without `Distillation.kl_scale`.
+def adversarial_loss(u: jax.Array, batch: Synthetic, recipe: Distillation, **options) -> jax.Array:
+    """Computes L_tran (Eq. 3) at the ensemble's logits u, without `Distillation.kl_scale`.
 
-    Args:
-      u: float [B, C], the ensemble's logits.
-      batch: a generated batch, with its labels and the student's logits.
-      recipe, selection, normaliser: options, see `losses.transferability`.
+    `options` are selection and normaliser of `losses.transferability`.
     """
     return transferability(
         u,
         batch.student,
         batch.labels,
         batch.everyone,
-        selection,
-        recipe.temperature,
-        recipe.tran_order,
-        recipe.student_path,
-        normaliser,
+        temperature=recipe.temperature,
+        order=recipe.tran_order,
+        student_path=recipe.student_path,
+        **options,
     )
 
 
-@distilling(alpha=0.5)
+@distilling(distil, alpha=0.5)
 def dfrd(
     recipe: Distillation,
     *,
@@ -108,7 +269,7 @@ def dfrd(
 ) -> Objective:
     """Makes DFRD's losses, and by `distilling` the method.
 
-    An option that is None takes the variant's value, see `shared.variants`.
+    An option that is None takes the variant's value, see `shared.distillation.FORMS`.
 
     Args:
       recipe: options of the server's training; merge is varied in Table 4, alpha=0 is ablation
@@ -116,16 +277,16 @@ def dfrd(
       b_tran, b_div, b_ey: weights of the generator's terms; 0 are ablations of Table 5.
       gamma: greatest length of an embedding without penalty, in units of sqrt(d).
       selection: samples of L_tran, the rows of Table 3.
-      normaliser: divisor of L_tran, see `losses.adversarial.Normaliser`.
+      normaliser: divisor of L_tran, see `losses.distillation.Normaliser`.
       diversity: distances of L_div, see `losses.image_diversity`.
     """
+
+    chosen = {"selection": selection, "normaliser": normaliser}
 
     def generator_loss(batch: Synthetic) -> jax.Array:
         u, made, mask = batch.opinions.ensemble, batch.generated, batch.everyone
         value = cross_entropy(u, batch.labels, mask)
-        value += (
-            b_tran * recipe.kl_scale * adversarial_loss(u, batch, recipe, selection, normaliser)
-        )
+        value += b_tran * recipe.kl_scale * adversarial_loss(u, batch, recipe, **chosen)
         value += b_div * image_diversity(made.images, made.merged, mask, diversity)
         if recipe.merge in EMBEDDED:
             value += b_ey * embedding_excess(made.embedding, mask, gamma)

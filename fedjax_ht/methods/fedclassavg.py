@@ -49,7 +49,7 @@ from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.data.augment import colour_jitter, flip, random_grayscale, resized_crop
 from fedjax_ht.losses import cross_entropy, supervised_contrastive
 from fedjax_ht.methods.shared.heads import head_uplink, init_head, mean_head, take_head
-from fedjax_ht.methods.shared.prototypes import Variant
+from fedjax_ht.methods.shared.variants import Variant
 
 BASE_TEMPERATURE = 0.07  # of the released code
 VIEW = (resized_crop, flip, colour_jitter, random_grayscale)  # the steps of `random_view`

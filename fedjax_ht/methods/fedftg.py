@@ -16,7 +16,7 @@ Every teacher is followed by itself, not their ensemble, and all samples count.
 Settled here, after DFRD, which runs FedFTG with DFRD's generator, optimisers and loop:
 * variant="released" is the code of DFRD's comparison: temperature 10; divergences that are means
   over the C classes, so C times weaker than DFRD's and DENSE's sums; -KL(p || q_i) in L_md, through
-  the teachers alone; squared distances (see `shared.variants`). FedFTG's own code leads L_md
+  the teachers alone; squared distances (see `shared.distillation`). FedFTG's own code leads L_md
   through the student, with L1 distances of logits.
 * In variant="paper" the generator ascends and the student descends on the same KL(q_i || p),
   differentiated through both. FedFTG's text was not at hand for the order of the two sides:
@@ -28,20 +28,20 @@ import jax
 from jax import lax
 
 from fedjax_ht.core.annotations import NonNegative
-from fedjax_ht.losses import image_diversity, weighted_cross_entropy, weighted_kl
-from fedjax_ht.losses.distillation import KLOrder, ordered
-from fedjax_ht.losses.generator import DiversityForm
-from fedjax_ht.methods.shared.composition import distilling
-from fedjax_ht.methods.shared.distillation import (
-    Distillation,
-    Objective,
-    Reduction,
-    Settled,
-    Synthetic,
+from fedjax_ht.losses.distillation import (
+    DiversityForm,
+    KLOrder,
+    image_diversity,
+    ordered,
+    weighted_cross_entropy,
+    weighted_kl,
 )
+from fedjax_ht.methods.dfrd import Objective, Synthetic, distil
+from fedjax_ht.methods.shared.composition import distilling
+from fedjax_ht.methods.shared.distillation import Distillation, Reduction, Settled
 
 
-@distilling(merge="cat", distil_order="teacher_student")
+@distilling(distil, merge="cat", distil_order="teacher_student")
 def fedftg(
     recipe: Distillation,
     *,
@@ -52,7 +52,7 @@ def fedftg(
 ) -> Objective:
     """Makes FedFTG's losses, and by `distilling` the method.
 
-    An option that is None takes the variant's value, see `shared.variants`.
+    An option that is None takes the variant's value, see `shared.distillation`.
 
     Args:
       recipe: options of the server's training.

@@ -46,12 +46,15 @@ from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
 from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.methods.shared.averaging import weighted_mean
-from fedjax_ht.methods.shared.feature_generator import Recipe, draw_labels, train_generator
+from fedjax_ht.methods.shared.feature_generator import (
+    FeatureGenerator,
+    Recipe,
+    draw_labels,
+    train_generator,
+)
 from fedjax_ht.methods.shared.heads import head_bucket, init_head, take_head
-from fedjax_ht.methods.shared.prototypes import Variant
 from fedjax_ht.methods.shared.supervised import count_labels
-from fedjax_ht.methods.shared.variants import settled
-from fedjax_ht.models.generator import FeatureGenerator
+from fedjax_ht.methods.shared.variants import Variant, settled
 
 FORMS: Mapping[Variant, Recipe] = {
     "paper": Recipe(

@@ -65,7 +65,7 @@ from fedjax_ht.methods.shared.mutual import (
     take_shared,
     train_pair,
 )
-from fedjax_ht.methods.shared.prototypes import Variant
+from fedjax_ht.methods.shared.variants import Variant
 from fedjax_ht.models.layers import uniform_fan_in
 
 LEAST_LOSS = 1e-6  # c + q divides the losses, and may vanish

@@ -79,8 +79,7 @@ from fedjax_ht.methods.shared.etf_classifier import (
 from fedjax_ht.methods.shared.pair_server import PairServer, init_pairs, pair_update
 from fedjax_ht.methods.shared.pair_sources import Source
 from fedjax_ht.methods.shared.pairs import Pairs, PairTraining, Transfer, clip_each, train_on_pairs
-from fedjax_ht.methods.shared.prototypes import Variant
-from fedjax_ht.methods.shared.variants import settled
+from fedjax_ht.methods.shared.variants import Variant, settled
 
 Median = tuple[Literal["median"]]  # a tuple, so that a command line can give numbers instead
 

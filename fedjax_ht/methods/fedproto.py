@@ -35,7 +35,7 @@ from fedjax_ht.core.trees import select
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.supervised import train_model
-from fedjax_ht.methods.shared.variants import settled
+from fedjax_ht.methods.shared.variants import Variant, settled
 
 FORMS = prototypes.FORMS  # values of options that default to None, by variant
 
@@ -57,7 +57,7 @@ def fedproto(
     training: LocalTraining,
     *,
     weight: Annotated[NonNegative | None, SearchRange(0.01, 10.0)] = None,
-    variant: prototypes.Variant = "paper",
+    variant: Variant = "paper",
     weighting: Literal["uniform", "samples"] = "uniform",
 ) -> Method:
     """Makes FedProto, whose algorithm the module's docstring gives.

@@ -43,7 +43,7 @@ from fedjax_ht.core.wire import FIRST_ROWS, Masked
 from fedjax_ht.losses import adaptive_margin, margin_contrastive
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.supervised import train_model
-from fedjax_ht.methods.shared.variants import settled
+from fedjax_ht.methods.shared.variants import Variant, settled
 from fedjax_ht.models.layers import uniform_fan_in
 
 FORMS = prototypes.FORMS  # values of options that default to None, by variant
@@ -87,7 +87,7 @@ def fedtgp(
     training: LocalTraining,
     *,
     weight: Annotated[NonNegative | None, SearchRange(0.01, 10.0)] = None,
-    variant: prototypes.Variant = "paper",
+    variant: Variant = "paper",
     tau: Annotated[NonNegative, SearchRange(1.0, 100.0)] = 100.0,
     server_epochs: Count = 100,
     server_lr: Positive = 0.01,

@@ -32,7 +32,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.methods.shared.mutual import init_pair, mean_of_copies, take_shared, train_pair
-from fedjax_ht.methods.shared.prototypes import Variant
+from fedjax_ht.methods.shared.variants import Variant
 
 
 @checked

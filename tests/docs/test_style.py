@@ -12,11 +12,11 @@ LINES, TEST_LINES, FUNCTION_LINES = 300, 400, 80
 LONG_FUNCTIONS = {
     "methods/fedgen.py: fedgen",
     "methods/fedkd.py: fedkd",
+    "methods/dfrd.py: distil",
     "methods/fedktl.py: fedktl",
     "methods/fedral.py: fedral",
     "methods/fedssa.py: fedssa",
     "methods/fedtgp.py: fedtgp",
-    "methods/shared/distillation_loop.py: distil",
     "methods/shared/fine_tuning.py: fine_tuning",
     "methods/shared/partial_training.py: partial_training",
 }

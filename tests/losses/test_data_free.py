@@ -17,7 +17,7 @@ from fedjax_ht.losses import (
     weighted_cross_entropy,
     weighted_kl,
 )
-from fedjax_ht.losses.adversarial import selected
+from fedjax_ht.losses.distillation import selected
 from tests.reference import dfrd as reference
 from tests.reference.gradients import numerical_gradient
 
@@ -86,7 +86,9 @@ def test_transferability_as_printed(selection):
     args = padded(TEACHER), padded(STUDENT), padded(LABELS), MASK
     got = compiled(transferability, selection=selection)(*args)
     agrees(got, lambda t: reference.l_tran(t, np.float64(STUDENT), LABELS, selection), TEACHER)
-    swapped = jax.value_and_grad(lambda s, t, y, mask: transferability(t, s, y, mask, selection))
+    swapped = jax.value_and_grad(
+        lambda s, t, y, mask: transferability(t, s, y, mask, selection=selection)
+    )
     agrees(
         jax.jit(swapped)(args[1], args[0], *args[2:]),
         lambda s: reference.l_tran(np.float64(TEACHER), s, LABELS, selection),

@@ -1,27 +1,48 @@
-"""Bases of a distilling method: methods whose servers average whole models or slices, or none.
+"""Bases of a distilling method, and the teachers that their clients' models become.
+
+A base is a method whose server averages whole models or slices, or none:
 
 "none":   data-free; every client trains a model of its own and uploads it, nothing comes down;
           the server's model is only ever distilled
 another:  its round; then the uploaded models teach the averaged one, which the next round
           starts from
+
+The uploaded models are one teacher, weighted class by class:
+
+    tau_{i,y} = c_i^y / sum_j c_j^y
+    p(y)      = sum_j c_j^y / sum_{j,y'} c_j^{y'}
+    u         = sum_i tau_{i,y} f_i(s)
+
+c_i^y counts client i's labels y (DFRD's dynamic weighting and label sampling), s is an image made
+for label y, u the ensemble's logits. A class that no client has is never drawn, and all teachers
+count alike for it. Teachers normalise by the statistics of the batch they see, as the clients did
+in training ("static" batch norm).
 """
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.bucket import init_variables
+from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method
+from fedjax_ht.core.method import Context, Method, Metrics, Received
 from fedjax_ht.core.names import meant
-from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.statistics import norm_moments
+from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.feddropout import feddropout
 from fedjax_ht.methods.fedrolex import fedrolex
 from fedjax_ht.methods.heterofl import heterofl
 from fedjax_ht.methods.local import local
 from fedjax_ht.methods.shared.partial_training import uploaded_params
+from fedjax_ht.methods.shared.slicing import widest_first
 from fedjax_ht.methods.shared.supervised import train_model
 
 
@@ -62,33 +83,15 @@ def _whole_uplink(uplink: PyTree) -> PyTree:
     return uplink
 
 
-def _fedavg_params(uplink: PyTree) -> PyTree:
-    return uplink.params
-
-
 BASES: dict[str, tuple[Callable[..., Method], Callable[[PyTree], PyTree]]] = {
     "none": (alone, _whole_uplink),
-    "fedavg": (fedavg, _fedavg_params),
+    "fedavg": (fedavg, operator.attrgetter("params")),
     # A teacher's head has to be whole; averaged are the rows that the base's label_split says.
     "heterofl": (functools.partial(heterofl, whole_head=True), uploaded_params),
     "feddropout": (functools.partial(feddropout, whole_head=True), uploaded_params),
     "fedrolex": (functools.partial(fedrolex, whole_head=True), uploaded_params),
 }
 """Name -> (factory, `Base.uploaded`)."""
-
-
-def check_base(name: str, base: Method, federation: Federation) -> None:
-    """Raises a ValueError where the method `name` cannot distil on its base in a federation."""
-    if federation.global_model is None:
-        raise ValueError(
-            f"{name} needs a global model; make the federation by make_sliced_federation "
-            "(in a config: set model.rates)"
-        )
-    base.check(federation)
-    if base.name == "fedavg" and federation.buckets[0].width != 1:
-        raise ValueError(
-            f"{name} averages whole models; all rates must be 1, not {federation.buckets[0].width}"
-        )
 
 
 def make_base(name: str, training: LocalTraining, **options) -> Base:
@@ -108,3 +111,187 @@ def make_base(name: str, training: LocalTraining, **options) -> Base:
         )
     factory, uploaded = BASES[name]
     return Base(factory(training, **options), uploaded)
+
+
+class Server(NamedTuple):
+    """The server's state.
+
+    Attributes:
+      model: the global model's parameters, distilled.
+      averaged: the parameters that clients start from; () where that is `model`.
+      generator: {"params", "batch_stats"}; () without.
+      average: the generator's moving average; () without.
+    """
+
+    model: PyTree
+    averaged: PyTree
+    generator: PyTree
+    average: PyTree
+
+
+class Teachers(NamedTuple):
+    """The uploaded models of N clients, bucket after bucket, see `slicing.widest_first`.
+
+    Models that did not arrive have weight 0 and zeros for parameters.
+
+    Attributes:
+      params: bucket name -> {"base", "head"} with a leading axis [P].
+      moments: bucket name -> the moments of `norm_moments` with a leading axis [P]; {} without.
+      weights: float32 [N, C], tau; every column sums to 1.
+      label_shares: float32 [C], p(y).
+      present: bool [N], the models that arrived.
+    """
+
+    params: dict[str, PyTree]
+    moments: dict[str, PyTree]
+    weights: jax.Array
+    label_shares: jax.Array
+    present: jax.Array
+
+
+Distil = Callable[[Federation, Teachers, Server, Context], tuple[Server, Metrics]]
+"""Trains the server's generator and model; the model is the base's average of this round before."""
+
+
+class Opinions(NamedTuple):
+    """The teachers' outputs of a batch.
+
+    Attributes:
+      logits: float [N, B, C], each teacher's.
+      weights: float [N, B], tau at each sample's label.
+      moments: bucket name -> as `norm_moments`, with a leading axis [P]; {} without.
+    """
+
+    logits: jax.Array
+    weights: jax.Array
+    moments: dict[str, PyTree]
+
+    @property
+    def ensemble(self) -> jax.Array:
+        """The ensemble's logits u, float [B, C]."""
+        return jnp.einsum("nb,nbc->bc", self.weights, self.logits)
+
+
+def label_weights(counts: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Computes tau and p(y) from label counts.
+
+    Args:
+      counts: label counts c_i^y, [N, C]; those of absent clients are never read.
+      present: bool [N], True for the teachers that are there.
+
+    Returns:
+      tau float32 [N, C] and p(y) float32 [C].
+    """
+    counts = jnp.where(present[:, None], counts, 0).astype(jnp.float32)
+    of_class = counts.sum(0)
+    alike = present / jnp.maximum(present.sum(), 1)
+    weights = jnp.where(of_class > 0, counts / jnp.maximum(of_class, 1), alike[:, None])
+    return weights, of_class / jnp.maximum(of_class.sum(), 1)
+
+
+def keep_present(tree: PyTree, present: jax.Array) -> PyTree:
+    """Sets rows of leaves [P, ...] to zero where `present` bool [P] is False.
+
+    All teachers run, and the values of absent ones may be NaN.
+    """
+
+    def keep(x):
+        return jnp.where(present.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
+
+    return jax.tree.map(keep, tree)
+
+
+def sent_model(server: Server) -> PyTree:
+    """Returns the parameters that clients start from, and that the base's mean replaces."""
+    return server.averaged or server.model
+
+
+def serve(
+    base: Base,
+    distil: Distil,
+    federation: Federation,
+    server: Server,
+    received: dict[str, Received],
+    ctx: Context,
+) -> tuple[Server, Metrics]:
+    """Averages as the base does, then distils the uploaded models into the average.
+
+    Args:
+      base, distil: the base, and the method's own training.
+      federation, server, received, ctx: arguments of `Method.server_update`; uplinks are
+        `fine_tuning.Uplink`.
+    """
+    models = {b: received[b]._replace(uplink=received[b].uplink.model) for b in received}
+    model, metrics = base.method.server_update(federation, sent_model(server), models, ctx)
+    teachers = gather_teachers(federation, received, base.uploaded)
+    new, losses = distil(federation, teachers, server._replace(model=model), ctx)
+    if server.averaged:
+        new = new._replace(averaged=model)
+    return select(teachers.present.any(), new, server), metrics | losses
+
+
+def gather_teachers(
+    federation: Federation, received: dict[str, Received], uploaded: Callable[[PyTree], PyTree]
+) -> Teachers:
+    """Gathers the models that arrived from clients with samples.
+
+    Args:
+      federation: the federation that the clients are of.
+      received: the uplinks by bucket, `fine_tuning.Uplink`.
+      uploaded: the base's function of an upload's parameters, see `Base.uploaded`.
+
+    Returns:
+      The teachers, within a bucket by ascending client id.
+    """
+    params, moments, counts, present = {}, {}, [], []
+    for bucket in widest_first(federation):
+        uplink, info, arrived = gather_received({bucket.name: received[bucket.name]})
+        counted = arrived & (info.num_samples > 0)
+        params[bucket.name] = keep_present(uploaded(uplink.model), counted)
+        moments[bucket.name] = keep_present(uplink.moments, counted)
+        if uplink.label_counts:
+            counts.append(uplink.label_counts.value)
+        else:
+            counts.append(jnp.ones((len(counted), federation.num_classes)))
+        present.append(counted)
+    present = jnp.concatenate(present)
+    weights, label_shares = label_weights(jnp.concatenate(counts), present)
+    return Teachers(
+        params=params, moments=moments, weights=weights, label_shares=label_shares, present=present
+    )
+
+
+def ask(
+    federation: Federation,
+    teachers: Teachers,
+    x: jax.Array,
+    *,
+    labels: jax.Array,
+    with_moments: bool = False,
+    low_memory: bool = False,
+) -> Opinions:
+    """Runs every teacher on one batch; on CPU one after another, elsewhere a bucket's side by side.
+
+    Args:
+      federation: the federation that the clients are of.
+      teachers: the teachers' models.
+      x: float [B, H, W, channels], normalised images.
+      labels: int [B], the classes that the images were made for.
+      with_moments: True returns the moments of norms' inputs, too.
+      low_memory: True runs one teacher after another on any device, and in a gradient each a second
+        time, so that no more than one teacher's activations are in memory.
+    """
+    everyone = jnp.ones(len(x), bool)
+    logits, moments = [], {}
+    for bucket in widest_first(federation):
+
+        def run(params, bucket=bucket):
+            rows, inputs = norm_moments(bucket, params, x, everyone)
+            outputs = bucket.module.apply({"params": params}, rows, method="classify")
+            return outputs, inputs if with_moments else {}
+
+        if low_memory:  # activations are computed again for the gradient instead of stored
+            run = jax.checkpoint(run)
+        outputs, moments[bucket.name] = each(run, teachers.params[bucket.name], apart=low_memory)
+        logits.append(outputs)
+    return Opinions(jnp.concatenate(logits), teachers.weights[:, labels], moments)

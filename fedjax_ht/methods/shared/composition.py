@@ -11,31 +11,35 @@ from typing import Any
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.docstrings import documented_by
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method
+from fedjax_ht.core.method import Method, Metrics
 from fedjax_ht.methods.shared.averaging import Weighting
-from fedjax_ht.methods.shared.bases import BASES, Base, make_base
-from fedjax_ht.methods.shared.distillation import Distillation, Objective
+from fedjax_ht.methods.shared.bases import BASES, Base, Server, make_base
+from fedjax_ht.methods.shared.distillation import FORMS, Distillation
 from fedjax_ht.methods.shared.fine_tuning import fine_tuning
-from fedjax_ht.methods.shared.prototypes import Variant
-from fedjax_ht.methods.shared.variants import FORMS, settled
+from fedjax_ht.methods.shared.variants import Variant, settled
 
 # attributes of a function of losses that the factory made of it keeps
 NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 
 
-def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[..., Method]]:
-    """Turns a function (recipe, **options) -> Objective into the factory of a method of its name.
+def distilling(
+    distil: Callable[..., tuple[Server, Metrics]], **defaults
+) -> Callable[[Callable[..., Any]], Callable[..., Method]]:
+    """Turns a function (recipe, **options) -> losses into the factory of a method of its name.
 
     The factory takes local training, `base`, `variant`, the fields of `Distillation`, and the
     function's options. `base` is "none" for data-free, a name in `BASES`, or a `Base`. Options that
-    are None, and the weighting of a base by name, take the variant's value (see `variants`).
+    are None, and the weighting of a base by name, take the variant's value, see
+    `distillation.FORMS`.
 
     Args:
+      distil: (recipe, losses, federation, teachers, server, context) -> (server, mean losses), the
+        server's training, `methods.dfrd.distil`.
       **defaults: the method's defaults of fields of `Distillation`.
     """
     usual = Distillation(**defaults)
 
-    def decorate(objective: Callable[..., Objective]) -> Callable[..., Method]:
+    def decorate(objective: Callable[..., Any]) -> Callable[..., Method]:
         @functools.wraps(objective, NAMES)
         def make(
             training: LocalTraining,
@@ -45,7 +49,14 @@ def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[...,
         ) -> Method:
             recipe, losses = losses_of(make, variant, **options)
             base = base_of(base, training, variant) if isinstance(base, str) else base
-            return fine_tuning(objective.__name__, training, base, recipe, losses)
+            return fine_tuning(
+                objective.__name__,
+                training,
+                base,
+                recipe=recipe,
+                distil=functools.partial(distil, recipe, losses),
+                with_moments=losses.with_moments,
+            )
 
         fields = []
         for name, parameter in parameters(Distillation).items():
@@ -63,10 +74,10 @@ def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[...,
 
 def losses_of(
     factory: Callable[..., Method], variant: Variant = "paper", **options
-) -> tuple[Distillation, Objective]:
+) -> tuple[Distillation, Any]:
     """Makes a distilling method's recipe and losses; arguments as of its factory, but no `base`."""
     defaults = {name: p.default for name, p in parameters(factory).items() if name != "variant"}
-    options = settled(variant, defaults | options)
+    options = settled(variant, defaults | options, FORMS)
     recipe = Distillation(**{name: options.pop(name) for name in parameters(Distillation)})
     return recipe, inspect.unwrap(factory)(recipe, **options)
 

@@ -1,27 +1,33 @@
-"""Distillation on the server without data: a generator and the global model learn in turn.
+"""Options of distillation at the server, for DFRD, and for DENSE and FedFTG as DFRD runs them.
 
-Their teachers are the clients' models.
+The loop is in `methods.dfrd`. An option that defaults to None takes its value from `FORMS`, by the
+method's `variant`; an option with a value keeps it. For DENSE and FedFTG a form holds the values of
+DFRD's text, or theirs, for the options that all three share.
 
-    A times:  I_g times  z ~ N(0, I), y ~ p, s, h = G(z, y);
-                         w descends on the method's generator loss
-              I_d times  the same with G fixed;
-                         theta descends on the method's student loss of s and, from the second round
-                         on, on alpha times that of images of G's moving average
+Settled here, for "paper":
+* The text prints no temperature, so 1.
+* KL(a, b) is read as KL(a || b). The released code has the reverse in both equations, as PyTorch's
+  `kl_div(a, b)` has. KL(u || f) is large where u is sure of a class that f rules out, KL(f || u)
+  where f is sure of a class that u rules out.
+* Eq. 3 multiplies each sample's KL by epsilon, 0 or 1, so that L_tran is a mean over the batch. The
+  released mean over the selected samples does not become smaller where the student has few of them
+  left to learn.
+* s = G(h) enters both sides of L_tran, and the text holds neither of them constant. With
+  student_path=False, as released, images move by what they change in the teachers alone.
+* L_div is of norms, but of norms divided by sqrt(n): as printed it is 0 in float32, or next to it,
+  and so is its slope.
+* Labels count as often as they were trained on in this round, and Eq. 1's p_i are the clients'
+  numbers of samples.
 
-p, the teachers and their weights are those of `shared.ensemble`. G normalises by batch while it is
-trained, and by its running statistics while it teaches. DFRD, DENSE and FedFTG differ in the two
-losses and in their numbers.
-
-The loop is in `shared.distillation_loop`; this module holds its options and the types that it and
-the methods share.
+And for "released":
+* L_ey = b_ey max(|E(y)| - gamma sqrt(d), 0) is in this code alone.
+* Labels "seen so far" are without the code's 1 for classes that a client has never seen. A client's
+  samples count once.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
-
-import jax
-import jax.numpy as jnp
 
 from fedjax_ht.core.annotations import (
     Count,
@@ -33,12 +39,9 @@ from fedjax_ht.core.annotations import (
     Within,
 )
 from fedjax_ht.core.bounds import check_fields
-from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.trees import PyTree
-from fedjax_ht.losses.distillation import KLOrder
-from fedjax_ht.methods.shared.ensemble import Opinions, Teachers
-from fedjax_ht.methods.shared.image_source import Images
-from fedjax_ht.models.conditional import ConditionalGenerator, Generated, Merge
+from fedjax_ht.losses.distillation import DiversityForm, KLOrder, Normaliser, Selection
+from fedjax_ht.methods.shared.averaging import Weighting
+from fedjax_ht.methods.shared.variants import Variant
 
 Counts = Literal["seen_so_far", "this_round", "full", "none"]
 """Labels that c_i^y counts.
@@ -47,6 +50,26 @@ seen_so_far: labels trained on in any round, as many as the client has at most.
 this_round: labels trained on in this round, repeated samples repeatedly.
 full: all of the client's training labels.
 none: nothing; teachers weigh alike, and classes are drawn alike.
+"""
+
+Merge = Literal["mul", "add", "cat", "ncat", "none"]
+"""How noise z and embedding E(y), both of width d, become the generator's input.
+
+mul: z * E(y). add: z + E(y). cat: [z, E(y)]. ncat: [z, one-hot y]. none: z, the label is left out.
+"""
+
+Images = Literal["generator", "untrained", "real", "noise"]
+"""Images that the server's model is taught on: those of its generator, or a control's.
+
+generator: G(z, y), trained against the model.
+untrained: G(z, y) as first drawn; its norms go by the statistics of its own outputs, so that it is
+  a generator like the trained one in all but the training.
+real: a training image of class y, drawn from those of all clients.
+noise: independent pixels from N(0, 1), as normalised ones, whatever y is.
+
+The worth of a generator's training shows between "untrained" and "real". No server could run
+"real": it reads the clients' data (`Method.sees_data`). It is the ceiling of a table: where it is
+not far above the method without images, no generator can be, and ablations of one mean nothing.
 """
 
 StudentBatch = Literal["step", "iteration"]
@@ -67,7 +90,7 @@ class Distillation:
     """Options of the server's training.
 
     For the five options that default to None, the methods' factories fill in the variant's value
-    (see `shared.variants`).
+    (see `FORMS`).
 
     Attributes:
       iterations: A, turns of generator and student in every round.
@@ -76,7 +99,7 @@ class Distillation:
       student_steps: I_d, student's steps of a turn.
       batch_size: images per step.
       noise_dim: d, numbers of a noise vector.
-      merge: combination of noise and label, see `models.conditional`.
+      merge: combination of noise and label, see `Merge`.
       temperature: the temperature T_kd of every KL that a method takes at a temperature.
       temperature_squared: True multiplies these KL by T_kd^2, which keeps the size of their
         gradients whatever T_kd is; as released they are not. At 10 the student's gradient is then
@@ -94,7 +117,7 @@ class Distillation:
         this one, all of the client's training labels, or none (`Counts`).
       student_batch: the student sees images drawn anew in every "step", or for an "iteration" those
         of one draw in all its student steps, as in FedFTG's own code; the teachers then run once.
-      images: images that the student is taught on, see `shared.image_source`.
+      images: images that the student is taught on, see `Images`.
       feedback: clients start the next round from the distilled model; else, as released for one
         width, from the averaged one.
       low_memory: teachers run one after another, and in a gradient each is run a second time,
@@ -133,85 +156,62 @@ class Distillation:
         return self.temperature**2 if self.temperature_squared else 1.0
 
 
-class Synthetic(NamedTuple):
-    """A generated batch, with the teachers' and the student's outputs.
+class Form(NamedTuple):
+    """The values of a variant, by the names of options.
 
     Attributes:
-      noise: float [B, d], z.
-      labels: int [B], y.
-      generated: the images, and the generator's intermediate values.
-      opinions: the teachers' outputs.
-      student: float [B, C], the global model's logits.
-      teachers: the teachers.
+      temperature: temperature of every KL.
+      counts: the labels that clients count; DENSE counts none in either form.
+      weighting: weights of the base's mean over clients (Eq. 1); None is the base's default.
+      tran_order: order of the two sides of the generator's KL (Eq. 3).
+      student_path: True differentiates the generator's KL through the student, too.
+      normaliser: divisor of the generator's KL.
+      distil_order: order of the two sides of the student's KL (Eq. 7); DENSE and FedFTG have
+        "teacher_student" in either form.
+      diversity: the distances of L_div (Eq. 4).
+      b_ey: the weight of L_ey, which the text does not have.
+      selection: the samples of DENSE's generator loss; DFRD has "diamond" in either form.
+      kl_reduce: the sum or the mean over classes in FedFTG's KL.
     """
 
-    noise: jax.Array
-    labels: jax.Array
-    generated: Generated
-    opinions: Opinions
-    student: jax.Array
-    teachers: Teachers
-
-    @property
-    def everyone(self) -> jax.Array:
-        """The mask of the batch, bool [B]: every generated sample counts."""
-        return jnp.ones(len(self.labels), bool)
-
-
-class Objective(NamedTuple):
-    """A method's losses.
-
-    Attributes:
-      generator: (Synthetic) -> scalar, the loss of the generator.
-      student: (Synthetic) -> scalar, the loss of the global model; only `Synthetic.student` is
-        differentiated.
-      with_moments: the generator's loss compares moments of norms' inputs; clients then upload
-        theirs.
-    """
-
-    generator: Callable[[Synthetic], jax.Array]
-    student: Callable[[Synthetic], jax.Array]
-    with_moments: bool = False
+    temperature: float
+    counts: Counts
+    weighting: Weighting | None
+    tran_order: KLOrder
+    student_path: bool
+    normaliser: Normaliser
+    distil_order: KLOrder
+    diversity: DiversityForm
+    b_ey: float
+    selection: Selection
+    kl_reduce: Reduction
 
 
-class Learner(NamedTuple):
-    """The models that the server trains.
-
-    Attributes:
-      model: the global model's parameters.
-      generator: the generator's {"params", "batch_stats"}; () without a generator.
-    """
-
-    model: PyTree
-    generator: PyTree
-
-
-def make_generator(federation: Federation, recipe: Distillation) -> ConditionalGenerator:
-    """Makes the generator's module for a federation's images and classes."""
-    shape = federation.server_model.input_shape
-    return ConditionalGenerator(federation.num_classes, recipe.noise_dim, shape, recipe.merge)
-
-
-def init_generator(module: ConditionalGenerator, key: jax.Array) -> PyTree:
-    """Draws a first {"params", "batch_stats"}; images of up to 8 pixels need no norm."""
-    variables = module.init(key, jnp.zeros((2, module.noise_dim)), jnp.zeros(2, jnp.int32), False)
-    return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}
-
-
-def moving_average(average: PyTree, generator: PyTree, decay: jax.Array | float) -> PyTree:
-    """Moves an average towards the generator: decay * average + (1 - decay) * generator.
-
-    Weights and running statistics are averaged alike (DFRD Eq. 6).
-    """
-    return jax.tree.map(lambda a, g: decay * a + (1 - decay) * g, average, generator)
-
-
-def draw(
-    key: jax.Array, recipe: Distillation, label_shares: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Draws noise float [B, d], standard normal, and labels int [B] from p(y), float [C]."""
-    noise_key, label_key = jax.random.split(key)
-    size = recipe.batch_size
-    noise = jax.random.normal(noise_key, (size, recipe.noise_dim))
-    labels = jax.random.categorical(label_key, jnp.log(label_shares), shape=(size,))
-    return noise, labels
+FORMS: Mapping[Variant, Form] = {
+    "paper": Form(
+        temperature=1.0,
+        counts="this_round",
+        weighting="samples",
+        tran_order="teacher_student",
+        student_path=True,
+        normaliser="batch",
+        distil_order="student_teacher",
+        diversity="norms",
+        b_ey=0.0,
+        selection="nabla",
+        kl_reduce="sum_classes",
+    ),
+    "released": Form(
+        temperature=10.0,
+        counts="seen_so_far",
+        weighting=None,
+        tran_order="student_teacher",
+        student_path=False,
+        normaliser="selected",
+        distil_order="teacher_student",
+        diversity="squares",
+        b_ey=0.25,
+        selection="xor",
+        kl_reduce="mean_classes",
+    ),
+}

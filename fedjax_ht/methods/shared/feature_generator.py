@@ -1,8 +1,9 @@
-"""The training of a generator of features on clients' heads, at the server of FedGen."""
+"""FedGen's generator of features of a class, and its training on clients' heads at the server."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -12,6 +13,25 @@ from fedjax_ht.core.bucket import Bucket, logits
 from fedjax_ht.core.method import Context
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.losses import cross_entropy, diversity_loss
+from fedjax_ht.models.layers import Linear
+from fedjax_ht.models.norm import Norm
+
+
+class FeatureGenerator(nn.Module):
+    """Linear-BatchNorm-ReLU-Linear on [noise; one-hot label].
+
+    Noise float [B, D], labels int [B] and a mask of real rows, bool [B] -> features [B, K].
+    """
+
+    num_classes: int
+    hidden_dim: int
+    feature_dim: int
+
+    @nn.compact
+    def __call__(self, noise: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
+        x = jnp.concatenate([noise, jax.nn.one_hot(labels, self.num_classes)], -1)
+        x = Norm("static_batch", name="norm")(Linear(self.hidden_dim, name="fc1")(x), mask=mask)
+        return Linear(self.feature_dim, name="fc2")(nn.relu(x))
 
 
 class Recipe(NamedTuple):

@@ -1,41 +1,34 @@
-"""The round of a distilling method: that of its base, then `distillation_loop.distil`.
+"""The round of a distilling method: that of its base, then the server's training.
 
 A config's method "fedrolex+dfrd" is DFRD on the base "fedrolex", see `bases` and `composition`.
 """
 
 import functools
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import take_batch
-from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.inputs import image_shape
+from fedjax_ht.core.inputs import image_shape, zeros
 from fedjax_ht.core.local_training import LocalTraining, label_counts
-from fedjax_ht.core.method import Method, Received
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.statistics import norm_moments
-from fedjax_ht.core.trees import Array, PyTree, select
+from fedjax_ht.core.trees import Array, PyTree
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.shared.bases import Base, check_base, make_base
-from fedjax_ht.methods.shared.distillation import (
-    Counts,
-    Distillation,
-    Learner,
-    Objective,
+from fedjax_ht.methods.shared.bases import Base, Distil, Server, make_base, sent_model, serve
+from fedjax_ht.methods.shared.distillation import Counts, Distillation
+from fedjax_ht.methods.shared.image_generator import (
+    WITH_GENERATOR,
     init_generator,
     make_generator,
-    moving_average,
+    num_doublings,
+    settle,
 )
-from fedjax_ht.methods.shared.distillation_loop import distil
-from fedjax_ht.methods.shared.ensemble import Teachers, keep_present, label_weights
-from fedjax_ht.methods.shared.image_source import WITH_GENERATOR, settle
 from fedjax_ht.methods.shared.supervised import count_labels
-from fedjax_ht.models.conditional import num_doublings
 
 MOMENT_SAMPLES = 256  # a client's samples for the moments that it uploads
 PICTURES = 40  # pictures of each generator at most, but one for each class
@@ -67,26 +60,11 @@ class Uplink(NamedTuple):
     moments: PyTree
 
 
-class Server(NamedTuple):
-    """The server's state.
-
-    Attributes:
-      model: the global model's parameters, distilled.
-      averaged: the parameters that clients start from; () where that is `model`.
-      generator: {"params", "batch_stats"}; () without.
-      average: the generator's moving average; () without.
-    """
-
-    model: PyTree
-    averaged: PyTree
-    generator: PyTree
-    average: PyTree
-
-
 def count(
     kind: Counts,
     training: LocalTraining,
     seen: Array,
+    *,
     data: Data,
     key: jax.Array,
     num_classes: int,
@@ -120,39 +98,14 @@ def own_moments(bucket: Bucket, params: PyTree, data: Data) -> PyTree:
     return norm_moments(bucket, params, batch.x, batch.mask)[1]
 
 
-def gather_teachers(
-    buckets: Sequence[Bucket],
-    received: dict[str, Received],
-    uploaded: Callable[[PyTree], PyTree],
-    num_classes: int,
-) -> Teachers:
-    """Gathers the models that arrived from clients with samples.
+def moments_form(bucket: Bucket) -> PyTree:
+    """Returns the shapes of what `own_moments` computes; {} for models without batch norm."""
 
-    Args:
-      buckets: the teachers' buckets, in the order of `Teachers.weights`.
-      received: the uplinks by bucket.
-      uploaded: the base's function of an upload's parameters, see `Base.uploaded`.
-      num_classes: number of classes, C.
+    def moments(key):
+        params = init_variables(bucket, key)["params"]
+        return norm_moments(bucket, params, zeros(bucket.input_shape), jnp.ones(1, bool))[1]
 
-    Returns:
-      The teachers, within a bucket by ascending client id.
-    """
-    params, moments, counts, present = {}, {}, [], []
-    for bucket in buckets:
-        uplink, info, arrived = gather_received({bucket.name: received[bucket.name]})
-        counted = arrived & (info.num_samples > 0)
-        params[bucket.name] = keep_present(uploaded(uplink.model), counted)
-        moments[bucket.name] = keep_present(uplink.moments, counted)
-        if uplink.label_counts:
-            counts.append(uplink.label_counts.value)
-        else:
-            counts.append(jnp.ones((len(counted), num_classes)))
-        present.append(counted)
-    present = jnp.concatenate(present)
-    weights, label_shares = label_weights(jnp.concatenate(counts), present)
-    return Teachers(
-        params=params, moments=moments, weights=weights, label_shares=label_shares, present=present
-    )
+    return jax.eval_shape(moments, jax.random.key(0))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -178,7 +131,13 @@ def pictures(recipe: Distillation, federation: Federation, server: Server) -> di
 
 
 def fine_tuning(
-    name: str, training: LocalTraining, base: str | Base, recipe: Distillation, objective: Objective
+    name: str,
+    training: LocalTraining,
+    base: str | Base,
+    *,
+    recipe: Distillation,
+    distil: Distil,
+    with_moments: bool,
 ) -> Method:
     """Makes a method that distils.
 
@@ -188,16 +147,30 @@ def fine_tuning(
       base: method whose server averages the uploaded models: a name in `BASES`, or a `Base`; "none"
         averages nothing.
       recipe: options of the server's training.
-      objective: the losses of generator and student.
+      distil: the server's training.
+      with_moments: True if clients upload the moments of their norms' inputs.
     """
-    below, uploaded = make_base(base, training) if isinstance(base, str) else base
+    base = make_base(base, training) if isinstance(base, str) else base
+    below = base.method
     feedback = recipe.feedback or below.name == "none"  # without a base nothing is averaged
     # A generator that is never trained has no moving average.
     averaging = recipe.images == "generator" and recipe.alpha != 0
     name = name if below.name == "none" else f"{below.name}+{name}"
 
     def check(federation: Federation) -> None:
-        check_base(name, below, federation)
+        if federation.global_model is None:
+            raise ValueError(
+                f"{name} needs a global model; make the federation by make_sliced_federation "
+                "(in a config: set model.rates)"
+            )
+        below.check(federation)
+        width = federation.buckets[0].width
+        if below.name == "fedavg" and width != 1:
+            raise ValueError(f"{name} averages whole models; all rates must be 1, not {width}")
+        if with_moments and not moments_form(federation.server_model):
+            raise ValueError(
+                f"{name} compares moments of batch norms, and the models have none; set b_bn=0"
+            )
         num_doublings(image_shape(federation.server_model.input_shape, name))
 
     def init_server(federation, key):
@@ -218,11 +191,8 @@ def fine_tuning(
         seen = jnp.zeros(bucket.num_classes, jnp.int32) if recipe.counts == "seen_so_far" else ()
         return Client(below.init_client(bucket, ctx), seen)
 
-    def server_of_base(server: Server) -> PyTree:
-        return server.model if feedback else server.averaged
-
     def broadcast(federation, bucket, server, ctx):
-        return below.broadcast(federation, bucket, server_of_base(server), ctx)
+        return below.broadcast(federation, bucket, sent_model(server), ctx)
 
     def receive(bucket, client, downlink, data, ctx):
         return client._replace(model=below.receive(bucket, client.model, downlink, data, ctx))
@@ -230,40 +200,15 @@ def fine_tuning(
     def client_update(bucket, client, downlink, data, ctx):
         model, uplink, metrics = below.client_update(bucket, client.model, downlink, data, ctx)
         seen, counts = count(
-            recipe.counts, training, client.seen, data, ctx.key, bucket.num_classes
+            recipe.counts,
+            training,
+            client.seen,
+            data=data,
+            key=ctx.key,
+            num_classes=bucket.num_classes,
         )
-        moments = own_moments(bucket, model["params"], data) if objective.with_moments else ()
+        moments = own_moments(bucket, model["params"], data) if with_moments else ()
         return Client(model, seen), Uplink(uplink, counts, moments), metrics
-
-    def server_update(federation, server, received, ctx):
-        models = {b: received[b]._replace(uplink=received[b].uplink.model) for b in received}
-        model, metrics = below.server_update(federation, server_of_base(server), models, ctx)
-        # Widest first, whatever the order of the buckets: sums of floats depend on the order.
-        buckets = sorted(federation.buckets, key=lambda bucket: -bucket.width)
-        teachers = gather_teachers(buckets, received, uploaded, federation.num_classes)
-        learner, losses = distil(
-            recipe,
-            objective,
-            federation,
-            buckets=buckets,
-            teachers=teachers,
-            learner=Learner(model, server.generator),
-            average=server.average,
-            round=ctx.round,
-            key=jax.random.fold_in(ctx.key, 1),
-            data=ctx.data,
-        )
-        average = ()
-        if averaging:  # it starts as the first trained generator
-            decay = jnp.where(ctx.round == 0, 0.0, recipe.decay)
-            average = moving_average(server.average, learner.generator, decay)
-        new = Server(
-            model=learner.model,
-            averaged=() if feedback else model,
-            generator=learner.generator,
-            average=average,
-        )
-        return select(teachers.present.any(), new, server), metrics | losses
 
     def predict(bucket, client, downlink, x, mask):
         return below.predict(bucket, client.model, downlink, x, mask)
@@ -289,7 +234,7 @@ def fine_tuning(
         broadcast=broadcast,
         receive=receive,
         client_update=client_update,
-        server_update=server_update,
+        server_update=functools.partial(serve, base, distil),
         predict=predict,
         global_params=global_params,
         sees_data=recipe.images == "real",

@@ -32,7 +32,15 @@ from fedjax_ht.core.trees import Array, PyTree
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples
 from fedjax_ht.methods.shared.heads import head_of, rows_of
-from fedjax_ht.methods.shared.slicing import Mode, Plan, Slices, extract, make_plan, scatter_mean
+from fedjax_ht.methods.shared.slicing import (
+    Mode,
+    Plan,
+    Slices,
+    extract,
+    make_plan,
+    scatter_mean,
+    widest_first,
+)
 from fedjax_ht.methods.shared.supervised import own_classes, train_model
 from fedjax_ht.models.sliced import parameter_axes
 
@@ -177,10 +185,8 @@ def partial_training(
         return client, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
-        # Widest first, whatever the order of the buckets: sums of floats depend on the order.
-        widest_first = sorted(federation.buckets, key=lambda bucket: -bucket.width)
         slices = []
-        for bucket in widest_first:
+        for bucket in widest_first(federation):
             uplinks = received[bucket.name]
             slices.append(arrived_slices(federation, bucket.width, mode, uplinks, ctx, per_layer))
         widths = federation.global_model.module.base.channels(per_layer).widths

@@ -5,7 +5,7 @@ has training samples of.
 """
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,10 @@ from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import class_prototype_distance, sample_prototype_mse
 from fedjax_ht.methods.shared.supervised import Regulariser, own_classes
+from fedjax_ht.methods.shared.variants import Variant
 from fedjax_ht.ops import pairwise_distance
 
 RULES = ("prototype", "own_prototype", "head")  # of `scores`, the reported one first
-
-Variant = Literal["paper", "released"]
 
 
 class Form(NamedTuple):

@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import Array, PyTree
 from fedjax_ht.models.sliced import CLASSES, sliced_width
@@ -42,6 +44,12 @@ class Slices(NamedTuple):
     weights: jax.Array
     classes: jax.Array
     plan: Plan
+
+
+def widest_first(federation: Federation) -> list[Bucket]:
+    """Sorts the buckets by width, whatever their order in the federation: sums of floats depend on
+    the order."""
+    return sorted(federation.buckets, key=lambda bucket: -bucket.width)
 
 
 def make_plan(

@@ -10,7 +10,8 @@ from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.methods.dense import dense
 from fedjax_ht.methods.dfrd import dfrd
 from fedjax_ht.methods.fedftg import fedftg
-from fedjax_ht.methods.shared.distillation import Distillation, draw, make_generator
+from fedjax_ht.methods.shared.distillation import Distillation
+from fedjax_ht.methods.shared.image_generator import draw, make_generator
 from tests.federations import NUM_CLASSES, normed_federation, sliced_federation
 from tests.reference import dfrd as reference
 

@@ -13,13 +13,13 @@ from fedjax_ht.core.method import Context, Received
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.dense import batch_norm_loss, dense
-from fedjax_ht.methods.dfrd import dfrd
+from fedjax_ht.methods.dfrd import Synthetic, dfrd
 from fedjax_ht.methods.fedftg import fedftg
+from fedjax_ht.methods.shared.bases import Opinions, Server, Teachers
 from fedjax_ht.methods.shared.composition import losses_of
-from fedjax_ht.methods.shared.distillation import Distillation, Synthetic, draw, moving_average
-from fedjax_ht.methods.shared.ensemble import Opinions, Teachers
-from fedjax_ht.methods.shared.fine_tuning import Server, Uplink
-from fedjax_ht.models.conditional import Generated
+from fedjax_ht.methods.shared.distillation import Distillation
+from fedjax_ht.methods.shared.fine_tuning import Uplink
+from fedjax_ht.methods.shared.image_generator import Generated, draw, moving_average
 from tests import tiny
 from tests.federations import TRAINING
 from tests.methods.shared.distilling_by_hand import (

@@ -5,7 +5,7 @@ import numpy as np
 
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.methods.shared.ensemble import (
+from fedjax_ht.methods.shared.bases import (
     Teachers,
     ask,
     keep_present,
@@ -18,7 +18,8 @@ from fedjax_ht.models.norm import Norm
 from tests.federations import NUM_CLASSES, SHAPE, sliced_federation
 from tests.reference import dfrd as reference
 
-BUCKETS = sliced_federation().buckets
+FEDERATION = sliced_federation()
+BUCKETS = FEDERATION.buckets
 CLIENTS = (2, 3)  # of each bucket
 RNG = np.random.default_rng(0)
 IMAGES = RNG.normal(size=(6, *SHAPE)).astype(np.float32)
@@ -80,7 +81,7 @@ def test_each_teacher_is_asked_and_weighed_by_the_label():
         ), jnp.stack(answers)
 
     def fast(images, low_memory):
-        opinions = ask(BUCKETS, team, images, labels=LABELS, low_memory=low_memory)
+        opinions = ask(FEDERATION, team, images, labels=LABELS, low_memory=low_memory)
         return opinions.ensemble, opinions.logits
 
     def with_gradient(f):
@@ -105,7 +106,7 @@ def test_absent_teachers_are_never_read():
     team = Teachers(params, {}, *label_weights(jnp.ones((5, NUM_CLASSES)), present), present)
 
     def ensemble_of(images):
-        return ask(BUCKETS, team, images, labels=LABELS).ensemble
+        return ask(FEDERATION, team, images, labels=LABELS).ensemble
 
     assert np.isfinite(ensemble_of(IMAGES)).all()
     assert np.isfinite(jax.grad(lambda images: ensemble_of(images).sum())(IMAGES)).all()

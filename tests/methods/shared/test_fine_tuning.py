@@ -14,10 +14,12 @@ from fedjax_ht.core.federation import make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining, label_counts
 from fedjax_ht.core.method import Context
 from fedjax_ht.methods import METHODS, method_factory
+from fedjax_ht.methods.dense import dense
 from fedjax_ht.methods.dfrd import dfrd
-from fedjax_ht.methods.shared.bases import BASES, make_base
-from fedjax_ht.methods.shared.distillation import Distillation, make_generator
-from fedjax_ht.methods.shared.fine_tuning import Server, count, pictures
+from fedjax_ht.methods.shared.bases import BASES, Server, make_base
+from fedjax_ht.methods.shared.distillation import Distillation
+from fedjax_ht.methods.shared.fine_tuning import count, pictures
+from fedjax_ht.methods.shared.image_generator import make_generator
 from fedjax_ht.models.sliced import sliced_model
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
@@ -119,7 +121,7 @@ def test_labels_are_counted(kind):
     used = [np.asarray(label_counts(training, data, key, 4)) for key in keys]
     assert all(u.sum() == 6 for u in used) and not (used[0] == used[1]).all()
     seen = jnp.zeros(4, jnp.int32) if kind == "seen_so_far" else ()
-    run = jax.jit(lambda seen, key: count(kind, training, seen, data, key, 4))
+    run = jax.jit(lambda seen, key: count(kind, training, seen, data=data, key=key, num_classes=4))
     for number, key in enumerate(keys):
         seen, message = run(seen, key)
         want = {
@@ -167,6 +169,9 @@ def test_federations_that_it_cannot_run_on():
             make_sliced_federation(network, [0.5] * 2, SHAPE, NUM_CLASSES)
         )
     dfrd(TRAINING, base="fedavg").check(whole_federation())
+    with pytest.raises(ValueError, match="compares moments of batch norms, and the models have"):
+        dense(TRAINING, b_bn=1.0).check(sliced_federation())
+    dense(TRAINING, b_bn=1.0).check(normed_federation())
     with pytest.raises(ValueError, match="images have 65 pixels a side"):
         dfrd(TRAINING).check(make_sliced_federation(network, [1.0], (65, 65, 1), NUM_CLASSES))
 

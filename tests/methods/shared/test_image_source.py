@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 
 from fedjax_ht.methods import method_factory
-from fedjax_ht.methods.shared.distillation import Distillation, draw, init_generator, make_generator
-from fedjax_ht.methods.shared.image_source import draw_real, make_pool, settle
-from fedjax_ht.models.conditional import ConditionalGenerator
+from fedjax_ht.methods.shared.distillation import Distillation
+from fedjax_ht.methods.shared.image_generator import (
+    ConditionalGenerator,
+    draw,
+    draw_real,
+    init_generator,
+    make_generator,
+    make_pool,
+    settle,
+)
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation, make_trials
 from tests import tiny

@@ -14,13 +14,13 @@ from fedjax_ht.core.method import Context, Received
 from fedjax_ht.core.round import Channel
 from fedjax_ht.core.wire import Metadata, chain
 from fedjax_ht.methods import METHODS, method_factory
-from fedjax_ht.methods.dfrd import dfrd, student_loss
+from fedjax_ht.methods.dfrd import Synthetic, dfrd, student_loss
 from fedjax_ht.methods.shared.averaging import ModelUplink
+from fedjax_ht.methods.shared.bases import Opinions
 from fedjax_ht.methods.shared.composition import base_of, losses_of
-from fedjax_ht.methods.shared.distillation import Distillation, Synthetic
-from fedjax_ht.methods.shared.ensemble import Opinions
-from fedjax_ht.methods.shared.variants import FORMS, settled
-from fedjax_ht.models.conditional import Generated
+from fedjax_ht.methods.shared.distillation import FORMS, Distillation
+from fedjax_ht.methods.shared.image_generator import Generated
+from fedjax_ht.methods.shared.variants import settled
 from tests import tiny
 from tests.federations import TRAINING, sliced_federation, uniform_federation
 from tests.reference import dfrd as reference
@@ -112,7 +112,9 @@ def test_an_option_that_is_given_stays_in_either_form():
     """Also one that is given as the other variant has it."""
     for variant, other in (("paper", "released"), ("released", "paper")):
         for name, value in FORMS[other]._asdict().items():
-            assert settled(variant, {name: value if value is not None else "uniform"})[name] in (
+            assert settled(variant, {name: value if value is not None else "uniform"}, FORMS)[
+                name
+            ] in (
                 value,
                 "uniform",
             )
