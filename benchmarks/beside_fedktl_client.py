@@ -24,8 +24,8 @@ from fedjax_ht.core.method import ClientInfo, Context
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.generators.base import Card, Generator
 from fedjax_ht.methods.fedktl import fedktl
+from fedjax_ht.methods.shared.etf_classifier import simplex_etf
 from fedjax_ht.methods.shared.pairs import Pairs, draw_in_passes, first_projection
-from fedjax_ht.models.etf import simplex_etf
 from fedjax_ht.runner.cli import parse_flags
 from tests.tiny import client_data, linear_federation
 

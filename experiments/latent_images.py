@@ -30,8 +30,7 @@ from fedjax_ht.experiment.run_folder import read_run
 from fedjax_ht.generators import Generator, open_generator
 from fedjax_ht.generators.images import BATCH
 from fedjax_ht.generators.units import in_units
-from fedjax_ht.methods.shared.pair_server import Server
-from fedjax_ht.methods.shared.pair_sources import latents_of
+from fedjax_ht.methods.shared.pair_server import Server, latents_of
 from fedjax_ht.report.figures import save
 from fedjax_ht.report.plots import image_grid
 from fedjax_ht.report.table import Table

@@ -76,8 +76,7 @@ from fedjax_ht.methods.shared.etf_classifier import (
     represent,
     scores,
 )
-from fedjax_ht.methods.shared.pair_server import PairServer, init_pairs, pair_update
-from fedjax_ht.methods.shared.pair_sources import Source
+from fedjax_ht.methods.shared.pair_server import PairServer, Source, init_pairs, pair_update
 from fedjax_ht.methods.shared.pairs import Pairs, PairTraining, Transfer, clip_each, train_on_pairs
 from fedjax_ht.methods.shared.variants import Variant, settled
 
@@ -160,7 +159,7 @@ def fedktl(
         their classes.
       source: "labels" is ablation "+CS": no upload and no alignment; C random classes of a
         conditional generator. "valid" and "noise" are controls with fixed pairs, see
-        `shared.pair_sources`.
+        `shared.pair_server`.
 
     Returns:
       The method; its `check` refuses inputs that are no images, models whose heads cannot have the

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ht.losses import arcface_loss, cosines, kernel_means, mmd_loss
 from fedjax_ht.losses.mmd import BANDWIDTHS
-from fedjax_ht.models.etf import simplex_etf
+from fedjax_ht.methods.shared.etf_classifier import simplex_etf
 from tests.reference import fedktl as reference
 from tests.reference.gradients import numerical_gradient
 

@@ -2,11 +2,21 @@
 
 train F on the uploaded prototypes P (`shared.alignment`);  Qbar_c = mean of F(P_c);
 I_c = G_s(Qbar_c)
+
+A pair's source may be another one, as an ablation or a control of the transfer:
+
+labels: latents of random classes of a conditional generator, drawn anew in every round ("+CS" of
+        FedKTL's Table 7)
+valid:  one valid latent per class, drawn in the first round, and its image: pairs that belong
+        together, of no client's data
+noise:  noise for image and latent, drawn in the first round: pairs that do not belong together
+
+Nothing is then uploaded and F is not used; clients train on the pairs as on others.
 """
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +27,12 @@ from fedjax_ht.core.method import Context, Metrics, Received
 from fedjax_ht.core.trees import Array, PyTree
 from fedjax_ht.generators import Generator
 from fedjax_ht.generators.images import synthesise
-from fedjax_ht.generators.units import Weights, into
+from fedjax_ht.generators.units import SAMPLES, Weights, into
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.alignment import Alignment, FeatureTransformer, align, off_manifold
-from fedjax_ht.methods.shared.pair_sources import FIXED, Source, latents_of, noise_images
+
+Source = Literal["prototypes", "labels", "valid", "noise"]
+FIXED = ("valid", "noise")  # drawn once
 
 # (server, uplinks by bucket, context) -> (server, metrics)
 Update = Callable[["Server", dict[str, Received], Context], tuple["Server", Metrics]]
@@ -114,6 +126,38 @@ def pair_update(setup: PairServer) -> Update:
         return new._replace(images=images), metrics
 
     return update
+
+
+def latents_of(
+    source: Source, generator: Generator, frozen: PyTree, key: jax.Array, num_classes: int
+) -> jax.Array:
+    """Draws one latent per class.
+
+    Args:
+      source: the source of latents, "labels", "valid" or "noise"; those of "noise" are normal, with
+        the mean and the deviations of valid latents.
+      generator: the generator that draws valid latents.
+      frozen: the generator's variables.
+      key: the key of the draws.
+      num_classes: number of classes, C.
+
+    Returns:
+      float32 [C, H].
+    """
+    if source == "labels":
+        assert generator.conditional is not None  # the method has refused other generators
+        classes = jax.random.permutation(jax.random.key(0), generator.num_labels)[:num_classes]
+        return generator.conditional(frozen, key, classes)
+    if source == "valid":
+        return generator.sample_w(frozen, key, num_classes)
+    w = generator.sample_w(frozen, key, SAMPLES)
+    noise = jax.random.normal(jax.random.fold_in(key, 1), (num_classes, w.shape[1]))
+    return w.mean(0) + w.std(0) * noise
+
+
+def noise_images(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Draws images of independent numbers, uniform in [0, 1): float32 of this shape."""
+    return jax.random.uniform(jax.random.fold_in(key, 2), shape)
 
 
 def _latents_of_source(
