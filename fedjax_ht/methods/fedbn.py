@@ -25,7 +25,7 @@ from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.methods.shared.architectures import init_parts, mean_parts, part_for
+from fedjax_ht.methods.shared.architectures import sharing
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.norms import filled_in, norm_paths, without
 from fedjax_ht.methods.shared.supervised import train_model
@@ -45,30 +45,20 @@ def fedbn(training: LocalTraining, weighting: Weighting = "samples") -> Method:
       weighting: weights of the mean, the clients' numbers of training samples or equal.
     """
 
-    def init_server(federation, key):
-        return init_parts(federation, key, outside_norms)
-
-    def broadcast(federation, bucket, server, ctx):
-        return part_for(federation, bucket, server, part=outside_norms)
-
-    def receive(bucket, client, downlink, data, ctx):
-        return client | {"params": filled_in(client["params"], downlink)}
+    shared = sharing(outside_norms, filled_in)
 
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)
         part = outside_norms(bucket, client["params"])
         return client, ModelUplink(part, sent_samples(ctx, weighting)), {"loss": result.loss}
 
-    def server_update(federation, server, received, ctx):
-        return mean_parts(federation, server, received, part=outside_norms), {}
-
     return Method(
         name="fedbn",
         training=training,
-        init_server=init_server,
-        broadcast=broadcast,
-        receive=receive,
+        init_server=shared.init_server,
+        broadcast=shared.broadcast,
+        receive=shared.receive,
         client_update=client_update,
-        server_update=server_update,
+        server_update=shared.server_update,
         wire=Wire(server_reads="sums"),
     )

@@ -26,7 +26,7 @@ from fedjax_ht.core.annotations import Count
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
-from fedjax_ht.methods.shared.architectures import extractor, init_parts, mean_parts, part_for
+from fedjax_ht.methods.shared.architectures import share_extractors
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.parts import train_part
 
@@ -45,15 +45,7 @@ def fedrep(
       weighting: weights of the mean, the clients' numbers of training samples or equal.
     """
     of_head = dataclasses.replace(training, epochs=head_epochs, steps=None)
-
-    def init_server(federation, key):
-        return init_parts(federation, key, extractor)
-
-    def broadcast(federation, bucket, server, ctx):
-        return part_for(federation, bucket, server, part=extractor)
-
-    def receive(bucket, client, downlink, data, ctx):
-        return client | {"params": client["params"] | {"base": downlink}}
+    shared = share_extractors()
 
     def client_update(bucket, client, downlink, data, ctx):
         client, _ = train_part(of_head, "head", bucket, client, data, key=ctx.key)
@@ -62,16 +54,13 @@ def fedrep(
         uplink = ModelUplink(client["params"]["base"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
-    def server_update(federation, server, received, ctx):
-        return mean_parts(federation, server, received, part=extractor), {}
-
     return Method(
         name="fedrep",
         training=training,
-        init_server=init_server,
-        broadcast=broadcast,
-        receive=receive,
+        init_server=shared.init_server,
+        broadcast=shared.broadcast,
+        receive=shared.receive,
         client_update=client_update,
-        server_update=server_update,
+        server_update=shared.server_update,
         wire=Wire(server_reads="sums"),
     )

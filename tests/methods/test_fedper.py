@@ -10,7 +10,9 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Received
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.fedper import Uplink, extractor_groups, fedper
+from fedjax_ht.methods.fedper import fedper
+from fedjax_ht.methods.shared.architectures import extractor, groups_of
+from fedjax_ht.methods.shared.averaging import ModelUplink
 from fedjax_ht.models import SplitModel, mlp
 from fedjax_ht.models.heads import DenseHead
 from fedjax_ht.models.layers import Linear
@@ -60,7 +62,7 @@ def test_a_client_trains_the_global_extractor_with_its_own_head(weighting):
     for name, value in tiny.flat_params(trained["params"]).items():
         np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
-    jax.tree.map(np.testing.assert_array_equal, uplink.base, trained["params"]["base"])
+    jax.tree.map(np.testing.assert_array_equal, uplink.params, trained["params"]["base"])
     if weighting == "samples":
         assert uplink.num_samples.value == ctx.info.num_samples
     else:
@@ -73,7 +75,7 @@ def received_of(federation, rows, counts, arrived):
     for bucket in federation.buckets:
         ids = list(federation.members(bucket))
         present = np.array([i in arrived for i in ids])
-        (group,) = (g for g, b in enumerate(extractor_groups(federation)) if bucket in b)
+        (group,) = (g for g, b in enumerate(groups_of(federation, extractor)) if bucket in b)
 
         def stacked(*xs, present=present):
             flags = present.reshape(-1, *[1] * xs[0].ndim)
@@ -82,14 +84,14 @@ def received_of(federation, rows, counts, arrived):
         base = jax.tree.map(stacked, *[rows[group][i] for i in ids])
         numbers = Metadata(jnp.array([counts[i] for i in ids]))
         info = tiny.infos(ids, [counts[i] for i in ids])
-        received[bucket.name] = Received(Uplink(base, numbers), info, jnp.asarray(present))
+        received[bucket.name] = Received(ModelUplink(base, numbers), info, jnp.asarray(present))
     return received
 
 
 @pytest.mark.parametrize("order", [("other", "plain", "deep"), ("deep", "plain", "other")])
 def test_extractors_of_one_architecture_are_averaged_whatever_their_heads(order):
     federation, counts, arrived = three_buckets(order), [3, 5, 0, 2, 1, 7], (1, 2, 4, 5)
-    assert [sorted(b.name for b in group) for group in extractor_groups(federation)] == [
+    assert [sorted(b.name for b in group) for group in groups_of(federation, extractor)] == [
         ["other"],
         ["deep", "plain"],
     ]

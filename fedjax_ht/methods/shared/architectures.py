@@ -3,6 +3,7 @@ shapes, whatever else their models have."""
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 
@@ -84,6 +85,52 @@ def receive_model(
 ) -> PyTree:
     """Replaces the parameters of a client's model by the downlink; a `Method.receive`."""
     return client | {"params": downlink}
+
+
+class Sharing(NamedTuple):
+    """Functions of a `Method` whose clients average a part of their models."""
+
+    init_server: Callable
+    broadcast: Callable
+    receive: Callable
+    server_update: Callable
+
+
+def sharing(part: Part, put: Callable[[PyTree, PyTree], PyTree]) -> Sharing:
+    """Makes the functions of a method whose clients average a part of their models.
+
+    The server's state is a list of one part for each group of `groups_of`, the downlink the group's
+    part, and the uplink an `averaging.ModelUplink` of it.
+
+    Args:
+      part: the part that is shared.
+      put: (parameters of a client's model, the shared ones) -> its parameters with these.
+    """
+
+    def init_server(federation, key):
+        return init_parts(federation, key, part)
+
+    def broadcast(federation, bucket, server, ctx):
+        return part_for(federation, bucket, server, part=part)
+
+    def receive(bucket, client, downlink, data, ctx):
+        return client | {"params": put(client["params"], downlink)}
+
+    def server_update(federation, server, received, ctx):
+        return mean_parts(federation, server, received, part=part), {}
+
+    return Sharing(
+        init_server=init_server, broadcast=broadcast, receive=receive, server_update=server_update
+    )
+
+
+def share_extractors() -> Sharing:
+    """Makes the functions of a method whose clients average their feature extractors."""
+
+    def put(params, base):
+        return params | {"base": base}
+
+    return sharing(extractor, put)
 
 
 def mean_parts(
