@@ -60,7 +60,7 @@ COMPOSED = ("fedrolex+dfrd", "feddropout+fedftg", "heterofl+dense", "heterofl+df
 
 @functools.cache
 def samples() -> tuple[Dataset, Partition]:
-    """The images, brighter from class to class, and who holds which; nobody holds the last ten."""
+    """The images, brighter from class to class, and who holds which; the last ten are public."""
     rng = np.random.default_rng(0)
     labels, partition = [], []
 
@@ -75,7 +75,9 @@ def samples() -> tuple[Dataset, Partition]:
     take(rng.integers(0, NUM_CLASSES, 10))
     y = np.array(labels, np.int32)
     x = rng.integers(0, 80, (len(y), *SHAPE)) + 40 * y[:, None, None, None]
-    return Dataset("toy", x.astype(np.uint8), y, tuple("abcde")), tuple(partition)
+    public = np.arange(len(y) - 10, len(y))
+    dataset = Dataset("toy", x.astype(np.uint8), y, tuple("abcde"), public=public)
+    return dataset, tuple(partition)
 
 
 def mixed_federation(reverse: bool = False) -> Federation:

@@ -66,6 +66,9 @@ class DatasetConfig:
       normalisation: Scale of pixels. "half" maps them to [-1, 1]; data/moments.py has the others.
       shift: Domains of the images, such as rotate/4 or corrupt/3, by partition.seed; "": one domain
         (data/shift.py).
+      public: Public set, which server and clients have beside their own samples: hold_out:0.1, a
+        share held out of this set, or the name of another data set; "": none
+        (docs/public_data.md).
       seen_before: Permission for a pre-trained part of a method to have been trained on this data
         set.
     """
@@ -82,6 +85,7 @@ class DatasetConfig:
     subset: OptionalCount = None
     normalisation: Normalisation = "half"
     shift: OptionalText = None
+    public: OptionalText = None
     seen_before: bool = False
 
 

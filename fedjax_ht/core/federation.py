@@ -16,6 +16,19 @@ from fedjax_ht.core.trees import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
+class PublicSet:
+    """The size of the public set, which the server and all clients have; its samples are data.
+
+    Attributes:
+      samples: number of samples.
+      is_labelled: True if its samples have labels, of the federation's own classes.
+    """
+
+    samples: int
+    is_labelled: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
 class Federation:
     """The buckets in order, and the bucket of every client.
 
@@ -25,12 +38,14 @@ class Federation:
         run from 0 to num_clients - 1.
       num_classes: classes of the task.
       global_model: a model that only the server holds, as a bucket without clients; None without.
+      public: the public set; None without. A simulation sets it by its data.
     """
 
     buckets: tuple[Bucket, ...]
     assignment: tuple[int, ...]
     num_classes: int
     global_model: Bucket | None = None
+    public: PublicSet | None = None
 
     @property
     def num_clients(self) -> int:
@@ -54,6 +69,12 @@ class Federation:
         """The global model, of a federation that has one."""
         assert self.global_model is not None
         return self.global_model
+
+    @property
+    def public_set(self) -> PublicSet:
+        """The public set, of a federation that has one."""
+        assert self.public is not None
+        return self.public
 
     @property
     def feature_dim(self) -> int:

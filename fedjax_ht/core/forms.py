@@ -14,7 +14,7 @@ from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import ClientInfo, Method
 from fedjax_ht.core.programs import influences, union
 from fedjax_ht.core.round import Channel, ClientResult, client_step, receive, send
-from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import payload_leaves
@@ -105,7 +105,7 @@ def _data_form(bucket: Bucket) -> Data:
         inputs=zeros(bucket.input_shape),
         labels=np.zeros(1, np.int32),
         preprocess=usual_rule(bucket.input_shape),
-        splits=dict.fromkeys(("train", "val", "test"), none),
+        splits=dict.fromkeys(("train", "val", "test", PUBLIC), none),
     )
 
 

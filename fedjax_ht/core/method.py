@@ -57,8 +57,9 @@ class Context(NamedTuple):
       shared_key: a key folded from (seed, round) alone, the same for the server and all clients:
         server_update can repeat a draw of broadcast from this key and the client's id. None for
         init_client.
-      data: all clients' training samples as the split "train", for the server_update of a method
-        with `Method.sees_data`; else None.
+      data: data for the server_update of a method that reads any, else None: the public set as the
+        split "public" (`Method.public_samples`), and all clients' training samples as the split
+        "train" (`Method.sees_data`).
     """
 
     key: Array
@@ -110,6 +111,16 @@ def predict_by_head(
 
 def always_fits(federation: Federation) -> None:
     """Takes any federation; the default `check`."""
+
+
+def no_stats(server: PyTree) -> PyTree:
+    """Returns no batch statistics; the default `global_stats`."""
+    return {}
+
+
+def global_model(federation: Federation) -> Bucket | None:
+    """Returns the model that only the server holds, if any; the default `global_bucket`."""
+    return federation.global_model
 
 
 class Wire(NamedTuple):
@@ -194,12 +205,18 @@ class Method(NamedTuple):
         num_classes]}.
       rules: the rules that `predict` returns; the first is the one the method reports. (A dict
         forgets its order when it passes through jit.)
-      global_params: (server) -> parameters of `Federation.global_model`, whose own head is scored
-        on all clients' test samples; or None.
+      global_params: (server) -> parameters of the server's own model, whose own head is scored on
+        all clients' test samples; or None.
+      global_stats: (server) -> its batch statistics; {} by default.
+      global_bucket: (federation) -> the bucket of its architecture, by default
+        `Federation.global_model`; None where nothing is scored.
       check: (federation) -> None; raises a one-line ValueError, before any compilation, where the
         method cannot run.
       sees_data: True for a control whose server_update reads the clients' training samples,
         `Context.data`: no real server could run it.
+      public_samples: number of samples of the public set that a round uses, of which there must be
+        as many; clients and server then have it as the split "public" of their data, and
+        `Federation.public` is its size. 0 for methods that read none.
       vary: (settings) -> this method with other numbers, such as a learning rate or a lambda, which
         may be traced: one program then serves many of them. See `varied`; None without any.
       wire: the meaning of its messages.
@@ -231,8 +248,11 @@ class Method(NamedTuple):
     predict: Callable = predict_by_head
     rules: tuple[str, ...] = ("head",)
     global_params: Callable | None = None
+    global_stats: Callable = no_stats
+    global_bucket: Callable[[Federation], Bucket | None] = global_model
     check: Callable = always_fits
     sees_data: bool = False
+    public_samples: int = 0
     vary: Callable[[PyTree], "Method"] | None = None
     wire: Wire = Wire()
     view: View = View()

@@ -13,9 +13,9 @@ from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.method import ClientInfo, Context, Method, Metrics
-from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.states import any_state
-from fedjax_ht.core.trees import Array, PyTree, select
+from fedjax_ht.core.trees import Array, PyTree, select, take
 
 
 class Participant(NamedTuple):
@@ -97,11 +97,15 @@ def call_directly(stage: str, fn: Callable, *arguments: PyTree) -> PyTree:
 def view(data: Data, participant: Participant) -> Data:
     """Returns the bucket's stacked data as one client sees it; padding has no samples."""
 
-    def of_client(split: Split) -> Split:
-        count = jnp.where(participant.valid, split.count[participant.member], 0)
-        return Split(split.indices[participant.member], count)
+    def of_client(name: str, split: Split) -> Split:
+        # There is one public set, and not one for each client.
+        if name != PUBLIC:
+            split = take(split, participant.member)
+        return split._replace(count=jnp.where(participant.valid, split.count, 0))
 
-    return data._replace(splits={name: of_client(split) for name, split in data.splits.items()})
+    return data._replace(
+        splits={name: of_client(name, split) for name, split in data.splits.items()}
+    )
 
 
 def without_samples(data: Data) -> Data:

@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from fedjax_ht.core.trees import Array, PyTree
 
+PUBLIC = "public"
+"""The split of `Data.splits` that the server and all clients have, of methods that read it."""
+
 
 class Split(NamedTuple):
     """One client's share of a data set.
@@ -26,7 +29,8 @@ class Data(NamedTuple):
         pytree of such arrays.
       labels: int32 [N].
       preprocess: (inputs of a batch) -> the model's input, see `core.inputs`.
-      splits: {"train" | "val" | "test" | ...: Split}.
+      splits: {"train" | "val" | "test" | ...: Split}; of a method that reads a public set also
+        `PUBLIC`, the same for all clients.
       round: int32 scalar, the round, in client_update, where training in stored order reads it (see
         `LocalTraining.steps`); () elsewhere.
       trainer: a `jax.tree_util.Partial` that trains in place of `local_training.train`, with its

@@ -11,13 +11,14 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.federation import Federation, PublicSet
 from fedjax_ht.core.inputs import described
-from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.trees import take
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.indices import checked_partition
 from fedjax_ht.data.partition.notes import check_split, split_notes
+from fedjax_ht.data.public import check_apart
 from fedjax_ht.data.standardise import is_pending, scale_doubt, standardised
 
 
@@ -32,11 +33,15 @@ class FederationData(NamedTuple):
       counts: numbers of samples, split name -> int64 [num_clients].
       pooled: "train" and "test" -> every client's samples as one split, for a model that only the
         server holds.
+      public: the public samples as one split; None without.
+      public_set: number of public samples, and whether they have labels; None without.
     """
 
     buckets: dict[str, Data]
     counts: dict[str, np.ndarray]
     pooled: dict[str, Split]
+    public: Split | None = None
+    public_set: PublicSet | None = None
 
 
 @checked
@@ -107,7 +112,20 @@ def arranged(dataset: Dataset, partition: Partition, federation: Federation) -> 
             # One length for all, so that one program serves as many splits as it can.
             stacked[name] = stack([indices[i] for i in members], length)
         buckets[bucket.name] = Data(dataset.inputs, dataset.labels, dataset.preprocess, stacked)
-    return FederationData(buckets, counts, pooled)
+    public = None
+    if dataset.public is not None:
+        public = Split(dataset.public.astype(np.int32), np.int32(len(dataset.public)))
+    return FederationData(buckets, counts, pooled, public, dataset.public_set)
+
+
+def with_public(data: FederationData) -> FederationData:
+    """Returns the data with the public set, if there is one, among the splits of every bucket."""
+    if data.public is None:
+        return data
+    buckets = {}
+    for name, bucket in data.buckets.items():
+        buckets[name] = bucket._replace(splits=bucket.splits | {PUBLIC: data.public})
+    return data._replace(buckets=buckets)
 
 
 _SPLITS = ("train", "val", "test")
@@ -124,6 +142,7 @@ def _check_fit(dataset: Dataset, partition: Partition, federation: Federation) -
             f"{dataset.name} has {dataset.num_classes} classes, the federation "
             f"{federation.num_classes}; make it with num_classes={dataset.num_classes}"
         )
+    check_apart(dataset, partition)
     for bucket in federation.buckets:
         if bucket.input_shape != dataset.input_shape:
             raise ValueError(
@@ -155,7 +174,7 @@ def join_trials(trials: Sequence[FederationData]) -> FederationData:
         counts[name] = np.stack([trial.counts[name] for trial in trials])
     for name in first.pooled:
         pooled[name] = _join([trial.pooled[name] for trial in trials], np.stack)
-    return FederationData(buckets, counts, pooled)
+    return first._replace(buckets=buckets, counts=counts, pooled=pooled)
 
 
 def _check_same_rule(first: FederationData, other: FederationData) -> None:
@@ -168,6 +187,13 @@ def _check_same_rule(first: FederationData, other: FederationData) -> None:
                 "share their samples; standardise the dataset before: "
                 "fl.standardised(dataset, *partitions)"
             )
+    if (first.public is None) != (other.public is None) or not all(
+        map(np.array_equal, first.public or (), other.public or ())
+    ):
+        raise ValueError(
+            "trials have different public sets, and all trials of a program share one; hold it "
+            "out once, before the splits"
+        )
 
 
 def _join(splits: Sequence[Split], combine: Callable) -> Split:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_ht.core.annotations import Count, allows
 from fedjax_ht.core.bounds import check_value
+from fedjax_ht.core.federation import PublicSet
 from fedjax_ht.core.inputs import (
     AsStored,
     InputShape,
@@ -56,6 +57,9 @@ class Dataset:
         None. Text is numbered in sorted order.
       vocabulary: number of token ids of a set of texts, all of which are in [0, vocabulary); else
         None.
+      public: indices of samples that the server and all clients know and no client owns, ascending;
+        None without. See `data.public`.
+      public_is_labelled: True if the labels of public samples are theirs; else nothing reads them.
       reading: the record of the reading of its files. A set that is made of arrays in memory has no
         reading yet: oddities in it are logged once.
     """
@@ -69,6 +73,8 @@ class Dataset:
     clients: Partition | None = None
     groups: np.ndarray | None = None
     vocabulary: int | None = None
+    public: np.ndarray | None = None
+    public_is_labelled: bool = True
     reading: Reading | None = None
 
     def __post_init__(self):
@@ -113,6 +119,9 @@ class Dataset:
             parts["groups"] = _checked_groups(self.name, self.groups, labels)
         if self.clients is not None:
             parts["clients"] = checked_partition(self.name, self.clients, len(labels))
+        if self.public is not None:
+            sets = {"public": self.public}
+            parts |= checked_sets(self.name, sets, len(labels))
         if self.official:
             parts["official"] = checked_sets(f"{self.name}: official", self.official, len(labels))
         return parts
@@ -124,6 +133,13 @@ class Dataset:
         if isinstance(self.preprocess, Pixels):
             lines += byte_doubts(self.inputs)
         return lines
+
+    @property
+    def public_set(self) -> PublicSet | None:
+        """The size of the public set, None without."""
+        if self.public is None:
+            return None
+        return PublicSet(len(self.public), self.public_is_labelled)
 
     @property
     def num_classes(self) -> int:

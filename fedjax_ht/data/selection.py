@@ -29,7 +29,7 @@ def subset(dataset: Dataset, count: int, seed: int) -> Dataset:
             "to 0"
         )
     kept = np.sort(np.random.default_rng(seed).permutation(len(dataset.labels))[:count])
-    return _selected(dataset, kept, dataset.labels, dataset.class_names)
+    return of_samples(dataset, kept)
 
 
 def of_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
@@ -49,6 +49,11 @@ def of_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
     label[[dataset.class_names.index(name) for name in names]] = np.arange(len(names))
     labels = label[dataset.labels]
     return _selected(dataset, np.flatnonzero(labels >= 0), labels, tuple(names))
+
+
+def of_samples(dataset: Dataset, kept: np.ndarray) -> Dataset:
+    """Selects the samples at indices `kept`, ascending."""
+    return _selected(dataset, kept, dataset.labels, dataset.class_names)
 
 
 def _check_classes(dataset: Dataset, names: Sequence[str]) -> None:
@@ -73,6 +78,9 @@ def _selected(
         positions = position[index]
         official[name] = positions[positions >= 0]
     groups = None if dataset.groups is None else dataset.groups[kept]
+    public = dataset.public
+    if public is not None:
+        public = position[public][position[public] >= 0]
     return dataclasses.replace(
         dataset,
         inputs=jax.tree.map(lambda x: x[kept], dataset.inputs),
@@ -80,4 +88,5 @@ def _selected(
         class_names=class_names,
         official=official,
         groups=groups,
+        public=public,
     )

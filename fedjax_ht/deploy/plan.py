@@ -96,6 +96,11 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
             f"the server of {method.name} reads the clients' samples, which no real server can; "
             "choose another method"
         )
+    if method.public_samples:
+        raise ValueError(
+            f"{method.name} reads a public set, which a deployment does not carry to its clients "
+            "yet; choose another method, or simulate"
+        )
     check_scores(settled.config, options.privacy)
     if secure_sums:
         _check_secure_sums(method, entry.options, options)
@@ -119,6 +124,7 @@ def _check_simulated_fields(config: Config) -> None:
         ("attack.kind", plain["attack"]["kind"], "none"),
         ("dataset.normalisation", config.dataset.normalisation, "half"),
         ("dataset.shift", plain["dataset"]["shift"], ""),
+        ("dataset.public", plain["dataset"]["public"], ""),
         ("evaluate.participants", config.evaluate.participants, 1),
         ("profile", config.profile, False),
         ("devices_profile", plain["devices_profile"], to_plain(DevicesConfig())),

@@ -1,5 +1,6 @@
 """Builds the objects of a run from its config; finds every mistake before anything is compiled."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -8,12 +9,14 @@ from fedjax_ht.configs.sections import Config, DatasetConfig, PartitionConfig, T
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.public_set import require_public_set
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.moments import normalised
 from fedjax_ht.data.partition import check_partition, make_partition
 from fedjax_ht.data.partition.notes import check_split
+from fedjax_ht.data.public import beside, held_out, hold_out_share
 from fedjax_ht.data.selection import of_classes, subset
 from fedjax_ht.data.shift import shifted
 from fedjax_ht.data.sources import load_dataset
@@ -64,6 +67,7 @@ def build(config: AnyConfig, begun: bool = False, trust: bool = True) -> Experim
     dataset = make_dataset(config.dataset, config.partition, recipes)
     federations = make_federations(config, configs, dataset, begun)
     for label, method in methods.items():
+        require_public_set(method, federations[label])
         private(method, options.privacy).check(federations[label])
         if options.profile is not None:
             options.profile.check(method, config.partition.num_clients)
@@ -118,9 +122,23 @@ def make_dataset(
         dataset = subset(dataset, config.subset, partition.seed)
     if config.shift:
         dataset = shifted(dataset, config.shift, partition.seed)
+    if config.public:
+        dataset = with_public_set(dataset, config, partition.seed)
     num_classes = dataset.num_classes
     check_partition(partition.kind, partition.num_clients, num_classes, **partition.options)
     return dataset
+
+
+def with_public_set(dataset: Dataset, config: DatasetConfig, seed: int) -> Dataset:
+    """Returns the dataset with the public set of `config.public`: a share held out by the seed, or
+    all samples of another set, at the dataset's own size of images and texts."""
+    public = config.public or ""
+    share = hold_out_share(public)
+    if share is not None:
+        return held_out(dataset, share, seed)
+    return beside(
+        dataset, load_dataset(public, config.data_dir, config.image_size, config.text_length)
+    )
 
 
 def make_federations(
@@ -139,7 +157,8 @@ def make_federations(
         if memory is not None:  # how much of it training takes depends on the recipe
             key += repr(entry_config.training)
         if key not in built:
-            built[key] = make_clients(entry_config, dataset, memory, begun)
+            clients = make_clients(entry_config, dataset, memory, begun)
+            built[key] = dataclasses.replace(clients, public=dataset.public_set)
         federations[label] = built[key]
     return federations
 

@@ -16,6 +16,12 @@ def notes(experiment: Experiment) -> list[str]:
         place = f"split of trial {trial}: " if len(splits) > 1 else "split: "
         for note in split_notes(experiment.dataset, experiment.partitions[trial]):
             lines.append(f"{place}{note}")
+    public = experiment.dataset.public_set
+    if public is not None and not any(m.public_samples for m in experiment.methods.values()):
+        lines.append(
+            f"{public.samples} samples are public (dataset.public), and no method of this run "
+            "reads them: clients have that many samples less"
+        )
     counts = np.array([[len(c.train) for c in clients] for clients in experiment.partitions])
     for label, method in experiment.methods.items():
         lines += batch_notes(experiment.federations[label], method.training, counts)

@@ -9,8 +9,10 @@ from fedjax_ht.configs.sections import Config, DatasetConfig, PartitionConfig
 from fedjax_ht.core.annotations import MAX_SEED, Rest
 from fedjax_ht.core.bounds import check_value
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.public_set import lacks_public_set
 from fedjax_ht.core.user_code import names_user_function
 from fedjax_ht.data.partition import check_partition, partition_options
+from fedjax_ht.data.public import HOLD_OUT, hold_out_share
 from fedjax_ht.data.shift import parse_shift
 from fedjax_ht.data.sources import dataset_names, unknown_dataset
 from fedjax_ht.experiment.entries import Entry, as_run, entries_of
@@ -72,6 +74,9 @@ def settle(config: AnyConfig, trust: bool = True) -> Settled:
         label: make_method(entry, configs[label].training) for label, entry in entries.items()
     }
     check_data(config.dataset, config.partition)
+    for method in methods.values():
+        if method.public_samples and not config.dataset.public:
+            raise ValueError(lacks_public_set(method))
     return Settled(
         config=config, options=options, entries=entries, configs=configs, methods=methods
     )
@@ -117,3 +122,20 @@ def check_data(dataset: DatasetConfig, partition: PartitionConfig) -> None:
     check_partition(partition.kind, partition.num_clients, None, **partition.options)
     if dataset.shift:
         parse_shift(dataset.shift)
+    if dataset.public:
+        check_public(dataset)
+
+
+def check_public(dataset: DatasetConfig) -> None:
+    """Checks the name of the public set, or the share that is held out for it."""
+    name = dataset.public or ""
+    if hold_out_share(name) is not None:
+        return
+    if name == dataset.name:
+        raise ValueError(
+            f"dataset.public is {name!r}, the clients' own set, whose samples they test on; take "
+            f"{HOLD_OUT}0.1, or another set"
+        )
+    if ":" not in name and name not in dataset_names():
+        reason = unknown_dataset(name, dataset.data_dir)
+        raise ValueError(f"dataset.public: {reason}; or {HOLD_OUT}0.1 for a share of the samples")

@@ -22,7 +22,7 @@ from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import abstract, on_device
 from fedjax_ht.core.method import ClientInfo, Context, Method
-from fedjax_ht.core.samples import Data
+from fedjax_ht.core.samples import PUBLIC, Data
 from fedjax_ht.core.states import any_state
 from fedjax_ht.metrics.program_flops import program_flops
 
@@ -43,6 +43,8 @@ def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: D
 def work_flops(work: ClosedJaxpr, data: Data) -> np.ndarray:
     """Counts FLOPs of `bucket_work` for the bucket's n clients, float64 [n]."""
     counts = {name: np.asarray(split.count) for name, split in data.splits.items()}
+    if PUBLIC in counts:  # one for all clients
+        counts[PUBLIC] = np.full_like(counts["train"], counts[PUBLIC])
     # Zeros give [n] where FLOPs are the same for all clients.
     return np.zeros(len(counts["train"])) + program_flops(work, jax.tree.leaves(counts))
 
@@ -56,8 +58,10 @@ def data_form(data: Data) -> Data:
     def whole_form(x):
         return on_device(x.shape, x.dtype)
 
-    shared = jax.tree.map(whole_form, data._replace(splits={}))
-    return shared._replace(splits=jax.tree.map(client_form, data.splits))
+    splits = {}
+    for name, split in data.splits.items():
+        splits[name] = jax.tree.map(whole_form if name == PUBLIC else client_form, split)
+    return jax.tree.map(whole_form, data._replace(splits={}))._replace(splits=splits)
 
 
 def bucket_work(method: Method, federation: Federation, bucket: Bucket, data: Data) -> ClosedJaxpr:

@@ -109,6 +109,7 @@ def compiled_round(program: Program) -> Round:
         devices=program.devices,
         attackers=attackers(program.options[0].attack, program.federation.num_clients),
         epsilons=functools.partial(epsilons, program),
+        public_bytes=program.public_bytes,
     )
 
 

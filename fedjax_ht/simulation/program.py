@@ -14,9 +14,10 @@ from fedjax_ht.core.evaluation import EvaluationRequest
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.public_set import require_public_set
+from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.data.client_data import FederationData
+from fedjax_ht.data.client_data import FederationData, with_public
 from fedjax_ht.metrics.flops import data_form, work_flops
 from fedjax_ht.simulation.engine import Blueprint, BucketPrograms, Engine, make_engine
 from fedjax_ht.simulation.options import SimulationOptions
@@ -52,7 +53,7 @@ class Program(NamedTuple):
       seeds: the root seed of each trial, uint32 [trials], NumPy.
       settings: the method's values that vary over trials, NumPy with a leading axis [trials]; ()
         where none varies.
-      samples: the data without its splits, on all devices.
+      samples: the data without the clients' splits, on all devices.
       clients: bucket name -> its clients.
       after_training: the request that scores a round's participants before anything comes down.
       nothing: the request that scores nothing.
@@ -89,6 +90,18 @@ class Program(NamedTuple):
         return self.data.counts["train"]
 
     @property
+    def public_bytes(self) -> int | None:
+        """Bytes of the public set's stored samples, and of its labels where these are known; None
+        for methods that read none."""
+        public = self.federation.public
+        if public is None:
+            return None
+        arrays = [*jax.tree.leaves(self.samples.inputs)]
+        if public.is_labelled:
+            arrays.append(self.samples.labels)
+        return public.samples * sum(x.nbytes // len(x) for x in arrays)
+
+    @property
     def devices(self) -> Devices:
         """The clients' simulated devices."""
         return Devices(
@@ -112,6 +125,7 @@ def bind(
     """Binds the parts that a run keeps. Arguments as of `simulation.make_trials`, the data of all
     trials joined."""
     numbers = _checked_settings(method, settings, len(seeds), len(data.counts["train"]))
+    federation, data = _for_method(method, federation, data)
     mesh = client_mesh(options.devices)
     blueprint = Blueprint(
         method=method,
@@ -134,18 +148,16 @@ def bind(
         options.profile.check(engine.method, federation.num_clients)
     if options.privacy is not None:
         accounting()
-    samples = share(mesh, next(iter(data.buckets.values()))._replace(splits={}))
+    public = {} if federation.public is None else {PUBLIC: data.public}
+    samples = share(mesh, next(iter(data.buckets.values()))._replace(splits=public))
     root_seeds = np.array(seeds, np.uint32)
     pretrained, pooled = collect(mesh, (method.pretrained.variables, data.pooled))
     on_server = collect(mesh, {"seeds": root_seeds, "settings": numbers})
-    shown, server_samples = {}, ()
-    if method.sees_data:
-        shown, server_samples = {"train": pooled["train"]}, server_copy(samples)
     server = Server(
         step=engine.serve,
         pretrained=pretrained,
-        shown=shown,
-        samples=server_samples,
+        shown={"train": pooled["train"]} if method.sees_data else {},
+        samples=server_copy(samples) if method.sees_data or public else (),
         **on_server,
     )
     rosters = make_rosters(federation, data.counts["train"], method.training, options, mesh)
@@ -177,6 +189,18 @@ def bind(
         pooled=pooled,
         flops=functools.cache(functools.partial(client_flops, engine, federation, data)),
     )
+
+
+def _for_method(
+    method: Method, federation: Federation, data: FederationData
+) -> tuple[Federation, FederationData]:
+    """Returns the federation and the data with the public set, for a method that reads one;
+    programs of other methods know of none."""
+    if not method.public_samples:
+        return dataclasses.replace(federation, public=None), data
+    federation = dataclasses.replace(federation, public=data.public_set)
+    require_public_set(method, federation)
+    return federation, with_public(data)
 
 
 def _scored_splits(data: FederationData, options: SimulationOptions) -> tuple[str, ...]:

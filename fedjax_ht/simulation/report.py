@@ -56,6 +56,8 @@ class RoundReport(NamedTuple):
         `outliers.without_outliers`; they count as arrived.
       miscounted: ids of clients whose upload the server left out for its counts, ascending, see
         `counts.without_miscounted`; they count as arrived.
+      public_bytes: bytes of the public set that clients are given which the server reaches for the
+        first time; in neither `uplink` nor `downlink`. None for methods that read none.
       stages: "train", "score", "serve", "host" -> seconds, of all trials together; None unless
         `SimulationOptions.time_stages`.
     """
@@ -78,6 +80,7 @@ class RoundReport(NamedTuple):
     epsilon: float | None = None
     refused: tuple[int, ...] = ()
     miscounted: tuple[int, ...] = ()
+    public_bytes: int | None = None
     stages: dict[str, float] | None = None
 
 

@@ -51,6 +51,7 @@ class Round(NamedTuple):
       devices: the clients' simulated devices.
       attackers: bool [num_clients].
       epsilons: (rounds done) -> epsilon of each trial or None, see `spending`.
+      public_bytes: bytes of the public set; None for methods that read none.
     """
 
     options: Sequence[SimulationOptions]
@@ -61,6 +62,7 @@ class Round(NamedTuple):
     devices: Devices
     attackers: np.ndarray
     epsilons: Callable[[int], list[float | None]]
+    public_bytes: int | None = None
 
 
 def draw_cohort(
@@ -119,6 +121,10 @@ def run_round(
         last_round=_reached(state, answers),
         waiting=waiting,
     )
+    if round.public_bytes is not None:
+        for trial, report in enumerate(reports):
+            newcomers = int((state.last_round[trial, report.participants] < 0).sum())
+            reports[trial] = report._replace(public_bytes=newcomers * round.public_bytes)
     if seconds is not None:
         seconds["host"] = time.perf_counter() - start - sum(seconds.values())
         reports = [report._replace(stages=seconds) for report in reports]

@@ -31,7 +31,8 @@ def evaluate(
         ids = _client_ids(only, len(ids))
     layouts, scores = _score_blocks(program, state, round_inputs(program, state), ids)
     pooled = None
-    if program.method.global_params is not None and program.federation.global_model is not None:
+    method = program.method
+    if method.global_params is not None and method.global_bucket(program.federation) is not None:
         samples = server_copy(program.samples)
         pooled = program.engine.score_global((state.servers, program.pooled), samples)
     scores, pooled = fetch((scores, pooled))

@@ -52,7 +52,8 @@ class Server(NamedTuple):
       settings: the values that `Method.at` takes, stacked over trials; () where nothing varies.
       pretrained: `Pretrained.variables` of the method.
       shown: {"train": Split [trials, ...]} of a method that sees data, else {}.
-      samples: `Data` without splits of such a method, else ().
+      samples: `Data` of such a method without that split, or of one that reads the public set; else
+        ().
     """
 
     step: Callable
@@ -98,8 +99,8 @@ def serve_trials(method: Method, federation: Federation, refuse_outliers: float 
     Pretrained.variables, samples)) -> (server, ServerResult), over trials.
 
     `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding; a
-    bucket that is missing there is received as it is. `splits` and `samples`, a `Data` without
-    splits, make up `Context.data`; {} and () of methods that do not see it.
+    bucket that is missing there is received as it is. `samples`, a `Data`, and `splits` make up
+    `Context.data`; () and {} of methods that do not see it.
     """
 
     def serve_one(of_trial, shared):
@@ -122,9 +123,9 @@ def server_inputs(
     taken = dict(received)
     for name, of_bucket in rows.items():
         taken[name] = pick(received[name], of_bucket)
-    if not splits:
+    if not samples:
         return taken, None
-    return taken, samples._replace(splits=splits)
+    return taken, samples._replace(splits=samples.splits | splits)
 
 
 def serve(

@@ -17,6 +17,7 @@ from fedjax_ht.core.inputs import abstract, usual_rule, zeros
 from fedjax_ht.core.local_training import TrainingResult
 from fedjax_ht.core.method import ClientInfo, Context, Method, Received
 from fedjax_ht.core.programs import LOOP, Sources, influences, union
+from fedjax_ht.core.samples import PUBLIC as PUBLIC_SPLIT
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.statistics import norm_moments
@@ -205,7 +206,9 @@ def traced_round(
         inputs, labels, indices = samples
         key, client_id = identity
         downlink, shared_key, round = public
-        splits: dict[str, Split] = dict.fromkeys(("train", "val", "test"), Split(indices, count))
+        # Public samples count as the client's own: they lie in one array, which is not told apart.
+        names = "train", "val", "test", PUBLIC_SPLIT
+        splits: dict[str, Split] = dict.fromkeys(names, Split(indices, count))
         data = Data(inputs=inputs, labels=labels, preprocess=rule, splits=splits)
         # A constant: with noise on uploads every client counts as one sample, and with noise on
         # gradients counts are public.

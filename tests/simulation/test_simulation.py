@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.method import Context, Pretrained
+from fedjax_ht.core.samples import PUBLIC
 from fedjax_ht.core.wire import Masked, all_finite, gaussian_noise
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.simulation.roster import make_roster
@@ -98,6 +99,53 @@ def test_clients_get_the_round_and_a_control_sees_their_training_samples():
         "brightness": dataset.inputs[held].sum(dtype=int),
         "of": sum(held),
     }
+
+
+def test_a_public_set_is_there_for_methods_that_read_it():
+    """Clients and server read the same samples, whose bytes count beside the messages, in a
+    client's first round."""
+    dataset, _ = samples()
+
+    def seen(data):
+        indices, count = data.splits[PUBLIC]
+        assert indices.shape == dataset.public.shape
+        return {"public": data.labels[indices].sum(), "public_count": count}
+
+    def client_update(bucket, client, downlink, data, ctx: Context):
+        client, uplink, metrics = probe().client_update(bucket, client, downlink, data, ctx)
+        return client, uplink, metrics | seen(data)
+
+    def server_update(federation, server, received, ctx):
+        assert federation.public_set.samples == len(dataset.public) and ctx.info is None
+        return server, seen(ctx.data)
+
+    changes = {
+        "client_update": client_update,
+        "server_update": server_update,
+        "public_samples": len(dataset.public),
+    }
+    sim = simulation(tuple(changes.items()), lanes=4)
+    state, report = play(sim, to_host(sim.init()), [0, 3, 4])
+    expected = {"public": dataset.labels[dataset.public].sum(), "public_count": 10}
+    assert {name: report.metrics[name] for name in expected} == expected
+    assert report.server_metrics == expected
+    a_copy = 10 * (16 + 4)  # pixels, and a label
+    assert report.public_bytes == 3 * a_copy
+    state, report = play(sim, state, [0, 3, 5])
+    assert report.public_bytes == a_copy
+    without = simulation()
+    _, report = play(without, to_host(without.init()), [0])
+    assert report.public_bytes is None
+
+
+def test_a_method_is_refused_a_public_set_that_is_too_small():
+    data = federation_data(FEDERATION)
+    for needed, available, message in (
+        (11, data, "probe uses 11 public samples a round, and the public set has 10"),
+        (1, data._replace(public=None, public_set=None), "probe needs a public set, which server"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_simulation(probe()._replace(public_samples=needed), FEDERATION, available)
 
 
 def test_participants_pay_for_the_downlink():

@@ -19,6 +19,7 @@ from fedjax_ht.data.partition.natural import natural
 from fedjax_ht.data.partition.remedies import remedies
 from fedjax_ht.data.partition.splits import Plan, split_plan
 from fedjax_ht.data.partition.uniform import few_shot, iid
+from fedjax_ht.data.public import at_places, private_part
 
 
 def given(dataset: Dataset, num_clients: int, rng: np.random.RandomState) -> Partition:
@@ -118,7 +119,7 @@ def make_partition(
         `split_plan`.
 
     Returns:
-      One ClientIndices per client; no sample of the dataset occurs twice.
+      One ClientIndices per client; no sample of the dataset occurs twice, and no public one does.
 
     Raises:
       ValueError: a bad setting (`check_partition`), data that does not fit it, a client without
@@ -145,6 +146,9 @@ def _split(
     kind: str, dataset: Dataset, num_clients: int, seed: int, options: dict[str, Any]
 ) -> Partition:
     """Returns the split of these options, if every client trains and any tests."""
+    if dataset.public is not None:
+        private, kept = private_part(dataset)
+        return at_places(_split(kind, private, num_clients, seed, options), kept)
     rng, planned, shares = np.random.RandomState(seed), dict(options), {}
     if kind in PLANS:
         for name in _options(split_plan):

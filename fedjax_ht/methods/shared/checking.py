@@ -3,6 +3,7 @@
 It plays a tiny federation in which all values that must not be read are spoiled.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -16,10 +17,11 @@ from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.contract import guarded, one_line
 from fedjax_ht.core.counts import counts_fit
-from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.federation import Federation, PublicSet
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.method import ClientInfo, Context, Method, Received
 from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.public_set import require_public_set
 from fedjax_ht.core.round import Channel, client_step, send
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree
@@ -71,6 +73,9 @@ def check_method(method: Method, federation: Federation | None = None) -> None:
     """
     method = guarded(method)
     federation = small_federation() if federation is None else federation
+    if method.public_samples and federation.public is None:
+        federation = dataclasses.replace(federation, public=PublicSet(method.public_samples))
+    require_public_set(method, federation)
     method.check(federation)
     players, pool = cast(method, federation)
     root = jax.random.key(0)
@@ -116,7 +121,8 @@ def _client_round(method: Method, federation: Federation, bucket: Bucket) -> Cal
     channel = Channel(chain(()), chain(()))
 
     def run(server, client, samples: Data, split: Split, info: ClientInfo, root, round):
-        data = samples._replace(splits=dict.fromkeys(("train", "val", "test"), split))
+        splits = dict.fromkeys(("train", "val", "test"), split)
+        data = samples._replace(splits=samples.splits | splits)
         downlink = send(method, federation, bucket, channel, server, root, round, info)
         step = client_step(method, bucket, channel)
         trained, result = step(client, downlink, data, root, round, info)
@@ -199,9 +205,12 @@ def _served(
       The server's next state.
     """
     serve, server, root, round = step
-    total = len(pool.plain.labels) - 1
-    pooled = {"train": Split(np.arange(total, dtype=np.int32), np.int32(total))}
-    data = pool.plain._replace(splits=pooled) if method.sees_data else None
+    data, splits = None, pool.plain.splits
+    if method.sees_data:
+        total = sum(int(player.split.count) for player in players)
+        splits = splits | {"train": Split(np.arange(total, dtype=np.int32), np.int32(total))}
+    if splits:
+        data = pool.plain._replace(splits=splits)
     rows = {player.bucket.name: [] for player in players}
     for uplink, player in zip(uplinks, players):
         rows[player.bucket.name].append((uplink, player.info))

@@ -11,7 +11,7 @@ from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.federation import Federation, make_federation
 from fedjax_ht.core.inputs import InputShape, abstract, usual_rule
 from fedjax_ht.core.method import ClientInfo, Method
-from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.models import mlp
 
@@ -28,7 +28,8 @@ class Player(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """The samples of all players; the last one is no client's, and differs in `spoiled`."""
+    """The samples of all players, with the public set as a split; the last sample is no client's,
+    and differs in `spoiled`."""
 
     plain: Data
     spoiled: Data
@@ -51,7 +52,9 @@ def cast(method: Method, federation: Federation) -> tuple[list[Player], Pool]:
     for bucket in federation.buckets:
         members = federation.members(bucket)[:CLIENTS]
         places += [(bucket, i, count) for i, count in zip(members, counts)]
-    shape, total = federation.buckets[0].input_shape, sum(count for _, _, count in places)
+    shape, owned = federation.buckets[0].input_shape, sum(count for _, _, count in places)
+    public = np.arange(0 if federation.public is None else federation.public.samples)
+    total = owned + len(public)
     width, start, players = max(counts) + batch, 0, []
     for bucket, i, count in places:
         info = ClientInfo(np.int32(i), np.int32(count), np.int32(-1))
@@ -62,7 +65,10 @@ def cast(method: Method, federation: Federation) -> tuple[list[Player], Pool]:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, federation.num_classes, total + 1).astype(np.int32)
     inputs = _samples(shape, total + 1, rng)
-    plain = Data(inputs=inputs, labels=labels, preprocess=usual_rule(shape), splits={})
+    splits = {}
+    if method.public_samples:
+        splits[PUBLIC] = Split(owned + public.astype(np.int32), np.int32(len(public)))
+    plain = Data(inputs=inputs, labels=labels, preprocess=usual_rule(shape), splits=splits)
     inputs, labels = jax.tree.map(np.copy, (inputs, labels))
     for x in jax.tree.leaves((inputs, labels)):
         x[-1] = BRIGHT if x.dtype.kind == "f" else 1 - x[-1]

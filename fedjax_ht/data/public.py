@@ -1,0 +1,155 @@
+"""Public sets: samples that the server and all clients have, and that no client owns.
+
+A public set is held out of a dataset before it is split (`held_out`), or another set put beside it
+(`beside`). In both cases its samples lie in the dataset's own arrays, and `Dataset.public` has
+their indices: no program holds a second copy.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from fedjax_ht.core.inputs import described
+from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
+from fedjax_ht.data.selection import of_samples
+
+HOLD_OUT = "hold_out:"
+
+
+def hold_out_share(text: str) -> float | None:
+    """Returns the share of "hold_out:SHARE"; None for another text, the name of a data set.
+
+    Raises:
+      ValueError: the share is no number between 0 and 1.
+    """
+    if not text.startswith(HOLD_OUT):
+        return None
+    try:
+        share = float(text.removeprefix(HOLD_OUT))
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise ValueError(
+            f"dataset.public is {text!r}; behind {HOLD_OUT} it must have a share above 0 and below "
+            f"1, such as {HOLD_OUT}0.1"
+        )
+    return share
+
+
+def held_out(dataset: Dataset, share: float, seed: int) -> Dataset:
+    """Makes a random share of a dataset its public set, the same for every split.
+
+    Of a set with an official training set it is a share of that one, else of all samples.
+
+    Raises:
+      ValueError: the data came split over clients, or the share is less than a sample.
+
+    Example:
+      >>> dataset = fl.Dataset("mine", np.zeros((10, 2)), np.arange(10) % 2, ("a", "b"))
+      >>> held_out(dataset, share=0.2, seed=1).public.shape
+      (2,)
+    """
+    if dataset.clients is not None:
+        raise ValueError(
+            f"public is {HOLD_OUT}{share:g}, but the clients of {dataset.name} come with their "
+            "samples; name another data set"
+        )
+    pool = np.asarray(dataset.official.get("train", np.arange(len(dataset.labels))))
+    count = round(share * len(pool))
+    if not 0 < count < len(pool):
+        raise ValueError(
+            f"public is {HOLD_OUT}{share:g}, {count} of the {len(pool)} samples of {dataset.name}; "
+            "it must leave a sample on each side"
+        )
+    # The seed of the split draws from numpy's legacy generator: another one here, so that the two
+    # draws are independent.
+    public = np.sort(np.random.default_rng(seed).permutation(pool)[:count])
+    return dataclasses.replace(dataset, public=public)
+
+
+def beside(dataset: Dataset, other: Dataset) -> Dataset:
+    """Puts another set beside a dataset as its public set.
+
+    Its labels count if its classes have the same names; they are hidden as 0 otherwise.
+
+    Raises:
+      ValueError: its samples have another shape, dtype or vocabulary, or some of them are samples
+        of the dataset, which clients may test on. One line.
+    """
+    _check_alike(dataset, other)
+    first = len(dataset.labels)
+    same_classes = dataset.class_names == other.class_names
+    labels = other.labels if same_classes else np.zeros_like(other.labels)
+    groups = dataset.groups
+    if groups is not None:
+        groups = np.pad(groups, (0, len(labels)))  # of no client, and never read
+    return dataclasses.replace(
+        dataset,
+        inputs=jax.tree.map(lambda x, y: np.concatenate([x, y]), dataset.inputs, other.inputs),
+        labels=np.concatenate([dataset.labels, labels]),
+        groups=groups,
+        public=np.arange(first, first + len(labels)),
+        public_is_labelled=same_classes,
+    )
+
+
+def _check_alike(dataset: Dataset, other: Dataset) -> None:
+    def form(of: Dataset) -> str:
+        leaves = [f"{x.dtype} {list(x.shape[1:])}" for x in jax.tree.leaves(of.inputs)]
+        return ", ".join(leaves) + ("" if of.vocabulary is None else f" of {of.vocabulary} tokens")
+
+    place = f"public is {other.name!r}, whose samples are {form(other)}"
+    if form(dataset) != form(other):
+        raise ValueError(
+            f"{place}; those of {dataset.name} are {form(dataset)} (a model sees "
+            f"{described(dataset.input_shape)}), and both must be alike: set dataset.image_size, "
+            "or choose another set"
+        )
+    known = _contents(dataset)
+    shared = sum(content in known for content in _content_list(other))
+    if shared:
+        raise ValueError(
+            f"public is {other.name!r}, of which {shared} samples are in {dataset.name}, too, "
+            f"where clients may test on them; choose a set without them, or {HOLD_OUT}0.1"
+        )
+
+
+def _content_list(dataset: Dataset) -> list[bytes]:
+    """Returns each sample's bytes."""
+    leaves = jax.tree.leaves(dataset.inputs)
+    return [b"".join(x[i].tobytes() for x in leaves) for i in range(len(dataset.labels))]
+
+
+def _contents(dataset: Dataset) -> set[bytes]:
+    return set(_content_list(dataset))
+
+
+def private_part(dataset: Dataset) -> tuple[Dataset, np.ndarray]:
+    """Returns the samples that clients may have, as a set, and the index of each in `dataset`."""
+    assert dataset.public is not None  # only a set with public samples has such a part
+    kept = np.setdiff1d(np.arange(len(dataset.labels)), dataset.public)
+    return of_samples(dataclasses.replace(dataset, public=None), kept), kept
+
+
+def at_places(partition: Partition, kept: np.ndarray) -> Partition:
+    """Returns a split of a `private_part` as a split of the whole dataset."""
+    return tuple(ClientIndices(*(kept[indices] for indices in client)) for client in partition)
+
+
+def check_apart(dataset: Dataset, partition: Partition) -> None:
+    """Refuses a split that gives a client a public sample.
+
+    Raises:
+      ValueError: a client has a public sample. One line.
+    """
+    if dataset.public is None:
+        return
+    for i, client in enumerate(partition):
+        for name, indices in client._asdict().items():
+            shared = np.intersect1d(indices, dataset.public)
+            if len(shared):
+                raise ValueError(
+                    f"{dataset.name}: {len(shared)} {name} samples of client {i} are public, first "
+                    f"sample {shared[0]}; take them out of one of the two"
+                )

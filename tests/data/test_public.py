@@ -1,0 +1,138 @@
+"""Public sets: samples of nobody, held out of a dataset or put beside it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import fedjax_ht as fl
+from fedjax_ht.core.federation import PublicSet
+from fedjax_ht.data.public import beside, check_apart, held_out, hold_out_share
+from fedjax_ht.data.selection import subset
+
+RNG = np.random.default_rng(0)
+LABELS = np.repeat(np.arange(4), 25)
+NONE = np.array([], int)
+
+
+def images(count: int, side: int = 4) -> np.ndarray:
+    return RNG.integers(0, 256, (count, side, side, 1), np.uint8)
+
+
+DATASET = fl.Dataset("own", images(100), LABELS, tuple("abcd"))
+OFFICIAL = dataclasses.replace(
+    DATASET, official={"train": np.arange(0, 100, 2), "test": np.arange(1, 100, 2)}
+)
+
+
+def test_a_share_is_held_out_by_the_seed():
+    public = held_out(DATASET, 0.1, seed=3).public
+    assert len(set(public)) == 10 and (np.diff(public) > 0).all()
+    np.testing.assert_array_equal(public, held_out(DATASET, 0.1, seed=3).public)
+    assert set(public) != set(held_out(DATASET, 0.1, seed=4).public)
+    assert held_out(DATASET, 0.1, seed=3).public_set == PublicSet(10, True)
+
+
+def test_of_an_official_training_set_the_share_is_taken():
+    public = held_out(OFFICIAL, 0.2, seed=1).public
+    assert len(public) == 10 and not (public % 2).any()
+
+
+@pytest.mark.parametrize("kind", ["practical", "pathological", "iid", "class_shares"])
+def test_no_client_has_a_public_sample(kind):
+    dataset = held_out(DATASET, 0.2, seed=1)
+    options = {"practical": {"min_samples": 2}}.get(kind, {})
+    if kind in ("pathological", "class_shares"):
+        options = {"classes_per_client": 2, "sets": "merged"}
+    partition = fl.make_partition(kind, dataset, 4, **options)
+    check_apart(dataset, partition)
+    owned = np.concatenate([indices for client in partition for indices in client])
+    assert len(set(owned)) == len(owned) and not set(owned) & set(dataset.public)
+    if kind == "iid":
+        assert len(owned) == 80
+
+
+def test_a_split_by_hand_with_a_public_sample_is_refused():
+    dataset = dataclasses.replace(DATASET, public=np.array([5, 7]))
+    federation = fl.make_federation({"mlp": fl.mlp(4, (3,))}, (4, 4, 1), 4, num_clients=1)
+    partition = [fl.ClientIndices(np.array([0, 30]), NONE, np.array([7, 60]))]
+    message = "own: 1 test samples of client 0 are public, first sample 7"
+    with pytest.raises(ValueError, match=message):
+        fl.make_federation_data(dataset, partition, federation)
+
+
+def test_another_set_lies_beside_the_samples():
+    other = fl.Dataset("other", images(6), np.arange(6) % 4, tuple("abcd"))
+    joined = beside(DATASET, other)
+    np.testing.assert_array_equal(joined.public, np.arange(100, 106))
+    np.testing.assert_array_equal(joined.inputs[joined.public], other.inputs)
+    np.testing.assert_array_equal(joined.labels[joined.public], other.labels)
+    assert joined.public_set == PublicSet(6, True)
+    np.testing.assert_array_equal(joined.inputs[:100], DATASET.inputs)
+    plain = fl.make_partition("iid", DATASET, 4)
+    for client, before in zip(fl.make_partition("iid", joined, 4), plain):
+        for indices, expected in zip(client, before):
+            np.testing.assert_array_equal(indices, expected)
+
+
+def test_labels_of_other_classes_are_hidden():
+    foreign = fl.Dataset("foreign", images(6), np.arange(6), tuple("uvwxyz"))
+    joined = beside(DATASET, foreign)
+    assert joined.public_set == PublicSet(6, False)
+    assert not joined.labels[joined.public].any() and joined.class_names == DATASET.class_names
+
+
+def colours(count: int) -> np.ndarray:
+    return RNG.integers(0, 256, (count, 4, 4, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (images(6, side=5), r"whose samples are uint8 \[5, 5, 1\]; those of own are uint8 \[4, 4"),
+        (colours(6), r"whose samples are uint8 \[4, 4, 3\]"),
+        (RNG.random((6, 4, 4, 1), np.float32), r"whose samples are float32 \[4, 4, 1\]"),
+    ],
+)
+def test_samples_of_another_kind_are_refused(inputs, message):
+    other = fl.Dataset("other", inputs, np.arange(6) % 4, tuple("abcd"))
+    with pytest.raises(ValueError, match=message):
+        beside(DATASET, other)
+
+
+def test_a_set_that_holds_the_clients_samples_is_refused():
+    """Whatever its name is: clients may test on them."""
+    both = np.concatenate([images(3), DATASET.inputs[40:42]])
+    other = fl.Dataset("larger", both, np.arange(5) % 4, tuple("abcd"))
+    with pytest.raises(ValueError, match="'larger', of which 2 samples are in own, too"):
+        beside(DATASET, other)
+
+
+def test_clients_that_come_with_their_samples_give_none_away():
+    dealt = dataclasses.replace(
+        DATASET, clients=(fl.ClientIndices(np.arange(50), NONE, np.arange(50, 100)),)
+    )
+    with pytest.raises(ValueError, match="the clients of own come with their samples"):
+        held_out(dealt, 0.1, seed=1)
+
+
+def test_a_subset_keeps_its_public_samples():
+    dataset = subset(held_out(DATASET, 0.5, seed=1), 40, seed=2)
+    public = dataset.public
+    assert 0 < len(public) < 40 and public.max() < 40
+
+
+def test_shares_are_read():
+    assert hold_out_share("hold_out:0.25") == 0.25 and hold_out_share("cifar100") is None
+
+
+@pytest.mark.parametrize("text", ["hold_out:0", "hold_out:1", "hold_out:", "hold_out:many"])
+def test_shares_that_are_none_are_refused(text):
+    with pytest.raises(ValueError, match=f"dataset.public is '{text}'; behind hold_out: it must"):
+        hold_out_share(text)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.999])
+def test_a_share_leaves_samples_on_both_sides(share):
+    with pytest.raises(ValueError, match="it must leave a sample on each side"):
+        held_out(DATASET, share, seed=1)
