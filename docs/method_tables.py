@@ -23,7 +23,7 @@ import fedjax_ht as fl
 from fedjax_ht.core.inputs import abstract, usual_rule
 from fedjax_ht.methods import DISTILLING
 from fedjax_ht.methods.shared.distillation import FORMS
-from fedjax_ht.methods.shared.players import small_federation
+from fedjax_ht.methods.shared.players import small_federation, with_public_set
 
 PAGE = Path(__file__).with_name("methods.md")
 TITLE = re.compile(r"(?P<name>[^(:]+)( \((?P<paper>[^)]+)\))?: (?P<idea>.+)\.")
@@ -153,7 +153,7 @@ def method_of(name: str) -> fl.Method:
 
 def metadata(method: fl.Method) -> list[str]:
     """Returns the fields of a method's messages that are metadata, traced in a tiny federation."""
-    federation = small_federation()
+    federation = with_public_set(small_federation(), method)
     try:
         method.check(federation)
     except ValueError:
@@ -165,7 +165,8 @@ def metadata(method: fl.Method) -> list[str]:
         form = abstract(bucket.input_shape, 4)
         inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
         rule = usual_rule(bucket.input_shape)
-        data = fl.Data(inputs, jnp.zeros(4, jnp.int32), rule, {"train": split}, jnp.int32(0))
+        splits = {"train": split, "public": split}
+        data = fl.Data(inputs, jnp.zeros(4, jnp.int32), rule, splits, jnp.int32(0))
         info = fl.ClientInfo(jnp.int32(0), jnp.int32(4), jnp.int32(-1))
         ctx = fl.Context(key, jnp.int32(0), info, shared_key=key)
         server = method.init_server(federation, key)

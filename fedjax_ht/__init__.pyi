@@ -66,6 +66,7 @@ from .methods.apfl import apfl as apfl
 from .methods.dense import dense as dense
 from .methods.dfrd import dfrd as dfrd
 from .methods.ditto import ditto as ditto
+from .methods.dsfl import dsfl as dsfl
 from .methods.fd import fd as fd
 from .methods.fedala import fedala as fedala
 from .methods.fedapen import fedapen as fedapen
@@ -80,6 +81,7 @@ from .methods.fedgh import fedgh as fedgh
 from .methods.fedkd import fedkd as fedkd
 from .methods.fedktl import fedktl as fedktl
 from .methods.fedl2g import fedl2g as fedl2g
+from .methods.fedmd import fedmd as fedmd
 from .methods.fedmrl import fedmrl as fedmrl
 from .methods.fedpac import fedpac as fedpac
 from .methods.fedper import fedper as fedper

@@ -51,6 +51,7 @@ TRAINING = LocalTraining(optax.sgd(0.1), batch_size=BATCH_SIZE)
 # width rates of a sliced federation
 RATES = tuple(0.5 if name == "narrow" else 1.0 for name in ASSIGNMENT)
 ONE_ARCHITECTURE = {"fedavg"}  # methods that run on no other federation
+ON_PUBLIC_SET = {"fedmd", "dsfl"}  # methods that read the public set
 # methods for slices of one network
 SLICES = {"heterofl", "feddropout", "fedrolex", "dense", "fedftg", "dfrd"}
 
@@ -168,9 +169,12 @@ def federation_for(name: str, reverse: bool = False) -> Federation:
     """Returns the small federation that the method of this name runs on."""
     if name in ONE_ARCHITECTURE:
         return uniform_federation()
-    return (
-        sliced_federation(reverse) if name.split("+")[-1] in SLICES else mixed_federation(reverse)
-    )
+    if name.split("+")[-1] in SLICES:
+        return sliced_federation(reverse)
+    federation = mixed_federation(reverse)
+    if name not in ON_PUBLIC_SET:
+        return federation
+    return dataclasses.replace(federation, public=samples()[0].public_set)
 
 
 def federation_data(federation: Federation, padding: int = 0) -> FederationData:

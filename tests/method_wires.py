@@ -33,6 +33,9 @@ TINY_DISTILLATION = {
     "noise_dim": 4,
 }
 
+PUBLIC_SAMPLES = 6  # of the ten; a batch of them is short
+ON_PUBLIC = {"public_per_round": PUBLIC_SAMPLES, "digest_batch_size": 4}
+
 SETTINGS = {  # many batches a round, so that order could tell
     "fedtgp": {"server_batch_size": 3, "server_epochs": 10},
     # Losses not so steep that prototypes grow large.
@@ -47,6 +50,8 @@ SETTINGS = {  # many batches a round, so that order could tell
     "fedgen": {"noise_dim": 4, "hidden_dim": 8, "server_steps": 10},
     "fedkd": {"start": 1.0, "end": 1.0},  # the wire is then known beforehand
     "fedl2g": {"warmup": 0, "study_batches": 4},  # all of what a client studies
+    "fedmd": ON_PUBLIC | {"pretrain_epochs": 1},
+    "dsfl": ON_PUBLIC,
     "fedapen": {"adapt_every": 4},  # no client has twenty samples
     "dense": TINY_DISTILLATION,
     "fedftg": TINY_DISTILLATION,
@@ -138,6 +143,12 @@ def fedl2g_wire(participants, arrived, earlier) -> Sent:
     dataset, partition = samples()
     rows = sum(len(set(dataset.labels[partition[i].train[BATCH_SIZE:]])) for i in arrived)
     return Sent(NUM_CLASSES * rows, NUM_CLASSES**2 * len(participants))
+
+
+def public_wire(participants, arrived, earlier) -> Sent:
+    """Logits of a round's public samples, and down the targets for those of the round before."""
+    rows = PUBLIC_SAMPLES * NUM_CLASSES
+    return Sent(rows * len(arrived), rows * bool(earlier) * len(participants))
 
 
 def model_wire(participants, arrived, earlier) -> Sent:
@@ -260,6 +271,8 @@ WIRE = {
     "dfrd": alone_wire,
     "fedl2g": fedl2g_wire,
     "fedre": fedre_wire,
+    "fedmd": public_wire,
+    "dsfl": public_wire,
     "fedpac": fedpac_wire,
     **dict.fromkeys(("fedprox", "feddyn", "moon", "ditto", "apfl", "fedala"), model_wire),
     "fedbn": model_wire,  # these models have no norms
@@ -309,6 +322,12 @@ def fedpac_metadata(sent: Sent, participants, arrived) -> Sent:
     return Sent(COUNT * len(arrived) + up, INDEX * (sent.down - model.down) // FEATURE_DIM)
 
 
+def public_indices(sent: Sent, participants, arrived) -> Sent:
+    """Counts an index for each sample that is asked for, and for each that has a target."""
+    requested = PUBLIC_SAMPLES * len(participants)
+    return Sent(0, INDEX * (requested + sent.down // NUM_CLASSES))
+
+
 # (payload, participants, those that arrived) -> bytes of metadata. Rows have an index only where
 # their number does not tell which they are: FedTGP sends all prototypes or none, FedRAL's blocks
 # and FedKD's components are known by their number.
@@ -331,6 +350,8 @@ METADATA = {
     "fedl2g": index_of_rows(NUM_CLASSES),
     "fedre": label_indices,
     "fedpac": fedpac_metadata,
+    "fedmd": public_indices,
+    "dsfl": public_indices,
     **dict.fromkeys(("heterofl", "feddropout", "fedrolex"), slice_metadata),
     **dict.fromkeys(("fedftg", "dfrd"), beside_each(up=COUNTS)),
     "heterofl+dense": beside_each(up=NUM_CLASSES + COUNT),

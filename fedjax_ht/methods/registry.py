@@ -11,6 +11,7 @@ from fedjax_ht.methods.apfl import apfl
 from fedjax_ht.methods.dense import dense
 from fedjax_ht.methods.dfrd import dfrd
 from fedjax_ht.methods.ditto import ditto
+from fedjax_ht.methods.dsfl import dsfl
 from fedjax_ht.methods.fd import fd
 from fedjax_ht.methods.fedala import fedala
 from fedjax_ht.methods.fedapen import fedapen
@@ -25,6 +26,7 @@ from fedjax_ht.methods.fedgh import fedgh
 from fedjax_ht.methods.fedkd import fedkd
 from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.methods.fedl2g import fedl2g
+from fedjax_ht.methods.fedmd import fedmd
 from fedjax_ht.methods.fedmrl import fedmrl
 from fedjax_ht.methods.fedpac import fedpac
 from fedjax_ht.methods.fedper import fedper
@@ -81,6 +83,8 @@ FACTORIES: dict[str, Callable[..., Method]] = {
     "fedpac": fedpac,
     "fedl2g": fedl2g,
     "fedre": fedre,
+    "fedmd": fedmd,
+    "dsfl": dsfl,
 }
 
 LIBRARY = tuple(FACTORIES)

@@ -9,10 +9,17 @@ import pytest
 
 from fedjax_ht.core.method import ClientInfo, Context, Received
 from fedjax_ht.core.wire import Masked, from_leaves, is_payload, leaves_of
+from fedjax_ht.data.client_data import with_public
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.methods.registry import FACTORIES
 from fedjax_ht.trust.disclosure import traced_round
-from tests.federations import COMPOSED, NUM_CLIENTS, TRAINING, federation_for
+from tests.federations import (
+    COMPOSED,
+    NUM_CLIENTS,
+    TRAINING,
+    federation_data,
+    federation_for,
+)
 from tests.method_wires import settings
 
 PAIR = (0, 1)  # clients of one bucket, with equal counts; of each others'
@@ -40,6 +47,8 @@ SUMS = (
     "apfl",
     "fedala",
     "fedl2g",
+    "fedmd",
+    "dsfl",
 )
 VARIANTS = [  # whose weights or masks are others
     ("fedavg", {"weighting": "uniform"}),
@@ -119,6 +128,9 @@ def moved(name: str, **options) -> tuple[float, float]:
         ctx = Context(
             jax.random.key(1), jnp.int32(1), None, method.pretrained.variables, jax.random.key(2)
         )
+        if method.public_samples:
+            data = with_public(federation_data(federation)).buckets["narrow"]
+            ctx = ctx._replace(data=jax.tree.map(jnp.asarray, data))
         return method.server_update(federation, server, received, ctx)[0]
 
     server = method.init_server(federation, jax.random.key(0))

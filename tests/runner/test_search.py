@@ -244,6 +244,7 @@ SEARCHED = {
     "fedpac": {"lam": (0.1, 10, True)},
     "fedl2g": {"server_lr": (0.01, 100, True)},
     "fedre": {"server_lr": (0.0001, 0.1, True)},
+    "dsfl": {"temperature": (0.05, 1.0, True)},
 }
 
 

@@ -41,6 +41,9 @@ REFUSED = [
     ("fedala", {}, {"client": "", "upload": "", "sample": SAMPLE}),
     ("fedl2g", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
     ("fedpac", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
+    # public samples lie beside the clients' own, and are not told apart
+    ("fedmd", {}, {"client": "", "upload": "", "sample": SAMPLE}),
+    ("dsfl", {}, {"client": "", "upload": "", "sample": SAMPLE}),
     ("fedre", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
     ("heterofl", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
     ("heterofl", {"label_split": False}, {"client": "", "upload": "", "sample": ""}),

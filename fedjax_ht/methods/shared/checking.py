@@ -3,7 +3,6 @@
 It plays a tiny federation in which all values that must not be read are spoiled.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -17,7 +16,7 @@ from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.contract import guarded, one_line
 from fedjax_ht.core.counts import counts_fit
-from fedjax_ht.core.federation import Federation, PublicSet
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.method import ClientInfo, Context, Method, Received
 from fedjax_ht.core.numerics import with_standard_numerics
@@ -26,7 +25,14 @@ from fedjax_ht.core.round import Channel, client_step, send
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import chain, sent
-from fedjax_ht.methods.shared.players import Player, Pool, cast, replaced, small_federation
+from fedjax_ht.methods.shared.players import (
+    Player,
+    Pool,
+    cast,
+    replaced,
+    small_federation,
+    with_public_set,
+)
 
 ROUNDS = 2  # many methods have a downlink with content in the second round only
 SEEN = 4  # samples that are scored, beside as many masked ones
@@ -73,8 +79,7 @@ def check_method(method: Method, federation: Federation | None = None) -> None:
     """
     method = guarded(method)
     federation = small_federation() if federation is None else federation
-    if method.public_samples and federation.public is None:
-        federation = dataclasses.replace(federation, public=PublicSet(method.public_samples))
+    federation = with_public_set(federation, method)
     require_public_set(method, federation)
     method.check(federation)
     players, pool = cast(method, federation)

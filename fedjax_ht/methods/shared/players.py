@@ -1,5 +1,6 @@
 """The players of `checking`: clients with few samples, and samples that no client may read."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.federation import Federation, make_federation
+from fedjax_ht.core.federation import Federation, PublicSet, make_federation
 from fedjax_ht.core.inputs import InputShape, abstract, usual_rule
 from fedjax_ht.core.method import ClientInfo, Method
 from fedjax_ht.core.samples import PUBLIC, Data, Split
@@ -39,6 +40,13 @@ def small_federation() -> Federation:
     """Makes six clients with two perceptrons of one feature width, for grey 4x4 images."""
     models = {"narrow": mlp(3, (8,)), "wide": mlp(3, (12, 8))}
     return make_federation(models, (4, 4, 1), 3, num_clients=2 * CLIENTS)
+
+
+def with_public_set(federation: Federation, method: Method) -> Federation:
+    """Returns the federation with a public set as large as the method needs, unless it has one."""
+    if not method.public_samples or federation.public is not None:
+        return federation
+    return dataclasses.replace(federation, public=PublicSet(method.public_samples))
 
 
 def cast(method: Method, federation: Federation) -> tuple[list[Player], Pool]:

@@ -1,0 +1,186 @@
+"""Distillation on a public set: the samples of a round, clients' outputs for them, and training
+towards the server's targets.
+
+A round's exchange holds two rounds' samples: targets for those that clients were asked for last
+time, and the positions of those that they are asked for now. The server repeats the draw from the
+round's shared key, and so no upload names its samples.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.batches import forward_batch, take_batch
+from fedjax_ht.core.bucket import Bucket, features, head_scores, logits
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.method import Context
+from fedjax_ht.core.samples import PUBLIC, Data, Split
+from fedjax_ht.core.trees import Array, PyTree, select
+from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
+
+# (logits float [B, C], targets float [B, C], mask bool [B]) -> scalar
+Distance = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+class Targets(NamedTuple):
+    """The server's targets for a round's public samples.
+
+    Attributes:
+      rows: Masked float32 [P, ...], all rows or none: there are none before any upload.
+      positions: int32 [P], places of the samples in the public set.
+    """
+
+    rows: Masked
+    positions: Array
+
+
+class Downlink(NamedTuple):
+    """The part of a downlink that concerns the public set.
+
+    Attributes:
+      targets: `Targets.rows`.
+      positions: Metadata(Masked int32 [P]), places of the targets' samples in the public set.
+      requested: Metadata(int32 [P]), places of the samples that the client is asked for.
+    """
+
+    targets: Masked
+    positions: Metadata
+    requested: Metadata
+
+
+def no_targets(samples: int, *shape: int) -> Targets:
+    """Returns the targets before the first upload: none, of `shape` each, for so many samples."""
+    rows = Masked(jnp.zeros((samples, *shape)), jnp.zeros(samples, bool), FIRST_ROWS)
+    return Targets(rows, jnp.zeros(samples, jnp.int32))
+
+
+def draw(federation: Federation, samples: int, ctx: Context) -> jax.Array:
+    """Draws a round's public samples, int32 [samples], each at most once; server and clients draw
+    the same."""
+    size = (samples,)
+    chosen = jax.random.choice(ctx.shared_key, federation.public_set.samples, size, replace=False)
+    return chosen.astype(jnp.int32)
+
+
+def send(federation: Federation, targets: Targets, ctx: Context) -> Downlink:
+    """Returns the downlink of targets, and of the samples that this round asks for."""
+    rows, positions = targets
+    named = Masked(positions, rows.mask, FIRST_ROWS)
+    requested = draw(federation, len(positions), ctx)
+    return Downlink(rows, Metadata(named), Metadata(requested))
+
+
+def renewed(
+    federation: Federation, old: Targets, values: jax.Array, present: jax.Array, ctx: Context
+) -> Targets:
+    """Returns targets of the samples that this round asked for.
+
+    Args:
+      federation: the federation.
+      old: the targets before, which stay if there was no upload.
+      values: float [P, ...], the new targets.
+      present: bool scalar, whether there was an upload.
+      ctx: the server's context.
+    """
+    rows = Masked(values, jnp.ones(len(values), bool), FIRST_ROWS)
+    return select(present, Targets(rows, draw(federation, len(values), ctx)), old)
+
+
+def samples_at(data: Data, positions: jax.Array) -> Split:
+    """Returns public samples by their places in the public set."""
+    return Split(data.splits[PUBLIC].indices[positions], jnp.int32(len(positions)))
+
+
+def outputs_of(
+    bucket: Bucket,
+    client: PyTree,
+    data: Data,
+    positions: jax.Array,
+    output: Callable[..., jax.Array] = head_scores,
+) -> jax.Array:
+    """Computes a model's outputs in evaluation mode for public samples, float [P, D].
+
+    Args:
+      bucket, client: the bucket of the client and its state, with the model as "params" and
+        "stats".
+      data: data with the public set.
+      positions: int32 [P], places in the public set.
+      output: (bucket, client, x, mask) -> float [B, D]; by default the logits.
+    """
+    chosen, size = samples_at(data, positions), min(forward_batch(), len(positions))
+
+    def of_batch(start):
+        batch = take_batch(data, chosen.indices, chosen.count, start, size)
+        return output(bucket, client, batch.x, batch.mask)
+
+    rows = jax.lax.map(of_batch, jnp.arange(0, len(positions), size))
+    return rows.reshape(-1, rows.shape[-1])[: len(positions)]
+
+
+def recipe_on_public(training: LocalTraining, batch_size: int, epochs: int) -> LocalTraining:
+    """Returns the recipe of training on public samples: that of local training, in epochs of other
+    batches, the last one included, and without augmentation."""
+    return dataclasses.replace(
+        training,
+        batch_size=batch_size,
+        epochs=epochs,
+        steps=None,
+        drop_remainder=False,
+        augment=None,
+    )
+
+
+def on_split(data: Data, split: Split) -> Data:
+    """Returns data whose training samples are public ones, which no privacy of samples is for."""
+    return data._replace(splits=data.splits | {"train": split}, trainer=None)
+
+
+def digest(
+    recipe: LocalTraining,
+    distance: Distance,
+    bucket: Bucket,
+    model: PyTree,
+    data: Data,
+    targets: Targets,
+    key: jax.Array,
+) -> tuple[PyTree, jax.Array]:
+    """Trains a model towards targets; it stays as it is where there are none.
+
+    Args:
+      recipe: the recipe of the training, see `recipe_on_public`.
+      distance: the loss of a batch.
+      bucket, model: the bucket, and a state with the model as "params" and "stats".
+      data: data with the public set.
+      targets: the targets and their samples.
+      key: the key that order and dropout fold into.
+
+    Returns:
+      The new state, and the mean loss; 0 without targets.
+    """
+    chosen, values = samples_at(data, targets.positions), dense(targets.rows)
+    # The label of a public sample is the row of its target.
+    rows = jnp.zeros_like(data.labels).at[chosen.indices].set(jnp.arange(len(values)))
+    shown = on_split(data._replace(labels=rows), chosen)
+
+    def loss(params, stats, batch, key) -> Loss:
+        representations, stats = features(
+            bucket, params, stats, batch.x, batch.mask, train=True, key=key
+        )
+        scores = logits(bucket, params, representations)
+        return Loss(distance(scores, values[batch.y], batch.mask), stats)
+
+    result = train(recipe, loss, model["params"], model["stats"], shown, key, bucket.num_classes)
+    digested = model | {"params": result.params, "stats": result.stats}
+    # A count of samples that is 0 without targets would hide the number of steps from whom counts
+    # FLOPs: the first round trains in vain.
+    exist = targets.rows.mask.any()
+    return select(exist, digested, model), jnp.where(exist, result.loss, 0)
+
+
+def received_targets(downlink: Downlink) -> Targets:
+    """Returns the targets of a downlink."""
+    return Targets(downlink.targets, downlink.positions.value.values)

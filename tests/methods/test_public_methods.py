@@ -1,0 +1,149 @@
+"""FedMD and DS-FL against NumPy: a client's phases, and what the server makes of uploads."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.federation import PublicSet
+from fedjax_ht.core.method import Received
+from fedjax_ht.core.samples import PUBLIC, Split
+from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, wire_elements
+from fedjax_ht.methods.dsfl import dsfl
+from fedjax_ht.methods.fedmd import fedmd
+from fedjax_ht.methods.shared import public
+from tests import tiny
+from tests.methods.one_architecture import BUCKET, FEDERATION, LR, TRAINING, check_model, model
+from tests.reference import linear_client
+from tests.reference import public as reference
+
+C, P = 4, 3  # classes, and public samples of a round
+LABELS = np.array([0, 2, 2, 0, 3, 1, 3, 0, 2])  # five samples of the client, and four public ones
+DATA = tiny.client_data(LABELS, indices=range(5), padding=2)
+DATA = DATA._replace(
+    splits=DATA.splits | {PUBLIC: Split(jnp.arange(5, 9, dtype=jnp.int32), jnp.int32(4))}
+)
+X = tiny.pixels(DATA)
+OWN = [(X[:3], LABELS[:3]), (X[3:5], LABELS[3:5])]  # the batches of an epoch
+IN_PUBLIC = dataclasses.replace(FEDERATION, public=PublicSet(4))
+PLACES, ASKED = np.array([2, 0, 3]), np.array([1, 3, 2])
+SETTINGS = {"public_per_round": P, "digest_batch_size": 2}
+
+
+def downlink(targets: np.ndarray, is_sent: bool = True) -> public.Downlink:
+    mask = jnp.full(P, is_sent)
+    return public.Downlink(
+        Masked(jnp.asarray(targets, jnp.float32), mask, FIRST_ROWS),
+        Metadata(Masked(jnp.asarray(PLACES, jnp.int32), mask, FIRST_ROWS)),
+        Metadata(jnp.asarray(ASKED, jnp.int32)),
+    )
+
+
+def update(method, client, sent):
+    ctx = tiny.context(0)
+    run = jax.jit(lambda client, sent: method.client_update(BUCKET, client, sent, DATA, ctx))
+    return run(client, sent)
+
+
+@pytest.mark.parametrize("loss", ["mae", "mse"])
+def test_a_client_of_fedmd_digests_and_revisits(loss):
+    method = fedmd(TRAINING, digest_loss=loss, pretrain_epochs=0, **SETTINGS)
+    targets = np.random.default_rng(1).normal(size=(P, C))
+    start = {"params": model(3), "stats": {}, "is_pretrained": jnp.zeros((), bool)}
+    client, uplink, metrics = update(method, start, downlink(targets))
+    distance = {"mae": reference.absolute_error, "mse": reference.squared_error}[loss]
+    before = tiny.flat_params(start["params"])
+    params = reference.digest(before, X[5 + PLACES], targets, distance, LR, 2)
+    params, value, _ = linear_client.train(params, OWN, LR)
+    check_model(client["params"], params)
+    expected = linear_client.logits(params, X[5 + ASKED])
+    np.testing.assert_allclose(uplink, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-4)
+
+
+def test_the_first_round_of_fedmd_trains_on_public_labels_once():
+    method = fedmd(TRAINING, pretrain_epochs=2, **SETTINGS)
+    start = {"params": model(3), "stats": {}, "is_pretrained": jnp.zeros((), bool)}
+    nothing = downlink(np.full((P, C), np.nan), is_sent=False)
+    client, _, metrics = update(method, start, nothing)
+    of_public = [(X[5:7], LABELS[5:7]), (X[7:9], LABELS[7:9])] * 2
+    params, _, _ = linear_client.train(tiny.flat_params(start["params"]), of_public, LR)
+    params, _, _ = linear_client.train(params, OWN, LR)
+    check_model(client["params"], params)
+    assert client["is_pretrained"] and metrics["digest_loss"] == 0
+    again, _, _ = update(method, client, nothing)
+    params, _, _ = linear_client.train(tiny.flat_params(client["params"]), OWN, LR)
+    check_model(again["params"], params)
+
+
+def test_a_client_of_dsfl_learns_from_sharpened_labels():
+    targets = reference.softmax(np.random.default_rng(1).normal(size=(P, C)))
+    start = {"params": model(3), "stats": {}}
+    client, uplink, _ = update(dsfl(TRAINING, **SETTINGS), start, downlink(targets))
+    before = tiny.flat_params(start["params"])
+    params = reference.digest(before, X[5 + PLACES], targets, reference.divergence, LR, 2)
+    params, _, _ = linear_client.train(params, OWN, LR)
+    check_model(client["params"], params)
+    expected = reference.softmax(linear_client.logits(params, X[5 + ASKED]))
+    np.testing.assert_allclose(uplink, expected, rtol=1e-4, atol=1e-6)
+
+
+ORDER = [4, 2, 0, 3, 1]  # of which 2 has no samples, 3 is lost, and 4 is padding
+SENT = reference.softmax(np.random.default_rng(2).normal(size=(2, P, C))).astype(np.float32)
+
+
+def uploads() -> dict[str, Received]:
+    """Uploads of clients 0 and 1, beside others that must not count."""
+    rows = [SENT[i] if i < 2 else np.full((P, C), 9.0 if i == 2 else np.nan) for i in ORDER]
+    info = tiny.infos(ORDER, np.where(np.array(ORDER) == 2, 0, 5))
+    arrived = jnp.array([i < 3 for i in ORDER])
+    return {BUCKET.name: Received(jnp.asarray(np.stack(rows), jnp.float32), info, arrived)}
+
+
+def server_context():
+    shared = jax.random.key(5)
+    return tiny.context()._replace(shared_key=shared, data=DATA._replace(splits=ON_SERVER))
+
+
+ON_SERVER = {PUBLIC: DATA.splits[PUBLIC]}
+
+
+def test_the_server_of_fedmd_averages_logits_of_the_samples_it_asked_for():
+    method, ctx = fedmd(TRAINING, **SETTINGS), server_context()
+    server = method.init_server(IN_PUBLIC, jax.random.key(0))
+    first = method.broadcast(IN_PUBLIC, BUCKET, server, ctx)
+    cost = wire_elements(first)
+    assert (cost.payload_elements, cost.metadata_bytes) == (0, 4 * P)
+    new, metrics = method.server_update(IN_PUBLIC, server, uploads(), ctx)
+    np.testing.assert_allclose(new.rows.values, SENT.mean(0), rtol=1e-6)
+    np.testing.assert_array_equal(new.positions, first.requested.value)
+    assert len(set(new.positions.tolist())) == P and metrics["senders"] == 2
+    later = ctx._replace(shared_key=jax.random.key(6))
+    second = method.broadcast(IN_PUBLIC, BUCKET, new, later)
+    np.testing.assert_array_equal(second.positions.value.values, first.requested.value)
+    assert wire_elements(second).payload_elements == P * C
+    assert wire_elements(second).metadata_bytes == 2 * 4 * P
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.5])
+def test_the_server_of_dsfl_sharpens_the_mean_and_learns_from_it(temperature):
+    method, ctx = dsfl(TRAINING, temperature=temperature, **SETTINGS), server_context()
+    server = method.init_server(IN_PUBLIC, jax.random.key(0))
+    new, metrics = method.server_update(IN_PUBLIC, server, uploads(), ctx)
+    targets = reference.sharpened(SENT.astype(float), temperature)
+    np.testing.assert_allclose(new.targets.rows.values, targets, rtol=1e-5, atol=1e-6)
+    before = tiny.flat_params(method.global_params(server))
+    x = X[5 + np.asarray(new.targets.positions)]
+    params = reference.digest(before, x, targets, reference.divergence, LR, 2)
+    check_model(method.global_params(new), params)
+    entropy = -(targets * np.log(targets)).sum(-1).mean()
+    np.testing.assert_allclose(metrics["entropy"], entropy, rtol=1e-4)
+
+
+def test_fedmd_is_refused_a_first_phase_without_labels():
+    hidden = dataclasses.replace(FEDERATION, public=PublicSet(4, is_labelled=False))
+    with pytest.raises(ValueError, match="whose classes are not those of the clients' data; set"):
+        fedmd(TRAINING, **SETTINGS).check(hidden)
+    fedmd(TRAINING, pretrain_epochs=0, **SETTINGS).check(hidden)
