@@ -78,6 +78,7 @@ from .methods.feddyn import feddyn as feddyn
 from .methods.fedftg import fedftg as fedftg
 from .methods.fedgen import fedgen as fedgen
 from .methods.fedgh import fedgh as fedgh
+from .methods.fedhenn import fedhenn as fedhenn
 from .methods.fedkd import fedkd as fedkd
 from .methods.fedktl import fedktl as fedktl
 from .methods.fedl2g import fedl2g as fedl2g
@@ -95,6 +96,7 @@ from .methods.fedssa import fedssa as fedssa
 from .methods.fedtgp import fedtgp as fedtgp
 from .methods.fml import fml as fml
 from .methods.heterofl import heterofl as heterofl
+from .methods.ktpfl import ktpfl as ktpfl
 from .methods.lg_fedavg import lg_fedavg as lg_fedavg
 from .methods.local import local as local
 from .methods.moon import moon as moon

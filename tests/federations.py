@@ -51,7 +51,7 @@ TRAINING = LocalTraining(optax.sgd(0.1), batch_size=BATCH_SIZE)
 # width rates of a sliced federation
 RATES = tuple(0.5 if name == "narrow" else 1.0 for name in ASSIGNMENT)
 ONE_ARCHITECTURE = {"fedavg"}  # methods that run on no other federation
-ON_PUBLIC_SET = {"fedmd", "dsfl"}  # methods that read the public set
+ON_PUBLIC_SET = {"fedmd", "dsfl", "ktpfl", "fedhenn"}  # methods that read the public set
 # methods for slices of one network
 SLICES = {"heterofl", "feddropout", "fedrolex", "dense", "fedftg", "dfrd"}
 

@@ -52,6 +52,8 @@ SETTINGS = {  # many batches a round, so that order could tell
     "fedl2g": {"warmup": 0, "study_batches": 4},  # all of what a client studies
     "fedmd": ON_PUBLIC | {"pretrain_epochs": 1},
     "dsfl": ON_PUBLIC,
+    "ktpfl": ON_PUBLIC,
+    "fedhenn": {"public_per_round": PUBLIC_SAMPLES},
     "fedapen": {"adapt_every": 4},  # no client has twenty samples
     "dense": TINY_DISTILLATION,
     "fedftg": TINY_DISTILLATION,
@@ -149,6 +151,12 @@ def public_wire(participants, arrived, earlier) -> Sent:
     """Logits of a round's public samples, and down the targets for those of the round before."""
     rows = PUBLIC_SAMPLES * NUM_CLASSES
     return Sent(rows * len(arrived), rows * bool(earlier) * len(participants))
+
+
+def kernel_wire(participants, arrived, earlier) -> Sent:
+    """A kernel of a round's public samples, and down the mean one of the round before."""
+    size = PUBLIC_SAMPLES**2
+    return Sent(size * len(arrived), size * bool(earlier) * len(participants))
 
 
 def model_wire(participants, arrived, earlier) -> Sent:
@@ -273,6 +281,8 @@ WIRE = {
     "fedre": fedre_wire,
     "fedmd": public_wire,
     "dsfl": public_wire,
+    "ktpfl": public_wire,
+    "fedhenn": kernel_wire,
     "fedpac": fedpac_wire,
     **dict.fromkeys(("fedprox", "feddyn", "moon", "ditto", "apfl", "fedala"), model_wire),
     "fedbn": model_wire,  # these models have no norms
@@ -322,10 +332,15 @@ def fedpac_metadata(sent: Sent, participants, arrived) -> Sent:
     return Sent(COUNT * len(arrived) + up, INDEX * (sent.down - model.down) // FEATURE_DIM)
 
 
-def public_indices(sent: Sent, participants, arrived) -> Sent:
-    """Counts an index for each sample that is asked for, and for each that has a target."""
-    requested = PUBLIC_SAMPLES * len(participants)
-    return Sent(0, INDEX * (requested + sent.down // NUM_CLASSES))
+def public_indices(width: int) -> Callable:
+    """Makes the cost of an index for each sample that is asked for, and for each that has a target
+    of so many numbers."""
+
+    def cost(sent: Sent, participants, arrived) -> Sent:
+        requested = PUBLIC_SAMPLES * len(participants)
+        return Sent(0, INDEX * (requested + sent.down // width))
+
+    return cost
 
 
 # (payload, participants, those that arrived) -> bytes of metadata. Rows have an index only where
@@ -350,8 +365,8 @@ METADATA = {
     "fedl2g": index_of_rows(NUM_CLASSES),
     "fedre": label_indices,
     "fedpac": fedpac_metadata,
-    "fedmd": public_indices,
-    "dsfl": public_indices,
+    **dict.fromkeys(("fedmd", "dsfl", "ktpfl"), public_indices(NUM_CLASSES)),
+    "fedhenn": public_indices(PUBLIC_SAMPLES),
     **dict.fromkeys(("heterofl", "feddropout", "fedrolex"), slice_metadata),
     **dict.fromkeys(("fedftg", "dfrd"), beside_each(up=COUNTS)),
     "heterofl+dense": beside_each(up=NUM_CLASSES + COUNT),

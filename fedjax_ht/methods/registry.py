@@ -23,6 +23,7 @@ from fedjax_ht.methods.feddyn import feddyn
 from fedjax_ht.methods.fedftg import fedftg
 from fedjax_ht.methods.fedgen import fedgen
 from fedjax_ht.methods.fedgh import fedgh
+from fedjax_ht.methods.fedhenn import fedhenn
 from fedjax_ht.methods.fedkd import fedkd
 from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.methods.fedl2g import fedl2g
@@ -40,6 +41,7 @@ from fedjax_ht.methods.fedssa import fedssa
 from fedjax_ht.methods.fedtgp import fedtgp
 from fedjax_ht.methods.fml import fml
 from fedjax_ht.methods.heterofl import heterofl
+from fedjax_ht.methods.ktpfl import ktpfl
 from fedjax_ht.methods.lg_fedavg import lg_fedavg
 from fedjax_ht.methods.local import local
 from fedjax_ht.methods.moon import moon
@@ -85,6 +87,8 @@ FACTORIES: dict[str, Callable[..., Method]] = {
     "fedre": fedre,
     "fedmd": fedmd,
     "dsfl": dsfl,
+    "ktpfl": ktpfl,
+    "fedhenn": fedhenn,
 }
 
 LIBRARY = tuple(FACTORIES)

@@ -1,4 +1,4 @@
-"""FedMD and DS-FL against NumPy: a client's phases, and what the server makes of uploads."""
+"""Methods on a public set against NumPy: a client's phases, and what the server makes of uploads."""
 
 import dataclasses
 
@@ -12,11 +12,13 @@ from fedjax_ht.core.method import Received
 from fedjax_ht.core.samples import PUBLIC, Split
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, wire_elements
 from fedjax_ht.methods.dsfl import dsfl
+from fedjax_ht.methods.fedhenn import alignment, fedhenn
 from fedjax_ht.methods.fedmd import fedmd
+from fedjax_ht.methods.ktpfl import ktpfl
 from fedjax_ht.methods.shared import public
 from tests import tiny
 from tests.methods.one_architecture import BUCKET, FEDERATION, LR, TRAINING, check_model, model
-from tests.reference import linear_client
+from tests.reference import gradients, linear_client
 from tests.reference import public as reference
 
 C, P = 4, 3  # classes, and public samples of a round
@@ -102,6 +104,12 @@ def uploads() -> dict[str, Received]:
     return {BUCKET.name: Received(jnp.asarray(np.stack(rows), jnp.float32), info, arrived)}
 
 
+def served(method, server, ctx):
+    """The server's next state and metrics, of `uploads`."""
+    run = jax.jit(lambda server, received: method.server_update(IN_PUBLIC, server, received, ctx))
+    return run(server, uploads())
+
+
 def server_context():
     shared = jax.random.key(5)
     return tiny.context()._replace(shared_key=shared, data=DATA._replace(splits=ON_SERVER))
@@ -116,7 +124,7 @@ def test_the_server_of_fedmd_averages_logits_of_the_samples_it_asked_for():
     first = method.broadcast(IN_PUBLIC, BUCKET, server, ctx)
     cost = wire_elements(first)
     assert (cost.payload_elements, cost.metadata_bytes) == (0, 4 * P)
-    new, metrics = method.server_update(IN_PUBLIC, server, uploads(), ctx)
+    new, metrics = served(method, server, ctx)
     np.testing.assert_allclose(new.rows.values, SENT.mean(0), rtol=1e-6)
     np.testing.assert_array_equal(new.positions, first.requested.value)
     assert len(set(new.positions.tolist())) == P and metrics["senders"] == 2
@@ -131,7 +139,7 @@ def test_the_server_of_fedmd_averages_logits_of_the_samples_it_asked_for():
 def test_the_server_of_dsfl_sharpens_the_mean_and_learns_from_it(temperature):
     method, ctx = dsfl(TRAINING, temperature=temperature, **SETTINGS), server_context()
     server = method.init_server(IN_PUBLIC, jax.random.key(0))
-    new, metrics = method.server_update(IN_PUBLIC, server, uploads(), ctx)
+    new, metrics = served(method, server, ctx)
     targets = reference.sharpened(SENT.astype(float), temperature)
     np.testing.assert_allclose(new.targets.rows.values, targets, rtol=1e-5, atol=1e-6)
     before = tiny.flat_params(method.global_params(server))
@@ -140,6 +148,80 @@ def test_the_server_of_dsfl_sharpens_the_mean_and_learns_from_it(temperature):
     check_model(method.global_params(new), params)
     entropy = -(targets * np.log(targets)).sum(-1).mean()
     np.testing.assert_allclose(metrics["entropy"], entropy, rtol=1e-4)
+
+
+def test_a_client_of_ktpfl_learns_from_its_mixture_at_a_temperature():
+    targets = np.random.default_rng(1).normal(size=(P, C))
+    start = {"params": model(3), "stats": {}}
+    method = ktpfl(TRAINING, temperature=2.0, **SETTINGS)
+    client, uplink, _ = update(method, start, downlink(targets))
+
+    def distance(scores, targets):
+        return reference.divergence(scores / 2, reference.softmax(targets / 2))
+
+    before = tiny.flat_params(start["params"])
+    params = reference.digest(before, X[5 + PLACES], targets, distance, LR, 2)
+    params, _, _ = linear_client.train(params, OWN, LR)
+    check_model(client["params"], params)
+    expected = linear_client.logits(params, X[5 + ASKED])
+    np.testing.assert_allclose(uplink, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_server_of_ktpfl_learns_who_teaches_whom():
+    """Rows and columns of clients 2 and 3, which do not count, stay."""
+    settings = {"temperature": 0.5, "coefficient_lr": 0.5, "rho": 0.7}
+    method, ctx = ktpfl(TRAINING, **settings, **SETTINGS), server_context()
+    server = method.init_server(IN_PUBLIC, jax.random.key(0))
+    rng, scores, present = np.random.default_rng(3), np.zeros((4, P, C)), [0, 1]
+    start = 0.25 + 0.05 * rng.normal(size=(4, 4))
+    scores[:2] = SENT
+    server = server._replace(coefficients=jnp.asarray(start, jnp.float32))
+    new, metrics = served(method, server, ctx)
+
+    def loss(coefficients):
+        return reference.knowledge_loss(coefficients, scores, present, 0.5, 0.7)
+
+    expected = start.copy()
+    step = gradients.numerical_gradient(loss, start)
+    expected[:2, :2] -= 0.5 * step[:2, :2]
+    assert abs(step[:2, :2]).max() > 1e-3
+    np.testing.assert_allclose(new.coefficients, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(metrics["knowledge_loss"], loss(start), rtol=1e-4)
+    targets = reference.mixed(expected, scores, present)
+    np.testing.assert_allclose(new.targets, targets, rtol=1e-4, atol=1e-5)
+    for client in range(2):
+        sent = method.broadcast(IN_PUBLIC, BUCKET, new, ctx._replace(info=context_of(client)))
+        np.testing.assert_allclose(sent.targets.values, targets[client], rtol=1e-4, atol=1e-5)
+
+
+def context_of(client: int):
+    return tiny.context(client).info
+
+
+def test_a_client_of_fedhenn_is_pulled_to_the_mean_kernel():
+    method = fedhenn(TRAINING, eta=0.3, public_per_round=P)
+    rows = np.random.default_rng(1).normal(size=(P, 2))
+    kernel, start = rows @ rows.T, {"params": model(3), "stats": {}}
+    ctx = tiny.context(0)._replace(round=jnp.int32(2))
+    client, uplink, _ = jax.jit(lambda sent: method.client_update(BUCKET, start, sent, DATA, ctx))(
+        downlink(kernel)
+    )
+    params = tiny.flat_params(start["params"])
+    for batch in OWN:
+        params = reference.aligned_step(params, batch, X[5 + PLACES], kernel, 0.6, LR)
+    check_model(client["params"], params)
+    features = linear_client.features(params, X[5 + ASKED])
+    np.testing.assert_allclose(uplink, features @ features.T, rtol=1e-4, atol=1e-5)
+
+
+def test_kernels_are_aligned_whatever_their_scale_and_middle():
+    rows = np.random.default_rng(1).normal(size=(5, 3))
+    moved = 3 * rows + 7
+    value_and_slope = jax.jit(jax.value_and_grad(alignment))
+    value, _ = value_and_slope(rows @ rows.T, moved @ moved.T)
+    assert value == pytest.approx(1, abs=1e-4)
+    value, slope = value_and_slope(np.zeros((5, 5)), rows @ rows.T)
+    assert value == 0 and np.isfinite(slope).all()
 
 
 def test_fedmd_is_refused_a_first_phase_without_labels():

@@ -49,6 +49,7 @@ SUMS = (
     "fedl2g",
     "fedmd",
     "dsfl",
+    "fedhenn",
 )
 VARIANTS = [  # whose weights or masks are others
     ("fedavg", {"weighting": "uniform"}),

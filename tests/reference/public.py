@@ -49,3 +49,41 @@ def digest(params, x: np.ndarray, targets: np.ndarray, loss, lr: float, size: in
 def sharpened(probabilities: np.ndarray, temperature: float) -> np.ndarray:
     """Entropy reduction averaging of probabilities [clients, P, C]."""
     return softmax(probabilities.mean(0) / temperature)
+
+
+def mixed(coefficients: np.ndarray, scores: np.ndarray, present: list[int]) -> np.ndarray:
+    """KT-pFL's targets of each client, [N, P, C]: the row's coefficients of the clients present,
+    scaled to the sum of the row."""
+    targets = np.zeros_like(scores)
+    for n, row in enumerate(coefficients):
+        scale = row.sum() / row[present].sum()
+        for m in present:
+            targets[n] += scale * row[m] * scores[m]
+    return targets
+
+
+def knowledge_loss(coefficients, scores, present, temperature: float, rho: float) -> float:
+    """Sum over the clients present of the divergence from their targets, and the pull to 1/N."""
+    targets = mixed(coefficients, scores, present)
+    total = 0.0
+    for n in present:
+        total += divergence(scores[n] / temperature, softmax(targets[n] / temperature))
+        total += rho * ((coefficients[n] - 1 / len(coefficients)) ** 2).sum()
+    return total
+
+
+def alignment(kernel: np.ndarray, other: np.ndarray) -> float:
+    """CKA of kernels [P, P], by the centring matrix."""
+    middle = np.eye(len(kernel)) - 1 / len(kernel)
+    a, b = middle @ kernel @ middle, middle @ other @ middle
+    return float((a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum()))
+
+
+def aligned_step(params, batch, x: np.ndarray, kernel: np.ndarray, weight: float, lr: float):
+    """FedHeNN's step of SGD on a batch, x being the public samples and kernel their mean one."""
+
+    def loss(p):
+        rows = linear_client.features(p, x)
+        return linear_client.loss(p, *batch) + weight * (1 - alignment(rows @ rows.T, kernel))
+
+    return sgd_step(loss, params, lr)

@@ -245,6 +245,8 @@ SEARCHED = {
     "fedl2g": {"server_lr": (0.01, 100, True)},
     "fedre": {"server_lr": (0.0001, 0.1, True)},
     "dsfl": {"temperature": (0.05, 1.0, True)},
+    "ktpfl": {"coefficient_lr": (0.001, 1, True)},
+    "fedhenn": {"eta": (0.001, 1, True)},
 }
 
 

@@ -44,6 +44,8 @@ REFUSED = [
     # public samples lie beside the clients' own, and are not told apart
     ("fedmd", {}, {"client": "", "upload": "", "sample": SAMPLE}),
     ("dsfl", {}, {"client": "", "upload": "", "sample": SAMPLE}),
+    ("fedhenn", {}, {"client": "", "upload": "", "sample": SAMPLE}),
+    ("ktpfl", {}, {"client": SUMS, "upload": "", "sample": SAMPLE}),
     ("fedre", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
     ("heterofl", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
     ("heterofl", {"label_split": False}, {"client": "", "upload": "", "sample": ""}),

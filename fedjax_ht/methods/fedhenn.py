@@ -1,0 +1,113 @@
+"""FedHeNN (Makhija et al., ICML 2022): representations of clients are aligned by their kernels.
+
+    client:  local epochs of CE + eta t (1 - CKA(K_i, K)) in round t, K_i = F F^T being the kernel
+             of its features F of the P public samples of the last round; uploads K_i of the P
+             samples that this round asks for
+    server:  K <- mean_i K_i
+    predict: the client's own model
+    up:      P P: the kernel of the round's public samples
+    down:    P P: the mean kernel of the last round's, with indices of both rounds' samples
+    fits:    any models, of any feature widths; few public samples, since each step passes them all
+    paper:   https://arxiv.org/abs/2202.07757
+
+Settled here:
+* The paper's alignment samples are public ones, drawn anew in each round. Rounds count from 0, so
+  that the first one with a mean kernel has eta.
+* The term lowers the distance of kernels. Public code (MHFL) adds +CKA, which pushes them apart,
+  and squares kernels that are kernels already; that is not ported.
+* CKA is of centred kernels. In training their features normalise by the batch of public samples,
+  whose statistics are thrown away; uploaded kernels are of evaluation mode.
+* The mean is uniform over clients that arrive and have samples. P and eta are settings here: the
+  paper was not at hand.
+"""
+
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.aggregation import gather_received
+from fedjax_ht.core.annotations import Count, NonNegative, SearchRange
+from fedjax_ht.core.batches import inputs_at
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import features, logits, own_features
+from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.wire import dense
+from fedjax_ht.losses import cross_entropy
+from fedjax_ht.methods.shared import public
+from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
+
+
+def alignment(kernel: jax.Array, other: jax.Array) -> jax.Array:
+    """Computes the CKA of two kernels float [P, P], in [0, 1]; 0 where one is constant."""
+
+    def centred(k):
+        return k - k.mean(0) - k.mean(1)[:, None] + k.mean()
+
+    a, b = centred(kernel), centred(other)
+    # The root of 0 has no slope.
+    norms = jnp.maximum(jnp.sum(a * a) * jnp.sum(b * b), jnp.finfo(jnp.float32).tiny)
+    return jnp.sum(a * b) / jnp.sqrt(norms)
+
+
+@checked
+def fedhenn(
+    training: LocalTraining,
+    eta: Annotated[NonNegative, SearchRange(0.001, 1.0)] = 0.01,
+    public_per_round: Count = 100,
+) -> Method:
+    """Makes FedHeNN, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training.
+      eta: weight of the distance of kernels, times the round.
+      public_per_round: public samples of a round, P.
+    """
+
+    def init_server(federation, key):
+        return public.no_targets(public_per_round, public_per_round)
+
+    def broadcast(federation, bucket, server, ctx):
+        return public.send(federation, server, ctx)
+
+    def client_update(bucket, client, downlink, data, ctx):
+        targets = public.received_targets(downlink)
+        mean, everyone = dense(targets.rows), jnp.ones(public_per_round, bool)
+        shown = inputs_at(data, public.samples_at(data, targets.positions).indices)
+        weight = jnp.where(targets.rows.mask.any(), eta * ctx.round, 0)
+
+        def loss(params, stats, batch, key):
+            keys = jax.random.split(key)
+            aligned, _ = features(bucket, params, stats, shown, everyone, train=True, key=keys[1])
+            rows, stats = features(
+                bucket, params, stats, batch.x, batch.mask, train=True, key=keys[0]
+            )
+            value = cross_entropy(logits(bucket, params, rows), batch.y, batch.mask)
+            distance = 1 - alignment(aligned @ aligned.T, mean)
+            return Loss(value + weight * distance, stats)
+
+        result = train(
+            training, loss, client["params"], client["stats"], data, ctx.key, bucket.num_classes
+        )
+        client = client | {"params": result.params, "stats": result.stats}
+        rows = public.outputs_of(bucket, client, data, downlink.requested.value, own_features)
+        return client, rows @ rows.T, {"loss": result.loss}
+
+    def server_update(federation, server, received, ctx):
+        joined = gather_received(received)
+        weights = client_weights(joined)
+        mean = weighted_mean(joined.uplink, weights)
+        new = public.renewed(federation, server, mean, weights.any(), ctx)
+        return new, {"senders": (weights > 0).sum()}
+
+    return Method(
+        name="fedhenn",
+        training=training,
+        public_samples=public_per_round,
+        init_server=init_server,
+        broadcast=broadcast,
+        client_update=client_update,
+        server_update=server_update,
+        wire=Wire(server_reads="sums", redrawn=True),
+    )
