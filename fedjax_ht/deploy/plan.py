@@ -90,16 +90,16 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
     settled = settle(config)
     label, entry = next(iter(settled.entries.items()))
     method, options = settled.methods[label], settled.options
+    if method.public_samples:
+        raise ValueError(
+            f"{method.name} reads a public set, which a deployment does not carry to its clients "
+            "yet; choose another method, or simulate"
+        )
     _check_simulated_fields(settled.config)
     if method.sees_data:
         raise ValueError(
             f"the server of {method.name} reads the clients' samples, which no real server can; "
             "choose another method"
-        )
-    if method.public_samples:
-        raise ValueError(
-            f"{method.name} reads a public set, which a deployment does not carry to its clients "
-            "yet; choose another method, or simulate"
         )
     check_scores(settled.config, options.privacy)
     if secure_sums:

@@ -27,13 +27,16 @@ def setting(config: Config, experiment: Experiment, labels: Iterable[str] | None
     labels = list(experiment.entries if labels is None else labels)
     sizes = [len(client.train) for client in experiment.partitions[0]]
     kind = kind_of(experiment.dataset)
+    public = ""
+    if experiment.dataset.public_set is not None:
+        public = f", and {experiment.dataset.public_set.samples} public ones"
     seeds = f"seed {config.seed}"
     if config.trials > 1:
         seeds = f"seeds {config.seed} to {config.seed + config.trials - 1}"
     return (
         f"{config.partition.num_clients} clients on {experiment.dataset.name}"
         f"{participation(config)}: {sum(sizes)} training {kind}, {min(sizes)} to {max(sizes)} a "
-        f"client; {split(config)}. Models: {', '.join(architectures(experiment, labels))}. "
+        f"client{public}; {split(config)}. Models: {', '.join(architectures(experiment, labels))}. "
         f"Training: {trained(config, experiment, labels)} a round. {config.rounds} rounds, {seeds}."
         f"{devices.described(config.devices_profile)}"
     )

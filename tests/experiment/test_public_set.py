@@ -5,12 +5,15 @@ import numpy as np
 import pytest
 
 import fedjax_ht as fl
-from fedjax_ht.experiment.build import build
+from fedjax_ht.configs.base import typed_config
+from fedjax_ht.deploy.plan import make_plan
+from fedjax_ht.experiment.build import build, simulate
 from fedjax_ht.experiment.notes import notes
 from fedjax_ht.experiment.settle import settle
+from fedjax_ht.report.setting import setting
 
 
-def config_of(method: str = "fedmd", public: str | None = "hold_out:0.1", **options):
+def config_of(public: str | None = "hold_out:0.1", method: str = "fedmd", **options):
     config = fl.base_config()
     config.dataset.name, config.dataset.subset, config.dataset.public = (
         "fashion_mnist_10k",
@@ -33,8 +36,35 @@ def test_a_share_is_held_out_before_the_split():
     assert not [line for line in notes(experiment) if "public" in line]
 
 
+def test_the_samples_of_another_set_lie_behind_the_clients(tmp_path):
+    path = tmp_path / "other.npz"
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (40, 28, 28), np.uint8)
+    np.savez(path, x_train=x, y_train=np.arange(40) % 4)
+    config = config_of(f"npz:{path}", public_per_round=40, pretrain_epochs=0)
+    dataset = build(config).dataset
+    np.testing.assert_array_equal(dataset.public, np.arange(300, 340))
+    assert not dataset.public_set.is_labelled  # of other classes
+    config.method.options = {"public_per_round": 40}
+    with pytest.raises(ValueError, match="set pretrain_epochs to 0"):
+        simulate("fedmd", build(config))
+
+
+def test_the_setting_of_a_run_names_its_public_samples():
+    config = config_of(public_per_round=20)
+    assert "a client, and 30 public ones; split iid" in setting(typed_config(config), build(config))
+
+
+def test_a_deployment_refuses_a_method_that_reads_a_public_set():
+    """Before it refuses the set itself, which would lead in a circle."""
+    with pytest.raises(ValueError, match="fedmd reads a public set, which a deployment does not"):
+        make_plan(config_of(public_per_round=20))
+    with pytest.raises(ValueError, match=r"dataset\.public is 'hold_out:0.1'; a deployment"):
+        make_plan(config_of(method="local"))
+
+
 def test_a_public_set_that_nothing_reads_is_said():
-    (line,) = [line for line in notes(build(config_of("local"))) if "public" in line]
+    (line,) = [line for line in notes(build(config_of(method="local"))) if "public" in line]
     assert line.startswith("30 samples are public (dataset.public), and no method of this run")
 
 

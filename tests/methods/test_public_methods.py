@@ -16,6 +16,7 @@ from fedjax_ht.methods.fedhenn import alignment, fedhenn
 from fedjax_ht.methods.fedmd import fedmd
 from fedjax_ht.methods.ktpfl import ktpfl
 from fedjax_ht.methods.shared import public
+from fedjax_ht.trust.leaks.imitation import Victim, untrained_upload
 from tests import tiny
 from tests.methods.one_architecture import BUCKET, FEDERATION, LR, TRAINING, check_model, model
 from tests.reference import gradients, linear_client
@@ -222,6 +223,21 @@ def test_kernels_are_aligned_whatever_their_scale_and_middle():
     assert value == pytest.approx(1, abs=1e-4)
     value, slope = value_and_slope(np.zeros((5, 5)), rows @ rows.T)
     assert value == 0 and np.isfinite(slope).all()
+
+
+def test_leaks_of_a_round_with_public_samples_are_not_measured():
+    ctx = tiny.context(0)
+    victim = Victim(
+        method=fedmd(TRAINING, **SETTINGS),
+        bucket=BUCKET,
+        downlink=downlink(np.zeros((P, C))),
+        root=ctx.key,
+        round=ctx.round,
+        info=ctx.info,
+        data=DATA,
+    )
+    with pytest.raises(ValueError, match="clients of fedmd read a public set"):
+        untrained_upload(victim, (), jnp.zeros((2, 2, 2, 1)), jnp.zeros(2, jnp.int32))
 
 
 def test_fedmd_is_refused_a_first_phase_without_labels():
