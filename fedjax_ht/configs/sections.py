@@ -51,7 +51,8 @@ class DatasetConfig:
     """The data set, before it is split.
 
     Attributes:
-      name: Name of `fedjax-ht list datasets`, or a path behind a prefix such as csv: or folder:.
+      name: Name of `fedjax-ht list datasets`, a path behind a prefix such as csv: or folder:, or
+        module:function of your own, which returns an fl.Dataset.
       data_dir: Folder of data sets that were downloaded.
       image_size: Height and width to which images are scaled; 0: as published.
       text_length: Tokens of a text, beyond which it is cut; 0: 200, or as published.

@@ -6,11 +6,14 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
 from fedjax_ht.core.names import meant
+
+_FOLDERS: ContextVar[tuple[str, ...]] = ContextVar("folders of a user's modules", default=())
 
 
 def names_user_function(name: str) -> bool:
@@ -18,8 +21,37 @@ def names_user_function(name: str) -> bool:
     return re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name) is not None
 
 
+@contextlib.contextmanager
+def user_modules_in(*folders: str) -> Iterator[None]:
+    """Within the block, modules of a "module:function" are looked for in these folders before the
+    current one, such as in that of the config file that names them."""
+    token = _FOLDERS.set((*folders, *_FOLDERS.get()))
+    try:
+        yield
+    finally:
+        _FOLDERS.reset(token)
+
+
+def user_function(purpose: str, name: str, hint: str = "") -> Callable[..., Any]:
+    """Returns a function of a module in a folder of `user_modules_in`, in the current one, or of
+    one that is installed.
+
+    Args:
+      purpose: the function's purpose, such as "generator"; messages begin with it.
+      name: the function's name, as "module:function".
+      hint: end of the message where there is no such module, such as "; did you mean 'x'?".
+
+    Raises:
+      ValueError: there is no such module or function, or the module raises something. One line.
+    """
+    place, _, function_name = name.partition(":")
+    with importable_from(*module_folders()):
+        module = _module(purpose, name, place, hint)
+    return _function(purpose, name, module, function_name)
+
+
 def call_user_function(purpose: str, name: str, *arguments: Any) -> Any:
-    """Calls a function of a module in the current folder, or of one that is installed.
+    """Calls the function that `user_function` returns; its folders are importable meanwhile.
 
     Args:
       purpose: the function's purpose, such as "generator"; messages begin with it.
@@ -32,24 +64,35 @@ def call_user_function(purpose: str, name: str, *arguments: Any) -> Any:
     Raises:
       ValueError: there is no such module or function, or it raises something. One line.
     """
-    place, _, function_name = name.partition(":")
-    with importable_from(os.getcwd()):
-        function = _function(purpose, name, _module(purpose, name, place), function_name)
+    function = user_function(purpose, name)
+    with importable_from(*module_folders()):
         try:
             return function(*arguments)
         except Exception as error:
             raise _failure(purpose, name, error) from error
 
 
-def _module(purpose: str, name: str, place: str) -> ModuleType:
+def module_folders() -> list[str]:
+    """Folders in which a user's modules are looked for, in order."""
+    return list(dict.fromkeys([*_FOLDERS.get(), os.getcwd()]))
+
+
+def user_file(name: str) -> str:
+    """Returns the file of the module of a "module:function"; "" before it is imported, and of a
+    module without a file."""
+    return getattr(sys.modules.get(name.partition(":")[0]), "__file__", None) or ""
+
+
+def _module(purpose: str, name: str, place: str, hint: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         # The module itself or a package around it is missing, not one that it imports.
         if f"{place}.".startswith(f"{error.name}."):
+            folders = " or ".join(module_folders())
             raise ValueError(
-                f"{purpose} {name!r}: there is no module {error.name} in {os.getcwd()}, and none "
-                "is installed"
+                f"{purpose} {name!r}: there is no module {error.name} in {folders}, and none is "
+                f"installed{hint}"
             ) from error
         raise _failure(purpose, name, error) from error
     except Exception as error:
@@ -74,11 +117,12 @@ def _failure(purpose: str, name: str, error: Exception) -> ValueError:
 
 
 @contextlib.contextmanager
-def importable_from(folder: str) -> Iterator[None]:
-    """Makes the modules in a folder importable within the block, which a console script does
-    not."""
-    sys.path.insert(0, folder)
+def importable_from(*folders: str) -> Iterator[None]:
+    """Makes the modules in folders importable within the block, which a console script does not;
+    those of the first folder before all others."""
+    sys.path[:0] = folders
     try:
         yield
     finally:
-        sys.path.remove(folder)
+        for folder in folders:
+            sys.path.remove(folder)

@@ -28,9 +28,10 @@ earlier runs as they were: `completed` relies on it."""
 MAP = "features.npz"  # of an entry, see report/maps.py
 IDENTITY = "identity.json"  # of an entry, see identity.py
 
-OWN = ("own_methods", "own_partitions")
-"""The notes of a run with methods or a partition of a user's own: the name of each ->
-"FILE[:ARGUMENT]" of the config that registers it, None where that is not known."""
+OWN = ("own_methods", "own_partitions", "own_modules")
+"""The notes of a run with methods, a partition or modules of a user's own: the name of each, of a
+module "module:function" -> "FILE[:ARGUMENT]" of the config that registers it, or beside which it
+may lie; None where that is not known."""
 
 # Fields that name the entries and their settings: those are recorded entry by entry.
 NAMING = ("method", "compare", "entries", "given", "tuned", "tuned_on", "searched")

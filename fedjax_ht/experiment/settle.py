@@ -1,7 +1,6 @@
 """Settles a config: finds all mistakes that show before data are read."""
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_ht.configs.base import AnyConfig, typed_config
@@ -10,11 +9,11 @@ from fedjax_ht.core.annotations import MAX_SEED, Rest
 from fedjax_ht.core.bounds import check_value
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.public_set import lacks_public_set
-from fedjax_ht.core.user_code import names_user_function
+from fedjax_ht.core.user_code import module_folders, names_user_function
 from fedjax_ht.data.partition import check_partition, partition_options
 from fedjax_ht.data.public import HOLD_OUT, hold_out_share
 from fedjax_ht.data.shift import parse_shift
-from fedjax_ht.data.sources import dataset_names, unknown_dataset
+from fedjax_ht.data.sources import dataset_names, names_user_data, unknown_dataset
 from fedjax_ht.experiment.entries import Entry, as_run, entries_of
 from fedjax_ht.experiment.federation import check_group, width_rates
 from fedjax_ht.experiment.method import make_method, refuse_unknown
@@ -63,13 +62,8 @@ def settle(config: AnyConfig, trust: bool = True) -> Settled:
     for entry_config in configs.values():
         width_rates(entry_config.model.rates, config.partition.num_clients)
         check_group(entry_config.model.group)
-    code = [] if trust else named_code(entries, configs)
-    if code:
-        raise ValueError(
-            f"the config names {', '.join(code)}, which would be imported from {os.getcwd()} or "
-            "where it is installed, and run; if you know whose code that is, allow it by --trust, "
-            "from Python by trust=True"
-        )
+    if not trust:
+        _refuse_code(named_code(entries, configs))
     methods = {
         label: make_method(entry, configs[label].training) for label, entry in entries.items()
     }
@@ -83,16 +77,26 @@ def settle(config: AnyConfig, trust: bool = True) -> Settled:
 
 
 def named_code(entries: Mapping[str, Entry], configs: Mapping[str, Config]) -> list[str]:
-    """Returns every "module:function" that methods' options and models name, sorted.
+    """Returns every "module:function" that methods' options, models and data sets name, sorted.
 
     Building a run imports these modules, which runs them. Names of the library's own are none.
     """
     values: list[Any] = []
     for label, entry in entries.items():
         values += [*entry.options.values(), *vars(configs[label].model).values()]
-    return sorted(
-        {value for value in values if isinstance(value, str) and names_user_function(value)}
-    )
+    names = {value for value in values if isinstance(value, str) and names_user_function(value)}
+    names |= {c.dataset.name for c in configs.values() if names_user_data(c.dataset.name)}
+    return sorted(names)
+
+
+def _refuse_code(names: Sequence[str]) -> None:
+    """Refuses code of a user's own that nobody has allowed to be run."""
+    if names:
+        raise ValueError(
+            f"the config names {', '.join(names)}, which would be imported from "
+            f"{' or '.join(module_folders())} or where it is installed, and run; if you know whose "
+            "code that is, allow it by --trust, from Python by trust=True"
+        )
 
 
 def check_together(config: Config) -> None:

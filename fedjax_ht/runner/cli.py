@@ -1,13 +1,17 @@
 """Parses command lines, and reports every mistake in one line with exit code 2; config_files.py
 parses --config."""
 
+import functools
 import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import flags
 
 from fedjax_ht.core.names import unknown
+from fedjax_ht.core.user_code import user_modules_in
 
 # warnings only: orbax and jax narrate at INFO, which a user's own --verbosity=0 shows
 QUIET = "--verbosity=-1"
@@ -55,6 +59,25 @@ def parse_flags(arguments: list[str], takes_words: bool = False) -> list[str]:
     if len(rest) > 1 and not takes_words:
         fail(ValueError(f"unexpected argument {rest[1]!r}; flags are written --name=value"))
     return rest
+
+
+def config_folder(named: str) -> str:
+    """Returns the folder of "FILE[:ARGUMENT]", in which a config's own modules may lie."""
+    return str(Path(named.partition(":")[0]).resolve().parent)
+
+
+def beside_config(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
+    """Returns a command's main, to which a "module:function" may lie beside the file of
+    --config."""
+
+    @functools.wraps(main)
+    def with_folder(arguments: list[str]) -> None:
+        named: Any = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+        folders = [] if named is None else [config_folder(named.name)]
+        with user_modules_in(*folders):
+            main(arguments)
+
+    return with_folder
 
 
 def unknown_flag(name: str, argument: str) -> str:

@@ -83,7 +83,7 @@ def main(command: str | None = None) -> None:
 
     from fedjax_ht.core.extras import require
     from fedjax_ht.core.names import unknown
-    from fedjax_ht.runner.cli import fail, parse_flags
+    from fedjax_ht.runner.cli import beside_config, fail, parse_flags
 
     name, *rest = arguments
     if name not in COMMANDS:
@@ -101,7 +101,8 @@ def main(command: str | None = None) -> None:
         print(usage(name, module))
         sys.exit(0)
     parse = functools.partial(parse_flags, takes_words=COMMANDS[name].takes_words)
-    app.run(module.main, argv=[f"fedjax-ht {name}", *rest], flags_parser=parse)
+    main_beside = beside_config(module.main)
+    app.run(main_beside, argv=[f"fedjax-ht {name}", *rest], flags_parser=parse)
 
 
 def print_any_text() -> None:

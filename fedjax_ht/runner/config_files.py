@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 from fedjax_ht.configs import shipped
 from fedjax_ht.configs.base import SEE, ConfigTree, base_config
 from fedjax_ht.core.names import unknown, unknown_option
-from fedjax_ht.core.user_code import importable_from
-from fedjax_ht.runner.cli import SEE_HELP, BadConfigFile
+from fedjax_ht.core.user_code import importable_from, user_modules_in
+from fedjax_ht.runner.cli import SEE_HELP, BadConfigFile, config_folder
 from fedjax_ht.runner.field_values import CONVERSIONS, to_literal, to_tuple
 
 MODULE = "config_file"  # the name that a config file's module has
@@ -121,7 +121,8 @@ def read_config_file(named: str) -> ConfigTree:
     file = config_path(file)
     get_config, config = None, None
     try:
-        with importable_from(str(Path(file).resolve().parent)):
+        folder = config_folder(file)
+        with importable_from(folder), user_modules_in(folder):
             get_config = getattr(module_of(file), "get_config", None)
             if callable(get_config):
                 config = get_config(argument) if colon else get_config()

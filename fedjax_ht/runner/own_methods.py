@@ -5,13 +5,13 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import refuse_links
+from fedjax_ht.core.user_code import user_file, user_modules_in
 from fedjax_ht.data.partition.registry import LIBRARY, PARTITIONS, PLANS
 from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.entries import Entry, as_run
@@ -20,8 +20,10 @@ from fedjax_ht.experiment.json_files import naming, read_json
 from fedjax_ht.experiment.run_folder import OWN, read_run
 from fedjax_ht.experiment.settle import named_code
 from fedjax_ht.methods import METHODS, is_own, method_factory
-from fedjax_ht.runner.cli import BadConfigFile
+from fedjax_ht.runner.cli import BadConfigFile, config_folder
 from fedjax_ht.runner.config_files import read_config_file
+
+MODULES = "own_modules"  # of `OWN`, the note whose names need no registering
 
 
 def read_trusted_run(workdir: Path, trust: bool) -> tuple[Config, Experiment]:
@@ -40,8 +42,12 @@ def read_trusted_run(workdir: Path, trust: bool) -> tuple[Config, Experiment]:
         content = read_json(workdir / "config.json")
         with naming(workdir / "config.json"):
             notes = {note: dict(content.get("run", {}).get(note, {})) for note in OWN}
+        modules = notes.pop(MODULES)
         for note, noted in notes.items():
             _register(note, noted, trust)
+        folders = {config_folder(str(file)) for file in modules.values() if file is not None}
+        with user_modules_in(*sorted(folders)):
+            return read_run(workdir, trust)
     return read_run(workdir, trust)
 
 
@@ -60,7 +66,7 @@ def own_code(entry: Entry, config: Config) -> dict[str, str]:
     if kind not in LIBRARY:
         files.add(_file_of((PLANS | PARTITIONS).get(kind)))
     for name in named_code({entry.label: entry}, {entry.label: as_run(entry, config)}):
-        files.add(getattr(sys.modules.get(name.partition(":")[0]), "__file__", None))
+        files.add(user_file(name))
     sums = {}
     for file in sorted(filter(None, files)):
         with contextlib.suppress(OSError):  # code of a notebook is in no file
@@ -77,10 +83,14 @@ def _file_of(factory: Any) -> str | None:
 
 
 def own_names(entries: Iterable[Entry], config: Config) -> dict[str, list[str]]:
-    """Returns the names of a run that a user has registered, by the note of `run_folder.OWN`."""
+    """Returns the names of a run that a user has registered, or whose modules are a user's, by the
+    note of `run_folder.OWN`."""
     kind = config.partition.kind
-    methods = [entry.method for entry in entries if is_own(entry.method)]
-    return dict(zip(OWN, (methods, [] if kind in LIBRARY else [kind])))
+    by_label = {entry.label: entry for entry in entries}
+    methods = [entry.method for entry in by_label.values() if is_own(entry.method)]
+    configs = {label: as_run(entry, config) for label, entry in by_label.items()}
+    partitions = [] if kind in LIBRARY else [kind]
+    return dict(zip(OWN, (methods, partitions, named_code(by_label, configs))))
 
 
 def _register(note: str, noted: Mapping[str, Any], trust: bool) -> None:

@@ -14,7 +14,7 @@ from fedjax_ht.methods.registry import FACTORIES
 from fedjax_ht.runner import cli, train
 from fedjax_ht.runner.config_files import absolute, read_config_file
 from fedjax_ht.runner.evaluate import load_run
-from fedjax_ht.runner.own_methods import read_trusted_run
+from fedjax_ht.runner.own_methods import own_code, own_names, read_trusted_run
 from fedjax_ht.runner.report import show
 from fedjax_ht.runner.train import train_and_evaluate
 
@@ -180,3 +180,45 @@ def test_a_run_that_knows_no_config_file_says_what_to_do(run):
 def test_which_methods_are_a_users_own():
     assert not any(map(is_own, [*METHODS, "fedrolex+dfrd"]))
     assert is_own("beside") and is_own("beside+dfrd")
+
+
+DATA = """
+import fedjax_ht as fl
+
+def dataset():
+    return fl.load_dataset("npz:{data}")
+"""
+
+
+def test_a_module_beside_the_config_file_is_found_again(run, written, tiny_config, monkeypatch):
+    """The run's data come from a function now, and are the same by their checksum."""
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    (written.parent / "data_beside.py").write_text(
+        DATA.format(data=tiny_config.parent / "data.npz")
+    )
+    content = json.loads((run / "config.json").read_text())
+    assert "own_modules" not in content["run"]
+    content["run"]["own_modules"] = {"data_beside:dataset": str(written)}
+    content["dataset"]["name"] = "data_beside:dataset"
+    (run / "config.json").write_text(json.dumps(content))
+    read_config_file(str(written))
+    line = rf"names data_beside:dataset, which would be imported from {written.parent} or .*--trust"
+    with pytest.raises(ValueError, match=line):
+        load_run(run)
+    loaded = load_run(run, trust=True)
+    assert loaded.state.round == 1
+    (entry,), config = loaded.experiment.entries.values(), read_trusted_run(run, True)[0]
+    assert set(own_code(entry, config)) == {"code.method_beside.py", "code.data_beside.py"}
+    names = own_names([entry], config)
+    assert names["own_modules"] == ["data_beside:dataset"]
+
+
+def test_a_command_looks_beside_its_config_file(run_script, written, tmp_path):
+    """The command ends before anything is compiled: the function returns no data set."""
+    (written.parent / "no_data.py").write_text("def dataset(): return [1, 2]")
+    arguments = ("run", f"--config={written}", "--config.dataset.name=no_data:dataset")
+    done = run_script(*arguments, f"--workdir={tmp_path / 'never'}")
+    assert done.returncode == 2 and not (tmp_path / "never").exists()
+    assert done.stderr.strip().splitlines() == [
+        "error: dataset 'no_data:dataset' returns a list; it must return an fl.Dataset"
+    ]

@@ -4,7 +4,8 @@ from fedjax_ht.data.sources.registry import (
     dataset_names,
     find_dataset,
     load_dataset,
+    names_user_data,
     unknown_dataset,
 )
 
-__all__ = ["dataset_names", "find_dataset", "load_dataset", "unknown_dataset"]
+__all__ = ["dataset_names", "find_dataset", "load_dataset", "names_user_data", "unknown_dataset"]

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.names import unknown
+from fedjax_ht.core.names import meant, unknown
+from fedjax_ht.core.user_code import names_user_function
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.archive import two_places
 from fedjax_ht.data.files.stamps import stamp_of
@@ -32,6 +33,7 @@ from fedjax_ht.data.sources import (
     text_file,
     tfds,
     tiny_imagenet,
+    user_data,
 )
 from fedjax_ht.data.sources.columns import NOT_NAMED, Columns
 from fedjax_ht.data.sources.prefixes import prefix_hint
@@ -86,12 +88,21 @@ def find_source(name: str) -> Source | None:
     return source if source.argument or source.name == name else None
 
 
+def names_user_data(name: str) -> bool:
+    """Returns whether a name is a "module:function" of a user's own, and none of the library's."""
+    return find_source(name) is None and names_user_function(name)
+
+
 def unknown_dataset(name: str, data_dir: str | os.PathLike | None = None) -> str:
     """The message for a name that is no set; with the prefix that reads it, where it is a file."""
     root = None if data_dir is None else Path(data_dir).expanduser()
     if hint := prefix_hint(name, root):
-        return f"unknown dataset {name!r}; {hint} There are {', '.join(dataset_names())}"
-    return unknown("dataset", name, dataset_names())
+        return f"unknown dataset {name!r}; {hint} T{_listed()[1:]}"
+    return unknown("dataset", name, dataset_names(), _listed())
+
+
+def _listed() -> str:
+    return f"there are {', '.join(dataset_names())}, or module:function of your own"
 
 
 def find_dataset(name: str, data_dir: str | os.PathLike) -> tuple[Path, ...]:
@@ -124,7 +135,8 @@ def load_dataset(
     What may have been meant otherwise is logged as a warning, a line each, at every call.
 
     Args:
-      name: the set's name, one of `dataset_names()`.
+      name: the set's name, one of `dataset_names()`; or "module:function" for a function of yours
+        that returns a `Dataset`, the module in the current folder or installed.
       data_dir: the folder with the publisher's files, or with a folder of the set's name that has
         them. A path after a prefix is one of the current folder, or else below `data_dir`.
         `fashion_mnist_10k` and `har_10persons` come with the package and need none.
@@ -154,6 +166,10 @@ def load_dataset(
       ((10000, 28, 28, 1), 10)
     """
     _check_sizes(image_size, text_length)
+    if names_user_data(name):
+        options = {"image_size": image_size, "text_length": text_length}
+        options |= {"label": label, "features": features, "group": group}
+        return user_data.load_user_data(name, options, meant(name, dataset_names(), _listed()))
     root = None if data_dir is None else Path(data_dir).expanduser().resolve()
     source = find_source(name)
     if source is None:
