@@ -56,8 +56,8 @@ class DatasetConfig:
       data_dir: Folder of data sets that were downloaded.
       image_size: Height and width to which images are scaled; 0: as published.
       text_length: Tokens of a text, beyond which it is cut; 0: 200, or as published.
-      label: Column of the label in csv:PATH and text:PATH; "": found by usual names.
-      features: Columns of the features in csv:PATH and text:PATH, or with "-" before each all
+      label: Column of the label, of a table or of texts; "": found by usual names.
+      features: Columns of the features, of a table or of texts, or with "-" before each all
         columns but these; (): all that are left.
       group: Column of the person or place that a sample belongs to; "": found by usual names.
       standardise: Division by mean and deviation of the training samples. "auto" takes tables,

@@ -28,6 +28,8 @@ PACKAGES = {
     "flwr": Package("flwr", "flower"),
     "dp_accounting": Package("dp-accounting", "privacy"),
     "safetensors": Package("safetensors", "weights"),
+    "datasets": Package("datasets", "hf"),
+    "pyarrow": Package("pyarrow", "hf"),
     "diffusers": Package("diffusers", "diffusion"),
     "torch": Package("torch", "diffusion"),
     "tensorboard": Package("tensorboard", "tensorboard"),

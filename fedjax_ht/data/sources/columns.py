@@ -87,7 +87,8 @@ def roles_of(columns: Sequence[str], named: Columns, name: str) -> Roles:
     Args:
       columns: names of the columns, in order.
       named: the columns that the user named.
-      name: the name of the set without columns, "csv:mine.csv", for the messages.
+      name: the name of the set without columns, "csv:mine.csv", for the messages; "" for a table in
+        memory, whose columns are named by arguments.
 
     Raises:
       ValueError: a column that is named is not there, or none is called like a label, or several
@@ -114,7 +115,7 @@ def roles_of(columns: Sequence[str], named: Columns, name: str) -> Roles:
         about_group = f", and {group!r} for the group" if group else ""
         sentence = (
             f"column {label!r} is taken for the label, and {listed(features)} for features"
-            f"{about_group}; {name}:{label} names it and ends this line"
+            f"{about_group}; {_naming('label', label, name)} names it and ends this line"
         )
     return Roles(
         label=label,
@@ -154,7 +155,7 @@ def refuse_two_owners(group: str) -> None:
 def leave_out(name: str) -> str:
     """Says how to leave a column out, or to keep it as a feature."""
     return (
-        f"leave it out by dataset.features=-{name} (features=['-{name}'] of load_dataset), or name "
+        f"leave it out by dataset.features=-{name} (features=['-{name}'] from Python), or name "
         "all features there if it is one"
     )
 
@@ -167,6 +168,11 @@ def _called(columns: Sequence[str], names: Sequence[str]) -> list[str]:
     return called
 
 
+def _naming(role: str, columns: str, name: str) -> str:
+    """The way to name the column of a role: "csv:mine.csv:LABEL", or "label='LABEL'" in memory."""
+    return f"{name}:{columns}" if name else f"{role}={columns.rpartition(':')[2]!r}"
+
+
 def _column(
     role: str, chosen: str, columns: Sequence[str], candidates: Sequence[str], name: str
 ) -> str:
@@ -176,7 +182,7 @@ def _column(
         raise ValueError(unknown("column", chosen, columns, known))
     if chosen:
         return chosen
-    form = f"{name}:LABEL" if role == "label" else f"{name}:LABEL:GROUP"
+    form = _naming(role, "LABEL" if role == "label" else "LABEL:GROUP", name)
     if not candidates:
         raise ValueError(
             f"no column is called {', '.join(LABELS)}; name the {role} as {form}; {known}"

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.core.inputs import Standardised
-from fedjax_ht.data.conversion import as_groups, refuse_merged
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import Origin, reading
@@ -21,9 +19,9 @@ from fedjax_ht.data.sources.columns import (
 )
 from fedjax_ht.data.sources.source import Source
 from fedjax_ht.data.sources.table_cells import read_values, rows_of
-from fedjax_ht.data.sources.table_checks import class_lines, refuse_giveaways
 from fedjax_ht.data.sources.table_files import Owners, owners_of, table_files, table_place
-from fedjax_ht.data.sources.table_values import Texts, numbered
+from fedjax_ht.data.sources.table_set import numbers_set
+from fedjax_ht.data.sources.table_values import Texts, group_numbers, numbered
 
 _ORIGIN = Origin(
     "a header line, a column of labels, and columns of numbers, separated by commas, semicolons or "
@@ -61,32 +59,25 @@ def read_csv(
         roles = roles_of(tables[0].columns, named, f"csv:{path.partition(':')[0]}")
         values = read_values(roles, files, tables)
         labels, class_names = numbered(roles.label, values.labels)
-        names = tuple(map(str, class_names))
-        warnings = refuse_giveaways(roles, values.inputs, labels, values.counts)
-        warnings += class_lines(f"column {roles.label!r}", labels, names)
+        warnings: tuple[str, ...] = ()
         for name, cell in values.padded.items():
             warnings += (f"feature {name!r} has digits behind zeros, {cell}, read as numbers",)
-        if roles.sentence:
-            warnings = (roles.sentence, *warnings)
-        warnings += left_out_line
         owners = owners_of(files, values.counts)
         groups, group_names = _groups(roles.group, values.groups, owners)
-        refuse_merged("the table", values.inputs, roles.features)
-        return Dataset(
+        return numbers_set(
             f"csv:{path}",
-            values.inputs.astype(np.float32),
-            labels,
-            names,
-            preprocess=Standardised(),
+            roles,
+            inputs=values.inputs,
+            labels=labels,
+            class_names=tuple(map(str, class_names)),
+            counts=values.counts,
             official=owners.official,
             groups=groups,
             reading=Reading(
                 path=str(place),
-                label=roles.label,
-                features=roles.features,
                 group_names=group_names,
                 left_out=left_out,
-                warnings=warnings,
+                warnings=warnings + left_out_line,
             ),
         )
 
@@ -110,10 +101,7 @@ def _groups(name: str, column: Texts, owners: Owners) -> tuple[np.ndarray | None
         return owners.groups, owners.names
     if not name:
         return None, ()
-    places, values = numbered(name, column)
-    if isinstance(values[0], int):
-        return as_groups(name, np.array(values)[places]), ()
-    return as_groups(name, places), tuple(map(str, values))
+    return group_numbers(name, column)
 
 
 CSV = Source(

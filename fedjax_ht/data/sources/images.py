@@ -146,23 +146,32 @@ def decode(name: Hashable, content: bytes, size: int | None, *, as_shown: bool =
     with needing("decoding images"):
         from PIL import Image
 
-    changes: list[str] = []
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
-            limits.keep("it", image.width * image.height, limits.PIXELS, "pixels")
-            if image.mode not in _GREY_MODES + _COLOUR_MODES:
-                raise ValueError(f"mode {image.mode}, not 8-bit grey or colour")
-            image.load()
-            mode = "L" if image.mode in _GREY_MODES else "RGB"
-            if as_shown:
-                image = _as_shown(image, mode, changes)
-            if image.mode != mode:
-                image = image.convert(mode)
+            return pixels_of(image, size, as_shown=as_shown)
     except Exception as error:  # Pillow raises nearly anything on a damaged file
         reason = (
             "no known image format" if isinstance(error, Image.UnidentifiedImageError) else error
         )
         raise ValueError(f"image {name} cannot be decoded ({reason})") from error
+
+
+def pixels_of(image: "Image.Image", size: int | None, *, as_shown: bool = False) -> Decoded:
+    """Returns the pixels of an open image; arguments as of `decode`.
+
+    Raises:
+      ValueError: it has more than 8 bits a channel, or more than `limits.PIXELS`.
+    """
+    changes: list[str] = []
+    limits.keep("it", image.width * image.height, limits.PIXELS, "pixels")
+    if image.mode not in _GREY_MODES + _COLOUR_MODES:
+        raise ValueError(f"mode {image.mode}, not 8-bit grey or colour")
+    image.load()
+    mode = "L" if image.mode in _GREY_MODES else "RGB"
+    if as_shown:
+        image = _as_shown(image, mode, changes)
+    if image.mode != mode:
+        image = image.convert(mode)
     if size is not None:
         image = _central_square(image, size)
     pixels = np.asarray(image)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fedjax_ht.data.files.archive import user_path
 
-_PREFIXES = {"npz": "npz", "csv": "csv", "tsv": "csv"}
+_PREFIXES = {"npz": "npz", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
 _ARRAYS = "write it with numpy.savez_compressed(path, inputs=..., labels=...), for npz:PATH"
 _TABLE = "write it as a table, for csv:PATH, with to_csv(path, index=False)"
 _OTHERS = {
@@ -12,7 +12,6 @@ _OTHERS = {
     "h5": _ARRAYS,
     "hdf5": _ARRAYS,
     "pt": _ARRAYS,
-    "parquet": f"{_TABLE} of pandas.read_parquet(path)",
     "arrow": f"{_TABLE} of the Dataset of Hugging Face",
     "xlsx": f"{_TABLE} of pandas.read_excel(path)",
     "json": f"{_TABLE} of pandas.read_json(path)",
@@ -43,6 +42,9 @@ def prefix_hint(name: str, data_dir: Path | None) -> str:
 
 
 def _folder_hint(name: str, folder: Path) -> str:
+    names = {path.name for path in folder.iterdir()}
+    if names & {"dataset_dict.json", "dataset_info.json"}:
+        return f"did you mean {f'hf:{name}'!r}?"
     endings = {_ending(path) for path in folder.iterdir()}
     for ending in sorted(endings & set(_OTHERS) - {"json"}):
         return f"no prefix reads the .{ending} files in it: {_OTHERS[ending]}."

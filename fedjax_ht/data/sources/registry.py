@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.names import meant, unknown
@@ -24,10 +25,12 @@ from fedjax_ht.data.sources import (
     flowers102,
     food101,
     har,
+    hf,
     idx,
     image_folder,
     npz,
     pamap2,
+    parquet,
     shakespeare,
     svhn,
     text_file,
@@ -36,6 +39,7 @@ from fedjax_ht.data.sources import (
     user_data,
 )
 from fedjax_ht.data.sources.columns import NOT_NAMED, Columns
+from fedjax_ht.data.sources.frames import Sizes
 from fedjax_ht.data.sources.prefixes import prefix_hint
 from fedjax_ht.data.sources.source import Source
 
@@ -60,6 +64,8 @@ _ALL = (
     domains.DOMAINS,
     npz.NPZ,
     csv_file.CSV,
+    parquet.PARQUET,
+    hf.HF,
     tfds.TFDS,
     client_folders.CLIENT_FOLDERS,
     text_file.TEXT,
@@ -219,14 +225,15 @@ def _load(
     """Reads a set; the stamp of its files is there to tell other calls from this one."""
     del stamp
     source = SOURCES[name.partition(":")[0]]
-    if source.texts:
+    size: Any = image_size
+    if source.any_kind:
+        size = Sizes(image_size, text_length)
+    elif source.texts:
         size = text_length
         if image_size is not None:
             raise ValueError(f"image_size is {image_size}, but {name} has no images")
-    else:
-        size = image_size
-        if text_length is not None:
-            raise ValueError(f"text_length is {text_length}, but {name} has no texts")
+    elif text_length is not None:
+        raise ValueError(f"text_length is {text_length}, but {name} has no texts")
     if not source.columns and any(columns):
         field, value = next(pair for pair in columns._asdict().items() if pair[1])
         raise ValueError(f"{field} is {value!r}, but {name} has no columns with names")

@@ -58,6 +58,7 @@ class Source:
       argument: the kind of text behind the colon, such as "PATH"; "" for a set.
       texts: True if the set holds texts.
       columns: True if its columns have names, of which one is the label.
+      any_kind: True if its samples may be images or texts: the size is a `frames.Sizes`.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Source:
     argument: str = ""
     texts: bool = False
     columns: bool = False
+    any_kind: bool = False
 
     def files_of(self, argument: str, data_dir: Path | None) -> tuple[Path, ...]:
         """The files and folders that `read` takes; () where they are not there, or in the package.

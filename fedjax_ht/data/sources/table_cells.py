@@ -3,7 +3,7 @@
 import array
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from fedjax_ht.data.sources.columns import Roles
 from fedjax_ht.data.sources.table_values import PADDED, Texts, append
 
 _HEADER = 1 << 16  # bytes of it in which separators are counted
-_FILL = "fill in such values, or leave out the row or the column"
+FILL = "fill in such values, or leave out the row or the column"
 _MISSING = ("", "?", "-", "na", "n/a", "nan", "null", "none")
 
 
@@ -127,15 +127,32 @@ def read_values(roles: Roles, files: Sequence[Path], tables: Sequence[Rows]) -> 
         limits.keep("the table", len(lines), limits.TABLE_ROWS, "rows")
         limits.keep("the table", len(values), limits.TABLE_CELLS, "cells")
     inputs = np.frombuffer(values, np.float64).reshape(len(lines), -1)
+
+    def place(row: int) -> str:
+        file = files[int(np.searchsorted(np.cumsum(counts), row, "right"))]
+        return f"{_where(file, files)}line {lines[row]}"
+
+    refuse_gaps(inputs, roles.features, place)
+    return Values(inputs=inputs, labels=labels, groups=groups, counts=counts, padded=padded)
+
+
+def refuse_gaps(inputs: np.ndarray, columns: Sequence[str], place: Callable[[int], str]) -> None:
+    """Refuses rows with a value that is NaN, infinite or beyond float32.
+
+    Args:
+      inputs: float64 [N, columns].
+      columns: names of the columns.
+      place: the place of a row by its number, for the message.
+
+    Raises:
+      ValueError: there is such a row. One line.
+    """
     bad = np.argwhere(~(np.abs(inputs) <= FLOAT))
     if len(bad):
         row, column = bad[0].tolist()
-        file = files[int(np.searchsorted(np.cumsum(counts), row, "right"))]
         raise ValueError(
-            f"{_where(file, files)}line {lines[row]} has {inputs[row, column]:g} in column "
-            f"{roles.features[column]!r}; {_FILL}"
+            f"{place(row)} has {inputs[row, column]:g} in column {columns[column]!r}; {FILL}"
         )
-    return Values(inputs=inputs, labels=labels, groups=groups, counts=counts, padded=padded)
 
 
 def _where(file: Path, files: Sequence[Path]) -> str:
@@ -165,7 +182,7 @@ def _no_number(place: str, columns: Sequence[str], cells: Sequence[str]) -> str:
             float(cell)
         except ValueError:
             if cell.strip().lower() in _MISSING:
-                return f"{place} has no value in column {name!r}; {_FILL}"
+                return f"{place} has no value in column {name!r}; {FILL}"
         else:
             if "_" not in cell and cell.isascii():
                 continue

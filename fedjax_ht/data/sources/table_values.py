@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ht.data.conversion import as_groups
 from fedjax_ht.data.files import limits
 
 _PLAIN = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -51,6 +52,14 @@ def numbered(name: str, column: Texts) -> tuple[np.ndarray, list[Any]]:
     places = np.array([place[value] for value in values])
     # of each different text, and by `column.places` of each row
     return places[np.frombuffer(column.places, np.int32)], ordered
+
+
+def group_numbers(name: str, column: Texts) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The group of each row, int32 [N], and the names of groups that are no numbers."""
+    places, values = numbered(name, column)
+    if isinstance(values[0], int):
+        return as_groups(name, np.array(values)[places]), ()
+    return as_groups(name, places), tuple(map(str, values))
 
 
 def class_order(texts: Iterable[str]) -> tuple[str, ...]:

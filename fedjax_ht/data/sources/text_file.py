@@ -21,10 +21,10 @@ from fedjax_ht.data.sources.columns import (
     roles_of,
 )
 from fedjax_ht.data.sources.source import Source
-from fedjax_ht.data.sources.table_checks import class_lines, refuse_text_giveaways
 from fedjax_ht.data.sources.table_files import Owners, owners_of, table_files, table_place
+from fedjax_ht.data.sources.table_set import texts_set
 from fedjax_ht.data.sources.table_values import class_order
-from fedjax_ht.data.sources.tokens import LENGTH, UNKNOWN, by_id, encode, text_rows, vocabulary
+from fedjax_ht.data.sources.tokens import text_rows
 
 _ORIGIN = Origin(
     "a CSV file in UTF-8, rows of a class and one or more columns of text, or a head that names "
@@ -69,32 +69,22 @@ def read_text(
         labels = np.array([number[name] for name in table.classes], np.int32)
         roles = table.roles
         _refuse_head(roles, labels, names)
-        warnings = refuse_text_giveaways(roles, table.cells, labels)
-        column = f"column {roles.label!r}" if roles.label else "the first column"
-        warnings += class_lines(column, labels, names)
-        if roles.sentence:
-            warnings = (roles.sentence, *warnings)
-        texts = list(map(" ".join, table.cells))
         owners = owners_of(files, table.counts)
         groups, group_names = _groups(table, owners)
-        learned = owners.official.get("train", np.arange(len(texts)))
-        ids = vocabulary(texts[i] for i in learned)
-        return Dataset(
+        return texts_set(
             f"text:{path}",
-            encode(texts, ids, length or LENGTH),
-            labels,
-            names,
+            roles,
+            cells=table.cells,
+            labels=labels,
+            class_names=names,
+            length=length,
             official=owners.official,
             groups=groups,
-            vocabulary=len(ids) + UNKNOWN + 1,
             reading=Reading(
                 path=str(place),
-                label=roles.label,
-                features=roles.features,
-                token_texts=by_id(ids),
                 group_names=group_names,
                 left_out=left_out,
-                warnings=(*warnings, *left_out_line),
+                warnings=left_out_line,
             ),
         )
 
