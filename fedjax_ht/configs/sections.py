@@ -38,7 +38,8 @@ class MethodConfig:
     """The method.
 
     Attributes:
-      name: Name of `fedjax-ht list methods`, or BASE+METHOD for a distilling method on a base.
+      name: Name of `fedjax-ht list methods`, BASE+METHOD for a distilling method on a base, or
+        module:function of your own, which makes an fl.Method.
       options: Options of the method; `fedjax-ht list methods NAME` shows them.
     """
 

@@ -69,7 +69,7 @@ def call_user_function(purpose: str, name: str, *arguments: Any) -> Any:
         try:
             return function(*arguments)
         except Exception as error:
-            raise _failure(purpose, name, error) from error
+            raise failure(purpose, name, error) from error
 
 
 def module_folders() -> list[str]:
@@ -94,9 +94,9 @@ def _module(purpose: str, name: str, place: str, hint: str) -> ModuleType:
                 f"{purpose} {name!r}: there is no module {error.name} in {folders}, and none is "
                 f"installed{hint}"
             ) from error
-        raise _failure(purpose, name, error) from error
+        raise failure(purpose, name, error) from error
     except Exception as error:
-        raise _failure(purpose, name, error) from error
+        raise failure(purpose, name, error) from error
 
 
 def _function(purpose: str, name: str, module: ModuleType, function_name: str) -> Any:
@@ -111,7 +111,8 @@ def _function(purpose: str, name: str, module: ModuleType, function_name: str) -
     raise ValueError(f"{purpose} {name!r}: {module.__file__} has no function {function_name}{hint}")
 
 
-def _failure(purpose: str, name: str, error: Exception) -> ValueError:
+def failure(purpose: str, name: str, error: Exception) -> ValueError:
+    """Returns the error of code of a user's own as one line."""
     first_line = (str(error).splitlines() or [""])[0]
     return ValueError(f"{purpose} {name!r} raises {type(error).__name__}: {first_line}")
 

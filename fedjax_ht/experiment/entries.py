@@ -6,6 +6,7 @@ An entry is written `NAME[@tuned][:KEY=VALUE]...`, which is also its label:
     fedproto:variant=released:weight=3    with two options of its own
     fedproto:training.learning_rate=0.05  with another field of the config's `training` or `model`
     fedktl:generator=mine:make            a value with a colon: "mine:make"
+    mine:fedl2g:weight=3                  a method of a user's own, "module:function"
     fedtgp@tuned                          with the options of the config's `tuned`
 """
 
@@ -37,7 +38,7 @@ is not today's default: a run that goes on must not change its form."""
 
 def method_of(label: str) -> str:
     """Returns the method that a label begins with: "fedtgp" of "fedtgp@tuned:tau=3"."""
-    return label.partition(":")[0].partition("@")[0]
+    return split_spec(label)[0].partition("@")[0]
 
 
 def baseline_of(labels: Iterable[str]) -> str:

@@ -7,16 +7,21 @@ from typing import Any
 
 from fedjax_ht.core.annotations import kind_of
 from fedjax_ht.core.names import meant
+from fedjax_ht.methods import METHODS, names_user_method
 
 OVERRIDDEN = ("training", "model")
 """Sections of the config that an entry may change."""
 
 
 def split_spec(spec: str) -> list[str]:
-    """Splits an entry into NAME and each KEY=VALUE; text without = belongs to the value before
-    it."""
-    parts: list[str] = []
-    for part in spec.split(":"):
+    """Splits an entry into NAME, which may be a "module:function", and each KEY=VALUE; text without
+    = belongs to the value before it."""
+    first, *rest = spec.split(":")
+    is_method = first.partition("@")[0] in METHODS
+    if rest and not is_method and names_user_method(f"{first}:{rest[0].partition('@')[0]}"):
+        first, rest = f"{first}:{rest[0]}", rest[1:]
+    parts = [first]
+    for part in rest:
         if "=" not in part and len(parts) > 1:
             parts[-1] += f":{part}"
         else:

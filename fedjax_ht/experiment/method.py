@@ -5,10 +5,11 @@ from collections.abc import Iterable, Sequence
 
 from fedjax_ht.configs.sections import DatasetConfig, TrainingConfig
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.names import unknown_option
+from fedjax_ht.core.names import kind_of_value, unknown_option
+from fedjax_ht.core.user_code import failure
 from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.training import local_training
-from fedjax_ht.methods import method_factory
+from fedjax_ht.methods import is_own, method_factory
 
 
 def make_method(entry: Entry, training: TrainingConfig) -> Method:
@@ -23,9 +24,18 @@ def make_method(entry: Entry, training: TrainingConfig) -> Method:
     refuse_unknown(entry.method, options, known, f"method={entry.method}")
     recipe = local_training(training)
     try:
-        return factory(recipe, **options)
+        method = factory(recipe, **options)
     except ValueError as error:
         raise ValueError(f"{entry.label}: {error}") from None
+    except Exception as error:
+        if not is_own(entry.method):
+            raise
+        raise failure("method", entry.method, error) from error
+    if not isinstance(method, Method):
+        raise ValueError(
+            f"method {entry.method!r} returns {kind_of_value(method)}; it must return an fl.Method"
+        )
+    return method
 
 
 def refuse_unknown(owner: str, options: Iterable[str], known: Sequence[str], argument: str) -> None:

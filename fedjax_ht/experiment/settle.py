@@ -14,10 +14,11 @@ from fedjax_ht.data.partition import check_partition, partition_options
 from fedjax_ht.data.public import HOLD_OUT, hold_out_share
 from fedjax_ht.data.shift import parse_shift
 from fedjax_ht.data.sources import dataset_names, names_user_data, unknown_dataset
-from fedjax_ht.experiment.entries import Entry, as_run, entries_of
+from fedjax_ht.experiment.entries import Entry, as_run, entries_of, method_of
 from fedjax_ht.experiment.federation import check_group, width_rates
 from fedjax_ht.experiment.method import make_method, refuse_unknown
 from fedjax_ht.experiment.options import simulation_options
+from fedjax_ht.methods import names_user_method
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.epsilon import accounting
 
@@ -55,6 +56,8 @@ def settle(config: AnyConfig, trust: bool = True) -> Settled:
     config = typed_config(config)
     check_together(config)
     options = simulation_options(config)
+    if not trust:  # before the options of its methods are asked for, which imports them
+        _refuse_code(_method_code(config))
     entries = {entry.label: entry for entry in entries_of(config)}
     if options.privacy is not None:
         accounting()  # it is imported now, and not after the first round
@@ -77,7 +80,8 @@ def settle(config: AnyConfig, trust: bool = True) -> Settled:
 
 
 def named_code(entries: Mapping[str, Entry], configs: Mapping[str, Config]) -> list[str]:
-    """Returns every "module:function" that methods' options, models and data sets name, sorted.
+    """Returns every "module:function" that methods, their options, models and data sets name,
+    sorted.
 
     Building a run imports these modules, which runs them. Names of the library's own are none.
     """
@@ -86,7 +90,16 @@ def named_code(entries: Mapping[str, Entry], configs: Mapping[str, Config]) -> l
         values += [*entry.options.values(), *vars(configs[label].model).values()]
     names = {value for value in values if isinstance(value, str) and names_user_function(value)}
     names |= {c.dataset.name for c in configs.values() if names_user_data(c.dataset.name)}
+    names |= {entry.method for entry in entries.values() if names_user_method(entry.method)}
     return sorted(names)
+
+
+def _method_code(config: Config) -> list[str]:
+    """Returns every method that is a "module:function", of a config whose entries are not read."""
+    names = {config.method.name}
+    for spec in (*config.entries, *config.compare, *config.given, *config.tuned):
+        names.add(str(spec.get("method")) if isinstance(spec, Mapping) else method_of(spec))
+    return sorted(filter(names_user_method, names))
 
 
 def _refuse_code(names: Sequence[str]) -> None:

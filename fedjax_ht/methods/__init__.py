@@ -9,7 +9,16 @@ from fedjax_ht.methods.registry import (
     METHODS,
     is_own,
     method_factory,
+    names_user_method,
     register_method,
 )
 
-__all__ = ["DISTILLING", "LIBRARY", "METHODS", "is_own", "method_factory", "register_method"]
+__all__ = [
+    "DISTILLING",
+    "LIBRARY",
+    "METHODS",
+    "is_own",
+    "method_factory",
+    "names_user_method",
+    "register_method",
+]

@@ -5,8 +5,9 @@ from types import MappingProxyType
 
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.names import unknown
+from fedjax_ht.core.names import meant, unknown
 from fedjax_ht.core.registration import check_registration
+from fedjax_ht.core.user_code import names_user_function, user_function
 from fedjax_ht.methods.apfl import apfl
 from fedjax_ht.methods.dense import dense
 from fedjax_ht.methods.dfrd import dfrd
@@ -135,7 +136,8 @@ def method_factory(name: str) -> Callable[..., Method]:
 
     Args:
       name: a key of `METHODS`; or "BASE+METHOD", a distilling method on top of one that averages,
-        with the options of both.
+        with the options of both; or "module:function" for a factory of yours, the module in the
+        current folder, beside the config file that names it, or installed.
 
     Raises:
       ValueError: there is no such method.
@@ -151,9 +153,17 @@ def method_factory(name: str) -> Callable[..., Method]:
     # data-free, a distilling method is called by its own name
     if plus and top in DISTILLING and base in BASES and base != "none":
         return composed(base, METHODS[top])
+    if names_user_method(name):
+        hint = meant(name, METHODS, f"the methods are {', '.join(METHODS)}")
+        return checked(user_function("method", name, hint))
     if name not in METHODS:
         raise ValueError(unknown_method(name))
     return checked(METHODS[name])
+
+
+def names_user_method(name: str) -> bool:
+    """Returns whether a name is a "module:function" of a user's own; nothing is imported."""
+    return name not in METHODS and names_user_function(name)
 
 
 def is_own(name: str) -> bool:
@@ -165,8 +175,8 @@ def unknown_method(name: str) -> str:
     """Says in one line that there is no such method, and which methods there are."""
     bases = [base for base in BASES if base != "none"]
     listed = (
-        f"the methods are {', '.join(METHODS)}, and BASE+METHOD with one of {', '.join(bases)} "
-        f"and one of {', '.join(DISTILLING)}"
+        f"the methods are {', '.join(METHODS)}, BASE+METHOD with one of {', '.join(bases)} "
+        f"and one of {', '.join(DISTILLING)}, and module:function of your own"
     )
     compositions = [f"{base}+{top}" for base in bases for top in DISTILLING]
     return unknown("method", name, [*METHODS, *compositions], listed)

@@ -8,6 +8,7 @@ from pathlib import Path
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.annotations import SearchRange, search_ranges
 from fedjax_ht.core.files import atomic_open
+from fedjax_ht.experiment.entry_text import split_spec
 from fedjax_ht.methods import method_factory
 from fedjax_ht.runner.points import searched
 from fedjax_ht.runner.search import Space, points_of
@@ -83,7 +84,7 @@ def fairly_tuned(
     Raises:
       ValueError: a method is given twice, `points` is below 2, or as `searched` and `check_recipe`.
     """
-    names = [method.partition(":")[0] for method in methods]
+    names = [split_spec(method)[0] for method in methods]
     if len(set(names)) < len(names) or any("@" in name for name in names):
         raise ValueError(
             f"--methods is {','.join(methods)!r}; --fair takes each method once, and tunes it "

@@ -3,6 +3,7 @@
     fedjax-ht list                    the kinds of names
     fedjax-ht list methods            all methods
     fedjax-ht list methods fedtgp     one method: its options, the values they may have, meanings
+    fedjax-ht list methods mine:fedl2g    a method of your own
     fedjax-ht list fields             all fields of a config, with their values and meanings
     fedjax-ht list fields samples     the fields that have this text in name or meaning
 
@@ -28,7 +29,7 @@ from fedjax_ht.core.names import unknown
 from fedjax_ht.data.partition import PARTITIONS, PLANS
 from fedjax_ht.data.sources.registry import SOURCES
 from fedjax_ht.generators import SHIPPED, open_generator
-from fedjax_ht.methods import METHODS
+from fedjax_ht.methods import METHODS, method_factory, names_user_method
 from fedjax_ht.models import GROUPS, model_group
 from fedjax_ht.models.registry import example
 from fedjax_ht.runner.cli import fail
@@ -50,6 +51,12 @@ def methods() -> dict[str, Entry]:
         module = importlib.import_module(inspect.unwrap(factory).__module__)
         entries[name] = Entry(first_paragraph(module), of_method(name))
     return entries
+
+
+def own_method(name: str) -> Entry:
+    factory = inspect.unwrap(method_factory(name))
+    module = importlib.import_module(factory.__module__)
+    return Entry(first_paragraph(factory) or first_paragraph(module), of_method(name))
 
 
 def groups() -> dict[str, Entry]:
@@ -138,6 +145,8 @@ def listed(arguments: Sequence[str], width: int) -> str:
     if kind not in KINDS:
         raise ValueError(unknown("kind", kind, kinds))
     entries = KINDS[kind]()
+    if kind == "methods":
+        entries |= {name: own_method(name) for name in names if names_user_method(name)}
     for name in names:
         if name not in entries:
             raise ValueError(unknown(kind.removesuffix("s"), name, entries))

@@ -19,7 +19,7 @@ from fedjax_ht.experiment.environment import CODE
 from fedjax_ht.experiment.json_files import naming, read_json
 from fedjax_ht.experiment.run_folder import OWN, read_run
 from fedjax_ht.experiment.settle import named_code
-from fedjax_ht.methods import METHODS, is_own, method_factory
+from fedjax_ht.methods import METHODS, is_own, method_factory, names_user_method
 from fedjax_ht.runner.cli import BadConfigFile, config_folder
 from fedjax_ht.runner.config_files import read_config_file
 
@@ -74,6 +74,10 @@ def own_code(entry: Entry, config: Config) -> dict[str, str]:
     return sums
 
 
+def _is_own_by_name(method: str) -> bool:
+    return is_own(method) and not names_user_method(method)
+
+
 def _file_of(factory: Any) -> str | None:
     while isinstance(factory, functools.partial):
         factory = factory.func
@@ -87,7 +91,7 @@ def own_names(entries: Iterable[Entry], config: Config) -> dict[str, list[str]]:
     note of `run_folder.OWN`."""
     kind = config.partition.kind
     by_label = {entry.label: entry for entry in entries}
-    methods = [entry.method for entry in by_label.values() if is_own(entry.method)]
+    methods = [entry.method for entry in by_label.values() if _is_own_by_name(entry.method)]
     configs = {label: as_run(entry, config) for label, entry in by_label.items()}
     partitions = [] if kind in LIBRARY else [kind]
     return dict(zip(OWN, (methods, partitions, named_code(by_label, configs))))
@@ -98,7 +102,8 @@ def _register(note: str, noted: Mapping[str, Any], trust: bool) -> None:
     none."""
     kind = note.removeprefix("own_")
     for name, file in noted.items():
-        if _is_registered(note, name):
+        # a module:function needs none, and asking for it would import it before it is trusted
+        if names_user_method(name) or _is_registered(note, name):
             continue
         register = f"fl.register_{kind.removesuffix('s')}"
         if file is None:

@@ -7,13 +7,16 @@ import sys
 
 import pytest
 
-from fedjax_ht.configs.base import typed_config
+from fedjax_ht.configs.base import base_config, method_config, typed_config
 from fedjax_ht.data.partition.registry import SPLITS
+from fedjax_ht.experiment.entries import entries_of, method_of
+from fedjax_ht.experiment.settle import settle
 from fedjax_ht.methods import METHODS, is_own, local
 from fedjax_ht.methods.registry import FACTORIES
 from fedjax_ht.runner import cli, train
 from fedjax_ht.runner.config_files import absolute, read_config_file
 from fedjax_ht.runner.evaluate import load_run
+from fedjax_ht.runner.list import listed
 from fedjax_ht.runner.own_methods import own_code, own_names, read_trusted_run
 from fedjax_ht.runner.report import show
 from fedjax_ht.runner.train import train_and_evaluate
@@ -222,3 +225,69 @@ def test_a_command_looks_beside_its_config_file(run_script, written, tmp_path):
     assert done.stderr.strip().splitlines() == [
         "error: dataset 'no_data:dataset' returns a list; it must return an fl.Dataset"
     ]
+
+
+@pytest.fixture
+def by_module(run, monkeypatch):
+    """The run as it would be of the method "method_beside:beside", which nobody registers."""
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    name = "method_beside:beside"
+    (run / "beside").rename(run / name)
+    for file in (run / "config.json", run / "report.json", run / name / "identity.json"):
+        content = file.read_text().replace('"beside"', f'"{name}"')
+        file.write_text(content.replace('"own_methods"', '"own_modules"'))
+    return run
+
+
+def test_a_method_by_module_and_function(by_module, written, monkeypatch):
+    monkeypatch.setitem(
+        SPLITS, "in_turn", lambda *_: None
+    )  # registered: it is no question here
+    monkeypatch.setattr(sys, "path", [*sys.path, str(written.parent)])
+    with pytest.raises(ValueError, match=r"names method_beside:beside, which .*--trust") as error:
+        load_run(by_module)
+    assert "\n" not in str(error.value) and "method_beside" not in sys.modules
+    SPLITS.pop("in_turn")
+    monkeypatch.setattr(sys, "path", sys.path[:-1])
+    run = load_run(by_module, trust=True)
+    assert run.method == "method_beside:beside" and run.state.round == 1
+    (entry,), config = run.experiment.entries.values(), read_trusted_run(by_module, True)[0]
+    assert "code.method_beside.py" in own_code(entry, config)
+    names = own_names([entry], config)
+    assert (names["own_methods"], names["own_modules"]) == ([], ["method_beside:beside"])
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("beside_by:besid", "has no function besid; did you mean 'beside'?"),
+        ("beside_by:number", "method 'beside_by:number' returns an int; it must return an fl.Meth"),
+        ("beside_by:broken", "method 'beside_by:broken' raises KeyError: 'x'"),
+        ("fedprotoo:x", "there is no module fedprotoo in .*; did you mean 'fedproto'"),
+    ],
+)
+def test_a_module_and_function_that_is_no_method(tmp_path, monkeypatch, name, line):
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.chdir(tmp_path)
+    number = "def number(training): return 3\n"
+    broken = "def broken(training): raise KeyError('x')\n"
+    (tmp_path / "beside_by.py").write_text(METHOD + number + broken)
+    config = base_config()
+    config.compare = (name,)
+    with pytest.raises(ValueError, match=line) as error:
+        settle(config)
+    assert "\n" not in str(error.value)
+
+
+def test_entries_and_options_of_a_method_by_module(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside_it.py").write_text(METHOD)
+    config = base_config()
+    config.method = method_config("beside_it:beside", weight=3.0)
+    config.compare = ("beside_it:beside:weight=2.0", "fedproto:weight=2.0")
+    first, second, _ = entries_of(typed_config(config))
+    assert (first.method, first.options) == ("beside_it:beside", {"weight": 3.0})
+    assert second.options == {"weight": 2.0} and method_of(second.label) == "beside_it:beside"
+    assert method_of("beside_it:beside@tuned:weight=2.0") == "beside_it:beside"
+    assert "weight=1.0  a number of at least 0" in listed(["methods", "beside_it:beside"], 100)
