@@ -47,6 +47,13 @@ class Federation:
     global_model: Bucket | None = None
     public: PublicSet | None = None
 
+    def __repr__(self) -> str:
+        counts = [f"{len(self.members(bucket))} x {bucket.name}" for bucket in self.buckets]
+        return (
+            f"<Federation of {self.num_clients} clients: {', '.join(counts)}; {self.num_classes} "
+            "classes>"
+        )
+
     @property
     def num_clients(self) -> int:
         """The number of clients in all buckets."""

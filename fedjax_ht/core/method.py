@@ -258,6 +258,9 @@ class Method(NamedTuple):
     view: View = View()
     pretrained: Pretrained = Pretrained()
 
+    def __repr__(self) -> str:
+        return f"<Method {self.name}: rules {', '.join(self.rules)}>"
+
     def at(self, settings: PyTree) -> "Method":
         """Returns the method with these numbers; the method itself where none vary."""
         return self if self.vary is None else self.vary(settings)

@@ -43,6 +43,11 @@ class FederationData(NamedTuple):
     public: Split | None = None
     public_set: PublicSet | None = None
 
+    def __repr__(self) -> str:
+        totals = [f"{int(counts.sum()):,} {name}" for name, counts in self.counts.items()]
+        num_clients = self.counts["train"].shape[-1]
+        return f"<FederationData of {num_clients} clients: samples {', '.join(totals)}>"
+
 
 @checked
 def make_federation_data(

@@ -109,6 +109,13 @@ class Dataset:
             for line in self.doubts:
                 logging.warning(f"{name}: {line}")
 
+    def __repr__(self) -> str:
+        forms = []
+        for x in jax.tree.leaves(self.inputs):
+            forms.append(f"{list(x.shape[1:])} {x.dtype}")
+        samples = f"{len(self.labels):,} samples of {' and '.join(forms)}"
+        return f"<Dataset {self.name}: {samples}; {self.num_classes} classes>"
+
     def _checked_parts(self, labels: np.ndarray) -> dict[str, Any]:
         """Returns groups, clients and official sets, checked; fields that may be absent."""
         parts: dict[str, Any] = {}

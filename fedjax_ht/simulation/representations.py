@@ -1,19 +1,21 @@
-"""Features that clients make of the same samples, or each of its own, to be looked at."""
+"""Features and scores that clients make of samples, to be looked at."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_ht.core.batches import take_batch
+from fedjax_ht.core.batches import Batch, take_batch
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.evaluation import make_scored_state
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.names import unknown
 from fedjax_ht.core.round import Participant, TrialServers, view
 from fedjax_ht.core.samples import Data, Split
-from fedjax_ht.core.trees import take
+from fedjax_ht.core.trees import PyTree, take
 from fedjax_ht.simulation.compiled import participant_of, read_clients
 from fedjax_ht.simulation.program import Program, evaluation_batch
 from fedjax_ht.simulation.state import SimulationState, clients_info
@@ -44,7 +46,8 @@ def client_features(
     rows_of = dict(zip(ids, np.broadcast_to(indices, (len(ids), indices.shape[-1]))))
     features = {}
     for bucket in program.federation.buckets:
-        run, data = _features_of(program, bucket), program.data.buckets[bucket.name]
+        data = program.data.buckets[bucket.name]
+        run = _outputs_of(program, bucket, _features)
         clients = program.clients[bucket.name]
         members = [i for i in clients.roster.members.tolist() if i in ids]
         rows = clients.roster.rows(0, np.array(members, np.int64))
@@ -59,9 +62,100 @@ def client_features(
     return [features[i] for i in ids]
 
 
-def _features_of(program: Program, bucket: Bucket):
+class Predictor:
+    """Scores that clients give to any samples; keeps its compiled programs, one an architecture and
+    rule."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.compiled: dict[tuple[str, str], Callable] = {}
+
+    def predict(
+        self, state: SimulationState, client: int, inputs: PyTree, rule: str | None = None
+    ) -> np.ndarray:
+        """Returns a client's scores of samples, float32 [n, num_classes], in the state in which an
+        evaluation scores it; of several trials in the first.
+
+        Args:
+          state: the newest state; it stays.
+          client: id of the client.
+          inputs: samples [n, ...] as the data set stores them, such as `dataset.inputs[:10]`.
+          rule: the rule of inference, one of `Simulation.rules`; None for the first.
+
+        Raises:
+          ValueError: there is no such client or rule, or the samples are of another form, or none.
+        """
+        program, rules = self.program, self.program.method.rules
+        federation, rule = program.federation, rule or rules[0]
+        if client not in range(federation.num_clients):
+            raise ValueError(f"no client {client}; ids run from 0 to {federation.num_clients - 1}")
+        if rule not in rules:
+            advice = f"the rules of {program.method.name} are {', '.join(rules)}"
+            raise ValueError(unknown("rule", rule, rules, advice))
+        bucket = federation.buckets[federation.assignment[client]]
+        data, clients = program.data.buckets[bucket.name], program.clients[bucket.name]
+        inputs = jax.tree.map(np.asarray, inputs)
+        count = _count_of(inputs, data.inputs)
+        if (bucket.name, rule) not in self.compiled:
+            self.compiled[bucket.name, rule] = _outputs_of(program, bucket, _scores_by(rule))
+        row = clients.roster.rows(0, np.array([client], np.int64))
+        states = read_clients(program, state, bucket.name, row)
+        infos = clients_info(program.train_counts, state)
+        participant = participant_of(clients, infos, int(row[0]))
+        servers = TrialServers(state.servers, program.server.seeds, program.server.settings)
+        size = evaluation_batch(federation, program.options[0])
+        scores = []
+        for start in range(0, count, size):  # a batch a call: one program for any number of samples
+            rows = np.minimum(np.arange(start, start + size), count - 1)
+            present = np.int32(min(size, count - start))
+            shown = data._replace(
+                inputs=take(inputs, rows),
+                labels=np.zeros(size, np.int32),
+                splits={"shown": Split(np.arange(size, dtype=np.int32), present)},
+            )
+            out = self.compiled[bucket.name, rule](
+                take(states, 0), participant, servers, data, shown, np.int32(state.round)
+            )
+            scores.append(np.asarray(out, np.float32)[:present])
+        return np.concatenate(scores)
+
+
+def _count_of(inputs: PyTree, stored: PyTree) -> int:
+    """Returns the number of samples.
+
+    Raises:
+      ValueError: there are none, or they are not of the form of the data set's.
+    """
+    forms = []
+    for tree in (inputs, stored):
+        leaves = jax.tree.leaves(tree)
+        forms.append([f"{x.dtype} [n, {', '.join(map(str, x.shape[1:]))}]" for x in leaves])
+    if forms[0] != forms[1]:
+        raise ValueError(
+            f"inputs are {' and '.join(forms[0])}; they must be {' and '.join(forms[1])}, as "
+            "the data set stores its samples"
+        )
+    count = len(jax.tree.leaves(inputs)[0])
+    if not count:
+        raise ValueError("inputs have no sample")
+    return count
+
+
+def _features(method: Method, bucket: Bucket, client, downlink, batch: Batch) -> jax.Array:
+    assert method.view.features is not None  # `client_features` refuses such a method
+    return method.view.features(bucket, client, batch.x, batch.mask)
+
+
+def _scores_by(rule: str) -> Callable:
+    def scores(method: Method, bucket: Bucket, client, downlink, batch: Batch) -> jax.Array:
+        return method.predict(bucket, client, downlink, batch.x, batch.mask)[rule]
+
+    return scores
+
+
+def _outputs_of(program: Program, bucket: Bucket, output: Callable) -> Callable:
     """Compiles (client, Participant, servers, the bucket's data, what is shown, round) -> float
-    [n, K]."""
+    [n, K], by `output` of (method, bucket, client, downlink, Batch)."""
     method, options = program.method, program.options[0]
     size = evaluation_batch(program.federation, options)
     prepare = make_scored_state(method, program.federation, bucket, program.engine.channel)
@@ -71,15 +165,17 @@ def _features_of(program: Program, bucket: Bucket):
     ):
         of_client = view(data, participant)
         received = options.evaluate == "received"
-        trial_method, client, _ = prepare(client, participant, servers, of_client, round, received)
+        trial_method, client, downlink = prepare(
+            client, participant, servers, of_client, round, received
+        )
         order = shown.splits["shown"]
 
         def of_batch(start):
             batch = take_batch(shown, order.indices, order.count, start, size)
-            return trial_method.view.features(bucket, client, batch.x, batch.mask)
+            return output(trial_method, bucket, client, downlink, batch)
 
         count = order.indices.shape[0]
-        features = lax.map(of_batch, jnp.arange(0, count, size))
-        return features.reshape(-1, features.shape[-1])[:count]
+        outputs = lax.map(of_batch, jnp.arange(0, count, size))
+        return outputs.reshape(-1, outputs.shape[-1])[:count]
 
     return jax.jit(run, compiler_options=compiler_options(jax.default_backend()))

@@ -18,7 +18,7 @@ from fedjax_ht.simulation.notes import batch_notes
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.program import Program, bind
 from fedjax_ht.simulation.report import Evaluation, RoundReport
-from fedjax_ht.simulation.representations import client_features
+from fedjax_ht.simulation.representations import Predictor, client_features
 from fedjax_ht.simulation.round import run_round
 from fedjax_ht.simulation.scoring import evaluate
 from fedjax_ht.simulation.state import SimulationState
@@ -73,6 +73,9 @@ class Simulation(NamedTuple):
         `simulation.stepped`); the state stays.
       features: (SimulationState, ids, indices) -> float32 [n, K] for each of these clients, what it
         makes of the samples `indices`, int [n], or int [len(ids), n], samples of each client.
+      predict: (SimulationState, client id, inputs [n, ...] as the data set stores them, rule=None)
+        -> float32 [n, num_classes], the client's scores by that rule, None for the reported one,
+        as an evaluation scores it; of several trials in the first.
     """
 
     init: Callable[[], SimulationState]
@@ -87,6 +90,12 @@ class Simulation(NamedTuple):
     write_clients: Callable[[SimulationState, str, np.ndarray, PyTree], SimulationState]
     find_fault: Callable[..., Fault | None]
     features: Callable[[SimulationState, Sequence[int], np.ndarray], list[np.ndarray]]
+    predict: Callable[..., np.ndarray]
+
+    def __repr__(self) -> str:
+        trials = f"{self.trials or 1} trials" if (self.trials or 1) > 1 else "1 trial"
+        lanes = ", ".join(f"{name} in {count}" for name, count in self.lanes.items())
+        return f"<Simulation of {trials}: lanes {lanes}; rules {', '.join(self.rules)}>"
 
 
 @checked
@@ -189,6 +198,7 @@ def _simulation(program: Program) -> Simulation:
         write_clients=of_state(write_clients),
         find_fault=of_state(find_fault),
         features=of_state(client_features),
+        predict=of_state(Predictor.predict, Predictor(program)),
     )
 
 

@@ -35,6 +35,12 @@ class SimulationState(NamedTuple):
     changed: dict[str, np.ndarray]
     waiting: Waiting | None = None
 
+    def __repr__(self) -> str:
+        trials, num_clients = self.last_round.shape
+        several = f", {trials} trials" if trials > 1 else ""
+        models = f"{num_clients} clients of {', '.join(self.clients)}"
+        return f"<SimulationState after {self.round} rounds: {models}{several}>"
+
     @property
     def server(self) -> PyTree:
         """The server state of the only trial.

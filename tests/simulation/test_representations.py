@@ -101,3 +101,51 @@ def test_a_method_without_features_says_so():
     sim = make_simulation(method, federation, federation_data(federation))
     with pytest.raises(ValueError, match="local has no features"):
         sim.features(sim.init(), IDS, np.arange(3))
+
+
+@by_name(("local", "fedproto"))
+def test_scores_of_a_client_are_those_that_an_evaluation_counts(name):
+    federation = mixed_federation()
+    data, (dataset, partition) = federation_data(federation), samples()
+    sim = make_simulation(method_factory(name)(TRAINING, **settings(name)), federation, data)
+    state = sim.init()
+    accuracy = sim.evaluate(state).accuracy["test"]
+    for client in IDS:
+        test = partition[client].test
+        for rule in sim.rules:
+            scores = sim.predict(state, client, dataset.inputs[test], rule=rule)
+            assert scores.shape == (len(test), NUM_CLASSES) and scores.dtype == np.float32
+            has_score = np.isfinite(scores.max(-1))  # without prototypes there is none
+            hits = (scores.argmax(-1) == dataset.labels[test]) & has_score
+            np.testing.assert_allclose(hits.mean(), accuracy[rule][client])
+
+
+def test_samples_that_no_client_can_score():
+    federation = mixed_federation()
+    sim = make_simulation(METHODS["local"](TRAINING), federation, federation_data(federation))
+    state, (dataset, _) = sim.init(), samples()
+    x = dataset.inputs[:3]
+    faults = {
+        "no client 99; ids run from 0 to": (99, x, None),
+        "unknown rule 'haed'; did you mean 'head'": (0, x, "haed"),
+        "inputs are float32 .*; they must be uint8 .*, as the data set": (
+            0,
+            x / np.float32(2),
+            None,
+        ),
+        "inputs have no sample": (0, x[:0], None),
+    }
+    for line, (client, inputs, rule) in faults.items():
+        with pytest.raises(ValueError, match=line):
+            sim.predict(state, client, inputs, rule)
+
+
+def test_a_cell_of_a_notebook_shows_one_line():
+    federation = mixed_federation()
+    data, (dataset, _) = federation_data(federation), samples()
+    method = METHODS["fedproto"](TRAINING)
+    sim = make_simulation(method, federation, data)
+    for value in (sim, sim.init(), dataset, federation, data, method):
+        text = repr(value)
+        assert text.startswith(f"<{type(value).__name__} ") and text.endswith(">")
+        assert len(text) < 200 and "\n" not in text

@@ -184,6 +184,7 @@ def test_a_state_is_that_of_the_simulation(simulation):
         "find_fault": simulation.find_fault,
         "read_clients": lambda state: simulation.read_clients(state, "narrow", np.arange(1)),
         "features": lambda state: simulation.features(state, [0], np.arange(2)),
+        "predict": lambda state: simulation.predict(state, 0, DATASET.inputs[:2]),
     }
     for state in states.values():
         for call in calls.values():
