@@ -70,7 +70,7 @@ def show(dataset: Dataset, page: Path) -> None:
 def page_name(name: str) -> str:
     """Returns the name of a data set's page: "data-mine.html" for "csv:folder/mine.csv"."""
     prefix, _, argument = name.partition(":")
-    path = argument.partition(":")[0] if prefix in ("csv", "text") else argument
+    path = argument.partition(":")[0] if prefix in ("csv", "parquet", "hf", "text") else argument
     stem = Path(path).name.partition(".")[0] or prefix
     return f"data-{re.sub(r'[^0-9A-Za-z_-]+', '-', stem)}.html"
 
