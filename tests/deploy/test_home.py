@@ -1,5 +1,6 @@
 """A client's own files: its samples, its states, and its folder."""
 
+import importlib.util
 import os
 import stat
 from pathlib import Path
@@ -90,8 +91,10 @@ def deploy():
     """Returns a function that runs `fedjax-ht deploy` in a folder, with flags and a umask by which
     everybody may read."""
     before = os.umask(0o022)
+    has_flower = importlib.util.find_spec("flwr") is not None
+    shared = ["fedjax_ht.deploy.link", "fedjax_ht.deploy.node"] if has_flower else []
     try:
-        forks = Forks(Path(__file__).parents[2], dict(os.environ))
+        forks = Forks(Path(__file__).parents[2], dict(os.environ), shared)
     finally:
         os.umask(before)
 
