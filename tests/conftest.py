@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from fedjax_ht.simulation.engine import forget_engines
+from tests.changed_code import MonkeyPatch
 from tests.compilations import compiled  # noqa: F401, a fixture
 from tests.groups import GroupScheduling, group_of
 from tests.runs import forks, run_module, run_script, tiny_config  # noqa: F401, fixtures
@@ -71,16 +72,11 @@ def programs_of_few_groups(request, newest_group):
     newest_group["name"] = name
 
 
-@pytest.fixture(autouse=True)
-def programs_of_changed_code(request):
-    """Drops kept programs around a test that changes the library's code or constants, which they
-    are not kept by."""
-    changes = "monkeypatch" in request.fixturenames
-    if changes:
-        forget_engines()
-    yield
-    if changes:
-        forget_engines()
+@pytest.fixture
+def monkeypatch():
+    """Pytest's, but no kept program outlives a change of code that it may be made of."""
+    with MonkeyPatch.context() as patch:
+        yield patch
 
 
 def pytest_collection_modifyitems(items):

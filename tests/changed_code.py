@@ -1,0 +1,64 @@
+"""A monkeypatch around which kept programs are dropped, where it changes what they are made of."""
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from fedjax_ht.simulation.engine import forget_engines
+
+# Packages that run simulations: an engine imports nothing of them (docs/architecture.md), and so
+# no program depends on what stands there.
+RUNNING = {"checkpoints", "configs", "deploy", "experiment", "report", "runner"}
+
+
+def is_of_programs(target: Any) -> bool:
+    """Returns True if programs may depend on a module, a class, an object, or a dotted name."""
+    name = target
+    if isinstance(target, types.ModuleType):
+        name = target.__name__
+    elif not isinstance(target, str):
+        of = target if isinstance(target, type) else type(target)
+        name = of.__module__
+    package, *parts = name.split(".")
+    if package == "fedjax_ht":
+        return not RUNNING & set(parts[:1])
+    return package not in sys.stdlib_module_names
+
+
+class MonkeyPatch(pytest.MonkeyPatch):
+    """Kept programs are not kept by the library's code and constants: a change makes others, and
+    so does its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_changed = False
+
+    def _change(self) -> None:
+        self._has_changed = True
+        forget_engines()
+
+    def setattr(self, target, *args, **options) -> None:
+        super().setattr(target, *args, **options)
+        if is_of_programs(target):
+            self._change()
+
+    def delattr(self, target, *args, **options) -> None:
+        super().delattr(target, *args, **options)
+        if is_of_programs(target):
+            self._change()
+
+    def setitem(self, mapping, name, value) -> None:
+        super().setitem(mapping, name, value)
+        self._change()
+
+    def delitem(self, mapping, *args, **options) -> None:
+        super().delitem(mapping, *args, **options)
+        self._change()
+
+    def undo(self) -> None:
+        super().undo()
+        if self._has_changed:
+            self._has_changed = False
+            forget_engines()
