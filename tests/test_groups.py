@@ -7,10 +7,10 @@ from pathlib import Path
 
 CONFTEST = """
 import pytest
-from tests.groups import GroupScheduling
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
+    from tests.groups import GroupScheduling  # imports jax, which the other processes need not do
     return GroupScheduling(config, log)
 """
 GROUP = """
