@@ -240,9 +240,7 @@ def by_module(run, monkeypatch):
 
 
 def test_a_method_by_module_and_function(by_module, written, monkeypatch):
-    monkeypatch.setitem(
-        SPLITS, "in_turn", lambda *_: None
-    )  # registered: it is no question here
+    monkeypatch.setitem(SPLITS, "in_turn", lambda *_: None)  # registered: it is no question here
     monkeypatch.setattr(sys, "path", [*sys.path, str(written.parent)])
     with pytest.raises(ValueError, match=r"names method_beside:beside, which .*--trust") as error:
         load_run(by_module)
