@@ -86,7 +86,13 @@ def alignment_seconds(
 
         transform = held if FORMS[variant].bounded else free
         return align(
-            transform, sample_w, Alignment(variant=variant, **options), params, centroids, sent, key
+            transform,
+            sample_w,
+            Alignment(variant=variant, **options),
+            params=params,
+            centroids=centroids,
+            uploads=sent,
+            key=key,
         )
 
     return timed(as_a_server(aligned), generator.variables, first, sent, key, repeats=repeats)

@@ -93,7 +93,9 @@ def case(run: LoadedRun, config: ConfigDict, client: int, trial: int, batch: int
     server = jax.tree.map(lambda x: jnp.asarray(x)[trial], run.state.servers)
     channel = Channel(chain(experiment.options.uplink), chain(experiment.options.downlink))
     hidden = private(method, privacy)
-    downlink = send(hidden, federation, bucket, channel, server, root, round, info)
+    downlink = send(
+        hidden, federation, bucket, channel, server=server, root=root, round=round, info=info
+    )
     neighbour = jnp.int32((client + 1) % federation.num_clients)
     first = client_context(Purpose.INIT_CLIENT, root, jnp.int32(0), info._replace(id=neighbour))
     other = method.init_client(bucket, first._replace(info=None, shared_key=None))
@@ -280,9 +282,15 @@ def memberships(
         data = victim.data
         models = {OWN: state}
         if method.global_params is not None:
-            place = victim.root, victim.round, victim.info
             models[NOT_NEEDED] = receive(
-                private(method, privacy), victim.bucket, state, victim.downlink, data, *place
+                private(method, privacy),
+                victim.bucket,
+                state,
+                victim.downlink,
+                data,
+                root=victim.root,
+                round=victim.round,
+                info=victim.info,
             )
         for knowledge, model in models.items():
             # Splits are padded to one size: only the first `count` losses are of samples.

@@ -86,7 +86,18 @@ def ours(of: Problem) -> dict[str, np.ndarray]:
     def transform(params, rows, mask):
         return module.apply({"params": params}, rows, mask)
 
-    run = jax.jit(lambda *args: align(transform, draw, options, *args, KEY))
+    def aligned(params, centroids, uploads):
+        return align(
+            transform,
+            draw,
+            options,
+            params=params,
+            centroids=centroids,
+            uploads=uploads,
+            key=KEY,
+        )
+
+    run = jax.jit(aligned)
     params, means, _ = run(params, f["centroids"], jax.tree.map(jnp.asarray, of.uploads))
     after = {
         "w1": params["fc1"], **params["norm"], "w2": params["fc2"]["kernel"],

@@ -17,7 +17,14 @@ def server_step(method: Method, federation: Federation) -> Callable:
 
     def run(server, received: dict[str, Received], root, round, pretrained=(), data=None):
         shared = round_key(root, Purpose.SHARED, round)
-        ctx = Context(round_key(root, Purpose.SERVER, round), round, None, pretrained, shared, data)
+        ctx = Context(
+            round_key(root, Purpose.SERVER, round),
+            round,
+            None,
+            pretrained=pretrained,
+            shared_key=shared,
+            data=data,
+        )
         new, metrics = method.server_update(federation, server, received, ctx)
         anyone = jnp.stack([r.arrived.any() for r in received.values()]).any()
         return select(anyone, new, server), metrics

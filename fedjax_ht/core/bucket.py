@@ -134,6 +134,7 @@ def features(
     stats: PyTree,
     x: jax.Array,
     mask: jax.Array,
+    *,
     train: bool,
     key: jax.Array | None = None,
 ):

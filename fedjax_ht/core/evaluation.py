@@ -89,7 +89,7 @@ def received_where(
         `data` is the client's own.
       received: bool scalar, traced.
     """
-    after = receive(method, bucket, client, downlink, data, root, round, info)
+    after = receive(method, bucket, client, downlink, data, root=root, round=round, info=info)
 
     def choose(new, old):
         # Most methods receive nothing, or a head: what `receive` hands on as it is needs no copy.
@@ -150,15 +150,16 @@ def make_scored_state(
         client, participant: Participant, servers: TrialServers, data: Data, round, received
     ):
         server, root, settings = servers.of(participant.trial)
-        trial_method, info = method.at(settings), participant.info
-        downlink = send(trial_method, federation, bucket, channel, server, root, round, info)
+        trial_method = method.at(settings)
+        place = {"root": root, "round": round, "info": participant.info}
+        downlink = send(trial_method, federation, bucket, channel, server=server, **place)
         if keeps:
             client = received_where(
-                trial_method, bucket, client, downlink, data, root, round, info, received
+                trial_method, bucket, client, downlink, data, received=received, **place
             )
         else:
             client = any_state(trial_method, bucket, root)
-            client = receive(trial_method, bucket, client, downlink, data, root, round, info)
+            client = receive(trial_method, bucket, client, downlink, data, **place)
         return trial_method, client, downlink
 
     return prepare

@@ -39,7 +39,9 @@ def downlink_form(
 
     def sent(key, round, info):
         server = method.init_server(federation, round_key(key, Purpose.INIT_SERVER, 0))
-        return send(method, federation, bucket, channel, server, key, round, info)
+        return send(
+            method, federation, bucket, channel, server=server, root=key, round=round, info=info
+        )
 
     return jax.eval_shape(sent, _key(), _NUMBER, _INFO)
 
@@ -81,7 +83,7 @@ def keeps_state(method: Method, federation: Federation, bucket: Bucket, channel:
     """
 
     def received(client, downlink, data, key, round, info):
-        return receive(method, bucket, client, downlink, data, key, round, info)
+        return receive(method, bucket, client, downlink, data, root=key, round=round, info=info)
 
     client = jax.eval_shape(lambda key: any_state(method, bucket, key), _key())
     downlink = downlink_form(method, federation, bucket, channel)

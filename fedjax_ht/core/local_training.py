@@ -142,6 +142,7 @@ def train(
     params: PyTree,
     stats: PyTree,
     data: Data,
+    *,
     key: jax.Array,
     num_classes: int,
     split: str = "train",
@@ -164,20 +165,20 @@ def train(
 
     Example:
       >>> x, labels = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([0, 1, 0])
-      >>> split = fl.Split(indices=jnp.arange(3), count=jnp.int32(3))
+      >>> split, key = fl.Split(indices=jnp.arange(3), count=jnp.int32(3)), jax.random.key(0)
       >>> data = fl.Data(x, labels, preprocess=lambda x: x, splits={"train": split})
       >>> def loss(w, stats, batch, key):
       ...     error = (batch.x[:, 0] * w - 2 * batch.x[:, 0]) ** 2
       ...     return fl.Loss(fl.losses.masked_mean(error, batch.mask), stats)
       >>> recipe = fl.LocalTraining(optax.sgd(0.05), batch_size=3, epochs=20)
-      >>> result = fl.train(recipe, loss, jnp.float32(0), (), data, jax.random.key(0), 2)
+      >>> result = fl.train(recipe, loss, jnp.float32(0), (), data, key=key, num_classes=2)
       >>> round(float(result.params), 3)
       2.0
     """
     if data.trainer is not None:
         data, trainer = data._replace(trainer=None), data.trainer
         return trainer(training, loss_fn, params, stats, data, key, num_classes, split)
-    source = data.splits[split]
+    source, size = data.splits[split], training.batch_size
     per_epoch = jnp.maximum(_steps_per_epoch(training, source.count), 1)
     shuffle_key, augment_key, loss_key = jax.random.split(key, 3)
     black = getattr(data.preprocess, "black", 0.0)
@@ -189,7 +190,6 @@ def train(
 
     def step(order, number, state):
         params, opt_state, stats, total, sums = state
-        size = training.batch_size
         batch = take_batch(data, order, source.count, number % per_epoch * size, size)
         if training.augment is not None:
             view_key = jax.random.fold_in(augment_key, number)
@@ -208,9 +208,7 @@ def train(
         last = jnp.minimum(first + per_epoch, start + steps)
         return lax.fori_loop(jnp.maximum(first, start), last, lambda i, s: step(order, i, s), state)
 
-    sums = _zero_sums(
-        loss_fn, params, stats, data, source, training.batch_size, loss_key, num_classes
-    )
+    sums = _zero_sums(loss_fn, params, stats, data, source, size, loss_key, num_classes)
     state = (params, training.optimizer.init(params), stats, jnp.float32(0), sums)
     epochs = (start + steps + per_epoch - 1) // per_epoch
     params, _, stats, total, sums = lax.fori_loop(0, epochs, epoch, state)

@@ -128,6 +128,7 @@ def send(
     federation: Federation,
     bucket: Bucket,
     channel: Channel,
+    *,
     server: PyTree,
     root: jax.Array,
     round: jax.Array,
@@ -158,7 +159,7 @@ def send(
 
 
 def receive(
-    method: Method, bucket: Bucket, client, downlink, data: Data, root, round, info
+    method: Method, bucket: Bucket, client, downlink, data: Data, *, root, round, info
 ) -> PyTree:
     """Returns the client's state after receipt."""
     ctx = client_context(Purpose.RECEIVE, root, round, info)
@@ -180,7 +181,7 @@ def client_step(
     """
 
     def take(client, downlink, data: Data, root, round, info):
-        return receive(method, bucket, client, downlink, data, root, round, info)
+        return receive(method, bucket, client, downlink, data, root=root, round=round, info=info)
 
     def train(client, downlink, data: Data, root, round, info):
         ctx = client_context(Purpose.TRAIN, root, round, info)
@@ -224,10 +225,21 @@ def client_round(
         of_client, info = view(data, participant), participant.info
         server, root, settings = servers.of(participant.trial)
         trial_method = method.at(settings)
-        downlink = send(trial_method, federation, bucket, channel, server, root, round, info)
+        downlink = send(
+            trial_method,
+            federation,
+            bucket,
+            channel,
+            server=server,
+            root=root,
+            round=round,
+            info=info,
+        )
         if not keeps:
             blank = any_state(trial_method, bucket, root)
-            client = receive(trial_method, bucket, blank, downlink, of_client, root, round, info)
+            client = receive(
+                trial_method, bucket, blank, downlink, of_client, root=root, round=round, info=info
+            )
         step = client_step(trial_method, bucket, channel)
         trained, result = step(client, downlink, of_client, root, round, info)
         # A client whose result is not finite keeps its old state, or what came down, and does not

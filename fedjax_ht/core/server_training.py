@@ -32,6 +32,7 @@ def train_on_rows(
     params: PyTree,
     rows: PyTree,
     valid: jax.Array,
+    *,
     key: jax.Array,
     epochs: int,
     batch_size: int,
@@ -62,7 +63,16 @@ def train_on_rows(
         return loss_fn(params, batch, mask, key), stats
 
     params, _, loss = train_with_stats(
-        optimizer, stateless, params, (), rows, valid, key, epochs, batch_size, drop_single
+        optimizer,
+        stateless,
+        params,
+        (),
+        rows=rows,
+        valid=valid,
+        key=key,
+        epochs=epochs,
+        batch_size=batch_size,
+        drop_single=drop_single,
     )
     return params, loss
 
@@ -72,6 +82,7 @@ def train_with_stats(
     loss_fn: Callable[[PyTree, PyTree, PyTree, jax.Array, jax.Array], tuple[jax.Array, PyTree]],
     params: PyTree,
     stats: PyTree,
+    *,
     rows: PyTree,
     valid: jax.Array,
     key: jax.Array,

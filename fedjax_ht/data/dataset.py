@@ -259,7 +259,8 @@ class Dataset:
 
         Args:
           dataset: an object with a length and items by index.
-          class_names: names of the classes; None for `dataset.classes`, else numbers.
+          class_names: names of the classes; None for the dataset's own (its attribute
+            `classes`), else numbers.
           name: the set's name.
 
         Raises:

@@ -217,6 +217,15 @@ def run_name(folder: Path) -> str:
 def _sender(plan: Plan, federation: Federation, bucket: Bucket) -> Callable:
     def send_downlink(server, round, info):
         root = jax.random.key(plan.options.seed)
-        return send(plan.method, federation, bucket, plan.channel, server, root, round, info)
+        return send(
+            plan.method,
+            federation,
+            bucket,
+            plan.channel,
+            server=server,
+            root=root,
+            round=round,
+            info=info,
+        )
 
     return jax.jit(send_downlink)

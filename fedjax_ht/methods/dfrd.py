@@ -138,7 +138,7 @@ def distil(
 
     def student_logits(model, images, train: bool) -> jax.Array:
         everyone = jnp.ones(len(images), bool)
-        return logits(bucket, model, features(bucket, model, {}, images, everyone, train)[0])
+        return logits(bucket, model, features(bucket, model, {}, images, everyone, train=train)[0])
 
     def generator_step(number, carry, model, key):
         generator, state, total = carry

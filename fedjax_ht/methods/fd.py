@@ -100,7 +100,13 @@ def fd(
             return Loss(value, stats, rows=outputs)
 
         result = train(
-            training, loss, client["params"], client["stats"], data, ctx.key, bucket.num_classes
+            training,
+            loss,
+            client["params"],
+            client["stats"],
+            data,
+            key=ctx.key,
+            num_classes=bucket.num_classes,
         )
         client = {"params": result.params, "stats": result.stats}
         assert result.class_sums is not None  # since the loss returns rows

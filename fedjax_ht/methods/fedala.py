@@ -107,7 +107,9 @@ def fedala(
             rows, _ = features(bucket, model, client["stats"], batch.x, batch.mask, train=True)
             return Loss(cross_entropy(logits(bucket, model, rows), batch.y, batch.mask), stats)
 
-        result = train(one_pass, loss, client["weights"], (), data, key, bucket.num_classes)
+        result = train(
+            one_pass, loss, client["weights"], (), data, key=key, num_classes=bucket.num_classes
+        )
         return client | {"weights": result.params}
 
     def receive(bucket, client, downlink, data, ctx):

@@ -97,7 +97,9 @@ def learn_weight(weight: jax.Array, rows: Rows, valid: jax.Array, key: jax.Array
         return cross_entropy(outputs, batch.labels, mask)
 
     optimizer = in_unit_interval(optax.sgd(LEARNING_RATE))
-    return train_on_rows(optimizer, loss, weight, rows, valid, key, EPOCHS, BATCH)[0]
+    return train_on_rows(
+        optimizer, loss, weight, rows, valid, key=key, epochs=EPOCHS, batch_size=BATCH
+    )[0]
 
 
 @checked

@@ -121,7 +121,13 @@ def fedclassavg(
             return Loss(scale * contrast + error + mu / 2 * proximity(params["head"], start), stats)
 
         result = train(
-            training, loss, client["params"], client["stats"], data, key, bucket.num_classes
+            training,
+            loss,
+            client["params"],
+            client["stats"],
+            data,
+            key=key,
+            num_classes=bucket.num_classes,
         )
         return {"params": result.params, "stats": result.stats}, result.loss
 

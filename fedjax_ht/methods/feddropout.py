@@ -35,5 +35,13 @@ def feddropout(
     per_layer: bool = False,
 ) -> Method:
     """Makes Federated Dropout; options as of `shared.partial_training.partial_training`."""
-    options = (weighting, masked_loss, label_split, whole_head, per_layer)
-    return partial_training("feddropout", "random", training, *options)
+    return partial_training(
+        "feddropout",
+        "random",
+        training,
+        weighting=weighting,
+        masked_loss=masked_loss,
+        label_split=label_split,
+        whole_head=whole_head,
+        per_layer=per_layer,
+    )

@@ -203,7 +203,13 @@ def fedgen(
             return Loss(value + strength * teaching, stats)
 
         result = train(
-            training, loss, client["params"], client["stats"], data, ctx.key, bucket.num_classes
+            training,
+            loss,
+            client["params"],
+            client["stats"],
+            data,
+            key=ctx.key,
+            num_classes=bucket.num_classes,
         )
         uplink = Uplink(result.params["head"], Metadata(count_labels(data, bucket.num_classes)))
         return {"params": result.params, "stats": result.stats}, uplink, {"loss": result.loss}

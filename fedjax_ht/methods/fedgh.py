@@ -68,7 +68,14 @@ def fedgh(
             return cross_entropy(outputs, batch.labels, mask)
 
         head, final_loss = train_on_rows(
-            optimizer, loss, server, rows, rows.valid, ctx.key, server_epochs, server_batch_size
+            optimizer,
+            loss,
+            server,
+            rows,
+            rows.valid,
+            key=ctx.key,
+            epochs=server_epochs,
+            batch_size=server_batch_size,
         )
         return head, {"server_loss": final_loss}
 

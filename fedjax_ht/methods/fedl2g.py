@@ -86,7 +86,7 @@ class Form(NamedTuple):
 
 
 def outputs_of(
-    form: Form, bucket: Bucket, params: PyTree, stats: PyTree, batch: Batch, key: jax.Array
+    form: Form, bucket: Bucket, params: PyTree, stats: PyTree, *, batch: Batch, key: jax.Array
 ) -> tuple[jax.Array, jax.Array, PyTree]:
     """Returns the logits, the outputs that are guided, and the new batch statistics."""
     rows, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
@@ -105,7 +105,7 @@ def guided_loss(
     key: jax.Array,
 ) -> Loss:
     """Computes CE + G of a batch, G being the mean square between outputs and their vectors."""
-    scores, outputs, stats = outputs_of(form, bucket, params, stats, batch, key)
+    scores, outputs, stats = outputs_of(form, bucket, params, stats, batch=batch, key=key)
     distance = masked_mean(jnp.mean((outputs - vectors[batch.y]) ** 2, -1), batch.mask)
     return Loss(cross_entropy(scores, batch.y, batch.mask) + distance, stats)
 
@@ -125,7 +125,7 @@ def mean_gradient(
 
 
 def vector_gradient(
-    form: Form, bucket: Bucket, client: PyTree, vectors: jax.Array, data: Data, key: jax.Array
+    form: Form, bucket: Bucket, client: PyTree, vectors: jax.Array, *, data: Data, key: jax.Array
 ) -> tuple[Masked, jax.Array]:
     """Computes g, Masked float32 [C, D], and the quiz's loss after the virtual step.
 
@@ -153,7 +153,7 @@ def vector_gradient(
 
     def quiz_loss(params, batch, i):
         part_key = jax.random.fold_in(quiz_key, i)
-        scores = outputs_of(form, bucket, params, stats, batch, part_key)[0]
+        scores = outputs_of(form, bucket, params, stats, batch=batch, key=part_key)[0]
         return cross_entropy(scores, batch.y, batch.mask)
 
     _, gradient = mean_gradient(
@@ -168,7 +168,8 @@ def vector_gradient(
         batch = take_batch(data, study.indices, study.count, i * size, size)
         part_key = jax.random.fold_in(pass_key, i)
         outputs, pullback = jax.vjp(
-            lambda params: outputs_of(form, bucket, params, stats, batch, part_key)[1], params
+            lambda params: outputs_of(form, bucket, params, stats, batch=batch, key=part_key)[1],
+            params,
         )
         # The pullback is linear, and its transpose is J_o: so modules with a rule for reverse mode
         # alone, such as batch norm, need none for forward mode.
@@ -230,7 +231,9 @@ def fedl2g(
 
         def trained(client):
             params, stats = client["params"], client["stats"]
-            result = train(clipped, loss, params, stats, held, ctx.key, bucket.num_classes)
+            result = train(
+                clipped, loss, params, stats, held, key=ctx.key, num_classes=bucket.num_classes
+            )
             return client | {"params": result.params, "stats": result.stats}, result.loss
 
         def waiting(client):
@@ -238,7 +241,7 @@ def fedl2g(
 
         client, value = jax.lax.cond(ctx.round >= warmup, trained, waiting, client)
         key = jax.random.fold_in(ctx.key, 1)
-        uplink, quiz = vector_gradient(form, bucket, client, downlink, held, key)
+        uplink, quiz = vector_gradient(form, bucket, client, downlink, data=held, key=key)
         return client, uplink, {"loss": value, "quiz_loss": quiz}
 
     def server_update(federation, server, received, ctx):

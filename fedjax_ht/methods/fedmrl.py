@@ -199,7 +199,6 @@ def fedmrl(
 
     def client_update(bucket, client, downlink, data, ctx):
         bucket = nested(bucket, dim)
-        beside = bucket.shared
 
         def loss(params, stats, batch: Batch, key) -> Loss:
             def rows(part, name, key):
@@ -208,20 +207,21 @@ def fedmrl(
                 )
 
             private, private_stats = rows(bucket, "own", key)
-            shared, shared_stats = rows(beside, "shared", jax.random.fold_in(key, 1))
+            shared, shared_stats = rows(bucket.shared, "shared", jax.random.fold_in(key, 1))
             fused = fuse(bucket, params["projection"], shared, private)
             both = nested_logits(bucket, params["own"], params["shared"], fused)
             first, second = (cross_entropy(outputs, batch.y, batch.mask) for outputs in both)
             return Loss(first + second, {"own": private_stats, "shared": shared_stats})
 
-        copy = client["shared"]
         params = {
             "own": client["params"],
-            "shared": copy["params"],
+            "shared": client["shared"]["params"],
             "projection": client["projection"],
         }
-        stats = {"own": client["stats"], "shared": copy["stats"]}
-        result = train(for_each, loss, params, stats, data, ctx.key, bucket.num_classes)
+        stats = {"own": client["stats"], "shared": client["shared"]["stats"]}
+        result = train(
+            for_each, loss, params, stats, data, key=ctx.key, num_classes=bucket.num_classes
+        )
         params, stats = result.params, result.stats
         client = take_shared(client, params=params["shared"], stats=stats["shared"])
         client |= {"params": params["own"], "stats": stats["own"]}

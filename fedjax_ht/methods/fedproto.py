@@ -95,7 +95,7 @@ def fedproto(
     def client_update(bucket, client, downlink, data, ctx):
         pull = prototypes.regulariser(downlink, strength, variant)
         client, result = train_model(
-            training, bucket, client, data, ctx, pull, gather_features=while_training
+            training, bucket, client, data, ctx, regulariser=pull, gather_features=while_training
         )
         sums = result.class_sums
         if not while_training:

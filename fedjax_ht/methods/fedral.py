@@ -219,7 +219,15 @@ def fedral(
             return Loss(cross_entropy(outputs, batch.y, batch.mask), stats)
 
         params = {"model": client["params"], "angle": dense(downlink)}
-        result = train(training, loss, params, client["stats"], data, ctx.key, bucket.num_classes)
+        result = train(
+            training,
+            loss,
+            params,
+            client["stats"],
+            data,
+            key=ctx.key,
+            num_classes=bucket.num_classes,
+        )
         angle = result.params["angle"]
         client = {"params": result.params["model"], "stats": result.stats, "angle": angle}
         sent = Masked(angle, mask_of(bucket, ctx.info), BLOCKS)

@@ -98,7 +98,14 @@ def fedre(
             return -jnp.sum(jnp.where(mask[:, None], batch.labels.values * log_shares, 0))
 
         head, final_loss = train_on_rows(
-            optimizer, loss, server, rows, valid, ctx.key, 1, server_batch_size
+            optimizer,
+            loss,
+            server,
+            rows,
+            valid,
+            key=ctx.key,
+            epochs=1,
+            batch_size=server_batch_size,
         )
         return head, {"server_loss": final_loss}
 

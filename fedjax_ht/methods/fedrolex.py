@@ -33,5 +33,11 @@ def fedrolex(
 ) -> Method:
     """Makes FedRolex; options as of `shared.partial_training.partial_training`."""
     return partial_training(
-        "fedrolex", "rolling", training, weighting, masked_loss, label_split, whole_head
+        "fedrolex",
+        "rolling",
+        training,
+        weighting=weighting,
+        masked_loss=masked_loss,
+        label_split=label_split,
+        whole_head=whole_head,
     )

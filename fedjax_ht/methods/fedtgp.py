@@ -134,7 +134,7 @@ def fedtgp(
 
     def client_update(bucket, client, downlink, data, ctx):
         pull = prototypes.regulariser(downlink, strength, variant)
-        client, result = train_model(training, bucket, client, data, ctx, pull)
+        client, result = train_model(training, bucket, client, data, ctx, regulariser=pull)
         uplink = prototypes.prototype_uplink(prototypes.class_sums(bucket, client, data))
         return client, uplink, {"loss": result.loss}
 
@@ -152,9 +152,15 @@ def fedtgp(
             )
 
         rows = prototypes.as_rows(values, present)
-        schedule = ctx.key, server_epochs, server_batch_size
         trained, final_loss = train_on_rows(
-            optimizer, loss, server.trained, rows, rows.valid, *schedule
+            optimizer,
+            loss,
+            server.trained,
+            rows,
+            rows.valid,
+            key=ctx.key,
+            epochs=server_epochs,
+            batch_size=server_batch_size,
         )
         new = Server(trained, global_prototypes(trained), server.ready | present.any())
         return new, {"server_loss": final_loss, "margin": delta}

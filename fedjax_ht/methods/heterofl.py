@@ -31,5 +31,11 @@ def heterofl(
 ) -> Method:
     """Makes HeteroFL; options as of `shared.partial_training.partial_training`."""
     return partial_training(
-        "heterofl", "static", training, weighting, masked_loss, label_split, whole_head
+        "heterofl",
+        "static",
+        training,
+        weighting=weighting,
+        masked_loss=masked_loss,
+        label_split=label_split,
+        whole_head=whole_head,
     )

@@ -99,7 +99,7 @@ def moon(
             far = own_features(bucket, client["last"], batch.x, batch.mask)
             return mu * masked_mean(model_contrast(rows, near, far, tau), batch.mask)
 
-        trained, result = train_model(training, bucket, client, data, ctx, contrast)
+        trained, result = train_model(training, bucket, client, data, ctx, regulariser=contrast)
         last = {"params": trained["params"], "stats": trained["stats"]}
         uplink = ModelUplink(trained["params"], sent_samples(ctx, weighting))
         return trained | {"last": last}, uplink, {"loss": result.loss}

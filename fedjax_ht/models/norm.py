@@ -54,13 +54,15 @@ class Norm(nn.Module):
                 f"norm is {self.kind!r}; it must be batch, group, layer, static_batch or none"
             )
         mean, var = sample_moments(x, channels if self.kind == "layer" else math.gcd(channels, 16))
-        return _apply(mean, var, self.epsilon, x, scale, bias)
+        return _apply(mean, var, self.epsilon, x=x, scale=scale, bias=bias)
 
     def _batch(self, x, scale, bias, real, train) -> jax.Array:
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, scale.shape)
         running_var = self.variable("batch_stats", "var", jnp.ones, scale.shape)
         if not train:
-            return _apply(running_mean.value, running_var.value, self.epsilon, x, scale, bias)
+            return _apply(
+                running_mean.value, running_var.value, self.epsilon, x=x, scale=scale, bias=bias
+            )
         # with `nondiff_argnums` jax declares no types of results
         outputs: Any = batch_norm(x, scale, bias, real, self.epsilon)
         y, mean, var = outputs
@@ -81,10 +83,10 @@ class Norm(nn.Module):
             return y
         kept_mean = self.get_variable("batch_stats", "mean")
         kept_var = self.get_variable("batch_stats", "var")
-        return _apply(kept_mean, kept_var, self.epsilon, x, scale, bias)
+        return _apply(kept_mean, kept_var, self.epsilon, x=x, scale=scale, bias=bias)
 
 
-def _apply(mean, var, epsilon, x, scale, bias) -> jax.Array:
+def _apply(mean, var, epsilon, *, x, scale, bias) -> jax.Array:
     return (x - mean) * (jax.lax.rsqrt(var + epsilon) * scale) + bias
 
 

@@ -176,7 +176,15 @@ def _player(
 
     def play(call: Call) -> tuple[ClientInfo, ClientResult]:
         downlink = send(
-            method, program.federation, bucket, channel, server, root, round, info, call
+            method,
+            program.federation,
+            bucket,
+            channel,
+            server=server,
+            root=root,
+            round=round,
+            info=info,
+            call=call,
         )
         step = client_step(method, bucket, channel, call)
         _, result = step(client, downlink, data, root, round, info)

@@ -47,7 +47,7 @@ def record(training, counts, padding=0, round=()):
     def run(count):
         client = data._replace(splits={"train": Split(data.splits["train"].indices, count)})
         stats = (jnp.int32(0), jnp.zeros((MOST_STEPS, training.batch_size), jnp.int32))
-        return train(training, loss_fn, jnp.float32(0), stats, client, KEY, SAMPLES)
+        return train(training, loss_fn, jnp.float32(0), stats, client, key=KEY, num_classes=SAMPLES)
 
     result = jax.jit(jax.vmap(run))(jnp.array(counts, jnp.int32))
     return [
@@ -208,7 +208,9 @@ def test_augmentation_is_told_what_black_is():
     def loss_fn(params, stats, batch, key):
         return Loss(params, batch.x)
 
-    seen = train(training, loss_fn, jnp.float32(0), jnp.zeros((3, 2, 2, 1)), data, KEY, 4).stats
+    seen = train(
+        training, loss_fn, jnp.float32(0), jnp.zeros((3, 2, 2, 1)), data, key=KEY, num_classes=4
+    ).stats
     np.testing.assert_allclose(seen, (0 - 0.25) / 0.5)
 
 
@@ -223,9 +225,11 @@ def test_augmentation_and_loss_get_a_key_of_their_own_each_step():
     stats = (jnp.int32(0), jnp.zeros((MOST_STEPS, 2)))
     data = tiny.client_data(np.arange(4))
     draws = read(
-        jax.jit(lambda key: train(training, loss_fn, jnp.float32(0), stats, data, key, 4))(
-            KEY
-        ).stats
+        jax.jit(
+            lambda key: train(
+                training, loss_fn, jnp.float32(0), stats, data, key=key, num_classes=4
+            )
+        )(KEY).stats
     )
     assert draws.shape == (4, 2) and len(np.unique(draws)) == 8
     assert ((draws > 0) & (draws < 1)).all()
@@ -268,7 +272,13 @@ def linear_run():
         split = Split(data.splits["train"].indices, count)
         stats = (jnp.int32(0), jnp.zeros((MOST_STEPS, 3), jnp.int32))
         return train(
-            training, loss_fn, params, stats, data._replace(splits={"train": split}), KEY, CLASSES
+            training,
+            loss_fn,
+            params,
+            stats,
+            data._replace(splits={"train": split}),
+            key=KEY,
+            num_classes=CLASSES,
         )
 
     return params, data, run

@@ -167,7 +167,9 @@ X, MASK = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32), np.on
 
 
 def run(bucket, variables, train: bool, key=None):
-    return fl.features(bucket, variables["params"], variables["stats"], X, MASK, train, key)
+    return fl.features(
+        bucket, variables["params"], variables["stats"], X, MASK, train=train, key=key
+    )
 
 
 @pytest.mark.parametrize(

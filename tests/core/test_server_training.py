@@ -20,7 +20,14 @@ def mean_distance(params, rows, mask, key):
 @jax.jit
 def train(rows, valid):
     return train_on_rows(
-        optax.sgd(LR), mean_distance, jnp.zeros(2), rows, valid, KEY, EPOCHS, BATCH
+        optax.sgd(LR),
+        mean_distance,
+        jnp.zeros(2),
+        rows,
+        valid,
+        key=KEY,
+        epochs=EPOCHS,
+        batch_size=BATCH,
     )
 
 
@@ -89,9 +96,16 @@ def test_steps_follow_the_valid_rows_and_each_has_its_own_key():
             return -params["steps"] - params["drawn"] * jax.random.uniform(key)
 
         start = {"steps": jnp.float32(0), "drawn": jnp.float32(0)}
-        return train_on_rows(optax.sgd(1.0), loss, start, jnp.zeros(8), valid, KEY, EPOCHS, BATCH)[
-            0
-        ]
+        return train_on_rows(
+            optax.sgd(1.0),
+            loss,
+            start,
+            jnp.zeros(8),
+            valid,
+            key=KEY,
+            epochs=EPOCHS,
+            batch_size=BATCH,
+        )[0]
 
     for count, steps in ((8, 6), (5, 6), (4, 3), (0, 0)):
         assert run(np.arange(8) < count)["steps"] == steps
@@ -117,9 +131,9 @@ def test_a_single_row_behind_full_batches_is_left_out_where_it_is_asked(count, s
             jnp.zeros(1),
             jnp.asarray(rows_of(8)),
             valid,
-            KEY,
-            1,
-            size,
-            drop_single,
+            key=KEY,
+            epochs=1,
+            batch_size=size,
+            drop_single=drop_single,
         )
         assert params[0] == number

@@ -136,7 +136,11 @@ def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
             info = ClientInfo(ids, 1 + ids, np.zeros_like(ids))
             received[bucket.name] = Received(uplinks[bucket.name], info, ids != lost)
         ctx = Context(
-            jax.random.key(1), jnp.int32(1), None, method.pretrained.variables, jax.random.key(2)
+            jax.random.key(1),
+            jnp.int32(1),
+            None,
+            pretrained=method.pretrained.variables,
+            shared_key=jax.random.key(2),
         )
         return method.server_update(federation, server, received, ctx)[0]
 

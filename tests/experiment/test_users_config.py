@@ -19,7 +19,7 @@ def test_its_dropout_acts_in_training_and_needs_a_key():
     def run(train: bool, seed: int | None) -> np.ndarray:
         key = None if seed is None else jax.random.key(seed)
         params, stats = variables["params"], variables["stats"]
-        return np.asarray(features(bucket, params, stats, x, mask, train, key)[0])
+        return np.asarray(features(bucket, params, stats, x, mask, train=train, key=key)[0])
 
     plain = run(False, None)
     np.testing.assert_array_equal(run(True, None), plain)

@@ -127,7 +127,11 @@ def moved(name: str, **options) -> tuple[float, float]:
 
     def serve(server, received):
         ctx = Context(
-            jax.random.key(1), jnp.int32(1), None, method.pretrained.variables, jax.random.key(2)
+            jax.random.key(1),
+            jnp.int32(1),
+            None,
+            pretrained=method.pretrained.variables,
+            shared_key=jax.random.key(2),
         )
         if method.public_samples:
             data = with_public(federation_data(federation)).buckets["narrow"]

@@ -202,7 +202,7 @@ def test_methods_whose_server_repeats_its_draws_are_marked(name):
         received = {
             b: Received(*fields, np.ones(len(fields[1].id), bool)) for b, fields in sent.items()
         }
-        ctx = Context(key, number, None, frozen, shared_key)
+        ctx = Context(key, number, None, pretrained=frozen, shared_key=shared_key)
         return method.server_update(federation, server, received, ctx)[0]
 
     key = jax.random.key(0)

@@ -131,9 +131,11 @@ def test_without_noise_and_clipping_it_trains_as_training_does():
         scores = batch.x.reshape(len(batch.x), -1) @ params["kernel"] + params["bias"]
         return Loss(cross_entropy(scores, batch.y, batch.mask), stats)
 
-    usual = train(training, loss_fn, params, {}, data, KEY, 4)
+    usual = train(training, loss_fn, params, {}, data, key=KEY, num_classes=4)
     trainer = jax.tree_util.Partial(functools.partial(dp_train, 1e6, 0.0, ()))
-    trained = train(training, loss_fn, params, {}, data._replace(trainer=trainer), KEY, 4)
+    trained = train(
+        training, loss_fn, params, {}, data._replace(trainer=trainer), key=KEY, num_classes=4
+    )
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), trained, usual
     )

@@ -128,6 +128,7 @@ def align(
     transform: Transform,
     sample_w: SampleW,
     options: Alignment,
+    *,
     params: PyTree,
     centroids: jax.Array,
     uploads: Uploads,
@@ -187,9 +188,9 @@ def align(
         trained,
         rows,
         uploads.valid,
-        train_key,
-        options.epochs,
-        size,
+        key=train_key,
+        epochs=options.epochs,
+        batch_size=size,
         drop_single=released,
     )
     params = trained["transformer"]

@@ -128,7 +128,9 @@ def _client_round(method: Method, federation: Federation, bucket: Bucket) -> Cal
     def run(server, client, samples: Data, split: Split, info: ClientInfo, root, round):
         splits = dict.fromkeys(("train", "val", "test"), split)
         data = samples._replace(splits=samples.splits | splits)
-        downlink = send(method, federation, bucket, channel, server, root, round, info)
+        downlink = send(
+            method, federation, bucket, channel, server=server, root=root, round=round, info=info
+        )
         step = client_step(method, bucket, channel)
         trained, result = step(client, downlink, data, root, round, info)
         last = len(samples.labels) - 1

@@ -113,7 +113,7 @@ def train_pair(
     params = {"own": client["params"], "shared": client["shared"]["params"], "beside": extra}
     stats = {"own": client["stats"], "shared": client["shared"]["stats"]}
     training = dataclasses.replace(training, optimizer=separately(training.optimizer))
-    result = train(training, loss, params, stats, data, ctx.key, bucket.num_classes)
+    result = train(training, loss, params, stats, data, key=ctx.key, num_classes=bucket.num_classes)
     params, stats = result.params, result.stats
     client = client | {"params": params["own"], "stats": stats["own"]}
     client = take_shared(client, params=params["shared"], stats=stats["shared"])

@@ -201,12 +201,14 @@ def train_on_pairs(
 
     projection = first_projection(bucket.feature_dim, options.latent_dim)
     params = {"model": client["params"], "projection": projection}
+    stats, loss_fn = client["stats"], loss
     # DP-SGD carries no batch statistics on, and so no count of steps: its pairs are drawn anew.
-    if options.in_passes and data.trainer is None:
-        start = {"model": client["stats"], "step": jnp.int32(0)}
-        result = train(training, loss_in_passes, params, start, data, ctx.key, bucket.num_classes)
+    in_passes = options.in_passes and data.trainer is None
+    if in_passes:
+        stats, loss_fn = {"model": stats, "step": jnp.int32(0)}, loss_in_passes
+    result = train(
+        training, loss_fn, params, stats, data, key=ctx.key, num_classes=bucket.num_classes
+    )
+    if in_passes:
         result = result._replace(stats=result.stats["model"])
-    else:
-        start = client["stats"]
-        result = train(training, loss, params, start, data, ctx.key, bucket.num_classes)
     return {"params": result.params["model"], "stats": result.stats}, result

@@ -67,6 +67,7 @@ def slice_plan(
     federation: Federation,
     rate: float,
     mode: Mode,
+    *,
     ctx: Context,
     client_id: Array,
     per_layer: bool = False,
@@ -99,6 +100,7 @@ def arrived_slices(
     federation: Federation,
     rate: float,
     mode: Mode,
+    *,
     received: Received,
     ctx: Context,
     per_layer: bool = False,
@@ -112,7 +114,7 @@ def arrived_slices(
     uplink, info = received.uplink, received.info
 
     def plan_of(client_id):
-        return slice_plan(federation, rate, mode, ctx, client_id, per_layer)
+        return slice_plan(federation, rate, mode, ctx=ctx, client_id=client_id, per_layer=per_layer)
 
     plan = jax.vmap(plan_of)(info.id) if mode == "random" else plan_of(None)
     return Slices(
@@ -127,6 +129,7 @@ def partial_training(
     name: str,
     mode: Mode,
     training: LocalTraining,
+    *,
     weighting: Weighting = "uniform",
     masked_loss: bool = False,
     label_split: bool = True,
@@ -163,7 +166,9 @@ def partial_training(
         return parameter_axes(federation.global_model.module, params, per_layer)
 
     def broadcast(federation, bucket, server, ctx):
-        plan = slice_plan(federation, bucket.width, mode, ctx, ctx.info.id, per_layer)
+        plan = slice_plan(
+            federation, bucket.width, mode, ctx=ctx, client_id=ctx.info.id, per_layer=per_layer
+        )
         return extract(server, axes_of(federation, server), plan)
 
     # the server knows which rows those are where they are all
@@ -188,7 +193,11 @@ def partial_training(
         slices = []
         for bucket in widest_first(federation):
             uplinks = received[bucket.name]
-            slices.append(arrived_slices(federation, bucket.width, mode, uplinks, ctx, per_layer))
+            slices.append(
+                arrived_slices(
+                    federation, bucket.width, mode, received=uplinks, ctx=ctx, per_layer=per_layer
+                )
+            )
         widths = federation.global_model.module.base.channels(per_layer).widths
         return scatter_mean(server, axes_of(federation, server), widths, slices), {}
 

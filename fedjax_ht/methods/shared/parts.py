@@ -49,5 +49,7 @@ def train_part(
             value = value + regulariser(rows, batch)
         return Loss(value, stats)
 
-    result = train(training, loss, fixed[part], client["stats"], data, key, bucket.num_classes)
+    result = train(
+        training, loss, fixed[part], client["stats"], data, key=key, num_classes=bucket.num_classes
+    )
     return client | {"params": fixed | {part: result.params}, "stats": result.stats}, result

@@ -103,7 +103,7 @@ def train_both(
     params = {"own": client["params"], "shared": copy["params"], "beside": beside}
     stats = {"own": client["stats"], "shared": copy["stats"]}
     training = dataclasses.replace(training, optimizer=by_part(optimizers))
-    result = train(training, loss, params, stats, data, ctx.key, bucket.num_classes)
+    result = train(training, loss, params, stats, data, key=ctx.key, num_classes=bucket.num_classes)
     params, stats = result.params, result.stats
     client = take_shared(client, params=params["shared"], stats=stats["shared"])
     return client | {"params": params["own"], "stats": stats["own"]}, params["beside"], result

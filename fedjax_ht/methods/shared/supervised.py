@@ -36,6 +36,7 @@ def train_model(
     client: PyTree,
     data: Data,
     ctx: Context,
+    *,
     regulariser: Regulariser | None = None,
     gather_features: bool = False,
     classes: jax.Array | None = None,
@@ -70,6 +71,12 @@ def train_model(
         return Loss(value, stats, representations if gather_features else None)
 
     result = train(
-        training, loss, client["params"], client["stats"], data, ctx.key, bucket.num_classes
+        training,
+        loss,
+        client["params"],
+        client["stats"],
+        data,
+        key=ctx.key,
+        num_classes=bucket.num_classes,
     )
     return client | {"params": result.params, "stats": result.stats}, result

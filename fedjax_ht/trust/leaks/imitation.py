@@ -136,10 +136,12 @@ def upload(
 def untrained_upload(victim: Victim, state: PyTree, images: jax.Array, labels: jax.Array) -> PyTree:
     """Computes the upload of a client that receives with these samples and trains on none."""
     method = private(victim.method, victim.privacy)
-    data, place = _data_of(victim, images, labels), _place(victim, labels)
-    client = receive(method, victim.bucket, state, victim.downlink, data, *place)
+    data, (root, round, info) = _data_of(victim, images, labels), _place(victim, labels)
+    client = receive(
+        method, victim.bucket, state, victim.downlink, data, root=root, round=round, info=info
+    )
     nothing = without_samples(data)._replace(round=victim.round)
-    ctx = client_context(Purpose.TRAIN, *place)
+    ctx = client_context(Purpose.TRAIN, root, round, info)
     return method.client_update(victim.bucket, client, victim.downlink, nothing, ctx)[1]
 
 

@@ -63,7 +63,15 @@ def compiled(in_ball=False, **options):
     def run(variables, params, uploads, key):
         uploads = jax.tree.map(jnp.asarray, uploads)
         sample_w = functools.partial(GENERATOR.sample_w, variables)
-        return align(run_f, sample_w, recipe, params, jnp.asarray(OLD), uploads, key)
+        return align(
+            run_f,
+            sample_w,
+            recipe,
+            params=params,
+            centroids=jnp.asarray(OLD),
+            uploads=uploads,
+            key=key,
+        )
 
     return lambda uploads, key=KEY, weights=GENERATOR.variables: run(weights, first(), uploads, key)
 

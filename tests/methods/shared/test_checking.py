@@ -24,7 +24,9 @@ def forgets_the_mask(bucket, client, downlink, data, ctx):
         value = optax.softmax_cross_entropy_with_integer_labels(scores, batch.y).mean()
         return Loss(value, stats)
 
-    result = train(TRAINING, loss, client["params"], client["stats"], data, ctx.key, 3)
+    result = train(
+        TRAINING, loss, client["params"], client["stats"], data, key=ctx.key, num_classes=3
+    )
     _, uplink, _ = METHOD.client_update(bucket, client, downlink, data, ctx)
     return client | {"params": result.params}, uplink, {"loss": result.loss}
 

@@ -151,7 +151,7 @@ def test_a_round_equals_the_reference(name, weighting):
     uploads = []
     for bucket in fed.buckets:
         for row, i in enumerate(fed.members(bucket)):
-            plan = slice_plan(fed, bucket.width, SLICED[name], context(), i)
+            plan = slice_plan(fed, bucket.width, SLICED[name], ctx=context(), client_id=i)
             plan = {group: np.asarray(indices).tolist() for group, indices in plan.items()}
             if SLICED[name] != "random":
                 assert plan == ref.plan({"fc1": 8, "fc2": 6}, bucket.width, SLICED[name], ROUND)
@@ -365,7 +365,8 @@ def test_layers_may_be_drawn_for_themselves():
 
     fed = make_sliced_federation(network, (1 / 2,), (4, 4, 1), CLASSES)
     grouped, apart = (
-        slice_plan(fed, 1 / 2, "random", context(), 0, per_layer) for per_layer in (False, True)
+        slice_plan(fed, 1 / 2, "random", ctx=context(), client_id=0, per_layer=per_layer)
+        for per_layer in (False, True)
     )
     assert set(grouped) == {"stage1", "stage1_0_inner", "stage2_0_inner", "stage2"}
     assert set(apart) == {

@@ -67,7 +67,14 @@ def test_the_change_is_to_what_the_client_has_made_of_the_downlink():
     info = victim.info._replace(num_samples=jnp.int32(1))
     victim_data = tiny.client_data([2])
     taken = receive(
-        victim.method, victim.bucket, state, victim.downlink, victim_data, ROOT, victim.round, info
+        victim.method,
+        victim.bucket,
+        state,
+        victim.downlink,
+        victim_data,
+        root=ROOT,
+        round=victim.round,
+        info=info,
     )
     np.testing.assert_array_equal(sent.values, rows_of(taken["params"]["head"]))
     assert not np.allclose(sent.values[2], rows_of(state["params"]["head"])[2])
