@@ -88,7 +88,13 @@ def fedhenn(
             return Loss(value + weight * distance, stats)
 
         result = train(
-            training, loss, client["params"], client["stats"], data, ctx.key, bucket.num_classes
+            training,
+            loss,
+            client["params"],
+            client["stats"],
+            data,
+            key=ctx.key,
+            num_classes=bucket.num_classes,
         )
         client = client | {"params": result.params, "stats": result.stats}
         rows = public.outputs_of(bucket, client, data, downlink.requested.value, own_features)

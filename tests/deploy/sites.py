@@ -1,11 +1,13 @@
 """A small federation twice: as a simulation, and as clients that are asked by calls, not a wire."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_ht.configs.base import base_config, method_config, partition_config
+from fedjax_ht.core.function_keys import Keyed, key_of
 from fedjax_ht.deploy.answers import answer
 from fedjax_ht.deploy.client import client_dataset, make_client
 from fedjax_ht.deploy.contacts import Transport
@@ -147,9 +149,21 @@ def fresh(sites, folder, **changes):
     return {i: moved(site, folder / f"home{i}", **changes) for i, site in sites.items()}
 
 
+@functools.lru_cache(4)
+def _first_alike(server: Keyed) -> Server:
+    return server.value
+
+
+def make_server_once(*args, **options) -> Server:
+    """`make_server`, with the compiled programs of an earlier one of the same plan and models."""
+    server = make_server(*args, **options)
+    first = _first_alike(Keyed(server, key_of((server.plan, server.federation))))
+    return server._replace(send=first.send, serve=first.serve, first=first.first)
+
+
 def server_of(config, sites, folder, lost=never, **options) -> Server:
     """Makes a server that reaches clients by calls, with the fixed secret."""
-    return make_server(
+    return make_server_once(
         make_plan(config, **options),
         transport(sites, lost),
         "a",

@@ -1,6 +1,7 @@
 """A deployment gives the numbers of its simulation, bit for bit, whoever fails."""
 
 import json
+from unittest import mock
 
 import jax
 import numpy as np
@@ -19,12 +20,19 @@ from fedjax_ht.deploy.plan import DeploymentEnded, make_plan
 from fedjax_ht.simulation.history import run
 from tests.deploy.sites import (
     assert_same_rows,
+    make_server_once,
     moved,
     simulation_of,
     sites_of,
     small_config,
     transport,
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers_share_programs():
+    with mock.patch.object(deploy_run, "make_server", make_server_once):
+        yield
 
 
 @pytest.fixture(scope="module")

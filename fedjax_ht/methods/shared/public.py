@@ -173,7 +173,15 @@ def digest(
         scores = logits(bucket, params, representations)
         return Loss(distance(scores, values[batch.y], batch.mask), stats)
 
-    result = train(recipe, loss, model["params"], model["stats"], shown, key, bucket.num_classes)
+    result = train(
+        recipe,
+        loss,
+        model["params"],
+        model["stats"],
+        shown,
+        key=key,
+        num_classes=bucket.num_classes,
+    )
     digested = model | {"params": result.params, "stats": result.stats}
     # A count of samples that is 0 without targets would hide the number of steps from whom counts
     # FLOPs: the first round trains in vain.
