@@ -19,8 +19,8 @@ from absl import app, flags
 
 from benchmarks import htfllib
 from benchmarks.report import machine, publish, table
+from fedjax_ht.core.context import ClientInfo, Context
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import ClientInfo, Context
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.generators.base import Card, Generator
 from fedjax_ht.methods.fedktl import fedktl

@@ -19,8 +19,8 @@ from jax import lax
 from benchmarks.report import machine, number, publish, table
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.compiling import compiler_options
+from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import Federation, make_sliced_federation
-from fedjax_ht.core.method import Context
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.dfrd import dfrd, distil
 from fedjax_ht.methods.shared.bases import Server, Teachers, ask, label_weights

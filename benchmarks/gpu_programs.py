@@ -9,13 +9,14 @@ import optax
 
 from fedjax_ht.core import wire
 from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.evaluation import EvaluationRequest, bucket_evaluation, client_evaluation
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.forms import keeps_state
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import ClientInfo, Method
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel, Participant, TrialServers, bucket_round
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.states import any_state

@@ -23,6 +23,9 @@ from .core.bucket import head_scores as head_scores
 from .core.bucket import init_variables as init_variables
 from .core.bucket import logits as logits
 from .core.bucket import own_features as own_features
+from .core.context import ClientInfo as ClientInfo
+from .core.context import Context as Context
+from .core.context import Received as Received
 from .core.federation import Federation as Federation
 from .core.federation import make_federation as make_federation
 from .core.federation import make_sliced_federation as make_sliced_federation
@@ -32,11 +35,8 @@ from .core.inputs import Standardised as Standardised
 from .core.local_training import LocalTraining as LocalTraining
 from .core.local_training import Loss as Loss
 from .core.local_training import train as train
-from .core.method import ClientInfo as ClientInfo
-from .core.method import Context as Context
 from .core.method import Method as Method
 from .core.method import Pretrained as Pretrained
-from .core.method import Received as Received
 from .core.method import View as View
 from .core.method import Wire as Wire
 from .core.method import varied as varied

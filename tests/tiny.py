@@ -5,9 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.federation import Federation, make_federation
 from fedjax_ht.core.inputs import Pixels
-from fedjax_ht.core.method import ClientInfo, Context, Received
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.shared.prototypes import Uplink

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, round_key
-from fedjax_ht.core.method import Context, Method, Received
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import select
 
 

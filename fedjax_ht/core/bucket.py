@@ -119,13 +119,11 @@ def weights_of(bucket: Bucket | None) -> PyTree:
     return None if bucket is None else (bucket.weights, weights_of(bucket.shared))
 
 
-def put_weights(bucket: Bucket | None, weights: PyTree) -> Bucket | None:
+def put_weights(bucket: Bucket, weights: PyTree) -> Bucket:
     """Puts the result of `weights_of` back into the bucket, inside a compiled function."""
-    if bucket is None:
-        return None
-    return dataclasses.replace(
-        bucket, weights=weights[0], shared=put_weights(bucket.shared, weights[1])
-    )
+    of_bucket, of_shared = weights
+    shared = None if bucket.shared is None else put_weights(bucket.shared, of_shared)
+    return dataclasses.replace(bucket, weights=of_bucket, shared=shared)
 
 
 def features(

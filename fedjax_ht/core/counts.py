@@ -7,8 +7,9 @@ class. `Wire.counts` says what a method counts.
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.local_training import num_steps
-from fedjax_ht.core.method import Method, Received
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Metadata, dense, from_leaves, leaves_of, over_rows
 

@@ -210,8 +210,13 @@ def all_weights(federation: Federation) -> PyTree:
 
 def put_all_weights(federation: Federation, weights: PyTree) -> Federation:
     """Puts the result of `all_weights` back into the federation, see `put_weights`."""
-    *buckets, whole = map(put_weights, (*federation.buckets, federation.global_model), weights)
-    return dataclasses.replace(federation, buckets=tuple(buckets), global_model=whole)
+    *of_buckets, of_whole = weights
+    buckets, whole = map(put_weights, federation.buckets, of_buckets), federation.global_model
+    return dataclasses.replace(
+        federation,
+        buckets=tuple(buckets),
+        global_model=None if whole is None else put_weights(whole, of_whole),
+    )
 
 
 def without_weights(federation: Federation) -> Federation:

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import usual_rule, zeros
 from fedjax_ht.core.keys import Purpose, round_key
-from fedjax_ht.core.method import ClientInfo, Method
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.programs import influences, union
 from fedjax_ht.core.round import Channel, ClientResult, client_step, receive, send
 from fedjax_ht.core.samples import PUBLIC, Data, Split

@@ -24,65 +24,21 @@ import jax
 
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, head_scores, init_variables, own_features
+from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method_functions import (
+    Broadcast,
+    Check,
+    ClientUpdate,
+    InitClient,
+    InitServer,
+    Predict,
+    Receive,
+    ServerUpdate,
+)
 from fedjax_ht.core.samples import Data
-from fedjax_ht.core.trees import Array, PyTree
-
-Metrics = dict[str, jax.Array]  # name -> float32 scalar
-
-
-class ClientInfo(NamedTuple):
-    """The system's knowledge of one client; every field is traced.
-
-    Attributes:
-      id: int32 scalar, the client's id in the whole federation.
-      num_samples: int32 scalar, its number of training samples.
-      last_round: int32 scalar, the last round in which the server reached it; -1 if it never did.
-    """
-
-    id: Array
-    num_samples: Array
-    last_round: Array
-
-
-class Context(NamedTuple):
-    """The circumstances of a call of one of a method's functions.
-
-    Attributes:
-      key: random key, already folded from (seed, round, client id).
-      round: int32 scalar, from 0.
-      info: the information that the system has of the client; None on the server.
-      pretrained: `Pretrained.variables`, for server_update; () elsewhere.
-      shared_key: a key folded from (seed, round) alone, the same for the server and all clients:
-        server_update can repeat a draw of broadcast from this key and the client's id. None for
-        init_client.
-      data: data for the server_update of a method that reads any, else None: the public set as the
-        split "public" (`Method.public_samples`), and all clients' training samples as the split
-        "train" (`Method.sees_data`).
-    """
-
-    key: Array
-    round: Array
-    info: ClientInfo | None
-    pretrained: PyTree = ()
-    shared_key: Array = None
-    data: Data | None = None
-
-
-class Received(NamedTuple):
-    """A bucket's uplinks at the server, stacked by ascending client id, padding last.
-
-    Attributes:
-      uplink: the method's uplink with a leading axis [P] over the participants.
-      info: ClientInfo with a leading axis [P].
-      arrived: bool [P], False for padding, drop-outs and uplinks that were not finite. Values of
-        these rows may be NaN and must not be read.
-    """
-
-    uplink: PyTree
-    info: ClientInfo
-    arrived: Array
+from fedjax_ht.core.trees import PyTree
 
 
 def init_model(bucket: Bucket, ctx: Context) -> PyTree:
@@ -239,18 +195,18 @@ class Method(NamedTuple):
 
     name: str
     training: LocalTraining
-    init_server: Callable
-    client_update: Callable
-    server_update: Callable
-    init_client: Callable = init_model
-    broadcast: Callable = send_server
-    receive: Callable = keep_state
-    predict: Callable = predict_by_head
+    init_server: InitServer
+    client_update: ClientUpdate
+    server_update: ServerUpdate
+    init_client: InitClient = init_model
+    broadcast: Broadcast = send_server
+    receive: Receive = keep_state
+    predict: Predict = predict_by_head
     rules: tuple[str, ...] = ("head",)
-    global_params: Callable | None = None
-    global_stats: Callable = no_stats
+    global_params: Callable[[PyTree], PyTree] | None = None
+    global_stats: Callable[[PyTree], PyTree] = no_stats
     global_bucket: Callable[[Federation], Bucket | None] = global_model
-    check: Callable = always_fits
+    check: Check = always_fits
     sees_data: bool = False
     public_samples: int = 0
     vary: Callable[[PyTree], "Method"] | None = None

@@ -9,10 +9,11 @@ import numpy as np
 
 from fedjax_ht.core import wire
 from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.context import ClientInfo, Context, Metrics
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
-from fedjax_ht.core.method import ClientInfo, Context, Method, Metrics
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import Array, PyTree, select, take

@@ -9,9 +9,10 @@ from jax.sharding import Mesh
 
 from fedjax_ht.core.bucket import Bucket, put_weights
 from fedjax_ht.core.compiling import compiler_options, platform_of
+from fedjax_ht.core.context import Context
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
-from fedjax_ht.core.method import Context, Method
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import PyTree
 
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from fedjax_ht.checkpoints import sealed
 from fedjax_ht.checkpoints.trees import load_tree, save_tree
-from fedjax_ht.core.method import ClientInfo
+from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy.client import Client

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.bucket import Bucket, put_weights, weights_of
+from fedjax_ht.core.context import ClientInfo, Context
 from fedjax_ht.core.evaluation import received_where, score_splits
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.forms import downlink_form, sends_payload, uplink_form, uplink_forms
 from fedjax_ht.core.inputs import AsStored, Pixels, Standardised
 from fedjax_ht.core.keys import Purpose, client_key
-from fedjax_ht.core.method import ClientInfo, Context
 from fedjax_ht.core.round import client_step
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree

@@ -19,8 +19,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_ht.core.context import ClientInfo, Received
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import ClientInfo, Method, Received
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import (
     from_leaves,

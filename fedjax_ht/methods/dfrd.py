@@ -37,9 +37,9 @@ from jax import lax
 
 from fedjax_ht.core.annotations import NonNegative
 from fedjax_ht.core.bucket import features, logits
+from fedjax_ht.core.context import Context, Metrics
 from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import Context, Metrics
 from fedjax_ht.losses.classification import cross_entropy
 from fedjax_ht.losses.distillation import (
     DiversityForm,

@@ -40,9 +40,10 @@ from fedjax_ht.core.annotations import Count
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, features, init_variables, logits, own_features
+from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Context, Method, Metrics, Received, View, Wire
+from fedjax_ht.core.method import Method, View, Wire
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.losses import cross_entropy

@@ -40,8 +40,9 @@ from fedjax_ht.core.annotations import Count, NonNegative, SearchRange
 from fedjax_ht.core.batches import class_means, sum_by_class
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, own_features
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Received
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import Masked, Metadata

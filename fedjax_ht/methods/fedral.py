@@ -53,9 +53,10 @@ from fedjax_ht.core.annotations import Count, NonNegative, Positive, SearchRange
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, features, init_variables, logits, own_features
+from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import ClientInfo, Method, Wire
+from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import Masked, Metadata, Pattern, dense

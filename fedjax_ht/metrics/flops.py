@@ -19,9 +19,10 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
+from fedjax_ht.core.context import ClientInfo, Context
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import abstract, on_device
-from fedjax_ht.core.method import ClientInfo, Context, Method
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.samples import PUBLIC, Data
 from fedjax_ht.core.states import any_state
 from fedjax_ht.metrics.program_flops import program_flops

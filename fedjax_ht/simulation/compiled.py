@@ -7,11 +7,11 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.bucket import weights_of
+from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.evaluation import EvaluationRequest, Scores
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import collect, fetch, scatter, share, spread
-from fedjax_ht.core.method import ClientInfo
 from fedjax_ht.core.names import unknown
 from fedjax_ht.core.round import Participant, TrialServers
 from fedjax_ht.core.trees import PyTree, join_trees, take

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.executor import Schedule, capacity_for, longest_first, wasted_lane_steps
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, num_steps
-from fedjax_ht.core.method import ClientInfo
 from fedjax_ht.core.round import Participant
 from fedjax_ht.core.trees import take
 from fedjax_ht.metrics.flops import sample_flops

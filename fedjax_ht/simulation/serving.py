@@ -10,9 +10,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_ht.core.aggregation import server_step
+from fedjax_ht.core.context import Metrics, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.mesh import collect
-from fedjax_ht.core.method import Method, Metrics, Received
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Call, call_directly
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import Array, PyTree, select, take

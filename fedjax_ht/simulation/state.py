@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.method import ClientInfo
+from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.simulation.trials import of_trial
 from fedjax_ht.simulation.uploads import Waiting

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.method import ClientInfo
+from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.round import Call, ClientResult, call_directly, client_step, send, view
 from fedjax_ht.core.trees import Array, PyTree, join_trees
 from fedjax_ht.core.wire import all_finite, is_masked

@@ -10,8 +10,9 @@ round's median, either.
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.counts import counts_fit, counts_of, with_scaled_counts
-from fedjax_ht.core.method import Method, Received
+from fedjax_ht.core.method import Method
 from fedjax_ht.trust.geometry import TINY, round_median
 
 

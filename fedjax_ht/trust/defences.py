@@ -31,7 +31,8 @@ from jax import lax
 
 from fedjax_ht.core.annotations import Positive, Within
 from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.method import Method, Received, around
+from fedjax_ht.core.context import Received
+from fedjax_ht.core.method import Method, around
 from fedjax_ht.core.reductions import sorted_rows, weighted_sum
 from fedjax_ht.trust.counts import with_bounded_counts
 from fedjax_ht.trust.geometry import (

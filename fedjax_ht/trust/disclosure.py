@@ -12,10 +12,11 @@ import numpy as np
 
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import Bucket, init_variables
+from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import abstract, usual_rule, zeros
 from fedjax_ht.core.local_training import TrainingResult
-from fedjax_ht.core.method import ClientInfo, Context, Method, Received
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.programs import LOOP, Sources, influences, union
 from fedjax_ht.core.samples import PUBLIC as PUBLIC_SPLIT
 from fedjax_ht.core.samples import Data, Split

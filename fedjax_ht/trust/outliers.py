@@ -11,8 +11,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.executor import each
-from fedjax_ht.core.method import Method, Received
+from fedjax_ht.core.method import Method
 from fedjax_ht.trust.geometry import (
     clip_to_round,
     largest,

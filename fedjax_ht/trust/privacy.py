@@ -25,9 +25,10 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.annotations import MAX_SEED, NonNegative, Positive, Within
 from fedjax_ht.core.bounds import check_fields
+from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import privacy_key
-from fedjax_ht.core.method import ClientInfo, Context, Method, Received, around
+from fedjax_ht.core.method import Method, around
 from fedjax_ht.core.round import without_samples
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import PyTree, select

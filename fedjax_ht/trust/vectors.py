@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.method import Received
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.wire import (
     Metadata,
     from_leaves,

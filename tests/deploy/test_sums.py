@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.method import ClientInfo, Context, Received, Wire
+from fedjax_ht.core.method import Wire
 from fedjax_ht.core.wire import Masked, Metadata, is_leaf, leaves_of
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.replies import groups_in_round

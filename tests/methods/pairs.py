@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.method import ClientInfo, Context, Received
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.cnn import ConvFeatures, ConvLayer, cnn4
 from fedjax_ht.models.layers import Linear

@@ -8,8 +8,9 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Received, varied
+from fedjax_ht.core.method import varied
 from fedjax_ht.methods.feddyn import Server, feddyn
 from fedjax_ht.methods.fedprox import fedprox
 from fedjax_ht.methods.scaffold import Pair, scaffold

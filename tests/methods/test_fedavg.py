@@ -4,8 +4,8 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Received
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.shared.averaging import ModelUplink, weighted_mean

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.bucket import init_variables
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.method import Received
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.fedbn import fedbn
 from fedjax_ht.methods.shared.averaging import ModelUplink

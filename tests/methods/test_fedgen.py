@@ -4,9 +4,9 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Received
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import diversity_loss
 from fedjax_ht.methods.fedgen import Downlink, Uplink, fedgen

@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from fedjax_ht.core.bucket import features, logits
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Received
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.fedl2g import fedl2g, hold_out

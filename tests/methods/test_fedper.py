@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Received
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.fedper import fedper
 from fedjax_ht.methods.shared.architectures import extractor, groups_of

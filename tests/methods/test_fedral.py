@@ -5,9 +5,9 @@ import optax
 import pytest
 
 from fedjax_ht.core.batches import ClassSums
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Received
 from fedjax_ht.core.wire import Masked, Metadata, wire_elements
 from fedjax_ht.deploy.messages import pack, unpack
 from fedjax_ht.methods.fedral import BLOCKS as BY_SIZE

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.method import Received
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.fedre import Uplink, fedre, random_weights
 from tests import tiny

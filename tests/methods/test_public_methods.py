@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import PublicSet
-from fedjax_ht.core.method import Received
 from fedjax_ht.core.samples import PUBLIC, Split
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, wire_elements
 from fedjax_ht.methods.dsfl import dsfl
@@ -97,18 +97,19 @@ ORDER = [4, 2, 0, 3, 1]  # of which 2 has no samples, 3 is lost, and 4 is paddin
 SENT = reference.softmax(np.random.default_rng(2).normal(size=(2, P, C))).astype(np.float32)
 
 
-def uploads() -> dict[str, Received]:
+def uploads(sent: np.ndarray) -> dict[str, Received]:
     """Uploads of clients 0 and 1, beside others that must not count."""
-    rows = [SENT[i] if i < 2 else np.full((P, C), 9.0 if i == 2 else np.nan) for i in ORDER]
+    shape = sent[0].shape
+    rows = [sent[i] if i < 2 else np.full(shape, 9.0 if i == 2 else np.nan) for i in ORDER]
     info = tiny.infos(ORDER, np.where(np.array(ORDER) == 2, 0, 5))
     arrived = jnp.array([i < 3 for i in ORDER])
     return {BUCKET.name: Received(jnp.asarray(np.stack(rows), jnp.float32), info, arrived)}
 
 
-def served(method, server, ctx):
+def served(method, server, ctx, sent=SENT):
     """The server's next state and metrics, of `uploads`."""
     run = jax.jit(lambda server, received: method.server_update(IN_PUBLIC, server, received, ctx))
-    return run(server, uploads())
+    return run(server, uploads(sent))
 
 
 def server_context():
@@ -134,6 +135,18 @@ def test_the_server_of_fedmd_averages_logits_of_the_samples_it_asked_for():
     np.testing.assert_array_equal(second.positions.value.values, first.requested.value)
     assert wire_elements(second).payload_elements == P * C
     assert wire_elements(second).metadata_bytes == 2 * 4 * P
+
+
+def test_the_server_of_fedhenn_averages_kernels_of_the_samples_it_asked_for():
+    method, ctx = fedhenn(TRAINING, public_per_round=P), server_context()
+    server = method.init_server(IN_PUBLIC, jax.random.key(0))
+    requested = method.broadcast(IN_PUBLIC, BUCKET, server, ctx).requested.value
+    rows = np.random.default_rng(4).normal(size=(2, P, 2)).astype(np.float32)
+    kernels = rows @ rows.transpose(0, 2, 1)
+    new, metrics = served(method, server, ctx, kernels)
+    np.testing.assert_allclose(new.rows.values, (kernels[0] + kernels[1]) / 2, rtol=1e-6)
+    np.testing.assert_array_equal(new.positions, requested)
+    assert metrics["senders"] == 2
 
 
 @pytest.mark.parametrize("temperature", [0.1, 0.5])

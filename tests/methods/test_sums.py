@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.method import ClientInfo, Context, Received
+from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.wire import Masked, from_leaves, is_payload, leaves_of
 from fedjax_ht.data.client_data import with_public
 from fedjax_ht.methods import METHODS, method_factory

@@ -8,10 +8,10 @@ import pytest
 from jax import lax
 
 from fedjax_ht.core.batches import forward_batch
+from fedjax_ht.core.context import ClientInfo, Context
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import ClientInfo, Context
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.methods import METHODS
 from fedjax_ht.metrics.flops import bucket_flops, program_flops

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.method import Context, Method, Wire
+from fedjax_ht.core.context import Context
+from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, make_simulation

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.executor import longest_first, wasted_lane_steps
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.mesh import client_mesh
-from fedjax_ht.core.method import ClientInfo
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.metrics.flops import sample_flops

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ht.core.context import Context
 from fedjax_ht.core.mesh import client_mesh
-from fedjax_ht.core.method import Context, Pretrained
+from fedjax_ht.core.method import Pretrained
 from fedjax_ht.core.samples import PUBLIC
 from fedjax_ht.core.wire import Masked, all_finite, gaussian_noise
 from fedjax_ht.methods.fedavg import fedavg

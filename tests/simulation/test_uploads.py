@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.mesh import client_mesh
-from fedjax_ht.core.method import ClientInfo
 from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.profile import Profile

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
-from fedjax_ht.core.method import Context, Received
+from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.programs import influences, union
 from fedjax_ht.data.client_data import join_trials
 from fedjax_ht.methods import METHODS

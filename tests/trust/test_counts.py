@@ -8,9 +8,10 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_ht.core.context import ClientInfo, Received
 from fedjax_ht.core.counts import counts_fit, with_scaled_counts
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import ClientInfo, Received, Wire
+from fedjax_ht.core.method import Wire
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.shared.averaging import ModelUplink

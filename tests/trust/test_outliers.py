@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.method import Received, Wire
+from fedjax_ht.core.context import Received
+from fedjax_ht.core.method import Wire
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.trust.geometry import HUGE
 from fedjax_ht.trust.outliers import outlier_scores, summaries, without_outliers

@@ -8,8 +8,9 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_ht.core.context import ClientInfo, Received
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import ClientInfo, Received, varied
+from fedjax_ht.core.method import varied
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods import METHODS
 from fedjax_ht.trust.attacks import Attack, attacked

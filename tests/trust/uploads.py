@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.method import ClientInfo, Received
+from fedjax_ht.core.context import ClientInfo, Received
 from fedjax_ht.core.wire import Masked, Metadata
 
 

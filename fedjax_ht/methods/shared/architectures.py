@@ -9,8 +9,8 @@ import jax
 
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.bucket import Bucket, init_variables
+from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import Context, Metrics, Received
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.method import Context, Received
+from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Metadata

@@ -29,10 +29,11 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.bucket import init_variables
+from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Context, Method, Metrics, Received
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.names import meant
 from fedjax_ht.core.statistics import norm_moments
 from fedjax_ht.core.trees import PyTree, select

@@ -14,11 +14,12 @@ import numpy as np
 from fedjax_ht.core.aggregation import server_step
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.contract import guarded, one_line
 from fedjax_ht.core.counts import counts_fit
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
-from fedjax_ht.core.method import ClientInfo, Context, Method, Received
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.public_set import require_public_set
 from fedjax_ht.core.round import Channel, client_step, send

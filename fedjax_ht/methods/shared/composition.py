@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.context import Metrics
 from fedjax_ht.core.docstrings import documented_by
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Metrics
+from fedjax_ht.core.method import Method
 from fedjax_ht.methods.shared.averaging import Weighting
 from fedjax_ht.methods.shared.bases import BASES, Base, Server, make_base
 from fedjax_ht.methods.shared.distillation import FORMS, Distillation

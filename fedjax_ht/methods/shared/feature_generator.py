@@ -10,7 +10,7 @@ import optax
 from jax import lax
 
 from fedjax_ht.core.bucket import Bucket, logits
-from fedjax_ht.core.method import Context
+from fedjax_ht.core.context import Context
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.losses import cross_entropy, diversity_loss
 from fedjax_ht.models.layers import Linear

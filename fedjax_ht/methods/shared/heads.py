@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.bucket import Bucket, start_from
+from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import Context, Received
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import Metadata

@@ -13,8 +13,8 @@ import optax
 
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
+from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
-from fedjax_ht.core.method import Context, Received
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean

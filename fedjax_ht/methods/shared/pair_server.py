@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.aggregation import gather_received
+from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import Context, Metrics, Received
 from fedjax_ht.core.trees import Array, PyTree
 from fedjax_ht.generators import Generator
 from fedjax_ht.generators.images import synthesise

@@ -19,9 +19,9 @@ import optax
 from fedjax_ht.core.annotations import traced
 from fedjax_ht.core.batches import Batch, shuffled
 from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.context import Context
 from fedjax_ht.core.inputs import pixels_of
 from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
-from fedjax_ht.core.method import Context
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.server_training import compact
 from fedjax_ht.core.trees import PyTree

@@ -25,9 +25,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.bucket import init_variables
+from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Context, Method, Received, Wire
+from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.trees import Array, PyTree
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples

@@ -13,8 +13,8 @@ import optax
 
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
+from fedjax_ht.core.context import Context
 from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
-from fedjax_ht.core.method import Context
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.losses import cross_entropy

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.federation import Federation, PublicSet, make_federation
 from fedjax_ht.core.inputs import InputShape, abstract, usual_rule
-from fedjax_ht.core.method import ClientInfo, Method
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.models import mlp

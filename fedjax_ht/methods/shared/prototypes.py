@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.batches import Batch, ClassSums, class_means, sum_by_class
 from fedjax_ht.core.bucket import Bucket, logits, own_features
-from fedjax_ht.core.method import Context, Received, init_model
+from fedjax_ht.core.context import Context, Received
+from fedjax_ht.core.method import init_model
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.batches import forward_batch, take_batch
 from fedjax_ht.core.bucket import Bucket, features, head_scores, logits
+from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Context
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense

@@ -17,8 +17,9 @@ import jax.extend
 import jax.numpy as jnp
 
 from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.keys import Purpose
-from fedjax_ht.core.method import ClientInfo, Method
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel, client_context, client_step, receive, without_samples
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree

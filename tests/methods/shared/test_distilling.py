@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.method import Context, Received
+from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.dense import batch_norm_loss, dense

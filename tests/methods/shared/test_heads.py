@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.bucket import init_variables
-from fedjax_ht.core.method import Received
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.fedclassavg import fedclassavg
 from fedjax_ht.methods.lg_fedavg import lg_fedavg

@@ -11,9 +11,9 @@ import optax
 import pytest
 from flax.traverse_util import flatten_dict
 
+from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.federation import make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Context, Received
 from fedjax_ht.core.wire import Masked, wire_elements
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.fedavg import fedavg

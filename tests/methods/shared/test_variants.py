@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.configs.base import method_config
+from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.forms import uplink_form
-from fedjax_ht.core.method import Context, Received
 from fedjax_ht.core.round import Channel
 from fedjax_ht.core.wire import Metadata, chain
 from fedjax_ht.methods import METHODS, method_factory

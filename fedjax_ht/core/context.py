@@ -1,0 +1,64 @@
+"""The arguments of a method's functions beside states and messages: the circumstances of a call,
+and a bucket's uplinks at the server."""
+
+from typing import NamedTuple
+
+import jax
+
+from fedjax_ht.core.samples import Data
+from fedjax_ht.core.trees import Array, PyTree
+
+Metrics = dict[str, jax.Array]  # name -> float32 scalar
+
+
+class ClientInfo(NamedTuple):
+    """The system's knowledge of one client; every field is traced.
+
+    Attributes:
+      id: int32 scalar, the client's id in the whole federation.
+      num_samples: int32 scalar, its number of training samples.
+      last_round: int32 scalar, the last round in which the server reached it; -1 if it never did.
+    """
+
+    id: Array
+    num_samples: Array
+    last_round: Array
+
+
+class Context(NamedTuple):
+    """The circumstances of a call of one of a method's functions.
+
+    Attributes:
+      key: random key, already folded from (seed, round, client id).
+      round: int32 scalar, from 0.
+      info: the information that the system has of the client; None on the server.
+      pretrained: `Pretrained.variables`, for server_update; () elsewhere.
+      shared_key: a key folded from (seed, round) alone, the same for the server and all clients:
+        server_update can repeat a draw of broadcast from this key and the client's id. None for
+        init_client.
+      data: data for the server_update of a method that reads any, else None: the public set as the
+        split "public" (`Method.public_samples`), and all clients' training samples as the split
+        "train" (`Method.sees_data`).
+    """
+
+    key: Array
+    round: Array
+    info: ClientInfo | None
+    pretrained: PyTree = ()
+    shared_key: Array = None
+    data: Data | None = None
+
+
+class Received(NamedTuple):
+    """A bucket's uplinks at the server, stacked by ascending client id, padding last.
+
+    Attributes:
+      uplink: the method's uplink with a leading axis [P] over the participants.
+      info: ClientInfo with a leading axis [P].
+      arrived: bool [P], False for padding, drop-outs and uplinks that were not finite. Values of
+        these rows may be NaN and must not be read.
+    """
+
+    uplink: PyTree
+    info: ClientInfo
+    arrived: Array
