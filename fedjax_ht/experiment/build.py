@@ -25,7 +25,7 @@ from fedjax_ht.experiment.devices import client_values
 from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.federation import make_clients
 from fedjax_ht.experiment.method import check_pretraining
-from fedjax_ht.experiment.settle import settle
+from fedjax_ht.experiment.settle import Settled, settle
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, bound_trials
 from fedjax_ht.trust.privacy import private
@@ -62,16 +62,11 @@ def build(config: AnyConfig, begun: bool = False, trust: bool = True) -> Experim
         right.
       ImportError: a package that the config needs is not installed. One line.
     """
-    config, options, entries, configs, methods = settle(config, trust)
+    settled = settle(config, trust)
+    config, options, entries, configs, methods = settled
     recipes = [entry_config.training for entry_config in configs.values()]
     dataset = make_dataset(config.dataset, config.partition, recipes)
-    federations = make_federations(config, configs, dataset, begun)
-    for label, method in methods.items():
-        require_public_set(method, federations[label])
-        private(method, options.privacy).check(federations[label])
-        if options.profile is not None:
-            options.profile.check(method, config.partition.num_clients)
-        check_pretraining(method, config.dataset)
+    federations = fitted(settled, dataset, begun)
     partitions = make_partitions(config, dataset)
     if is_pending(dataset):
         dataset = standardised(dataset, *partitions)
@@ -83,6 +78,24 @@ def build(config: AnyConfig, begun: bool = False, trust: bool = True) -> Experim
         methods=methods,
         federations=federations,
     )
+
+
+def fitted(settled: Settled, dataset: Dataset, begun: bool = False) -> dict[str, Federation]:
+    """Returns the federation of each entry, by its label, in which its method can run.
+
+    Raises:
+      ValueError, FileNotFoundError: a method does not fit, or a federation cannot be built. One
+        line.
+    """
+    config, options, _, configs, methods = settled
+    federations = make_federations(config, configs, dataset, begun)
+    for label, method in methods.items():
+        require_public_set(method, federations[label])
+        private(method, options.privacy).check(federations[label])
+        if options.profile is not None:
+            options.profile.check(method, config.partition.num_clients)
+        check_pretraining(method, config.dataset)
+    return federations
 
 
 def make_dataset(

@@ -8,9 +8,10 @@ unless given. --fair=9 first searches nine settings of each method, by validatio
 compares the best; --over=training.batch_size=64,512 has them search that field of the recipe, too,
 all methods at the same draws of it. --target=0.8 reports what reaching that accuracy takes,
 --target_share=0.9 what nine tenths of the best accuracy take;
---target_score=accuracy_participants takes that score instead. --entries=2/8 trains the second of
-eight shares of the entries alone, in a folder of its own, which `fedjax-ht merge` puts beside the
-others'. The same command again goes on where the run stopped.
+--target_score=accuracy_participants takes that score instead. --methods=all --skip_unfit compares
+all methods that can run in the federation. --entries=2/8 trains the second of eight shares of the
+entries alone, in a folder of its own, which `fedjax-ht merge` puts beside the others'. The same
+command again goes on where the run stopped.
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.experiment.entries import entries_of
 from fedjax_ht.experiment.run_lock import is_primary
+from fedjax_ht.methods import METHODS
 from fedjax_ht.report.costs import Aim, costs, write_csv
 from fedjax_ht.report.curves import accuracy_and_bytes
 from fedjax_ht.report.figures import VECTOR, save
@@ -32,6 +34,7 @@ from fedjax_ht.report.statistics import write_trials
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.fair import check_recipe, fairly_tuned
 from fedjax_ht.runner.field_values import WordsParser
+from fedjax_ht.runner.fitting import fitting
 from fedjax_ht.runner.progress import print_files, tell
 from fedjax_ht.runner.run import chosen_workdir, configured, execute, orderly
 from fedjax_ht.runner.search import parse_space
@@ -41,7 +44,11 @@ _METHODS = flags.DEFINE(
     WordsParser(),
     "methods",
     None,
-    "Entries, such as local,fedproto:weight=3.0,fedtgp@tuned; by default the config's.",
+    "Entries, such as local,fedproto:weight=3.0,fedtgp@tuned, or all methods: all; by default the "
+    "config's.",
+)
+_SKIP = flags.DEFINE_bool(
+    "skip_unfit", False, "Leave out entries that cannot run in this federation, each in a line."
 )
 _TRIALS = flags.DEFINE_integer(
     "trials", None, "How many seeds each runs with; by default the config's."
@@ -69,6 +76,9 @@ _OF = flags.DEFINE_string(
 )
 
 
+ALL = "all"  # of --methods
+
+
 def comparison(config: Config, methods: Sequence[str] | None, trials: int | None) -> Config:
     """Returns a config that runs these entries with so many trials; None leaves the config's.
 
@@ -79,6 +89,8 @@ def comparison(config: Config, methods: Sequence[str] | None, trials: int | None
         config = dataclasses.replace(config, trials=trials)
     if methods is None:
         return config
+    if list(methods) == [ALL]:
+        methods = list(METHODS)
     if not methods or len(set(methods)) < len(methods):
         raise ValueError(
             f"--methods is {','.join(methods)!r}; it must name at least one method, and each once"
@@ -153,6 +165,8 @@ def main(_) -> None:
     kind += "" if _ENTRIES.value is None else f"-{_ENTRIES.value.replace('/', 'of')}"
     workdir = chosen_workdir(f"{name}-{kind}", config)
     with orderly(workdir):
+        if _SKIP.value:
+            config = fitting(config, tell)
         if _FAIR.value is not None:
             labels = [entry.label for entry in entries_of(config)]
             config = fairly_tuned(config, labels, _FAIR.value, workdir, tell, recipe=recipe)
