@@ -62,8 +62,15 @@ def config_of(path):
     return module.get_config()
 
 
+def words_of(module: str) -> list[str]:
+    """Returns what behind `python -m` runs a module of experiments, or else a command."""
+    if (ROOT / "experiments" / f"{module}.py").exists():
+        return [f"experiments.{module}"]
+    return ["fedjax_ht", module]
+
+
 def command(module: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", f"experiments.{module}", *arguments]
+    return [sys.executable, "-m", *words_of(module), *arguments]
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -91,11 +98,11 @@ def forks(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def run_module(forks):
-    """(module, *arguments) -> the finished `python -m experiments.MODULE ARGUMENTS`."""
+    """(module, *arguments) -> the finished module of experiments, or `fedjax-ht MODULE`."""
     start, home = forks
 
     def run(module: str, *arguments: str, timeout: int = 240) -> subprocess.CompletedProcess:
-        return start.run(f"experiments.{module}", *arguments, timeout=timeout)
+        return start.run(*words_of(module), *arguments, timeout=timeout)
 
     run.home = home
     return run

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ht.core import round as client_rounds
 from fedjax_ht.losses import mmd
-from fedjax_ht.methods import METHODS
+from fedjax_ht.methods.registry import FACTORIES
 from fedjax_ht.runner import train
 from fedjax_ht.simulation import engine
 from tests.changed_code import MonkeyPatch, is_of_programs
@@ -36,7 +36,7 @@ def change(patch, what: str) -> None:
     if what == "constant":
         patch.setattr(client_rounds, "send", client_rounds.send)
     elif what == "registry":
-        patch.setitem(METHODS, "mine", METHODS["local"])
+        patch.setitem(FACTORIES, "mine", FACTORIES["local"])
     else:
         patch.setattr(train, "write_results", None)
 

@@ -102,7 +102,7 @@ def ktpfl(
 
     Args:
       training: local training, and the optimiser of both phases.
-      temperature: T.
+      temperature: T, of the softmax of scores and targets.
       coefficient_lr, rho: eta, and the weight of the pull towards equal coefficients.
       public_per_round: public samples of a round, P.
       digest_epochs, digest_batch_size: epochs and batch size of training on public samples.

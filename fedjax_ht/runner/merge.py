@@ -10,7 +10,6 @@ stay as they are; the new folder is made whole or not at all. The comparison's c
 not finished goes on there.
 """
 
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from absl import flags
 
 from fedjax_ht.core.files import refuse_links
 from fedjax_ht.experiment.entries import folder_of
-from fedjax_ht.experiment.json_files import flatten, naming, read_json
+from fedjax_ht.experiment.json_files import flatten, naming, read_json, write_json
 from fedjax_ht.experiment.run_folder import FREE_FIELDS, NAMING, OWN, VERSION, read_config
 from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.report.page import Page, read_page, write_page
@@ -147,13 +146,13 @@ def write_merged(
     """Writes the files that a run's folder has beside its entries' folders."""
     first = parts[0]
     fields = first.fields | {"entries": list(entries.values()), "run": first.noted}
-    (workdir / "config.json").write_text(json.dumps(fields, indent=2))
+    write_json(workdir / "config.json", fields)
     lanes = {}
     for part in reversed(parts):
         if (part.path / LANES).exists():
             lanes = lanes | read_json(part.path / LANES)
     if lanes:
-        (workdir / LANES).write_text(json.dumps(lanes, indent=2))
+        write_json(workdir / LANES, lanes)
     pages = [page for page in (read_page(part.path) for part in parts) if page is not None]
     if pages:
         commands = "\n".join(dict.fromkeys(page.command for page in pages))

@@ -143,7 +143,7 @@ number = 3
         ("broken_gan:make", r"SyntaxError: .*"),
         ("needing_gan:make", r"ModuleNotFoundError: No module named 'no_such_package'"),
         ("wrong_gan:fails", r"RuntimeError: first"),
-        ("wrong_gan:make", r"dict; it must return a fedjax_ht\.Generator"),
+        ("wrong_gan:make", r"dict; it must return a fedjax_ht\.generators\.Generator"),
     ],
 )
 def test_wrong_generators_are_one_line(folder, name, message):

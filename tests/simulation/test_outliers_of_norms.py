@@ -31,6 +31,7 @@ from tests.federations import (
     FEATURE_DIM,
     NUM_CLASSES,
     NUM_CLIENTS,
+    ON_PUBLIC_SET,
     ONE_ARCHITECTURE,
     SHAPE,
     SLICES,
@@ -74,7 +75,9 @@ def federation_of(name: str):
     if name in ONE_ARCHITECTURE:
         del modules["wide"]
         return make_federation(modules, SHAPE, NUM_CLASSES, num_clients=NUM_CLIENTS)
-    return make_federation(modules, SHAPE, NUM_CLASSES, assignment=list(ASSIGNMENT))
+    federation = make_federation(modules, SHAPE, NUM_CLASSES, assignment=list(ASSIGNMENT))
+    public = samples()[0].public_set if name in ON_PUBLIC_SET else None
+    return dataclasses.replace(federation, public=public)
 
 
 @functools.cache
