@@ -47,6 +47,7 @@ THEMES = {
         "The contract of a method, local training, and the parts that methods share.",
         (
             "core.method",
+            "core.context",
             "core.samples",
             "core.local_training",
             "core.batches",
