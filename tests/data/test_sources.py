@@ -14,6 +14,7 @@ from PIL import Image
 from fedjax_ht.data.sources import dataset_names, load_dataset
 from fedjax_ht.data.sources.images import decode, resize, stack
 from tests.data.source_files import encoded, load_error, pixels
+from tests.registered import nothing_registered
 
 # Names and arguments
 
@@ -52,7 +53,8 @@ def test_the_same_call_gives_the_same_object():
 
 @pytest.mark.parametrize("module", ["sources.registry", "partition.registry"])
 def test_examples_of_docstrings(module):
-    results = doctest.testmod(importlib.import_module(f"fedjax_ht.data.{module}"))
+    with nothing_registered():
+        results = doctest.testmod(importlib.import_module(f"fedjax_ht.data.{module}"))
     assert results.attempted and not results.failed
 
 
