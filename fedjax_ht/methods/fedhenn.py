@@ -26,7 +26,6 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.annotations import Count, NonNegative, SearchRange
 from fedjax_ht.core.batches import inputs_at
 from fedjax_ht.core.bounds import checked
@@ -36,7 +35,6 @@ from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.wire import dense
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared import public
-from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 
 
 def alignment(kernel: jax.Array, other: jax.Array) -> jax.Array:
@@ -100,13 +98,6 @@ def fedhenn(
         rows = public.outputs_of(bucket, client, data, downlink.requested.value, own_features)
         return client, rows @ rows.T, {"loss": result.loss}
 
-    def server_update(federation, server, received, ctx):
-        joined = gather_received(received)
-        weights = client_weights(joined)
-        mean = weighted_mean(joined.uplink, weights)
-        new = public.renewed(federation, server, mean, weights.any(), ctx)
-        return new, {"senders": (weights > 0).sum()}
-
     return Method(
         name="fedhenn",
         training=training,
@@ -114,6 +105,6 @@ def fedhenn(
         init_server=init_server,
         broadcast=broadcast,
         client_update=client_update,
-        server_update=server_update,
+        server_update=public.serve_mean,
         wire=Wire(server_reads="sums", redrawn=True),
     )

@@ -30,7 +30,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.annotations import Count, Whole
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
@@ -38,7 +37,6 @@ from fedjax_ht.core.method import Method, Wire, init_model
 from fedjax_ht.core.samples import PUBLIC
 from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared import public
-from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 from fedjax_ht.methods.shared.supervised import train_model
 
 DigestLoss = Literal["mae", "mse"]
@@ -112,13 +110,6 @@ def fedmd(
         scores = public.outputs_of(bucket, client, data, downlink.requested.value)
         return client, scores, {"loss": result.loss, "digest_loss": distance}
 
-    def server_update(federation, server, received, ctx):
-        joined = gather_received(received)
-        weights = client_weights(joined)
-        mean = weighted_mean(joined.uplink, weights)
-        new = public.renewed(federation, server, mean, weights.any(), ctx)
-        return new, {"senders": (weights > 0).sum()}
-
     return Method(
         name="fedmd",
         training=training,
@@ -128,6 +119,6 @@ def fedmd(
         init_server=init_server,
         broadcast=broadcast,
         client_update=client_update,
-        server_update=server_update,
+        server_update=public.serve_mean,
         wire=Wire(server_reads="sums", redrawn=True),
     )

@@ -13,14 +13,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import forward_batch, take_batch
 from fedjax_ht.core.bucket import Bucket, features, head_scores, logits
-from fedjax_ht.core.context import Context
+from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
+from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 
 # (logits float [B, C], targets float [B, C], mask bool [B]) -> scalar
 Distance = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -88,6 +90,18 @@ def renewed(
     """
     rows = Masked(values, jnp.ones(len(values), bool), FIRST_ROWS)
     return select(present, Targets(rows, draw(federation, len(values), ctx)), old)
+
+
+def serve_mean(
+    federation: Federation, server: Targets, received: dict[str, Received], ctx: Context
+) -> tuple[Targets, Metrics]:
+    """Makes the uniform mean of what arrives of the round's samples the next round's targets; the
+    server_update of methods whose uploads have a row for each sample."""
+    joined = gather_received(received)
+    weights = client_weights(joined)
+    mean = weighted_mean(joined.uplink, weights)
+    new = renewed(federation, server, mean, weights.any(), ctx)
+    return new, {"senders": (weights > 0).sum()}
 
 
 def samples_at(data: Data, positions: jax.Array) -> Split:
