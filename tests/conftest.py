@@ -30,6 +30,7 @@ gc.set_threshold(20_000, 20, 50)
 MAPS = Path("/proc/self/maps")
 # of the 65,530 that Linux allows a process; a process of 20,000 had grown to 5 GB
 MOST_MAPS = 5_000
+NEWEST_GROUP = pytest.StashKey[str]()  # of the test that ran last in this process
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,27 +50,21 @@ def compiled_once(request):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-@pytest.fixture(scope="session")
-def newest_group():
-    """Holds the name of the group of tests that ran last in this process."""
-    return {"name": None}
-
-
 def memory_maps() -> float:
     """Counts the memory maps of this process; infinity where the system is not Linux."""
     return MAPS.read_bytes().count(b"\n") if MAPS.exists() else float("inf")
 
 
-@pytest.fixture(autouse=True)
-def programs_of_few_groups(request, newest_group):
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
     """Drops the compiled programs of earlier groups before they are too many: thousands of them
     exhaust a process's memory maps. They stay as long as they may, since tests share more than
-    those of their group."""
-    name = group_of(request.node.nodeid)
-    if newest_group["name"] not in (None, name) and memory_maps() > MOST_MAPS:
+    those of their group. A fixture would come after those of a module, and drop what they made."""
+    name = group_of(item.nodeid)
+    if item.session.stash.get(NEWEST_GROUP, name) != name and memory_maps() > MOST_MAPS:
         forget_engines()
         jax.clear_caches()
-    newest_group["name"] = name
+    item.session.stash[NEWEST_GROUP] = name
 
 
 @pytest.fixture
