@@ -30,6 +30,7 @@ _WORKDIR = flags.DEFINE_string(
     "workdir", None, "The folder to make of the runs.", allow_override=True
 )
 LANES = "lanes.json"
+BY_ENTRY = ("weights", *OWN)  # notes of files that only some entries were made of
 FREE = frozenset(FREE_FIELDS) - {"rounds"}  # entries of one comparison have as many rounds
 
 
@@ -63,7 +64,7 @@ def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
     parts = [read_part(path) for path in runs]
     for part in parts[1:]:
         check_alike(parts[0], part)
-    entries = distinct_entries(parts)
+    entries, notes = distinct_entries(parts), joined_notes(parts)
     workdir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{workdir.name}-", dir=workdir.parent) as new:
         made = Path(new) / workdir.name
@@ -71,7 +72,7 @@ def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
         for part in parts:
             with locked(part.path, print):
                 copy_entries(part, made)
-        write_merged(parts, entries, made)
+        write_merged(parts, entries, notes, made)
         made.replace(workdir)
     return list(entries)
 
@@ -97,7 +98,7 @@ def read_part(path: Path) -> Part:
 
 
 def check_alike(first: Part, other: Part) -> None:
-    """Raises a ValueError where two runs are of different configs, data, splits or weights."""
+    """Raises a ValueError where two runs are of different configs, data or splits."""
     before, now = compared(first), compared(other)
     for field in sorted(before | now):
         if before.get(field) != now.get(field):
@@ -109,11 +110,33 @@ def check_alike(first: Part, other: Part) -> None:
 
 def compared(part: Part) -> dict[str, Any]:
     """Returns all by which two parts of a run must be equal: fields of the config that change
-    numbers, the sums of data and split, and those of the weights."""
+    numbers, the sums of data and split, and the generator of random numbers."""
     fields = {name: value for name, value in part.fields.items() if name not in NAMING}
     flat = {name: value for name, value in flatten(fields).items() if name not in FREE}
-    sums = {name: part.noted.get(name) for name in ("data", "split", "weights", *OWN)}
-    return flat | {f"the run's {name}": value for name, value in sums.items()}
+    notes = {name: part.noted.get(name) for name in ("data", "split", "random")}
+    return flat | {f"the run's {name}": value for name, value in notes.items()}
+
+
+def joined_notes(parts: Sequence[Part]) -> dict[str, Any]:
+    """Returns the notes of the merged run: of the files that entries were made of, weights and
+    methods of a user's own, a part knows those of its own entries alone.
+
+    Raises:
+      ValueError: two parts were made of different files of one name. One line.
+    """
+    notes = dict(parts[0].noted)
+    for note in BY_ENTRY:
+        files: dict[str, Any] = {}
+        for part in parts:
+            for name, content in part.noted.get(note, {}).items():
+                if files.setdefault(name, content) != content:
+                    raise ValueError(
+                        f"{part.path} is no part of the others' run: its {name} ({note}) was "
+                        "another file"
+                    )
+        if files:
+            notes[note] = files
+    return notes
 
 
 def distinct_entries(parts: Sequence[Part]) -> dict[str, Mapping[str, Any]]:
@@ -141,11 +164,13 @@ def copy_entries(part: Part, workdir: Path) -> None:
 
 
 def write_merged(
-    parts: Sequence[Part], entries: Mapping[str, Mapping[str, Any]], workdir: Path
+    parts: Sequence[Part],
+    entries: Mapping[str, Mapping[str, Any]],
+    notes: Mapping[str, Any],
+    workdir: Path,
 ) -> None:
     """Writes the files that a run's folder has beside its entries' folders."""
-    first = parts[0]
-    fields = first.fields | {"entries": list(entries.values()), "run": first.noted}
+    fields = parts[0].fields | {"entries": list(entries.values()), "run": notes}
     write_json(workdir / "config.json", fields)
     lanes = {}
     for part in reversed(parts):

@@ -14,11 +14,11 @@ from tests.experiments.folders import history, write_run
 from tests.runs import config_of
 
 
-def part(path, *entries, version=3, data="a", **fields):
+def part(path, *entries, version=3, data="a", notes=None, **fields):
     """A run's folder, with checkpoints, noted lanes and a page."""
     write_run(path, {entry: history(0.1, 0.2) for entry in entries}, rounds=1, **fields)
     content = json.loads((path / "config.json").read_text())
-    content["run"] = {"version": version, "data": data, "split": "b"}
+    content["run"] = {"version": version, "data": data, "split": "b", **(notes or {})}
     (path / "config.json").write_text(json.dumps(content))
     for entry in entries:
         (path / entry.replace("/", "_") / "checkpoints").mkdir()
@@ -69,6 +69,24 @@ def test_what_changes_no_number_may_differ(tmp_path):
     first = part(tmp_path / "a", "local")
     second = part(tmp_path / "b", "fedtgp", dataset__data_dir="/elsewhere", devices=2)
     assert merge([first, second], tmp_path / "whole") == ["local", "fedtgp"]
+
+
+def test_own_files_of_a_part_are_those_of_its_entries(tmp_path):
+    """A part without an own method or weights knows none; two that have one must have the same."""
+    mine = {"own_methods": {"mine": "sum of mine.py"}}
+    first = part(tmp_path / "a", "local")
+    second = part(tmp_path / "b", "fedtgp", notes=mine)
+    third = part(tmp_path / "c", "fedproto", notes={"weights": {"cnn1": "1"}} | mine)
+    merge([first, second, third], tmp_path / "whole")
+    noted = json.loads((tmp_path / "whole" / "config.json").read_text())["run"]
+    assert noted["own_methods"] == mine["own_methods"] and noted["weights"] == {"cnn1": "1"}
+    changed = {"own_methods": {"mine": "another sum"}}
+    other = part(tmp_path / "d", "fd", notes=changed)
+    with pytest.raises(
+        ValueError, match=r"d is no part of .* its mine \(own_methods\) was another"
+    ):
+        merge([first, second, other], tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_one_folder_an_entry_twice_and_a_folder_that_is_there_are_refused(tmp_path):
