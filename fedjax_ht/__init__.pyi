@@ -108,6 +108,7 @@ from .methods.shared.prototypes import class_sums as class_sums
 from .methods.shared.prototypes import mean_by_class as mean_by_class
 from .methods.shared.supervised import train_model as train_model
 from .models import SplitModel as SplitModel
+from .models import from_nnx as from_nnx
 from .models import mlp as mlp
 from .models import model_group as model_group
 from .models import sliced_network as sliced_network

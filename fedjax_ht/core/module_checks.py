@@ -80,11 +80,11 @@ def check_module(name: str, module: Any) -> None:
 
 
 def of_nnx(module: Any) -> str:
-    """Writes how a module of flax.nnx becomes one of flax.linen; nothing for other values."""
+    """Writes how a module of flax.nnx becomes a model; nothing for other values."""
     bases = type(module).__mro__
     if not any(base.__module__.startswith("flax.nnx") for base in bases):
         return ""
-    return f"; wrap it by flax.nnx.bridge.to_linen({type(module).__name__}, *arguments)"
+    return f"; make the whole model of flax.nnx: fl.from_nnx({type(module).__name__}, ..., head=)"
 
 
 def traced(name: str, module: nn.Module, input_shape: InputShape) -> Traced:
@@ -240,7 +240,10 @@ def _reason(error: Exception) -> str | None:
             "leave axis_name out"
         )
     if "RngStream" in line:
-        return f"its flax.nnx module asks for a stream of random numbers, {line}; leave Dropout out"
+        return (
+            f"its flax.nnx module asks for a stream of random numbers, {line}; make the whole "
+            "model of flax.nnx: fl.from_nnx(..., head=)"
+        )
     if isinstance(error, TypeError) and "positional argument" in line:
         return f"{line}; a base is called as base(x), with stateful=True as base(x, train, mask)"
     if isinstance(error, errors.FlaxError):

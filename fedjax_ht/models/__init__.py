@@ -7,6 +7,7 @@ from fedjax_ht.models.heads import htc4_heads, vit_head
 from fedjax_ht.models.inception import googlenet
 from fedjax_ht.models.layers import Conv, Linear
 from fedjax_ht.models.mobilenet import mobilenet_v2
+from fedjax_ht.models.nnx_model import from_nnx
 from fedjax_ht.models.registry import model_group, sliced_network
 from fedjax_ht.models.resnets import resnet
 from fedjax_ht.models.sliced import width_budgets
@@ -25,6 +26,7 @@ __all__ = [
     "SplitModel",
     "cnn4",
     "cnn5_group",
+    "from_nnx",
     "googlenet",
     "htc4_heads",
     "mlp",

@@ -49,7 +49,7 @@ def test_a_name_stands_at_one_place():
             if name in fedjax_ht.__all__:
                 twice.append(name)
                 assert getattr(fedjax_ht, name) is getattr(namespace, name)
-    assert sorted(twice) == ["SplitModel", "mlp", "model_group", "sliced_network"]
+    assert sorted(twice) == ["SplitModel", "from_nnx", "mlp", "model_group", "sliced_network"]
 
 
 def test_pages_and_notebooks_use_public_names_alone():

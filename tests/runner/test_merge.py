@@ -73,13 +73,13 @@ def test_what_changes_no_number_may_differ(tmp_path):
 
 def test_own_files_of_a_part_are_those_of_its_entries(tmp_path):
     """A part without an own method or weights knows none; two that have one must have the same."""
-    mine = {"own_methods": {"mine": "sum of mine.py"}}
+    noted = {"own_methods": {"mine": "sum of mine.py"}}
     first = part(tmp_path / "a", "local")
-    second = part(tmp_path / "b", "fedtgp", notes=mine)
-    third = part(tmp_path / "c", "fedproto", notes={"weights": {"cnn1": "1"}} | mine)
+    second = part(tmp_path / "b", "fedtgp", notes=noted)
+    third = part(tmp_path / "c", "fedproto", notes={"weights": {"cnn1": "1"}} | noted)
     merge([first, second, third], tmp_path / "whole")
-    noted = json.loads((tmp_path / "whole" / "config.json").read_text())["run"]
-    assert noted["own_methods"] == mine["own_methods"] and noted["weights"] == {"cnn1": "1"}
+    whole = json.loads((tmp_path / "whole" / "config.json").read_text())["run"]
+    assert whole["own_methods"] == noted["own_methods"] and whole["weights"] == {"cnn1": "1"}
     changed = {"own_methods": {"mine": "another sum"}}
     other = part(tmp_path / "d", "fd", notes=changed)
     with pytest.raises(
