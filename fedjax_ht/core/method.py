@@ -119,12 +119,17 @@ class View(NamedTuple):
       warn: (a round's metrics, client and server, as floats) -> one line for the user where
         something is wrong, such as weights that grow without bound, or None. Host code; the runner
         prints each line once.
+      invariant: (federation, server, {bucket name: states of clients, stacked}) -> floats that are
+        zero while every upload arrives and no other client has taken part, such as what SCAFFOLD's
+        control variate differs by from the mean of the clients'. `check_method` holds the method to
+        it; None without.
     """
 
     features: Callable | None = own_features
     prototypes: Callable | None = None
     pictures: Callable | None = None
     warn: Callable[[dict[str, Any]], str | None] | None = None
+    invariant: Callable | None = None
 
 
 class Pretrained(NamedTuple):

@@ -31,10 +31,11 @@ from fedjax_ht.core.annotations import Positive, SearchRange
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, View, Wire
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared.architectures import (
+    apart_from_mean,
     init_parts,
     joined,
     part_for,
@@ -56,6 +57,12 @@ class Server(NamedTuple):
 
     params: PyTree
     drift: PyTree
+
+
+def mean_of_slopes(federation, server, clients):
+    """Subtracts the mean of the clients' slopes from the server's drift; a `View.invariant`."""
+    drifts = [group.drift for group in server]
+    return apart_from_mean(federation, drifts, clients, kept=lambda state: state["slope"])
 
 
 @checked
@@ -120,4 +127,5 @@ def feddyn(
         client_update=client_update,
         server_update=server_update,
         wire=Wire(server_reads="sums"),
+        view=View(invariant=mean_of_slopes),
     )

@@ -29,10 +29,16 @@ from fedjax_ht.core.annotations import Positive, SearchRange
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining, num_steps
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, View, Wire
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.methods.shared.architectures import init_parts, joined, part_for, sizes_of
+from fedjax_ht.methods.shared.architectures import (
+    apart_from_mean,
+    init_parts,
+    joined,
+    part_for,
+    sizes_of,
+)
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 from fedjax_ht.methods.shared.corrections import (
     learning_rate,
@@ -52,6 +58,12 @@ class Pair(NamedTuple):
 
     params: PyTree
     control: PyTree
+
+
+def mean_of_controls(federation, server, clients):
+    """Subtracts the mean of the clients' control variates from the server's; a `View.invariant`."""
+    controls = [pair.control for pair in server]
+    return apart_from_mean(federation, controls, clients, kept=lambda state: state["control"])
 
 
 @checked
@@ -123,4 +135,5 @@ def scaffold(
         client_update=client_update,
         server_update=server_update,
         wire=Wire(server_reads="sums"),
+        view=View(invariant=mean_of_controls),
     )

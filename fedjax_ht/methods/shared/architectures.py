@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.bucket import Bucket, init_variables
@@ -157,6 +158,31 @@ def mean_parts(
         weights = client_weights(uploads, uploads.uplink.num_samples)
         new.append(select(weights.any(), weighted_mean(uploads.uplink.params, weights), old))
     return new
+
+
+def apart_from_mean(
+    federation: Federation,
+    values: list[PyTree],
+    clients: dict[str, PyTree],
+    *,
+    kept: Callable[[PyTree], PyTree],
+) -> list[PyTree]:
+    """Subtracts the mean over each group's clients from a value of the server's, as an invariant
+    does (`View.invariant`).
+
+    Args:
+      federation: the federation, whose buckets form the groups.
+      values: the server's value for each group.
+      clients: bucket name -> states, stacked; clients without a row keep zeros.
+      kept: (stacked states) -> the values that clients keep.
+    """
+    apart = []
+    for group, value, size in zip(groups_of(federation), values, sizes_of(federation)):
+        for bucket in group:
+            shares = jax.tree.map(lambda rows, n=size: rows.sum(0) / n, kept(clients[bucket.name]))
+            value = jax.tree.map(jnp.subtract, value, shares)
+        apart.append(value)
+    return apart
 
 
 def average_models(

@@ -4,43 +4,31 @@ It plays a tiny federation in which all values that must not be read are spoiled
 """
 
 import functools
-from collections.abc import Callable
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.aggregation import server_step
 from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.context import ClientInfo, Context, Received
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.contract import guarded, one_line
 from fedjax_ht.core.counts import counts_fit
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.public_set import require_public_set
-from fedjax_ht.core.round import Channel, client_step, send
-from fedjax_ht.core.samples import Data, Split
-from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.wire import chain, sent
+from fedjax_ht.core.trees import PyTree, join_trees
+from fedjax_ht.core.wire import sent
+from fedjax_ht.methods.shared.game import Game, begin, make_game, rows_of, serve
+from fedjax_ht.methods.shared.honesty import no_host_draws, twins
 from fedjax_ht.methods.shared.players import (
-    Player,
-    Pool,
-    cast,
-    replaced,
     small_federation,
     with_public_set,
 )
 
 ROUNDS = 2  # many methods have a downlink with content in the second round only
-SEEN = 4  # samples that are scored, beside as many masked ones
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-# values put where nothing may be read, by kind of dtype
-HIDDEN = {"f": np.nan, "i": 1000, "b": True}
-NOTHING = {"f": 0.0, "i": 0, "b": False}
 
 
 @checked
@@ -55,7 +43,10 @@ def check_method(method: Method, federation: Federation | None = None) -> None:
     * what clients and server compute is finite;
     * counts in uplinks are those of the client's samples, as `Wire.counts` says;
     * samples under `batch.mask`, and beyond a split's count, change nothing;
-    * at the server, rows that have not `arrived` change nothing.
+    * nothing is drawn by np.random or random, whose numbers would be constants of a program;
+    * at the server, rows that have not `arrived` change nothing;
+    * what a server that reads "sums" (`Wire.server_reads`) makes of uploads depends on their sum;
+    * `View.invariant`, if there is one, holds while every upload arrives.
 
     It takes some seconds for small models.
 
@@ -83,166 +74,116 @@ def check_method(method: Method, federation: Federation | None = None) -> None:
     federation = with_public_set(federation, method)
     require_public_set(method, federation)
     method.check(federation)
-    players, pool = cast(method, federation)
-    root = jax.random.key(0)
-    plays, starts = {}, {}
-    for bucket in federation.buckets:
-        plays[bucket.name] = _client_round(method, federation, bucket)
-        starts[bucket.name] = _first_state(method, bucket)
-    serve = server_step(method, federation)
-    if not method.pretrained.host:
-        serve = jax.jit(serve)
-
-    def first(key):
-        return method.init_server(federation, round_key(key, Purpose.INIT_SERVER, 0))
-
-    server = jax.jit(first)(root)
-    clients = [starts[player.bucket.name](root, player.info.id) for player in players]
-    for number in range(ROUNDS):
-        round, uplinks = jnp.int32(number), []
-        for i, player in enumerate(players):
-            play = functools.partial(plays[player.bucket.name], server, clients[i])
-            clients[i], uplink = _played(method, play, pool, player, root, round)
-            uplinks.append(uplink)
-        server = _served(method, players, uplinks, pool, (serve, server, root, round))
+    with no_host_draws(method.name):
+        game = make_game(method, federation)
+        server, clients = begin(game)
+        for number in range(ROUNDS):
+            round = jnp.int32(number)
+            uplinks = _played(game, server, clients, round)
+            server = _served(game, server, uplinks, round)
+    if method.view.invariant is not None:
+        _require_invariant(game)
 
 
-def _first_state(method: Method, bucket: Bucket) -> Callable:
-    """Compiles (root, client id) -> the first state of one of the bucket's clients."""
-
-    def init(root, client_id):
-        key = client_key(root, Purpose.INIT_CLIENT, 0, client_id)
-        return method.init_client(bucket, Context(key, jnp.int32(0), None))
-
-    return jax.jit(init)
-
-
-def _client_round(method: Method, federation: Federation, bucket: Bucket) -> Callable:
-    """Compiles a round of one of the bucket's clients.
-
-    Returns:
-      (server, client, samples, split, info, root, round) -> {"client_update": its three values,
-      "predict": scores}, with zeros where a value may not be read.
-    """
-    channel = Channel(chain(()), chain(()))
-
-    def run(server, client, samples: Data, split: Split, info: ClientInfo, root, round):
-        splits = dict.fromkeys(("train", "val", "test"), split)
-        data = samples._replace(splits=samples.splits | splits)
-        downlink = send(
-            method, federation, bucket, channel, server=server, root=root, round=round, info=info
-        )
-        step = client_step(method, bucket, channel)
-        trained, result = step(client, downlink, data, root, round, info)
-        last = len(samples.labels) - 1
-        mask = np.arange(2 * SEEN) < SEEN
-        chosen = np.where(mask, np.arange(2 * SEEN) % last, last)
-        x = data.preprocess(jax.tree.map(lambda leaf: leaf[chosen], data.inputs))
-        scores = method.predict(bucket, trained, downlink, x, jnp.asarray(mask))
-        # A score of -inf says "no prediction", and is large here: only NaN is wrong.
-        scores = {rule: jnp.nan_to_num(s[:SEEN], nan=jnp.nan) for rule, s in scores.items()}
-        update = trained, result.uplink, result.metrics
-        return sent({"client_update": update, "predict": scores})
-
-    return jax.jit(run)
-
-
-def _played(
-    method: Method, play: Callable, pool: Pool, player: Player, root: jax.Array, round: jax.Array
-) -> tuple[PyTree, PyTree]:
-    """Plays a client's round, and refuses it where a sample that is ruled out changes anything.
+def _played(game: Game, server: PyTree, clients: list[PyTree], round: jax.Array) -> list[PyTree]:
+    """Plays a round of all clients, and refuses it where a sample that is ruled out changes
+    anything.
 
     Args:
-      method: the method.
-      play: the compiled round, see `_client_round`, with server and client.
-      pool, player, root, round: further arguments of the function.
+      game: the method and its players.
+      server: the server's state.
+      clients: states of the players, which become the new ones.
+      round: the round.
 
     Returns:
-      The client's new state, and its uplink.
+      The players' uplinks.
     """
-    where = f"client {player.info.id} in bucket {player.bucket.name}, round {round}"
-    arguments = player.split, player.info, root, round
-    plain = play(pool.plain, *arguments)
-    for stage, part in plain.items():
-        _require_finite(f"{stage} of {method.name!r}, {where},", part)
-    spoiled = play(pool.spoiled, *arguments)
-    for stage, part in plain.items():
-        _require_equal(
-            f"{stage} of {method.name!r}, {where}, reads samples that the mask or the split's "
-            "count rules out; weigh by batch.mask, as fl.losses.masked_mean does",
-            part,
-            spoiled[stage],
-        )
-    client, uplink, _ = plain["client_update"]
-    uplinks, infos = jax.tree.map(lambda x: jnp.asarray(x)[None], (uplink, player.info))
-    if not counts_fit(method, Received(uplinks, infos, jnp.ones(1, bool))).all():
-        raise ValueError(
-            f"client_update of {method.name!r}, {where}, counts (fl.Metadata) more samples than "
-            "the client has, and such an upload is refused; set wire=fl.Wire(counts=...) if it "
-            "counts something else"
-        )
-    return client, uplink
+    method, uplinks = game.method, []
+    for i, player in enumerate(game.players):
+        play = functools.partial(game.plays[player.bucket.name], server, clients[i])
+        arguments = player.split, player.info, game.root, round
+        where = f"client {player.info.id} in bucket {player.bucket.name}, round {round}"
+        plain, spoiled = play(game.pool.plain, *arguments), play(game.pool.spoiled, *arguments)
+        for stage, part in plain.items():
+            _require_finite(f"{stage} of {method.name!r}, {where},", part)
+            _require_equal(
+                f"{stage} of {method.name!r}, {where}, reads samples that the mask or the split's "
+                "count rules out; weigh by batch.mask, as fl.losses.masked_mean does",
+                part,
+                spoiled[stage],
+            )
+        clients[i], uplink, _ = plain["client_update"]
+        uplinks.append(uplink)
+        rows, infos = jax.tree.map(lambda x: jnp.asarray(x)[None], (uplink, player.info))
+        if not counts_fit(method, Received(rows, infos, jnp.ones(1, bool))).all():
+            raise ValueError(
+                f"client_update of {method.name!r}, {where}, counts (fl.Metadata) more samples "
+                "than the client has, and such an upload is refused; set wire=fl.Wire(counts=...) "
+                "if it counts something else"
+            )
+    return uplinks
 
 
-@functools.partial(jax.jit, static_argnames="hidden")
-def _received(
-    rows: dict[str, list[tuple[PyTree, ClientInfo]]], arrived: dict[str, jax.Array], hidden: bool
-) -> dict[str, Received]:
-    """Stacks the uplinks and infos of each bucket, with `HIDDEN` or `NOTHING` in absent rows."""
-    buckets = {}
-    for name, pairs in rows.items():
-        uplink, info = jax.tree.map(lambda *xs: jnp.stack(xs), *pairs)
-        uplink = replaced(uplink, ~arrived[name], HIDDEN if hidden else NOTHING)
-        buckets[name] = Received(uplink, info, arrived[name])
-    return buckets
-
-
-def _served(
-    method: Method, players: list[Player], uplinks: list[PyTree], pool: Pool, step: tuple
-) -> PyTree:
+def _served(game: Game, server: PyTree, uplinks: list[PyTree], round: jax.Array) -> PyTree:
     """Plays the server's round with every second client, and refuses it where absent rows count.
 
     Args:
-      method: the method.
-      players, uplinks: the clients, and their uplinks in the same order.
-      pool: the clients' samples.
-      step: the server's compiled step (`core.aggregation.server_step`), its state, the root key
-        and the round.
+      game: the method and its players.
+      server: the server's state.
+      uplinks: uplinks of the players, in order.
+      round: the round.
 
     Returns:
       The server's next state.
     """
-    serve, server, root, round = step
-    data, splits = None, pool.plain.splits
-    if method.sees_data:
-        total = sum(int(player.split.count) for player in players)
-        splits = splits | {"train": Split(np.arange(total, dtype=np.int32), np.int32(total))}
-    if splits:
-        data = pool.plain._replace(splits=splits)
-    rows = {player.bucket.name: [] for player in players}
-    for uplink, player in zip(uplinks, players):
-        rows[player.bucket.name].append((uplink, player.info))
-
-    def served(arrived: dict[str, np.ndarray], hidden: bool) -> PyTree:
-        return serve(
-            server, _received(rows, arrived, hidden), root, round, method.pretrained.variables, data
-        )
-
+    rows = rows_of(game, uplinks)
+    step = functools.partial(serve, game, server, round=round)
     some, idle = {}, {}
     for name, pairs in rows.items():
         some[name] = np.arange(len(pairs)) % 2 == 0
         idle[name] = np.array([info.num_samples == 0 for _, info in pairs])
-    what = f"server_update of {method.name!r}, round {round}"
-    out = served(some, hidden=False)
+    what = f"server_update of {game.method.name!r}, round {round}"
+    out = step(rows, some, hidden=False)
     _require_finite(what, out)
     _require_equal(
         f"{what}, reads rows of clients that have not `arrived`; leave them out by jnp.where",
         out,
-        served(some, hidden=True),
+        step(rows, some),
     )
     if any(flags.any() for flags in idle.values()):
-        _require_finite(f"{what}, where only clients without samples arrive,", served(idle, True))
+        _require_finite(f"{what}, where only clients without samples arrive,", step(rows, idle))
+    if game.method.wire.server_reads == "sums":
+        two = {name: np.arange(len(pairs)) < 2 for name, pairs in rows.items()}
+        _require_equal(
+            f"{what}, makes something else of uploads that have the same sum, though it says "
+            'fl.Wire(server_reads="sums"), by which secure sums and noise on sums go; leave it at '
+            '"uploads"',
+            step(twins(rows, 0.0), two),
+            step(twins(rows, 0.1), two),
+        )
     return out[0]
+
+
+def _require_invariant(game: Game) -> None:
+    """Plays rounds in which every upload arrives, and refuses a method whose own invariant does not
+    hold after one."""
+    server, clients = begin(game)
+    for number in range(ROUNDS):
+        round = jnp.int32(number)
+        rows = rows_of(game, _played(game, server, clients, round))
+        everyone = {name: np.ones(len(pairs), bool) for name, pairs in rows.items()}
+        server, _ = serve(game, server, rows, everyone, round)
+        states = {bucket.name: [] for bucket in game.federation.buckets}
+        for client, player in zip(clients, game.players, strict=True):
+            states[player.bucket.name].append(client)
+        stacked = {name: join_trees(jnp.stack, members) for name, members in states.items()}
+        left = game.method.view.invariant(game.federation, server, stacked)
+        _require_equal(
+            f"View.invariant of {game.method.name!r}, after round {round}, in which every upload "
+            "arrived, is not zero; the states of server and clients do not fit together",
+            left,
+            jax.tree.map(jnp.zeros_like, left),
+        )
 
 
 def _numbers(tree: PyTree) -> PyTree:

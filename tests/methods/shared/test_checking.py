@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -56,9 +57,46 @@ def counts_rounds(bucket, client, downlink, data, ctx):
     return client, uplink._replace(num_samples=fl.Metadata(jnp.int32(1000))), metrics
 
 
+def takes_the_largest(federation, server, received, ctx):
+    uplink, info, arrived = received["mlp"]
+    counted = arrived & (info.num_samples > 0)
+
+    def largest(rows):
+        flags = counted.reshape((-1,) + (1,) * (rows.ndim - 1))
+        return jnp.where(counted.any(), jnp.where(flags, rows, -jnp.inf).max(0), 0)
+
+    return jax.tree.map(largest, uplink.params), {}
+
+
+def draws_once(bucket, client, downlink, data, ctx):
+    client, uplink, metrics = METHOD.client_update(bucket, client, downlink, data, ctx)
+    return client, uplink, metrics | {"draw": jnp.float32(np.random.normal())}
+
+
+SCAFFOLD = fl.scaffold(TRAINING)
+
+
+def sends_what_it_keeps(bucket, client, downlink, data, ctx):
+    client, uplink, metrics = SCAFFOLD.client_update(bucket, client, downlink, data, ctx)
+    return client, uplink._replace(control=client["control"]), metrics
+
+
+def test_a_control_variate_that_is_sent_whole_breaks_the_methods_invariant():
+    fl.check_method(SCAFFOLD, FEDERATION)
+    wrong = SCAFFOLD._replace(client_update=sends_what_it_keeps)
+    with pytest.raises(ValueError, match=r"View\.invariant of 'scaffold', after round 1") as error:
+        fl.check_method(wrong, FEDERATION)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"server_update": takes_the_largest},
+            "server_update of 'mine', round 0, makes something else of uploads that have the same",
+        ),
+        ({"client_update": draws_once}, "'mine' draws by np.random or random: its functions are"),
         (
             {"client_update": counts_rounds},
             "round 0, counts (fl.Metadata) more samples than the client has, and such an upload",
