@@ -53,6 +53,7 @@ from .data.dataset import Dataset as Dataset
 from .data.description import describe as describe
 from .data.files.torch_files import load_state_dict as load_state_dict
 from .data.partition import class_counts as class_counts
+from .data.partition import flwr_partition as flwr_partition
 from .data.partition import make_partition as make_partition
 from .data.partition import register_partition as register_partition
 from .data.shift import shifted as shifted

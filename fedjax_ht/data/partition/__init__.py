@@ -1,5 +1,6 @@
 """Partitions: the samples that each client trains, validates and tests on."""
 
+from fedjax_ht.data.partition.flwr_datasets import flwr_partition
 from fedjax_ht.data.partition.registry import (
     PARTITIONS,
     PLANS,
@@ -15,6 +16,7 @@ __all__ = [
     "PLANS",
     "check_partition",
     "class_counts",
+    "flwr_partition",
     "make_partition",
     "partition_options",
     "register_partition",
