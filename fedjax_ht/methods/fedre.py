@@ -19,7 +19,8 @@ Settled here:
   no mean over a batch of 32, as released, so that the step grows with the number of clients.
 * Features are taken in evaluation mode. An absent client's pair is not used again. Labels count as
   sent, which the paper's table of costs leaves out.
-* The labels tell which classes a client has, though not of how many samples.
+* The labels tell which classes a client has, though not of how many samples. A client of one class
+  has nothing to mix: its upload leaks what a prototype does (docs/leaks.md).
 """
 
 from typing import Annotated, NamedTuple
