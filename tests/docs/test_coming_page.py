@@ -13,6 +13,7 @@ import pytest
 
 from fedjax_ht.configs.run_sections import EvaluateConfig
 from fedjax_ht.configs.sections import Config
+from fedjax_ht.core.method import Method
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.data.sources import dataset_names
 from fedjax_ht.experiment.training import schedule
@@ -37,6 +38,8 @@ OTHERS = (
     "clients.csv",
 )
 OTHERS += ("metrics.csv", "generator", "step/1/0.99", "received", "trained", "experiments.attack")
+OTHERS += ("sweep --over", "compare --fair", "compare --entries=1/8", "merge", "fl.flwr_partition")
+OTHERS += ("track=wandb", "tensorboard", "mlflow", *Method._fields)
 
 
 def fields(section: object, prefix: str = "") -> list[str]:
