@@ -22,9 +22,8 @@ import numpy as np
 
 from fedjax_ht.core.annotations import NonNegative, Share
 from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.positions import Shortest, position_cost
 from fedjax_ht.core.trees import Array, PyTree
-
-INDEX_BYTES = 4  # a row of a Masked leaf without a pattern travels with an int32 index
 
 Late = Literal["lost", "arrives"]
 """An upload that misses its round's deadline is dropped, or counts in a later round."""
@@ -58,12 +57,12 @@ class Masked(NamedTuple):
       values: the array, [*m, *rest].
       mask: bool [*m], True for the rows that are sent. The receiver never reads the others.
       pattern: the pattern by which the number of sent rows tells which they are; None sends an
-        index with each.
+        index with each, and `SHORTEST` bits where these are shorter.
     """
 
     values: Array
     mask: Array
-    pattern: Pattern | None = None
+    pattern: Pattern | Shortest | None = None
 
 
 class Metadata(NamedTuple):
@@ -224,10 +223,10 @@ def wire_elements(message: PyTree) -> WireCost:
             continue
         if isinstance(leaf, Masked):
             values, rows = leaf.values, jnp.sum(leaf.mask, dtype=jnp.int32)
-            elements = rows * (values.size // leaf.mask.size)
-            if leaf.pattern is None:
-                metadata_elements += rows
-                metadata_bytes += rows * INDEX_BYTES
+            elements = rows * (values.size // max(leaf.mask.size, 1))
+            named, named_bytes = position_cost(leaf.pattern, leaf.mask.size, rows)
+            metadata_elements += named
+            metadata_bytes += named_bytes
         else:
             values = jnp.asarray(leaf)
             elements = values.size

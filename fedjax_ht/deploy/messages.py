@@ -19,6 +19,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from fedjax_ht.core.positions import SHORTEST, bitmap_bytes, takes_bits
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Masked, is_masked
 from fedjax_ht.deploy.headers import HEADER_BYTES, is_count, parse_header, parse_json, printable
@@ -147,13 +148,16 @@ def _parse_label(text: bytes) -> tuple[str, np.dtype, list[int]]:
 
 
 def pack(message: PyTree) -> dict[str, np.ndarray]:
-    """Returns a message's arrays by name: of a `Masked` the rows with True, and their indices."""
+    """Returns a message's arrays by name: of a `Masked` the rows with True, and their indices or
+    bits."""
     packed = {}
     for name, leaf in _named_leaves(message):
         if is_masked(leaf):
             mask = np.asarray(leaf.mask)
             packed[f"{name}.rows"] = np.asarray(leaf.values)[mask]
-            if leaf.pattern is None:
+            if leaf.pattern == SHORTEST and takes_bits(mask.size, np.count_nonzero(mask)):
+                packed[f"{name}.bits"] = np.packbits(mask)
+            elif leaf.pattern in (None, SHORTEST):
                 packed[f"{name}.places"] = np.flatnonzero(mask).astype(np.int32)
         else:
             packed[name] = np.asarray(leaf)
@@ -187,12 +191,17 @@ def unpack(form: PyTree, arrays: dict[str, np.ndarray], what: str) -> PyTree:
 
 def _unpack_rows(form: Masked, remaining: dict[str, np.ndarray], name: str, what: str) -> Masked:
     rows = _take(remaining, f"{name}.rows", what)
-    if form.pattern is None:
+    num_rows, row_shape = math.prod(form.mask.shape), form.values.shape[form.mask.ndim :]
+    if form.pattern == SHORTEST and f"{name}.bits" in remaining:
+        bits = remaining.pop(f"{name}.bits")
+        _check_form(what, f"{name}.bits", bits, (bitmap_bytes(num_rows),), np.dtype(np.uint8))
+        # bits past the last row are beyond its places, which are refused below
+        places = np.flatnonzero(np.unpackbits(bits)).astype(np.int32)
+    elif form.pattern in (None, SHORTEST):
         places = _take(remaining, f"{name}.places", what)
     else:  # a number of rows that is none of the pattern's is refused below
         mask = form.pattern.mask(form.mask.shape, len(np.atleast_1d(rows)))
         places = np.flatnonzero(mask).astype(np.int32)
-    num_rows, row_shape = math.prod(form.mask.shape), form.values.shape[form.mask.ndim :]
     _check_form(what, f"{name}.places", places, (places.size,), np.dtype(np.int32))
     _check_form(what, f"{name}.rows", rows, (places.size, *row_shape), form.values.dtype)
     # all three: int32 differences wrap around, so that ascending alone bounds nothing
@@ -236,6 +245,8 @@ def max_bytes(form: PyTree) -> int:
         size += array_bytes(f"{name}.rows", leaf.values.dtype, (num_rows, *row_shape))
         if leaf.pattern is None:
             size += array_bytes(f"{name}.places", np.int32, (num_rows,))
+        if leaf.pattern == SHORTEST:  # indices are taken where they have no more bytes than bits
+            size += array_bytes(f"{name}.places", np.uint8, (bitmap_bytes(num_rows),))
     return size
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from fedjax_ht.core.batches import ClassSums
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.positions import SHORTEST
 from fedjax_ht.core.wire import (
     FIRST_ROWS,
     TRANSFORMS,
@@ -57,6 +58,9 @@ def cost(message):
         ),
         (Masked(jnp.zeros((3, 5)), jnp.arange(3) < 2, FIRST_ROWS), (10, 40, 0, 0)),
         (Masked(jnp.zeros((3, 5)), jnp.array(True), FIRST_ROWS), (15, 60, 0, 0)),
+        (Masked(jnp.zeros(20), jnp.arange(20) < 5, SHORTEST), (5, 20, 3, 3)),
+        (Masked(jnp.zeros(40), jnp.arange(40) < 1, SHORTEST), (1, 4, 1, 4)),
+        (Masked(jnp.zeros(0), jnp.zeros(0, bool), SHORTEST), (0, 0, 0, 0)),
         (Metadata(jnp.zeros(3, jnp.int32)), (0, 0, 3, 12)),
         (Metadata(Masked(jnp.zeros(3), MASK)), (0, 0, 4, 16)),  # two counts, each with its index
         ((jnp.zeros(2), Metadata(jnp.int32(0)), Masked(jnp.zeros((3, 5)), MASK)), (12, 48, 3, 12)),
@@ -71,6 +75,9 @@ def cost(message):
         "mask 2d",
         "first rows",
         "all or nothing",
+        "bits",
+        "indices",
+        "no rows",
         "metadata",
         "counts",
         "mixed",

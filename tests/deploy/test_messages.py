@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_ht.core.positions import SHORTEST
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, wire_elements
 from fedjax_ht.deploy.headers import HEADER_BYTES
 from fedjax_ht.deploy.messages import (
@@ -32,6 +33,7 @@ MESSAGE = {
     "half": jnp.arange(3, dtype=jnp.bfloat16),
     "one": np.float32(2.5),
     "steps": Masked(np.ones((3, 2), np.float32), np.arange(3) < 2, FIRST_ROWS),
+    "weights": Masked(np.arange(20, dtype=np.float32), np.arange(20) % 4 == 3, SHORTEST),
 }
 FORM = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).dtype), MESSAGE)
 
@@ -51,8 +53,17 @@ def test_a_message_comes_back_and_costs_what_a_simulation_counts():
     assert (
         sum(array.nbytes for array in arrays.values())
         == int(cost.payload_bytes + cost.metadata_bytes)
-        == 16 * 2 + 8 * 2 + 8 + 12 + 10 + 8 * 2
+        == 16 * 2 + 8 * 2 + 8 + 12 + 10 + 8 * 2 + (4 * 5 + 3)
     )
+
+
+def test_rows_are_named_by_bits_only_where_these_are_shorter():
+    mask = np.arange(33) == 32  # an index has four bytes, bits have five
+    message = {"w": Masked(np.ones(33, np.float32), mask, SHORTEST)}
+    arrays = pack(message)
+    assert arrays["000.w.places"].tolist() == [32] and "000.w.bits" not in arrays
+    assert unpack(message, arrays, "the uplink")["w"].mask.tolist() == mask.tolist()
+    assert wire_elements(message).metadata_bytes == 4
 
 
 @pytest.mark.parametrize(
@@ -83,8 +94,24 @@ def test_a_message_comes_back_and_costs_what_a_simulation_counts():
             "has 005.steps.rows of float32 (4, 2); it must be float32 (3, 2)",
         ),
         ({"005.steps.rows": np.float32(1)}, "has 005.steps.rows of float32 ()"),
+        (
+            {"006.weights.bits": np.zeros(2, np.uint8)},
+            "has 006.weights.bits of uint8 (2,); it must be uint8 (3,)",
+        ),
+        (
+            {"006.weights.bits": np.array([1, 1, 1], np.uint8)},
+            "has 006.weights.rows of float32 (5,); it must be float32 (3,)",
+        ),
+        (
+            {
+                "006.weights.bits": np.array([0, 0, 1], np.uint8),
+                "006.weights.rows": np.ones(1, np.float32),
+            },
+            "must name rows in 006.weights from 0 to 19, ascending",
+        ),
+        ({"006.weights.bits": None}, "lacks '006.weights.places'"),
     ],
-    ids=range(10),
+    ids=range(14),
 )
 def test_a_message_of_another_form_is_one_line(change, message):
     arrays = {name: x for name, x in (pack(MESSAGE) | change).items() if x is not None}
@@ -213,6 +240,7 @@ def test_the_most_bytes_of_a_form_are_enough_for_all_of_its_messages():
     full = MESSAGE | {"rows": Masked(MESSAGE["rows"].values, np.ones(3, bool))}
     full["entries"] = Masked(MESSAGE["entries"].values, np.ones((2, 3), bool))
     full["steps"] = MESSAGE["steps"]._replace(mask=np.ones(3, bool))
+    full["weights"] = MESSAGE["weights"]._replace(mask=np.ones(20, bool))
     arrays = pack(full)
     assert len(to_bytes(Envelope({}, arrays))) == BLOCK + max_bytes(FORM)
     assert from_bytes(to_bytes(Envelope({}, pack(MESSAGE))), max_bytes(FORM)).header == {}
