@@ -65,6 +65,7 @@ from .methods import method_factory as method_factory
 from .methods import register_method as register_method
 from .methods.apfl import apfl as apfl
 from .methods.dense import dense as dense
+from .methods.depthfl import depthfl as depthfl
 from .methods.dfrd import dfrd as dfrd
 from .methods.ditto import ditto as ditto
 from .methods.dsfl import dsfl as dsfl
@@ -95,6 +96,8 @@ from .methods.fedrep import fedrep as fedrep
 from .methods.fedrolex import fedrolex as fedrolex
 from .methods.fedssa import fedssa as fedssa
 from .methods.fedtgp import fedtgp as fedtgp
+from .methods.fiarse import fiarse as fiarse
+from .methods.fjord import fjord as fjord
 from .methods.fml import fml as fml
 from .methods.heterofl import heterofl as heterofl
 from .methods.ktpfl import ktpfl as ktpfl

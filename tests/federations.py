@@ -21,9 +21,9 @@ from fedjax_ht.core.samples import Split
 from fedjax_ht.data.client_data import FederationData, arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.methods.shared.players import filled
-from fedjax_ht.models import mlp
+from fedjax_ht.models import SplitModel, mlp, note_stage
 from fedjax_ht.models.layers import Linear
-from fedjax_ht.models.norm import Norm
+from fedjax_ht.models.norm import Norm, NormKind
 from fedjax_ht.models.sliced import Channels, sliced_model, sliced_width
 from fedjax_ht.simulation import round as rounds
 from fedjax_ht.simulation.report import RoundReport
@@ -53,7 +53,10 @@ RATES = tuple(0.5 if name == "narrow" else 1.0 for name in ASSIGNMENT)
 ONE_ARCHITECTURE = {"fedavg"}  # methods that run on no other federation
 ON_PUBLIC_SET = {"fedmd", "dsfl", "ktpfl", "fedhenn"}  # methods that read the public set
 # methods for slices of one network
-SLICES = {"heterofl", "feddropout", "fedrolex", "dense", "fedftg", "dfrd"}
+SLICES = {"heterofl", "feddropout", "fedrolex", "fjord", "dense", "fedftg", "dfrd"}
+
+
+IN_STAGES = {"depthfl"}  # methods for the first stages of one network
 
 
 COMPOSED = ("fedrolex+dfrd", "feddropout+fedftg", "heterofl+dense", "heterofl+dfrd")
@@ -147,11 +150,12 @@ class Normed(nn.Module):
     """A sliceable layer and batch norm."""
 
     rate: float = 1.0
+    norm: NormKind = "static_batch"
 
     @nn.compact
     def __call__(self, x, train=False, mask=None):
         x = nn.Dense(sliced_width(4, self.rate), name="fc")(x.reshape(len(x), -1))
-        return Norm("static_batch", name="norm")(x, train, mask)
+        return Norm(self.norm, name="norm")(x, train, mask)
 
     @nn.nowrap
     def channels(self, per_layer=False):
@@ -165,12 +169,41 @@ def normed_federation(shape: tuple[int, int, int] = SHAPE) -> Federation:
     )
 
 
+class Staged(nn.Module):
+    """[linear, ReLU] per entry of `widths` on the flattened image, each a stage."""
+
+    widths: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(x.shape[0], -1)
+        for i, width in enumerate(self.widths, 1):
+            x = nn.relu(Linear(width, name=f"fc{i}")(x))
+            note_stage(self, x)
+        return x
+
+
+def staged_federation(reverse: bool = False) -> Federation:
+    """Networks of one and of two stages; with `reverse`, in the other order also by name."""
+    depths = {"narrow": (6,), "wide": (6, FEATURE_DIM)}
+    names = dict(zip(depths, reversed(depths) if reverse else depths))
+    modules = {
+        new: SplitModel(Staged(depths[name]), Linear(NUM_CLASSES)) for name, new in names.items()
+    }
+    if reverse:
+        modules = dict(reversed(modules.items()))
+    assignment = [names[name] for name in ASSIGNMENT]
+    return make_federation(modules, SHAPE, NUM_CLASSES, assignment=assignment)
+
+
 def federation_for(name: str, reverse: bool = False) -> Federation:
     """Returns the small federation that the method of this name runs on."""
     if name in ONE_ARCHITECTURE:
         return uniform_federation()
     if name.split("+")[-1] in SLICES:
         return sliced_federation(reverse)
+    if name in IN_STAGES:
+        return staged_federation(reverse)
     federation = mixed_federation(reverse)
     if name not in ON_PUBLIC_SET:
         return federation

@@ -231,18 +231,40 @@ def sliced_wire(participants, arrived, earlier) -> Sent:
     return Sent(up, sum(slice_size(i, NUM_CLASSES) for i in participants))
 
 
-def alone_wire(participants, arrived, earlier) -> Sent:
-    """Without data, by themselves: all of a client's model up, nothing down."""
-    return Sent(sum(slice_size(i, NUM_CLASSES) for i in arrived), 0)
-
-
-def composed_wire(participants, arrived, earlier) -> Sent:
-    """Slices with all rows of the head both ways: the server goes on to use the uploaded models."""
+def whole_slices_wire(participants, arrived, earlier) -> Sent:
+    """Slices with all rows of the head both ways."""
 
     def size(ids):
         return sum(slice_size(i, NUM_CLASSES) for i in ids)
 
     return Sent(size(arrived), size(participants))
+
+
+def held_entries(i: int) -> int:
+    """Entries of client i's model at the share that it has, of which there are four."""
+    size = {"narrow": NARROW_SIZE, "wide": WIDE_EXTRACTOR + HEAD_SIZE}[ASSIGNMENT[i]]
+    return size // (1, 4, 16, 64)[i % 4]
+
+
+def fiarse_wire(participants, arrived, earlier) -> Sent:
+    """The largest entries of either architecture, both ways; there are no norms."""
+    return Sent(sum(map(held_entries, arrived)), sum(map(held_entries, participants)))
+
+
+def depth_wire(participants, arrived, earlier) -> Sent:
+    """The first stage and its classifier, or both with theirs."""
+    first = (FLAT + 1) * 6 + (6 + 1) * NUM_CLASSES
+    sizes = {"narrow": first, "wide": first + (6 + 1) * FEATURE_DIM + HEAD_SIZE}
+
+    def size(ids):
+        return sum(sizes[ASSIGNMENT[i]] for i in ids)
+
+    return Sent(size(arrived), size(participants))
+
+
+def alone_wire(participants, arrived, earlier) -> Sent:
+    """Without data, by themselves: all of a client's model up, nothing down."""
+    return Sent(sum(slice_size(i, NUM_CLASSES) for i in arrived), 0)
 
 
 # (participants, those that arrived, those that arrived in each earlier round) -> what the papers'
@@ -268,12 +290,16 @@ WIRE = {
     "fedapen": auxiliary_wire,
     "fedmrl": nested_wire,
     "heterofl": sliced_wire,
-    "fedrolex+dfrd": composed_wire,
-    "heterofl+dfrd": composed_wire,
-    "feddropout+fedftg": composed_wire,
-    "heterofl+dense": composed_wire,
+    # the server goes on to use the uploaded models, and needs whole heads
+    "fedrolex+dfrd": whole_slices_wire,
+    "heterofl+dfrd": whole_slices_wire,
+    "feddropout+fedftg": whole_slices_wire,
+    "heterofl+dense": whole_slices_wire,
     "feddropout": sliced_wire,
     "fedrolex": sliced_wire,
+    "fjord": whole_slices_wire,
+    "depthfl": depth_wire,
+    "fiarse": fiarse_wire,
     "dense": alone_wire,
     "fedftg": alone_wire,
     "dfrd": alone_wire,
@@ -319,6 +345,16 @@ def slice_metadata(sent: Sent, participants, arrived) -> Sent:
     return Sent(sum(NUM_CLASSES + INDEX * len(CLASSES[i]) for i in arrived), 0)
 
 
+def entry_positions(sent: Sent, participants, arrived) -> Sent:
+    """Counts an index for each entry, or a bit for each of the model, whichever is shorter."""
+
+    def size(i):
+        total = {"narrow": NARROW_SIZE, "wide": WIDE_EXTRACTOR + HEAD_SIZE}[ASSIGNMENT[i]]
+        return min(INDEX * held_entries(i), -(-total // 8))
+
+    return Sent(sum(map(size, arrived)), sum(map(size, participants)))
+
+
 def label_indices(sent: Sent, participants, arrived) -> Sent:
     """Counts an index for each of a client's classes."""
     return Sent(INDEX * sum(len(CLASSES[i]) for i in arrived), 0)
@@ -354,6 +390,9 @@ METADATA = {
     **dict.fromkeys(
         ("fedprox", "moon", "ditto", "apfl", "fedbn", "fedrep", "fedala"), beside_each(up=COUNT)
     ),
+    "fjord": beside_each(up=COUNT),
+    "depthfl": beside_each(),
+    "fiarse": entry_positions,
     "fedkd": beside_each(down=1),  # whether it is the weights or their change
     "fedgen": beside_each(up=COUNTS, down=COUNTS + 1),  # whether the generator is there
     "fedproto": index_of_rows(FEATURE_DIM, FEATURE_DIM),

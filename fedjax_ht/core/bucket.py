@@ -150,7 +150,10 @@ def features(
     Returns:
       float [B, K], and the new batch statistics.
     """
-    return _features(bucket.module, params, stats, x, mask, train, key)
+    out, changed = run_features(
+        bucket.module, params, stats, x, mask, train, key, mutable=("batch_stats",)
+    )
+    return out, changed.get("batch_stats", stats)
 
 
 def counting_key(bucket: Bucket) -> jax.Array | None:
@@ -159,18 +162,24 @@ def counting_key(bucket: Bucket) -> jax.Array | None:
     return jax.random.key(0) if bucket.draws else None
 
 
-@functools.partial(jax.jit, static_argnames=("module", "train"), inline=True)
-def _features(module: nn.Module, params, stats, x, mask, train: bool, key):
+@functools.partial(jax.jit, static_argnames=("module", "train", "mutable"), inline=True)
+def run_features(
+    module: nn.Module, params, stats, x, mask, train: bool, key, mutable: tuple[str, ...]
+) -> tuple[jax.Array, PyTree]:
+    """Runs a module's feature extractor; returns its features and the collections that it changed.
+
+    Args:
+      module, params, stats, x, mask, train, key: as of `features`.
+      mutable: names of the collections that it may change.
+    """
     # Inlined, it leaves no call in a program; as a jit, it is traced once for a module and not at
     # every use.
-    run = functools.partial(module.apply, method="features", mutable=["batch_stats"])
+    run = functools.partial(module.apply, method="features", mutable=list(mutable))
     variables = {"params": params, "batch_stats": stats}
     if key is None:
         with nn.intercept_methods(keep_all):
-            out, changed = run(variables, x, train, mask)
-    else:
-        out, changed = run(variables, x, train, mask, rngs={STREAM: key})
-    return out, changed.get("batch_stats", stats)
+            return run(variables, x, train, mask)
+    return run(variables, x, train, mask, rngs={STREAM: key})
 
 
 def own_features(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) -> jax.Array:

@@ -223,7 +223,7 @@ def wire_elements(message: PyTree) -> WireCost:
             continue
         if isinstance(leaf, Masked):
             values, rows = leaf.values, jnp.sum(leaf.mask, dtype=jnp.int32)
-            elements = rows * (values.size // max(leaf.mask.size, 1))
+            elements = rows * (values.size // leaf.mask.size)
             named, named_bytes = position_cost(leaf.pattern, leaf.mask.size, rows)
             metadata_elements += named
             metadata_bytes += named_bytes

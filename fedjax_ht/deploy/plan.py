@@ -18,6 +18,7 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import InputShape
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel
+from fedjax_ht.core.server_statistics import require_server_statistics
 from fedjax_ht.core.version import library_version
 from fedjax_ht.deploy.noise import check_scores, noisy_method
 from fedjax_ht.deploy.secure_sums import check_server_reads
@@ -173,6 +174,7 @@ def make_models(plan: Plan, task: Task) -> Federation:
     """
     federation = make_clients(plan.config, task)
     plan.method.check(federation)
+    require_server_statistics(plan.method, federation)
     return federation
 
 

@@ -10,6 +10,7 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.public_set import require_public_set
+from fedjax_ht.core.server_statistics import require_server_statistics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import Dataset, Partition
@@ -91,6 +92,7 @@ def fitted(settled: Settled, dataset: Dataset, begun: bool = False) -> dict[str,
     federations = make_federations(config, configs, dataset, begun)
     for label, method in methods.items():
         require_public_set(method, federations[label])
+        require_server_statistics(method, federations[label])
         private(method, options.privacy).check(federations[label])
         if options.profile is not None:
             options.profile.check(method, config.partition.num_clients)

@@ -10,6 +10,7 @@ from fedjax_ht.core.registration import check_registration
 from fedjax_ht.core.user_code import names_user_function, user_function
 from fedjax_ht.methods.apfl import apfl
 from fedjax_ht.methods.dense import dense
+from fedjax_ht.methods.depthfl import depthfl
 from fedjax_ht.methods.dfrd import dfrd
 from fedjax_ht.methods.ditto import ditto
 from fedjax_ht.methods.dsfl import dsfl
@@ -40,6 +41,8 @@ from fedjax_ht.methods.fedrep import fedrep
 from fedjax_ht.methods.fedrolex import fedrolex
 from fedjax_ht.methods.fedssa import fedssa
 from fedjax_ht.methods.fedtgp import fedtgp
+from fedjax_ht.methods.fiarse import fiarse
+from fedjax_ht.methods.fjord import fjord
 from fedjax_ht.methods.fml import fml
 from fedjax_ht.methods.heterofl import heterofl
 from fedjax_ht.methods.ktpfl import ktpfl
@@ -90,6 +93,9 @@ FACTORIES: dict[str, Callable[..., Method]] = {
     "dsfl": dsfl,
     "ktpfl": ktpfl,
     "fedhenn": fedhenn,
+    "fiarse": fiarse,
+    "fjord": fjord,
+    "depthfl": depthfl,
 }
 
 LIBRARY = tuple(FACTORIES)

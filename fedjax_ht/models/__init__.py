@@ -1,6 +1,7 @@
 """Flax modules, each a feature extractor and a head, and the groups that the papers deal out to
 clients."""
 
+from fedjax_ht.core.stages import note_stage
 from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
 from fedjax_ht.models.groups import GROUPS, SLICED
 from fedjax_ht.models.heads import htc4_heads, vit_head
@@ -32,6 +33,7 @@ __all__ = [
     "mlp",
     "mobilenet_v2",
     "model_group",
+    "note_stage",
     "resnet",
     "sliced_network",
     "stack_blocks",

@@ -17,7 +17,7 @@ from fedjax_ht.models.inception import googlenet
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.mobilenet import mobilenet_v2
 from fedjax_ht.models.norm import NormKind
-from fedjax_ht.models.resnets import RESNET_STAGES, resnet
+from fedjax_ht.models.resnets import RESNET_STAGES, ResNet, resnet
 from fedjax_ht.models.sensors import harcnn
 from fedjax_ht.models.sliced import PREACT_STAGES, WIDTHS, ConvNet, PreActResNet, sliced_model
 from fedjax_ht.models.split import SplitModel
@@ -107,13 +107,38 @@ def _sensors(names: tuple[str, ...], arguments: GroupArguments) -> Modules:
     return modules
 
 
-def _whole(name: str, arguments: GroupArguments) -> Modules:
+def _refuse_feature_dim(name: str, arguments: GroupArguments) -> None:
     if arguments.feature_dim:
         raise ValueError(
             f"feature_dim is {arguments.feature_dim}, but the features of {name} are its last "
             "channels; leave it out"
         )
+
+
+def _whole(name: str, arguments: GroupArguments) -> Modules:
+    _refuse_feature_dim(name, arguments)
     return {name: sliced_model(SLICED[name].clone(norm=arguments.norm), arguments.num_classes)}
+
+
+def _resnet18_depths(arguments: GroupArguments) -> Modules:
+    """Builds the first one to four stages of ResNet-18."""
+    modules, stages = {}, RESNET_STAGES[18]
+    for depth in range(1, len(stages) + 1):
+        base = ResNet(stages[:depth], arguments.feature_dim or 512, norm=arguments.norm)
+        modules[f"resnet18_depth{depth}"] = SplitModel(
+            base, Linear(arguments.num_classes), stateful=True
+        )
+    return modules
+
+
+def _conv_depths(name: str, arguments: GroupArguments) -> Modules:
+    """Builds the first one to four convolutions of a network of `SLICED`, each a stage."""
+    _refuse_feature_dim(f"{name}_depths", arguments)
+    whole, modules = SLICED[name], {}
+    for depth in range(1, len(whole.widths) + 1):
+        base = whole.clone(widths=whole.widths[:depth], norm=arguments.norm)
+        modules[f"{name}_depth{depth}"] = sliced_model(base, arguments.num_classes)
+    return modules
 
 
 def _text(name: str, arguments: GroupArguments) -> Modules:
@@ -181,6 +206,8 @@ SLICED: dict[str, ConvNet | PreActResNet] = {
 }
 """Networks of which clients may train slices; as groups, whole ones."""
 
+CONVS = ("conv4", "conv4_quarter")  # of `SLICED`, those of which each convolution is a stage
+
 GROUPS: dict[str, GroupFactory] = {
     "cnn4": functools.partial(_dealt, ("cnn",)),
     "cnn5": _cnn5,
@@ -190,9 +217,12 @@ GROUPS: dict[str, GroupFactory] = {
     **_each(_dealt_linear, _DEALT_LINEAR),
     **_each(_dealt_with_heads, HETEROGENEOUS_HEADS),
     **{name: functools.partial(_whole, name) for name in SLICED},
+    "resnet18_depths": _resnet18_depths,
+    **{f"{name}_depths": functools.partial(_conv_depths, name) for name in CONVS},
     **_each(_sensors, SENSORS),
     **{name: functools.partial(_text, name) for name in TEXT_GROUPS},
 }
 """HtFLlib's groups htfeX (X extractors), htm10, htc4 (four heads), htfe_senX (of sensors) and
 htfe_txtX (of tokens); FedSSA's and FedRAL's CNN-1..5, CNN-1 alone (FedSSA's Table 1) and FedRAL's
-other groups; two perceptrons; every architecture by itself, the sliceable ones among them."""
+other groups; two perceptrons; the first stages of ResNet-18 and of the 4-conv CNNs, by depth; every
+architecture by itself, the sliceable ones among them."""

@@ -161,15 +161,15 @@ def sliced_network(
     Args:
       name: the network's name, one of `SLICED`.
       num_classes, input_shape: number of classes, and shape (H, W, C) of the images.
-      norm: the kind of norm; not "batch", whose running statistics would belong to channels that
-        come and go.
+      norm: the kind of norm. The running statistics of "batch" are of a width, and only FjORD
+        averages them; the other methods of slices refuse it.
       scaler: True divides by the width rate before norms in training, see `ConvNet`.
 
     Returns:
       Width rate, in (0, 1] -> the model whose hidden layers have this share of their channels.
 
     Raises:
-      ValueError: there is no such network, or the images or the norm do not fit it.
+      ValueError: there is no such network, or the images do not fit it.
 
     Example:
       >>> import jax
@@ -183,10 +183,6 @@ def sliced_network(
     """
     if name not in SLICED:
         raise ValueError(f"model group {name!r} cannot be sliced; {', '.join(SLICED)} can")
-    if norm == "batch":
-        raise ValueError(
-            "norm is 'batch', but a slice keeps no running statistics; take static_batch or another"
-        )
     _check_image(name, plain(input_shape))
     _check_size(name, input_shape, (name,))
     base = SLICED[name].clone(norm=norm, scaler=scaler)

@@ -9,6 +9,7 @@ import functools
 import flax.linen as nn
 import jax
 
+from fedjax_ht.core.stages import note_stage
 from fedjax_ht.models.layers import Conv, Linear
 from fedjax_ht.models.norm import Norm, NormKind
 from fedjax_ht.models.split import SplitModel
@@ -120,6 +121,7 @@ class ResNet(nn.Module):
             else:
                 for j in range(1, blocks):
                     x = block(width, 1, self.norm, name=f"layer{i}_{j}")(x, train, mask)
+            note_stage(self, x)
         return adaptive_pool(x.mean((1, 2)), self.feature_dim)
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 
+from fedjax_ht.core.stages import note_stage
 from fedjax_ht.models.layers import Conv, Linear
 from fedjax_ht.models.norm import Norm, NormKind
 from fedjax_ht.models.split import SplitModel
@@ -130,6 +131,7 @@ class ConvNet(nn.Module):
         for i, width in enumerate(self.widths, 1):
             x = Conv(sliced_width(width, self.rate), 3, padding=1, name=f"conv{i}")(x)
             x = nn.relu(max_pool(_normalise(self, f"norm{i}", x, train, mask), 2, 2))
+            note_stage(self, x)
         return x.mean((1, 2))
 
     @nn.nowrap

@@ -31,6 +31,7 @@ from fedjax_ht.core.function_keys import Keyed, key_of
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel, bucket_round
 from fedjax_ht.core.samples import Data
+from fedjax_ht.core.server_statistics import require_server_statistics
 from fedjax_ht.core.states import first_states
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.metrics.flops import bucket_work
@@ -164,6 +165,7 @@ def _new_engine(blueprint: Blueprint) -> Engine:
     )
     method = defended(hidden, blueprint.robust)
     method.check(federation)
+    require_server_statistics(method, federation)
     channel = Channel(wire.chain(blueprint.uplink), wire.chain(blueprint.downlink))
     size, buckets, train, score = blueprint.batch_size, {}, {}, {}
     for bucket in federation.buckets:

@@ -60,7 +60,6 @@ def cost(message):
         (Masked(jnp.zeros((3, 5)), jnp.array(True), FIRST_ROWS), (15, 60, 0, 0)),
         (Masked(jnp.zeros(20), jnp.arange(20) < 5, SHORTEST), (5, 20, 3, 3)),
         (Masked(jnp.zeros(40), jnp.arange(40) < 1, SHORTEST), (1, 4, 1, 4)),
-        (Masked(jnp.zeros(0), jnp.zeros(0, bool), SHORTEST), (0, 0, 0, 0)),
         (Metadata(jnp.zeros(3, jnp.int32)), (0, 0, 3, 12)),
         (Metadata(Masked(jnp.zeros(3), MASK)), (0, 0, 4, 16)),  # two counts, each with its index
         ((jnp.zeros(2), Metadata(jnp.int32(0)), Masked(jnp.zeros((3, 5)), MASK)), (12, 48, 3, 12)),
@@ -77,7 +76,6 @@ def cost(message):
         "all or nothing",
         "bits",
         "indices",
-        "no rows",
         "metadata",
         "counts",
         "mixed",

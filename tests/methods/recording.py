@@ -50,6 +50,8 @@ KEEP_NOTHING = (
     "fedprox",
     "fedbn",
     "fedpac",
+    "fiarse",
+    "fjord",
 )  # and what is composed with them
 
 

@@ -50,6 +50,9 @@ SUMS = (
     "fedmd",
     "dsfl",
     "fedhenn",
+    "fiarse",
+    "fjord",
+    "depthfl",
 )
 VARIANTS = [  # whose weights or masks are others
     ("fedavg", {"weighting": "uniform"}),
@@ -58,6 +61,7 @@ VARIANTS = [  # whose weights or masks are others
     ("heterofl", {"weighting": "samples"}),
     ("heterofl", {"label_split": False}),
     ("fedrolex", {"whole_head": True}),
+    ("fiarse", {"variant": "released"}),
     ("fedssa", {"owners": "summed", "clock": "round"}),
 ]
 FAST = ("fedavg", "lg_fedavg", "fd")

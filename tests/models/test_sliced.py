@@ -270,10 +270,6 @@ def test_whole_networks_are_groups():
             "model group 'cnn' cannot be sliced; conv4, conv4_quarter, preact_resnet18",
         ),
         (("conv4", 10, (8, 8, 1)), "needs images of at least 16x16 pixels, got"),
-        (
-            ("conv4", 10, (32, 32, 3), "batch"),
-            "norm is 'batch', but a slice keeps no running statistics",
-        ),
     ],
 )
 def test_bad_networks_are_named(arguments, message):

@@ -172,7 +172,11 @@ BAD = {
     "model.rates is '1,1/0'": {"model.rates": "1,1/0"},
     "model.rates is '2'": {"model.rates": "2"},
     "model group 'cnn5' cannot be sliced; conv4": {"model.rates": "1"},
-    "norm is 'batch', but a slice keeps no running": {"model.rates": "1", "model.group": "conv4"},
+    "norm is 'batch', but heterofl keeps no running statistics of the server's model": {
+        "entries": ("heterofl",),
+        "model.rates": "1",
+        "model.group": "conv4",
+    },
     "model.feature_dim is 8; with model.rates it must be 0": {
         "model.rates": "1",
         "model.feature_dim": 8,

@@ -30,7 +30,7 @@ from tests.method_wires import settings
 some_methods = by_name(("fedavg", "fedtgp"))
 WITH_COUNTS = (
     *("fedavg", "fedgen", "fedral", "fedclassavg", "fedper", "fedmrl", "dfrd", "fedftg"),
-    *("fedprox", "moon", "ditto", "apfl", "fedbn", "fedrep", "fedala", "fedpac"),
+    *("fedprox", "moon", "ditto", "apfl", "fedbn", "fedrep", "fedala", "fedpac", "fjord"),
 )
 counting_methods = by_name(("fedavg", "local"))
 SEED = 5  # clients 1 and 6 attack: one of each architecture

@@ -47,6 +47,11 @@ REFUSED = [
     ("fedhenn", {}, {"client": "", "upload": "", "sample": SAMPLE}),
     ("ktpfl", {}, {"client": SUMS, "upload": "", "sample": SAMPLE}),
     ("fedre", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
+    # by default entries are chosen by the server's model, which is no secret
+    ("fiarse", {}, {"client": "", "upload": "", "sample": ""}),
+    ("fiarse", {"variant": "released"}, {"client": UPLOAD, "upload": UPLOAD, "sample": ""}),
+    ("fjord", {}, {"client": "", "upload": "", "sample": ""}),
+    ("depthfl", {}, {"client": "", "upload": "", "sample": ""}),
     ("heterofl", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
     ("heterofl", {"label_split": False}, {"client": "", "upload": "", "sample": ""}),
     (

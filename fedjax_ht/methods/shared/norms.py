@@ -1,10 +1,11 @@
 """The normalisation layers of a model, found by the kind of its modules and not by their names."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+from jax.flatten_util import ravel_pytree
 
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.inputs import zeros
@@ -56,3 +57,42 @@ def filled_in(tree: PyTree, part: PyTree) -> PyTree:
     if not isinstance(part, Mapping):
         return part
     return dict(tree) | {name: filled_in(tree[name], below) for name, below in part.items()}
+
+
+class Entries(NamedTuple):
+    """The parameters of a model as vectors.
+
+    Attributes:
+      weights: float32 [W], those outside of norms.
+      norms: float32 [N], those of norms.
+      model: (weights, norms) -> the parameters.
+    """
+
+    weights: jax.Array
+    norms: jax.Array
+    model: Callable[[jax.Array, jax.Array], PyTree]
+
+
+def in_norms(bucket: Bucket, params: PyTree) -> PyTree:
+    """Marks the leaves of a model's parameters that belong to norms, a bool for each."""
+    norms = norm_paths(bucket)
+
+    def is_in_norm(path, leaf):
+        names = tuple(entry.key for entry in path)
+        return any(names[: len(norm)] == norm for norm in norms)
+
+    return jax.tree_util.tree_map_with_path(is_in_norm, params)
+
+
+def entries_of(bucket: Bucket, params: PyTree) -> Entries:
+    """Takes a model's parameters apart."""
+    leaves, structure = jax.tree.flatten(params)
+    flags = jax.tree.leaves(in_norms(bucket, params))
+    weights, to_weights = ravel_pytree([x for x, norm in zip(leaves, flags) if not norm])
+    norms, to_norms = ravel_pytree([x for x, norm in zip(leaves, flags) if norm])
+
+    def model(weights, norms):
+        rest = {False: iter(to_weights(weights)), True: iter(to_norms(norms))}
+        return jax.tree.unflatten(structure, [next(rest[norm]) for norm in flags])
+
+    return Entries(weights, norms, model)

@@ -94,6 +94,24 @@ def extract(params: PyTree, axes: PyTree, plan: Plan) -> PyTree:
     return jax.tree.map(cut, params, axes)
 
 
+def first_channels(params: PyTree, axes: PyTree, widths: dict[str, int], rate: float) -> PyTree:
+    """Cuts the slice of a rate out of a model, the first channels of every group.
+
+    Args:
+      params: the parameters of the model, or of a slice that is at least as wide.
+      axes: the group along each of their axes, see `models.sliced.parameter_axes`.
+      widths: group -> number of channels of the whole model.
+      rate: width rate of the slice.
+    """
+
+    def cut(leaf, names):
+        # static ends: the gradient is padded with zeros, while that of a gather is a scatter
+        ends = [sliced_width(widths[name], rate) if name in widths else None for name in names]
+        return leaf[tuple(map(slice, ends))]
+
+    return jax.tree.map(cut, params, axes)
+
+
 def scatter_mean(
     params: PyTree, axes: PyTree, widths: dict[str, int], slices: Sequence[Slices]
 ) -> PyTree:

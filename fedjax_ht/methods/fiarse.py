@@ -1,0 +1,260 @@
+"""FIARSE (Wu et al., NeurIPS 2024): a client trains the entries of largest magnitude.
+
+    client:  of share gamma_i holds the entries of w with |w| >= theta_i, the
+             floor(gamma_i (W - N))-th largest |w|; descends on CE(m w_i), where
+             m = 1[|w_i| >= theta_i] is read anew in every step and theta_i stays, along
+             g m (1 + 2 theta_i |w_i| / (|w_i| + theta_i)^2), g being the gradient in m w_i
+    server:  w <- w - eta_g mean_i (w - w_i), entry by entry over the clients that hold it; the rest
+             stays
+    predict: the client's part of the model; the whole model in a column of its own
+    up:      gamma_i (W - N) + N + S: changes of the entries that the client holds and of norms, and
+             running statistics
+    down:    gamma_i (W - N) + N + S: the entries that the client holds, norms, and running
+             statistics
+    fits:    one architecture or a few, clients that cannot send or store all of it; arithmetic is
+             not saved
+    paper:   https://arxiv.org/abs/2407.19389
+
+W counts all parameters, N those of norms, which every client holds, S running statistics.
+
+Settled here:
+* variant="released": the factor is missing, since the released mask is of booleans, which pass no
+  gradient on; and a client counts at the entries that it has changed, so that one whose gradient
+  happened to be 0 counts as absent. By default it counts at all entries that it held at the round's
+  start; `holders` chooses apart from the variant.
+* Client i has shares[i modulo their number]. Magnitudes are compared over all layers; ties at
+  theta_i keep more entries than gamma_i says. Biases that start at 0 are not held below share 1,
+  and at share 1 theta_i is min |w|, so that the factor is not exactly 1 there.
+* Which entries a message has is told by a bit for each entry of the model, or by an index with each
+  that is sent, whichever is shorter.
+* Kernels stay dense: a mask saves bytes and no arithmetic, and the FLOPs that are counted are those
+  of the whole model. The metric `kept` is the share of entries that a client holds, by which
+  hardware for sparse kernels would do less.
+* Clients weigh alike; one without samples has no weight. Running statistics of norms are sent, and
+  averaged over all clients of a round. The paper has one architecture; here every architecture has
+  a server's model of its own.
+"""
+
+import math
+from typing import Annotated, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_ht.core.annotations import Part, Positive, SearchRange, Within
+from fedjax_ht.core.batches import Batch
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.positions import SHORTEST
+from fedjax_ht.core.reductions import weighted_sum
+from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense
+from fedjax_ht.losses import cross_entropy
+from fedjax_ht.methods.shared.architectures import groups_of, joined, part_for
+from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
+from fedjax_ht.methods.shared.norms import entries_of, in_norms
+from fedjax_ht.methods.shared.variants import Variant, settled
+
+
+class Form(NamedTuple):
+    """The values of a variant, by the names of options that default to None."""
+
+    holders: Literal["mask", "change"]
+
+
+FORMS = {"paper": Form(holders="mask"), "released": Form(holders="change")}
+
+
+class Server(NamedTuple):
+    """The server's state of one architecture.
+
+    Attributes:
+      params: w, {"base", "head"}.
+      stats: running statistics of its norms.
+      thresholds: float32 [number of shares], theta of each share; here and not in every client's
+        message, so that magnitudes are sorted once a round.
+    """
+
+    params: PyTree
+    stats: PyTree
+    thresholds: jax.Array
+
+
+class Message(NamedTuple):
+    """A part of a model, or its change.
+
+    Attributes:
+      weights: Masked(float32 [W], bool [W]), the entries outside of norms, in the order of `jax`'s
+        leaves.
+      norms: Masked(float32 [N], bool [N]), the entries of norms; () for a model without any.
+      stats: running statistics of norms, {} without any.
+    """
+
+    weights: Masked
+    norms: Masked | tuple
+    stats: PyTree
+
+
+def held_entries(share: float, entries: int) -> int:
+    """Returns floor(share * entries), at least 1; rounding errors of the product are left out."""
+    return max(1, math.floor(round(share * entries, 6)))
+
+
+def masked(w: jax.Array, threshold: jax.Array, biased: bool) -> jax.Array:
+    """Sets entries of magnitude below a threshold to 0, with the gradient of FIARSE.
+
+    Args:
+      w: float array.
+      threshold: theta, float32 scalar of at least 0; it is taken for a constant.
+      biased: True multiplies the gradient of entries that stay by
+        1 + 2 theta |w| / (|w| + theta)^2; that of the others is 0.
+
+    Returns:
+      w 1[|w| >= theta].
+    """
+    size = lax.stop_gradient(jnp.abs(w))
+    held, slope = size >= threshold, jnp.ones_like(w)
+    if biased:
+        total = jnp.where(size + threshold > 0, size + threshold, 1)  # both are 0 where biases are
+        slope = 1 + 2 * threshold * size / total**2
+    # The bracket is 0, and carries the gradient.
+    moving = w - lax.stop_gradient(w)
+    return jnp.where(held, lax.stop_gradient(w) + slope * moving, 0)
+
+
+@checked
+def fiarse(
+    training: LocalTraining,
+    *,
+    shares: Annotated[tuple[Part, ...], Within(1)] = (1.0, 1 / 4, 1 / 16, 1 / 64),
+    variant: Variant = "paper",
+    holders: Literal["mask", "change"] | None = None,
+    server_rate: Annotated[Positive, SearchRange(0.1, 1.0)] = 1.0,
+) -> Method:
+    """Makes FIARSE, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training.
+      shares: shares gamma of the entries outside of norms, which clients take in turn.
+      variant: form of the method, the paper's or the released code's; the module's docstring says
+        in what they differ.
+      holders: clients that count at an entry, those whose "mask" had it at the round's start, or
+        those with a "change" there; None takes the variant's, "mask" (paper) or "change"
+        (released).
+      server_rate: eta_g, the server's learning rate.
+    """
+    by_change = settled(variant, {"holders": holders}, FORMS)["holders"] == "change"
+    biased = variant == "paper"
+
+    def served(bucket, params, stats) -> Server:
+        sizes = jnp.sort(jnp.abs(entries_of(bucket, params).weights))
+        places = [sizes.size - held_entries(share, sizes.size) for share in shares]
+        return Server(params, stats, sizes[jnp.array(places)])
+
+    def init_server(federation, key):
+        servers = []
+        for i, (bucket, *_) in enumerate(groups_of(federation)):
+            model = init_variables(bucket, jax.random.fold_in(key, i))
+            servers.append(served(bucket, model["params"], model["stats"]))
+        return servers
+
+    def broadcast(federation, bucket, server, ctx):
+        params, stats, thresholds = part_for(federation, bucket, server)
+        weights, norms, _ = entries_of(bucket, params)
+        held = jnp.abs(weights) >= thresholds[ctx.info.id % len(shares)]
+        return Message(Masked(weights, held, SHORTEST), _all_of(norms), stats)
+
+    def receive(bucket, client, downlink, data, ctx):
+        part, entries = dense(downlink), entries_of(bucket, client["params"])
+        norms = part.norms if entries.norms.size else entries.norms
+        params = entries.model(part.weights, norms)
+        return client | {"params": params, "stats": downlink.stats}
+
+    def client_update(bucket, client, downlink, data, ctx):
+        received, mask = client["params"], downlink.weights.mask
+        sizes = jnp.where(mask, jnp.abs(downlink.weights.values), jnp.inf)
+        threshold = jnp.min(sizes)  # the smallest entry that was sent is theta itself
+        norm = in_norms(bucket, received)
+
+        def part(params):
+            return jax.tree.map(
+                lambda w, keep: w if keep else masked(w, threshold, biased), params, norm
+            )
+
+        def loss(params, stats, batch: Batch, key) -> Loss:
+            model = part(params)
+            rows, stats = features(bucket, model, stats, batch.x, batch.mask, train=True, key=key)
+            return Loss(cross_entropy(logits(bucket, model, rows), batch.y, batch.mask), stats)
+
+        result = train(
+            training,
+            loss,
+            received,
+            client["stats"],
+            data,
+            key=ctx.key,
+            num_classes=bucket.num_classes,
+        )
+        change = jax.tree.map(jnp.subtract, received, result.params)
+        weights, norms, _ = entries_of(bucket, change)
+        uplink = Message(Masked(weights, mask, SHORTEST), _all_of(norms), result.stats)
+        if by_change:
+            norms = Masked(norms, norms != 0, SHORTEST) if norms.size else ()
+            uplink = Message(Masked(weights, weights != 0, SHORTEST), norms, result.stats)
+        client = client | {"params": part(result.params), "stats": result.stats}
+        return client, uplink, {"loss": result.loss, "kept": mask.mean()}
+
+    def server_update(federation, server, received, ctx):
+        new = []
+        groups = groups_of(federation)
+        for uploads, old, (bucket, *_) in zip(joined(federation, received), server, groups):
+            clients, sent = client_weights(uploads), uploads.uplink
+            weights, norms, model = entries_of(bucket, old.params)
+            params = model(
+                weights - server_rate * _mean_change(sent.weights, clients),
+                norms - server_rate * _mean_change(sent.norms, clients),
+            )
+            stats = select(clients.any(), weighted_mean(sent.stats, clients), old.stats)
+            new.append(served(bucket, params, stats))
+        return new, {}
+
+    return Method(
+        name="fiarse",
+        training=training,
+        init_server=init_server,
+        broadcast=broadcast,
+        receive=receive,
+        client_update=client_update,
+        server_update=server_update,
+        global_params=lambda server: server[0].params,
+        global_stats=lambda server: server[0].stats,
+        global_bucket=_only_architecture,
+        wire=Wire(server_reads="sums"),
+    )
+
+
+def _all_of(norms: jax.Array) -> Masked | tuple:
+    """Sends all entries of norms, which takes no positions; () where there are none."""
+    return Masked(norms, jnp.ones(norms.shape, bool), FIRST_ROWS) if norms.size else ()
+
+
+def _mean_change(sent: Masked | tuple, clients: jax.Array) -> jax.Array | float:
+    """Averages changes [P, W] entry by entry over the clients that send it; 0 where none does.
+
+    Args:
+      sent: the changes of P clients, or () of no entries.
+      clients: float32 [P], 1 for clients that count and 0 for others, which are never read.
+    """
+    if not isinstance(sent, Masked):
+        return 0.0
+    weights = jnp.where(sent.mask, clients[:, None], 0)
+    return weighted_sum(sent.values, weights) / jnp.maximum(weights.sum(0), 1)
+
+
+def _only_architecture(federation: Federation) -> Bucket | None:
+    """Returns the model of a federation of one architecture, to score the server's; else None."""
+    return federation.buckets[0] if len(federation.buckets) == 1 else None

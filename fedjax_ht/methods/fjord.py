@@ -1,0 +1,255 @@
+"""FjORD (Horvath et al., NeurIPS 2021): clients train slices of random width, each in the next.
+
+    client:  of rate R holds channels 0 .. ceil(R K) - 1 of a layer of K; for every batch draws a
+             width p among those of P up to R, and descends on CE(f_p, y), f_p being the slice of
+             this width; with kd on CE(f_R, y) + CE(f_p, softmax(f_R)), the teacher a constant
+    server:  averages each entry by samples over the clients that hold it; the rest stays
+    predict: the client's slice; the whole network in a column of its own
+    up:      W_R + S_R: the slice, and running statistics of all widths up to R
+    down:    W_R + S_R: the first channels of every layer, and their running statistics
+    fits:    clients with unequal compute that may change: a trained slice can be cut again
+    paper:   https://arxiv.org/abs/2102.13451
+
+Settled here:
+* P is what the clients have, the rates of the federation, or `widths`. The last layer keeps all
+  classes, and all of them count.
+* Norms that keep running statistics keep a pair for each width (norm="batch"), averaged by samples
+  over the clients that train this width; scale and shift are shared. S_R is 0 with other norms. No
+  slice is scaled: HeteroFL's `model.scaler` is off.
+* Self-distillation is that of the authors' code in Flower: weights 1 and 1, temperature 1, one step
+  along both gradients. Another port has mean squares of logits, and trains a copy of the slice that
+  no gradient leaves.
+* A slice's program is chosen by `lax.switch` among those of all widths, so that shapes are static.
+  A client that runs by itself computes the drawn width; clients side by side in lanes compute all.
+  FLOPs are counted as if every batch drew R, an upper bound.
+* Weight decay and momentum also move entries outside of a batch's slice, as in that code.
+"""
+
+import dataclasses
+from typing import Annotated, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from fedjax_ht.core.annotations import Part, Within
+from fedjax_ht.core.batches import Batch
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.trees import PyTree, join_trees, select
+from fedjax_ht.core.wire import Metadata
+from fedjax_ht.losses import cross_entropy, masked_mean
+from fedjax_ht.methods.shared.averaging import client_weights, sent_samples, weighted_mean
+from fedjax_ht.methods.shared.slicing import (
+    Slices,
+    first_channels,
+    make_plan,
+    scatter_mean,
+    widest_first,
+)
+from fedjax_ht.models.sliced import parameter_axes
+
+
+class Server(NamedTuple):
+    """The server's state.
+
+    Attributes:
+      params: the global model's parameters {"base", "head"}.
+      stats: width -> running statistics of the slice of this width, {} without any.
+    """
+
+    params: PyTree
+    stats: dict[str, PyTree]
+
+
+class Message(NamedTuple):
+    """A client's slice.
+
+    Attributes:
+      params: its parameters {"base", "head"}.
+      stats: width -> running statistics, of the widths that the client draws: its keys are how a
+        client knows them.
+      num_samples: Metadata(int32), in an uplink the client's number of training samples; else ().
+    """
+
+    params: PyTree
+    stats: dict[str, PyTree]
+    num_samples: Metadata | tuple = ()
+
+
+def label(width: float) -> str:
+    """Returns a width as a key of statistics."""
+    return str(float(width))
+
+
+def at_width(bucket: Bucket, rate: float) -> Bucket:
+    """Returns the bucket of a narrower slice of a bucket's network."""
+    base = bucket.module.base.clone(rate=rate)
+    if hasattr(base, "scaler"):
+        base = base.clone(scaler=False)
+    return dataclasses.replace(bucket, module=bucket.module.clone(base=base), width=rate)
+
+
+def drawn(key: jax.Array, number: int) -> jax.Array:
+    """Draws one of the widths of a client, by its index, int32."""
+    return jax.random.randint(key, (), 0, number)
+
+
+@checked
+def fjord(
+    training: LocalTraining,
+    *,
+    kd: bool = False,
+    widths: Annotated[tuple[Part, ...], Within(1)] | None = None,
+) -> Method:
+    """Makes FjORD, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training.
+      kd: True adds self-distillation: the client's whole slice is trained in every batch, and
+        teaches the narrower one.
+      widths: P, the widths that clients draw from; None takes the clients' rates.
+
+    Returns:
+      The method; its `check` refuses federations without slices, and clients whose rate is not one
+      of `widths`.
+    """
+
+    def widths_in(federation: Federation) -> list[float]:
+        rates = {bucket.width for bucket in federation.buckets}
+        return sorted(rates if widths is None else set(map(float, widths)), reverse=True)
+
+    def check(federation):
+        if federation.global_model is None:
+            raise ValueError(
+                "fjord trains slices of one network; make the federation by "
+                "make_sliced_federation (in a config: set model.rates)"
+            )
+        if not hasattr(federation.global_model.module.base, "rate"):
+            raise ValueError(
+                "fjord cuts a client's slice again, and the network's extractor has no field "
+                "'rate'; give it one, as fl.models.ConvNet has"
+            )
+        drawn_from = widths_in(federation)
+        for bucket in federation.buckets:
+            if bucket.width not in drawn_from:
+                raise ValueError(
+                    f"fjord's widths are {', '.join(map(str, drawn_from))}, and a client has the "
+                    f"rate {bucket.width}; add it to widths, or leave widths out"
+                )
+
+    def init_server(federation, key):
+        whole = federation.server_model
+        stats = {}
+        for width in widths_in(federation):
+            stats[label(width)] = init_variables(at_width(whole, width), key)["stats"]
+        return Server(init_variables(whole, key)["params"], stats)
+
+    def broadcast(federation, bucket, server, ctx):
+        whole = federation.server_model.module
+        axes, channels = parameter_axes(whole, server.params), whole.base.channels().widths
+        own = {name: x for name, x in server.stats.items() if float(name) <= bucket.width}
+        return Message(first_channels(server.params, axes, channels, bucket.width), own)
+
+    def receive(bucket, client, downlink, data, ctx):
+        return client | {"params": downlink.params, "stats": downlink.stats[label(bucket.width)]}
+
+    def client_update(bucket, client, downlink, data, ctx):
+        rates = sorted(map(float, downlink.stats), reverse=True)  # the first is the client's own
+        axes = parameter_axes(bucket.module, client["params"])
+        channels = bucket.module.base.channels().widths
+
+        def slice_of(rate):
+            narrow, name = at_width(bucket, rate), label(rate)
+
+            def run(params, stats, batch, key):
+                part = first_channels(params, axes, channels, rate)
+                rows, new = features(
+                    narrow, part, stats[name], batch.x, batch.mask, train=True, key=key
+                )
+                return logits(narrow, part, rows), stats | {name: new}
+
+            return run
+
+        slices = [slice_of(rate) for rate in rates]
+
+        def loss(params, stats, batch: Batch, key) -> Loss:
+            draw_key, whole_key, key = jax.random.split(key, 3)
+            value, teacher = jnp.float32(0), None
+            if kd:
+                teacher, stats = slices[0](params, stats, batch, whole_key)
+                value = cross_entropy(teacher, batch.y, batch.mask)
+            which = drawn(draw_key, len(slices))
+            scores, stats = lax.switch(which, slices, params, stats, batch, key)
+            if teacher is None:
+                return Loss(cross_entropy(scores, batch.y, batch.mask), stats)
+            targets = lax.stop_gradient(jax.nn.softmax(teacher))
+            taught = optax.softmax_cross_entropy(scores, targets)
+            return Loss(value + masked_mean(taught, batch.mask), stats)
+
+        result = train(
+            training,
+            loss,
+            client["params"],
+            downlink.stats,
+            data,
+            key=ctx.key,
+            num_classes=bucket.num_classes,
+        )
+        client = client | {"params": result.params, "stats": result.stats[label(bucket.width)]}
+        uplink = Message(result.params, result.stats, sent_samples(ctx, "samples"))
+        return client, uplink, {"loss": result.loss}
+
+    def server_update(federation, server, received, ctx):
+        whole = federation.server_model.module
+        axes, channels = parameter_axes(whole, server.params), whole.base.channels().widths
+        slices, uploads = [], []
+        for bucket in widest_first(federation):
+            uplink = received[bucket.name].uplink
+            weights = client_weights(received[bucket.name], uplink.num_samples)
+            classes = jnp.ones((len(weights), federation.num_classes), bool)
+            plan = make_plan(channels, bucket.width, "static", ctx.round)
+            slices.append(Slices(uplink.params, weights, classes, plan))
+            uploads.append((uplink.stats, weights))
+        stats = {}
+        for name, old in server.stats.items():
+            stats[name] = _mean_stats(old, [(s[name], w) for s, w in uploads if name in s])
+        return Server(scatter_mean(server.params, axes, channels, slices), stats), {}
+
+    def global_params(server):
+        return server.params
+
+    def global_stats(server):
+        return server.stats.get(label(1.0), {})
+
+    return Method(
+        name="fjord",
+        training=training,
+        check=check,
+        init_server=init_server,
+        broadcast=broadcast,
+        receive=receive,
+        client_update=client_update,
+        server_update=server_update,
+        global_params=global_params,
+        global_stats=global_stats,
+        wire=Wire(positions="nested", server_reads="sums"),
+    )
+
+
+def _mean_stats(old: PyTree, uploads: list[tuple[PyTree, jax.Array]]) -> PyTree:
+    """Averages the running statistics of one width; the old ones stay where nobody has any.
+
+    Args:
+      old: the statistics so far.
+      uploads: for each bucket, statistics with a leading axis [P] and the clients' weights [P].
+    """
+    if not uploads:
+        return old
+    stats = join_trees(jnp.concatenate, [x for x, _ in uploads])
+    weights = jnp.concatenate([w for _, w in uploads])
+    return select(weights.any(), weighted_mean(stats, weights), old)

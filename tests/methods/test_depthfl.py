@@ -1,0 +1,190 @@
+"""DepthFL against NumPy: a client's steps, the server's means, and models that are refused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.context import Received
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.stages import stage_widths
+from fedjax_ht.methods.depthfl import Model, Server, depthfl, init_depth, ramp_up
+from fedjax_ht.methods.shared.depths import like
+from fedjax_ht.models import SplitModel, mlp
+from fedjax_ht.models.layers import Linear
+from fedjax_ht.models.resnets import ResNet
+from fedjax_ht.models.sliced import ConvNet, sliced_model
+from tests import tiny
+from tests.federations import Staged
+from tests.methods.one_architecture import BATCHES, DATA, LR, TRAINING
+from tests.reference import depthfl as reference
+
+C, SHAPE, WIDTHS, N = 4, (2, 2, 1), (3, 5), 4
+
+
+def federation(*widths, shape=SHAPE, clients=N):
+    """Clients take networks with stages of these widths in turn."""
+    modules = {f"depth{len(w)}": SplitModel(Staged(w), Linear(C)) for w in widths}
+    return make_federation(modules, shape, C, num_clients=clients)
+
+
+BOTH = federation(WIDTHS[:1], WIDTHS)
+SHALLOW, DEEP = BOTH.buckets
+
+
+def flat(params) -> reference.Model:
+    """A model's parameters as the reference names them."""
+    named = {}
+    for i in params["head"]:
+        layer, classifier = params["base"][f"fc{i}"], params["head"][i]
+        named |= {f"k{i}": layer["kernel"], f"b{i}": layer["bias"]}
+        named |= {f"hk{i}": classifier["kernel"], f"hb{i}": classifier["bias"]}
+    return {name: np.asarray(value, np.float64) for name, value in named.items()}
+
+
+@functools.cache
+def model(seed: int):
+    """Random parameters of the deep model."""
+    return init_depth(DEEP, jax.random.key(seed))["params"]
+
+
+def check(params, expected) -> None:
+    for name, value in flat(params).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=2e-6, err_msg=name)
+
+
+def updated(method, bucket, seed: int, round: int = 0):
+    """A client's update from the parameters of `model(0)`, with s_k those of another model."""
+    form = init_depth(bucket, jax.random.key(0))["params"]
+    received, slope = like(model(0), form), like(model(seed), form)
+    if method.init_client(bucket, tiny.context(0))["slope"] == ():
+        slope = ()
+    client = {"params": model(9), "stats": {}, "slope": slope}
+    ctx = tiny.context(0)._replace(round=jnp.int32(round))
+
+    @jax.jit
+    def run(client, downlink):
+        client = method.receive(bucket, client, downlink, DATA, ctx)
+        return method.client_update(bucket, client, downlink, DATA, ctx)
+
+    return run(client, Model(received, {}))
+
+
+@pytest.mark.parametrize(
+    ("depth", "options"),
+    [
+        (2, {}),
+        (2, {"feddyn": False, "inclusive": True}),
+        (1, {"kd": False}),
+        pytest.param(2, {"kd": False}, marks=pytest.mark.slow),
+        pytest.param(2, {"inclusive": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_client_descends_on_all_terms(depth, options):
+    method, round = depthfl(TRAINING, alpha=0.3, ramp=4, **options), 3
+    trained, uplink, _ = updated(method, (SHALLOW, DEEP)[depth - 1], 5, round)
+    form = trained["params"]
+    weight = float(np.exp(-5 * (1 / 4) ** 2)) * options.get("kd", True)
+    alpha = 0.3 if options.get("feddyn", True) else None
+    w, s = flat(like(model(0), form)), flat(like(model(5), form))
+    inclusive = options.get("inclusive", False)
+    params, slope = reference.client(
+        w, s, BATCHES, LR, depth, weight=weight, alpha=alpha, inclusive=inclusive
+    )
+    check(trained["params"], params)
+    check(uplink.params, params)
+    if alpha is not None:
+        check(trained["slope"], slope)
+    if inclusive:  # the first classifier is neither trained nor moved
+        same = trained["params"]["head"]["1"], model(0)["head"]["1"]
+        if alpha is None:
+            jax.tree.map(np.testing.assert_array_equal, *same)
+
+
+def test_self_distillation_grows_over_the_first_rounds():
+    weights = [float(ramp_up(jnp.int32(t), 300)) for t in (0, 150, 300, 1000)]
+    np.testing.assert_allclose(weights, [np.exp(-5), np.exp(-1.25), 1, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 4, 0, 1, 3]])
+@pytest.mark.parametrize("feddyn", [True, False])
+def test_each_tensor_is_averaged_over_its_holders(order, feddyn):
+    """Clients 0 and 2 have one stage, 1 and 3 two; 3 is lost, 4 is padding."""
+    method = depthfl(TRAINING, alpha=0.3, feddyn=feddyn)
+    uploads, received = [], {}
+    for bucket in BOTH.buckets:
+        form = init_depth(bucket, jax.random.key(0))["params"]
+        members = [*BOTH.members(bucket), 4]
+        rows = []
+        for i in (i for i in order if i in members):
+            params = like(model(10 + i), form)
+            if i < 3:
+                uploads.append(flat(params))
+            else:
+                params = jax.tree.map(lambda x: x * jnp.nan, params)
+            rows.append((i, Model(params, {})))
+        ids = [i for i, _ in rows]
+        uplink = jax.tree.map(lambda *xs: jnp.stack(xs), *(row for _, row in rows))
+        arrived = jnp.array([i < 3 for i in ids])
+        received[bucket.name] = Received(uplink, tiny.infos(ids, 5), arrived)
+    drift = model(7) if feddyn else ()
+    new, _ = method.server_update(BOTH, Server(Model(model(0), {}), drift), received, None)
+    alpha = 0.3 if feddyn else None
+    params, h = reference.server(flat(model(0)), flat(model(7)), uploads, N, alpha)
+    check(new.model.params, params)
+    if feddyn:
+        check(new.drift, h)
+
+
+def test_a_stage_that_nobody_has_stays():
+    method, start = depthfl(TRAINING), Server(Model(model(0), {}), model(7))
+    received = {}
+    for bucket in BOTH.buckets:
+        params = like(model(3), init_depth(bucket, jax.random.key(0))["params"])
+        uplink = Model(jax.tree.map(lambda x: x[None], params), {})
+        arrived = jnp.array([bucket is SHALLOW])
+        received[bucket.name] = Received(uplink, tiny.infos([0], 5), arrived)
+    new, _ = method.server_update(BOTH, start, received, None)
+    for before, after in ((start.model.params, new.model.params), (start.drift, new.drift)):
+        for part, layer in (("base", "fc2"), ("head", "2")):
+            jax.tree.map(np.testing.assert_array_equal, before[part][layer], after[part][layer])
+        assert np.any(before["base"]["fc1"]["kernel"] != after["base"]["fc1"]["kernel"])
+
+
+def test_the_ensemble_predicts_by_the_mean_of_logits():
+    client = {"params": model(0), "stats": {}}
+    x = DATA.preprocess(DATA.inputs)
+    scores = depthfl(TRAINING).predict(DEEP, client, (), x, jnp.ones(len(x), bool))
+    each = reference.logits(flat(model(0)), np.asarray(x, np.float64).reshape(len(x), -1), 2)
+    np.testing.assert_allclose(scores["ensemble"], sum(each) / 2, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(scores["deepest"], each[1], rtol=1e-4, atol=1e-6)
+
+
+def test_models_that_are_no_first_stages_are_refused():
+    check_depths = depthfl(TRAINING).check
+    check_depths(BOTH)
+    for modules, message in (
+        ({"mlp": mlp(C, (3,))}, r"^depthfl needs models in stages, and 'mlp' has none; take .*$"),
+        (
+            {f"depth{len(w)}": SplitModel(Staged(w), Linear(C)) for w in ((4,), (3, 5))},
+            r"^depthfl needs .* of 'depth2', and 'depth1' differs in base/fc1/bias from its .*$",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_depths(make_federation(modules, SHAPE, C, num_clients=2))
+    # ResNet-10's names are among ResNet-18's, and it lacks the second block of each stage
+    blocks = {
+        f"{sum(s)}": SplitModel(ResNet(s, width=2, norm="none"), Linear(C), stateful=True)
+        for s in ((1, 1), (2, 2))
+    }
+    with pytest.raises(ValueError, match=r"'4' differs in base/layer1_1/conv1/kernel"):
+        check_depths(make_federation(blocks, (32, 32, 1), C, num_clients=2))
+
+
+def test_stages_of_the_librarys_models():
+    convs = {f"{d}": sliced_model(ConvNet((4, 6)[:d], norm="batch"), C) for d in (1, 2)}
+    networks = make_federation(convs, (16, 16, 1), C, num_clients=2)
+    assert [stage_widths(bucket) for bucket in networks.buckets] == [[4], [4, 6]]
+    depthfl(TRAINING).check(networks)

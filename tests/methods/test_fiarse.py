@@ -1,0 +1,156 @@
+"""FIARSE against NumPy: what a client holds and how it trains, and the server's means."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.context import Received
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.wire import FIRST_ROWS
+from fedjax_ht.methods.fiarse import Message, Server, fiarse, held_entries, masked
+from fedjax_ht.methods.shared.norms import entries_of
+from fedjax_ht.models.sliced import ConvNet, sliced_model
+from tests import tiny
+from tests.methods.one_architecture import (
+    BATCHES,
+    BUCKET,
+    FEDERATION,
+    LR,
+    TRAINING,
+    check_equal,
+    check_model,
+    model,
+    play,
+)
+from tests.reference import fiarse as reference
+
+W = model(0)
+W_ENTRIES = entries_of(BUCKET, W).weights
+FLAT = tiny.flat_params(W)
+SHARES = (1.0, 0.6, 0.3)
+
+
+def served(method) -> list[Server]:
+    """The server's state with the model W."""
+    (server,) = method.init_server(FEDERATION, jax.random.key(0))
+    sizes = np.sort(np.concatenate([np.abs(v).ravel() for v in FLAT.values()]))[::-1]
+    places = [held_entries(share, len(sizes)) - 1 for share in SHARES]
+    return [server._replace(params=W, thresholds=jnp.asarray(sizes[places], jnp.float32))]
+
+
+def flat(entries) -> dict[str, np.ndarray]:
+    """A vector of entries as the reference names them."""
+    return tiny.flat_params(entries_of(BUCKET, W).model(jnp.asarray(entries), jnp.zeros(0)))
+
+
+def sent_to(method, i: int) -> Message:
+    ctx = tiny.context(i)
+    return method.broadcast(FEDERATION, BUCKET, served(method), ctx)
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+@pytest.mark.parametrize("i", [0, 1])
+def test_a_client_trains_its_largest_entries(variant, i):
+    method = fiarse(TRAINING, shares=SHARES, variant=variant)
+    downlink = sent_to(method, i)
+    start = {"params": model(9), "stats": {}}
+    received, trained, uplink, metrics = play(method, start, downlink)
+    params, held = reference.client(FLAT, SHARES[i], BATCHES, LR, variant == "paper")
+    check_model(received["params"], {k: v * held[k] for k, v in FLAT.items()})
+    change = {k: (FLAT[k] - params[k]) * held[k] for k in params}
+    values = jnp.where(uplink.weights.mask, uplink.weights.values, 0)
+    for name, value in flat(values).items():
+        np.testing.assert_allclose(value, change[name], rtol=1e-3, atol=1e-6, err_msg=name)
+    expected = held if variant == "paper" else {k: v != 0 for k, v in change.items()}
+    for name, value in flat(uplink.weights.mask.astype(jnp.float32)).items():
+        np.testing.assert_array_equal(value.astype(bool), expected[name], err_msg=name)
+    # it predicts by what is still as large
+    theta = reference.threshold(FLAT, SHARES[i])
+    check_model(trained["params"], {k: v * (np.abs(v) >= theta) for k, v in params.items()})
+    assert float(metrics["kept"]) == pytest.approx(
+        np.mean(np.concatenate([v.ravel() for v in held.values()]))
+    )
+
+
+def test_entries_that_fall_below_the_threshold_stay_where_they_are():
+    w = jnp.array([0.5, -0.2, 0.1, -0.5, 0.0])
+
+    def loss(w, threshold, biased):
+        return jnp.sum(jnp.arange(1.0, 6.0) * masked(w, threshold, biased))
+
+    gradient = jax.grad(loss)(w, 0.2, True)
+    factor = 1 + 2 * 0.2 * 0.5 / 0.7**2
+    np.testing.assert_allclose(gradient, [factor, 2 * 1.5, 0, 4 * factor, 0], rtol=1e-6)
+    np.testing.assert_array_equal(jax.grad(loss)(w, 0.2, False), [1, 2, 0, 4, 0])
+    # share 1 of a model with zeros, such as new biases: nothing is divided by 0
+    np.testing.assert_allclose(jax.grad(loss)(w, 0.0, True), [1, 2, 3, 4, 5])
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [4, 2, 0, 3, 1, 4]])
+def test_an_entry_is_averaged_over_its_holders(order):
+    """Client 3 is lost, 4 is padding."""
+    method = fiarse(TRAINING, shares=SHARES, server_rate=0.5)
+    own = [tiny.flat_params(model(10 + i)) for i in range(3)]
+    held = [reference.mask(FLAT, reference.threshold(FLAT, share)) for share in SHARES]
+
+    def row(i):
+        message = sent_to(method, min(i, 2))
+        changes = entries_of(BUCKET, jax.tree.map(jnp.subtract, W, model(10 + i))).weights
+        if i > 2:
+            changes = changes * jnp.nan
+        return message._replace(weights=message.weights._replace(values=changes))
+
+    uplink = jax.tree.map(lambda *xs: jnp.stack(xs), *map(row, order))
+    arrived = jnp.array([i < 3 for i in order])
+    received = {BUCKET.name: Received(uplink, tiny.infos(order, 5), arrived)}
+    (new,), _ = method.server_update(FEDERATION, served(method), received, None)
+    expected = reference.server(FLAT, list(zip(own, held)), 0.5)
+    check_model(new.params, expected)
+    theta = [reference.threshold(tiny.flat_params(new.params), share) for share in SHARES]
+    np.testing.assert_allclose(new.thresholds, theta, rtol=1e-6)
+
+
+def test_an_entry_that_nobody_holds_stays():
+    method = fiarse(TRAINING, shares=(0.3,))
+    message = sent_to(fiarse(TRAINING, shares=SHARES), 2)
+    ones = message._replace(weights=message.weights._replace(values=jnp.ones_like(W_ENTRIES)))
+    uplink = jax.tree.map(lambda x: x[None], ones)
+    received = {BUCKET.name: Received(uplink, tiny.infos([2], 5), jnp.ones(1, bool))}
+    (new,), _ = method.server_update(FEDERATION, served(method), received, None)
+    entries = entries_of(BUCKET, new.params).weights
+    np.testing.assert_array_equal(entries != W_ENTRIES, message.weights.mask)
+
+
+def test_norms_are_held_whole_and_their_statistics_averaged():
+    """Two convolutions and a head, with norms that keep statistics; client 2 has no samples."""
+    network = sliced_model(ConvNet((4, 4), norm="batch"), 3)
+    federation = make_federation({"conv": network}, (16, 16, 1), 3, num_clients=3)
+    (bucket,), method = federation.buckets, fiarse(TRAINING, shares=(0.5,))
+    server = method.init_server(federation, jax.random.key(0))
+    message = method.broadcast(federation, bucket, server, tiny.context(0))
+    assert message.weights.mask.shape == (40 + 148 + 15,) and message.weights.mask.sum() == 101
+    assert message.norms.mask.shape == (2 * (4 + 4),) and message.norms.mask.all()
+    rows = []
+    for i in range(3):
+        norms = message.norms._replace(values=jnp.full(16, float(i)))
+        stats = jax.tree.map(lambda x, i=i: x + i, message.stats)
+        rows.append(message._replace(norms=norms, stats=stats))
+    uplink = jax.tree.map(lambda *xs: jnp.stack(xs), *rows)
+    received = {"conv": Received(uplink, tiny.infos(range(3), [4, 9, 0]), jnp.ones(3, bool))}
+    (new,), _ = method.server_update(federation, server, received, None)
+    before, after = (entries_of(bucket, x.params).norms for x in (server[0], new))
+    np.testing.assert_allclose(after, before - 0.5)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y + 0.5), new.stats, message.stats)
+
+
+def test_counts_of_entries():
+    assert [held_entries(share, 25) for share in (1.0, 0.36, 0.04, 1e-3)] == [25, 9, 1, 1]
+    method = fiarse(TRAINING)
+    assert sent_to(fiarse(TRAINING, shares=SHARES), 0).weights.pattern != FIRST_ROWS
+    with pytest.raises(ValueError, match=r"^shares is"):
+        fiarse(TRAINING, shares=())
+    with pytest.raises(ValueError, match=r"^shares"):
+        fiarse(TRAINING, shares=(0.5, 0.0))
+    assert method.global_bucket(FEDERATION) == BUCKET
+    check_equal(method.global_params(served(method)), W)

@@ -1,0 +1,169 @@
+"""FjORD against NumPy: a client's steps on drawn widths, the server's means, statistics by width."""
+
+import dataclasses
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.context import Received
+from fedjax_ht.core.federation import make_federation, make_sliced_federation
+from fedjax_ht.core.server_statistics import require_server_statistics
+from fedjax_ht.core.wire import Metadata
+from fedjax_ht.methods import fjord as module
+from fedjax_ht.methods.fjord import Message, Server, drawn, fjord
+from fedjax_ht.methods.heterofl import heterofl
+from fedjax_ht.models import mlp
+from fedjax_ht.models.sliced import sliced_model
+from tests import tiny
+from tests.federations import Normed, SlicedDense
+from tests.methods.one_architecture import BATCHES, DATA, LR, TRAINING
+from tests.reference import fjord as reference
+
+C, SHAPE, RATES = 4, (2, 2, 1), (1.0, 0.5, 0.25)
+
+
+def dense(rate):
+    return sliced_model(SlicedDense((3, 6), rate), C)
+
+
+FEDERATION = make_sliced_federation(dense, RATES, SHAPE, C)
+W = FEDERATION.global_model.module.init(jax.random.key(3), jnp.zeros((1, *SHAPE)))["params"]
+
+
+def flat(params) -> reference.Model:
+    """A model's parameters as the reference names them."""
+    base, head = params["base"], params["head"]
+    named = {
+        "k1": base["fc1"]["kernel"],
+        "b1": base["fc1"]["bias"],
+        "k2": base["fc2"]["kernel"],
+        "b2": base["fc2"]["bias"],
+        "hk": head["kernel"],
+        "hb": head["bias"],
+    }
+    return {name: np.asarray(value, np.float64) for name, value in named.items()}
+
+
+def check(params, expected, rate: float = 1.0) -> None:
+    for name, value in flat(params).items():
+        part = expected[name][reference.index(name, expected[name].shape, rate)]
+        np.testing.assert_allclose(value, part, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def server_of(method) -> Server:
+    return method.init_server(FEDERATION, jax.random.key(0))._replace(params=W)
+
+
+@pytest.mark.parametrize("kd", [False, True])
+@pytest.mark.parametrize(
+    ("bucket", "which"), [(0, 1), (0, 2), (1, 0), (2, 0)], ids=["half", "quarter", "own", "least"]
+)
+def test_a_client_trains_the_width_that_it_draws(kd, bucket, which):
+    method, bucket = fjord(TRAINING, kd=kd), FEDERATION.buckets[bucket]
+    widths = [rate for rate in RATES if rate <= bucket.width]
+    ctx = tiny.context(0)
+    sent = method.broadcast(FEDERATION, bucket, server_of(method), ctx)
+    assert sorted(sent.stats) == sorted(map(str, widths))
+
+    @jax.jit
+    def run(sent):
+        client = method.receive(bucket, {"params": (), "stats": {}}, sent, DATA, ctx)
+        return method.client_update(bucket, client, sent, DATA, ctx)
+
+    with mock.patch.object(module, "drawn", lambda key, number: jnp.int32(which)):
+        trained, uplink, _ = run(sent)
+    expected = reference.client(flat(W), BATCHES, LR, bucket.width, [widths[which]] * 2, kd)
+    check(uplink.params, expected, bucket.width)
+    jax.tree.map(np.testing.assert_array_equal, trained["params"], uplink.params)
+
+
+def test_widths_are_drawn_alike():
+    keys = jax.random.split(jax.random.key(0), 3000)
+    counts = np.bincount(jax.vmap(lambda key: drawn(key, 3))(keys), minlength=3)
+    np.testing.assert_allclose(counts / 3000, 1 / 3, atol=0.04)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_an_entry_is_averaged_by_samples_over_its_holders(padded):
+    """The narrowest client is lost in the second case, beside a row of padding."""
+    method, clients, received = fjord(TRAINING), [], {}
+    for i, (bucket, samples) in enumerate(zip(FEDERATION.buckets, (8, 12, 4))):
+        whole = FEDERATION.global_model.module.init(jax.random.key(i), jnp.zeros((1, *SHAPE)))
+        method_sent = method.broadcast(
+            FEDERATION, bucket, Server(whole["params"], server_of(method).stats), tiny.context(i)
+        )
+        rows = jax.tree.map(lambda x: jnp.stack([x, x * jnp.nan]), method_sent.params)
+        is_lost = padded and i == 2
+        if not is_lost:
+            clients.append((bucket.width, samples, flat(whole["params"])))
+        uplink = Message(rows, method_sent.stats, Metadata(jnp.array([samples, 99])))
+        arrived = jnp.array([not is_lost, False])
+        received[bucket.name] = Received(uplink, tiny.infos([i, 7], samples), arrived)
+    new, _ = served(method, FEDERATION, server_of(method), received)
+    check(new.params, reference.server(flat(W), clients))
+
+
+def served(method, federation, server, received):
+    """The server's step, compiled, which is faster than its operations one by one."""
+
+    def run(server, received):
+        return method.server_update(federation, server, received, tiny.context())
+
+    return jax.jit(run)(server, received)
+
+
+def normed(rate):
+    return sliced_model(Normed(rate, norm="batch"), C)
+
+
+def test_norms_keep_statistics_for_each_width():
+    federation, method = make_sliced_federation(normed, (1.0, 0.5), SHAPE, C), fjord(TRAINING)
+    server = method.init_server(federation, jax.random.key(0))
+    widths = {name: stats["base"]["norm"]["mean"].shape for name, stats in server.stats.items()}
+    assert widths == {"1.0": (4,), "0.5": (2,)}
+    received = {}
+    with mock.patch.object(module, "drawn", lambda key, number: jnp.int32(number - 1)):
+        for i, bucket in enumerate(federation.buckets):
+            ctx = tiny.context(i)
+            sent = method.broadcast(federation, bucket, server, ctx)
+            client = method.receive(bucket, method.init_client(bucket, ctx), sent, DATA, ctx)
+            client, uplink, _ = jax.jit(method.client_update, static_argnums=0)(
+                bucket, client, sent, DATA, ctx
+            )
+            jax.tree.map(
+                np.testing.assert_array_equal, client["stats"], uplink.stats[str(bucket.width)]
+            )
+            uplink = jax.tree.map(lambda x: x[None], uplink)
+            info = jax.tree.map(lambda x: x[None], ctx.info)
+            received[bucket.name] = Received(uplink, info, jnp.ones(1, bool))
+    new, _ = served(method, federation, server, received)
+
+    def mean(stats):
+        return np.asarray(stats["base"]["norm"]["mean"])
+
+    # nobody has drawn the whole width; the half is in both clients' statistics
+    np.testing.assert_array_equal(mean(new.stats["1.0"]), 0)
+    both = [mean(r.uplink.stats["0.5"])[0] for r in received.values()]
+    np.testing.assert_allclose(mean(new.stats["0.5"]), np.mean(both, axis=0), rtol=1e-5)
+    assert np.abs(both).min() > 0
+    assert method.global_stats(new) is new.stats["1.0"]
+    # other methods of slices would score the whole model by statistics that they do not average
+    require_server_statistics(method, federation)
+    with pytest.raises(ValueError, match=r"^norm is 'batch', but heterofl keeps no running .*$"):
+        require_server_statistics(heterofl(TRAINING), federation)
+
+
+def test_federations_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"^fjord trains slices of one network; .*$"):
+        fjord(TRAINING).check(make_federation({"mlp": mlp(C, (3,))}, SHAPE, C, num_clients=2))
+    message = r"^fjord's widths are 1.0, 0.25, and a client has the rate 0.5; .*$"
+    with pytest.raises(ValueError, match=message):
+        fjord(TRAINING, widths=(0.25, 1.0)).check(FEDERATION)
+    fjord(TRAINING, widths=(0.25, 0.5, 0.75, 1.0)).check(FEDERATION)
+    whole = FEDERATION.global_model
+    linear = dataclasses.replace(whole, module=whole.module.clone(base=tiny.Flat(3)))
+    with pytest.raises(ValueError, match=r"^fjord cuts .* has no field 'rate'; .*$"):
+        fjord(TRAINING).check(dataclasses.replace(FEDERATION, global_model=linear))

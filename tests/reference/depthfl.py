@@ -1,0 +1,74 @@
+"""DepthFL on [linear, ReLU] stages, each with a linear classifier behind it."""
+
+import numpy as np
+
+from tests.reference.classification import cross_entropy
+from tests.reference.gradients import numerical_gradient
+
+Model = dict[str, np.ndarray]
+
+
+def logits(params: Model, x: np.ndarray, depth: int) -> list[np.ndarray]:
+    """The logits of each classifier; "k1" and "b1" are stage 1, "hk1" and "hb1" its classifier."""
+    scores = []
+    for i in range(1, depth + 1):
+        x = np.maximum(x @ params[f"k{i}"] + params[f"b{i}"], 0)
+        scores.append(x @ params[f"hk{i}"] + params[f"hb{i}"])
+    return scores
+
+
+def softmax(z: np.ndarray) -> np.ndarray:
+    e = np.exp(z - z.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def loss(params: Model, x, y, depth: int, teachers, weight: float, inclusive: bool) -> float:
+    """Cross-entropies and divergences from fixed teachers, without FedDyn's terms."""
+    scores, value = logits(params, x, depth), 0.0
+    for i in range(depth):
+        if inclusive and i != depth - 1:
+            continue
+        value += cross_entropy(scores[i], y, [True] * len(y))
+        for j in range(depth):
+            if j != i:
+                target = softmax(teachers[j]) + 1e-7
+                distance = target * (np.log(target) - np.log(softmax(scores[i])))
+                value += weight * distance.sum(1).mean() / (depth - 1)
+    return value
+
+
+def client(w: Model, s: Model, batches, lr: float, depth: int, **options) -> tuple[Model, Model]:
+    """Returns w_k and the new s_k.
+
+    options: weight of self-distillation, alpha (None without FedDyn's terms), inclusive.
+    """
+    alpha, new = options["alpha"], dict(w)
+
+    def gradient(now: Model, k: str, x, y, teachers) -> np.ndarray:
+        def value(v):
+            changed = {**now, k: v}
+            return loss(changed, x, y, depth, teachers, options["weight"], options["inclusive"])
+
+        return numerical_gradient(value, now[k])
+
+    for x, y in batches:
+        teachers = logits(new, x, depth)
+        step = {k: gradient(new, k, x, y, teachers) for k in new}
+        if alpha is not None:
+            step = {k: step[k] + alpha * (new[k] - w[k]) - s[k] for k in step}
+        new = {k: v - lr * step[k] for k, v in new.items()}
+    return new, {k: s[k] - (alpha or 0) * (new[k] - w[k]) for k in w}
+
+
+def server(w: Model, h: Model, uploads: list[Model], clients: int, alpha: float | None):
+    """Returns the new w and h; `clients` is how many there are in all."""
+    new, drift = dict(w), dict(h)
+    for k in w:
+        held = [u[k] for u in uploads if k in u]
+        if held:
+            mean = np.mean(held, axis=0)
+            new[k] = mean
+            if alpha is not None:
+                drift[k] = h[k] - alpha * len(held) * (mean - w[k]) / clients
+                new[k] = mean - drift[k] / alpha
+    return new, drift

@@ -1,0 +1,41 @@
+"""FIARSE: masks by magnitude, a client's steps on the masked model, and the server's means."""
+
+import numpy as np
+
+from tests.reference.one_architecture import Model, gradient
+
+
+def threshold(w: Model, share: float) -> float:
+    """The floor(share W)-th largest magnitude."""
+    sizes = sorted((abs(x) for v in w.values() for x in v.ravel()), reverse=True)
+    return sizes[int(np.floor(share * len(sizes))) - 1]
+
+
+def mask(w: Model, theta: float) -> Model:
+    return {k: np.abs(v) >= theta for k, v in w.items()}
+
+
+def client(w: Model, share: float, batches, lr: float, biased: bool) -> tuple[Model, Model]:
+    """Returns w_i, of which only the entries of the first mask mean anything, and that mask."""
+    theta = threshold(w, share)
+    first = mask(w, theta)
+    new = {k: v * first[k] for k, v in w.items()}
+    for x, y in batches:
+        held = mask(new, theta)
+        g = gradient({k: v * held[k] for k, v in new.items()}, x, y)
+        for k, v in new.items():
+            size = np.abs(v)
+            factor = 1 + 2 * theta * size / (size + theta) ** 2 if biased else 1
+            new[k] = v - lr * g[k] * held[k] * factor
+    return new, first
+
+
+def server(w: Model, clients: list[tuple[Model, Model]], rate: float) -> Model:
+    """Each entry moves by the mean change of the clients that hold it."""
+    new = {k: np.array(v) for k, v in w.items()}
+    for k, v in w.items():
+        for i in np.ndindex(v.shape):
+            changes = [v[i] - own[k][i] for own, held in clients if held[k][i]]
+            if changes:
+                new[k][i] = v[i] - rate * np.mean(changes)
+    return new
