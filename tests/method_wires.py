@@ -2,7 +2,6 @@
 paper's arithmetic."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -12,18 +11,26 @@ from tests.federations import (
     CLASSES,
     FEATURE_DIM,
     NUM_CLASSES,
-    RATES,
-    SHAPE,
     TRAIN_COUNTS,
     samples,
 )
 from tests.generators_tiny import LATENT_DIM, tiny_generator
+from tests.part_wires import (
+    FLAT,
+    HEAD_SIZE,
+    INDEX,
+    NARROW_SIZE,
+    WIDE_EXTRACTOR,
+    Sent,
+    alone_wire,
+    depth_wire,
+    entry_positions,
+    fiarse_wire,
+    sliced_wire,
+    whole_slices_wire,
+)
 
 SAMPLES = TRAIN_COUNTS.sum(1)
-FLAT = int(np.prod(SHAPE))
-HEAD_SIZE = FEATURE_DIM * NUM_CLASSES + NUM_CLASSES
-NARROW_SIZE = FLAT * FEATURE_DIM + FEATURE_DIM + HEAD_SIZE
-WIDE_EXTRACTOR = (FLAT + 1) * 6 + (6 + 1) * FEATURE_DIM
 
 TINY_DISTILLATION = {
     "iterations": 2,
@@ -67,13 +74,6 @@ def settings(name: str) -> dict:
     """Returns the options of a method or a composition; a composition without an entry has those of
     the method that it puts on a base."""
     return SETTINGS.get(name, SETTINGS.get(name.split("+")[-1], {}))
-
-
-class Sent(NamedTuple):
-    """Payload float32 elements of a round, of all clients."""
-
-    up: int
-    down: int
 
 
 def prototypes_up(arrived) -> int:
@@ -218,55 +218,6 @@ def fedkd_wire(participants, arrived, earlier) -> Sent:
     return Sent(up, NARROW_SIZE * len(participants))
 
 
-def slice_size(i: int, classes: int) -> int:
-    """Parameters of client i's slice with so many of the head's rows: at half width it has half of
-    the channels."""
-    hidden, features = (int(RATES[i] * width) for width in (6, FEATURE_DIM))
-    return (FLAT + 1) * hidden + (hidden + 1) * features + (features + 1) * classes
-
-
-def sliced_wire(participants, arrived, earlier) -> Sent:
-    """Slices of the whole model; up without the head's rows of other classes."""
-    up = sum(slice_size(i, len(CLASSES[i])) for i in arrived)
-    return Sent(up, sum(slice_size(i, NUM_CLASSES) for i in participants))
-
-
-def whole_slices_wire(participants, arrived, earlier) -> Sent:
-    """Slices with all rows of the head both ways."""
-
-    def size(ids):
-        return sum(slice_size(i, NUM_CLASSES) for i in ids)
-
-    return Sent(size(arrived), size(participants))
-
-
-def held_entries(i: int) -> int:
-    """Entries of client i's model at the share that it has, of which there are four."""
-    size = {"narrow": NARROW_SIZE, "wide": WIDE_EXTRACTOR + HEAD_SIZE}[ASSIGNMENT[i]]
-    return size // (1, 4, 16, 64)[i % 4]
-
-
-def fiarse_wire(participants, arrived, earlier) -> Sent:
-    """The largest entries of either architecture, both ways; there are no norms."""
-    return Sent(sum(map(held_entries, arrived)), sum(map(held_entries, participants)))
-
-
-def depth_wire(participants, arrived, earlier) -> Sent:
-    """The first stage and its classifier, or both with theirs."""
-    first = (FLAT + 1) * 6 + (6 + 1) * NUM_CLASSES
-    sizes = {"narrow": first, "wide": first + (6 + 1) * FEATURE_DIM + HEAD_SIZE}
-
-    def size(ids):
-        return sum(sizes[ASSIGNMENT[i]] for i in ids)
-
-    return Sent(size(arrived), size(participants))
-
-
-def alone_wire(participants, arrived, earlier) -> Sent:
-    """Without data, by themselves: all of a client's model up, nothing down."""
-    return Sent(sum(slice_size(i, NUM_CLASSES) for i in arrived), 0)
-
-
 # (participants, those that arrived, those that arrived in each earlier round) -> what the papers'
 # arithmetic gives
 WIRE = {
@@ -317,7 +268,7 @@ WIRE = {
 }
 
 
-INDEX, COUNT = 4, 4  # bytes of an int32
+COUNT = INDEX  # bytes of an int32
 COUNTS = COUNT * NUM_CLASSES
 
 
@@ -343,16 +294,6 @@ def slice_metadata(sent: Sent, participants, arrived) -> Sent:
     """Counts a byte for each class, which says whether it counts, and an index for each row of the
     head."""
     return Sent(sum(NUM_CLASSES + INDEX * len(CLASSES[i]) for i in arrived), 0)
-
-
-def entry_positions(sent: Sent, participants, arrived) -> Sent:
-    """Counts an index for each entry, or a bit for each of the model, whichever is shorter."""
-
-    def size(i):
-        total = {"narrow": NARROW_SIZE, "wide": WIDE_EXTRACTOR + HEAD_SIZE}[ASSIGNMENT[i]]
-        return min(INDEX * held_entries(i), -(-total // 8))
-
-    return Sent(sum(map(size, arrived)), sum(map(size, participants)))
 
 
 def label_indices(sent: Sent, participants, arrived) -> Sent:

@@ -169,7 +169,8 @@ def run_features(
     """Runs a module's feature extractor; returns its features and the collections that it changed.
 
     Args:
-      module, params, stats, x, mask, train, key: as of `features`.
+      module: the module of a bucket.
+      params, stats, x, mask, train, key: arguments as of `features`.
       mutable: names of the collections that it may change.
     """
     # Inlined, it leaves no call in a program; as a jit, it is traced once for a module and not at

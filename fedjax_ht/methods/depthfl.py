@@ -31,7 +31,6 @@ Settled here:
 
 from typing import Annotated, NamedTuple
 
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -42,13 +41,12 @@ from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Wire
-from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.stages import stage_features, stage_widths
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.losses import cross_entropy, masked_mean
 from fedjax_ht.methods.shared.averaging import client_weights
 from fedjax_ht.methods.shared.corrections import train_corrected
-from fedjax_ht.methods.shared.depths import deepest, like, require_depths
+from fedjax_ht.methods.shared.depths import deepest, holders_mean, like, require_depths
 from fedjax_ht.models.layers import Linear
 
 TINY = 1e-7  # added to a teacher's probabilities
@@ -233,26 +231,3 @@ def depthfl(
         rules=("ensemble", "deepest"),
         wire=Wire(server_reads="sums"),
     )
-
-
-def holders_mean(tree: PyTree, uploads: list[tuple[PyTree, jax.Array]]) -> tuple[PyTree, PyTree]:
-    """Averages each tensor over the clients that have it; one that nobody has stays.
-
-    Args:
-      tree: nested dicts of all tensors, as they are.
-      uploads: for each bucket, a part of the tree with a leading axis [P], and the clients' weights
-        [P], 1 or 0; rows of weight 0 are never read.
-
-    Returns:
-      The means, and the number of clients behind each, float32 scalars.
-    """
-    means, counts = {}, {}
-    flat = [(flax.traverse_util.flatten_dict(part), weights) for part, weights in uploads]
-    for path, old in flax.traverse_util.flatten_dict(tree).items():
-        total, count = jnp.zeros_like(old), jnp.float32(0)
-        for part, weights in flat:
-            if path in part:
-                total, count = total + weighted_sum(part[path], weights), count + weights.sum()
-        means[path] = jnp.where(count > 0, total / jnp.maximum(count, 1), old)
-        counts[path] = count
-    return flax.traverse_util.unflatten_dict(means), flax.traverse_util.unflatten_dict(counts)

@@ -36,6 +36,7 @@ Settled here:
 """
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -66,7 +67,7 @@ class Form(NamedTuple):
     holders: Literal["mask", "change"]
 
 
-FORMS = {"paper": Form(holders="mask"), "released": Form(holders="change")}
+FORMS: Mapping[Variant, Form] = {"paper": Form(holders="mask"), "released": Form(holders="change")}
 
 
 class Server(NamedTuple):
@@ -133,7 +134,7 @@ def fiarse(
     shares: Annotated[tuple[Part, ...], Within(1)] = (1.0, 1 / 4, 1 / 16, 1 / 64),
     variant: Variant = "paper",
     holders: Literal["mask", "change"] | None = None,
-    server_rate: Annotated[Positive, SearchRange(0.1, 1.0)] = 1.0,
+    server_lr: Annotated[Positive, SearchRange(0.1, 1.0)] = 1.0,
 ) -> Method:
     """Makes FIARSE, whose algorithm the module's docstring gives.
 
@@ -145,7 +146,7 @@ def fiarse(
       holders: clients that count at an entry, those whose "mask" had it at the round's start, or
         those with a "change" there; None takes the variant's, "mask" (paper) or "change"
         (released).
-      server_rate: eta_g, the server's learning rate.
+      server_lr: eta_g, the server's learning rate.
     """
     by_change = settled(variant, {"holders": holders}, FORMS)["holders"] == "change"
     biased = variant == "paper"
@@ -215,8 +216,8 @@ def fiarse(
             clients, sent = client_weights(uploads), uploads.uplink
             weights, norms, model = entries_of(bucket, old.params)
             params = model(
-                weights - server_rate * _mean_change(sent.weights, clients),
-                norms - server_rate * _mean_change(sent.norms, clients),
+                weights - server_lr * _mean_change(sent.weights, clients),
+                norms - server_lr * _mean_change(sent.norms, clients),
             )
             stats = select(clients.any(), weighted_mean(sent.stats, clients), old.stats)
             new.append(served(bucket, params, stats))

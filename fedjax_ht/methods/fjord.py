@@ -15,7 +15,7 @@ Settled here:
   classes, and all of them count.
 * Norms that keep running statistics keep a pair for each width (norm="batch"), averaged by samples
   over the clients that train this width; scale and shift are shared. S_R is 0 with other norms. No
-  slice is scaled: HeteroFL's `model.scaler` is off.
+  slice is scaled: HeteroFL's scaler is off.
 * Self-distillation is that of the authors' code in Flower: weights 1 and 1, temperature 1, one step
   along both gradients. Another port has mean squares of logits, and trains a copy of the slice that
   no gradient leaves.
@@ -70,7 +70,7 @@ class Message(NamedTuple):
     """A client's slice.
 
     Attributes:
-      params: its parameters {"base", "head"}.
+      params: parameters {"base", "head"} of the slice.
       stats: width -> running statistics, of the widths that the client draws: its keys are how a
         client knows them.
       num_samples: Metadata(int32), in an uplink the client's number of training samples; else ().
@@ -152,8 +152,8 @@ def fjord(
     def broadcast(federation, bucket, server, ctx):
         whole = federation.server_model.module
         axes, channels = parameter_axes(whole, server.params), whole.base.channels().widths
-        own = {name: x for name, x in server.stats.items() if float(name) <= bucket.width}
-        return Message(first_channels(server.params, axes, channels, bucket.width), own)
+        stats = {name: x for name, x in server.stats.items() if float(name) <= bucket.width}
+        return Message(first_channels(server.params, axes, channels, bucket.width), stats)
 
     def receive(bucket, client, downlink, data, ctx):
         return client | {"params": downlink.params, "stats": downlink.stats[label(bucket.width)]}
@@ -246,7 +246,8 @@ def _mean_stats(old: PyTree, uploads: list[tuple[PyTree, jax.Array]]) -> PyTree:
 
     Args:
       old: the statistics so far.
-      uploads: for each bucket, statistics with a leading axis [P] and the clients' weights [P].
+      uploads: statistics with a leading axis [P] and the clients' weights [P], a pair for each
+        bucket.
     """
     if not uploads:
         return old

@@ -90,8 +90,8 @@ def test_entries_that_fall_below_the_threshold_stay_where_they_are():
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [4, 2, 0, 3, 1, 4]])
 def test_an_entry_is_averaged_over_its_holders(order):
     """Client 3 is lost, 4 is padding."""
-    method = fiarse(TRAINING, shares=SHARES, server_rate=0.5)
-    own = [tiny.flat_params(model(10 + i)) for i in range(3)]
+    method = fiarse(TRAINING, shares=SHARES, server_lr=0.5)
+    trained = [tiny.flat_params(model(10 + i)) for i in range(3)]
     held = [reference.mask(FLAT, reference.threshold(FLAT, share)) for share in SHARES]
 
     def row(i):
@@ -105,7 +105,7 @@ def test_an_entry_is_averaged_over_its_holders(order):
     arrived = jnp.array([i < 3 for i in order])
     received = {BUCKET.name: Received(uplink, tiny.infos(order, 5), arrived)}
     (new,), _ = method.server_update(FEDERATION, served(method), received, None)
-    expected = reference.server(FLAT, list(zip(own, held)), 0.5)
+    expected = reference.server(FLAT, list(zip(trained, held)), 0.5)
     check_model(new.params, expected)
     theta = [reference.threshold(tiny.flat_params(new.params), share) for share in SHARES]
     np.testing.assert_allclose(new.thresholds, theta, rtol=1e-6)

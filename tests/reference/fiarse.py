@@ -35,7 +35,7 @@ def server(w: Model, clients: list[tuple[Model, Model]], rate: float) -> Model:
     new = {k: np.array(v) for k, v in w.items()}
     for k, v in w.items():
         for i in np.ndindex(v.shape):
-            changes = [v[i] - own[k][i] for own, held in clients if held[k][i]]
+            changes = [v[i] - trained[k][i] for trained, held in clients if held[k][i]]
             if changes:
                 new[k][i] = v[i] - rate * np.mean(changes)
     return new

@@ -61,10 +61,10 @@ def server(w: Model, clients: list[tuple[float, int, Model]]) -> Model:
     for k, v in w.items():
         for i in np.ndindex(v.shape):
             held = []
-            for rate, samples, own in clients:
+            for rate, samples, trained in clients:
                 ends = [part.stop for part in index(k, v.shape, rate)]
                 if all(place < end for place, end in zip(i, ends)):
-                    held.append((samples, own[k][i]))
+                    held.append((samples, trained[k][i]))
             if held:
                 new[k][i] = sum(n * x for n, x in held) / sum(n for n, _ in held)
     return new
