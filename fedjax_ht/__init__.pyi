@@ -104,6 +104,9 @@ from .methods.ktpfl import ktpfl as ktpfl
 from .methods.lg_fedavg import lg_fedavg as lg_fedavg
 from .methods.local import local as local
 from .methods.moon import moon as moon
+from .methods.pfedafm import pfedafm as pfedafm
+from .methods.pfedes import pfedes as pfedes
+from .methods.pfedmoe import pfedmoe as pfedmoe
 from .methods.scaffold import scaffold as scaffold
 from .methods.shared.averaging import client_weights as client_weights
 from .methods.shared.averaging import weighted_mean as weighted_mean

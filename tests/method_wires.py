@@ -61,6 +61,7 @@ SETTINGS = {  # many batches a round, so that order could tell
     "dsfl": ON_PUBLIC,
     "ktpfl": ON_PUBLIC,
     "fedhenn": {"public_per_round": PUBLIC_SAMPLES},
+    "pfedes": {"extra_epochs": 1},
     "fedapen": {"adapt_every": 4},  # no client has twenty samples
     "dense": TINY_DISTILLATION,
     "fedftg": TINY_DISTILLATION,
@@ -210,6 +211,19 @@ def nested_wire(participants, arrived, earlier) -> Sent:
     return Sent(size * len(arrived), size * len(participants))
 
 
+def extractor_wire(participants, arrived, earlier) -> Sent:
+    """The extractor of the group's smallest model, both ways."""
+    size = NARROW_SIZE - HEAD_SIZE
+    return Sent(size * len(arrived), size * len(participants))
+
+
+def redrawing_wire(participants, arrived, earlier) -> Sent:
+    """Two 3x3 convolutions with biases, to eight channels and back, both ways."""
+    channels = SHAPE[-1]
+    size = (9 * channels * 8 + 8) + (9 * 8 * channels + channels)
+    return Sent(size * len(arrived), size * len(participants))
+
+
 def fedkd_wire(participants, arrived, earlier) -> Sent:
     """Whole at threshold 1; but the change of a client without samples is zero and has no singular
     component."""
@@ -261,6 +275,8 @@ WIRE = {
     "ktpfl": public_wire,
     "fedhenn": kernel_wire,
     "fedpac": fedpac_wire,
+    "pfedes": redrawing_wire,
+    **dict.fromkeys(("pfedafm", "pfedmoe"), extractor_wire),
     **dict.fromkeys(("fedprox", "feddyn", "moon", "ditto", "apfl", "fedala"), model_wire),
     "fedbn": model_wire,  # these models have no norms
     "scaffold": scaffold_wire,
@@ -334,6 +350,7 @@ METADATA = {
     "fjord": beside_each(up=COUNT),
     "depthfl": beside_each(),
     "fiarse": entry_positions,
+    **dict.fromkeys(("pfedes", "pfedafm", "pfedmoe"), beside_each(up=COUNT)),
     "fedkd": beside_each(down=1),  # whether it is the weights or their change
     "fedgen": beside_each(up=COUNTS, down=COUNTS + 1),  # whether the generator is there
     "fedproto": index_of_rows(FEATURE_DIM, FEATURE_DIM),

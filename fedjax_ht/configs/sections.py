@@ -118,7 +118,8 @@ class ModelConfig:
       group: Name of `fedjax-ht list groups`, or module:function of your own
         (docs/own_model_and_data.md).
       feature_dim: Width of the features, from extractor to head; 0: the group's own.
-      shared: Architecture of the group that FML, FedKD, FedAPEN and FedMRL share; "": the smallest.
+      shared: Architecture of the group that FML, FedKD, FedAPEN and FedMRL share, and pFedAFM and
+        pFedMoE the extractor of; "": the smallest.
       norm: Normalisation of models that normalise by batch.
       rates: Width rates of slices of one network, which clients then train: rho=10 (DFRD's
         budgets), or 1,1/2,1/4 in turn; "": whole models.

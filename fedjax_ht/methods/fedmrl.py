@@ -35,26 +35,24 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.annotations import Count
-from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.bucket import Bucket, features, init_variables, logits, own_features
-from fedjax_ht.core.context import Context, Metrics, Received
+from fedjax_ht.core.bucket import Bucket, init_variables, logits
+from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View, Wire
-from fedjax_ht.core.samples import Data
-from fedjax_ht.core.trees import Array, PyTree, select
+from fedjax_ht.core.trees import Array, PyTree
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods.shared.averaging import (
-    ModelUplink,
-    Weighting,
-    client_weights,
-    sent_samples,
-    weighted_mean,
+from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
+from fedjax_ht.methods.shared.mutual import init_pair, receive_shared
+from fedjax_ht.methods.shared.small_part import (
+    Mixer,
+    Rows,
+    average_part,
+    mixed_features,
+    train_mixed,
 )
-from fedjax_ht.methods.shared.mutual import init_pair, separately, take_shared
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.split import SplitModel
 
@@ -100,10 +98,14 @@ def init_client(bucket: Bucket, ctx: Context) -> PyTree:
     return init_pair(bucket, ctx) | {"projection": projection}
 
 
-def fuse(bucket: Bucket, projection: PyTree, shared: Array, private: Array) -> Array:
-    """Projects the features of both models: float [B, d] and [B, K] -> m, float [B, K]."""
-    both = jnp.concatenate([shared, private], axis=1)
-    return Linear(bucket.feature_dim).apply({"params": projection}, both)
+def mix(bucket: Bucket, params: PyTree, rows: Rows, x: PyTree) -> Array:
+    """Projects the features of both models: float [B, d] and [B, K] -> m, float [B, K]; a
+    `Mixer.mix`."""
+    both = jnp.concatenate([rows.shared, rows.private], axis=1)
+    return Linear(bucket.feature_dim).apply({"params": params["projection"]}, both)
+
+
+MIXER = Mixer("projection", mix)
 
 
 def nested_logits(
@@ -123,28 +125,6 @@ def nested_logits(
     assert beside is not None  # as in every bucket of clients
     coarse = fused[:, : beside.feature_dim]
     return logits(bucket, params, fused), logits(beside, shared_params, coarse)
-
-
-def fused_features(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Computes a client's m in evaluation mode, float [B, K]; as `core.bucket.own_features`."""
-    beside = bucket.shared
-    assert beside is not None  # as in every bucket of clients
-    shared = own_features(beside, client["shared"], x, mask)
-    return fuse(bucket, client["projection"], shared, own_features(bucket, client, x, mask))
-
-
-def receive(bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context) -> PyTree:
-    """Replaces the parameters of the client's shared model by the server's."""
-    return take_shared(client, params=downlink)
-
-
-def server_update(
-    federation: Federation, server: PyTree, received: dict[str, Received], ctx: Context
-) -> tuple[PyTree, Metrics]:
-    """Averages the shared models; without an upload of samples the server keeps its own."""
-    joined = gather_received(received)
-    weights = client_weights(joined, joined.uplink.num_samples)
-    return select(weights.any(), weighted_mean(joined.uplink.params, weights), server), {}
 
 
 def check_widths(federation: Federation, dim: int | None) -> None:
@@ -188,7 +168,8 @@ def fedmrl(
     Returns:
       The method; its `check` refuses a shared model with wider features than a client's.
     """
-    for_each = dataclasses.replace(training, optimizer=separately(training.optimizer))
+    parts: tuple[str, ...] = ("own", "shared", MIXER.name)
+    optimizers = dict.fromkeys(parts, training.optimizer)
 
     def init_server(federation, key):
         bucket = nested(federation.buckets[0], dim)
@@ -201,43 +182,24 @@ def fedmrl(
     def client_update(bucket, client, downlink, data, ctx):
         bucket = nested(bucket, dim)
 
-        def loss(params, stats, batch: Batch, key) -> Loss:
-            def rows(part, name, key):
-                return features(
-                    part, params[name], stats[name], batch.x, batch.mask, train=True, key=key
-                )
-
-            private, private_stats = rows(bucket, "own", key)
-            shared, shared_stats = rows(bucket.shared, "shared", jax.random.fold_in(key, 1))
-            fused = fuse(bucket, params["projection"], shared, private)
+        def loss(params, fused, batch):
             both = nested_logits(bucket, params["own"], params["shared"], fused)
             first, second = (cross_entropy(outputs, batch.y, batch.mask) for outputs in both)
-            return Loss(first + second, {"own": private_stats, "shared": shared_stats})
+            return first + second
 
-        params = {
-            "own": client["params"],
-            "shared": client["shared"]["params"],
-            "projection": client["projection"],
-        }
-        stats = {"own": client["stats"], "shared": client["shared"]["stats"]}
-        result = train(
-            for_each, loss, params, stats, data, key=ctx.key, num_classes=bucket.num_classes
+        client, result = train_mixed(
+            training, MIXER, bucket, client, data=data, ctx=ctx, loss=loss, optimizers=optimizers
         )
-        params, stats = result.params, result.stats
-        client = take_shared(client, params=params["shared"], stats=stats["shared"])
-        client |= {"params": params["own"], "stats": stats["own"]}
-        client |= {"projection": params["projection"]}
-        uplink = ModelUplink(params["shared"], sent_samples(ctx, weighting))
+        uplink = ModelUplink(client["shared"]["params"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
+    def compared(bucket, client, x, mask):
+        return mixed_features(MIXER, nested(bucket, dim), client, x, mask)
+
     def predict(bucket, client, downlink, x, mask):
-        bucket = nested(bucket, dim)
-        fused = fused_features(bucket, client, x, mask)
+        fused, bucket = compared(bucket, client, x, mask), nested(bucket, dim)
         private, shared = nested_logits(bucket, client["params"], client["shared"]["params"], fused)
         return {"head": private, "shared": shared}
-
-    def compared(bucket, client, x, mask):
-        return fused_features(nested(bucket, dim), client, x, mask)
 
     return Method(
         name="fedmrl",
@@ -245,9 +207,9 @@ def fedmrl(
         check=functools.partial(check_widths, dim=dim),
         init_server=init_server,
         init_client=first_client,
-        receive=receive,
+        receive=receive_shared,
         client_update=client_update,
-        server_update=server_update,
+        server_update=average_part,
         predict=predict,
         rules=("head", "shared"),
         view=View(features=compared),

@@ -31,7 +31,12 @@ from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.losses import cross_entropy, kl_divergence
-from fedjax_ht.methods.shared.mutual import init_pair, mean_of_copies, take_shared, train_pair
+from fedjax_ht.methods.shared.mutual import (
+    init_pair,
+    mean_of_copies,
+    receive_shared,
+    train_pair,
+)
 from fedjax_ht.methods.shared.variants import Variant
 
 
@@ -67,9 +72,6 @@ def fml(
     def init_server(federation, key):
         return init_variables(federation.shared, key)["params"]
 
-    def receive(bucket, client, downlink, data, ctx):
-        return take_shared(client, params=downlink)
-
     def client_update(bucket, client, downlink, data, ctx):
         client, _, result = train_pair(
             training, bucket, client, data=data, ctx=ctx, losses=losses, joint=released
@@ -85,7 +87,7 @@ def fml(
         training=training,
         init_server=init_server,
         init_client=init_pair,
-        receive=receive,
+        receive=receive_shared,
         client_update=client_update,
         server_update=server_update,
         wire=Wire(server_reads="sums"),

@@ -49,6 +49,9 @@ from fedjax_ht.methods.ktpfl import ktpfl
 from fedjax_ht.methods.lg_fedavg import lg_fedavg
 from fedjax_ht.methods.local import local
 from fedjax_ht.methods.moon import moon
+from fedjax_ht.methods.pfedafm import pfedafm
+from fedjax_ht.methods.pfedes import pfedes
+from fedjax_ht.methods.pfedmoe import pfedmoe
 from fedjax_ht.methods.scaffold import scaffold
 from fedjax_ht.methods.shared.bases import BASES
 from fedjax_ht.methods.shared.composition import composed
@@ -96,6 +99,9 @@ FACTORIES: dict[str, Callable[..., Method]] = {
     "fiarse": fiarse,
     "fjord": fjord,
     "depthfl": depthfl,
+    "pfedes": pfedes,
+    "pfedafm": pfedafm,
+    "pfedmoe": pfedmoe,
 }
 
 LIBRARY = tuple(FACTORIES)

@@ -10,8 +10,9 @@ import pytest
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.fedmrl import fedmrl, fused_features, shared_width
+from fedjax_ht.methods.fedmrl import MIXER, fedmrl, shared_width
 from fedjax_ht.methods.shared.averaging import ModelUplink
+from fedjax_ht.methods.shared.small_part import mixed_features
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.layers import Linear
 from tests import tiny
@@ -71,7 +72,7 @@ def test_heads_predict_from_the_fused_features_and_from_their_first_entries():
     np.testing.assert_allclose(scores["head"], private, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(scores["shared"], shared, rtol=1e-5, atol=1e-6)
     assert method.rules == ("head", "shared")
-    assert fused_features(bucket, client, x, mask).shape == (len(pairs.LABELS), 3)
+    assert mixed_features(MIXER, bucket, client, x, mask).shape == (len(pairs.LABELS), 3)
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])

@@ -17,7 +17,7 @@ from tests.federations import FEATURE_DIM, ONE_ARCHITECTURE, SLICES, TRAINING, S
 from tests.method_wires import settings
 
 SHAPE, CLIENTS, CLASSES = (16, 3), 4, 5
-IMAGES = ("fedktl", "fedclassavg", "dense", "fedftg", "dfrd")
+IMAGES = ("fedktl", "fedclassavg", "dense", "fedftg", "dfrd", "pfedes")
 FAST = ("fedtgp",)
 MODULES = {
     name: SplitModel(TimeConvFeatures(channels, 3, feature_dim=FEATURE_DIM), Linear(CLASSES))

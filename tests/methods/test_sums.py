@@ -53,6 +53,9 @@ SUMS = (
     "fiarse",
     "fjord",
     "depthfl",
+    "pfedes",
+    "pfedafm",
+    "pfedmoe",
 )
 VARIANTS = [  # whose weights or masks are others
     ("fedavg", {"weighting": "uniform"}),

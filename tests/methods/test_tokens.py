@@ -31,7 +31,7 @@ from tests.method_wires import settings
 
 LENGTH, VOCABULARY, WIDTH = 6, 20, 4
 # methods that make or change images
-IMAGES = ("fedktl", "fedclassavg", "dense", "fedftg", "dfrd")
+IMAGES = ("fedktl", "fedclassavg", "dense", "fedftg", "dfrd", "pfedes")
 ALWAYS = ("fedproto",)
 MODULES = {"narrow": "fasttext", "wide": "lstm"}
 OPTIONS = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=2, devices=1)

@@ -249,6 +249,9 @@ SEARCHED = {
     "fedhenn": {"eta": (0.001, 1, True)},
     "fiarse": {"server_lr": (0.1, 1, True)},
     "depthfl": {"alpha": (0.01, 1, True)},
+    "pfedes": {"mu": (0, 1, False)},
+    "pfedafm": {"alpha_rate": (0.1, 10, True)},
+    "pfedmoe": {"gate_rate": (0.1, 10, True)},
 }
 
 

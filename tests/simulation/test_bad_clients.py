@@ -31,6 +31,7 @@ some_methods = by_name(("fedavg", "fedtgp"))
 WITH_COUNTS = (
     *("fedavg", "fedgen", "fedral", "fedclassavg", "fedper", "fedmrl", "dfrd", "fedftg"),
     *("fedprox", "moon", "ditto", "apfl", "fedbn", "fedrep", "fedala", "fedpac", "fjord"),
+    *("pfedes", "pfedafm", "pfedmoe"),
 )
 counting_methods = by_name(("fedavg", "local"))
 SEED = 5  # clients 1 and 6 attack: one of each architecture
@@ -88,8 +89,10 @@ def test_without_a_defence_the_server_stays_finite_and_says_who_it_was(name):
     assert all(finite(state.servers) for state in states)
     if name != "local":
         named = {i for i, _ in reports[0].far_off}
+        # pFedES' extractor leaves nothing of client 1's images: its change is zero, however scaled.
+        giants = {6} if name == "pfedes" else {1, 6}
         # Where three own a class of a slice's head, one giant bends the middle of it.
-        assert named == {1, 6} or (name.split("+")[-1] in SLICES and {1, 6} < named)
+        assert named == giants or (name.split("+")[-1] in SLICES and giants < named)
 
 
 def test_a_server_step_that_is_not_finite_is_not_taken():

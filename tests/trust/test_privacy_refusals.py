@@ -45,6 +45,9 @@ REFUSED = [
     ("fedmd", {}, {"client": "", "upload": "", "sample": SAMPLE}),
     ("dsfl", {}, {"client": "", "upload": "", "sample": SAMPLE}),
     ("fedhenn", {}, {"client": "", "upload": "", "sample": SAMPLE}),
+    ("pfedes", {}, {"client": "", "upload": "", "sample": "do not train once a round"}),
+    ("pfedafm", {}, {"client": "", "upload": "", "sample": "do not train once a round"}),
+    ("pfedmoe", {}, {"client": "", "upload": "", "sample": ""}),
     ("ktpfl", {}, {"client": SUMS, "upload": "", "sample": SAMPLE}),
     ("fedre", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
     # by default entries are chosen by the server's model, which is no secret

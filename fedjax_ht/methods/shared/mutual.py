@@ -44,6 +44,13 @@ def take_shared(client: PyTree, **new: PyTree) -> PyTree:
     return client | {"shared": client["shared"] | new}
 
 
+def receive_shared(
+    bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context
+) -> PyTree:
+    """Takes the server's parameters into a client's copy of the shared model; a `receive`."""
+    return take_shared(client, params=downlink)
+
+
 def separately(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Runs an optimizer for each entry of a dict of models by itself.
 

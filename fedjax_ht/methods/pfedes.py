@@ -1,0 +1,137 @@
+"""pFedES (Yi et al., AAAI 2025): a tiny shared extractor redraws images, on which models learn.
+
+    client:  F_i descends on (1 - mu) CE(F_i(x)) + mu CE(F_i(G(x))), G being fixed as received; then
+             G_i <- G descends on CE(F_i(G_i(x))) for E + 10 epochs, F_i being fixed; uploads G_i
+    server:  G <- sum_i n_i G_i / sum_i n_i, of the uploads
+    predict: F_i(x), the client's own model
+    up:      144 c + c + 8: G, of images with c channels
+    down:    144 c + c + 8: G, of images with c channels
+    fits:    any models of images, clients of few classes; E local epochs become 3 E + 10 passes
+    paper:   https://arxiv.org/abs/2311.06879
+
+Settled here:
+* G is a convolution 3x3 to eight channels and one back to c, each before a ReLU: 443 numbers for
+  colour. Since the last ReLU leaves nothing below zero, G(x) is no image of x's normalisation. What
+  is no image has no G, and is refused.
+* Each image is passed as it is and then as G(x), in two passes; batch norms take the statistics of
+  either in turn, as the authors' order of calls has it, though their networks have no norms. While
+  G_i is trained they normalise by the batch, and what they keep is thrown away, so that a client's
+  statistics are those of its own training.
+* Both optimisers are made anew at every visit. In the authors' code G's is one for all clients and
+  rounds, so that momentum goes on from client to client.
+* The authors count a client's validation and test samples in n_i; here it is those of training.
+* They train by SGD at 0.01, momentum 0.9 and weight decay 1e-3, and clip the gradients of F_i and
+  of G_i at norm 50 each: a bound in the optimizer holds for each. They score a client after the
+  first step, which does not differ from later, as the server sends no part of F_i.
+* The link is of an older form of the paper.
+"""
+
+import dataclasses
+from typing import Annotated
+
+import flax.linen as nn
+import jax
+
+from fedjax_ht.core.annotations import SearchRange, Share, Whole
+from fedjax_ht.core.batches import Batch
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import Bucket, features, logits
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.inputs import image_shape, zeros
+from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.trees import Array, PyTree
+from fedjax_ht.losses import cross_entropy
+from fedjax_ht.methods.shared.averaging import ModelUplink, sent_samples
+from fedjax_ht.methods.shared.small_part import average_part
+from fedjax_ht.models.layers import Conv
+
+CHANNELS = 8  # of the layer between
+
+
+class Redrawing(nn.Module):
+    """G, two convolutions before a ReLU each: float [B, H, W, C] -> float [B, H, W, C]."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        hidden = nn.relu(Conv(CHANNELS, 3, padding=1, name="conv1")(x))
+        return nn.relu(Conv(x.shape[-1], 3, padding=1, name="conv2")(hidden))
+
+
+def redrawn(extractor: PyTree, x: jax.Array) -> Array:
+    """Computes G(x), float [B, H, W, C], of images of that shape."""
+    return Redrawing().apply({"params": extractor}, x)
+
+
+def require_images(federation: Federation) -> None:
+    """Raises a ValueError unless the models take images."""
+    for bucket in federation.buckets:
+        image_shape(bucket.input_shape, "pFedES")
+
+
+@checked
+def pfedes(
+    training: LocalTraining,
+    mu: Annotated[Share, SearchRange(0.0, 1.0, log=False)] = 0.5,
+    extra_epochs: Whole = 10,
+) -> Method:
+    """Makes pFedES, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training, of the client's model and then, with more epochs, of the extractor.
+      mu: weight of the redrawn images in the loss of the client's model; images as they are have
+        the rest.
+      extra_epochs: passes over the client's samples in which the extractor is trained, beyond
+        `training.epochs`.
+    """
+    of_extractor = dataclasses.replace(training, epochs=training.epochs + extra_epochs, steps=None)
+
+    def error(bucket: Bucket, params, stats, x, batch: Batch, key):
+        rows, stats = features(bucket, params, stats, x, batch.mask, train=True, key=key)
+        return cross_entropy(logits(bucket, params, rows), batch.y, batch.mask), stats
+
+    def train_own(bucket, client, extractor, data, key):
+        """Trains the client's model."""
+
+        def loss(params, stats, batch: Batch, key) -> Loss:
+            plain, stats = error(bucket, params, stats, batch.x, batch, key)
+            other_key, x = jax.random.fold_in(key, 1), redrawn(extractor, batch.x)
+            drawn, stats = error(bucket, params, stats, x, batch, other_key)
+            return Loss((1 - mu) * plain + mu * drawn, stats)
+
+        params, stats = client["params"], client["stats"]
+        result = train(training, loss, params, stats, data, key=key, num_classes=bucket.num_classes)
+        return client | {"params": result.params, "stats": result.stats}, result.loss
+
+    def train_extractor(bucket, client, extractor, data, key):
+        """Trains the extractor through the client's model."""
+
+        def loss(extractor, stats, batch: Batch, key) -> Loss:
+            x = redrawn(extractor, batch.x)
+            value, _ = error(bucket, client["params"], client["stats"], x, batch, key)
+            return Loss(value, stats)
+
+        result = train(
+            of_extractor, loss, extractor, (), data, key=key, num_classes=bucket.num_classes
+        )
+        return result.params
+
+    def init_server(federation, key):
+        return Redrawing().init(key, zeros(federation.buckets[0].input_shape))["params"]
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, own_loss = train_own(bucket, client, downlink, data, ctx.key)
+        key = jax.random.fold_in(ctx.key, 1)
+        extractor = train_extractor(bucket, client, downlink, data, key)
+        uplink = ModelUplink(extractor, sent_samples(ctx, "samples"))
+        return client, uplink, {"loss": own_loss}
+
+    return Method(
+        name="pfedes",
+        training=training,
+        check=require_images,
+        init_server=init_server,
+        client_update=client_update,
+        server_update=average_part,
+        wire=Wire(server_reads="sums"),
+    )

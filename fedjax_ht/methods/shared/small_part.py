@@ -1,0 +1,174 @@
+"""A small part that all clients share, beside whole models of their own.
+
+The shared part is the auxiliary model of `Bucket.shared`, or its extractor alone. A mixer makes one
+representation of the features of both extractors, which the client's own head classifies. A
+client's state is {"params", "stats", "shared": {"params", "stats"}} and the mixer's parameters
+under the mixer's name. Only the shared part's parameters are sent, both ways, and the server
+averages them by training samples.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import optax
+
+from fedjax_ht.core.aggregation import gather_received
+from fedjax_ht.core.batches import Batch
+from fedjax_ht.core.bucket import Bucket, features, init_variables, own_features
+from fedjax_ht.core.context import Context, Metrics, Received
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
+from fedjax_ht.core.samples import Data
+from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
+from fedjax_ht.methods.shared.mutual import init_pair, take_shared
+from fedjax_ht.methods.shared.personal import by_part
+
+
+class Rows(NamedTuple):
+    """Features of the same samples by a client's own extractor, float [B, K], and by the shared
+    one, float [B, d]."""
+
+    private: jax.Array
+    shared: jax.Array
+
+
+class Mixer(NamedTuple):
+    """The part of a client that mixes the features of both extractors.
+
+    Attributes:
+      name: entry of a client's state with the mixer's parameters.
+      mix: (bucket, {"own": parameters of the client's model, name: those of the mixer}, rows, the
+        model's input x) -> float [B, K], the representation that the client's head classifies.
+    """
+
+    name: str
+    mix: Callable[[Bucket, PyTree, Rows, PyTree], jax.Array]
+
+
+MixedLoss = Callable[[PyTree, jax.Array, Batch], jax.Array]
+"""({"own", "shared", the mixer's name}: parameters, representation float [B, K], batch) -> loss."""
+
+
+def init_extractor(federation: Federation, key: jax.Array) -> PyTree:
+    """Draws the first shared extractor, {"base"}; a `Method.init_server`."""
+    return {"base": init_variables(federation.shared, key)["params"]["base"]}
+
+
+def init_client(bucket: Bucket, ctx: Context) -> PyTree:
+    """Makes a client as `mutual.init_pair` does, without the head of the shared model."""
+    client = init_pair(bucket, ctx)
+    return take_shared(client, params={"base": client["shared"]["params"]["base"]})
+
+
+def average_part(
+    federation: Federation, server: PyTree, received: dict[str, Received], ctx: Context
+) -> tuple[PyTree, Metrics]:
+    """Averages uploads of type `averaging.ModelUplink`; a `Method.server_update`.
+
+    Without an upload of samples the server keeps its part.
+    """
+    joined = gather_received(received)
+    weights = client_weights(joined, joined.uplink.num_samples)
+    return select(weights.any(), weighted_mean(joined.uplink.params, weights), server), {}
+
+
+def require_shared_width(name: str) -> Callable[[Federation], None]:
+    """Makes the check of a method that mixes features entry by entry; a `Method.check`.
+
+    Args:
+      name: name of the method, with which the message begins.
+    """
+
+    def check(federation: Federation) -> None:
+        width = federation.shared.feature_dim
+        for bucket in federation.buckets:
+            if bucket.feature_dim != width:
+                raise ValueError(
+                    f"{name} mixes features entry by entry, but the shared model has {width} and "
+                    f"model {bucket.name!r} has {bucket.feature_dim}; give all of them one width "
+                    "(model.feature_dim, model.shared)"
+                )
+
+    return check
+
+
+def mixed_features(
+    mixer: Mixer, bucket: Bucket, client: PyTree, x: PyTree, mask: jax.Array
+) -> jax.Array:
+    """Computes a client's representation in evaluation mode, float [B, K].
+
+    Args:
+      mixer: the mixer.
+      bucket: the bucket of the client.
+      client: the client's state.
+      x: the model's input.
+      mask: bool [B], the real samples.
+    """
+    assert bucket.shared is not None  # as in every bucket of clients
+    private = own_features(bucket, client, x, mask)
+    shared = own_features(bucket.shared, client["shared"], x, mask)
+    params = {"own": client["params"], mixer.name: client[mixer.name]}
+    return mixer.mix(bucket, params, Rows(private, shared), x)
+
+
+def train_mixed(
+    training: LocalTraining,
+    mixer: Mixer,
+    bucket: Bucket,
+    client: PyTree,
+    *,
+    data: Data,
+    ctx: Context,
+    loss: MixedLoss,
+    optimizers: Mapping[str, optax.GradientTransformation],
+) -> tuple[PyTree, TrainingResult]:
+    """Trains a client's own model, mixer and shared part on the loss of the mixed features.
+
+    The own model's batches and dropout are those of `supervised.train_model`. Batch norms normalise
+    by the batch, and keep its statistics, whichever part is trained.
+
+    Args:
+      training: the recipe of local training.
+      mixer: the mixer.
+      bucket: the bucket of the client.
+      client: the client's state.
+      data, ctx: the client's data and its context, as for `client_update`.
+      loss: the loss of one batch.
+      optimizers: "own", "shared" or the mixer's name -> the optimizer of that part, which sees no
+        other; a part without one is fixed.
+
+    Returns:
+      The client's new state, and the result of the training.
+    """
+    beside = bucket.shared
+    assert beside is not None  # as in every bucket of clients
+    parts = {"own": client["params"], "shared": client["shared"]["params"]}
+    parts |= {mixer.name: client[mixer.name]}
+
+    def batch_loss(trained, stats, batch: Batch, key) -> Loss:
+        params, shared_key = parts | trained, jax.random.fold_in(key, 1)
+
+        def rows(part: Bucket, name: str, key: jax.Array):
+            return features(
+                part, params[name], stats[name], batch.x, batch.mask, train=True, key=key
+            )
+
+        private, private_stats = rows(bucket, "own", key)
+        shared, shared_stats = rows(beside, "shared", shared_key)
+        mixed = mixer.mix(bucket, params, Rows(private, shared), batch.x)
+        stats = {"own": private_stats, "shared": shared_stats}
+        return Loss(loss(params, mixed, batch), stats)
+
+    for_each = dataclasses.replace(training, optimizer=by_part(optimizers))
+    first = {name: parts[name] for name in optimizers}
+    stats = {"own": client["stats"], "shared": client["shared"]["stats"]}
+    result = train(
+        for_each, batch_loss, first, stats, data, key=ctx.key, num_classes=bucket.num_classes
+    )
+    params, stats = parts | result.params, result.stats
+    client = take_shared(client, params=params["shared"], stats=stats["shared"])
+    client |= {"params": params["own"], "stats": stats["own"], mixer.name: params[mixer.name]}
+    return client, result
