@@ -11,6 +11,7 @@ from tests.federations import (
     CLASSES,
     FEATURE_DIM,
     NUM_CLASSES,
+    SHAPE,
     TRAIN_COUNTS,
     samples,
 )
