@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import optax
 
 import fedjax_ht as fl
+from fedjax_ht.core.federation import with_frozen_variables
 from fedjax_ht.core.inputs import abstract, usual_rule
 from fedjax_ht.methods import DISTILLING
 from fedjax_ht.methods.shared.distillation import FORMS
@@ -153,11 +154,7 @@ def method_of(name: str) -> fl.Method:
 
 def metadata(method: fl.Method) -> list[str]:
     """Returns the fields of a method's messages that are metadata, traced in a tiny federation."""
-    federation = with_public_set(small_federation(), method)
-    try:
-        method.check(federation)
-    except ValueError:
-        federation = one_network()
+    federation = federation_for(method)
     bucket = federation.buckets[0]
 
     def both(key):
@@ -178,6 +175,25 @@ def metadata(method: fl.Method) -> list[str]:
     leaves = jax.tree.leaves_with_path(traced, is_leaf=lambda x: isinstance(x, fl.Metadata))
     names = [path[-1].name for path, leaf in leaves if isinstance(leaf, fl.Metadata)]
     return list(dict.fromkeys(names))
+
+
+def federation_for(method: fl.Method) -> fl.Federation:
+    """Makes a tiny federation that a method takes."""
+    for make in (small_federation, adapted_network):
+        federation = with_public_set(make(), method)
+        try:
+            method.check(federation)
+        except ValueError:
+            continue
+        return federation
+    return one_network()
+
+
+def adapted_network() -> fl.Federation:
+    """Makes a federation for methods that exchange low-rank adapters."""
+    models = {f"rank{rank}": fl.models.lora(fl.mlp(3, (8,)), rank) for rank in (1, 2)}
+    federation = fl.make_federation(models, (4, 4, 1), 3, num_clients=2)
+    return with_frozen_variables(federation)
 
 
 def one_network() -> fl.Federation:

@@ -81,6 +81,7 @@ from .methods.fedftg import fedftg as fedftg
 from .methods.fedgen import fedgen as fedgen
 from .methods.fedgh import fedgh as fedgh
 from .methods.fedhenn import fedhenn as fedhenn
+from .methods.fedit import fedit as fedit
 from .methods.fedkd import fedkd as fedkd
 from .methods.fedktl import fedktl as fedktl
 from .methods.fedl2g import fedl2g as fedl2g
@@ -94,12 +95,17 @@ from .methods.fedral import fedral as fedral
 from .methods.fedre import fedre as fedre
 from .methods.fedrep import fedrep as fedrep
 from .methods.fedrolex import fedrolex as fedrolex
+from .methods.fedsa_lora import fedsa_lora as fedsa_lora
 from .methods.fedssa import fedssa as fedssa
 from .methods.fedtgp import fedtgp as fedtgp
+from .methods.ffa_lora import ffa_lora as ffa_lora
 from .methods.fiarse import fiarse as fiarse
 from .methods.fjord import fjord as fjord
+from .methods.flexlora import flexlora as flexlora
+from .methods.flora import flora as flora
 from .methods.fml import fml as fml
 from .methods.heterofl import heterofl as heterofl
+from .methods.hetlora import hetlora as hetlora
 from .methods.ktpfl import ktpfl as ktpfl
 from .methods.lg_fedavg import lg_fedavg as lg_fedavg
 from .methods.local import local as local

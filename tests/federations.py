@@ -21,7 +21,7 @@ from fedjax_ht.core.samples import Split
 from fedjax_ht.data.client_data import FederationData, arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.methods.shared.players import filled
-from fedjax_ht.models import SplitModel, mlp, note_stage
+from fedjax_ht.models import SplitModel, lora, mlp, note_stage
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.norm import Norm, NormKind
 from fedjax_ht.models.sliced import Channels, sliced_model, sliced_width
@@ -52,6 +52,8 @@ TRAINING = LocalTraining(optax.sgd(0.1), batch_size=BATCH_SIZE)
 RATES = tuple(0.5 if name == "narrow" else 1.0 for name in ASSIGNMENT)
 ONE_ARCHITECTURE = {"fedavg"}  # methods that run on no other federation
 ON_PUBLIC_SET = {"fedmd", "dsfl", "ktpfl", "fedhenn"}  # methods that read the public set
+ADAPTERS = {"fedit", "hetlora", "flexlora", "flora", "ffa_lora", "fedsa_lora"}
+RANKS = {"narrow": 2, "wide": 3}  # of adapters of the wide model, by the client's architecture
 # methods for slices of one network
 SLICES = {"heterofl", "feddropout", "fedrolex", "fjord", "dense", "fedftg", "dfrd"}
 
@@ -103,6 +105,17 @@ def uniform_federation() -> Federation:
     return make_federation(
         {"narrow": MODULES["narrow"]}, SHAPE, NUM_CLASSES, num_clients=NUM_CLIENTS
     )
+
+
+def adapted_federation(reverse: bool = False) -> Federation:
+    """Adapters of two ranks on the wide model; every client keeps its own."""
+    names = ("narrow", "wide")[:: -1 if reverse else 1]
+    renamed = dict(zip(("narrow", "wide"), names))
+    modules = {}
+    for name in names:
+        modules[renamed[name]] = lora(MODULES["wide"], RANKS[name])
+    assignment = [renamed[name] for name in ASSIGNMENT]
+    return make_federation(modules, SHAPE, NUM_CLASSES, assignment=assignment)
 
 
 class SlicedDense(nn.Module):
@@ -204,6 +217,8 @@ def federation_for(name: str, reverse: bool = False) -> Federation:
         return sliced_federation(reverse)
     if name in IN_STAGES:
         return staged_federation(reverse)
+    if name in ADAPTERS:
+        return adapted_federation(reverse)
     federation = mixed_federation(reverse)
     if name not in ON_PUBLIC_SET:
         return federation

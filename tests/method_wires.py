@@ -11,6 +11,7 @@ from tests.federations import (
     CLASSES,
     FEATURE_DIM,
     NUM_CLASSES,
+    RANKS,
     SHAPE,
     TRAIN_COUNTS,
     samples,
@@ -63,6 +64,7 @@ SETTINGS = {  # many batches a round, so that order could tell
     "ktpfl": ON_PUBLIC,
     "fedhenn": {"public_per_round": PUBLIC_SAMPLES},
     "pfedes": {"extra_epochs": 1},
+    "hetlora": {"min_rank": 3},  # the wire is then known beforehand
     "fedapen": {"adapt_every": 4},  # no client has twenty samples
     "dense": TINY_DISTILLATION,
     "fedftg": TINY_DISTILLATION,
@@ -123,6 +125,46 @@ def fedper_wire(participants, arrived, earlier) -> Sent:
         return sum(sizes[ASSIGNMENT[i]] for i in ids)
 
     return Sent(size(arrived), size(participants))
+
+
+def adapter_size(client: int) -> int:
+    """Numbers of the client's A and B of both layers."""
+    return RANKS[ASSIGNMENT[client]] * (FLAT + 6 + 6 + FEATURE_DIM)
+
+
+def fedit_wire(participants, arrived, earlier) -> Sent:
+    """Adapters of the client's rank, and the head."""
+
+    def size(ids):
+        return sum(adapter_size(i) + HEAD_SIZE for i in ids)
+
+    return Sent(size(arrived), size(participants))
+
+
+def flora_wire(participants, arrived, earlier) -> Sent:
+    """The last round's stack; the sum of all where more than that is missing."""
+    head, last = HEAD_SIZE, len(earlier) - 1
+    total = FLAT * 6 + 6 * FEATURE_DIM
+    down = head * len(participants)
+    for i in participants:
+        heard = max((round for round, ids in enumerate(earlier) if i in ids), default=-1)
+        if last >= 1 and last - 1 >= heard:
+            down += total
+        elif last >= 0:
+            down += sum(adapter_size(j) for j in earlier[-1] if SAMPLES[j])
+    return Sent(fedit_wire(participants, arrived, earlier).up, down)
+
+
+def side_wire(*widths: int, head: int) -> Callable:
+    """Makes the wire of methods that send one side of each layer's adapter."""
+
+    def sent(participants, arrived, earlier) -> Sent:
+        def size(ids):
+            return sum(RANKS[ASSIGNMENT[i]] * sum(widths) + head for i in ids)
+
+        return Sent(size(arrived), size(participants))
+
+    return sent
 
 
 def fedpac_wire(participants, arrived, earlier) -> Sent:
@@ -246,6 +288,10 @@ WIRE = {
     "fedssa": fedssa_wire,
     "lg_fedavg": head_wire,
     "fedper": fedper_wire,
+    **dict.fromkeys(("fedit", "hetlora", "flexlora"), fedit_wire),
+    "flora": flora_wire,
+    "ffa_lora": side_wire(6, FEATURE_DIM, head=HEAD_SIZE),
+    "fedsa_lora": side_wire(FLAT, 6, head=0),
     "fedgh": fedgh_wire,
     "fd": fd_wire,
     "fedral": fedral_wire,
@@ -343,7 +389,8 @@ def public_indices(width: int) -> Callable:
 METADATA = {
     **dict.fromkeys(("local", "fml", "fedapen", "dense", "scaffold", "feddyn"), beside_each()),
     **dict.fromkeys(
-        ("fedavg", "lg_fedavg", "fedper", "fedclassavg", "fedmrl", "fedral"), beside_each(up=COUNT)
+        ("fedavg", "lg_fedavg", "fedper", "fedclassavg", "fedmrl", "fedral"),
+        beside_each(up=COUNT),
     ),
     **dict.fromkeys(
         ("fedprox", "moon", "ditto", "apfl", "fedbn", "fedrep", "fedala"), beside_each(up=COUNT)
@@ -352,6 +399,9 @@ METADATA = {
     "depthfl": beside_each(),
     "fiarse": entry_positions,
     **dict.fromkeys(("pfedes", "pfedafm", "pfedmoe"), beside_each(up=COUNT)),
+    **dict.fromkeys(("fedit", "hetlora", "flexlora", "fedsa_lora"), beside_each(up=COUNT)),
+    "flora": beside_each(up=COUNT, down=4),  # the round of the stack
+    "ffa_lora": beside_each(up=COUNT, down=8),  # the seed
     "fedkd": beside_each(down=1),  # whether it is the weights or their change
     "fedgen": beside_each(up=COUNTS, down=COUNTS + 1),  # whether the generator is there
     "fedproto": index_of_rows(FEATURE_DIM, FEATURE_DIM),

@@ -128,6 +128,10 @@ class ModelConfig:
       weights: File that models start from, or architecture -> file (docs/models.md); "": random
         weights.
       weights_head: Use of the file's classifiers, too, where they fit.
+      lora: Ranks of low-rank adapters, which clients then train instead of their extractors:
+        rank=2,4,8, in turn (docs/adapters.md); "": none.
+      lora_alpha: Numerator of the adapters' scale alpha / rank; 0: twice the rank.
+      lora_targets: Paths of the dense layers to adapt, such as *query,*value.
     """
 
     group: str = "cnn5"
@@ -139,6 +143,9 @@ class ModelConfig:
     output_relu: bool = False
     weights: Annotated[str | Mapping[str, str] | None, NotGiven("")] = None
     weights_head: bool = False
+    lora: OptionalText = None
+    lora_alpha: NonNegative = 16.0
+    lora_targets: str = "*"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,11 @@ import functools
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from fedjax_ht.core.inputs import InputShape, zeros
-from fedjax_ht.core.module_checks import STREAM, check_module, keep_all, traced
+from fedjax_ht.core.module_checks import FROZEN, STREAM, check_module, keep_all, traced
 from fedjax_ht.core.trees import Array, PyTree
 
 
@@ -28,11 +30,12 @@ class Bucket:
       shared: the auxiliary model that every client may hold beside its own, as a bucket by itself
         (so that all functions below take it); None in that bucket.
       width: width rate of a sliced model, 1.0 for a whole one.
-      draws, flat_norms: findings of the module's trace, see `module_checks.Traced`.
+      draws, flat_norms, freezes: findings of the module's trace, see `module_checks.Traced`.
       weights: NumPy arrays that its models start from instead of random values: a part of the tree
         of `init_variables`, such as {"params": {"base"}, "stats": {"base"}}; None without. Equality
         and hash leave them out, and no program holds them as constants: compiled functions take
-        them as an argument (`weights_of`).
+        them as an argument (`weights_of`). Beside these, "frozen" has the module's variables that
+        no training changes, one copy for all clients (`with_frozen`).
     """
 
     name: str
@@ -44,6 +47,7 @@ class Bucket:
     width: float = 1.0
     draws: bool = False
     flat_norms: tuple[str, ...] = ()
+    freezes: bool = False
     weights: PyTree = dataclasses.field(default=None, compare=False, repr=False)
 
 
@@ -68,6 +72,7 @@ def make_bucket(
         feature_dim=features.shape[-1],
         draws=trace.draws,
         flat_norms=trace.flat_norms,
+        freezes=trace.freezes,
     )
     return bucket, size
 
@@ -126,6 +131,68 @@ def put_weights(bucket: Bucket, weights: PyTree) -> Bucket:
     return dataclasses.replace(bucket, weights=of_bucket, shared=shared)
 
 
+def with_frozen(bucket: Bucket) -> Bucket:
+    """Draws frozen variables of a bucket and of its auxiliary model, where weights lack them.
+
+    The draw is by a fixed key, the same for all clients, seeds and processes. A bucket whose module
+    has no frozen variables stays as it is.
+    """
+    if bucket.shared is not None:
+        bucket = dataclasses.replace(bucket, shared=with_frozen(bucket.shared))
+    if not bucket.freezes or FROZEN in (bucket.weights or {}):
+        return bucket
+    drawn = jax.jit(functools.partial(_init_frozen, bucket))(jax.random.key(0))
+    return _put_frozen(bucket, jax.tree.map(np.asarray, drawn))
+
+
+def frozen_form(bucket: Bucket) -> PyTree:
+    """Returns shapes and dtypes of a module's frozen variables; {} where it has none."""
+    if not bucket.freezes:
+        return {}
+    return jax.eval_shape(functools.partial(_init_frozen, bucket), jax.random.key(0))
+
+
+def traceable(bucket: Bucket) -> Bucket:
+    """Puts zeros for the frozen variables of a bucket and of its auxiliary model, inside the trace
+    of a program that is looked at and never run."""
+    if bucket.shared is not None:
+        bucket = dataclasses.replace(bucket, shared=traceable(bucket.shared))
+    if not bucket.freezes:
+        return bucket
+    form = frozen_form(bucket)
+    return _put_frozen(bucket, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form))
+
+
+def _init_frozen(bucket: Bucket, key: jax.Array) -> PyTree:
+    return bucket.module.init(key, zeros(bucket.input_shape))[FROZEN]
+
+
+def frozen_of(bucket: Bucket | None) -> PyTree:
+    """Returns the frozen variables of a bucket and of its auxiliary model, as an argument of a
+    program; {} where a module has none."""
+    if bucket is None:
+        return None
+    return (bucket.weights or {}).get(FROZEN, {}), frozen_of(bucket.shared)
+
+
+def put_frozen(bucket: Bucket, frozen: PyTree) -> Bucket:
+    """Puts the result of `frozen_of` back into the bucket, inside a compiled function."""
+    of_bucket, of_shared = frozen
+    if bucket.shared is not None:
+        bucket = dataclasses.replace(bucket, shared=put_frozen(bucket.shared, of_shared))
+    return _put_frozen(bucket, of_bucket) if of_bucket else bucket
+
+
+def frozen_collection(bucket: Bucket) -> PyTree:
+    """Returns {"frozen": the frozen variables} of a bucket's module, to apply it by; {} without."""
+    weights = bucket.weights or {}
+    return {FROZEN: weights[FROZEN]} if FROZEN in weights else {}
+
+
+def _put_frozen(bucket: Bucket, frozen: PyTree) -> Bucket:
+    return dataclasses.replace(bucket, weights=(bucket.weights or {}) | {FROZEN: frozen})
+
+
 def features(
     bucket: Bucket,
     params: PyTree,
@@ -151,7 +218,7 @@ def features(
       float [B, K], and the new batch statistics.
     """
     out, changed = run_features(
-        bucket.module, params, stats, x, mask, train, key, mutable=("batch_stats",)
+        bucket, params, stats, x, mask, train=train, key=key, mutable=("batch_stats",)
     )
     return out, changed.get("batch_stats", stats)
 
@@ -162,21 +229,33 @@ def counting_key(bucket: Bucket) -> jax.Array | None:
     return jax.random.key(0) if bucket.draws else None
 
 
-@functools.partial(jax.jit, static_argnames=("module", "train", "mutable"), inline=True)
 def run_features(
-    module: nn.Module, params, stats, x, mask, train: bool, key, mutable: tuple[str, ...]
+    bucket: Bucket,
+    params: PyTree,
+    stats: PyTree,
+    x: jax.Array,
+    mask: jax.Array,
+    *,
+    train: bool,
+    key: jax.Array | None,
+    mutable: tuple[str, ...],
 ) -> tuple[jax.Array, PyTree]:
-    """Runs a module's feature extractor; returns its features and the collections that it changed.
+    """Runs the feature extractor; returns its features and the collections that it changed.
 
     Args:
-      module: the module of a bucket.
-      params, stats, x, mask, train, key: arguments as of `features`.
+      bucket, params, stats, x, mask, train, key: arguments as of `features`.
       mutable: names of the collections that it may change.
     """
+    frozen = frozen_collection(bucket)
+    return _run(bucket.module, mutable, params, stats, frozen, x, mask, train=train, key=key)
+
+
+@functools.partial(jax.jit, static_argnames=("module", "mutable", "train"), inline=True)
+def _run(module, mutable, params, stats, frozen, x, mask, *, train: bool, key):
     # Inlined, it leaves no call in a program; as a jit, it is traced once for a module and not at
     # every use.
     run = functools.partial(module.apply, method="features", mutable=list(mutable))
-    variables = {"params": params, "batch_stats": stats}
+    variables = {"params": params, "batch_stats": stats} | frozen
     if key is None:
         with nn.intercept_methods(keep_all):
             return run(variables, x, train, mask)

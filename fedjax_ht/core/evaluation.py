@@ -150,16 +150,16 @@ def make_scored_state(
         client, participant: Participant, servers: TrialServers, data: Data, round, received
     ):
         server, root, settings = servers.of(participant.trial)
-        trial_method = method.at(settings)
+        model, trial_method = servers.with_frozen(bucket), method.at(settings)
         place = {"root": root, "round": round, "info": participant.info}
         downlink = send(trial_method, federation, bucket, channel, server=server, **place)
         if keeps:
             client = received_where(
-                trial_method, bucket, client, downlink, data, received=received, **place
+                trial_method, model, client, downlink, data, received=received, **place
             )
         else:
-            client = any_state(trial_method, bucket, root)
-            client = receive(trial_method, bucket, client, downlink, data, **place)
+            client = any_state(trial_method, model, root)
+            client = receive(trial_method, model, client, downlink, data, **place)
         return trial_method, client, downlink
 
     return prepare
@@ -213,9 +213,8 @@ def client_evaluation(
         trial_method, client, downlink = prepare(
             client, participant, servers, data, round, request.received
         )
-        return score_splits(
-            trial_method, bucket, client, downlink, data, request.splits, batch_size
-        )
+        model = servers.with_frozen(bucket)
+        return score_splits(trial_method, model, client, downlink, data, request.splits, batch_size)
 
     return run
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.bucket import Bucket, make_bucket, put_weights, weights_of
+from fedjax_ht.core.bucket import Bucket, make_bucket, put_weights, weights_of, with_frozen
 from fedjax_ht.core.inputs import InputShape, plain
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.trees import PyTree
@@ -217,6 +217,12 @@ def put_all_weights(federation: Federation, weights: PyTree) -> Federation:
         buckets=tuple(buckets),
         global_model=None if whole is None else put_weights(whole, of_whole),
     )
+
+
+def with_frozen_variables(federation: Federation) -> Federation:
+    """Draws frozen variables where weights lack them, see `bucket.with_frozen`."""
+    buckets = tuple(map(with_frozen, federation.buckets))
+    return dataclasses.replace(federation, buckets=buckets)
 
 
 def without_weights(federation: Federation) -> Federation:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.bucket import Bucket, traceable
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import usual_rule, zeros
@@ -59,8 +59,9 @@ def result_form(
     """
 
     def step(data, downlink, key, round, info):
-        client = any_state(method, bucket, key)
-        _, result = client_step(method, bucket, channel)(client, downlink, data, key, round, info)
+        model = traceable(bucket)
+        client = any_state(method, model, key)
+        _, result = client_step(method, model, channel)(client, downlink, data, key, round, info)
         return result
 
     downlink = downlink_form(method, federation, bucket, channel)
@@ -84,7 +85,8 @@ def keeps_state(method: Method, federation: Federation, bucket: Bucket, channel:
     """
 
     def received(client, downlink, data, key, round, info):
-        return receive(method, bucket, client, downlink, data, root=key, round=round, info=info)
+        model = traceable(bucket)
+        return receive(method, model, client, downlink, data, root=key, round=round, info=info)
 
     client = jax.eval_shape(lambda key: any_state(method, bucket, key), _key())
     downlink = downlink_form(method, federation, bucket, channel)

@@ -16,8 +16,11 @@ from flax import errors
 from fedjax_ht.core.inputs import InputShape, described, zeros
 from fedjax_ht.core.trees import PyTree
 
-COLLECTIONS = ("params", "batch_stats")
-"""Variables that a client keeps of a module."""
+FROZEN = "frozen"
+"""Collection of the variables that no training changes, one copy for all clients."""
+
+COLLECTIONS = ("params", "batch_stats", FROZEN)
+"""Variables that a module may have; a client keeps the first two."""
 
 STREAM = "dropout"
 """Stream of random numbers that a module gets in training."""
@@ -35,6 +38,7 @@ class Traced(NamedTuple):
         training cannot be traced without a key.
       flat_norms: paths of norms whose batch statistics are of one value a sample and channel: those
         behind a dense layer.
+      freezes: True if it has variables in the collection `FROZEN`.
     """
 
     params: PyTree
@@ -42,6 +46,7 @@ class Traced(NamedTuple):
     logits: jax.ShapeDtypeStruct
     draws: bool
     flat_norms: tuple[str, ...]
+    freezes: bool
 
 
 def keep_all(next_function: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
@@ -111,8 +116,14 @@ def traced(name: str, module: nn.Module, input_shape: InputShape) -> Traced:
         except errors.InvalidRngError:  # it may draw in training, where there is a key
             features, logits = jax.eval_shape(trace, key, variables)
             draws = True
-    norms = tuple(dict.fromkeys(flat_norms))
-    return Traced(variables["params"], features, logits, draws=draws, flat_norms=norms)
+    return Traced(
+        variables["params"],
+        features,
+        logits,
+        draws=draws,
+        flat_norms=tuple(dict.fromkeys(flat_norms)),
+        freezes=FROZEN in variables,
+    )
 
 
 def _trace(
@@ -169,7 +180,7 @@ def _check_variables(name: str, variables: PyTree) -> None:
                 f"model {name!r} keeps {path} in the collection {collection!r}, and clients keep "
                 "'params' and 'batch_stats' alone; write self.param(...) for what is trained, "
                 "self.variable('batch_stats', ...) for what training changes, and a plain "
-                "jax.numpy array for a constant"
+                "jax.numpy array for a constant, or the collection 'frozen' for weights that stay"
             )
     params = variables.get("params", {})
     if set(params) != {"base", "head"}:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core import wire
-from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.bucket import Bucket, put_frozen
 from fedjax_ht.core.context import ClientInfo, Context, Metrics
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
@@ -44,11 +44,14 @@ class TrialServers(NamedTuple):
       state: the server states, stacked over trials.
       seeds: the trials' root seeds, uint32 [trials].
       settings: the values that `Method.at` takes, stacked over trials; () where nothing varies.
+      frozen: bucket name -> `bucket.frozen_of` it, one copy for all trials; () where no model has
+        frozen variables.
     """
 
     state: PyTree
     seeds: Array
     settings: PyTree = ()
+    frozen: PyTree = ()
 
     def of(self, trial: jax.Array) -> tuple[PyTree, jax.Array, PyTree]:
         """Returns the state, the root key and the settings of one trial."""
@@ -57,6 +60,10 @@ class TrialServers(NamedTuple):
         which = 0 if self.seeds.shape[0] == 1 else trial
         state, settings = jax.tree.map(lambda x: x[which], (self.state, self.settings))
         return state, jax.random.key(self.seeds[which]), settings
+
+    def with_frozen(self, bucket: Bucket) -> Bucket:
+        """Returns the bucket with its frozen variables, for a program of its clients."""
+        return put_frozen(bucket, self.frozen[bucket.name]) if self.frozen else bucket
 
 
 class ClientResult(NamedTuple):
@@ -224,6 +231,7 @@ def client_round(
 
     def run(client, participant: Participant, servers: TrialServers, data: Data, round):
         of_client, info = view(data, participant), participant.info
+        model = servers.with_frozen(bucket)
         server, root, settings = servers.of(participant.trial)
         trial_method = method.at(settings)
         downlink = send(
@@ -237,11 +245,11 @@ def client_round(
             info=info,
         )
         if not keeps:
-            blank = any_state(trial_method, bucket, root)
+            blank = any_state(trial_method, model, root)
             client = receive(
-                trial_method, bucket, blank, downlink, of_client, root=root, round=round, info=info
+                trial_method, model, blank, downlink, of_client, root=root, round=round, info=info
             )
-        step = client_step(trial_method, bucket, channel)
+        step = client_step(trial_method, model, channel)
         trained, result = step(client, downlink, of_client, root, round, info)
         # A client whose result is not finite keeps its old state, or what came down, and does not
         # arrive.

@@ -55,7 +55,7 @@ def stage_features(
     """
     collections = ("batch_stats", STAGES)
     _, changed = run_features(
-        bucket.module, params, stats, x, mask, train, key, mutable=collections
+        bucket, params, stats, x, mask, train=train, key=key, mutable=collections
     )
     stages = jax.tree.leaves(changed.get(STAGES, {}))
     return stages, changed.get("batch_stats", stats)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ht.core.batches import take_batch
-from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.bucket import Bucket, frozen_collection
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree
 
@@ -34,7 +34,7 @@ def norm_moments(
       norm, a pytree of float [2, channels], {} without such a layer.
     """
     run = functools.partial(bucket.module.apply, method="features", mutable=["intermediates"])
-    out, state = run({"params": params}, x, False, mask)
+    out, state = run({"params": params} | frozen_collection(bucket), x, False, mask)
     return out, state.get("intermediates", {})
 
 

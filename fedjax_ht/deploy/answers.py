@@ -153,7 +153,7 @@ def _train(client: Client, request: Envelope) -> Envelope:
         client.tell(f"round {round_request.state_after}: no answer; {error}")
         raise
     round_inputs = _round_inputs(client, round_request)
-    inputs = (client.data, *round_inputs, secret)
+    inputs = (client.data, *round_inputs, secret, client.initial_weights)
     trained, result, scores = client.programs.train(state, downlink, *inputs)
     finite = bool(result.finite)
     save_state(run_folder, round_request.state_after, trained if finite else state)
@@ -194,7 +194,8 @@ def _evaluate(client: Client, request: Envelope) -> Envelope:
     for name in ClientIndices._fields:
         is_scored[name] = jnp.bool_(name != "train" or client.plan.options.evaluate_train)
     state, round_inputs = _load_or_init(client, round_request), _round_inputs(client, round_request)
-    scores = client.programs.evaluate(state, downlink, client.data, *round_inputs, is_scored)
+    inputs = (client.data, *round_inputs, is_scored, client.initial_weights)
+    scores = client.programs.evaluate(state, downlink, *inputs)
     sent = _sent_scores(client, f"after round {round_request.round}", scores)
     return Envelope({"scores": sent}, {})
 

@@ -3,8 +3,6 @@
 `answers.answer` is what it replies to a server. Its samples and states never leave it.
 """
 
-import dataclasses
-import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,21 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.bucket import Bucket, put_weights, weights_of
+from fedjax_ht.core.bucket import Bucket, put_weights, weights_of, with_frozen
 from fedjax_ht.core.context import ClientInfo, Context
 from fedjax_ht.core.evaluation import received_where, score_splits
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.forms import downlink_form, sends_payload, uplink_form, uplink_forms
-from fedjax_ht.core.inputs import AsStored, Pixels, Standardised
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.round import client_step
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import mixed, stack
 from fedjax_ht.data.dataset import ClientIndices, Dataset
-from fedjax_ht.data.sources import load_dataset
-from fedjax_ht.data.standardise import is_pending, standardised
 from fedjax_ht.deploy.noise import (
     LEDGER_FILE,
     Entropy,
@@ -52,9 +46,9 @@ class Programs(NamedTuple):
 
     Attributes:
       init: (root key, `weights_of` the bucket, id of the client whose first state it is) -> state.
-      train: (state, downlink, data, root key, round, info, secret of `noise.draw`) -> (the trained
-        state, the ClientResult of `core.round.client_step`, {"test": Scores} of the trained model).
-      evaluate: (state, downlink, data, root key, round, info, {split: bool}) -> {split: Scores}.
+      train: (state, downlink, data, root key, round, info, secret of `noise.draw`, weights) -> (the
+        trained state, the result of `core.round.client_step`, {"test": Scores} of the new model).
+      evaluate: (state, ..., info as of `train`, {split: bool}, weights) -> {split: Scores}.
     """
 
     init: Callable
@@ -73,7 +67,7 @@ class Client(NamedTuple):
       counts: split -> number of samples.
       noise: the noise that it adds itself; None where it adds none.
       downlink_form: shapes and dtypes of the server's messages.
-      initial_weights: weights of its model; () where it starts from random ones.
+      initial_weights: `weights_of` its model, with its frozen variables.
       programs: the client's compiled functions.
       hello: header of its reply to "hello".
       folder: the folder of its states, a folder for each run.
@@ -154,7 +148,7 @@ def make_client(
         counts=counts,
         noise=noise and noise._replace(max_epsilon=max_epsilon),
         downlink_form=downlink_form(plan.method, federation, bucket, plan.channel),
-        initial_weights=weights_of(bucket),
+        initial_weights=weights_of(with_frozen(bucket)),
         programs=compile_programs(plan, federation, bucket),
         hello=hello,
         folder=folder,
@@ -209,92 +203,18 @@ def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Prog
         ctx = Context(client_key(root, Purpose.INIT_CLIENT, 0, init_id), jnp.int32(0), None)
         return method.init_client(put_weights(bucket, weights), ctx)
 
-    def train(state, downlink, data: Data, root, round, info: ClientInfo, secret):
+    def train(state, downlink, data: Data, root, round, info: ClientInfo, secret, weights):
+        model = put_weights(bucket, weights)
         # `method.at` gives the noise its secret as an argument: in no constant of the program
-        step = client_step(method.at(secret), bucket, channel)
+        step = client_step(method.at(secret), model, channel)
         trained, result = step(state, downlink, data, root, round, info)
         is_scored = {"test": jnp.bool_(True)}
-        scores = score_splits(method, bucket, trained, downlink, data, is_scored, batch_size)
+        scores = score_splits(method, model, trained, downlink, data, is_scored, batch_size)
         return trained, result, scores
 
-    def evaluate(state, downlink, data: Data, root, round, info: ClientInfo, is_scored):
-        scored = received_where(method, bucket, state, downlink, data, root, round, info, received)
-        return score_splits(method, bucket, scored, downlink, data, is_scored, batch_size)
+    def evaluate(state, downlink, data: Data, root, round, info: ClientInfo, is_scored, weights):
+        model = put_weights(bucket, weights)
+        scored = received_where(method, model, state, downlink, data, root, round, info, received)
+        return score_splits(method, model, scored, downlink, data, is_scored, batch_size)
 
     return Programs(*map(jax.jit, (init, train, evaluate)))
-
-
-def read_samples(
-    name: str, data_dir: str, image_size: int | None = None
-) -> tuple[Dataset, ClientIndices]:
-    """Reads a client's data set, and which of its samples train, validate and test.
-
-    Args:
-      name: name of the data set, such as "npz:client_3.npz"; a table's features are standardised.
-      data_dir: folder of the data sets that have no path in their name.
-      image_size: side in pixels to which images are scaled; None leaves them.
-
-    Raises:
-      ValueError, OSError: the set cannot be read, does not say which samples test, or has none. One
-        line.
-    """
-    dataset = load_dataset(name, data_dir, image_size)
-    if not len(dataset.labels):
-        raise ValueError(
-            f"{name} has no samples; a client needs at least one, to train or to test with"
-        )
-    if not {"train", "test"} <= set(dataset.official):
-        raise ValueError(
-            f"{name} does not say which samples train and which test; add official_test to the .npz"
-        )
-    empty = np.zeros(0, np.int64)
-    indices = ClientIndices(*(dataset.official.get(part, empty) for part in ClientIndices._fields))
-    if is_pending(dataset):
-        dataset = standardised(dataset, (indices,))
-    return dataset, indices
-
-
-def client_dataset(dataset: Dataset, indices: ClientIndices) -> tuple[Dataset, ClientIndices]:
-    """Takes one client's samples out of a set: training, validation, test samples in this order."""
-    order = np.concatenate(indices)
-    ends = np.cumsum([0, *map(len, indices)])
-    parts = ClientIndices(*(np.arange(start, end) for start, end in itertools.pairwise(ends)))
-    taken = dataclasses.replace(
-        dataset,
-        inputs=jax.tree.map(lambda x: x[order], dataset.inputs),
-        labels=dataset.labels[order],
-        groups=None if dataset.groups is None else dataset.groups[order],
-        official=dict(zip(ClientIndices._fields, parts)),
-        clients=None,
-    )
-    return taken, parts
-
-
-def write_samples(path: Path, dataset: Dataset, indices: ClientIndices) -> None:
-    """Writes one client's samples to an .npz that `read_samples` reads as "npz:PATH".
-
-    Raises:
-      ValueError: a sample is not one array, or the set has preprocessing of its own. One line.
-    """
-    taken, parts = client_dataset(dataset, indices)
-    is_pixels = isinstance(taken.preprocess, Pixels)
-    if not isinstance(taken.inputs, np.ndarray) or not (
-        is_pixels or isinstance(taken.preprocess, AsStored | Standardised)
-    ):
-        raise ValueError(
-            f"{dataset.name} cannot be split into files: its samples are not one array as stored"
-        )
-    arrays = {
-        "images" if is_pixels else "inputs": taken.inputs,
-        "labels": taken.labels,
-        "class_names": np.array(taken.class_names),
-    }
-    if isinstance(taken.preprocess, Standardised):
-        arrays["standard_mean"] = np.asarray(taken.preprocess.mean)
-        arrays["standard_std"] = np.asarray(taken.preprocess.std)
-    for part in ("val", "test"):
-        arrays[f"official_{part}"] = np.isin(np.arange(len(taken.labels)), getattr(parts, part))
-    if taken.vocabulary is not None:
-        arrays["vocabulary"] = np.int64(taken.vocabulary)
-    with atomic_open(path, "wb") as file:
-        np.savez_compressed(file, **arrays)

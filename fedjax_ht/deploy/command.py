@@ -29,7 +29,8 @@ from fedjax_ht.core.version import library_version
 from fedjax_ht.data.description import describe
 from fedjax_ht.deploy.answers import answer, request_bytes
 from fedjax_ht.deploy.audit import lifetime, open_audit
-from fedjax_ht.deploy.client import make_client, read_samples, write_samples
+from fedjax_ht.deploy.client import make_client
+from fedjax_ht.deploy.client_samples import read_samples, write_samples
 from fedjax_ht.deploy.contacts import MOST_SAMPLES
 from fedjax_ht.deploy.plan import DeploymentEnded, Plan, make_plan
 from fedjax_ht.deploy.run import serve

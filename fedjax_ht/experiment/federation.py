@@ -1,10 +1,13 @@
 """Builds the clients' architectures from `config.model` and the memory of their devices."""
 
 import functools
-from collections.abc import Sequence
+import math
+import warnings
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+import flax.linen as nn
 import numpy as np
 
 from fedjax_ht.configs.sections import Config, ModelConfig
@@ -21,9 +24,10 @@ from fedjax_ht.experiment.training import local_training
 from fedjax_ht.experiment.weights import missing, with_weights
 from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.models import model_group, sliced_network, width_budgets
+from fedjax_ht.models.adapters import lora
 from fedjax_ht.models.registry import GROUPS
 
-WITHOUT_RATES = ("feature_dim", "shared", "output_relu", "weights", "weights_head")
+WITHOUT_RATES = ("feature_dim", "shared", "output_relu", "weights", "weights_head", "lora")
 """Fields of `model` that whole models alone have."""
 
 
@@ -45,13 +49,14 @@ def make_clients(
 
     With `config.model.rates` clients have slices of one network. Else they have whole models:
     client i has architecture i of the group, modulo their number, or the largest one that trains in
-    its memory.
+    its memory. `config.model.lora` makes architectures of the group's with adapters of some ranks.
 
     Args:
       config: the config of one entry.
       dataset: the data set or task that the models are for.
       memory: bytes of each client's device, float64 [num_clients], or None.
-      begun: True for a run that has begun: weights that models started from may be gone.
+      begun: True for a run that has begun: weights that models started from may be gone, but for
+        those of an extractor under adapters.
 
     Raises:
       ValueError, FileNotFoundError: a field of `model` is wrong. One line.
@@ -77,6 +82,7 @@ def make_clients(
         rule = f"it must be empty or one of model group {model.group!r}: {', '.join(modules)}"
         raise ValueError(f"model.shared is {model.shared!r}{meant(model.shared, modules, rule)}")
     shared = None if model.shared is None else modules[model.shared]
+    modules = adapted_group(model, modules)
     federation_of = functools.partial(
         make_federation, modules, dataset.input_shape, dataset.num_classes, shared=shared
     )
@@ -88,7 +94,15 @@ def make_clients(
         buckets = federation_of(len(modules)).buckets
         needed = {bucket.name: training_memory(bucket, training) for bucket in buckets}
         federation = federation_of(assignment=fitting(needed, memory))
-    if model.weights is None or (begun and missing(model.weights)):
+    if model.weights is None and model.lora and not begun:
+        warnings.warn(
+            "model.lora adapts a frozen extractor of random weights; name those of a trained "
+            "one in model.weights",
+            stacklevel=2,
+        )
+    # A run's checkpoints have all that models have become, but for a frozen extractor.
+    unneeded = begun and missing(model.weights) and not model.lora
+    if model.weights is None or unneeded:
         return federation
     return with_weights(federation, model.weights, model.weights_head)
 
@@ -131,6 +145,46 @@ def width_rates(text: str | None, num_clients: int) -> tuple[float, ...]:
         f"{num_clients} numbers above 0 and at most 1, such as 1,1/2,1/4, which clients take in "
         "turn"
     )
+
+
+def adapted_group(model: ModelConfig, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Returns the group's modules, with adapters where `config.model.lora` has ranks.
+
+    Entry i is module i and rank i, modulo their numbers, under a name such as "mlp_wide_r4"; the
+    combinations repeat after the least common multiple.
+
+    Raises:
+      ValueError: a field of adapters is wrong. One line.
+    """
+    if not model.lora:
+        return dict(modules)
+    ranks, names = adapter_ranks(model.lora), list(modules)
+    adapted = {}
+    for i in range(math.lcm(len(names), len(ranks))):
+        name, rank = names[i % len(names)], ranks[i % len(ranks)]
+        adapted[f"{name}_r{rank}"] = lora(
+            modules[name], rank, alpha=model.lora_alpha or None, targets=model.lora_targets
+        )
+    return adapted
+
+
+def adapter_ranks(text: str) -> tuple[int, ...]:
+    """Returns the ranks of `config.model.lora`, such as (2, 4, 8) of "rank=2,4,8".
+
+    Raises:
+      ValueError: `text` names no ranks. One line.
+    """
+    ranks = text.removeprefix("rank=").split(",")
+    try:
+        numbers = tuple(int(rank) for rank in ranks)
+    except ValueError:
+        numbers = ()
+    if not text.startswith("rank=") or not numbers or min(numbers) < 1:
+        raise ValueError(
+            f"model.lora is {text!r}; it must be empty or ranks of at least 1 that clients take in "
+            "turn, such as rank=2,4,8"
+        )
+    return numbers
 
 
 def check_group(group: str) -> None:

@@ -20,10 +20,17 @@ from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.files.torch_files import load_state_dict
 from fedjax_ht.models import model_group
+from fedjax_ht.models.adapters import frozen_weights, is_adapted, unadapted
 from fedjax_ht.models.registry import ARCHITECTURES
-from fedjax_ht.models.weights import has_head, looks_like, size, starting_weights
+from fedjax_ht.models.weights import (
+    has_head,
+    looks_like,
+    own_names,
+    size,
+    starting_weights,
+)
 
-Source = Path | str | Mapping[str, np.ndarray]
+Source = Path | str | Mapping[str, Any]
 Weights = str | Mapping[str, str] | None  # config.model.weights
 
 
@@ -40,8 +47,10 @@ def with_weights(
     Args:
       federation: a federation of whole models.
       weights: name of an architecture -> a file, see `data.files.torch_files.load_state_dict`, or
-        its arrays by name; or one file for all. "resnet34" also serves "resnet34_head1" and so on,
-        "shared" the auxiliary model alone.
+        its arrays by name, or the variables {"params", "stats"} of a model of it; or one file for
+        all. "resnet34" also serves "resnet34_head1" and so on,
+        and "resnet34_r4" with adapters, which the weights are frozen under; "shared" the auxiliary
+        model alone.
       head: True loads heads, too, where they compute the same here; else they stay random. None
         leaves them random, too, and warns where the weights have any.
 
@@ -72,12 +81,16 @@ def with_weights(
         if not candidates:
             return None
         name = candidates[0]  # the closest
+        bucket, adapted = _plain(bucket), bucket
         arrays, origin = sources[name], f"the weights of {name}"
-        if not isinstance(arrays, Mapping):
+        if isinstance(arrays, Mapping):
+            arrays = own_names(dict(arrays))  # of names, they stay as they are
+        else:
             arrays, origin = read[str(arrays)], str(arrays)
         if head is None and has_head(arrays, bucket.module, _variables(bucket)):
             unused.add(name)
-        return _fitted(origin, arrays, bucket, federation, bool(head))
+        fitted = _fitted(origin, arrays, bucket, federation, bool(head))
+        return frozen_weights(fitted) if bucket is not adapted else fitted
 
     shared = dataclasses.replace(federation.shared, weights=starting(federation.shared))
     buckets = tuple(
@@ -122,7 +135,8 @@ def _names(bucket: Bucket, federation: Federation) -> list[str]:
     name = bucket.name
     if name == "shared":  # a module of the group has its weights
         name = next((b.name for b in federation.buckets if b.module == bucket.module), name)
-    names = [bucket.name, name, re.sub(r"_head\d+$", "", name)]
+    without_rank = re.sub(r"_r\d+$", "", name) if is_adapted(bucket.module) else name
+    names = [bucket.name, name, without_rank, re.sub(r"_head\d+$", "", without_rank)]
     if bucket is federation.shared:
         names.insert(0, "shared")
     return list(dict.fromkeys(names))
@@ -155,12 +169,21 @@ def _fitted(
 def _known(federation: Federation) -> dict[str, PyTree]:
     """Returns the variables, as shapes, of all architectures."""
     bucket = federation.buckets[0]
-    known = {bucket.name: _variables(bucket) for bucket in federation.buckets}
+    known = {}
+    for each in federation.buckets:
+        known[_names(each, federation)[-1]] = _variables(_plain(each))
     for group in ARCHITECTURES:
         with contextlib.suppress(ValueError, TypeError):  # it is not for images of this size
             for name, module in model_group(group, bucket.num_classes, bucket.input_shape).items():
                 known.setdefault(name, _variables(dataclasses.replace(bucket, module=module)))
     return known
+
+
+def _plain(bucket: Bucket) -> Bucket:
+    """Returns the bucket of the same model without adapters, whose weights files have."""
+    if not is_adapted(bucket.module):
+        return bucket
+    return dataclasses.replace(bucket, module=unadapted(bucket.module), freezes=False)
 
 
 def _variables(bucket: Bucket) -> PyTree:

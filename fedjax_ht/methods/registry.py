@@ -26,6 +26,7 @@ from fedjax_ht.methods.fedftg import fedftg
 from fedjax_ht.methods.fedgen import fedgen
 from fedjax_ht.methods.fedgh import fedgh
 from fedjax_ht.methods.fedhenn import fedhenn
+from fedjax_ht.methods.fedit import fedit
 from fedjax_ht.methods.fedkd import fedkd
 from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.methods.fedl2g import fedl2g
@@ -39,12 +40,17 @@ from fedjax_ht.methods.fedral import fedral
 from fedjax_ht.methods.fedre import fedre
 from fedjax_ht.methods.fedrep import fedrep
 from fedjax_ht.methods.fedrolex import fedrolex
+from fedjax_ht.methods.fedsa_lora import fedsa_lora
 from fedjax_ht.methods.fedssa import fedssa
 from fedjax_ht.methods.fedtgp import fedtgp
+from fedjax_ht.methods.ffa_lora import ffa_lora
 from fedjax_ht.methods.fiarse import fiarse
 from fedjax_ht.methods.fjord import fjord
+from fedjax_ht.methods.flexlora import flexlora
+from fedjax_ht.methods.flora import flora
 from fedjax_ht.methods.fml import fml
 from fedjax_ht.methods.heterofl import heterofl
+from fedjax_ht.methods.hetlora import hetlora
 from fedjax_ht.methods.ktpfl import ktpfl
 from fedjax_ht.methods.lg_fedavg import lg_fedavg
 from fedjax_ht.methods.local import local
@@ -102,6 +108,12 @@ FACTORIES: dict[str, Callable[..., Method]] = {
     "pfedes": pfedes,
     "pfedafm": pfedafm,
     "pfedmoe": pfedmoe,
+    "fedit": fedit,
+    "hetlora": hetlora,
+    "flexlora": flexlora,
+    "flora": flora,
+    "ffa_lora": ffa_lora,
+    "fedsa_lora": fedsa_lora,
 }
 
 LIBRARY = tuple(FACTORIES)

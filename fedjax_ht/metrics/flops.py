@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
+from fedjax_ht.core.bucket import Bucket, features, init_variables, logits, traceable
 from fedjax_ht.core.context import ClientInfo, Context
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import abstract, on_device
@@ -86,8 +86,9 @@ def bucket_work(method: Method, federation: Federation, bucket: Bucket, data: Da
         splits = {name: split._replace(count=counts[name]) for name, split in data.splits.items()}
         data = data._replace(splits=splits)
         ctx = context(key, number, counts["train"])
-        client = method.receive(bucket, client, downlink, data, ctx)
-        return method.client_update(bucket, client, downlink, data, ctx)
+        model = traceable(bucket)
+        client = method.receive(model, client, downlink, data, ctx)
+        return method.client_update(model, client, downlink, data, ctx)
 
     downlink = jax.eval_shape(sent, key, key, number)
     client = jax.eval_shape(functools.partial(any_state, method, bucket), key)
@@ -103,7 +104,7 @@ def sample_flops(bucket: Bucket) -> float:
     """
 
     def forward(params, stats, x, mask):
-        representations = features(bucket, params, stats, x, mask, train=False)[0]
+        representations = features(traceable(bucket), params, stats, x, mask, train=False)[0]
         return logits(bucket, params, representations)
 
     model = jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))

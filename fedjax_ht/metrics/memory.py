@@ -1,5 +1,6 @@
 """Memory that training a model needs, counted in the traced program; nothing is compiled."""
 
+import dataclasses
 import functools
 from collections.abc import Iterable
 
@@ -7,7 +8,15 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from fedjax_ht.core.bucket import Bucket, counting_key, features, init_variables, logits
+from fedjax_ht.core.bucket import (
+    Bucket,
+    counting_key,
+    features,
+    frozen_form,
+    init_variables,
+    logits,
+    put_frozen,
+)
 from fedjax_ht.core.inputs import abstract
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.trees import PyTree
@@ -16,8 +25,9 @@ from fedjax_ht.core.trees import PyTree
 def training_memory(bucket: Bucket, training: LocalTraining) -> int:
     """Counts the bytes of a bucket's model while it trains.
 
-    They are its parameters, their gradients, the optimiser's state, batch statistics, and the
-    activations of one step, which are what the backward pass of a batch keeps of the forward pass.
+    They are its parameters, their gradients, the optimiser's state, batch statistics, frozen
+    variables, and the activations of one step, which are what the backward pass of a batch keeps of
+    the forward pass.
 
     It is of the model alone, whatever a method trains beside it. The data, the program and what an
     operation needs for itself are not in it, nor is what a compiler saves or wastes: beside what
@@ -27,7 +37,8 @@ def training_memory(bucket: Bucket, training: LocalTraining) -> int:
     model = jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))
     optimizer = jax.eval_shape(training.optimizer.init, model["params"])
     gradients = model["params"]  # of the same shapes
-    arrays = jax.tree.leaves((model["params"], gradients, optimizer, model["stats"]))
+    frozen = frozen_form(bucket)
+    arrays = jax.tree.leaves((model["params"], gradients, optimizer, model["stats"], frozen))
     return _nbytes(arrays) + activations(bucket, model, training.batch_size)
 
 
@@ -40,16 +51,19 @@ def activations(bucket: Bucket, model: PyTree, batch_size: int) -> int:
       batch_size: number of samples of a batch.
     """
 
-    def backward(params, stats, x, mask):
+    def backward(params, stats, frozen, x, mask):
+        weighted = put_frozen(dataclasses.replace(bucket, shared=None), (frozen, None))
+
         def loss(params):
             key = counting_key(bucket)
-            hidden = features(bucket, params, stats, x, mask, train=True, key=key)[0]
+            hidden = features(weighted, params, stats, x, mask, train=True, key=key)[0]
             return jnp.square(logits(bucket, params, hidden)).sum()
 
         return jax.vjp(loss, params)[1]
 
     batch = abstract(bucket.input_shape, batch_size), jax.ShapeDtypeStruct((batch_size,), bool)
-    program = jax.make_jaxpr(backward)(model["params"], model["stats"], *batch).jaxpr
+    arguments = model["params"], model["stats"], frozen_form(bucket), *batch
+    program = jax.make_jaxpr(backward)(*arguments).jaxpr
     # The residuals of the backward pass, each once, whatever number of operations reads it.
     residuals = {id(v): v.aval for v in program.outvars if not isinstance(v, Literal)}
     # Parameters and the batch are counted where they are kept.

@@ -2,6 +2,7 @@
 clients."""
 
 from fedjax_ht.core.stages import note_stage
+from fedjax_ht.models.adapters import lora
 from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
 from fedjax_ht.models.groups import GROUPS, SLICED
 from fedjax_ht.models.heads import htc4_heads, vit_head
@@ -30,6 +31,7 @@ __all__ = [
     "from_nnx",
     "googlenet",
     "htc4_heads",
+    "lora",
     "mlp",
     "mobilenet_v2",
     "model_group",

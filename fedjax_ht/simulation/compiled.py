@@ -110,6 +110,7 @@ def compiled_round(program: Program) -> Round:
         attackers=attackers(program.options[0].attack, program.federation.num_clients),
         epsilons=functools.partial(epsilons, program),
         public_bytes=program.public_bytes,
+        frozen_bytes=program.frozen_bytes,
     )
 
 
@@ -219,7 +220,7 @@ def round_inputs(program: Program, state: SimulationState) -> RoundInputs:
     return RoundInputs(
         info=clients_info(program.train_counts, state),
         round=spread(program.mesh, np.int32(state.round)),
-        servers=spread(program.mesh, servers),
+        servers=spread(program.mesh, servers)._replace(frozen=program.frozen),
     )
 
 
@@ -231,7 +232,7 @@ def read_clients(program: Program, state: SimulationState, name: str, rows: np.n
         return clients.programs.store.read(state.clients[name], clients.roster, rows)
     assert clients.programs.received is not None  # as of clients that keep nothing
     info = clients_info(program.train_counts, state)
-    servers = TrialServers(state.servers, program.server.seeds, program.server.settings)
+    servers = program.trial_servers(state.servers)
     data, states = program.data.buckets[name], []
     for row in rows:
         participant = participant_of(clients, info, int(row))

@@ -10,11 +10,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_ht.core.batches import forward_batch
+from fedjax_ht.core.bucket import frozen_of
 from fedjax_ht.core.evaluation import EvaluationRequest
-from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.federation import Federation, with_frozen_variables
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.public_set import require_public_set
+from fedjax_ht.core.round import TrialServers
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import FederationData, with_public
@@ -53,6 +55,7 @@ class Program(NamedTuple):
       seeds: the root seed of each trial, uint32 [trials], NumPy.
       settings: the method's values that vary over trials, NumPy with a leading axis [trials]; ()
         where none varies.
+      frozen: `TrialServers.frozen`, on all devices.
       samples: the data without the clients' splits, on all devices.
       clients: bucket name -> its clients.
       after_training: the request that scores a round's participants before anything comes down.
@@ -70,6 +73,7 @@ class Program(NamedTuple):
     mesh: Mesh
     seeds: np.ndarray
     settings: PyTree
+    frozen: PyTree
     samples: Data
     clients: dict[str, Clients]
     after_training: EvaluationRequest
@@ -102,6 +106,23 @@ class Program(NamedTuple):
         return public.samples * sum(x.nbytes // len(x) for x in arrays)
 
     @property
+    def frozen_bytes(self) -> np.ndarray | None:
+        """Bytes of the frozen weights of each client's model, int64 [num_clients]; None where no
+        model has any."""
+        if not self.frozen:
+            return None
+        of_bucket = []
+        for bucket in self.federation.buckets:
+            own, _ = self.frozen[bucket.name]
+            of_bucket.append(sum(x.nbytes for x in jax.tree.leaves(own)))
+        return np.array(of_bucket, np.int64)[np.array(self.federation.assignment)]
+
+    def trial_servers(self, states: PyTree) -> TrialServers:
+        """Returns the servers of all trials with these states, on the server's device."""
+        frozen = server_copy(self.frozen)
+        return TrialServers(states, self.server.seeds, self.server.settings, frozen)
+
+    @property
     def devices(self) -> Devices:
         """The clients' simulated devices."""
         return Devices(
@@ -125,7 +146,10 @@ def bind(
     """Binds the parts that a run keeps. Arguments as of `simulation.make_trials`, the data of all
     trials joined."""
     numbers = _checked_settings(method, settings, len(seeds), len(data.counts["train"]))
-    federation, data = _for_method(method, federation, data)
+    federation, data = _for_method(method, with_frozen_variables(federation), data)
+    frozen = ()
+    if any(bucket.freezes for bucket in federation.buckets):
+        frozen = {bucket.name: frozen_of(bucket) for bucket in federation.buckets}
     mesh = client_mesh(options.devices)
     blueprint = Blueprint(
         method=method,
@@ -180,6 +204,7 @@ def bind(
         mesh=mesh,
         seeds=root_seeds,
         settings=numbers,
+        frozen=share(mesh, frozen),
         samples=samples,
         clients=clients,
         after_training=request(False, ("test",)),

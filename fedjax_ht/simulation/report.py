@@ -58,6 +58,8 @@ class RoundReport(NamedTuple):
         `counts.without_miscounted`; they count as arrived.
       public_bytes: bytes of the public set that clients are given which the server reaches for the
         first time; in neither `uplink` nor `downlink`. None for methods that read none.
+      frozen_bytes: bytes of the frozen weights that such clients are given; None for models that
+        have none.
       stages: "train", "score", "serve", "host" -> seconds, of all trials together; None unless
         `SimulationOptions.time_stages`.
     """
@@ -81,6 +83,7 @@ class RoundReport(NamedTuple):
     refused: tuple[int, ...] = ()
     miscounted: tuple[int, ...] = ()
     public_bytes: int | None = None
+    frozen_bytes: int | None = None
     stages: dict[str, float] | None = None
 
 

@@ -41,7 +41,7 @@ def client_features(
         raise ValueError(f"{program.method.name} has no features to look at")
     indices = np.asarray(indices)
     infos = clients_info(program.train_counts, state)
-    servers = TrialServers(state.servers, program.server.seeds, program.server.settings)
+    servers = program.trial_servers(state.servers)
     order = Split(np.arange(indices.shape[-1], dtype=np.int32), np.int32(indices.shape[-1]))
     rows_of = dict(zip(ids, np.broadcast_to(indices, (len(ids), indices.shape[-1]))))
     features = {}
@@ -102,7 +102,7 @@ class Predictor:
         states = read_clients(program, state, bucket.name, row)
         infos = clients_info(program.train_counts, state)
         participant = participant_of(clients, infos, int(row[0]))
-        servers = TrialServers(state.servers, program.server.seeds, program.server.settings)
+        servers = program.trial_servers(state.servers)
         size = evaluation_batch(federation, program.options[0])
         scores = []
         for start in range(0, count, size):  # a batch a call: one program for any number of samples
@@ -168,11 +168,11 @@ def _outputs_of(program: Program, bucket: Bucket, output: Callable) -> Callable:
         trial_method, client, downlink = prepare(
             client, participant, servers, of_client, round, received
         )
-        order = shown.splits["shown"]
+        order, model = shown.splits["shown"], servers.with_frozen(bucket)
 
         def of_batch(start):
             batch = take_batch(shown, order.indices, order.count, start, size)
-            return output(trial_method, bucket, client, downlink, batch)
+            return output(trial_method, model, client, downlink, batch)
 
         count = order.indices.shape[0]
         outputs = lax.map(of_batch, jnp.arange(0, count, size))

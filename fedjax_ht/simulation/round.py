@@ -52,6 +52,8 @@ class Round(NamedTuple):
       attackers: bool [num_clients].
       epsilons: (rounds done) -> epsilon of each trial or None, see `spending`.
       public_bytes: bytes of the public set; None for methods that read none.
+      frozen_bytes: bytes of the frozen weights of each client's model, int64 [num_clients]; None
+        where no model has any.
     """
 
     options: Sequence[SimulationOptions]
@@ -63,6 +65,7 @@ class Round(NamedTuple):
     attackers: np.ndarray
     epsilons: Callable[[int], list[float | None]]
     public_bytes: int | None = None
+    frozen_bytes: np.ndarray | None = None
 
 
 def draw_cohort(
@@ -121,10 +124,13 @@ def run_round(
         last_round=_reached(state, answers),
         waiting=waiting,
     )
-    if round.public_bytes is not None:
-        for trial, report in enumerate(reports):
-            newcomers = int((state.last_round[trial, report.participants] < 0).sum())
-            reports[trial] = report._replace(public_bytes=newcomers * round.public_bytes)
+    for trial, report in enumerate(reports):
+        newcomers = report.participants[state.last_round[trial, report.participants] < 0]
+        if round.public_bytes is not None:
+            report = report._replace(public_bytes=len(newcomers) * round.public_bytes)
+        if round.frozen_bytes is not None:
+            report = report._replace(frozen_bytes=int(round.frozen_bytes[newcomers].sum()))
+        reports[trial] = report
     if seconds is not None:
         seconds["host"] = time.perf_counter() - start - sum(seconds.values())
         reports = [report._replace(stages=seconds) for report in reports]

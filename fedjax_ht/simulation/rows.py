@@ -123,6 +123,8 @@ def _optional_columns(report: RoundReport) -> Row:
         row["arrived_late"] = list(report.arrived_late)
     if report.public_bytes is not None:
         row["public_bytes"] = report.public_bytes
+    if report.frozen_bytes is not None:
+        row["frozen_bytes"] = report.frozen_bytes
     if report.epsilon is not None and np.isfinite(report.epsilon):
         row["epsilon"] = report.epsilon
     for name, seconds in (report.stages or {}).items():

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import Bucket, init_variables
+from fedjax_ht.core.bucket import Bucket, init_variables, traceable
 from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import abstract, usual_rule, zeros
@@ -170,9 +170,10 @@ def _check_server_sees_no_data(method: Method, unit: str) -> None:
 def _normalises_by_batch(bucket: Bucket) -> bool:
     def batch_statistics(key):
         variables, x = init_variables(bucket, key), zeros(bucket.input_shape)
+        model = traceable(bucket)
         if variables["stats"]:
             return variables["stats"]
-        return norm_moments(bucket, variables["params"], x, jnp.ones(1, bool))[1]
+        return norm_moments(model, variables["params"], x, jnp.ones(1, bool))[1]
 
     return bool(jax.tree.leaves(jax.eval_shape(batch_statistics, jax.random.key(0))))
 
@@ -215,9 +216,10 @@ def traced_round(
         # gradients counts are public.
         info = ClientInfo(client_id, np.int32(1), last_round)
         ctx = Context(key=key, round=round, info=info, shared_key=shared_key)
-        received = method.receive(bucket, client, downlink, data, ctx)
+        model = traceable(bucket)
+        received = method.receive(model, client, downlink, data, ctx)
         data = data._replace(round=round, trainer=trainer)
-        return received, *method.client_update(bucket, received, downlink, data, ctx)[:2]
+        return received, *method.client_update(model, received, downlink, data, ctx)[:2]
 
     client = jax.eval_shape(lambda key: any_state(method, bucket, key), key)
     samples = abstract(bucket.input_shape, 2), two, two

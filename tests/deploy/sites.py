@@ -9,7 +9,8 @@ import numpy as np
 from fedjax_ht.configs.base import base_config, method_config, partition_config
 from fedjax_ht.core.function_keys import Keyed, key_of
 from fedjax_ht.deploy.answers import answer
-from fedjax_ht.deploy.client import client_dataset, make_client
+from fedjax_ht.deploy.client import make_client
+from fedjax_ht.deploy.client_samples import client_dataset
 from fedjax_ht.deploy.contacts import Transport
 from fedjax_ht.deploy.messages import Envelope, from_bytes, to_bytes
 from fedjax_ht.deploy.noise import LEDGER_FILE

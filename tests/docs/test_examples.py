@@ -42,6 +42,13 @@ def test_the_code_of_a_page_runs(page, capsys):
     assert 0.8 < float(capsys.readouterr().out.split()[-1]) <= 1.0
 
 
+def test_the_page_on_adapters_runs(capsys):
+    """In a round each; what its clients send is what the page says."""
+    (code,) = blocks("adapters.md")
+    execute(code.replace("rounds=2", "rounds=1"))
+    assert f"    {capsys.readouterr().out}" in (ROOT / "docs" / "adapters.md").read_text()
+
+
 def test_the_page_on_other_data_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sensors, text, table = blocks("other_data.md")

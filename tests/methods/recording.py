@@ -52,6 +52,10 @@ KEEP_NOTHING = (
     "fedpac",
     "fiarse",
     "fjord",
+    "fedit",
+    "hetlora",
+    "flexlora",
+    "ffa_lora",
 )  # and what is composed with them
 
 

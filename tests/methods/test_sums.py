@@ -56,6 +56,9 @@ SUMS = (
     "pfedes",
     "pfedafm",
     "pfedmoe",
+    "fedit",
+    "ffa_lora",
+    "fedsa_lora",
 )
 VARIANTS = [  # whose weights or masks are others
     ("fedavg", {"weighting": "uniform"}),

@@ -252,6 +252,7 @@ SEARCHED = {
     "pfedes": {"mu": (0, 1, False)},
     "pfedafm": {"alpha_rate": (0.1, 10, True)},
     "pfedmoe": {"gate_rate": (0.1, 10, True)},
+    "hetlora": {"lam": (0.0001, 0.1, True)},
 }
 
 

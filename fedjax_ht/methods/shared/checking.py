@@ -14,7 +14,7 @@ from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.contract import guarded, one_line
 from fedjax_ht.core.counts import counts_fit
-from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.federation import Federation, with_frozen_variables
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.public_set import require_public_set
@@ -71,7 +71,7 @@ def check_method(method: Method, federation: Federation | None = None) -> None:
     """
     method = guarded(method)
     federation = small_federation() if federation is None else federation
-    federation = with_public_set(federation, method)
+    federation = with_frozen_variables(with_public_set(federation, method))
     require_public_set(method, federation)
     method.check(federation)
     with no_host_draws(method.name):

@@ -1,0 +1,90 @@
+"""A client's samples in a file of its own."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.core.inputs import AsStored, Pixels, Standardised
+from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.data.sources import load_dataset
+from fedjax_ht.data.standardise import is_pending, standardised
+
+
+def read_samples(
+    name: str, data_dir: str, image_size: int | None = None
+) -> tuple[Dataset, ClientIndices]:
+    """Reads a client's data set, and which of its samples train, validate and test.
+
+    Args:
+      name: name of the data set, such as "npz:client_3.npz"; a table's features are standardised.
+      data_dir: folder of the data sets that have no path in their name.
+      image_size: side in pixels to which images are scaled; None leaves them.
+
+    Raises:
+      ValueError, OSError: the set cannot be read, does not say which samples test, or has none. One
+        line.
+    """
+    dataset = load_dataset(name, data_dir, image_size)
+    if not len(dataset.labels):
+        raise ValueError(
+            f"{name} has no samples; a client needs at least one, to train or to test with"
+        )
+    if not {"train", "test"} <= set(dataset.official):
+        raise ValueError(
+            f"{name} does not say which samples train and which test; add official_test to the .npz"
+        )
+    empty = np.zeros(0, np.int64)
+    indices = ClientIndices(*(dataset.official.get(part, empty) for part in ClientIndices._fields))
+    if is_pending(dataset):
+        dataset = standardised(dataset, (indices,))
+    return dataset, indices
+
+
+def client_dataset(dataset: Dataset, indices: ClientIndices) -> tuple[Dataset, ClientIndices]:
+    """Takes one client's samples out of a set: training, validation, test samples in this order."""
+    order = np.concatenate(indices)
+    ends = np.cumsum([0, *map(len, indices)])
+    parts = ClientIndices(*(np.arange(start, end) for start, end in itertools.pairwise(ends)))
+    taken = dataclasses.replace(
+        dataset,
+        inputs=jax.tree.map(lambda x: x[order], dataset.inputs),
+        labels=dataset.labels[order],
+        groups=None if dataset.groups is None else dataset.groups[order],
+        official=dict(zip(ClientIndices._fields, parts)),
+        clients=None,
+    )
+    return taken, parts
+
+
+def write_samples(path: Path, dataset: Dataset, indices: ClientIndices) -> None:
+    """Writes one client's samples to an .npz that `read_samples` reads as "npz:PATH".
+
+    Raises:
+      ValueError: a sample is not one array, or the set has preprocessing of its own. One line.
+    """
+    taken, parts = client_dataset(dataset, indices)
+    is_pixels = isinstance(taken.preprocess, Pixels)
+    if not isinstance(taken.inputs, np.ndarray) or not (
+        is_pixels or isinstance(taken.preprocess, AsStored | Standardised)
+    ):
+        raise ValueError(
+            f"{dataset.name} cannot be split into files: its samples are not one array as stored"
+        )
+    arrays = {
+        "images" if is_pixels else "inputs": taken.inputs,
+        "labels": taken.labels,
+        "class_names": np.array(taken.class_names),
+    }
+    if isinstance(taken.preprocess, Standardised):
+        arrays["standard_mean"] = np.asarray(taken.preprocess.mean)
+        arrays["standard_std"] = np.asarray(taken.preprocess.std)
+    for part in ("val", "test"):
+        arrays[f"official_{part}"] = np.isin(np.arange(len(taken.labels)), getattr(parts, part))
+    if taken.vocabulary is not None:
+        arrays["vocabulary"] = np.int64(taken.vocabulary)
+    with atomic_open(path, "wb") as file:
+        np.savez_compressed(file, **arrays)

@@ -1,0 +1,60 @@
+"""FedIT (Zhang et al., ICASSP 2024): clients average low-rank adapters, A and B apart.
+
+    client:  A_i, B_i, head_i <- A, B, head, then local epochs of cross-entropy
+    server:  A <- sum_i n_i A_i / sum_i n_i over the uploads of one architecture and rank, and B and
+             the head likewise
+    predict: the client's copy of the averaged adapters and head
+    up:      L + H: adapters and head
+    down:    L + H: adapters and head
+    fits:    adapters of one rank (`config.model.lora`), on one trained extractor or a few
+    paper:   https://arxiv.org/abs/2305.05644
+
+Settled here:
+* The mean of A times the mean of B is not the mean of the products, which `flexlora` and `flora`
+  take.
+* The paper has one rank. With several, each rank has a mean of its own: `hetlora` joins them.
+* The head is averaged with the adapters, by samples. Batch statistics stay with each client.
+"""
+
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.methods.shared.adapters import require_adapters
+from fedjax_ht.methods.shared.architectures import (
+    average_models,
+    init_parts,
+    receive_model,
+    send_model,
+)
+from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
+from fedjax_ht.methods.shared.supervised import train_model
+
+
+@checked
+def fedit(training: LocalTraining, weighting: Weighting = "samples") -> Method:
+    """Makes FedIT, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training.
+      weighting: weights of the mean, the clients' numbers of training samples or equal.
+    """
+
+    def check(federation):
+        require_adapters("fedit", federation)
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, result = train_model(training, bucket, client, data, ctx)
+        uplink = ModelUplink(client["params"], sent_samples(ctx, weighting))
+        return client, uplink, {"loss": result.loss}
+
+    return Method(
+        name="fedit",
+        training=training,
+        check=check,
+        init_server=init_parts,
+        broadcast=send_model,
+        receive=receive_model,
+        client_update=client_update,
+        server_update=average_models,
+        wire=Wire(server_reads="sums"),
+    )

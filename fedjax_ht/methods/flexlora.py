@@ -1,0 +1,143 @@
+"""FlexLoRA (Bai et al., NeurIPS 2024): the mean of the products, cut to each rank by its SVD.
+
+    client:  A_i, B_i, head_i <- what comes down, then local epochs of cross-entropy
+    server:  D = sum_i n_i s_i B_i A_i / sum_i n_i, s_i = alpha / r_i, of each layer; D = U S V^T;
+             sends rank r: A = V_r^T, B = U_r S_r / s_r; averages the heads by samples
+    predict: the client's copy of adapters and head
+    up:      L + H: adapters of the client's rank, and the head
+    down:    L + H: adapters of the client's rank, and the head
+    fits:    adapters of several ranks (`config.model.lora`), on one trained extractor or a few
+    paper:   https://arxiv.org/abs/2402.11505
+
+Settled here:
+* D is decomposed by its factors: by QR of the stacked [B_i] and [A_i] and the SVD of a small
+  matrix, with the same result.
+* Singular vectors are free in their sign: the largest entry of each row of A is positive here.
+  Where a singular value is zero any vectors do; then the row of A stays as it was, B being zero.
+* The head is averaged by samples. Batch statistics stay with each client.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.trees import select
+from fedjax_ht.methods.shared import adapters
+from fedjax_ht.methods.shared.adapters import AdapterUplink, Model, Rows
+from fedjax_ht.methods.shared.averaging import sent_samples
+from fedjax_ht.methods.shared.supervised import train_model
+from fedjax_ht.models.adapters import A, B
+
+
+def singular_rows(a: jax.Array, b: jax.Array, old: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Decomposes B^T A, the product of stacked factors, and keeps its first components.
+
+    Args:
+      a: float [m, inputs], the rows of A.
+      b: float [m, outputs], the columns of B.
+      old: float [r, inputs], rows in the place of those without a component.
+
+    Returns:
+      float [r, inputs], right singular vectors, and float [r, outputs], left ones times their
+      singular values.
+    """
+    left, left_factor = jnp.linalg.qr(b.T)
+    right, right_factor = jnp.linalg.qr(a.T)
+    core = jnp.matmul(left_factor, right_factor.T, precision="highest")
+    u, values, v = jnp.linalg.svd(core, full_matrices=False)
+    columns = jnp.matmul(left, u * values, precision="highest").T
+    rows = jnp.matmul(v, right.T, precision="highest")
+    largest = jnp.take_along_axis(rows, jnp.abs(rows).argmax(1)[:, None], 1)
+    sign = jnp.where(largest < 0, -1, 1)
+    # What is smaller is rounding, and its vectors are any.
+    smallest = jnp.finfo(a.dtype).eps * max(core.shape) * values.max(initial=0)
+    rank, present = len(old), (values > smallest)[:, None]
+    missing = max(0, rank - len(values))
+    rows, columns, present = (
+        jnp.pad(x, ((0, missing), (0, 0)))[:rank] for x in (rows * sign, columns * sign, present)
+    )
+    return jnp.where(present, rows, old), jnp.where(present, columns, 0)
+
+
+def mean_product(rows: Rows, weights: jax.Array, old: Rows) -> Rows:
+    """Computes adapters whose product is the weighted mean of products, cut to their rank.
+
+    Args:
+      rows: stacked adapters [P, r, ...].
+      weights: float32 [P], of each client, not normalised.
+      old: the adapters [r, ...] so far.
+    """
+    shares = weights / jnp.maximum(weights.sum(), jnp.finfo(jnp.float32).tiny)
+
+    def decompose(pair, before):
+        a, b = (_stacked(pair[name], shares, weigh=name == B) for name in (A, B))
+        each_layer = singular_rows
+        for _ in range(a.ndim - 2):  # axes of blocks
+            each_layer = jax.vmap(each_layer, in_axes=1, out_axes=1)
+        a, b = each_layer(a, b, before[A])
+        return {A: a, B: b}
+
+    return jax.tree.map(decompose, rows, old, is_leaf=adapters.is_pair)
+
+
+def _stacked(x: jax.Array, shares: jax.Array, weigh: bool) -> jax.Array:
+    """Joins the rows of all clients [P, r, ...], each times its share where `weigh`."""
+    shares = shares.reshape(-1, *(1,) * (x.ndim - 1))
+    present = jnp.where(shares > 0, x, 0)
+    stacked = present * shares if weigh else present
+    return stacked.reshape(-1, *x.shape[2:])
+
+
+@checked
+def flexlora(training: LocalTraining) -> Method:
+    """Makes FlexLoRA, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training.
+    """
+
+    def check(federation):
+        adapters.require_adapters("flexlora", federation)
+
+    def broadcast(federation, bucket, server, ctx):
+        model, extractor = adapters.state_for(federation, bucket, server), adapters.adapted(bucket)
+        rows = adapters.first_rows(model.rows, extractor.rank)
+        return model._replace(rows=adapters.scaled(rows, 1 / extractor.scale, (B,)))
+
+    def receive(bucket, client, downlink, data, ctx):
+        base = adapters.from_rows(downlink.rows)
+        return client | {"params": {"base": base, "head": downlink.head}}
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, result = train_model(training, bucket, client, data, ctx)
+        params = client["params"]
+        rows = adapters.to_rows(params["base"])
+        uplink = AdapterUplink(rows, params["head"], sent_samples(ctx, "samples"))
+        return client, uplink, {"loss": result.loss}
+
+    def prepare(family, bucket, uplink):
+        rows = adapters.scaled(uplink.rows, adapters.adapted(bucket).scale, (B,))
+        return uplink._replace(rows=adapters.padded(rows, adapters.largest_rank(family)))
+
+    def server_update(federation, server, received, ctx):
+        new = []
+        for old, uploads in zip(server, adapters.joined(federation, received, prepare)):
+            weights = adapters.sample_weights(uploads)
+            rows = mean_product(uploads.uplink.rows, weights, old.rows)
+            model = Model(rows, adapters.mean_head(uploads, old.head))
+            new.append(select(weights.any(), model, old))
+        return new, {}
+
+    return Method(
+        name="flexlora",
+        training=training,
+        check=check,
+        init_server=adapters.init_models,
+        broadcast=broadcast,
+        receive=receive,
+        client_update=client_update,
+        server_update=server_update,
+        wire=Wire(positions="nested"),
+    )

@@ -1,0 +1,272 @@
+"""FLoRA (Wang et al., NeurIPS 2024): adapters are stacked and merged into the extractor.
+
+    client:  W_i <- W_i + B A of the last round's stack; new random A_i, B_i = 0; head_i <- head;
+             then local epochs of cross-entropy
+    server:  A <- [p_1 s_1 A_1; p_2 s_2 A_2; ...], B <- [B_1, B_2, ...], p_i = n_i / sum_j n_j and
+             s_i = alpha / r_i; averages the heads by samples
+    predict: the client's merged extractor and head, with what training has made of A_i and B_i
+    up:      L + H: adapters of the client's rank, and the head
+    down:    L' + H, L' all L of the last round: the stack of all who sent one, and the head; all of
+             B A so far to a client that has missed a stack
+    fits:    adapters of several ranks (`config.model.lora`), few clients a round, since the stack
+             grows with them
+    paper:   https://arxiv.org/abs/2409.05976
+
+Settled here:
+* B A is the mean of the products exactly. The paper has one scale for all ranks, as here with
+  `config.model.lora_alpha` 0; with another each adapter has its own.
+* No client keeps an adapter: it keeps W_i, as the sum of the products beside the frozen weights,
+  and the server has the same sum. A client adds a stack once, by the number of its round.
+* The server counts a client as up to date in the round whose upload arrived. One that has missed
+  more than the last stack gets the sum itself, [inputs, outputs] of each layer.
+* A client without samples is not in the stack; without any the sum stays. The head is averaged by
+  samples. Batch statistics stay with each client.
+* The released code's FedIT, a baseline in its tables, keeps the first client's adapter alone.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import Bucket, head_scores, init_variables, own_features
+from fedjax_ht.core.context import Received
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method, View, Wire
+from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
+from fedjax_ht.methods.shared import adapters
+from fedjax_ht.methods.shared.adapters import AdapterUplink, Rows
+from fedjax_ht.methods.shared.averaging import sent_samples
+from fedjax_ht.methods.shared.supervised import train_model
+from fedjax_ht.models.adapters import A, B
+
+NEVER = -2
+"""Number of the round of a stack that was never made."""
+
+
+class Stack(NamedTuple):
+    """A family at the server.
+
+    Attributes:
+      rows: A and B of the last stack, float [S, ...] each; S is the sum of the family's ranks, and
+        each client has places of its own.
+      held: bool [S], the rows of clients that sent one.
+      total: the sum of all products B A, float [..., inputs, outputs] of each layer.
+      head: the head.
+      made, before: int32, the rounds of the last stack and of the one before.
+    """
+
+    rows: Rows
+    held: jax.Array
+    total: PyTree
+    head: PyTree
+    made: jax.Array
+    before: jax.Array
+
+
+class Server(NamedTuple):
+    """The server's state.
+
+    Attributes:
+      stacks: an entry for each family.
+      heard: int32 [num_clients], the last round of which a client's upload arrived, or -1.
+    """
+
+    stacks: list[Stack]
+    heard: jax.Array
+
+
+class Downlink(NamedTuple):
+    """A message to a client, with the stack, the total or neither.
+
+    Attributes:
+      rows: the stack, `Masked` by row, those that are sent first.
+      total: the sum of all products, each `Masked` as a whole.
+      head: the head.
+      made: Metadata(int32), the round of the last stack.
+    """
+
+    rows: Rows
+    total: PyTree
+    head: PyTree
+    made: Metadata
+
+
+def products_of(rows: Rows) -> PyTree:
+    """Computes A^T B^T, float [..., inputs, outputs] of each layer, summed over rows."""
+
+    def product(pair):
+        return jnp.einsum("s...i,s...o->...io", pair[A], pair[B], precision="highest")
+
+    return jax.tree.map(product, rows, is_leaf=adapters.is_pair)
+
+
+def stacked(uploads: Received, places: np.ndarray, size: int) -> tuple[Rows, jax.Array]:
+    """Stacks a family's adapters, each A times the client's share of the samples.
+
+    Args:
+      uploads: an (`AdapterUplink`, bool [r], the rows that the client holds) of each client.
+      places: int [num_clients], the first place of each client.
+      size: the number of places.
+
+    Returns:
+      The rows, float [size, ...], zeros where nobody sent any; and bool [size], where one did.
+    """
+    uplink, held = uploads.uplink
+    weights = adapters.sample_weights(uploads._replace(uplink=uplink))
+    shares = weights / jnp.maximum(weights.sum(), jnp.finfo(jnp.float32).tiny)
+    first = jnp.asarray(places)[jnp.where(uploads.arrived, uploads.info.id, 0)]
+    where = first[:, None] + jnp.arange(held.shape[1])
+    # Rows that nobody sent have no place: they may hold NaN, and are dropped.
+    where = jnp.where(held & (shares > 0)[:, None], where, size).ravel()
+
+    def put(x):
+        return (
+            jnp.zeros((size, *x.shape[2:])).at[where].set(x.reshape(-1, *x.shape[2:]), mode="drop")
+        )
+
+    def put_pair(pair):
+        a, b = pair[A], pair[B]
+        return {A: put(a * shares.reshape(-1, *(1,) * (a.ndim - 1))), B: put(b)}
+
+    rows = jax.tree.map(put_pair, uplink.rows, is_leaf=adapters.is_pair)
+    return rows, jnp.zeros(size, bool).at[where].set(True, mode="drop")
+
+
+def _prepare(family: list[Bucket], bucket: Bucket, uplink: AdapterUplink):
+    """Pads an upload to the family's rank, A times its scale, and says which rows it holds."""
+    extractor, rank = adapters.adapted(bucket), adapters.largest_rank(family)
+    rows = adapters.padded(adapters.scaled(uplink.rows, extractor.scale, (A,)), rank)
+    return uplink._replace(rows=rows), jnp.arange(rank) < extractor.rank
+
+
+@checked
+def flora(training: LocalTraining) -> Method:
+    """Makes FLoRA, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training.
+    """
+
+    def check(federation):
+        adapters.require_adapters("flora", federation)
+
+    def init_server(federation, key):
+        stacks = []
+        families = adapters.families_of(federation)
+        for family, model in zip(families, adapters.init_models(federation, key)):
+            size = _places(federation, family)[1]
+            rows = jax.tree.map(lambda x, n=size: jnp.zeros((n, *x.shape[1:])), model.rows)
+            never = jnp.int32(NEVER)
+            stacks.append(
+                Stack(
+                    rows=rows,
+                    held=jnp.zeros(size, bool),
+                    total=products_of(rows),
+                    head=model.head,
+                    made=never,
+                    before=never,
+                )
+            )
+        return Server(stacks, jnp.full(federation.num_clients, -1, jnp.int32))
+
+    def broadcast(federation, bucket, server, ctx):
+        stack = adapters.state_for(federation, bucket, server.stacks)
+        heard = server.heard[ctx.info.id]
+        behind = stack.before >= heard
+        last_alone = ~behind & (stack.made >= heard)
+        # The rows that are sent come first, so that their number tells which they are.
+        order = jnp.argsort(~stack.held, stable=True)
+        mask = stack.held[order] & last_alone
+        return Downlink(
+            rows=jax.tree.map(lambda x: Masked(x[order], mask, FIRST_ROWS), stack.rows),
+            total=jax.tree.map(lambda x: Masked(x, behind, FIRST_ROWS), stack.total),
+            head=stack.head,
+            made=Metadata(stack.made),
+        )
+
+    def init_client(bucket, ctx):
+        client = init_variables(bucket, ctx.key)
+        form = jax.eval_shape(lambda base: products_of(adapters.to_rows(base)), _base(client))
+        total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
+        return client | {"total": total, "merged": jnp.int32(NEVER)}
+
+    def receive(bucket, client, downlink, data, ctx):
+        made = downlink.made.value
+        added = jax.tree.map(jnp.add, client["total"], products_of(dense(downlink.rows)))
+        # A stack that came before, and whose upload was lost, comes again: it is added once.
+        total = select(client["merged"] < made, added, client["total"])
+        sent = jax.tree.leaves(downlink.total, is_leaf=lambda x: isinstance(x, Masked))[0].mask
+        total = select(sent, dense(downlink.total), total)
+        fresh = init_variables(bucket, ctx.key)["params"]["base"]
+        params = {"base": fresh, "head": downlink.head}
+        return client | {"params": params, "total": total, "merged": made}
+
+    def client_update(bucket, client, downlink, data, ctx):
+        merged = adapters.with_products(bucket, client["total"])
+        client, result = train_model(training, merged, client, data, ctx)
+        rows = adapters.to_rows(_base(client))
+        uplink = AdapterUplink(rows, client["params"]["head"], sent_samples(ctx, "samples"))
+        return client, uplink, {"loss": result.loss}
+
+    def predict(bucket, client, downlink, x, mask):
+        merged = adapters.with_products(bucket, client["total"])
+        return {"head": head_scores(merged, client, x, mask)}
+
+    def features(bucket, client, x, mask):
+        return own_features(adapters.with_products(bucket, client["total"]), client, x, mask)
+
+    def server_update(federation, server, received, ctx):
+        stacks, heard, round = [], server.heard, ctx.round.astype(jnp.int32)
+        joined = adapters.joined(federation, received, _prepare)
+        families = adapters.families_of(federation)
+        for family, old, uploads in zip(families, server.stacks, joined):
+            rows, held = stacked(uploads, *_places(federation, family))
+            of_heads = uploads._replace(uplink=uploads.uplink[0])
+            new = Stack(
+                rows=rows,
+                held=held,
+                total=jax.tree.map(jnp.add, old.total, products_of(rows)),
+                head=adapters.mean_head(of_heads, old.head),
+                made=round,
+                before=old.made,
+            )
+            stacks.append(select(held.any(), new, old))
+        for uploads in received.values():
+            # Clients that did not arrive have no place in the array.
+            ids = jnp.where(uploads.arrived, uploads.info.id, len(heard))
+            heard = heard.at[ids].set(round, mode="drop")
+        return Server(stacks, heard), {}
+
+    return Method(
+        name="flora",
+        training=training,
+        check=check,
+        init_server=init_server,
+        init_client=init_client,
+        broadcast=broadcast,
+        receive=receive,
+        client_update=client_update,
+        predict=predict,
+        server_update=server_update,
+        # A late upload was trained on an older sum, and its sender is not up to date.
+        wire=Wire(positions="own", redrawn=True),
+        view=View(features=features),
+    )
+
+
+def _base(client: PyTree) -> PyTree:
+    return client["params"]["base"]
+
+
+def _places(federation, family: list[Bucket]) -> tuple[np.ndarray, int]:
+    """Returns the first place in the stack of each client, int [num_clients], and how many places
+    there are; clients of other families have none."""
+    ranks = np.zeros(federation.num_clients, np.int64)
+    for bucket in family:
+        ranks[list(federation.members(bucket))] = adapters.adapted(bucket).rank
+    ends = np.cumsum(ranks)
+    return ends - ranks, int(ends[-1])

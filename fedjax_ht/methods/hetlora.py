@@ -1,0 +1,228 @@
+"""HetLoRA (Cho et al., EMNLP 2024): zero-padded adapters, weighted by the norm of their product.
+
+    client:  A_i <- the first r_i rows of A, B_i <- the first r_i columns of B, head_i <- head, then
+             local epochs of cross-entropy + lam sum_layers |A_i[k:]| |B_i[:, k:]|, k =
+             floor(gamma r_i); if that sum has fallen meanwhile, r_i <- max(min_rank, k)
+    server:  A <- sum_i p_i A_i, B <- sum_i p_i B_i, zero-padded, p_i = |B_i A_i| / sum_j |B_j A_j|
+             over all layers; averages the heads by samples
+    predict: the client's copy of adapters and head
+    up:      L + H: adapters of the client's rank, and the head
+    down:    L + H: adapters of the client's rank, and the head
+    fits:    adapters of several ranks (`config.model.lora`), on one trained extractor or a few
+    paper:   https://arxiv.org/abs/2401.06432
+
+Norms are Frobenius norms. Settled here:
+* With one alpha for all ranks, adapters are averaged times sqrt(alpha / r_i), and divided by it on
+  the way down, so that different scales agree; with a scale of 2 for all, by
+  `config.model.lora_alpha` 0, that changes nothing. Norms are of B_i A_i without a scale.
+* The regulariser has a gradient, as in the paper; FlexLoRA's code, which has HetLoRA as a baseline,
+  takes norms without one. At zero, where B starts, its gradient is zero.
+* The server remembers a client's rank by the rows that the client has sent; a client whose upload
+  is lost has not pruned.
+* lam and min_rank are settings here. prune=False leaves ranks and loss as they are;
+  weighting="samples" is the zero padding that FLoRA's paper compares with.
+* A client without samples, or whose product is zero, has no weight; without any weight adapters
+  stay. Batch statistics stay with each client.
+"""
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ht.core.annotations import Count, NonNegative, Part, SearchRange
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.context import Received
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense
+from fedjax_ht.methods.shared import adapters
+from fedjax_ht.methods.shared.adapters import AdapterUplink, Model, Rows
+from fedjax_ht.methods.shared.averaging import sent_samples, weighted_mean
+from fedjax_ht.methods.shared.supervised import train_model
+
+
+class Server(NamedTuple):
+    """The server's state.
+
+    Attributes:
+      models: each family's adapters, times the root of their scale, and head.
+      ranks: int32 [num_clients], the rank of each client; () where none is pruned.
+    """
+
+    models: list[Model]
+    ranks: Any
+
+
+class Prepared(NamedTuple):
+    """An upload among those of its family.
+
+    Attributes:
+      upload: the upload, with rows of the family's largest rank.
+      norm: float32, the norm of its product.
+    """
+
+    upload: AdapterUplink
+    norm: jax.Array
+
+
+def sent_rows(rows: Rows, rank: jax.Array) -> Rows:
+    """Masks adapters so that their first `rank` rows are sent."""
+
+    def masked(x):
+        return Masked(x, jnp.arange(len(x)) < rank, FIRST_ROWS)
+
+    return jax.tree.map(masked, rows)
+
+
+def rank_of(rows: Rows) -> jax.Array:
+    """Counts the rows of adapters that are sent, int32 []."""
+    first = jax.tree.leaves(rows, is_leaf=lambda x: isinstance(x, Masked))[0]
+    return jnp.sum(first.mask, axis=-1, dtype=jnp.int32)
+
+
+def tail_norms(rows: Rows, first: jax.Array) -> jax.Array:
+    """Computes sum_layers |A[first:]| |B[:, first:]|, whose gradient is zero at zero."""
+
+    def norm(x):
+        tail = jnp.arange(len(x)).reshape(-1, *(1,) * (x.ndim - 1)) >= first
+        square = jnp.sum(jnp.square(jnp.where(tail, x, 0)), axis=(0, -1))
+        # The inner `where` keeps the root's infinite slope at zero out of the gradient.
+        return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+
+    total = jnp.float32(0)
+    for pair in adapters.pairs_of(rows):
+        a, b = map(norm, pair.values())
+        total += jnp.sum(a * b)
+    return total
+
+
+@checked
+def hetlora(
+    training: LocalTraining,
+    lam: Annotated[NonNegative, SearchRange(0.0001, 0.1)] = 0.001,
+    gamma: Part = 0.99,
+    *,
+    prune: bool = True,
+    min_rank: Count = 1,
+    weighting: Literal["norms", "samples"] = "norms",
+) -> Method:
+    """Makes HetLoRA, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training.
+      lam: weight of the regulariser of the last rows, where clients prune.
+      gamma: share of a rank that is left of it in a pruning.
+      prune: True lets clients prune their ranks.
+      min_rank: rank below which none is pruned.
+      weighting: weights of the mean, norms of products or the clients' numbers of samples.
+    """
+
+    def check(federation):
+        adapters.require_adapters("hetlora", federation)
+
+    def init_server(federation, key):
+        models = []
+        families = adapters.families_of(federation)
+        for family, model in zip(families, adapters.init_models(federation, key)):
+            root = adapters.adapted(adapters.largest(family)).scale ** 0.5
+            models.append(model._replace(rows=adapters.scaled(model.rows, root)))
+        return Server(models, jnp.asarray(_first_ranks(federation)) if prune else ())
+
+    def broadcast(federation, bucket, server, ctx):
+        extractor = adapters.adapted(bucket)
+        model = adapters.state_for(federation, bucket, server.models)
+        rows = adapters.first_rows(model.rows, extractor.rank)
+        rows = adapters.scaled(rows, extractor.scale**-0.5)
+        if prune:
+            rows = sent_rows(rows, server.ranks[ctx.info.id])
+        return model._replace(rows=rows)
+
+    def receive(bucket, client, downlink, data, ctx):
+        base = adapters.from_rows(dense(downlink.rows))
+        return client | {"params": {"base": base, "head": downlink.head}}
+
+    def tail(params: PyTree, first: jax.Array) -> jax.Array:
+        return tail_norms(adapters.to_rows(params["base"]), first)
+
+    def train_and_prune(bucket, client, downlink, data, ctx):
+        """Trains a client; returns its state, its rows, of which the first are sent, and a loss."""
+        rank, before = rank_of(downlink.rows), client["params"]
+        first = jnp.floor(gamma * rank).astype(jnp.int32)
+        client, result = adapters.train_where(
+            training,
+            bucket,
+            client,
+            data,
+            ctx,
+            trained=before,
+            put=dict,
+            penalty=lambda params: lam * tail(params, first),
+        )
+        fallen = tail(client["params"], first) < tail(before, first)
+        pruned = jnp.minimum(rank, jnp.maximum(min_rank, first))
+        rows = adapters.to_rows(client["params"]["base"])
+        rows = sent_rows(rows, jnp.where(fallen, pruned, rank))
+        base = adapters.from_rows(dense(rows))
+        return client | {"params": client["params"] | {"base": base}}, rows, result.loss
+
+    def client_update(bucket, client, downlink, data, ctx):
+        if prune:
+            client, rows, loss = train_and_prune(bucket, client, downlink, data, ctx)
+        else:
+            client, result = train_model(training, bucket, client, data, ctx)
+            rows, loss = adapters.to_rows(client["params"]["base"]), result.loss
+        uplink = AdapterUplink(rows, client["params"]["head"], sent_samples(ctx, "samples"))
+        return client, uplink, {"loss": loss}
+
+    def prepare(family, bucket, uplink):
+        extractor, rows = adapters.adapted(bucket), dense(uplink.rows)
+        norm = adapters.product_norm(rows)
+        rows = adapters.scaled(rows, extractor.scale**0.5)
+        rows = adapters.padded(rows, adapters.largest_rank(family))
+        return Prepared(uplink._replace(rows=rows), norm)
+
+    def server_update(federation, server, received, ctx):
+        models = []
+        joined = adapters.joined(federation, received, prepare)
+        for old, uploads in zip(server.models, joined):
+            upload, norms = uploads.uplink
+            uploads = uploads._replace(uplink=upload)
+            weights = adapters.sample_weights(uploads)
+            if weighting == "norms":
+                weights = jnp.where(weights > 0, norms, 0)
+            mean = weighted_mean(upload.rows, weights)
+            rows = select(weights.any(), mean, old.rows)
+            models.append(Model(rows, adapters.mean_head(uploads, old.head)))
+        ranks = _new_ranks(server.ranks, received) if prune else ()
+        return Server(models, ranks), {}
+
+    return Method(
+        name="hetlora",
+        training=training,
+        check=check,
+        init_server=init_server,
+        broadcast=broadcast,
+        receive=receive,
+        client_update=client_update,
+        server_update=server_update,
+        wire=Wire(positions="nested"),
+    )
+
+
+def _first_ranks(federation: Federation) -> np.ndarray:
+    """Returns the rank of each client's architecture, int32 [num_clients]."""
+    ranks = [adapters.adapted(bucket).rank for bucket in federation.buckets]
+    return np.array(ranks, np.int32)[np.array(federation.assignment)]
+
+
+def _new_ranks(ranks: jax.Array, received: dict[str, Received]) -> jax.Array:
+    """Puts the ranks of the uploads that arrived in place."""
+    for arrived in received.values():
+        # Padding and absent clients have no place in the array, and what they sent is dropped.
+        places = jnp.where(arrived.arrived, arrived.info.id, len(ranks))
+        ranks = ranks.at[places].set(rank_of(arrived.uplink.rows), mode="drop")
+    return ranks

@@ -1,0 +1,300 @@
+"""Low-rank adapters of several ranks at a server: families, rows of adapters, and their training.
+
+A family is all clients whose models are one but for the rank of their adapters. Adapters of a
+family travel and are averaged by rows: entry j of "lora_a", float [r, ..., inputs], and of
+"lora_b", float [r, ..., outputs], is the j-th row of A and the j-th column of B. A smaller rank has
+the first rows of a larger one. Between the row and the width stand the axes of stacked blocks, if
+any (`models.stacking`).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.aggregation import gather_received
+from fedjax_ht.core.batches import Batch
+from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
+from fedjax_ht.core.context import Context, Received
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
+from fedjax_ht.core.module_checks import FROZEN
+from fedjax_ht.core.reductions import weighted_sum
+from fedjax_ht.core.samples import Data
+from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.core.wire import Metadata
+from fedjax_ht.losses import cross_entropy
+from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
+from fedjax_ht.models.adapters import A, Adapted, B, is_adapted, merged_kernels
+
+RANK_AXIS = {A: -2, B: -1}
+
+Rows = PyTree
+"""Adapters by rows: the tree of an extractor's adapted layers, {"lora_a", "lora_b"} each."""
+
+
+class AdapterUplink(NamedTuple):
+    """A client's upload.
+
+    Attributes:
+      rows: its adapters, or all A or all B of them.
+      head: its head; () where it stays with the client.
+      num_samples: Metadata(int32), the client's number of training samples.
+    """
+
+    rows: Rows
+    head: PyTree
+    num_samples: Metadata | tuple
+
+
+class Model(NamedTuple):
+    """A family's adapters and head, at the server or as they come down to a client.
+
+    Attributes:
+      rows: adapters of the family's largest rank, or of the client's.
+      head: the head.
+    """
+
+    rows: Rows
+    head: PyTree
+
+
+def require_adapters(name: str, federation: Federation) -> None:
+    """Checks a federation for a method that exchanges adapters.
+
+    Raises:
+      ValueError: a model has no adapters. One line.
+    """
+    for bucket in federation.buckets:
+        if not is_adapted(bucket.module):
+            raise ValueError(
+                f"{name} exchanges low-rank adapters, and model {bucket.name!r} has none; adapt it "
+                "by fl.models.lora (in a config: set model.lora to rank=2,4,8)"
+            )
+
+
+def adapted(bucket: Bucket) -> Adapted:
+    """Returns the extractor of a bucket's models."""
+    module: Any = bucket.module  # `require_adapters` has seen it
+    return module.base
+
+
+def families_of(federation: Federation) -> list[list[Bucket]]:
+    """Groups the buckets whose models differ in the rank alone, by their lowest client id."""
+    families: dict[Any, list[Bucket]] = {}
+    for bucket in sorted(federation.buckets, key=federation.members):
+        module: Any = bucket.module
+        families.setdefault(module.clone(base=module.base.clone(rank=1)), []).append(bucket)
+    return list(families.values())
+
+
+def largest(family: list[Bucket]) -> Bucket:
+    """Returns the bucket of the family's largest rank."""
+    return max(family, key=lambda bucket: adapted(bucket).rank)
+
+
+def largest_rank(family: list[Bucket]) -> int:
+    """Returns the family's largest rank."""
+    return adapted(largest(family)).rank
+
+
+def state_for(federation: Federation, bucket: Bucket, states: list[Any]) -> Any:
+    """Returns the entry of a bucket's family in a list with one for each family."""
+    families = families_of(federation)
+    (place,) = (i for i, family in enumerate(families) if bucket in family)
+    return states[place]
+
+
+# Rows
+
+
+def is_pair(node: Any) -> bool:
+    """Returns True for the adapter of a layer, {"lora_a", "lora_b"}, or for one of the two."""
+    return isinstance(node, dict) and (A in node or B in node)
+
+
+def to_rows(adapters: PyTree) -> Rows:
+    """Turns adapters as parameters, A [..., r, inputs] and B [..., outputs, r], into rows."""
+
+    def by_rows(pair):
+        return {name: jnp.moveaxis(x, RANK_AXIS[name], 0) for name, x in pair.items()}
+
+    return jax.tree.map(by_rows, adapters, is_leaf=is_pair)
+
+
+def from_rows(rows: Rows) -> PyTree:
+    """Inverts `to_rows`."""
+
+    def as_parameters(pair):
+        return {name: jnp.moveaxis(x, 0, RANK_AXIS[name]) for name, x in pair.items()}
+
+    return jax.tree.map(as_parameters, rows, is_leaf=is_pair)
+
+
+def part_of(adapters: PyTree, name: str) -> PyTree:
+    """Returns all A or all B of adapters, as parameters or as rows."""
+    return jax.tree.map(lambda pair: {name: pair[name]}, adapters, is_leaf=is_pair)
+
+
+def united(first: PyTree, second: PyTree) -> PyTree:
+    """Returns adapters of all A and all B, in either order."""
+    return jax.tree.map(lambda a, b: a | b, first, second, is_leaf=is_pair)
+
+
+def first_rows(rows: Rows, rank: int) -> Rows:
+    """Cuts adapters to the first `rank` rows."""
+    return jax.tree.map(lambda x: x[:rank], rows)
+
+
+def padded(rows: Rows, rank: int) -> Rows:
+    """Lengthens adapters to `rank` rows by zeros."""
+
+    def pad(x):
+        return jnp.pad(x, [(0, rank - len(x))] + [(0, 0)] * (x.ndim - 1))
+
+    return jax.tree.map(pad, rows)
+
+
+def scaled(rows: Rows, factor: float | jax.Array, names: tuple[str, ...] = (A, B)) -> Rows:
+    """Multiplies adapters by a factor: of each layer the entries `names`."""
+
+    def scale(pair):
+        return {name: x * factor if name in names else x for name, x in pair.items()}
+
+    return jax.tree.map(scale, rows, is_leaf=is_pair)
+
+
+def pairs_of(rows: Rows) -> list[dict[str, jax.Array]]:
+    """Returns the adapters of all layers, in the order of the tree."""
+    return jax.tree.leaves(rows, is_leaf=is_pair)
+
+
+def product_norm(rows: Rows) -> jax.Array:
+    """Computes the Frobenius norm of B A over all layers, a float32 scalar."""
+    total = jnp.float32(0)
+    for pair in pairs_of(rows):
+        # |B A|^2 is the sum of the entrywise product of two small matrices, B^T B and A A^T.
+        grams = [
+            jnp.einsum("r...i,s...i->...rs", pair[name], pair[name], precision="highest")
+            for name in (A, B)
+        ]
+        total += jnp.sum(grams[0] * grams[1])
+    return jnp.sqrt(jnp.maximum(total, 0))
+
+
+# Servers
+
+
+def init_models(federation: Federation, key: jax.Array) -> list[Model]:
+    """Draws each family's first adapters, of its largest rank, and head; a `Method.init_server`."""
+    models = []
+    for i, family in enumerate(families_of(federation)):
+        params = init_variables(largest(family), jax.random.fold_in(key, i))["params"]
+        models.append(Model(to_rows(params["base"]), params["head"]))
+    return models
+
+
+def joined(
+    federation: Federation,
+    received: dict[str, Received],
+    prepare: Callable[[list[Bucket], Bucket, PyTree], PyTree],
+) -> list[Received]:
+    """Joins the uplinks of each family, in the order of `gather_received`.
+
+    Args:
+      federation: the federation, whose buckets form the families.
+      received: the uplinks.
+      prepare: (family, bucket, uplink of one of the bucket's clients) -> an uplink whose shapes are
+        those of all clients of the family.
+    """
+    uploads = []
+    for family in families_of(federation):
+        prepared = {}
+        for bucket in family:
+            arrived = received[bucket.name]
+            uplink = jax.vmap(functools.partial(prepare, family, bucket))(arrived.uplink)
+            prepared[bucket.name] = arrived._replace(uplink=uplink)
+        uploads.append(gather_received(prepared))
+    return uploads
+
+
+def mean_by_rows(rows: Rows, weights: jax.Array, held: jax.Array, old: Rows) -> Rows:
+    """Averages each row over the clients that hold it.
+
+    Args:
+      rows: stacked adapters [P, r, ...].
+      weights: float32 [P], of each client.
+      held: bool [P, r], the rows that clients hold.
+      old: the rows [r, ...] that stay where nobody holds them.
+    """
+    shares = jnp.where(held, weights[:, None], 0)
+    total = shares.sum(0)
+    shares = shares / jnp.where(total > 0, total, 1)
+
+    def mean(x, before):
+        above = (1,) * (x.ndim - 2)  # axes behind the rows
+        sums = weighted_sum(x, shares.reshape(*shares.shape, *above))
+        return jnp.where((total > 0).reshape(-1, *above), sums, before)
+
+    return jax.tree.map(mean, rows, old)
+
+
+def sample_weights(received: Received) -> jax.Array:
+    """Weights of a mean by samples, float32 [P], see `averaging.client_weights`."""
+    return client_weights(received, received.uplink.num_samples)
+
+
+def mean_head(received: Received, old: PyTree) -> PyTree:
+    """Averages heads by samples; `old` stays where no client with samples arrived."""
+    weights = sample_weights(received)
+    return select(weights.any(), weighted_mean(received.uplink.head, weights), old)
+
+
+# Clients
+
+
+def with_products(bucket: Bucket, products: PyTree) -> Bucket:
+    """Adds matrices [..., inputs, outputs] to the frozen kernels of a bucket's adapted layers."""
+    frozen = bucket.weights[FROZEN]
+    base = merged_kernels(frozen["base"], products)
+    return dataclasses.replace(bucket, weights=bucket.weights | {FROZEN: frozen | {"base": base}})
+
+
+def train_where(
+    training: LocalTraining,
+    bucket: Bucket,
+    client: PyTree,
+    data: Data,
+    ctx: Context,
+    *,
+    trained: PyTree,
+    put: Callable[[PyTree], PyTree],
+    penalty: Callable[[PyTree], jax.Array] | None = None,
+) -> tuple[PyTree, TrainingResult]:
+    """Trains a part of a client's parameters by cross-entropy.
+
+    Args:
+      training, bucket, client, data, ctx: as for `supervised.train_model`.
+      trained: the part; the optimiser has no state of others.
+      put: (the part) -> all parameters {"base", "head"}.
+      penalty: (the part) -> scalar added to the loss; None adds nothing.
+
+    Returns:
+      The client's new state, and the result of the training, whose parameters are the part.
+    """
+
+    def loss(part, stats, batch: Batch, key) -> Loss:
+        params = put(part)
+        rows, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
+        value = cross_entropy(logits(bucket, params, rows), batch.y, batch.mask)
+        if penalty is not None:
+            value = value + penalty(part)
+        return Loss(value, stats)
+
+    result = train(
+        training, loss, trained, client["stats"], data, key=ctx.key, num_classes=bucket.num_classes
+    )
+    return client | {"params": put(result.params), "stats": result.stats}, result

@@ -1,0 +1,267 @@
+"""Servers of low-rank adapters beside NumPy, and what each leaves its clients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_ht as fl
+from fedjax_ht.core.bucket import with_frozen
+from fedjax_ht.core.context import ClientInfo, Context, Received
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata
+from fedjax_ht.methods.hetlora import rank_of, tail_norms
+from fedjax_ht.methods.shared import adapters
+from fedjax_ht.methods.shared.adapters import AdapterUplink
+from fedjax_ht.models import SplitModel, lora
+from fedjax_ht.models.layers import Linear
+from fedjax_ht.simulation.simulation import make_simulation
+from tests.federations import adapted_federation, federation_data, play, to_host
+from tests.reference import adapters as reference
+from tests.tiny import Flat
+
+RANKS, SAMPLES, INPUTS, OUTPUTS = (4, 2, 1), (10, 20, 30), 7, 5
+TRAINING = fl.LocalTraining(optax.sgd(0.1), batch_size=4)
+
+
+def linear_federation(alpha: float | None = 16.0, ranks=RANKS) -> fl.Federation:
+    """A client of each rank on one linear extractor."""
+    extractor = SplitModel(Flat(OUTPUTS), Linear(3))
+    modules = {f"rank{rank}": lora(extractor, rank, alpha=alpha) for rank in ranks}
+    return fl.make_federation(modules, (INPUTS, 1, 1), 3, num_clients=len(ranks))
+
+
+def random_clients(alpha: float | None) -> list[reference.Client]:
+    rng, clients = np.random.default_rng(0), []
+    for rank, samples in zip(RANKS, SAMPLES):
+        a, b = rng.normal(size=(rank, INPUTS)), rng.normal(size=(OUTPUTS, rank))
+        scale = 2.0 if alpha is None else alpha / rank
+        clients.append(reference.Client(a.astype(np.float32), b.astype(np.float32), samples, scale))
+    return clients
+
+
+def uploads(federation, clients, names=("lora_a", "lora_b"), wrap=lambda rows: rows):
+    """The clients' uplinks, each in its bucket beside one that did not arrive."""
+    received = {}
+    for i, (bucket, client) in enumerate(zip(federation.buckets, clients)):
+        pair = {"lora_a": client.a, "lora_b": client.b.T}
+        rows = wrap({"fc": {name: jnp.asarray(pair[name]) for name in names}})
+        head = {"kernel": jnp.full((OUTPUTS, 3), float(i)), "bias": jnp.zeros(3)}
+        uplink = AdapterUplink(rows, head, Metadata(jnp.int32(client.samples)))
+        lost = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan) if x.dtype == float else x, uplink)
+        stacked = jax.tree.map(lambda *xs: jnp.stack(xs), uplink, lost)
+        ids, counts = jnp.array([i, 99]), jnp.array([client.samples] * 2)
+        info = ClientInfo(ids, counts, jnp.full(2, -1))
+        received[bucket.name] = Received(stacked, info, jnp.array([True, False]))
+    return received
+
+
+def served(method: Method, federation, received, rounds: int = 1):
+    """The server's state before the first round and after some with the same uploads."""
+    states = [method.init_server(federation, jax.random.key(3))]
+    for round in range(rounds):
+        key = jax.random.key(round)
+        ctx = Context(key, jnp.int32(round), None, shared_key=key)
+        states.append(method.server_update(federation, states[-1], received, ctx)[0])
+    return states
+
+
+def downlink(method: Method, federation, server, client: int, last_round: int = 0):
+    info = ClientInfo(jnp.int32(client), jnp.int32(10), jnp.int32(last_round))
+    ctx = Context(jax.random.key(1), jnp.int32(1), info, shared_key=jax.random.key(2))
+    return method.broadcast(federation, federation.buckets[client], server, ctx)
+
+
+def pair_of(rows) -> tuple[np.ndarray, np.ndarray]:
+    """A and B of the one layer."""
+    (pair,) = adapters.pairs_of(rows)
+    return np.asarray(pair["lora_a"]), np.asarray(pair["lora_b"]).T
+
+
+@pytest.mark.parametrize("alpha", [16.0, None])
+def test_flexlora_cuts_the_mean_product(alpha):
+    federation, clients = linear_federation(alpha), random_clients(alpha)
+    method = fl.flexlora(TRAINING)
+    _, server = served(method, federation, uploads(federation, clients))
+    for i, client in enumerate(clients):
+        down = downlink(method, federation, server, i)
+        a, b = pair_of(down.rows)
+        rank = RANKS[i]
+        assert a.shape == (rank, INPUTS) and b.shape == (OUTPUTS, rank)
+        expected = reference.flexlora(clients, rank, client.scale)
+        np.testing.assert_allclose(client.scale * b @ a, expected, rtol=0, atol=1e-4)
+        # Singular values are all in B.
+        np.testing.assert_allclose(a @ a.T, np.eye(rank), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(down.head["kernel"], (0 * 10 + 1 * 20 + 2 * 30) / 60, rtol=1e-6)
+
+
+def test_flexlora_keeps_rows_without_a_component():
+    """Where only the client of rank 1 arrives, other rows of A stay, and their B is zero, so that
+    they go on to train."""
+    federation, clients = linear_federation(), random_clients(16.0)
+    method, received = fl.flexlora(TRAINING), uploads(federation, clients)
+    for name in ("rank4", "rank2"):
+        received[name] = received[name]._replace(arrived=jnp.zeros(2, bool))
+    before, after = served(method, federation, received)
+    old, _ = pair_of(before[0].rows)
+    a, b = pair_of(after[0].rows)
+    np.testing.assert_array_equal(a[1:], old[1:])
+    assert not b[:, 1:].any() and b[:, 0].any()
+
+
+@pytest.mark.parametrize("alpha", [16.0, None])
+@pytest.mark.parametrize("weighting", ["norms", "samples"])
+def test_hetlora_pads_and_weighs(alpha, weighting):
+    federation, clients = linear_federation(alpha), random_clients(alpha)
+    method = fl.hetlora(TRAINING, prune=False, weighting=weighting)
+    _, server = served(method, federation, uploads(federation, clients))
+    for i, client in enumerate(clients):
+        expected = reference.hetlora(clients, RANKS[i], client.scale, weighting == "norms")
+        down = downlink(method, federation, server, i)
+        for value, wanted in zip(pair_of(down.rows), expected):
+            np.testing.assert_allclose(value, wanted, rtol=0, atol=1e-5)
+
+
+def test_hetlora_remembers_pruned_ranks():
+    """The server sends as many rows as a client has sent last, and takes as many for its mean."""
+    federation, clients = linear_federation(), random_clients(16.0)
+    method, kept = fl.hetlora(TRAINING), (3, 2, 1)
+
+    def cut(rows):
+        count = min(len(rows["fc"]["lora_a"]), kept[0])
+        mask = jnp.arange(len(rows["fc"]["lora_a"])) < count
+        return jax.tree.map(lambda x: Masked(x, mask, FIRST_ROWS), rows)
+
+    _, server = served(method, federation, uploads(federation, clients, wrap=cut))
+    assert server.ranks.tolist() == list(kept)
+    pruned = [clients[0]._replace(a=clients[0].a[:3], b=clients[0].b[:, :3]), *clients[1:]]
+    expected, _ = reference.hetlora(pruned, 3, 1.0)
+    # The scale is that of the rank that the client began with.
+    down = downlink(method, federation, server, 0)
+    assert int(rank_of(down.rows)) == 3
+    a = np.asarray(down.rows["fc"]["lora_a"].values)[:3]
+    np.testing.assert_allclose(a * np.sqrt(clients[0].scale), expected, rtol=0, atol=1e-5)
+
+
+def test_hetlora_regulariser():
+    """It is the product of norms of the last rows, with a gradient, which is zero where B is."""
+    client = random_clients(16.0)[0]
+    rows = {"fc": {"lora_a": jnp.asarray(client.a), "lora_b": jnp.asarray(client.b.T)}}
+    tail = functools.partial(tail_norms, first=jnp.int32(2))
+    value, gradient = jax.value_and_grad(tail)(rows)
+    np.testing.assert_allclose(value, reference.tail(client.a, client.b, 0.5), rtol=1e-5)
+    slope = np.linalg.norm(client.b[:, 2:]) / np.linalg.norm(client.a[2:])
+    np.testing.assert_allclose(gradient["fc"]["lora_a"][2:], slope * client.a[2:], rtol=1e-5)
+    assert not gradient["fc"]["lora_a"][:2].any()
+    zero = jax.grad(tail)(adapters.scaled(rows, 0.0, ("lora_b",)))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(zero))
+
+
+def test_hetlora_prunes_where_the_tail_falls():
+    """A strong pull on the last rows shrinks them, and clients of rank 3 go on with 2."""
+    federation = adapted_federation()
+    method = fl.hetlora(TRAINING, lam=10.0, gamma=0.7)
+    simulation = make_simulation(method, federation, federation_data(federation))
+    state = to_host(simulation.init())
+    ranks = [np.asarray(state.server.ranks)]
+    for round in range(3):
+        state, report = play(simulation, state, [0, 4], round=round)
+        ranks.append(np.asarray(state.server.ranks))
+        sent = ranks[-1][[0, 4]].sum() * (16 + 6 + 6 + 8) + 2 * 45
+        assert report.uplink.payload_elements == sent
+    # At the start B is zero, and nothing can fall.
+    np.testing.assert_array_equal(ranks[0], ranks[1])
+    assert ranks[-1][0] == 1 and ranks[-1][4] < 3
+    np.testing.assert_array_equal(np.delete(ranks[-1], [0, 4]), np.delete(ranks[0], [0, 4]))
+
+
+@pytest.mark.parametrize("alpha", [16.0, None])
+def test_flora_stacks_and_merges(alpha):
+    federation, clients = linear_federation(alpha), random_clients(alpha)
+    method, product = fl.flora(TRAINING), reference.mean_product(clients)
+    first, once, twice = served(method, federation, uploads(federation, clients), rounds=2)
+    shares = reference.shares(clients)
+    a = np.concatenate([p * c.scale * c.a for p, c in zip(shares, clients)])
+    b = np.concatenate([c.b for c in clients], axis=1)
+    down = downlink(method, federation, once, 0)
+    sent = down.rows["fc"]["lora_a"].mask
+    assert sent.all() and len(sent) == sum(RANKS)
+    np.testing.assert_allclose(down.rows["fc"]["lora_a"].values, a, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(down.rows["fc"]["lora_b"].values, b.T, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(once.stacks[0].total["fc"].T, product, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(twice.stacks[0].total["fc"].T, 2 * product, rtol=0, atol=1e-5)
+    assert not downlink(method, federation, first, 0).rows["fc"]["lora_a"].mask.any()
+
+
+def test_flora_clients_merge_each_stack_once():
+    """Whoever is reached has the server's sum: with the last stack, with a stack that comes again
+    since the upload was lost, and with the sum itself where stacks were missed."""
+    federation = adapted_federation()
+    method = fl.flora(TRAINING)
+    simulation = make_simulation(method, federation, federation_data(federation))
+    state = to_host(simulation.init())
+    for round, (ids, dropped) in enumerate(
+        [([0, 4], []), ([0, 4], [4]), ([0, 1, 4], []), ([5, 4], [])]
+    ):
+        total = state.server.stacks[0].total
+        state, _ = play(simulation, state, ids, dropped, round)
+        for bucket in federation.buckets:
+            for row, client in enumerate(federation.members(bucket)):
+                if client in ids:
+                    mine = jax.tree.map(lambda x, row=row: x[row], state.clients[bucket.name])
+                    for got, wanted in zip(jax.tree.leaves(mine["total"]), jax.tree.leaves(total)):
+                        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
+
+
+def test_flora_trains_on_the_merged_extractor():
+    """The sum counts in what a client predicts, and its adapters begin anew."""
+    bucket = with_frozen(linear_federation().buckets[0])
+    method = fl.flora(TRAINING)
+    ctx = Context(jax.random.key(0), jnp.int32(0), None)
+    client = method.init_client(bucket, ctx)
+    x, mask = jnp.ones((2, INPUTS, 1, 1)), jnp.ones(2, bool)
+    plain = method.predict(bucket, client, (), x, mask)["head"]
+    total = {"fc": jnp.ones((INPUTS, OUTPUTS))}
+    moved = method.predict(bucket, client | {"total": total}, (), x, mask)["head"]
+    expected = plain + (INPUTS * jnp.ones((2, OUTPUTS))) @ client["params"]["head"]["kernel"]
+    np.testing.assert_allclose(moved, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name, side", [("ffa_lora", "lora_b"), ("fedsa_lora", "lora_a")])
+def test_one_side_is_averaged_over_its_holders(name, side):
+    federation, clients = linear_federation(), random_clients(16.0)
+    method = fl.method_factory(name)(TRAINING)
+    received = uploads(federation, clients, names=(side,))
+    _, server = served(method, federation, received)
+    expected = reference.by_holders(clients, "b" if side == "lora_b" else "a")
+    for i, client in enumerate(clients):
+        down = downlink(method, federation, server, i)
+        if name == "ffa_lora":
+            got, wanted = down.model.rows["fc"][side], expected[: RANKS[i]] / client.scale
+        else:
+            got, wanted = down["fc"][side], expected[: RANKS[i]]
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+
+
+def test_ffa_lora_gives_all_clients_one_a():
+    """Rank r has the first r rows of it, and training leaves it as it is."""
+    federation = adapted_federation()
+    simulation = make_simulation(
+        fl.ffa_lora(TRAINING),
+        federation,
+        federation_data(federation),
+        fl.SimulationOptions(evaluate="trained"),
+    )
+    state, _ = simulation.run_round(simulation.init())
+    sides = {}
+    for bucket in federation.buckets:
+        sides[bucket.name] = np.asarray(
+            state.clients[bucket.name]["params"]["base"]["fc1"]["lora_a"]
+        )
+    assert (sides["narrow"] == sides["narrow"][0]).all() and (
+        sides["wide"] == sides["wide"][0]
+    ).all()
+    np.testing.assert_array_equal(sides["narrow"][0], sides["wide"][0][:2])

@@ -1,0 +1,211 @@
+"""Low-rank adapters: the sum that they are, what is frozen, and where the frozen weights come
+from."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_ht as fl
+from fedjax_ht.core.bucket import frozen_form, frozen_of, put_frozen, with_frozen
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.inputs import zeros
+from fedjax_ht.core.statistics import norm_moments
+from fedjax_ht.metrics.flops import sample_flops
+from fedjax_ht.metrics.memory import training_memory
+from fedjax_ht.metrics.program_flops import program_flops
+from fedjax_ht.models import SplitModel, lora, mlp
+from fedjax_ht.models.adapters import merged_kernels
+from fedjax_ht.models.norm import Norm
+from fedjax_ht.models.vits import ViT
+from fedjax_ht.simulation.simulation import make_simulation
+from fedjax_ht.trust.privacy import Privacy, private
+from tests.federations import (
+    MODULES,
+    NUM_CLASSES,
+    SHAPE,
+    adapted_federation,
+    federation_data,
+    identical,
+    to_host,
+)
+
+BATCH = 3
+BLOCKS = ViT(patch=2, layers=2, heads=1, width=4, mlp_width=4, feature_dim=4)  # scanned
+
+
+class Attention(nn.Module):
+    """flax's attention over the rows of an image, whose layers are nn.DenseGeneral, and a Dense."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.MultiHeadDotProductAttention(num_heads=2, qkv_features=8)(x[..., 0], x[..., 0])
+        return nn.Dense(5)(x.mean(1))
+
+
+class Normed(nn.Module):
+    """A layer and a norm."""
+
+    kind: str
+
+    @nn.compact
+    def __call__(self, x, train=False, mask=None):
+        return Norm(self.kind, name="norm")(nn.Dense(4)(x.reshape(len(x), -1)), train, mask)
+
+
+def drawn(module: nn.Module, shape: tuple[int, ...]):
+    """The bucket of a model, and parameters of its clients that are not zero anywhere."""
+    federation = make_federation({"model": module}, shape, NUM_CLASSES, num_clients=1)
+    bucket = with_frozen(federation.buckets[0])
+    params = fl.init_variables(bucket, jax.random.key(0))["params"]
+    leaves, structure = jax.tree.flatten(params)
+    rng = np.random.default_rng(0)
+    leaves = [jnp.asarray(rng.normal(0, 0.1, x.shape), jnp.float32) for x in leaves]
+    return bucket, jax.tree.unflatten(structure, leaves)
+
+
+def products(adapters, scale: float):
+    """scale A^T B^T of every adapted layer, in NumPy."""
+    if "lora_a" in adapters:
+        a, b = (np.asarray(adapters[name], np.float64) for name in ("lora_a", "lora_b"))
+        return np.asarray(scale * np.swapaxes(b @ a, -1, -2), np.float32)
+    return {name: products(tree, scale) for name, tree in adapters.items()}
+
+
+@pytest.mark.parametrize(
+    "module, shape, layers",
+    [
+        (lora(mlp(NUM_CLASSES, (6, 8)), 2), SHAPE, 2),
+        (lora(SplitModel(Attention(), nn.Dense(NUM_CLASSES)), 3, targets="*query,*out"), SHAPE, 2),
+        (lora(SplitModel(BLOCKS, nn.Dense(NUM_CLASSES)), 2, alpha=None), SHAPE, 4),
+    ],
+    ids=["mlp", "attention", "blocks"],
+)
+def test_adapters_are_the_product_added_to_the_kernel(module, shape, layers):
+    bucket, params = drawn(module, shape)
+    assert len(jax.tree.leaves(params["base"])) == 2 * layers
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(BATCH, *shape)), jnp.float32)
+    got, _ = fl.features(bucket, params, {}, x, jnp.ones(BATCH, bool), train=True)
+    frozen = bucket.weights["frozen"]["base"]
+    merged = merged_kernels(frozen, products(params["base"], module.base.scale))
+    plain = module.clone(base=module.base.module)
+    expected = plain.apply({"params": {"base": merged}}, x, method="features")
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5)
+
+
+def test_ranks_start_from_one_extractor():
+    """B is zero at the start, so that clients of all ranks compute what the extractor does."""
+    buckets = [with_frozen(bucket) for bucket in adapted_federation().buckets]
+    assert identical(buckets[0].weights, buckets[1].weights)
+    x, mask = jnp.ones((BATCH, *SHAPE)), jnp.ones(BATCH, bool)
+    outputs = []
+    for bucket in buckets:
+        client = fl.init_variables(bucket, jax.random.key(1))
+        assert client["params"]["base"]["fc1"]["lora_a"].any()
+        outputs.append(fl.own_features(bucket, client, x, mask))
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_weights_are_frozen_under_the_adapters():
+    """By the name of the architecture or of its entry with a rank; one copy, which stays."""
+    plain = fl.make_federation({"mlp": MODULES["wide"]}, SHAPE, NUM_CLASSES, num_clients=1)
+    trained = fl.init_variables(plain.buckets[0], jax.random.key(7))
+    modules = {f"mlp_r{rank}": lora(MODULES["wide"], rank) for rank in (1, 2)}
+    federation = fl.make_federation(modules, SHAPE, NUM_CLASSES, num_clients=8)
+    weighted = fl.with_weights(federation, {"mlp": trained}, head=True)
+    for bucket in weighted.buckets:
+        assert identical(bucket.weights["frozen"]["base"], trained["params"]["base"])
+        assert identical(bucket.weights["params"], {"head": trained["params"]["head"]})
+    recipe = fl.LocalTraining(optax.sgd(0.1), batch_size=4)
+    results = []
+    for each in (weighted, federation):
+        simulation = make_simulation(fl.local(recipe), each, federation_data(each))
+        state, report = simulation.run_round(simulation.init())
+        # the kernels and biases of the wide model's two layers, for each client, once
+        assert report.frozen_bytes == 8 * 4 * (17 * 6 + 7 * 8)
+        kept = to_host(state)
+        assert simulation.run_round(state)[1].frozen_bytes == 0
+        results.append(kept.clients["mlp_r1"]["params"])
+        assert set(results[-1]["base"]["fc1"]) == {"lora_a", "lora_b"}
+    assert not identical(*results)
+
+
+def step_flops(bucket) -> float:
+    """FLOPs of the gradient of a loss in what one sample's training changes."""
+
+    def loss(params, frozen):
+        model = put_frozen(bucket, (frozen, frozen_of(bucket.shared)))
+        rows, _ = fl.features(model, params, {}, zeros((8, 8, 1)), jnp.ones(1, bool), train=True)
+        return fl.logits(bucket, params, rows).sum()
+
+    params = jax.eval_shape(lambda key: fl.init_variables(bucket, key), jax.random.key(0))["params"]
+    return program_flops(jax.make_jaxpr(jax.grad(loss))(params, frozen_form(bucket)))
+
+
+def test_costs_are_of_adapters():
+    """The optimiser has moments of adapters and head alone, and no gradient of a kernel is taken:
+    a training step multiplies less than one of the whole model."""
+    whole, narrow = mlp(NUM_CLASSES, (64, 64)), lora(mlp(NUM_CLASSES, (64, 64)), 1)
+    buckets, sizes, work = [], [], []
+    for module in (whole, narrow):
+        federation = make_federation({"model": module}, (8, 8, 1), NUM_CLASSES, num_clients=1)
+        buckets.append(federation.buckets[0])
+        recipe = fl.LocalTraining(optax.adam(0.1), batch_size=1)
+        sizes.append(training_memory(buckets[-1], recipe))
+        params = jax.eval_shape(
+            lambda key, bucket=buckets[-1]: fl.init_variables(bucket, key), jax.random.key(0)
+        )["params"]
+        work.append(sum(x.size for x in jax.tree.leaves(params)))
+    head = 65 * NUM_CLASSES
+    assert work == [64 * 64 * 2 + 128 + head, 4 * 64 + head]
+    # four copies of what is trained, one of what is frozen, and a few activations
+    assert sizes[0] > 4 * 4 * work[0]
+    assert sizes[1] < 4 * (4 * work[1] + 64 * 64 * 2 + 128) + 4 * 1000
+    forward = 2 * (64 * 64 * 2 + 64 * NUM_CLASSES)
+    assert sample_flops(buckets[0]) == forward
+    assert sample_flops(buckets[1]) == forward + 2 * 4 * 64
+    whole_step, step = map(step_flops, buckets)
+    # forward, kernels' gradients and those of all layers' inputs but the first's
+    assert whole_step == 3 * forward - 2 * 64 * 64
+    assert step < forward + 2 * 64 * 64 + 2 * 2 * 64 * NUM_CLASSES + 3 * 2 * 4 * 64
+
+
+def test_norms_of_a_frozen_extractor_keep_their_statistics():
+    """Those of batch norms are the client's, and what static ones show is seen, so that privacy of
+    samples refuses either."""
+    for kind in ("batch", "static_batch"):
+        module = lora(SplitModel(Normed(kind), nn.Dense(NUM_CLASSES), stateful=True), 2)
+        federation = make_federation({"model": module}, SHAPE, NUM_CLASSES, num_clients=1)
+        bucket = with_frozen(federation.buckets[0])
+        client = fl.init_variables(bucket, jax.random.key(0))
+        x = jnp.ones((BATCH, *SHAPE)) * jnp.arange(1.0, BATCH + 1)[:, None, None, None]
+        if kind == "batch":
+            assert set(client["stats"]["base"]) == {"norm"}
+            _, stats = fl.features(
+                bucket, client["params"], client["stats"], x, jnp.ones(BATCH, bool), train=True
+            )
+            assert not identical(stats, client["stats"])
+        else:
+            moments = norm_moments(bucket, client["params"], x, jnp.ones(BATCH, bool))[1]
+            assert len(jax.tree.leaves(moments)) == 1
+        method = private(
+            fl.fedit(fl.LocalTraining(optax.sgd(0.1), batch_size=4)), Privacy("sample")
+        )
+        with pytest.raises(ValueError, match="model normalises by batch"):
+            method.check(federation)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match=r"no dense layer matches lora's targets '\*query'; "):
+        make_federation(
+            {"model": lora(MODULES["wide"], 2, targets="*query")}, SHAPE, NUM_CLASSES, 1
+        )
+    with pytest.raises(ValueError, match="rank is 0"):
+        lora(MODULES["wide"], 0)
+    with pytest.raises(ValueError, match="a model without adapters"):
+        lora(lora(MODULES["wide"], 2), 2)
+    with pytest.raises(ValueError, match="exchanges low-rank adapters, and model 'model' has none"):
+        federation = make_federation({"model": MODULES["wide"]}, SHAPE, NUM_CLASSES, 1)
+        fl.fedit(fl.LocalTraining(optax.sgd(0.1))).check(federation)
