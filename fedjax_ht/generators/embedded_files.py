@@ -52,10 +52,10 @@ def load_embedded(path: Path | str) -> Generator:
         image_channels = len(arrays["image/bias"])
         num_classes = len(arrays.get("classes", ()))
         # The widths that the arrays have must fit each other: as those of a generator of this size.
+        # The key is an argument, or else the weights are drawn under `ensure_compile_time_eval`.
         expected = jax.eval_shape(
-            lambda: init_variables(
-                jax.random.key(0), channels, latent_dim, image_channels, num_classes
-            )
+            lambda key: init_variables(key, channels, latent_dim, image_channels, num_classes),
+            jax.random.key(0),
         )
         leaves, structure = jax.tree_util.tree_flatten_with_path(expected)
         for key, leaf in leaves:
