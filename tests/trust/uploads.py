@@ -9,8 +9,9 @@ from fedjax_ht.core.wire import Masked, Metadata
 
 def received(uplink, arrived, first: int = 0) -> Received:
     n = len(arrived)
-    ids = jnp.arange(first, first + n, dtype=jnp.int32)
-    return Received(uplink, ClientInfo(ids, jnp.ones(n, jnp.int32), ids), jnp.asarray(arrived))
+    ids = jnp.asarray(np.arange(first, first + n, dtype=np.int32))
+    ones = jnp.asarray(np.ones(n, np.int32))
+    return Received(uplink, ClientInfo(ids, ones, ids), jnp.asarray(np.array(arrived)))
 
 
 def buckets(widths=(3, 3), rows=4):
@@ -27,7 +28,7 @@ def buckets(widths=(3, 3), rows=4):
             "model": {"w": normal(n, width, 2), "b": normal(n, width)},
             "rows": Masked(normal(n, rows, width), jnp.asarray(rng.random((n, rows)) < 0.7)),
             "entries": Masked(normal(n, 2, 2), jnp.asarray(rng.random((n, 2, 2)) < 0.7)),
-            "count": Metadata(jnp.arange(n)),
+            "count": Metadata(jnp.asarray(np.arange(n, dtype=np.int32))),
         }
 
     return {
