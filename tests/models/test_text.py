@@ -1,6 +1,7 @@
 """Text models: torch's numbers where it is installed, what padding does, initial weights, dropout,
 groups."""
 
+import functools
 import re
 
 import jax
@@ -38,12 +39,27 @@ def texts(count=6, seed=0):
     return np.where(np.arange(LENGTH) < lengths[:, None], tokens, 0).astype(np.int32)
 
 
-def run(name, variables, tokens, **options):
-    options = {"train": False, "key": None} | options
+@functools.cache
+def variables_of(name):
+    return jax.jit(lambda key: init_variables(bucket_of(name), key))(jax.random.key(0))
+
+
+@functools.partial(jax.jit, static_argnames=("name", "train"))
+def run(name, variables, tokens, train=False, key=None):
     mask = jnp.ones(len(tokens), bool)
-    return features(bucket_of(name), variables["params"], {}, jnp.asarray(tokens), mask, **options)[
-        0
-    ]
+    return features(bucket_of(name), variables["params"], {}, tokens, mask, train=train, key=key)[0]
+
+
+@functools.partial(jax.jit, static_argnames="name")
+def value_and_gradient(name, params, tokens):
+    """Returns the sum of the features' squares, and the gradient of the sum of the features."""
+
+    def total(params):
+        hidden = run(name, {"params": params}, tokens)
+        return hidden.sum(), (hidden**2).sum()
+
+    (_, squares), gradient = jax.value_and_grad(total, has_aux=True)(params)
+    return squares, gradient
 
 
 @every_model
@@ -93,7 +109,7 @@ def test_forward_and_one_step_beside_torch(name, precision):
 @every_model
 def test_padding_changes_nothing(name):
     """Neither how much of it there is, nor what its embedding is; and no gradient comes to that."""
-    variables = init_variables(bucket_of(name), jax.random.key(0))
+    variables = variables_of(name)
     tokens = texts()[1:]
     expected = run(name, variables, tokens)
     short = tokens[:, : int(last_token(tokens).max()) + 1]
@@ -103,13 +119,12 @@ def test_padding_changes_nothing(name):
     def table(path):
         return "embedding" in jax.tree_util.keystr(path)
 
-    moved = jax.tree.map_with_path(
-        lambda path, x: x.at[0].set(9.0) if table(path) else x, variables["params"]
-    )
+    def other_padding(path, x):
+        return np.concatenate([np.full_like(x[:1], 9.0), x[1:]]) if table(path) else x
+
+    moved = jax.tree.map_with_path(other_padding, jax.device_get(variables["params"]))
     np.testing.assert_array_equal(run(name, {"params": moved}, tokens), expected)
-    gradients = jax.grad(lambda params: run(name, {"params": params}, tokens).sum())(
-        variables["params"]
-    )
+    _, gradients = jax.device_get(value_and_gradient(name, variables["params"], tokens))
     (gradient,) = [g for path, g in jax.tree.leaves_with_path(gradients) if table(path)]
     used = np.unique(tokens[tokens > 0])
     if name != "transformer":  # whose sum of a normalised vector is always the same
@@ -126,7 +141,7 @@ def test_a_text_of_any_length_beside_a_chunk_is_read_to_its_end(name):
     tokens = np.random.default_rng(0).integers(1, VOCABULARY, (1 + len(lengths), longest))
     for text, length in zip(tokens[1:], lengths):
         text[length:] = 0
-    variables = init_variables(bucket_of(name), jax.random.key(0))
+    variables = variables_of(name)
     together = run(name, variables, tokens)
     assert np.abs(together).max(1).all()
     for row, length in enumerate(lengths, 1):
@@ -136,10 +151,8 @@ def test_a_text_of_any_length_beside_a_chunk_is_read_to_its_end(name):
 
 @every_model
 def test_an_empty_text_is_finite(name):
-    variables = init_variables(bucket_of(name), jax.random.key(0))
-    value, gradients = jax.value_and_grad(
-        lambda p: (run(name, {"params": p}, np.zeros((2, LENGTH), np.int32)) ** 2).sum()
-    )(variables["params"])
+    empty = np.zeros((5, LENGTH), np.int32)  # as many as in the test above: one program for both
+    value, gradients = jax.device_get(value_and_gradient(name, variables_of(name)["params"], empty))
     assert np.isfinite(value) and all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
 
 
@@ -198,7 +211,7 @@ def test_initial_weights_are_torchs(name):
         if name == "transformer"
         else text_model(name, CLASSES, 2000, 64)
     )
-    params = big.init(jax.random.key(1), jnp.ones((1, LENGTH), jnp.int32))["params"]
+    params = jax.jit(big.init)(jax.random.key(1), jnp.ones((1, LENGTH), jnp.int32))["params"]
     flat = {
         jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x)
         for path, x in jax.tree.leaves_with_path(params)
@@ -222,12 +235,14 @@ def test_initial_weights_are_torchs(name):
 
 @pytest.mark.parametrize("name", ["lstm", "gru", "transformer"])
 def test_dropout_needs_a_key_and_training(name):
-    variables, tokens = init_variables(bucket_of(name), jax.random.key(0)), texts()
+    variables, tokens = variables_of(name), texts()
     plain = run(name, variables, tokens)
     keys = jax.random.split(jax.random.key(1), 300)
     np.testing.assert_array_equal(run(name, variables, tokens, train=True), plain)
     np.testing.assert_array_equal(run(name, variables, tokens, key=keys[0]), plain)
-    dropped = jax.vmap(lambda key: run(name, variables, tokens, train=True, key=key))(keys)
+    dropped = np.asarray(
+        jax.jit(jax.vmap(lambda key: run(name, variables, tokens, train=True, key=key)))(keys)
+    )
     assert not np.array_equal(dropped[0], dropped[1])
     if name == "gru":  # whose states are zero for no other reason
         np.testing.assert_allclose((dropped == 0).mean(0)[np.asarray(plain) != 0], 0.2, atol=0.12)
