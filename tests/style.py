@@ -162,6 +162,12 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.match_case)
 
 
+@functools.lru_cache(1)
+def nodes(tree: ast.AST) -> list[ast.AST]:
+    """Lists the nodes of a tree; one measure after another asks for those of the same file."""
+    return list(ast.walk(tree))
+
+
 def branches(function: ast.AST) -> int:
     """Counts the branches of a function, those of functions inside it left out."""
     count = 0
@@ -189,7 +195,7 @@ def is_text(node: ast.AST) -> bool:
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yields the line of each function, class and module that has a docstring, and the docstring
     without its indentation."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if not isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Module)):
             continue
         text = ast.get_docstring(node)
@@ -227,7 +233,7 @@ def fragments(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def references(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yields the line and the name of each reference in a docstring, of an attribute too."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Expr) and is_text(node):
             for reference in REFERENCE.finditer(ast.literal_eval(node.value)):
                 yield node.lineno, reference[1]
@@ -235,7 +241,7 @@ def references(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def bindings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yields the line and name of each variable or parameter that is bound to a pronoun."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in PRONOUNS:
             yield node.lineno, node.id
         if isinstance(node, ast.arg) and node.arg in PRONOUNS:
@@ -257,7 +263,7 @@ def measure(path: Path) -> Measures:
     text = path.read_text()
     tree = ast.parse(text)
     prose = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if is_text(node):
             prose |= set(range(node.lineno, node.end_lineno + 1))
     comments = 0
@@ -267,12 +273,12 @@ def measure(path: Path) -> Measures:
     lines = text.splitlines()
     code = [i for i, line in enumerate(lines, 1) if line.strip() and i not in prose]
     code = [i for i in code if not lines[i - 1].lstrip().startswith("#")]
-    functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+    functions = [node for node in nodes(tree) if isinstance(node, FUNCTIONS)]
     dense = (*COMPREHENSIONS, ast.IfExp, ast.Lambda)
     return Measures(
         code_lines=len(code),
         lines=len(lines),
-        dense=sum(isinstance(node, dense) for node in ast.walk(tree)),
+        dense=sum(isinstance(node, dense) for node in nodes(tree)),
         functions=len(functions),
         branchy=sum(branches(f) > MOST_BRANCHES for f in functions),
         long_lines=sum(len(line) > WIDTH for line in lines),
@@ -315,7 +321,7 @@ def shortcomings(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text())
     for line, text in sorted([*riddles(tree), *pronouns(path, tree)]):
         yield f"{path}:{line}: {text}"
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, FUNCTIONS) and branches(node) > MOST_BRANCHES:
             yield f"{path}:{node.lineno}: {node.name} has {branches(node)} branches"
 
