@@ -11,7 +11,13 @@ from fedjax_ht.simulation.engine import forget_engines
 from tests.changed_code import MonkeyPatch
 from tests.compilations import compiled  # noqa: F401, a fixture
 from tests.groups import GroupScheduling, group_of
-from tests.runs import forks, run_module, run_script, tiny_config  # noqa: F401, fixtures
+from tests.runs import (  # noqa: F401, fixtures
+    blank_pictures,
+    forks,
+    run_module,
+    run_script,
+    tiny_config,
+)
 
 # Most of the suite's time is compilation, and half of that is XLA's fusion emitters, which small
 # arrays do not need. An eighth of the rest is cutting each program into parts for several threads.

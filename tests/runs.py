@@ -108,6 +108,13 @@ def run_module(forks):
     return run
 
 
+@pytest.fixture
+def blank_pictures(monkeypatch):
+    """Figures are made, but not drawn, which takes longer than a tiny run: for tests that look at
+    no picture. tests/runner/test_command.py has a run whose pictures are drawn twice."""
+    monkeypatch.setattr("fedjax_ht.report.figures.rendered", lambda figure, kind: b"<svg></svg>")
+
+
 @pytest.fixture(scope="session")
 def run_script(forks):
     """(*arguments) -> the finished `fedjax-ht ARGUMENTS`."""

@@ -161,7 +161,7 @@ def test_a_run_is_shown_again(run, tmp_path):
     assert contents(copied) == before
 
 
-def test_a_comparison_is_shown_again_with_its_target(tiny_config, tmp_path):
+def test_a_comparison_is_shown_again_with_its_target(tiny_config, tmp_path, blank_pictures):
     config = config_of(tiny_config)
     config.rounds, config.entries, config.trials = 2, ("local", "fedproto:weight=2.0"), 2
     result = train_and_evaluate(config, tmp_path, stage=lambda line: None, aim=Aim(share=0.5))
@@ -180,7 +180,7 @@ def test_a_comparison_is_shown_again_with_its_target(tiny_config, tmp_path):
         show(tmp_path)
 
 
-def test_rows_of_a_run_that_was_killed_while_writing(run, tmp_path):
+def test_rows_of_a_run_that_was_killed_while_writing(run, tmp_path, blank_pictures):
     copied = shutil.copytree(run, tmp_path / "run")
     rows = metrics(copied, "fedtgp")
     file = copied / "fedtgp" / "metrics.jsonl"
@@ -207,7 +207,7 @@ def test_no_run_and_no_rows(run, tmp_path):
     )
 
 
-def test_an_unfinished_entry_is_shown_and_not_compared(run, tmp_path):
+def test_an_unfinished_entry_is_shown_and_not_compared(run, tmp_path, blank_pictures):
     """Ctrl-C in the second entry leaves such a run."""
     copied = shutil.copytree(run, tmp_path / "run")
     content = json.loads((copied / "config.json").read_text())
@@ -219,7 +219,9 @@ def test_an_unfinished_entry_is_shown_and_not_compared(run, tmp_path):
     assert f"<h1>No comparison: {reason}</h1>" in (copied / "report.html").read_text()
 
 
-def test_an_entry_of_another_run_is_shown_and_not_compared(run, tiny_config, tmp_path):
+def test_an_entry_of_another_run_is_shown_and_not_compared(
+    run, tiny_config, tmp_path, blank_pictures
+):
     copied, config = shutil.copytree(run, tmp_path / "run"), config_of(tiny_config)
     config.rounds, config.entries, config.training.learning_rate = 1, ("local",), 0.3
     train_and_evaluate(config, tmp_path / "other", stage=lambda line: None)

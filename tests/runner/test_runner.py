@@ -173,7 +173,7 @@ def test_one_client_is_evaluated_and_exported(run_module, finished, tmp_path):
     assert missing.returncode == 2 and "no client 4; ids run from 0 to 3" in missing.stderr
 
 
-def test_warnings_of_a_method_are_printed_once(monkeypatch, tiny_config, tmp_path):
+def test_warnings_of_a_method_are_printed_once(monkeypatch, blank_pictures, tiny_config, tmp_path):
     config = config_of(tiny_config)
     config.compare, config.method = (), method_config("local")
 
@@ -206,7 +206,7 @@ def test_the_result_is_shown_before_anything_is_drawn(monkeypatch, tiny_config, 
     assert "| method |" in result.summary
 
 
-def test_maps_can_be_left_out_of_a_run_that_goes_on(tiny_config, tmp_path):
+def test_maps_can_be_left_out_of_a_run_that_goes_on(blank_pictures, tiny_config, tmp_path):
     config = config_of(tiny_config)
     config.compare, config.method, config.rounds, config.report.maps = (
         (),
