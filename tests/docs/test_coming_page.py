@@ -145,7 +145,7 @@ def write_folders(root: Path) -> None:
     (root / "config.json").write_text(json.dumps({"num_clients": 2, "num_classes": 4}))
 
 
-def test_the_config_and_the_number_of_theirs(tmp_path, monkeypatch, capsys):
+def test_the_config_and_the_number_of_theirs(tmp_path, monkeypatch, capsys, blank_pictures):
     config_file, best = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict = {}
     with nothing_registered():

@@ -97,7 +97,7 @@ def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
     assert warned == ["local, trial 0, round 1: odd"]
 
 
-def test_outliers_are_refused_by_default_and_named(tiny_config, tmp_path):
+def test_outliers_are_refused_by_default_and_named(blank_pictures, tiny_config, tmp_path):
     config = config_of(tiny_config)
     config.entries, config.rounds = ("lg_fedavg",), 2
     config.attack.update({"kind": "scaled", "share": 0.25, "strength": 1e30})
@@ -153,7 +153,9 @@ def test_the_committed_config_takes_attacks_and_defences():
     }
 
 
-def test_a_run_in_which_nothing_arrives_stops_and_the_next_entry_goes_on(tiny_config, tmp_path):
+def test_a_run_in_which_nothing_arrives_stops_and_the_next_entry_goes_on(
+    blank_pictures, tiny_config, tmp_path
+):
     config = config_of(tiny_config)
     config.entries = ("lg_fedavg", "local")
     config.attack.update({"kind": "scaled", "share": 0.25, "strength": 1e30})
