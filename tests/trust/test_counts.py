@@ -31,7 +31,8 @@ FEDAVG = fedavg(LocalTraining(optax.sgd(0.1)))
 def received(counts, samples=SAMPLES, model=None) -> Received:
     """Returns uploads with these counts, of clients with these training samples."""
     n = len(samples)
-    info = ClientInfo(jnp.arange(n), jnp.array(samples, jnp.int32), jnp.zeros(n, jnp.int32))
+    numbers = np.arange(n, dtype=np.int32), np.array(samples, np.int32), np.zeros(n, np.int32)
+    info = ClientInfo(*map(jnp.asarray, numbers))
     uplink = {"model": jnp.ones((n, 2)) if model is None else model, "count": counts}
     return Received(uplink, info, jnp.ones(n, bool))
 
@@ -94,8 +95,13 @@ def test_a_defence_bounds_what_a_client_weighs():
 
     def counted(robust, wire=method.wire):
         update = defended(method._replace(wire=wire), robust).server_update
-        seen, _ = update(FEDERATION, None, {"a": uploads}, None)
-        return seen["a"].uplink["count"].value.tolist()
+
+        @jax.jit
+        def counts_seen(uploads):
+            seen, _ = update(FEDERATION, None, {"a": uploads}, None)
+            return seen["a"].uplink["count"].value
+
+        return counts_seen(uploads).tolist()
 
     assert counted([norm_bound(2.0)]) == [200, 100, 90, 110]
     assert counted([norm_bound(3.0), DEFENCES["median"]()]) == [200, 100, 90, 110]
