@@ -44,9 +44,7 @@ def config(tiny_config):
 @pytest.fixture(scope="module")
 def finished(config, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("finished") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "write_results", lambda *args: [])
-        train_and_evaluate(config, workdir)
+    train_and_evaluate(config, workdir)
     return workdir
 
 

@@ -104,14 +104,18 @@ def uploads(name, mode, rates=(1 / 2, 1 / 4), clients=3, seed=5):
     return (params, axes, widths), parts, each
 
 
+def mean(setting, parts):
+    """Returns the compiled `scatter_mean`."""
+    params, axes, widths = setting
+    return jax.jit(lambda params, parts: scatter_mean(params, axes, widths, parts))(params, parts)
+
+
 @pytest.mark.parametrize(
     ("name", "mode"), [("cnn", "static"), ("cnn", "random"), ("resnet", "rolling")]
 )
 def test_the_mean_equals_the_reference(name, mode):
     (params, axes, widths), parts, each = uploads(name, mode)
-    got = flat(
-        jax.jit(lambda params, parts: scatter_mean(params, axes, widths, parts))(params, parts)
-    )
+    got = flat(mean((params, axes, widths), parts))
     expected = ref.scatter_mean(flat(params), flat(axes), each)
     for path, value in got.items():
         np.testing.assert_allclose(value, expected[path], rtol=1e-5, atol=1e-6, err_msg=path)
@@ -127,19 +131,19 @@ def test_the_mean_equals_the_reference(name, mode):
 
 
 def test_plans_shared_and_of_each_client_give_one_mean():
-    (params, axes, widths), parts, _ = uploads("cnn", "rolling")
+    server, parts, _ = uploads("cnn", "rolling")
     mapped = [
-        p._replace(plan=jax.tree.map(lambda x: jnp.broadcast_to(x, (3, *x.shape)), p.plan))
+        p._replace(plan=jax.tree.map(lambda x: np.broadcast_to(x, (3, *x.shape)), p.plan))
         for p in parts
     ]
-    both = [scatter_mean(params, axes, widths, form) for form in (parts, mapped)]
+    both = [mean(server, form) for form in (parts, mapped)]
     chex.assert_trees_all_close(*both, rtol=1e-5, atol=1e-6)
 
 
 def test_nobody_changes_nothing():
-    (params, axes, widths), parts, _ = uploads("cnn", "static")
+    server, parts, _ = uploads("cnn", "static")
     absent = [part._replace(weights=np.zeros_like(part.weights)) for part in parts]
-    chex.assert_trees_all_equal(scatter_mean(params, axes, widths, absent), params)
+    chex.assert_trees_all_equal(mean(server, absent), server[0])
 
 
 def test_one_program_serves_all_rounds():
