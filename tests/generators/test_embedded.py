@@ -137,6 +137,21 @@ def test_a_file_holds_the_generator(tiny, tmp_path):
     assert np.ptp(expected) > 0.5
 
 
+def test_a_file_is_read_without_drawing_weights(tiny, tmp_path, monkeypatch):
+    """FedKTL opens a generator where all that depends on no argument is computed at once."""
+    keys = []
+
+    def normal(key, shape):
+        keys.append(key)
+        return jnp.zeros(shape)
+
+    monkeypatch.setattr(embedded, "normal", normal)
+    save_embedded(tmp_path / "tiny.npz", tiny, CARD, {})
+    with jax.ensure_compile_time_eval():
+        load_embedded(tmp_path / "tiny.npz")
+    assert keys and all(isinstance(key, jax.core.Tracer) for key in keys)
+
+
 def rewrite(path, **entries):
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files} | entries

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_ht.methods import METHODS
 from fedjax_ht.report.curves import accuracy_curves, costs, seconds
-from fedjax_ht.report.figures import BLACK, COLOURS, FEW, VECTOR, save, styles
+from fedjax_ht.report.figures import BLACK, COLOURS, FEW, VECTOR, save, styles, subplots
 from fedjax_ht.report.plots import WIDE, client_accuracy, client_spread, image_grid, split_picture
 
 
@@ -173,6 +173,14 @@ def test_the_rounds_end_with_the_last_one():
     assert axes.get_xlim() == (0, 20) and not any(line.get_clip_on() for line in axes.lines)
     (axes,) = accuracy_curves({"a": rows[:1]}).axes
     assert axes.get_xlim() == (0, 1)
+
+
+def test_a_picture_is_laid_out_once_for_all_its_formats(tmp_path, monkeypatch):
+    figure, _ = subplots(figsize=(2, 2))
+    layout, calls = figure.get_layout_engine(), []
+    monkeypatch.setattr(layout, "execute", calls.append)
+    save(figure, tmp_path / "a.png", VECTOR)
+    assert calls == [figure] and figure.get_layout_engine() is layout
 
 
 def test_the_same_figure_is_the_same_file(tmp_path):
