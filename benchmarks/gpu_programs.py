@@ -17,7 +17,7 @@ from fedjax_ht.core.forms import keeps_state
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.round import Channel, Participant, TrialServers, bucket_round
+from fedjax_ht.core.round import Channel, Participant, RunServer, bucket_round
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import PyTree
@@ -103,13 +103,12 @@ def program(
     states, schedules, data = ({name: x[i] for name, x in each.items()} for i in range(3))
     key = jax.eval_shape(lambda: jax.random.key(0))
     server = jax.eval_shape(lambda k: method.init_server(federation, k), key)
-    servers = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), server)
-    servers = TrialServers(servers, jax.ShapeDtypeStruct((1,), jnp.uint32))
+    server = RunServer(server, jax.ShapeDtypeStruct((), jnp.uint32))
     round, flag = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), bool)
     return runs, (
         states,
         schedules,
-        servers,
+        server,
         data,
         (round, EvaluationRequest(flag, {"test": flag})),
     )

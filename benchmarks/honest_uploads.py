@@ -23,7 +23,7 @@ import numpy as np
 
 from fedjax_ht.configs.base import base_config, method_config, partition_config
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.experiment.build import Experiment, build, simulate
+from fedjax_ht.experiment.build import Experiment, build, simulate_trials
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models.cnn import mlp
 from fedjax_ht.simulation import serving
@@ -95,10 +95,10 @@ def measure(method: str) -> list[dict]:
     """Plays a method's rounds; returns a line for each measure."""
     with recorded() as ratios:
         experiment = experiment_of(method)
-        simulation = simulate(method, experiment)
-        state = simulation.init()
-        for _ in range(ROUNDS):
-            state, _ = simulation.run_round(state, False)
+        for simulation in simulate_trials(method, experiment):
+            state = simulation.init()
+            for _ in range(ROUNDS):
+                state, _ = simulation.run_round(state, False)
         jax.effects_barrier()
     lines = []
     for name, values in ratios.items():

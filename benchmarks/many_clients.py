@@ -35,8 +35,8 @@ from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.models import model_group
 from fedjax_ht.runner.cli import parse_flags
-from fedjax_ht.simulation.history import evaluation_row
 from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.rows import evaluation_row
 from fedjax_ht.simulation.simulation import make_simulation
 
 matplotlib.use("Agg")

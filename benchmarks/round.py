@@ -29,8 +29,8 @@ from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.methods.fedtgp import fedtgp
 from fedjax_ht.models import cnn4, model_group
 from fedjax_ht.runner.processes import use_all_cores
-from fedjax_ht.simulation.history import evaluation_row
 from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.rows import evaluation_row
 from fedjax_ht.simulation.simulation import make_simulation
 
 _DATA = flags.DEFINE_string(

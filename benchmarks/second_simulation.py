@@ -47,7 +47,7 @@ def play(name: str, dataset: fl.Dataset, split: int, seed: int, rate: float) -> 
     options = fl.SimulationOptions(seed=seed)
     simulation = fl.make_simulation(method, federation, data, options)
     state, _ = simulation.run_round(simulation.init())
-    jax.block_until_ready(state.servers)
+    jax.block_until_ready(state.server)
     simulation.evaluate(state)
 
 

@@ -128,7 +128,7 @@ def attacked(
       ValueError: --method names the entry, and it cannot be inverted.
     """
     options = flags.FLAGS
-    run, rows = load_run(options.workdir, label, options.trust), []
+    run, rows = load_run(options.workdir, label, options.trust, trial=options.trial), []
     if "membership" in _ATTACK.value:
         rows += memberships(run, config, options.trial, _ROUNDS.value)
     if not requested.searches:

@@ -36,7 +36,6 @@ from fedjax_ht.report.plots import image_grid
 from fedjax_ht.report.table import Table
 from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.runner.evaluate import LoadedRun, load_run
-from fedjax_ht.simulation.trials import of_trial
 
 # --workdir and --trust are those of fedjax_ht.runner.evaluate.
 _GENERATOR = flags.DEFINE_string("generator", "natural_32", "As of generators.open_generator.")
@@ -98,7 +97,7 @@ def vectors_of_run(run: LoadedRun, generator: Generator) -> dict[str, Vectors]:
     Raises:
       ValueError: they have another length than a latent, or are another generator's. One line.
     """
-    method, server = run.experiment.methods[run.method], of_trial(run.state.servers, 0)
+    method, server = run.experiment.methods[run.method], run.state.server
     if isinstance(server, Server):
         of_entry = open_generator(run.experiment.entries[run.method].options["generator"])
         if of_entry.card != generator.card:

@@ -76,7 +76,7 @@ def case(run: LoadedRun, config: ConfigDict, client: int, trial: int, batch: int
     experiment, label = run.experiment, run.method
     entry, privacy = experiment.entries[label], experiment.options.privacy
     method = experiment.methods[label]
-    state = arrays(client_state(run, client, trial))
+    state = arrays(client_state(run, client))
     if batch:
         training = as_run(entry, config).training
         training = dataclasses.replace(
@@ -87,10 +87,9 @@ def case(run: LoadedRun, config: ConfigDict, client: int, trial: int, batch: int
     bucket = federation.buckets[federation.assignment[client]]
     root, round = jax.random.key(config.seed + trial), jnp.int32(run.state.round)
     samples = len(experiment.partitions[trial][client].train)
-    last = jnp.int32(run.state.last_round[trial][client])
+    last = jnp.int32(run.state.last_round[client])
     info = ClientInfo(jnp.int32(client), jnp.int32(samples), last)
-    # States of servers are stacked over trials.
-    server = jax.tree.map(lambda x: jnp.asarray(x)[trial], run.state.servers)
+    server = arrays(run.state.server)
     channel = Channel(chain(experiment.options.uplink), chain(experiment.options.downlink))
     hidden = private(method, privacy)
     downlink = send(

@@ -79,17 +79,16 @@ def client_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarra
         bucket = federation.buckets[federation.assignment[client]]
         split = jax.tree.map(lambda x, i=client: jnp.asarray(x[i]), train)
         data = Data(inputs, labels, dataset.preprocess, {"train": split})
-        sums = collectors[bucket.name](client_state(run, client, trial), data)
+        sums = collectors[bucket.name](client_state(run, client), data)
         values.append(np.asarray(class_means(sums)))
         present.append(np.asarray(sums.counts) > 0)
     return np.stack(values), np.stack(present)
 
 
-def global_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarray]:
+def global_prototypes(run: LoadedRun) -> tuple[np.ndarray, np.ndarray]:
     """Returns the prototypes that the server sends, float32 [C, K], and which classes have one,
     bool [C]."""
-    server = jax.tree.map(lambda x: jnp.asarray(x)[trial], run.state.servers)
-    sent = run.experiment.methods[run.method].view.prototypes(server)
+    sent = run.experiment.methods[run.method].view.prototypes(run.state.server)
     return np.asarray(sent.values), np.asarray(sent.mask)
 
 
@@ -97,7 +96,7 @@ def rows_of(run: LoadedRun, trial: int) -> Iterator[Row]:
     """Yields the rows of one entry: those of its clients in order, then the server's; classes
     without a margin have none."""
     clients = prototype_margins(*client_prototypes(run, trial))
-    server = prototype_margins(*global_prototypes(run, trial))
+    server = prototype_margins(*global_prototypes(run))
     owners = [(str(i), *margins) for i, margins in enumerate(zip(*clients))]
     for owner, nearest, average in [*owners, (GLOBAL, *server)]:
         for label in np.flatnonzero(~np.isnan(nearest)).tolist():
@@ -183,7 +182,8 @@ def main(_) -> None:
             if label in experiment.methods and experiment.methods[label].view.prototypes is None:
                 print(f"{label} has no global prototypes")
                 continue
-            rows += rows_of(load_run(options.workdir, label, options.trust), options.trial)
+            run = load_run(options.workdir, label, options.trust, trial=options.trial)
+            rows += rows_of(run, options.trial)
         if not rows:
             raise ValueError(
                 f"no entry of the run in {options.workdir} has prototypes of several classes"

@@ -128,6 +128,7 @@ from .models import sliced_network as sliced_network
 from .runner.train import train_and_evaluate as train_and_evaluate
 from .simulation.history import best as best
 from .simulation.history import run as run
+from .simulation.history import run_together as run_together
 from .simulation.options import SimulationOptions as SimulationOptions
 from .simulation.profile import Profile as Profile
 from .simulation.profile import by_chance as by_chance
@@ -135,5 +136,4 @@ from .simulation.profile import by_trace as by_trace
 from .simulation.simulation import Simulation as Simulation
 from .simulation.simulation import SimulationState as SimulationState
 from .simulation.simulation import make_simulation as make_simulation
-from .simulation.simulation import make_trials as make_trials
 from .simulation.state import copy_state as copy_state

@@ -248,8 +248,8 @@ def federation_data(federation: Federation, padding: int = 0) -> FederationData:
 
 def to_host(state: SimulationState) -> SimulationState:
     """A copy in host memory; a round donates the state that it is given."""
-    servers, clients = jax.tree.map(np.array, jax.device_get((state.servers, state.clients)))
-    return state._replace(servers=servers, clients=clients, last_round=state.last_round.copy())
+    server, clients = jax.tree.map(np.array, jax.device_get((state.server, state.clients)))
+    return state._replace(server=server, clients=clients, last_round=state.last_round.copy())
 
 
 def to_device(state: SimulationState) -> SimulationState:
@@ -257,7 +257,7 @@ def to_device(state: SimulationState) -> SimulationState:
     mesh = client_mesh(1)
     clients = scatter(mesh, state.clients)
     return state._replace(
-        servers=collect(mesh, state.servers), clients=clients, last_round=state.last_round.copy()
+        server=collect(mesh, state.server), clients=clients, last_round=state.last_round.copy()
     )
 
 

@@ -1,6 +1,7 @@
 """The campaign's checks against numbers made on CPU: methods' recorded rounds, and accuracies."""
 
 import csv
+import dataclasses
 import json
 import statistics
 import time
@@ -21,9 +22,11 @@ from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import model_group
-from fedjax_ht.simulation.history import Row, best, best_by, by_trial, evaluated, run
+from fedjax_ht.simulation.history import Row, best, best_by, evaluated, merged
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import make_simulation, make_trials
+from fedjax_ht.simulation.runs import run_each
+from fedjax_ht.simulation.simulation import Simulation, bound_simulation, make_simulation
+from fedjax_ht.simulation.together import side_by_side
 
 # Of a number, or of FLOOR where it is smaller; of an accuracy, one sample of the four clients that
 # have three each.
@@ -163,19 +166,34 @@ def accuracy(
     bound = shares_method(method, training)
     dataset, partition = class_shares(data, clients, **split)
     federation = federation_of(group, dataset, clients)
-    data_of_trials = [make_federation_data(dataset, partition, federation)] * trials
-    simulation = make_trials(bound, federation, data_of_trials, shares_options(clients))
+    arranged = make_federation_data(dataset, partition, federation)
+    simulations: list[Simulation] = []
+    for seed in range(trials):
+        options = dataclasses.replace(shares_options(clients), seed=seed)
+        beside = simulations[0] if simulations else None
+        simulations.append(
+            bound_simulation(bound, federation, arranged, options=options, beside=beside)
+        )
 
-    def enough(state, history: list[Row]) -> bool:
+    def enough(states, histories: list[list[Row]]) -> bool:
         return time.perf_counter() - start > limit
 
-    state, history = run(simulation, rounds, eval_every=every, after_round=enough)
-    seeds, later = by_trial(history), [row["seconds_round"] for row in history if row["round"] > 1]
+    (state, *_), seeds = run_each(
+        simulations,
+        rounds,
+        [None] * trials,
+        histories=[()] * trials,
+        each=side_by_side(simulations),
+        eval_every=every,
+        after_round=enough,
+    )
+    history = merged(seeds)
+    later = [row["seconds_round"] for row in history if row["round"] > 1]
     result = {
         "method": method,
         "rounds": state.round,
         "asked": rounds,
-        "lanes": simulation.lanes,
+        "lanes": simulations[0].lanes,
         "best": [best(rows).on_test["accuracy"] for rows in seeds],
         "last": [best(rows).last["accuracy"] for rows in seeds],
         "participants": [

@@ -128,7 +128,7 @@ def protocol_round(
     }
     setting |= {"client_store": client_store, "published": published or {}}
     setting |= {"published_peak": published_peak or {}}
-    times = timed_rounds(simulation, rounds, score=not evaluate, evaluate=evaluate)
+    times = timed_rounds([simulation], rounds, score=not evaluate, evaluate=evaluate)
     return setting | times | {"cached": len(hits)}
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from unittest import mock
 
 import jax
@@ -24,7 +24,9 @@ from fedjax_ht.methods import METHODS
 from fedjax_ht.models import model_group
 from fedjax_ht.simulation import engine
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import Simulation, make_simulation, make_trials
+from fedjax_ht.simulation.simulation import Simulation, bound_simulation, make_simulation
+from fedjax_ht.simulation.state import SimulationState
+from fedjax_ht.simulation.together import side_by_side
 
 SHAPE, CLASSES, BATCH = (32, 32, 3), 10, 10
 NONE = np.array([], np.int64)
@@ -49,12 +51,12 @@ def recipe() -> LocalTraining:
 
 
 def timed_rounds(
-    simulation: Simulation, rounds: int, score: bool = True, evaluate: bool = False
+    simulations: Sequence[Simulation], rounds: int, score: bool = True, evaluate: bool = False
 ) -> dict:
     """Times rounds, and with `evaluate` an evaluation of all clients behind each.
 
     Args:
-      simulation: what runs.
+      simulations: the runs that play side by side.
       rounds: at least two; the first compiles.
       score: whether rounds score their participants.
       evaluate: whether evaluations are timed, too.
@@ -65,17 +67,25 @@ def timed_rounds(
       "rounds", all. "peak", the most bytes that the device held.
     """
     start = time.perf_counter()
-    state = simulation.init()
-    jax.block_until_ready((state.clients, state.servers))
+    states = [simulation.init() for simulation in simulations]
+    jax.block_until_ready([(state.clients, state.server) for state in states])
+    each = side_by_side(simulations)
+
+    def play(simulation: Simulation, state: SimulationState) -> SimulationState:
+        return simulation.run_round(state, score)[0]
+
+    def scored(simulation: Simulation, state: SimulationState) -> None:
+        simulation.evaluate(state)  # what it returns is on the host
+
     first, seconds, evaluations = time.perf_counter() - start, [], []
     for _ in range(rounds):
         start = time.perf_counter()
-        state, _report = simulation.run_round(state, score)
-        jax.block_until_ready((state.clients, state.servers))
+        states = each(play, simulations, states)
+        jax.block_until_ready([(state.clients, state.server) for state in states])
         seconds.append(time.perf_counter() - start)
         if evaluate:
             start = time.perf_counter()
-            simulation.evaluate(state)  # what it returns is on the host
+            each(scored, simulations, states)
             evaluations.append(time.perf_counter() - start)
     times = {"round": statistics.median(seconds[1:])}
     compiling = seconds[0] - times["round"]
@@ -147,7 +157,7 @@ def step_time(
     products = jax.default_matmul_precision(precision or jax.config.jax_default_matmul_precision)
     with products, compiled(graphs, together):
         simulation = make_simulation(METHODS["local"](training), federation, data, options)
-        times = timed_rounds(simulation, rounds)
+        times = timed_rounds([simulation], rounds)
     setting = {"group": group, "lanes": lanes, "steps": steps, "precision": precision}
     setting |= {"graphs": graphs, "together": together}
     return setting | {"ms": 1e3 * times["round"] / steps} | times
@@ -183,16 +193,15 @@ def skewed(clients: int, samples: int) -> tuple[Dataset, tuple[ClientIndices, ..
     return dataset, tuple(ClientIndices(client.train, NONE, NONE) for client in partition)
 
 
-def simulation_of(
-    method: Method,
-    federation: Federation,
-    data: FederationData,
-    training: LocalTraining,
-    trials: int,
-) -> Simulation:
-    if trials > 1:
-        return make_trials(method, federation, [data] * trials)
-    return make_simulation(method, federation, data)
+def simulations_of(
+    method: Method, federation: Federation, data: FederationData, trials: int
+) -> list[Simulation]:
+    """Returns the simulations of so many seeds, on the same samples."""
+    made = [make_simulation(method, federation, data)]
+    for seed in range(1, trials):
+        options = SimulationOptions(seed=seed)
+        made.append(bound_simulation(method, federation, data, options=options, beside=made[0]))
+    return made
 
 
 def kept_programs(cache: str) -> list[str]:
@@ -233,7 +242,7 @@ def whole_round(
     federation, training = federation_of(group, clients), recipe()
     data = arranged(*skewed(clients, samples), federation)
     with compiled(True, together):
-        simulation = simulation_of(METHODS[method](training), federation, data, training, trials)
+        simulations = simulations_of(METHODS[method](training), federation, data, trials)
     steps = num_steps(training, data.counts["train"])
     setting = {
         "method": method,
@@ -245,6 +254,6 @@ def whole_round(
     setting |= {
         "steps": int(np.sum(steps)),
         "longest": int(np.max(steps)),
-        "lanes": simulation.lanes,
+        "lanes": simulations[0].lanes,
     }
-    return setting | timed_rounds(simulation, rounds) | {"cached": len(hits)}
+    return setting | timed_rounds(simulations, rounds) | {"cached": len(hits)}

@@ -53,15 +53,13 @@ def main() -> None:
         layer["kernel"], layer["bias"] = from_torch(weight, channels), bias
     # Placed as the weights that they replace: another placement would compile the next round once
     # more.
-    servers = jax.tree.map(
-        lambda old, new: jax.device_put(new[None], old.sharding), state.servers, server
-    )
-    state = state._replace(servers=servers)
+    server = jax.tree.map(lambda old, new: jax.device_put(new, old.sharding), state.server, server)
+    state = state._replace(server=server)
 
     def one_round(number: int) -> None:
         nonlocal state
         state, report = simulation.run_round(state)
-        jax.block_until_ready(state.servers)
+        jax.block_until_ready(state.server)
         assert np.array_equal(report.participants, problem["cohorts"][number])
 
     def weights() -> list[np.ndarray]:

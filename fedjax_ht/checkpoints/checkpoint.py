@@ -29,7 +29,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fedjax_ht.checkpoints import sealed
-from fedjax_ht.checkpoints.content import RANDOM, Copied, copy, read
+from fedjax_ht.checkpoints.content import RANDOM, Copied, OtherTrial, copy, read
 from fedjax_ht.checkpoints.segments import (
     Placement,
     delete_unused,
@@ -48,7 +48,12 @@ COPIED_BYTES = 4 << 30  # for more the run waits, until all is written
 
 
 def make_checkpointer(
-    directory: Path | str, simulation: Simulation, keep: int = 2, background: bool = False
+    directory: Path | str,
+    simulation: Simulation,
+    keep: int = 2,
+    *,
+    background: bool = False,
+    trial: int = 0,
 ) -> "Checkpointer":
     """Checkpoints of a simulation in `directory` and "`directory`.segments".
 
@@ -58,20 +63,26 @@ def make_checkpointer(
       keep: number of checkpoints that stay, the newest.
       background: True writes in a thread while the run goes on. With several processes, or more
         than `COPIED_BYTES` to write, the run waits all the same.
+      trial: number of the run among those of its entry; of another than the first the name of the
+        folder ends in it.
 
     Raises:
       ValueError: `keep` is below 1.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; it must be at least 1")
-    return Checkpointer(Path(directory).absolute(), simulation, keep, background)
+    return Checkpointer(Path(directory).absolute(), simulation, keep, background, trial)
 
 
 class Checkpointer:
     """Saves and restores a run; see `make_checkpointer`."""
 
-    def __init__(self, directory: Path, simulation: Simulation, keep: int, background: bool):
-        self._directory, self._segments = directory, segments_of(directory)
+    def __init__(
+        self, directory: Path, simulation: Simulation, keep: int, background: bool, trial: int
+    ):
+        self._first, self._trial = directory, trial
+        self._directory = of_trial(directory, trial)
+        self._segments = segments_of(self._directory)
         self._simulation, self._keep = simulation, keep
         self._chains = min(keep, CHAINS)
         self._placements: list[Placement] = []  # of the newest that this object saved or read
@@ -127,12 +138,18 @@ class Checkpointer:
           OSError: too much is open to read it, or the like; see `PASSING`.
         """
         self.wait()
-        for step in reversed(sealed.numbers(self._directory)):
-            path = self._directory / str(step)
+        directory, part = self._directory, 0
+        if not sealed.numbers(directory):
+            # Earlier versions had all trials in the folder of the first.
+            directory, part = self._first, self._trial
+        for step in reversed(sealed.numbers(directory)):
+            path = directory / str(step)
             try:
-                state, placed, history = read(path, self._simulation)
+                state, placed, history = read(path, self._simulation, part)
             except OtherGenerator:
                 raise
+            except OtherTrial:
+                return None
             # whatever is wrong with one file, an older checkpoint may be whole
             except Exception as error:
                 if is_caused_by(error, PASSING):
@@ -183,6 +200,11 @@ class Checkpointer:
         _together("a checkpoint")
         self._placements = [*self._placements, placed][-self._chains :]
         self._reached = copied.round
+
+
+def of_trial(directory: Path, trial: int) -> Path:
+    """The folder with the checkpoints of one of an entry's trials."""
+    return directory.with_name(f"{directory.name}.{trial}") if trial else directory
 
 
 def make_room(directory: Path, reached: int) -> None:

@@ -4,6 +4,7 @@ Positions instead of paths, so that a file need not know a method's types. Earli
 such trees with orbax; those folders are still read.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,21 @@ def load_tree(path: Path, template: PyTree) -> PyTree:
     Raises:
       Exception: of any kind, if a file is missing, damaged or of another tree.
     """
+    return restored_tree(load_arrays(path), template)
+
+
+def load_arrays(path: Path) -> list[np.ndarray | None]:
+    """The arrays that `save_tree` wrote, in its order; None where an empty one may be missing."""
     stored = _read(path) if (path / ARRAYS).exists() else _read_orbax(path)
+    return [stored.get(_name(i)) for i in range(1 + max(map(int, stored), default=-1))]
+
+
+def restored_tree(stored: Sequence[np.ndarray | None], template: PyTree) -> PyTree:
+    """The tree of stored arrays, in the template's form, see `load_tree`."""
     leaves, structure = jax.tree.flatten(template)
-    for i, leaf in enumerate(leaves):
-        leaves[i] = _restored(stored.get(_name(i)), leaf)
-    return jax.tree.unflatten(structure, leaves)
+    missing = [None] * (len(leaves) - len(stored))
+    restored = [_restored(array, leaf) for array, leaf in zip([*stored, *missing], leaves)]
+    return jax.tree.unflatten(structure, restored)
 
 
 def is_key(leaf: Any) -> bool:

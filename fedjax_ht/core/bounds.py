@@ -107,7 +107,8 @@ def _refuse(function: Callable, name: str, arguments: Mapping[str, Any]) -> None
         takers = [annotation for annotation in annotations.values() if _is_of(annotation, kind)]
         if not takers:
             raise
-        order = ", ".join(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters.values()
+        order = ", ".join(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         raise ValueError(f"{error}; the order is {function.__name__}({order})") from None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.sharding import Mesh
 
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
@@ -86,6 +87,15 @@ def enable_compilation_cache(least_seconds: float = 1.0) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", least_seconds)
 
 
+def compiled(fn: Callable, donate_argnums: Sequence[int] = ()) -> Callable:
+    """Compiles a function for the default devices, with the options of their platform."""
+    return jax.jit(
+        fn,
+        donate_argnums=tuple(donate_argnums),
+        compiler_options=compiler_options(jax.default_backend()),
+    )
+
+
 def compile_ahead(calls: Sequence[tuple[Any, tuple]]) -> None:
     """Compiles jitted functions side by side for the arguments of their next calls.
 
@@ -115,7 +125,7 @@ def on_mesh(run: Callable, mesh: Mesh, donate: bool) -> Callable:
     """Compiles a function so that every device runs its own clients.
 
     Args:
-      run: the function of (states, schedule, servers, data, when) on one device; states, schedule
+      run: the function of (states, schedule, server, data, when) on one device; states, schedule
         and data may be dicts by bucket.
       mesh: the mesh of all devices that take part.
       donate: True if the states' buffers become those of the result, so that client states are held
@@ -149,20 +159,20 @@ def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, donate: bool) -> C
     (docs/decisions/0025-cpu-bucket-programs.md).
 
     Args:
-      runs: bucket name -> function of (states, schedule, servers, data, when).
+      runs: bucket name -> function of (states, schedule, server, data, when).
       mesh, donate: the devices and whether states are donated, as for `on_mesh`.
 
     Returns:
-      Function of ({bucket: states}, {bucket: schedule}, servers, {bucket: data}, when) that returns
+      Function of ({bucket: states}, {bucket: schedule}, server, {bucket: data}, when) that returns
       {bucket: result}, of the buckets whose states it gets.
     """
     if platform_of(mesh) == "gpu":
 
-        def together(states, schedules, servers, data, when):
+        def together(states, schedules, server, data, when):
             results = {}
             for name, run in runs.items():
                 if name in states:
-                    results[name] = run(states[name], schedules[name], servers, data[name], when)
+                    results[name] = run(states[name], schedules[name], server, data[name], when)
             return results
 
         return on_mesh(together, mesh, donate)
@@ -180,12 +190,14 @@ class _ProgramPerBucket:
         self._programs = programs
         self._called: set[tuple] = set()
 
-    def __call__(self, states, schedules, servers, data, when) -> dict:
+    def __call__(self, states, schedules, server, data, when) -> dict:
         arguments, forms = {}, {}
         for name in states:
-            arguments[name] = states[name], schedules[name], servers, data[name], when
+            arguments[name] = states[name], schedules[name], server, data[name], when
             forms[name] = name, *map(jnp.shape, jax.tree.leaves(arguments[name]))
         new = [name for name in arguments if forms[name] not in self._called]
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves(server)):
+            new = []  # a part of a program around it
         compile_ahead([(self._programs[name], arguments[name]) for name in new])
         self._called.update(forms[name] for name in new)
         return {name: self._programs[name](*args) for name, args in arguments.items()}

@@ -12,7 +12,7 @@ from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.round import Channel, Participant, TrialServers, receive, send, view
+from fedjax_ht.core.round import Channel, Participant, RunServer, receive, send, view
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.statistics import collect_statistics
@@ -141,26 +141,24 @@ def make_scored_state(
         receives the downlink.
 
     Returns:
-      (client, Participant, servers, the client's own data, round, received) -> (the method with the
-      trial's settings, the client's state as an evaluation scores it, downlink); `received` is that
-      of `EvaluationRequest`, the others are those of a round.
+      (client, Participant, RunServer, the client's own data, round, received) -> (the method with
+      the run's settings, the client's state as an evaluation scores it, downlink); `received` is
+      that of `EvaluationRequest`, the others are those of a round.
     """
 
-    def prepare(
-        client, participant: Participant, servers: TrialServers, data: Data, round, received
-    ):
-        server, root, settings = servers.of(participant.trial)
-        model, trial_method = servers.with_frozen(bucket), method.at(settings)
+    def prepare(client, participant: Participant, server: RunServer, data: Data, round, received):
+        root, bound = jax.random.key(server.seed), method.at(server.settings)
+        model = server.with_frozen(bucket)
         place = {"root": root, "round": round, "info": participant.info}
-        downlink = send(trial_method, federation, bucket, channel, server=server, **place)
+        downlink = send(bound, federation, bucket, channel, server=server.state, **place)
         if keeps:
             client = received_where(
-                trial_method, model, client, downlink, data, received=received, **place
+                bound, model, client, downlink, data, received=received, **place
             )
         else:
-            client = any_state(trial_method, model, root)
-            client = receive(trial_method, model, client, downlink, data, **place)
-        return trial_method, client, downlink
+            client = any_state(bound, model, root)
+            client = receive(bound, model, client, downlink, data, **place)
+        return bound, client, downlink
 
     return prepare
 
@@ -171,12 +169,12 @@ def received_state(
     """Compiles the state of a client that keeps nothing, as the newest downlink leaves it.
 
     Returns:
-      (Participant, servers, data, round) -> the client's state.
+      (Participant, RunServer, data, round) -> the client's state.
     """
     prepare = make_scored_state(method, federation, bucket, channel, keeps=False)
 
-    def run(participant: Participant, servers: TrialServers, data: Data, round):
-        return prepare((), participant, servers, view(data, participant), round, True)[1]
+    def run(participant: Participant, server: RunServer, data: Data, round):
+        return prepare((), participant, server, view(data, participant), round, True)[1]
 
     return jax.jit(run)
 
@@ -196,25 +194,25 @@ def client_evaluation(
       batch_size: samples a call.
 
     Returns:
-      (client, Participant, servers, data, round, EvaluationRequest) -> {split: Scores}; a set that
-      is not requested counts as empty.
+      (client, Participant, RunServer, data, round, EvaluationRequest) -> {split: Scores}; a set
+      that is not requested counts as empty.
     """
     prepare = make_scored_state(method, federation, bucket, channel, keeps)
 
     def run(
         client,
         participant: Participant,
-        servers: TrialServers,
+        server: RunServer,
         data: Data,
         round,
         request: EvaluationRequest,
     ):
         data = view(data, participant)
-        trial_method, client, downlink = prepare(
-            client, participant, servers, data, round, request.received
+        bound, client, downlink = prepare(
+            client, participant, server, data, round, request.received
         )
-        model = servers.with_frozen(bucket)
-        return score_splits(trial_method, model, client, downlink, data, request.splits, batch_size)
+        model = server.with_frozen(bucket)
+        return score_splits(bound, model, client, downlink, data, request.splits, batch_size)
 
     return run
 
@@ -237,22 +235,22 @@ def bucket_evaluation(
         `make_scored_state`.
 
     Returns:
-      (states, schedule of Participant, servers, data, (round, EvaluationRequest)) -> {split: Scores
-      [P]}. The states stay as they are.
+      (states, schedule of Participant, RunServer, data, (round, EvaluationRequest)) -> {split:
+      Scores [P]}. The states stay as they are.
     """
     evaluate = client_evaluation(method, federation, bucket, channel, batch_size, keeps)
 
     def run(
         states,
         schedule: Schedule,
-        servers: TrialServers,
+        server: RunServer,
         data: Data,
         when: tuple[jax.Array, EvaluationRequest],
     ):
         def score_client(_, slot_and_participant):
             slot, participant = slot_and_participant
             client = jax.tree.map(lambda x: x[jnp.minimum(slot, x.shape[0] - 1)], states)
-            return (), evaluate(client, participant, servers, data, *when)
+            return (), evaluate(client, participant, server, data, *when)
 
         # The states are read by slot, not carried through the loop: evaluation changes none and
         # must not copy them.

@@ -24,42 +24,31 @@ class Participant(NamedTuple):
 
     Attributes:
       member: int32, the client's row in the bucket's stacked splits.
-      trial: int32, the index of the client's trial.
       info: the information that the system has of the client.
       valid: False for padding.
       dropped: True if the client's uplink gets lost.
     """
 
     member: Array
-    trial: Array
     info: ClientInfo
     valid: Array
     dropped: Array
 
 
-class TrialServers(NamedTuple):
-    """The servers of all trials, as every client's call gets them.
+class RunServer(NamedTuple):
+    """A run's server, as every client's call gets it.
 
     Attributes:
-      state: the server states, stacked over trials.
-      seeds: the trials' root seeds, uint32 [trials].
-      settings: the values that `Method.at` takes, stacked over trials; () where nothing varies.
-      frozen: bucket name -> `bucket.frozen_of` it, one copy for all trials; () where no model has
-        frozen variables.
+      state: the server's state.
+      seed: the run's root seed, uint32 scalar.
+      settings: the values that `Method.at` takes; () where nothing varies.
+      frozen: bucket name -> `bucket.frozen_of` it; () where no model has frozen variables.
     """
 
     state: PyTree
-    seeds: Array
+    seed: Array
     settings: PyTree = ()
     frozen: PyTree = ()
-
-    def of(self, trial: jax.Array) -> tuple[PyTree, jax.Array, PyTree]:
-        """Returns the state, the root key and the settings of one trial."""
-        # A known index, where there is one trial alone, keeps the server shared by clients side by
-        # side.
-        which = 0 if self.seeds.shape[0] == 1 else trial
-        state, settings = jax.tree.map(lambda x: x[which], (self.state, self.settings))
-        return state, jax.random.key(self.seeds[which]), settings
 
     def with_frozen(self, bucket: Bucket) -> Bucket:
         """Returns the bucket with its frozen variables, for a program of its clients."""
@@ -149,7 +138,7 @@ def send(
       method, federation, bucket, channel: the parts that are the same for every client of the
         bucket.
       server: the server's state.
-      root: key of the trial.
+      root: key of the run.
       round: the number of the round, an int32 scalar.
       info: the information that the system has of the client.
       call: a function that makes the calls of the stages "broadcast" and "downlink".
@@ -222,34 +211,33 @@ def client_step(
 def client_round(
     method: Method, federation: Federation, bucket: Bucket, channel: Channel, keeps: bool = True
 ) -> Callable:
-    """Returns one client's round: (client, participant, servers, data, round) -> (client,
+    """Returns one client's round: (client, participant, RunServer, data, round) -> (client,
     ClientResult).
 
     Where clients keep nothing between rounds (`keeps`, see `forms.keeps_state`), the client that
     comes in is ().
     """
 
-    def run(client, participant: Participant, servers: TrialServers, data: Data, round):
+    def run(client, participant: Participant, server: RunServer, data: Data, round):
         of_client, info = view(data, participant), participant.info
-        model = servers.with_frozen(bucket)
-        server, root, settings = servers.of(participant.trial)
-        trial_method = method.at(settings)
+        root, bound = jax.random.key(server.seed), method.at(server.settings)
+        model = server.with_frozen(bucket)
         downlink = send(
-            trial_method,
+            bound,
             federation,
             bucket,
             channel,
-            server=server,
+            server=server.state,
             root=root,
             round=round,
             info=info,
         )
         if not keeps:
-            blank = any_state(trial_method, model, root)
+            blank = any_state(bound, model, root)
             client = receive(
-                trial_method, model, blank, downlink, of_client, root=root, round=round, info=info
+                bound, model, blank, downlink, of_client, root=root, round=round, info=info
             )
-        step = client_step(trial_method, model, channel)
+        step = client_step(bound, model, channel)
         trained, result = step(client, downlink, of_client, root, round, info)
         # A client whose result is not finite keeps its old state, or what came down, and does not
         # arrive.
@@ -273,22 +261,22 @@ def bucket_round(
 
     Args:
       method, federation, bucket, channel: the parts that the function binds.
-      score: a function that scores the state that training left: (client, participant, servers,
+      score: a function that scores the state that training left: (client, participant, server,
         data, round, EvaluationRequest) -> scores. Given where clients keep nothing between rounds
         and their states are (); without it scores are ().
 
     Returns:
-      (states, schedule of Participant, servers, data, (round, EvaluationRequest)) -> (states,
+      (states, schedule of Participant, RunServer, data, (round, EvaluationRequest)) -> (states,
       (ClientResult, scores) [P]).
     """
     run_client = client_round(method, federation, bucket, channel, keeps=score is None)
 
-    def run(states, schedule: Schedule, servers: TrialServers, data: Data, when):
+    def run(states, schedule: Schedule, server: RunServer, data: Data, when):
         def train(client, participant: Participant):
-            client, result = run_client(client, participant, servers, data, when[0])
+            client, result = run_client(client, participant, server, data, when[0])
             if score is None:
                 return client, (result, ())
-            return (), (result, score(client, participant, servers, data, *when))
+            return (), (result, score(client, participant, server, data, *when))
 
         return run_clients(train, states, schedule)
 

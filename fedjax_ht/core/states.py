@@ -23,21 +23,24 @@ def any_state(method: Method, bucket: Bucket, key: jax.Array) -> PyTree:
 
 
 def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
-    """Returns the compiled function that makes clients' first states: ((seeds uint32 [P], client
-    ids int32 [P], settings [P]), sharded, `weights_of` the bucket, on all devices) -> states [P],
-    sharded."""
+    """Returns the compiled function that makes clients' first states: (client ids int32 [P],
+    sharded, root seed uint32 scalar, settings, `weights_of` the bucket, on all devices) -> states
+    [P], sharded."""
 
-    def local(args, weights):
+    def local(client_ids, seed, settings, weights):
         weighted = put_weights(bucket, weights)
 
-        def first_state(args):
-            seed, client_id, settings = args
+        def first_state(client_id):
             key = client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id)
             return method.at(settings).init_client(weighted, Context(key, jnp.int32(0), None))
 
-        return lax.map(first_state, args)
+        return lax.map(first_state, client_ids)
 
     run = jax.shard_map(
-        local, mesh=mesh, in_specs=(SHARDED, REPLICATED), out_specs=SHARDED, check_vma=False
+        local,
+        mesh=mesh,
+        in_specs=(SHARDED, REPLICATED, REPLICATED, REPLICATED),
+        out_specs=SHARDED,
+        check_vma=False,
     )
     return jax.jit(run, compiler_options=compiler_options(platform_of(mesh)))

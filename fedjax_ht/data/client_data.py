@@ -4,10 +4,9 @@ The inputs are there once, and for each bucket the padded indices of its clients
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from fedjax_ht.core.bounds import checked
@@ -35,6 +34,8 @@ class FederationData(NamedTuple):
         server holds.
       public: the public samples as one split; None without.
       public_set: number of public samples, and whether they have labels; None without.
+      most_scored: a number of samples that no test or validation set of a client exceeds; 0 where
+        it is that of this split.
     """
 
     buckets: dict[str, Data]
@@ -42,6 +43,7 @@ class FederationData(NamedTuple):
     pooled: dict[str, Split]
     public: Split | None = None
     public_set: PublicSet | None = None
+    most_scored: int = 0
 
     def __repr__(self) -> str:
         totals = [f"{int(counts.sum()):,} {name}" for name, counts in self.counts.items()]
@@ -86,8 +88,14 @@ def make_federation_data(
     return arranged(dataset, partition, federation)
 
 
-def arranged(dataset: Dataset, partition: Partition, federation: Federation) -> FederationData:
+def arranged(
+    dataset: Dataset,
+    partition: Partition,
+    federation: Federation,
+    beside: Sequence[Partition] = (),
+) -> FederationData:
     """Arranges a split as it is, such as one without test samples or one that was checked before.
+    It has the shapes of the splits `beside` it, so that one program serves all.
 
     A set that is to be standardised is so by the training samples of this partition.
 
@@ -100,12 +108,15 @@ def arranged(dataset: Dataset, partition: Partition, federation: Federation) -> 
     elif doubt := scale_doubt(dataset, partition):
         warnings.warn(doubt, stacklevel=2)
     splits, counts, pooled = {}, {}, {}
-    length = max(len(indices) for client in partition for indices in client)
+    clients = [client for split in (partition, *beside) for client in split]
+    length = max(len(indices) for client in clients for indices in client)
+    most_scored = max(max(len(client.test), len(client.val)) for client in clients)
     for name in _SPLITS:
         splits[name] = [getattr(client, name) for client in partition]
         counts[name] = np.array(list(map(len, splits[name])))
         if name != "val":
-            together = stack([mixed(np.concatenate(splits[name]))])
+            longest = max(sum(len(getattr(c, name)) for c in s) for s in (partition, *beside))
+            together = stack([mixed(np.concatenate(splits[name]))], longest)
             pooled[name] = take(together, 0)  # one client's row
         if name != "train":
             splits[name] = list(map(mixed, splits[name]))
@@ -120,7 +131,14 @@ def arranged(dataset: Dataset, partition: Partition, federation: Federation) -> 
     public = None
     if dataset.public is not None:
         public = Split(dataset.public.astype(np.int32), np.int32(len(dataset.public)))
-    return FederationData(buckets, counts, pooled, public, dataset.public_set)
+    return FederationData(
+        buckets=buckets,
+        counts=counts,
+        pooled=pooled,
+        public=public,
+        public_set=dataset.public_set,
+        most_scored=most_scored,
+    )
 
 
 def with_public(data: FederationData) -> FederationData:
@@ -154,62 +172,6 @@ def _check_fit(dataset: Dataset, partition: Partition, federation: Federation) -
                 f"model {bucket.name!r} takes {described(bucket.input_shape)}, "
                 f"{dataset.name} has {described(dataset.input_shape)}"
             )
-
-
-def join_trials(trials: Sequence[FederationData]) -> FederationData:
-    """Joins several splits of the same samples.
-
-    Returns:
-      Splits [trials * n, max], counts [trials, num_clients], and pooled sets [trials, max].
-
-    Raises:
-      ValueError: the trials' samples are standardised each in its own way.
-    """
-    first = trials[0]
-    for other in trials[1:]:
-        _check_same_rule(first, other)
-    buckets, counts, pooled = {}, {}, {}
-    for name, bucket in first.buckets.items():
-        splits = {}
-        for split in bucket.splits:
-            of_trials = [trial.buckets[name].splits[split] for trial in trials]
-            splits[split] = _join(of_trials, np.concatenate)
-        buckets[name] = bucket._replace(splits=splits)
-    for name in first.counts:
-        counts[name] = np.stack([trial.counts[name] for trial in trials])
-    for name in first.pooled:
-        pooled[name] = _join([trial.pooled[name] for trial in trials], np.stack)
-    return first._replace(buckets=buckets, counts=counts, pooled=pooled)
-
-
-def _check_same_rule(first: FederationData, other: FederationData) -> None:
-    """Refuses trials whose models would see the same sample differently."""
-    for name, bucket in first.buckets.items():
-        rules = jax.tree.leaves(bucket.preprocess), jax.tree.leaves(other.buckets[name].preprocess)
-        if not all(map(np.array_equal, *rules)):
-            raise ValueError(
-                "each trial's samples are standardised by its own training samples, and trials "
-                "share their samples; standardise the dataset before: "
-                "fl.standardised(dataset, *partitions)"
-            )
-    if (first.public is None) != (other.public is None) or not all(
-        map(np.array_equal, first.public or (), other.public or ())
-    ):
-        raise ValueError(
-            "trials have different public sets, and all trials of a program share one; hold it "
-            "out once, before the splits"
-        )
-
-
-def _join(splits: Sequence[Split], combine: Callable) -> Split:
-    """Joins splits by `combine`, padded to the longest of them."""
-    width = max(split.indices.shape[-1] for split in splits)
-    padded = []
-    for split in splits:
-        missing = width - split.indices.shape[-1]
-        before = [(0, 0)] * (split.indices.ndim - 1)
-        padded.append(np.pad(split.indices, [*before, (0, missing)]))
-    return Split(combine(padded), combine([split.count for split in splits]))
 
 
 def mixed(indices: np.ndarray) -> np.ndarray:

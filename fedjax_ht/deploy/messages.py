@@ -21,7 +21,7 @@ import numpy as np
 
 from fedjax_ht.core.positions import SHORTEST, bitmap_bytes, takes_bits
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.wire import Masked, is_masked
+from fedjax_ht.core.wire import Masked, Pattern, is_masked
 from fedjax_ht.deploy.headers import HEADER_BYTES, is_count, parse_header, parse_json, printable
 
 BLOCK = 64
@@ -200,6 +200,7 @@ def _unpack_rows(form: Masked, remaining: dict[str, np.ndarray], name: str, what
     elif form.pattern in (None, SHORTEST):
         places = _take(remaining, f"{name}.places", what)
     else:  # a number of rows that is none of the pattern's is refused below
+        assert isinstance(form.pattern, Pattern)
         mask = form.pattern.mask(form.mask.shape, len(np.atleast_1d(rows)))
         places = np.flatnonzero(mask).astype(np.int32)
     _check_form(what, f"{name}.places", places, (places.size,), np.dtype(np.int32))

@@ -21,7 +21,6 @@ from fedjax_ht.deploy.secure_sums import MIN_CLIENTS, split_sum, vector_bytes
 from fedjax_ht.deploy.server import Server, expected_entries, leave_out
 from fedjax_ht.simulation.roster import PADDING
 from fedjax_ht.simulation.state import SimulationState
-from fedjax_ht.simulation.trials import of_trial
 from fedjax_ht.simulation.uploads import Answers
 
 NO_COST = WireCost(0, 0, 0, 0)
@@ -126,12 +125,11 @@ def _requests(
     server: Server, state: SimulationState, kind: str, ids: list[int]
 ) -> tuple[dict[int, Envelope], dict[int, WireCost]]:
     """Makes the requests to clients, and counts the bytes of the downlinks in them."""
-    server_state = of_trial(state.servers, 0)
     requests, costs = {}, {}
     for client in ids:
         bucket = server.federation.buckets[server.federation.assignment[client]]
         info = _info(server, state, client)
-        downlink = fetch(server.send[bucket.name](server_state, jnp.int32(state.round), info))
+        downlink = fetch(server.send[bucket.name](state.server, jnp.int32(state.round), info))
         costs[client] = _cost(downlink)
         oldest = 0
         if len(server.saved) == server.saved.maxlen:
@@ -142,7 +140,7 @@ def _requests(
             "run": server.run,
             "round": state.round,
             "oldest": oldest,
-            "last_round": int(state.last_round[0, client]),
+            "last_round": int(state.last_round[client]),
         }
         requests[client] = Envelope(header, pack(downlink))
     return requests, costs
@@ -189,7 +187,7 @@ def _info(server: Server, state: SimulationState, ids: Any) -> ClientInfo:
     return ClientInfo(
         jnp.asarray(np.int32(ids)),
         jnp.asarray(counts[ids]),
-        jnp.asarray(state.last_round[0, ids]),
+        jnp.asarray(state.last_round[ids]),
     )
 
 
@@ -212,13 +210,13 @@ def stacked_answers(
         of_bucket = [replies[i] for i in ids]
         uplinks = _stacked_uplinks(server, bucket, of_bucket, size)
         answers[bucket.name] = Answers(
-            ids=_padded(ids, size, np.int64, PADDING)[None],
-            rows=_padded(np.arange(len(ids)), size, np.int32, PADDING)[None],
+            ids=np.array(ids, np.int64),
+            padded_rows=_padded(np.arange(len(ids)), size, np.int32, PADDING),
             in_order=True,
             info=_info(server, state, _padded(ids, size, np.int64)),
             results=_result(of_bucket, names, size)._replace(uplink=uplinks),
             scores=scores,  # one block of all clients' scores
-            score_rows=_padded(np.searchsorted(scored_ids, ids), size, np.int32, PADDING)[None],
+            score_rows=np.searchsorted(scored_ids, np.array(ids, np.int64)),
             idle=np.zeros(2),
         )
     return answers

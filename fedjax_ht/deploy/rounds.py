@@ -49,7 +49,6 @@ def as_rounds(server: Server) -> Rounds:
         init=functools.partial(first_state, server),
         run_round=functools.partial(play, server),
         evaluate=functools.partial(evaluate, server),
-        trials=None,
         client_flops=lambda: server.flops,
         rules=tuple(server.plan.method.rules),
         num_classes=server.federation.num_classes,
@@ -61,9 +60,9 @@ def first_state(server: Server) -> SimulationState:
     weights = collect(client_mesh(1), all_weights(server.federation))
     return SimulationState(
         round=0,
-        servers=collect(client_mesh(1), server.first((_seeds(server), ()), weights)),
+        server=collect(client_mesh(1), server.first(_seed(server), (), weights)),
         clients={},
-        last_round=np.full((1, server.plan.num_clients), -1, np.int32),
+        last_round=np.full(server.plan.num_clients, -1, np.int32),
         changed={},
     )
 
@@ -84,14 +83,14 @@ def play(
     secret, epsilon = draw(server.noise)  # from here on the step counts, whatever becomes of it
     num_clients = server.plan.num_clients
     answered = Round(
-        options=[server.plan.options],
+        options=server.plan.options,
         exchange=functools.partial(_exchange, server, replies),
         serve=functools.partial(_serve, server, secret),
-        devices=Devices(None, lambda: server.flops[None], client_mesh(1), {}, num_clients),
+        devices=Devices(None, lambda: server.flops, client_mesh(1), {}, num_clients),
         attackers=np.zeros(num_clients, bool),
-        epsilons=lambda rounds_done: [epsilon],
+        epsilon=lambda rounds_done: epsilon,
     )
-    new, (report,) = run_round(answered, state, score)
+    new, report = run_round(answered, state, score)
     num_absent = int(np.sum(~drawn.reachable)) + len(drawn.ids) - len(replies)
     return new, _complete(server, replies, report._replace(absent=num_absent or None))
 
@@ -113,11 +112,10 @@ def _serve(
     """Serves a round; `secret` is that of the server's noise in this round."""
     of_round = serving.Server(
         step=server.serve,
-        seeds=_seeds(server),
-        settings=jax.tree.map(lambda x: jnp.asarray(x)[None], secret),
+        seed=_seed(server),
+        settings=jax.tree.map(jnp.asarray, secret),
         pretrained=server.pretrained,
-        shown={},
-        samples=(),
+        data=None,
     )
     return serving.serve(of_round, client_mesh(1), state, delivery)
 
@@ -233,5 +231,5 @@ def reachable_clients(server: Server, min_clients: int = 0) -> ClientHeaders:
     return unchanged
 
 
-def _seeds(server: Server) -> jax.Array:
-    return jnp.asarray(np.array([server.plan.options.seed], np.uint32))
+def _seed(server: Server) -> jax.Array:
+    return jnp.asarray(np.uint32(server.plan.options.seed))

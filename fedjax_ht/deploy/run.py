@@ -173,7 +173,7 @@ class _Records:
             if self.is_due:
                 self.checkpointer.save(state, history)
                 self.server.audit("saved", round=state.round)
-                self.server.saved.append(state.last_round[0])
+                self.server.saved.append(state.last_round)
                 self.is_due = False
             self.num_written = write_history(history, self.workdir, self.num_written)
         except OSError as error:

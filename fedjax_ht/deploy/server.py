@@ -35,8 +35,8 @@ from fedjax_ht.deploy.noise import (
 from fedjax_ht.deploy.plan import Plan, make_models, task_from_json
 from fedjax_ht.deploy.secure_sums import sum_groups
 from fedjax_ht.experiment.run_folder import read_json
-from fedjax_ht.simulation.serving import serve_trials
-from fedjax_ht.simulation.trials import first_server
+from fedjax_ht.simulation.engine import first_server
+from fedjax_ht.simulation.serving import run_server
 
 
 class Server(NamedTuple):
@@ -52,8 +52,8 @@ class Server(NamedTuple):
       metrics: bucket name -> names of the metrics of its clients' training.
       groups: name -> ids of the clients whose uplinks are summed; None where uplinks come singly.
       send: bucket name -> compiled (server state, round, info) -> downlink.
-      serve: `simulation.serving.serve_trials`.
-      first: `simulation.trials.first_server`.
+      serve: `simulation.serving.run_server`.
+      first: `simulation.engine.first_server`.
       pretrained: `Pretrained.variables` of the method, on its device.
       noise: the noise that the server adds itself; None where it adds none.
       ledger: file of what was sent under noise, see `noise.add_to_ledger`.
@@ -153,7 +153,7 @@ def make_server(
         metrics={name: tuple(result.metrics) for name, result in results.items()},
         groups=groups,
         send={b.name: _sender(plan, federation, b) for b in federation.buckets},
-        serve=serve_trials(method, federation, outlier_bound),
+        serve=run_server(method, federation, outlier_bound),
         first=first_server(method, federation),
         pretrained=collect(client_mesh(1), method.pretrained.variables),
         noise=_server_noise(plan, forms, folder / LEDGER_FILE, entropy),

@@ -1,8 +1,10 @@
 """Builds the objects of a run from its config; finds every mistake before anything is compiled."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+
+import numpy as np
 
 from fedjax_ht.configs.base import AnyConfig
 from fedjax_ht.configs.sections import Config, DatasetConfig, PartitionConfig, TrainingConfig
@@ -27,8 +29,9 @@ from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.federation import make_clients
 from fedjax_ht.experiment.method import check_pretraining
 from fedjax_ht.experiment.settle import Settled, settle
+from fedjax_ht.simulation.lanes import simulation_lanes
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import Simulation, bound_trials
+from fedjax_ht.simulation.simulation import Simulation, bound_simulation
 from fedjax_ht.trust.privacy import private
 
 
@@ -194,26 +197,55 @@ def make_partitions(config: Config, dataset: Dataset) -> tuple[Partition, ...]:
 def simulate(
     label: str,
     experiment: Experiment,
+    trial: int = 0,
+    *,
     method: Method | None = None,
-    seeds: Sequence[int] | None = None,
     settings: PyTree = (),
+    beside: Simulation | None = None,
 ) -> Simulation:
-    """Returns an entry's simulation, of all trials.
+    """Returns the simulation of an entry's run.
 
     Args:
       label: the entry's label.
       experiment: the experiment that has the entry.
+      trial: number of the run, from 0: it has the split of this number, and as much added to the
+        seed.
       method: a method that varies, instead of the entry's own.
-      seeds: root seeds of several times as many trials, which have the splits in turn; None takes
-        the config's trials.
-      settings: the values of a method that varies, see `make_trials`.
+      settings: the values of a method that varies, see `make_simulation`.
+      beside: a simulation of the same data, whose samples on the devices are taken.
     """
-    federation, data = experiment.federations[label], []
-    for partition in experiment.partitions:
-        data.append(arranged(experiment.dataset, partition, federation))
-    if seeds is not None:
-        data *= len(seeds) // len(data)
-    method = method or experiment.methods[label]
-    return bound_trials(
-        method, federation, data, options=experiment.options, seeds=seeds, settings=settings
+    federation, options = experiment.federations[label], experiment.options
+    partitions = experiment.partitions
+    return bound_simulation(
+        method or experiment.methods[label],
+        federation,
+        arranged(experiment.dataset, partitions[trial], federation, beside=partitions),
+        options=dataclasses.replace(options, seed=options.seed + trial),
+        settings=settings,
+        beside=beside,
     )
+
+
+def simulate_trials(
+    label: str,
+    experiment: Experiment,
+    *,
+    method: Method | None = None,
+    settings: PyTree = (),
+    beside: Simulation | None = None,
+) -> list[Simulation]:
+    """Returns the simulations of an entry's runs, which share the samples on the devices. Arguments
+    as of `simulate`."""
+    simulations: list[Simulation] = []
+    for trial in range(len(experiment.partitions)):
+        made = simulate(label, experiment, trial, method=method, settings=settings, beside=beside)
+        beside = beside or made
+        simulations.append(made)
+    return simulations
+
+
+def entry_lanes(label: str, experiment: Experiment, runs: int) -> dict[str, int]:
+    """Returns the lanes of an entry's architectures where so many runs play side by side."""
+    counts = np.array([len(client.train) for client in experiment.partitions[0]])
+    federation, training = experiment.federations[label], experiment.methods[label].training
+    return simulation_lanes(federation, counts, training, experiment.options, runs=runs)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.method import Method, varied
-from fedjax_ht.experiment.build import Experiment, simulate
+from fedjax_ht.experiment.build import Experiment, entry_lanes, simulate_trials
 from fedjax_ht.experiment.entries import Entry, as_run
 from fedjax_ht.experiment.entry_text import OVERRIDDEN
 from fedjax_ht.experiment.method import make_method
@@ -120,27 +119,26 @@ def _may_vary(entry: Entry, config: Config, key: str) -> bool:
     return True
 
 
-def _stacked(points: Sequence[Mapping[str, float]]) -> dict[str, np.ndarray] | tuple:
-    """Stacks the varying settings of points, [points] each; () where nothing varies."""
-    settings = {}
-    for key in points[0]:
-        settings[key] = np.array([point[key] for point in points])
-    return settings or ()
+def point_simulations(
+    experiment: Experiment, groups: Sequence[Family], together: int
+) -> Callable[[str], list[Simulation]]:
+    """Returns a function: label of a point -> the simulations of its runs. The points of a family
+    compile once; so many of them play side by side."""
+    first: list[Simulation] = []  # whose samples on the devices all others take
 
+    def simulations(label: str) -> list[Simulation]:
+        family = next(family for family in groups if label in family.labels)
+        runs = min(together, len(family.labels)) * len(experiment.partitions)
+        lanes = entry_lanes(family.labels[0], experiment, runs)
+        options = dataclasses.replace(experiment.options, lanes=lanes)
+        made = simulate_trials(
+            family.labels[0],
+            experiment._replace(options=options),
+            method=family.method,
+            settings=family.settings[label] or (),
+            beside=first[0] if first else None,
+        )
+        first.extend(made[: 1 - len(first)])
+        return made
 
-def simulations(
-    experiment: Experiment, trials: int, groups: Sequence[Family]
-) -> Callable[[Sequence[str]], Simulation]:
-    """Returns a function: labels of one family -> their simulation, the trials of the first, then
-    those of the next. It is compiled once for as many points."""
-    seed = experiment.options.seed
-
-    def simulation(labels: Sequence[str]) -> Simulation:
-        family = next(family for family in groups if labels[0] in family.labels)
-        points, seeds = [], []
-        for label in labels:
-            points += [family.settings[label]] * trials
-            seeds += range(seed, seed + trials)
-        return simulate(family.labels[0], experiment, family.method, seeds, _stacked(points))
-
-    return simulation
+    return simulations

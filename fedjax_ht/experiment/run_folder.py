@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_ht.checkpoints.checkpoint import segments_of
 from fedjax_ht.checkpoints.sealed import set_aside
 from fedjax_ht.checkpoints.writers import FILES
 from fedjax_ht.configs.base import method_options, option_values, typed_config
@@ -209,12 +208,8 @@ def has_results(folder: Path) -> bool:
 
 
 def _results(folder: Path) -> list[Path]:
-    checkpoints = folder / "checkpoints"
-    left = [
-        path
-        for path in (checkpoints, segments_of(checkpoints))
-        if path.is_dir() and any(path.iterdir())
-    ]
+    kept = sorted(folder.glob("checkpoints*"))  # of each run of the entry, and their segments
+    left = [path for path in kept if path.is_dir() and any(path.iterdir())]
     return [*left, *(folder / name for name in FILES if (folder / name).exists())]
 
 

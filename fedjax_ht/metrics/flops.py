@@ -33,7 +33,7 @@ def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: D
 
     Args:
       method, federation, bucket: the parts that the program binds.
-      data: the bucket's data, with splits stacked over its n clients (or n rows of several trials).
+      data: the bucket's data, with splits stacked over its n clients.
 
     Returns:
       float64 [n], of a round in which the client takes part.

@@ -17,7 +17,6 @@ from fedjax_ht.data.partition import class_counts
 from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.run_folder import MAP
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
-from fedjax_ht.simulation.trials import of_trial
 
 CLIENTS, CLASSES, IMAGES = 6, 10, 120  # at most, of each of an entry's maps
 
@@ -96,7 +95,7 @@ def feature_map(
     features = simulation.features(state, clients, indices)
     prototypes, labels = np.zeros((0, features[0].shape[1]), np.float32), np.zeros(0, np.int32)
     if method.view.prototypes is not None:
-        rows = method.view.prototypes(of_trial(state.servers, 0))
+        rows = method.view.prototypes(state.server)
         labels = np.intersect1d(np.flatnonzero(rows.mask), dataset.labels[indices])
         labels = labels.astype(np.int32)
         prototypes = np.asarray(rows.values, np.float32)[labels]

@@ -43,7 +43,7 @@ class LoadedRun(NamedTuple):
 
     Attributes:
       experiment: the experiment built from the run's config.
-      simulation, state: the simulation of one entry, and its newest saved state.
+      simulation, state: the simulation of a run of one entry, and its newest saved state.
       method: the label of this entry.
     """
 
@@ -53,17 +53,20 @@ class LoadedRun(NamedTuple):
     method: str
 
 
-def load_run(workdir: Path | str, method: str | None = None, trust: bool = False) -> LoadedRun:
+def load_run(
+    workdir: Path | str, method: str | None = None, trust: bool = False, *, trial: int = 0
+) -> LoadedRun:
     """Restores a run.
 
     Args:
       workdir: the folder of the run.
       method: the label of an entry, by default of the first.
+      trial: number of the entry's run, from 0.
       trust: True lets code that the run's config names be run, see `own_methods.read_trusted_run`.
 
     Raises:
-      ValueError, OSError: there is no run there, or none of this method, its data are others now,
-        its folder came from another run, or it needs `trust`. One line.
+      ValueError, OSError: there is no run there, or none of this method or number, its data are
+        others now, its folder came from another run, or it needs `trust`. One line.
     """
     workdir = Path(workdir)
     config, experiment = read_trusted_run(workdir, trust)
@@ -74,31 +77,29 @@ def load_run(workdir: Path | str, method: str | None = None, trust: bool = False
     entry, (_, noted) = experiment.entries[method], read_config(workdir)
     expected = identity_of(entry, config, noted)
     check_identity(method, workdir / entry.folder, expected, noted["version"])
-    simulation = simulate(method, experiment)
+    trials = len(experiment.partitions)
+    if not 0 <= trial < trials:
+        raise ValueError(f"no trial {trial}; trials run from 0 to {trials - 1}")
+    simulation = simulate(method, experiment, trial)
     folder = workdir / entry.folder / "checkpoints"
-    restored = make_checkpointer(folder, simulation).restore()
+    restored = make_checkpointer(folder, simulation, trial=trial).restore()
     if restored is None:
         raise FileNotFoundError(f"no readable checkpoint below {folder}")
     state, _ = restored
     return LoadedRun(experiment=experiment, simulation=simulation, state=state, method=method)
 
 
-def client_state(run: LoadedRun, client: int, trial: int = 0) -> PyTree:
-    """Returns the state of a client in one trial, as the method left it; NumPy arrays.
+def client_state(run: LoadedRun, client: int) -> PyTree:
+    """Returns the state of a client, as the method left it; NumPy arrays.
 
     Raises:
-      ValueError: there is no such client or trial.
+      ValueError: there is no such client.
     """
-    trials = len(run.experiment.partitions)
-    if not 0 <= trial < trials:
-        raise ValueError(f"no trial {trial}; trials run from 0 to {trials - 1}")
     federation = run.experiment.federations[run.method]
     if not 0 <= client < federation.num_clients:
         raise ValueError(f"no client {client}; ids run from 0 to {federation.num_clients - 1}")
     bucket = federation.buckets[federation.assignment[client]]
-    members = federation.members(bucket)
-    # rows of a bucket's stacked states are ordered by trial, then by client
-    row = trial * len(members) + members.index(client)
+    row = federation.members(bucket).index(client)
     states = run.simulation.read_clients(run.state, bucket.name, np.array([row]))
     return jax.tree.map(lambda x: x[0], states)
 
@@ -138,11 +139,11 @@ def check_export(path: Path | str) -> None:
         raise ValueError(f"export is {str(path)!r}; it must end in .npz or .safetensors")
 
 
-def print_scores(run: LoadedRun, client: int, trial: int) -> None:
+def print_scores(run: LoadedRun, client: int) -> None:
     """Prints the accuracies of a client's model on its own samples."""
     dataset, federation = run.experiment.dataset, run.experiment.federations[run.method]
     bucket = federation.buckets[federation.assignment[client]]
-    evaluation = run.simulation.evaluate(run.state, np.array([client]))[trial]
+    evaluation = run.simulation.evaluate(run.state, np.array([client]))
     print(f"client {client} ({bucket.name}), {run.method} after {run.state.round} rounds")
     for split, by_rule in evaluation.accuracy.items():
         count = evaluation.counts[split][client]
@@ -163,11 +164,11 @@ def main(_) -> None:
     try:
         if _EXPORT.value:
             check_export(_EXPORT.value)
-        run = load_run(_WORKDIR.value, _METHOD.value, _TRUST.value)
-        state = client_state(run, _CLIENT.value, _TRIAL.value)
+        run = load_run(_WORKDIR.value, _METHOD.value, _TRUST.value, trial=_TRIAL.value)
+        state = client_state(run, _CLIENT.value)
     except (ValueError, OSError, ImportError) as error:
         fail(error)
-    print_scores(run, _CLIENT.value, _TRIAL.value)
+    print_scores(run, _CLIENT.value)
     if _EXPORT.value:
         federation = run.experiment.federations[run.method]
         bucket = federation.buckets[federation.assignment[_CLIENT.value]]

@@ -3,41 +3,35 @@ validation."""
 
 import dataclasses
 import json
+import logging
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from fedjax_ht.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.checkpoints.trials import TrialCheckpoints
 from fedjax_ht.checkpoints.writers import write_history
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.experiment.build import Experiment, build
-from fedjax_ht.experiment.families import Family, families, simulations
+from fedjax_ht.experiment.families import Family, families, point_simulations
 from fedjax_ht.experiment.fingerprints import fingerprints
 from fedjax_ht.experiment.options import evaluated_clients
 from fedjax_ht.experiment.run_folder import remember_config
 from fedjax_ht.experiment.run_lock import locked
-from fedjax_ht.runner.regroup import Trained, regrouped
 from fedjax_ht.runner.search import better_half, rungs
 from fedjax_ht.runner.search_result import SearchResult, divergence
 from fedjax_ht.runner.signals import Interrupted, catch_signals
-from fedjax_ht.simulation.history import Row, by_trial, run_rounds
-from fedjax_ht.simulation.simulation import Simulation
+from fedjax_ht.simulation.history import Row, merged
+from fedjax_ht.simulation.runs import run_each
+from fedjax_ht.simulation.simulation import Simulation, SimulationState
+from fedjax_ht.simulation.together import fastest
 
 SCORE = "val_accuracy"
-
-
-class Place(NamedTuple):
-    """The folder in which a point was trained, and the labels of the points that it was trained
-    with."""
-
-    folder: Path
-    labels: list[str]
 
 
 class Search(NamedTuple):
@@ -47,7 +41,7 @@ class Search(NamedTuple):
       experiment: the experiment, with the points as its entries.
       config: the config that it was built from.
       workdir: the search's folder.
-      simulation: labels of points that share a program -> their simulation.
+      simulations: label of a point -> the simulations of its runs.
       caught: numbers of signals; one in it stops the search, when the round in progress is saved.
       tell: called with a line about every point.
     """
@@ -55,7 +49,7 @@ class Search(NamedTuple):
     experiment: Experiment
     config: Config
     workdir: Path
-    simulation: Callable[[Sequence[str]], Simulation]
+    simulations: Callable[[str], list[Simulation]]
     caught: Sequence[int]
     tell: Callable[[str], None]
 
@@ -106,13 +100,13 @@ def searched(
         remember_config(config, experiment.entries.values(), workdir, prints)
 
         def search(groups: Sequence[Family]) -> SearchResult:
-            simulation = simulations(experiment, config.trials, groups)
+            simulations = point_simulations(experiment, groups, size)
             return _search(
                 Search(
                     experiment=experiment,
                     config=config,
                     workdir=workdir,
-                    simulation=simulation,
+                    simulations=simulations,
                     caught=caught,
                     tell=tell,
                 ),
@@ -140,20 +134,21 @@ def _search(
         content = json.loads(record.read_text())
         scores_at = {int(rounds): scores for rounds, scores in content.items()}
     alive = list(search.experiment.entries)
-    places: dict[str, Place] = {}
+    places: dict[str, Path] = {}  # where each point was trained for fewer rounds
     for rounds in at:
         scores = scores_at.setdefault(rounds, {})
-        new_places: dict[str, Place] = {}
-        for number, company in enumerate(_companies(groups, alive, together)):
-            folder = search.workdir / "points" / f"{rounds:05d}" / f"{number:03d}"
-            new_places |= {label: Place(folder, company) for label in company}
+        new_places: dict[str, Path] = {}
+        companies = _companies(groups, alive, together)
+        for number, label in enumerate(label for company in companies for label in company):
+            new_places[label] = search.workdir / "points" / f"{rounds:05d}" / f"{number:03d}"
+        for company in companies:
             if set(company) <= set(scores):
                 continue
-            history = _train(search, company, folder, rounds, places)
-            scores |= _scores(search, company, history, rounds)
+            histories = _train(search, company, new_places, rounds, places)
+            scores |= _scores(search, histories, rounds)
             with atomic_open(record) as file:
                 json.dump(scores_at, file, indent=2)
-        _remove_checkpoints(places)
+        _remove_checkpoints(places.values())
         places = new_places
         if all(math.isnan(scores[label]) for label in alive):
             raise ValueError(
@@ -176,77 +171,95 @@ def _companies(groups: Sequence[Family], alive: Sequence[str], together: int) ->
 
 
 def _scores(
-    search: Search, company: Sequence[str], history: list[Row], rounds: int
+    search: Search, histories: Mapping[str, list[list[Row]]], rounds: int
 ) -> dict[str, float]:
     """Returns each point's mean over trials of the best validation accuracy; NaN where it
     diverged."""
-    scores, trials = {}, by_trial(history)
-    for i, label in enumerate(company):
-        first = i * search.config.trials
-        point_trials = trials[first : first + search.config.trials]
-        diverged = divergence(point_trials)
+    scores = {}
+    for label, trials in histories.items():
+        diverged = divergence(trials)
         if diverged:
             scores[label] = math.nan
             outcome = f"left out, {diverged}"
         else:
-            best = [max(row[SCORE] for row in trial if SCORE in row) for trial in point_trials]
+            best = [max(row[SCORE] for row in trial if SCORE in row) for trial in trials]
             scores[label] = float(np.mean(best))
             outcome = f"{100 * scores[label]:.2f} % on validation"
         search.tell(f"{label}, {rounds} rounds: {outcome}")
     return scores
 
 
+class _Point(NamedTuple):
+    """A point in training: its folder, simulations, and the checkpoints of its runs."""
+
+    folder: Path
+    simulations: list[Simulation]
+    checkpoints: TrialCheckpoints
+
+
 def _train(
     search: Search,
     company: Sequence[str],
-    folder: Path,
+    folders: Mapping[str, Path],
     rounds: int,
-    places: Mapping[str, Place],
-) -> list[Row]:
-    """Trains some points up to `rounds`, from where they stand: in `folder`, in the places where
-    they were trained for fewer rounds, or nowhere."""
-    simulation, config = search.simulation(company), search.config
-    checkpointer = make_checkpointer(folder / "checkpoints", simulation, keep=1)
-    state, history = checkpointer.restore() or (None, [])
-    if state is None and places:
-        sources = {label: _trained(search, places[label]) for label in company}
-        state, history = regrouped(simulation, company, config.trials, sources)
+    before: Mapping[str, Path],
+) -> dict[str, list[list[Row]]]:
+    """Trains some points up to `rounds`, from where they stand: in their `folders`, in those where
+    they were trained for fewer rounds, or nowhere. Returns the rows of each point's runs."""
+    config = search.config
+    points, simulations, states, histories = [], [], [], []
+    for label in company:
+        made = search.simulations(label)
+        points.append(_Point(folders[label], made, _checkpoints(folders[label], made)))
+        start, rows = points[-1].checkpoints.restore(logging.warning)
+        if not any(rows) and label in before:
+            start, rows = _checkpoints(before[label], made).restore(logging.warning)
+            if not all(rows):
+                raise ValueError(
+                    f"{before[label]} has no checkpoint that can be read; begin again in another "
+                    "--workdir"
+                )
+        simulations, states, histories = simulations + made, states + start, histories + rows
 
-    def after_round(state, history) -> bool:
-        stop = bool(search.caught)
-        if stop or state.round % config.checkpoint.every == 0:
-            checkpointer.save(state, history)
+    def save(states: list[SimulationState], histories: list[list[Row]]) -> None:
+        for number, point in enumerate(points):
+            runs = slice(number * config.trials, (number + 1) * config.trials)
+            point.checkpoints.save(states[runs], histories[runs])
+
+    def after_round(states: list[SimulationState], histories: list[list[Row]]) -> bool:
+        stop, done = bool(search.caught), {state.round for state in states}
+        if len(done) == 1 and (stop or done.pop() % config.checkpoint.every == 0):
+            save(states, histories)
         return stop
 
-    state, history = run_rounds(
-        simulation,
+    reached, histories = run_each(
+        simulations,
         rounds,
-        state,
-        history=history,
+        states,
+        histories=histories,
+        each=fastest(simulations),
         eval_every=config.evaluate.every,
         after_round=after_round,
         only=evaluated_clients(config),
+        numbers=[*range(config.trials)] * len(points),
     )
     if search.caught:
         raise Interrupted(search.caught[0])
-    checkpointer.save(state, history)
-    checkpointer.wait()
-    write_history(history, folder)
-    return history
+    save(reached, histories)
+    trained = {}
+    for number, (label, point) in enumerate(zip(company, points)):
+        point.checkpoints.wait()
+        trained[label] = histories[number * config.trials : (number + 1) * config.trials]
+        write_history(merged(trained[label]), point.folder)
+    return trained
 
 
-def _trained(search: Search, place: Place) -> Trained:
-    simulation = search.simulation(place.labels)
-    restored = make_checkpointer(place.folder / "checkpoints", simulation).restore()
-    if restored is None:
-        raise ValueError(
-            f"{place.folder} has no checkpoint that can be read; begin again in another --workdir"
-        )
-    return Trained(simulation, restored, place.labels)
+def _checkpoints(folder: Path, simulations: Sequence[Simulation]) -> TrialCheckpoints:
+    return TrialCheckpoints(folder / "checkpoints", simulations, keep=1, background=False)
 
 
-def _remove_checkpoints(places: Mapping[str, Place]) -> None:
+def _remove_checkpoints(folders: Iterable[Path]) -> None:
     """Removes the checkpoints of points that have all gone on or ended."""
-    for folder in {place.folder for place in places.values()}:
+    for folder in folders:
         for kept in folder.glob("checkpoints*"):
             shutil.rmtree(kept)

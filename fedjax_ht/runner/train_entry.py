@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,11 +12,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ht.checkpoints.checkpoint import Checkpointer, make_checkpointer
+from fedjax_ht.checkpoints.trials import TrialCheckpoints
 from fedjax_ht.checkpoints.writers import write_history
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import PASSING, atomic_open, is_caused_by
-from fedjax_ht.experiment.build import Experiment, simulate
+from fedjax_ht.experiment.build import Experiment, entry_lanes, simulate_trials
 from fedjax_ht.experiment.entries import as_run
 from fedjax_ht.experiment.environment import environment
 from fedjax_ht.experiment.identity import begin_again, remember_rounds
@@ -30,10 +31,10 @@ from fedjax_ht.report.plots import image_grid
 from fedjax_ht.runner.own_methods import own_code
 from fedjax_ht.runner.signals import Interrupted
 from fedjax_ht.simulation.divergence import Divergence
-from fedjax_ht.simulation.history import Row, by_trial, is_over, run_rounds
-from fedjax_ht.simulation.lanes import simulation_lanes
+from fedjax_ht.simulation.history import Row, is_over, merged
+from fedjax_ht.simulation.runs import Ends, all_done, run_each
 from fedjax_ht.simulation.simulation import SimulationState
-from fedjax_ht.simulation.trials import of_trial
+from fedjax_ht.simulation.together import fastest
 
 ProgressFn = Callable[[str, Row], None]  # (label of an entry, new row)
 
@@ -81,45 +82,45 @@ def train_entry(
     """
     writes = writable and is_primary()
     experiment = with_noted_lanes(label, experiment, folder.parent / "lanes.json", writes)
-    simulation = simulate(label, experiment)
-    checkpointer = make_checkpointer(
-        folder / "checkpoints", simulation, config.checkpoint.keep, background=True
+    simulations = simulate_trials(label, experiment)
+    checkpointer = TrialCheckpoints(
+        folder / "checkpoints", simulations, config.checkpoint.keep, background=True
     )
-    state, history = checkpointer.restore(listeners.warn) or (None, [])
+    states, histories = checkpointer.restore(listeners.warn)
     if not writable:
-        _refuse_unfinished(label, folder, _is_finished(state, history, config))
+        _refuse_unfinished(label, folder, _is_finished(states, histories, config))
     stop_if_signalled(caught)
-    if state is None:
+    if not any(histories):
         _prepare_start(label, experiment, config, folder, listeners, writes)
-    if is_primary() and _rounds_done(state) < config.rounds:
+    if is_primary() and _rounds_done(states) < config.rounds:
         listeners.stage(_compiling(label, experiment, config))
     course = _Course(label, experiment, config, folder, checkpointer, listeners, caught, writes)
     course.programs = environment() | own_code(experiment.entries[label], config)
-    course.saved = _rounds_done(state)
-    course.divergence = Divergence(experiment.dataset.num_classes, history)
-    state, history = run_rounds(
-        simulation,
+    course.saved = _rounds_done(states)
+    course.divergence = [Divergence(experiment.dataset.num_classes, rows) for rows in histories]
+    reached, histories = run_each(
+        simulations,
         config.rounds,
-        state,
-        history=history,
+        states,
+        histories=histories,
         eval_every=config.evaluate.every,
-        patience=config.evaluate.patience,
-        give_up=config.give_up,
+        ends=_ends(config),
+        each=fastest(simulations),
         progress_fn=course.show,
         after_round=course.after_round,
         only=evaluated_clients(config),
         score_every=config.evaluate.participants,
     )
-    if state.round != course.saved or course.is_late:
-        course.save(state, history)
+    if _rounds_done(reached) != course.saved or course.is_late:
+        course.save(reached, histories)
     checkpointer.wait()
     if writes:  # the run may have ended last time between a checkpoint and this note
-        remember_rounds(folder, state.round, course.programs)
-    course.write(history)
+        remember_rounds(folder, _rounds_done(reached), course.programs)
+    course.write(histories)
     stop_if_signalled(caught)
     if config.report.maps != "none":
-        remember_map(label, experiment, simulation, state, folder, writes, listeners.warn)
-    return history
+        remember_map(label, experiment, simulations[0], reached[0], folder, writes, listeners.warn)
+    return merged(histories)
 
 
 def _refuse_unfinished(label: str, folder: Path, is_finished: bool) -> None:
@@ -137,7 +138,7 @@ class _Course:
     experiment: Experiment
     config: Config
     folder: Path
-    checkpointer: Checkpointer
+    checkpointer: TrialCheckpoints
     listeners: Listeners
     caught: Sequence[int]
     writes: bool
@@ -145,20 +146,20 @@ class _Course:
     saved: int = -1  # round of the newest checkpoint
     written: int = 0  # rows in the files
     warned: set[tuple[int, str]] = dataclasses.field(default_factory=set)  # trial and warning
-    divergence: Divergence = dataclasses.field(default_factory=lambda: Divergence(None))
+    divergence: list[Divergence] = dataclasses.field(default_factory=list)  # of each trial
     is_late: bool = False  # what an earlier round left unwritten is to be written
 
-    def write(self, history: list[Row]) -> None:
+    def write(self, histories: list[list[Row]]) -> None:
         if self.writes:
-            self.written = write_history(history, self.folder, self.written)
+            self.written = write_history(merged(histories), self.folder, self.written)
 
-    def save(self, state: SimulationState, history: list[Row]) -> None:
-        self.checkpointer.save(state, history)
+    def save(self, states: list[SimulationState], histories: list[list[Row]]) -> None:
+        self.checkpointer.save(states, histories)
         if is_primary():
-            show_server(self.label, self.experiment, state, self.folder)
+            show_server(self.label, self.experiment, states[0], self.folder)
             if self.writes:
-                remember_rounds(self.folder, state.round, self.programs)
-        self.saved = state.round
+                remember_rounds(self.folder, _rounds_done(states), self.programs)
+        self.saved = _rounds_done(states)
 
     def show(self, row: Row) -> None:
         if self.listeners.progress is not None and is_primary():
@@ -168,7 +169,7 @@ class _Course:
         if warning and (row["trial"], warning) not in self.warned:
             self.warned.add((row["trial"], warning))
             self._warn(row, warning)
-        for line in self.divergence.notes(row):
+        for line in self.divergence[row["trial"]].notes(row):
             self._warn(row, line)
         if row["round"] == 0 and row["trial"] == self.config.trials - 1:
             # the untrained federation is evaluated; the first round may compile for long
@@ -177,16 +178,18 @@ class _Course:
     def _warn(self, row: Row, line: str) -> None:
         self.listeners.warn(f"{place_of(self.label, row, self.config.trials)}: {line}")
 
-    def after_round(self, state: SimulationState, history: list[Row]) -> bool:
+    def after_round(self, states: list[SimulationState], histories: list[list[Row]]) -> bool:
         """Returns True to stop."""
-        stop = agreed(bool(self.caught))
-        with self.put_off(state.round, stop):
-            self.write(history)
+        stop, round = agreed(bool(self.caught)), _rounds_done(states)
+        if any(state.round > round for state in states):
+            return stop  # what a killed process had saved of some runs already stays as it is
+        with self.put_off(round, stop):
+            self.write(histories)
             self.checkpointer.check()
-        if state.round % self.config.checkpoint.every == 0 or stop or self.is_late:
-            with self.put_off(state.round, stop):
+        if round % self.config.checkpoint.every == 0 or stop or self.is_late:
+            with self.put_off(round, stop):
                 self.is_late = False
-                self.save(state, history)
+                self.save(states, histories)
         return stop
 
     @contextlib.contextmanager
@@ -206,19 +209,22 @@ class _Course:
             )
 
 
-def _is_finished(state: SimulationState | None, history: list[Row], config: Config) -> bool:
+def _is_finished(
+    states: Sequence[SimulationState | None], histories: Sequence[list[Row]], config: Config
+) -> bool:
     """Returns True where an entry has no rounds left to do."""
-    if state is None or not history:
-        return False
-    if state.round >= config.rounds:
-        return True
-    patience, give_up = config.evaluate.patience, config.give_up
-    return all(is_over(trial, patience, give_up) for trial in by_trial(history))
+    known = [state for state in states if state is not None]
+    is_whole = len(known) == len(states) and all(histories)
+    return is_whole and all_done(known, histories, config.rounds, _ends(config))
 
 
-def _rounds_done(state: SimulationState | None) -> int:
-    """Returns the round that a restored state stands at; -1 without one."""
-    return -1 if state is None else state.round
+def _ends(config: Config) -> Ends:
+    return functools.partial(is_over, patience=config.evaluate.patience, give_up=config.give_up)
+
+
+def _rounds_done(states: Sequence[SimulationState | None]) -> int:
+    """Returns the rounds that all runs of an entry have done; -1 where one has no state."""
+    return min(-1 if state is None else state.round for state in states)
 
 
 def _prepare_start(
@@ -268,9 +274,7 @@ def with_noted_lanes(label: str, experiment: Experiment, noted: Path, writes: bo
     known = read_json(noted) if noted.exists() else {}
     names = {bucket.name for bucket in federation.buckets}
     if not names <= set(known):
-        counts = np.array([[len(c.train) for c in clients] for clients in experiment.partitions])
-        training = experiment.methods[label].training
-        known = simulation_lanes(federation, counts, training, options) | known
+        known = entry_lanes(label, experiment, runs=len(experiment.partitions)) | known
         if writes:
             with atomic_open(noted) as file:
                 json.dump(known, file, indent=2)
@@ -285,12 +289,12 @@ def stop_if_signalled(caught: Sequence[int]) -> None:
 
 
 def show_server(label: str, experiment: Experiment, state: SimulationState, folder: Path) -> None:
-    """Writes the pictures that a method's server makes of its state, of the first trial, to
-    images/<round>.png, if it makes any."""
+    """Writes the pictures that a method's server makes of its state to images/<round>.png, if it
+    makes any."""
     view = experiment.methods[label].view
     if view.pictures is None:
         return
-    first = of_trial(state.servers, 0)
-    blocks = jax.tree.map(np.asarray, view.pictures(experiment.federations[label], first))
+    pictures = view.pictures(experiment.federations[label], state.server)
+    blocks = jax.tree.map(np.asarray, pictures)
     picture = image_grid(blocks, experiment.dataset.class_names)
     save(picture, folder / "images" / f"{state.round:05d}.png")

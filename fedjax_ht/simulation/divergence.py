@@ -19,7 +19,7 @@ that is left of it where it counts as lost."""
 
 
 class Divergence:
-    """Reads the rows of a run in their order, and notes each kind of divergence once a trial.
+    """Reads the rows of a run in their order, and notes each kind of divergence once.
 
     Args:
       num_classes: number of classes; None compares no losses.
@@ -28,30 +28,30 @@ class Divergence:
 
     def __init__(self, num_classes: int | None, history: Sequence[Row] = ()):
         self.guessing = math.log(num_classes) if num_classes and num_classes > 1 else None
-        self.lowest: dict[tuple[int, str], float] = {}  # by trial and name of the loss
-        self.best: dict[int, Row] = {}  # evaluation with the highest accuracy, by trial
-        self.untrained: dict[int, float] = {}  # accuracy in row 0, by trial
-        self.outlying: dict[int, Row] = {}  # latest row with outlying uploads, by trial
-        self.noted: set[tuple[int, str]] = set()
+        self.lowest: dict[str, float] = {}  # by name of the loss
+        self.best: Row | None = None  # evaluation with the highest accuracy
+        self.untrained: float | None = None  # accuracy in row 0
+        self.outlying: Row | None = None  # latest row with outlying uploads
+        self.noted: set[str] = set()
         for row in history:
             self.notes(row)
 
     def notes(self, row: Row) -> list[str]:
         """Returns a line for each kind of divergence that a row has and no earlier row had."""
         if row.get("far_off"):
-            self.outlying[row["trial"]] = row
+            self.outlying = row
         lines = []
         for name in row:
             if name == "loss" or name.endswith("_loss"):
                 lines += self._of_loss(name, row)
         lines += self._of_accuracy(row)
-        return [line + self._suspects(row["trial"]) for line in lines]
+        return [line + self._suspects() for line in lines]
 
-    def _suspects(self, trial: int) -> str:
+    def _suspects(self) -> str:
         """Names the clients of the latest outlying uploads, which may be why training diverges."""
-        if trial not in self.outlying:
+        row = self.outlying
+        if row is None:
             return ""
-        row = self.outlying[trial]
         ids = [str(int(client)) for client, _ in row["far_off"]]
         if len(ids) > MOST_NAMED:
             ids[MOST_NAMED:] = [f"{len(ids) - MOST_NAMED} more"]
@@ -60,10 +60,9 @@ class Divergence:
 
     def _of_loss(self, name: str, row: Row) -> list[str]:
         """Returns a line on a loss, of the clients ("loss") or of the server, that is too high."""
-        key, loss = (row["trial"], name), row[name]
-        lowest = self.lowest.get(key, math.inf)
-        self.lowest[key] = min(lowest, loss)
-        if self.guessing is None or key in self.noted:
+        loss, lowest = row[name], self.lowest.get(name, math.inf)
+        self.lowest[name] = min(lowest, loss)
+        if self.guessing is None or name in self.noted:
             return []
         subject, rate = f"the server's {name}", "the server's learning rate or its weights"
         diverges = self._server_diverges(loss, lowest)
@@ -72,7 +71,7 @@ class Divergence:
             diverges = self._clients_diverge(loss, lowest, row)
         if not diverges:
             return []
-        self.noted.add(key)
+        self.noted.add(name)
         before = "" if lowest == math.inf else f", after {lowest:.3g} before"
         return [
             f"{subject} is {loss:.3g}{before}, where guessing has {self.guessing:.3g}: training "
@@ -94,11 +93,11 @@ class Divergence:
     def _is_at_chance(self, row: Row) -> bool:
         """Returns whether a row's accuracy, where known, is that of the untrained federation."""
         accuracy = row.get("accuracy", row.get("accuracy_participants"))
-        return accuracy is not None and accuracy < self._chance(row["trial"]) + LEFT
+        return accuracy is not None and accuracy < self._chance() + LEFT
 
-    def _chance(self, trial: int) -> float:
+    def _chance(self) -> float:
         """Returns the accuracy of the untrained federation, or of guessing where that is higher."""
-        untrained = self.untrained.get(trial, 0.0)
+        untrained = self.untrained or 0.0
         if self.guessing is None:
             return untrained
         return max(math.exp(-self.guessing), untrained)
@@ -107,16 +106,17 @@ class Divergence:
         """Returns a line where an evaluation has lost what training had gained."""
         if "accuracy" not in row:
             return []
-        trial, accuracy = row["trial"], row["accuracy"]
-        self.untrained.setdefault(trial, accuracy)
-        best, chance = self.best.setdefault(trial, row), self._chance(trial)
-        if accuracy > best["accuracy"]:
-            self.best[trial] = row
+        accuracy, best = row["accuracy"], self.best or row
+        if self.untrained is None:
+            self.untrained = accuracy
+        chance = self._chance()
+        if self.best is None or accuracy > best["accuracy"]:
+            self.best = row
         gained = best["accuracy"] - chance
         is_lost = gained >= GAIN and accuracy <= chance + LEFT * gained
-        if not is_lost or (trial, "accuracy") in self.noted:
+        if not is_lost or "accuracy" in self.noted:
             return []
-        self.noted.add((trial, "accuracy"))
+        self.noted.add("accuracy")
         return [
             f"accuracy is {100 * accuracy:.1f} %, where an untrained federation has "
             f"{100 * chance:.1f} %, after {100 * best['accuracy']:.1f} % in round {best['round']}: "

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from fedjax_ht.core import wire
 from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.compiling import buckets_on_mesh, enable_compilation_cache
+from fedjax_ht.core.compiling import buckets_on_mesh, compiled, enable_compilation_cache
 from fedjax_ht.core.evaluation import (
     NormStatistics,
     bucket_evaluation,
@@ -25,9 +25,10 @@ from fedjax_ht.core.evaluation import (
     global_evaluation,
     received_state,
 )
-from fedjax_ht.core.federation import Federation, without_weights
+from fedjax_ht.core.federation import Federation, put_all_weights, without_weights
 from fedjax_ht.core.forms import keeps_state, uplink_forms
 from fedjax_ht.core.function_keys import Keyed, key_of
+from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel, bucket_round
 from fedjax_ht.core.samples import Data
@@ -35,9 +36,8 @@ from fedjax_ht.core.server_statistics import require_server_statistics
 from fedjax_ht.core.states import first_states
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.metrics.flops import bucket_work
-from fedjax_ht.simulation.serving import serve_trials
+from fedjax_ht.simulation.serving import run_server
 from fedjax_ht.simulation.store import STORES, ClientStore, no_store
-from fedjax_ht.simulation.trials import first_server, over_trials
 from fedjax_ht.trust.attacks import Attack
 from fedjax_ht.trust.defences import Defence, defended
 from fedjax_ht.trust.disclosure import Exposure, exposure
@@ -106,9 +106,9 @@ class Engine(NamedTuple):
       buckets: bucket name -> programs of its clients.
       train: `round.bucket_round` of all buckets on the mesh; the states are donated.
       score: `evaluation.bucket_evaluation` of all buckets on the mesh.
-      first_server: the compiled `trials.first_server`.
-      serve: the compiled `serving.serve_trials`.
-      score_global: accuracy of the servers' own models, over trials.
+      first_server: the compiled `first_server`.
+      serve: the compiled `serving.run_server`.
+      score_global: the compiled `evaluation.global_evaluation`.
       uplink_forms: () -> bucket name -> form of its uplinks; traced once.
       work: (Bucket, the `flops.data_form` of its data) -> `flops.bucket_work`; traced once a form.
       exposure: the knowledge that uploads give besides their numbers, see `disclosure.exposure`;
@@ -189,12 +189,23 @@ def _new_engine(blueprint: Blueprint) -> Engine:
         train=buckets_on_mesh(train, mesh, donate=True),
         score=buckets_on_mesh(score, mesh, donate=False),
         first_server=first_server(method, federation),
-        serve=serve_trials(method, federation, blueprint.outlier_bound),
-        score_global=over_trials(evaluate_global),
+        serve=run_server(method, federation, blueprint.outlier_bound),
+        score_global=compiled(evaluate_global),
         uplink_forms=functools.cache(functools.partial(uplink_forms, method, federation, channel)),
         work=functools.partial(_remembered_work, {}, method, federation),
         exposure=None if blueprint.privacy is None else exposure(hidden, federation),
     )
+
+
+def first_server(method: Method, federation: Federation) -> Callable:
+    """Returns (root seed, settings, `all_weights` of the federation) -> the server's first state;
+    compiled."""
+
+    def init(seed, settings, weights):
+        key = round_key(jax.random.key(seed), Purpose.INIT_SERVER, 0)
+        return method.at(settings).init_server(put_all_weights(federation, weights), key)
+
+    return compiled(init)
 
 
 def _remembered_work(

@@ -1,7 +1,7 @@
 """The loop over rounds, and its history: plain rows, see `rows`."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,9 +9,11 @@ import numpy as np
 from fedjax_ht.core.annotations import Count, Whole
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.simulation.divergence import Divergence
-from fedjax_ht.simulation.rows import Row, evaluation_row, round_row
+from fedjax_ht.simulation.rows import Row
+from fedjax_ht.simulation.runs import run_each
 from fedjax_ht.simulation.simulation import Rounds, Simulation
 from fedjax_ht.simulation.state import SimulationState, copy_state
+from fedjax_ht.simulation.together import fastest
 from fedjax_ht.simulation.watch import Watch, check_start
 
 
@@ -37,9 +39,15 @@ def has_clock(histories: Mapping[str, Sequence[Row]]) -> bool:
     return any("simulated_clock" in row for history in histories.values() for row in history)
 
 
+def merged(histories: Iterable[Sequence[Row]]) -> list[Row]:
+    """Returns the rows of all runs of an entry, round by round."""
+    rows = [row for history in histories for row in history]
+    return sorted(rows, key=lambda row: (row["round"], row["trial"]))
+
+
 @checked
 def by_trial(history: Sequence[Row]) -> list[list[Row]]:
-    """Returns the rows of each trial, in order."""
+    """Returns the rows of each run of an entry, in order, of the rows of all of them."""
     rows: dict[int, list[Row]] = {}
     for row in history:
         rows.setdefault(row["trial"], []).append(row)
@@ -47,13 +55,13 @@ def by_trial(history: Sequence[Row]) -> list[list[Row]]:
 
 
 def evaluated(history: Sequence[Row]) -> list[Row]:
-    """Returns the rows of one trial that hold an evaluation."""
+    """Returns the rows of a run that hold an evaluation."""
     return [row for row in history if "accuracy" in row]
 
 
 @checked
 def best(history: Sequence[Row]) -> Best:
-    """Returns one trial's best row by test accuracy (as the papers choose), the best by validation
+    """Returns a run's best row by test accuracy (as the papers choose), the best by validation
     accuracy, if it has any, and the last.
 
     Raises:
@@ -79,7 +87,7 @@ def best(history: Sequence[Row]) -> Best:
 
 
 def best_by(history: Sequence[Row], score: str) -> Row | None:
-    """Returns one trial's row with the highest `score`; None if none has it.
+    """Returns a run's row with the highest `score`; None if none has it.
 
     For "accuracy_participants" this is a maximum over rounds and over draws of participants: biased
     upwards, the more the fewer they are and the longer the run.
@@ -92,7 +100,7 @@ def best_by(history: Sequence[Row], score: str) -> Row | None:
 
 
 def out_of_patience(history: Sequence[Row], patience: int | None) -> bool:
-    """Returns True once one trial has had `patience` evaluations without a new best, on validation
+    """Returns True once a run has had `patience` evaluations without a new best, on validation
     where there is one, else on test."""
     rows = evaluated(history)
     if patience is None or not rows:
@@ -105,14 +113,14 @@ def out_of_patience(history: Sequence[Row], patience: int | None) -> bool:
 
 
 def silent(history: Sequence[Row], rounds: int | None) -> bool:
-    """Returns True once nothing has arrived in so many rounds of one trial in a row; one without
+    """Returns True once nothing has arrived in so many rounds of a run in a row; one without
     participants is none."""
     arrived = [row["arrived"] for row in history if "arrived" in row and row.get("participants", 1)]
     return bool(rounds) and len(arrived) >= rounds and not any(arrived[-rounds:])
 
 
 def is_over(history: Sequence[Row], patience: int | None, give_up: int | None) -> bool:
-    """Returns whether one trial ends before its last round."""
+    """Returns whether a run ends before its last round."""
     return out_of_patience(history, patience) or silent(history, give_up)
 
 
@@ -143,14 +151,13 @@ def run(
       history: the rows of that earlier run.
       eval_every: rounds between evaluations; the untrained federation and the last round are always
         evaluated.
-      patience: evaluations without a new best, in every trial, after which to stop, or None.
+      patience: evaluations without a new best after which to stop, or None.
       progress_fn: called with each new row.
       after_round: called with the state and the history after each round; True stops the run. The
         next round works on the state's arrays in place: keep `copy_state(state)`, never the state
         itself.
       only: ids of the clients to evaluate, or None for all.
-      give_up: rounds in a row without a single upload, in every trial, after which to stop, or
-        None.
+      give_up: rounds in a row without a single upload after which to stop, or None.
       score_every: rounds between those whose participants are scored as training left them; the
         last round's are.
 
@@ -168,8 +175,7 @@ def run(
     check_start(state, history)
     if state is not None:
         state = copy_state(state)
-    divergence = Divergence(simulation.num_classes, history)
-    watched = Watch(progress_fn, simulation.trials, divergence)
+    watched = Watch(progress_fn, Divergence(simulation.num_classes, history))
     return run_rounds(
         simulation,
         rounds,
@@ -185,107 +191,83 @@ def run(
     )
 
 
+@checked
+def run_together(
+    simulations: Sequence[Simulation],
+    rounds: Whole,
+    *,
+    eval_every: Count = 1,
+    progress_fn: Callable[[Row], None] | None = None,
+    only: np.ndarray | None = None,
+    score_every: Count = 1,
+) -> tuple[list[SimulationState], list[list[Row]]]:
+    """Runs several simulations of one method and federation, such as those of several seeds, from
+    the start: on accelerators side by side in one program, which takes less than one after another,
+    else round by round.
+
+    Args:
+      simulations: the runs; "trial" in the rows counts them from 0.
+      Others as `run`.
+
+    Returns:
+      The last states, and the histories.
+
+    Raises:
+      ValueError: there is no simulation. One line.
+
+    Example:
+      >>> runs = []
+      >>> for seed in range(3):
+      ...     options = fl.SimulationOptions(seed=seed)
+      ...     runs.append(fl.make_simulation(method, federation, data, options))
+      >>> states, histories = fl.run_together(runs, rounds=5)
+    """
+    if not simulations:
+        raise ValueError("simulations is empty; it must have one or more of fl.make_simulation")
+    watches = [Watch(None, Divergence(each.num_classes)) for each in simulations]
+
+    def watched(row: Row) -> None:
+        watches[row["trial"]](row)
+        if progress_fn is not None:
+            progress_fn(row)
+
+    return run_each(
+        simulations,
+        rounds,
+        [None] * len(simulations),
+        histories=[()] * len(simulations),
+        each=fastest(simulations),
+        eval_every=eval_every,
+        progress_fn=watched,
+        only=only,
+        score_every=score_every,
+    )
+
+
 def run_rounds(
     simulation: Rounds | Simulation,
     rounds: int,
     state: SimulationState | None = None,
     *,
     history: Sequence[Row] = (),
-    eval_every: int = 1,
     patience: int | None = None,
-    progress_fn: Callable[[Row], None] | None = None,
-    after_round: Callable[[SimulationState, list[Row]], bool] | None = None,
-    only: np.ndarray | None = None,
     give_up: int | None = None,
-    score_every: int = 1,
+    after_round: Callable[[SimulationState, list[Row]], bool] | None = None,
+    **options: Any,
 ) -> tuple[SimulationState, list[Row]]:
     """Runs as `run` does, without warnings, and on the arrays of `state` themselves, which are gone
     afterwards: for callers that hold states once and tell of their rows in their own way."""
-    history = list(history)
-    # Traced before anything is compiled, so that a method's mistakes come first.
-    flops = _flops_of_rounds(simulation, state, rounds)
-    if state is None:
-        state = simulation.init()
-    if not history:
-        start = time.perf_counter()
-        columns = _evaluated_columns(simulation, state, only)
-        seconds = {"seconds_round": 0.0, "seconds_evaluation": time.perf_counter() - start}
-        _append_rows(history, state.round, columns, seconds, progress_fn)
-    while state.round < rounds and not _all_over(history, patience, give_up):
-        start = time.perf_counter()
-        number = state.round + 1
-        state, reports = simulation.run_round(state, _is_due(number, score_every, rounds))
-        trained = time.perf_counter()
-        columns = _round_columns(simulation, reports, flops)
-        if _is_due(number, eval_every, rounds):
-            for row, scores in zip(columns, _evaluated_columns(simulation, state, only)):
-                row.update(scores)
-        seconds = {
-            "seconds_round": trained - start,
-            "seconds_evaluation": time.perf_counter() - trained,
-        }
-        _append_rows(history, state.round, columns, seconds, progress_fn)
-        if after_round is not None and after_round(state, history):
-            break
-    return state, history
 
+    def after(states: list[SimulationState], histories: list[list[Row]]) -> bool:
+        return after_round is not None and after_round(states[0], histories[0])
 
-def _flops_of_rounds(
-    simulation: Rounds | Simulation, state: SimulationState | None, rounds: int
-) -> np.ndarray:
-    """Returns FLOPs of clients in a round, [trials, num_clients]; [0, 0] after the last round."""
-    done = 0 if state is None else state.round
-    if done >= rounds:
-        return np.zeros((0, 0))
-    return np.reshape(simulation.client_flops(), (simulation.trials or 1, -1))
-
-
-def _is_due(number: int, every: int, last: int) -> bool:
-    """Returns whether round `number`, from 1, is the last one or one of every so many."""
-    return number % every == 0 or number == last
-
-
-def _all_over(history: Sequence[Row], patience: int | None, give_up: int | None) -> bool:
-    """Returns whether every trial ends here."""
-    return all(is_over(trial, patience, give_up) for trial in by_trial(history))
-
-
-def _per_trial(simulation: Rounds | Simulation, result: Any) -> list:
-    """Returns the results of a simulation as a list, one a trial; a single trial's too."""
-    if simulation.trials is None:
-        return [result]
-    return result
-
-
-def _evaluated_columns(
-    simulation: Rounds | Simulation, state: SimulationState, only: np.ndarray | None
-) -> list[Row]:
-    """Evaluates; returns the columns of each trial."""
-    evaluations = _per_trial(simulation, simulation.evaluate(state, only))
-    return [evaluation_row(e, simulation.rules, only) for e in evaluations]
-
-
-def _round_columns(simulation: Rounds | Simulation, reports: Any, flops: np.ndarray) -> list[Row]:
-    """Returns the columns of a round's reports, of each trial."""
-    columns = []
-    for report, of_trial in zip(_per_trial(simulation, reports), flops):
-        columns.append(round_row(report, simulation.rules, of_trial))
-    return columns
-
-
-def _append_rows(
-    history: list[Row],
-    number: int,
-    columns: Sequence[Row],
-    seconds: dict[str, float],
-    progress_fn: Callable[[Row], None] | None,
-) -> None:
-    """Adds the rows of all trials after `number` rounds to the history, and tells of each."""
-    for trial, of_trial in enumerate(columns):
-        row = {"round": number, "trial": trial} | of_trial | seconds
-        if "simulated_seconds" in row:  # the clock goes on from this trial's last row
-            before = history[-len(columns)].get("simulated_clock", 0.0)
-            row["simulated_clock"] = before + row["simulated_seconds"]
-        history.append(row)
-        if progress_fn is not None:
-            progress_fn(row)
+    (state,), (rows,) = run_each(
+        [simulation],
+        rounds,
+        [state],
+        histories=[history],
+        ends=functools.partial(is_over, patience=patience, give_up=give_up),
+        after_round=after,
+        **options,
+    )
+    return state, rows

@@ -30,32 +30,42 @@ MEMORY = 80e9  # bytes of an H100, where a device does not tell its own
 
 
 def simulation_lanes(
-    federation: Federation, counts: np.ndarray, training: LocalTraining, options: SimulationOptions
+    federation: Federation,
+    counts: np.ndarray,
+    training: LocalTraining,
+    options: SimulationOptions,
+    *,
+    runs: int = 1,
 ) -> dict[str, int]:
     """Returns bucket name -> lanes, by which clients then are laid out, of a simulation with these
     options.
 
     Args:
       federation: the buckets.
-      counts: the clients' training samples, int [trials, num_clients].
+      counts: the clients' training samples, int [num_clients].
       training: the recipe of the clients.
       options: the options; numbers of lanes in them are taken as they are.
+      runs: number of such simulations that play side by side, see `together`; by "auto" each gets
+        its part of the lanes.
 
     Raises:
       ValueError: a bucket has no number, or there are fewer devices than the options want.
     """
     steps = []
     for bucket in federation.buckets:
-        steps.append(num_steps(training, counts[:, federation.members(bucket)]).reshape(-1))
-    participants = len(counts) * options.participants(federation.num_clients)
-    return choose_lanes(
+        of_bucket = num_steps(training, counts[list(federation.members(bucket))])
+        steps.append(np.tile(of_bucket, runs))
+    lanes = choose_lanes(
         options.lanes,
         federation.buckets,
         steps,
-        participants=participants,
+        participants=runs * options.participants(federation.num_clients),
         training=training,
         mesh=client_mesh(options.devices),
     )
+    if options.lanes != "auto":
+        return lanes
+    return {name: -(-together // runs) for name, together in lanes.items()}
 
 
 def choose_lanes(
@@ -76,8 +86,8 @@ def choose_lanes(
     Args:
       lanes: "auto", a number for all, or bucket name -> number.
       buckets: the buckets of the federation.
-      steps: per bucket, int [rows], local steps of a round.
-      participants: number of a round's participants, in all buckets and trials.
+      steps: per bucket, int [n], local steps of a round.
+      participants: number of a round's participants, in all buckets.
       training: the recipe of the clients.
       mesh: the devices.
 

@@ -32,10 +32,10 @@ def batch_notes(
     Args:
       federation: the buckets.
       training: the recipe.
-      train_counts: training samples, int [trials, num_clients].
+      train_counts: training samples, int [..., num_clients]; several splits stand for all of them.
     """
     batches = smallest_batch(training, np.asarray(train_counts))
-    is_alone = (batches == 1).any(0)
+    is_alone = (batches == 1).reshape(-1, batches.shape[-1]).any(0)
     notes = []
     for bucket in federation.buckets:
         clients = [i for i in federation.members(bucket) if is_alone[i]]

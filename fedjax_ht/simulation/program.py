@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -16,7 +16,7 @@ from fedjax_ht.core.federation import Federation, with_frozen_variables
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.public_set import require_public_set
-from fedjax_ht.core.round import TrialServers
+from fedjax_ht.core.round import RunServer
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import FederationData, with_public
@@ -30,7 +30,7 @@ from fedjax_ht.trust.epsilon import accounting
 
 
 class Clients(NamedTuple):
-    """One bucket's clients, of all trials.
+    """One bucket's clients.
 
     Attributes:
       roster: the places of their states.
@@ -49,19 +49,20 @@ class Program(NamedTuple):
     Attributes:
       engine: the compiled programs.
       federation: the buckets.
-      data: the data of all trials' clients.
-      options: the options of each trial, alike but for the seed.
+      data: the clients' data.
+      options: the options of the federation.
       mesh: the devices.
-      seeds: the root seed of each trial, uint32 [trials], NumPy.
-      settings: the method's values that vary over trials, NumPy with a leading axis [trials]; ()
-        where none varies.
-      frozen: `TrialServers.frozen`, on all devices.
+      seed: the root seed, uint32 scalar, NumPy.
+      settings: the method's values that vary, float32 scalars, NumPy; () where none varies.
+      frozen: `RunServer.frozen`, on all devices.
       samples: the data without the clients' splits, on all devices.
+      on_server: the data without splits, on the server's device.
+      pretrained: `Pretrained.variables` as the method has them.
       clients: bucket name -> its clients.
       after_training: the request that scores a round's participants before anything comes down.
       nothing: the request that scores nothing.
       in_evaluation: the request that scores clients in an evaluation.
-      server: the servers of all trials.
+      server: the server, as a round serves it.
       pooled: all clients' samples as one split, for scoring a model that only the server holds.
       flops: () -> `client_flops` of the simulation; counted once.
     """
@@ -69,12 +70,14 @@ class Program(NamedTuple):
     engine: Engine
     federation: Federation
     data: FederationData
-    options: tuple[SimulationOptions, ...]
+    options: SimulationOptions
     mesh: Mesh
-    seeds: np.ndarray
+    seed: np.ndarray
     settings: PyTree
     frozen: PyTree
     samples: Data
+    on_server: Data
+    pretrained: PyTree
     clients: dict[str, Clients]
     after_training: EvaluationRequest
     nothing: EvaluationRequest
@@ -90,7 +93,7 @@ class Program(NamedTuple):
 
     @property
     def train_counts(self) -> np.ndarray:
-        """Training samples, int64 [trials, num_clients]."""
+        """Training samples, int64 [num_clients]."""
         return self.data.counts["train"]
 
     @property
@@ -113,20 +116,20 @@ class Program(NamedTuple):
             return None
         of_bucket = []
         for bucket in self.federation.buckets:
-            own, _ = self.frozen[bucket.name]
-            of_bucket.append(sum(x.nbytes for x in jax.tree.leaves(own)))
+            arrays, _ = self.frozen[bucket.name]
+            of_bucket.append(sum(x.nbytes for x in jax.tree.leaves(arrays)))
         return np.array(of_bucket, np.int64)[np.array(self.federation.assignment)]
 
-    def trial_servers(self, states: PyTree) -> TrialServers:
-        """Returns the servers of all trials with these states, on the server's device."""
+    def run_server(self, state: PyTree) -> RunServer:
+        """Returns the server with this state, on the server's device."""
         frozen = server_copy(self.frozen)
-        return TrialServers(states, self.server.seeds, self.server.settings, frozen)
+        return RunServer(state, self.server.seed, self.server.settings, frozen)
 
     @property
     def devices(self) -> Devices:
         """The clients' simulated devices."""
         return Devices(
-            profile=self.options[0].profile,
+            profile=self.options.profile,
             flops=self.flops,
             mesh=self.mesh,
             rosters={name: clients.roster for name, clients in self.clients.items()},
@@ -140,12 +143,12 @@ def bind(
     data: FederationData,
     *,
     options: SimulationOptions,
-    seeds: Sequence[int],
-    settings: PyTree,
+    settings: PyTree = (),
+    beside: Program | None = None,
 ) -> Program:
-    """Binds the parts that a run keeps. Arguments as of `simulation.make_trials`, the data of all
-    trials joined."""
-    numbers = _checked_settings(method, settings, len(seeds), len(data.counts["train"]))
+    """Binds the parts that a run keeps. Arguments as of `simulation.make_simulation`; `beside` is a
+    program whose samples on the devices are taken where they are the same arrays."""
+    numbers = _checked_settings(method, settings)
     federation, data = _for_method(method, with_frozen_variables(federation), data)
     frozen = ()
     if any(bucket.freezes for bucket in federation.buckets):
@@ -173,16 +176,18 @@ def bind(
     if options.privacy is not None:
         accounting()
     public = {} if federation.public is None else {PUBLIC: data.public}
-    samples = share(mesh, next(iter(data.buckets.values()))._replace(splits=public))
-    root_seeds = np.array(seeds, np.uint32)
-    pretrained, pooled = collect(mesh, (method.pretrained.variables, data.pooled))
-    on_server = collect(mesh, {"seeds": root_seeds, "settings": numbers})
+    samples, on_server, pretrained = _placed(mesh, method, data, beside)
+    samples = samples._replace(splits=share(mesh, public))
+    root_seed = np.array(options.seed, np.uint32)
+    pooled = collect(mesh, data.pooled)
+    shown = None
+    if method.sees_data or public:
+        shown = on_server._replace(splits=server_copy(samples.splits))
+    if shown is not None and method.sees_data:
+        shown = shown._replace(splits=shown.splits | {"train": pooled["train"]})
+    seed, settings = collect(mesh, (root_seed, numbers))
     server = Server(
-        step=engine.serve,
-        pretrained=pretrained,
-        shown={"train": pooled["train"]} if method.sees_data else {},
-        samples=server_copy(samples) if method.sees_data or public else (),
-        **on_server,
+        step=engine.serve, seed=seed, settings=settings, pretrained=pretrained, data=shown
     )
     rosters = make_rosters(federation, data.counts["train"], method.training, options, mesh)
     clients = {}
@@ -200,12 +205,14 @@ def bind(
         engine=engine,
         federation=federation,
         data=data,
-        options=tuple(dataclasses.replace(options, seed=int(seed)) for seed in seeds),
+        options=options,
         mesh=mesh,
-        seeds=root_seeds,
+        seed=root_seed,
         settings=numbers,
         frozen=share(mesh, frozen),
         samples=samples,
+        on_server=on_server,
+        pretrained=method.pretrained.variables,
         clients=clients,
         after_training=request(False, ("test",)),
         nothing=request(False, ()),
@@ -228,6 +235,32 @@ def _for_method(
     return federation, with_public(data)
 
 
+def _samples(data: FederationData) -> Data:
+    """Returns the data of any bucket: all have the same inputs and labels."""
+    return next(iter(data.buckets.values()))
+
+
+def _placed(
+    mesh: Mesh, method: Method, data: FederationData, beside: Program | None
+) -> tuple[Data, Data, PyTree]:
+    """Places the samples without splits on all devices and on the server's, and there the method's
+    pretrained variables; arrays that another program has there are not placed again."""
+    arrays, known = (_samples(data)._replace(splits={}), method.pretrained.variables), {}
+    if beside is not None and beside.mesh == mesh:
+        before = _samples(beside.data)._replace(splits={}), beside.pretrained
+        placed = beside.samples._replace(splits={}), beside.server.pretrained
+        known = dict(zip(map(id, jax.tree.leaves(before)), jax.tree.leaves(placed)))
+
+    def once(place: Callable, tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: known[id(x)] if id(x) in known else place(mesh, x), tree)
+
+    samples, pretrained = once(share, arrays[0]), once(collect, arrays[1])
+    on_server = server_copy(samples)
+    if beside is not None and jax.tree.leaves(samples)[0] is jax.tree.leaves(beside.samples)[0]:
+        on_server = beside.on_server._replace(preprocess=on_server.preprocess)
+    return samples, on_server, pretrained
+
+
 def _scored_splits(data: FederationData, options: SimulationOptions) -> tuple[str, ...]:
     """Returns the splits that an evaluation scores: those of which any client has samples."""
     splits = ("test", "val")
@@ -236,18 +269,20 @@ def _scored_splits(data: FederationData, options: SimulationOptions) -> tuple[st
     return tuple(split for split in splits if data.counts[split].any())
 
 
-def _checked_settings(method: Method, settings: PyTree, seeds: int, trials: int) -> PyTree:
-    """Returns the settings of each trial as float32.
+def _checked_settings(method: Method, settings: PyTree) -> PyTree:
+    """Returns the settings as float32.
 
     Raises:
-      ValueError: there is not one seed, and one of each setting, a trial; or the method varies and
-        no settings are given, or the other way round.
+      ValueError: a setting is no single number; or the method varies and no settings are given, or
+        the other way round.
     """
     numbers = jax.tree.map(functools.partial(np.asarray, dtype=np.float32), settings)
-    if seeds != trials or any(x.shape[:1] != (trials,) for x in jax.tree.leaves(numbers)):
-        raise ValueError(
-            f"{trials} trials, by their data, need as many seeds and as many values of each setting"
-        )
+    for path, number in jax.tree_util.tree_leaves_with_path(numbers):
+        if number.shape:
+            raise ValueError(
+                f"settings{jax.tree_util.keystr(path)} has {list(number.shape)} values; a run has "
+                "one of each: make a simulation for each value"
+            )
     varies, name = method.vary is not None, method.name
     if varies and not jax.tree.leaves(numbers):
         raise ValueError(f"{name} has settings that vary, and none are given; pass settings")
@@ -257,13 +292,13 @@ def _checked_settings(method: Method, settings: PyTree, seeds: int, trials: int)
 
 
 def client_flops(engine: Engine, federation: Federation, data: FederationData) -> np.ndarray:
-    """Counts the FLOPs of each client in a round that it takes part in, float64 [trials,
-    num_clients], see `metrics.flops`; it traces every architecture."""
-    flops = np.zeros(data.counts["train"].shape)
+    """Counts the FLOPs of each client in a round that it takes part in, float64 [num_clients], see
+    `metrics.flops`; it traces every architecture."""
+    flops = np.zeros(federation.num_clients)
     for bucket in federation.buckets:
         of_bucket = data.buckets[bucket.name]
-        per_row = work_flops(engine.work(bucket, data_form(of_bucket)), of_bucket)
-        flops[:, federation.members(bucket)] = per_row.reshape(len(flops), -1)
+        work = engine.work(bucket, data_form(of_bucket))
+        flops[list(federation.members(bucket))] = work_flops(work, of_bucket)
     return flops
 
 
@@ -276,5 +311,5 @@ def evaluation_batch(
         return options.eval_batch_size or 64
     if data is None:
         return forward_batch()
-    most = max(int(data.counts[split].max()) for split in ("test", "val"))
+    most = max(data.most_scored, *(int(data.counts[split].max()) for split in ("test", "val")))
     return max(1, min(forward_batch(), most))

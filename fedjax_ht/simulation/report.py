@@ -1,6 +1,5 @@
 """Reports of rounds and evaluations, on the host."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,6 @@ from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.serving import ServerResult
 from fedjax_ht.simulation.state import SimulationState
-from fedjax_ht.simulation.trials import of_trial
 from fedjax_ht.simulation.uploads import Answers, Devices, Waiting
 
 FAR_OFF = 30.0
@@ -50,7 +48,7 @@ class RoundReport(NamedTuple):
       late: ids of the participants whose upload came after the deadline, ascending.
       arrived_late: ids of clients whose upload of an earlier round arrived in this one, ascending;
         None where what is late is lost.
-      epsilon: the largest epsilon of any client after the round, see `spending.epsilons`; in a
+      epsilon: the largest epsilon of any client after the round, see `spending.epsilon_spent`; in a
         deployment, of all that was sent so far, repeated rounds among it.
       refused: ids of clients whose upload the server left out, ascending, see
         `outliers.without_outliers`; they count as arrived.
@@ -60,7 +58,7 @@ class RoundReport(NamedTuple):
         first time; in neither `uplink` nor `downlink`. None for methods that read none.
       frozen_bytes: bytes of the frozen weights that such clients are given; None for models that
         have none.
-      stages: "train", "score", "serve", "host" -> seconds, of all trials together; None unless
+      stages: "train", "score", "serve", "host" -> seconds; None unless
         `SimulationOptions.time_stages`.
     """
 
@@ -103,24 +101,22 @@ class Evaluation(NamedTuple):
     global_accuracy: dict[str, float]
 
 
-def round_reports(
+def round_report(
     answers: dict[str, Answers],
     server: ServerResult,
     devices: Devices,
     *,
     state: SimulationState,
     attackers: np.ndarray,
-    epsilons: Sequence[float | None],
-) -> list[RoundReport]:
-    """Makes one report a trial.
+) -> RoundReport:
+    """Makes the report of a round; its epsilon is added by the caller.
 
     Args:
       answers: the participants' answers, as `uploads.deliver` returns them.
-      server: the servers' results, stacked over trials.
+      server: the server's result.
       devices: the clients' devices.
       state: the state before the round.
       attackers: bool [num_clients].
-      epsilons: epsilon of each trial after the round.
     """
     # The one transfer of a round to the host, but for that of the clock in `uploads`.
     results = {name: (part.results, part.scores) for name, part in answers.items()}
@@ -129,47 +125,43 @@ def round_reports(
     wasted = 0.0
     if steps:
         wasted = float(idle / steps)
-    reports, profile, waiting, absent = [], devices.profile, state.waiting, None
+    buckets = []
+    for name, part in answers.items():
+        of_clients, scores = results[name]
+        buckets.append((part.ids, (take(of_clients, part.rows), take(scores, part.score_rows))))
+    profile, waiting = devices.profile, state.waiting
+    earlier, fields = None, {}
+    if profile is not None and waiting is not None:
+        earlier = take(waiting.cost, waiting.arriving(profile))
+    if profile is not None and profile.rates():
+        fields = _simulated_fields(profile, waiting, answers)
     if profile is not None:
-        absent = int(np.sum(~profile.reachable(devices.num_clients, state.round)))
-    for trial, epsilon in enumerate(epsilons):
-        buckets = []
-        for name, part in answers.items():
-            ids, rows, score_rows = part.of_trial(trial)
-            of_clients, scores = results[name]
-            buckets.append((ids, (take(of_clients, rows), take(scores, score_rows))))
-        earlier, fields = None, {}
-        if profile is not None and waiting is not None:
-            earlier = take(waiting.cost, (trial, waiting.arriving(profile)[trial]))
-        if profile is not None and profile.rates():
-            fields = _simulated_fields(profile, waiting, answers, trial)
-        report = round_report(buckets, of_trial(server, trial), wasted, attackers, earlier)
-        reports.append(report._replace(absent=absent, epsilon=epsilon, **fields))
-    return reports
+        reachable = profile.reachable(devices.num_clients, state.round)
+        fields["absent"] = int(np.sum(~reachable))
+    return joined_report(buckets, server, wasted, attackers, earlier)._replace(**fields)
 
 
 def _simulated_fields(
-    profile: Profile, waiting: Waiting | None, answers: dict[str, Answers], trial: int
+    profile: Profile, waiting: Waiting | None, answers: dict[str, Answers]
 ) -> dict[str, Any]:
-    """Returns the fields of a trial's report that follow from simulated times; something takes time
-    on the devices of `profile`, and `waiting` was on its way before the round."""
+    """Returns the fields of a report that follow from simulated times; something takes time on the
+    devices of `profile`, and `waiting` was on its way before the round."""
     parts = []
     for part in answers.values():
-        ids, rows, _ = part.of_trial(trial)
-        of_clients = take((part.seconds, part.late, part.results.arrived), rows)
-        parts.append((ids, of_clients))
+        of_clients = take((part.seconds, part.late, part.results.arrived), part.rows)
+        parts.append((part.ids, of_clients))
     ids, (seconds, late, arrived) = join_trees(np.concatenate, parts)
     fields: dict[str, Any] = {"late": tuple(sorted(ids[late].tolist()))}
     if waiting is not None:
-        arriving, unfinished = waiting.arriving(profile)[trial], waiting.unfinished[trial]
+        arriving = waiting.arriving(profile)
         fields["arrived_late"] = tuple(np.flatnonzero(arriving).tolist())
-        seconds = np.append(seconds, waiting.left[trial])
+        seconds = np.append(seconds, waiting.left)
         arrived = np.append(arrived, arriving)
-        late = np.append(late, unfinished & ~arriving)
+        late = np.append(late, waiting.unfinished & ~arriving)
     return fields | {"seconds": profile.length(seconds, arrived, late)}
 
 
-def round_report(
+def joined_report(
     results: list[tuple[np.ndarray, tuple[ClientResult, dict[str, Scores]]]],
     server: ServerResult,
     wasted_lane_steps: float,

@@ -13,7 +13,7 @@ from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.evaluation import make_scored_state
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.names import unknown
-from fedjax_ht.core.round import Participant, TrialServers, view
+from fedjax_ht.core.round import Participant, RunServer, view
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree, take
 from fedjax_ht.simulation.compiled import participant_of, read_clients
@@ -24,7 +24,7 @@ from fedjax_ht.simulation.state import SimulationState, clients_info
 def client_features(
     program: Program, state: SimulationState, ids: Sequence[int], indices: np.ndarray
 ) -> list[np.ndarray]:
-    """`View.features` of the first trial's clients `ids`, in the state in which an evaluation
+    """`View.features` of the clients `ids`, in the state in which an evaluation
     scores them, of the samples `indices`: float32 [n, K] each. Every process of a run makes the
     call; the state stays.
 
@@ -41,7 +41,7 @@ def client_features(
         raise ValueError(f"{program.method.name} has no features to look at")
     indices = np.asarray(indices)
     infos = clients_info(program.train_counts, state)
-    servers = program.trial_servers(state.servers)
+    server = program.run_server(state.server)
     order = Split(np.arange(indices.shape[-1], dtype=np.int32), np.int32(indices.shape[-1]))
     rows_of = dict(zip(ids, np.broadcast_to(indices, (len(ids), indices.shape[-1]))))
     features = {}
@@ -50,14 +50,14 @@ def client_features(
         run = _outputs_of(program, bucket, _features)
         clients = program.clients[bucket.name]
         members = [i for i in clients.roster.members.tolist() if i in ids]
-        rows = clients.roster.rows(0, np.array(members, np.int64))
+        rows = clients.roster.rows(np.array(members, np.int64))
         states = read_clients(program, state, bucket.name, rows) if members else ()
         for place, (client, row) in enumerate(zip(members, rows.tolist())):
             participant = participant_of(clients, infos, row)
             client_state = take(states, place)
             inputs, labels = take((data.inputs, data.labels), rows_of[client])
             shown = data._replace(inputs=inputs, labels=labels, splits={"shown": order})
-            out = run(client_state, participant, servers, data, shown, np.int32(state.round))
+            out = run(client_state, participant, server, data, shown, np.int32(state.round))
             features[client] = np.asarray(out, np.float32)
     return [features[i] for i in ids]
 
@@ -74,7 +74,7 @@ class Predictor:
         self, state: SimulationState, client: int, inputs: PyTree, rule: str | None = None
     ) -> np.ndarray:
         """Returns a client's scores of samples, float32 [n, num_classes], in the state in which an
-        evaluation scores it; of several trials in the first.
+        evaluation scores it.
 
         Args:
           state: the newest state; it stays.
@@ -98,12 +98,12 @@ class Predictor:
         count = _count_of(inputs, data.inputs)
         if (bucket.name, rule) not in self.compiled:
             self.compiled[bucket.name, rule] = _outputs_of(program, bucket, _scores_by(rule))
-        row = clients.roster.rows(0, np.array([client], np.int64))
+        row = clients.roster.rows(np.array([client], np.int64))
         states = read_clients(program, state, bucket.name, row)
         infos = clients_info(program.train_counts, state)
         participant = participant_of(clients, infos, int(row[0]))
-        servers = program.trial_servers(state.servers)
-        size = evaluation_batch(federation, program.options[0])
+        server = program.run_server(state.server)
+        size = evaluation_batch(federation, program.options)
         scores = []
         for start in range(0, count, size):  # a batch a call: one program for any number of samples
             rows = np.minimum(np.arange(start, start + size), count - 1)
@@ -114,7 +114,7 @@ class Predictor:
                 splits={"shown": Split(np.arange(size, dtype=np.int32), present)},
             )
             out = self.compiled[bucket.name, rule](
-                take(states, 0), participant, servers, data, shown, np.int32(state.round)
+                take(states, 0), participant, server, data, shown, np.int32(state.round)
             )
             scores.append(np.asarray(out, np.float32)[:present])
         return np.concatenate(scores)
@@ -154,25 +154,21 @@ def _scores_by(rule: str) -> Callable:
 
 
 def _outputs_of(program: Program, bucket: Bucket, output: Callable) -> Callable:
-    """Compiles (client, Participant, servers, the bucket's data, what is shown, round) -> float
+    """Compiles (client, Participant, RunServer, the bucket's data, what is shown, round) -> float
     [n, K], by `output` of (method, bucket, client, downlink, Batch)."""
-    method, options = program.method, program.options[0]
+    method, options = program.method, program.options
     size = evaluation_batch(program.federation, options)
     prepare = make_scored_state(method, program.federation, bucket, program.engine.channel)
 
-    def run(
-        client, participant: Participant, servers: TrialServers, data: Data, shown: Data, round
-    ):
+    def run(client, participant: Participant, server: RunServer, data: Data, shown: Data, round):
         of_client = view(data, participant)
         received = options.evaluate == "received"
-        trial_method, client, downlink = prepare(
-            client, participant, servers, of_client, round, received
-        )
-        order, model = shown.splits["shown"], servers.with_frozen(bucket)
+        bound, client, downlink = prepare(client, participant, server, of_client, round, received)
+        order, model = shown.splits["shown"], server.with_frozen(bucket)
 
         def of_batch(start):
             batch = take_batch(shown, order.indices, order.count, start, size)
-            return output(trial_method, model, client, downlink, batch)
+            return output(bound, model, client, downlink, batch)
 
         count = order.indices.shape[0]
         outputs = lax.map(of_batch, jnp.arange(0, count, size))

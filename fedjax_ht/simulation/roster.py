@@ -23,19 +23,19 @@ PADDING = -1  # of a place where nobody stands
 
 
 class Roster(NamedTuple):
-    """A bucket's clients in every trial: row = trial * len(members) + position of the client in
-    `members`.
+    """A bucket's clients. A client's row is its position in `members`.
 
     Attributes:
       members: int64 [n], client ids ascending.
-      steps: int64 [rows], local steps of a round.
-      device: int64 [rows], the device of the mesh that holds a row.
-      slot: int64 [rows], its place there, ascending with the row.
+      steps: int64 [n], local steps of a round.
+      device: int64 [n], the device of the mesh that holds a row.
+      slot: int64 [n], its place there, ascending with the row.
       local: int64 [..], the rows that this process holds, ascending.
       devices: number of devices in the mesh.
       shard: rows that a device has room for.
       capacity: rows that a device provides for one round.
       lanes: rows that run side by side on a device.
+      most: most participants of one round.
     """
 
     members: np.ndarray
@@ -47,6 +47,7 @@ class Roster(NamedTuple):
     shard: int
     capacity: int
     lanes: int
+    most: int
 
     @property
     def padded_shard(self) -> int:
@@ -55,22 +56,13 @@ class Roster(NamedTuple):
 
     @property
     def in_order(self) -> bool:
-        """Returns whether a layout of participants is what a server gets, row by row: of one trial
-        on one device, one after another."""
-        return self.devices == self.lanes == 1 and len(self.steps) == len(self.members)
+        """Returns whether a layout of participants is what a server gets, row by row: on one
+        device, one after another."""
+        return self.devices == self.lanes == 1
 
-    def rows(self, trial: int, ids: np.ndarray) -> np.ndarray:
-        """Returns the rows of those of `ids` that are members."""
-        return trial * len(self.members) + np.flatnonzero(np.isin(self.members, ids))
-
-    def row(self, trials: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Returns the rows of members in these trials: the inverse of `client`."""
-        return trials * len(self.members) + np.searchsorted(self.members, ids)
-
-    def client(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns trials and client ids of rows."""
-        trial, position = np.divmod(rows, len(self.members))
-        return trial, self.members[position]
+    def rows(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the rows of those of `ids` that are members, ascending."""
+        return np.flatnonzero(np.isin(self.members, ids))
 
 
 def deal(costs: Sequence[np.ndarray], devices: int) -> list[np.ndarray]:
@@ -110,18 +102,19 @@ def make_roster(
 
     Args:
       members: client ids ascending.
-      steps: int [trials, n].
-      device: each row's device, as `deal` returns it, int [trials * n].
-      participants: number of a round's participants in one trial, in all buckets.
+      steps: int [n].
+      device: each row's device, as `deal` returns it, int [n].
+      participants: number of a round's participants, in all buckets.
       lanes: rows to run side by side, if there are so many.
       mesh: the devices.
     """
-    trials, steps, devices = len(steps), steps.reshape(-1), mesh.size
+    devices = mesh.size
     slot = np.empty(len(steps), np.int64)
     for d in range(devices):
         slot[device == d] = np.arange(np.sum(device == d))
     shard = int(slot.max()) + 1
-    capacity, lanes = capacity_for(trials * min(participants, len(members)), shard, lanes)
+    most = min(participants, len(members))
+    capacity, lanes = capacity_for(most, shard, lanes)
     is_local = np.array([d.process_index == jax.process_index() for d in mesh.devices.flat])
     return Roster(
         members=members,
@@ -133,6 +126,7 @@ def make_roster(
         shard=shard,
         capacity=capacity,
         lanes=lanes,
+        most=most,
     )
 
 
@@ -146,16 +140,16 @@ def make_rosters(
     """Makes every bucket's roster.
 
     Rows are dealt to devices by their steps times the FLOPs of their architecture; `counts` are the
-    clients' training samples, int [trials, num_clients].
+    clients' training samples, int [num_clients].
     """
     buckets = federation.buckets
     steps, costs = [], []
     for bucket in buckets:
-        of_bucket = num_steps(training, counts[:, np.array(federation.members(bucket))])
+        of_bucket = num_steps(training, counts[np.array(federation.members(bucket))])
         steps.append(of_bucket)
         # On one device nothing is dealt, and no architecture need be traced for its FLOPs.
         unit = sample_flops(bucket) if mesh.size > 1 else 1.0
-        costs.append(unit * of_bucket.reshape(-1))
+        costs.append(unit * of_bucket)
     participants = options.participants(federation.num_clients)
     lanes = simulation_lanes(federation, counts, training, options)
     rosters = {}
@@ -212,7 +206,7 @@ def schedule(
       roster: the roster of the bucket.
       flat: the layout, rows and `PADDING`, as `lay_out` or `blocks` makes it, int64.
       slots: int [len(flat)], where the states lie on each device.
-      info: the knowledge of every client, leading axes [trials, clients of the federation].
+      info: the knowledge of every client, leading axis [clients of the federation].
       lost: rows whose uplink is dropped.
 
     Returns:
@@ -221,11 +215,9 @@ def schedule(
     """
     real = flat != PADDING
     rows = np.where(real, flat, 0)
-    trial, client = roster.client(rows)
     participants = Participant(
         member=rows.astype(np.int32),
-        trial=trial.astype(np.int32),
-        info=take(info, (trial, client)),
+        info=take(info, roster.members[rows]),
         valid=real,
         dropped=np.isin(flat, lost),
     )
@@ -238,29 +230,22 @@ def schedule(
     )
 
 
-def clients_of(roster: Roster, flat: np.ndarray, trial: int) -> tuple[np.ndarray, np.ndarray]:
-    """Finds one trial's clients in a layout.
+def clients_of(roster: Roster, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the clients in a layout.
 
     Returns:
       Their ids, ascending, int64 [m]; and where they stand in the layout, int64 [m].
     """
-    trials, ids = roster.client(np.where(flat == PADDING, 0, flat))
-    where = np.flatnonzero((flat != PADDING) & (trials == trial))
-    where = where[np.argsort(ids[where])]
-    return ids[where], where
+    where = np.flatnonzero(flat != PADDING)
+    where = where[np.argsort(flat[where])]
+    return roster.members[flat[where]], where
 
 
-def by_trial(
-    roster: Roster, flat: np.ndarray, trials: int, size: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `clients_of` every trial, padded with PADDING: int64 [trials, size] and int32
-    [trials, size]."""
-    all_ids = np.full((trials, size), PADDING, np.int64)
-    all_where = np.full((trials, size), PADDING, np.int32)
-    for trial in range(trials):
-        ids, where = clients_of(roster, flat, trial)
-        all_ids[trial, : len(ids)], all_where[trial, : len(ids)] = ids, where
-    return all_ids, all_where
+def padded(where: np.ndarray, size: int) -> np.ndarray:
+    """Returns places filled up with PADDING, int32 [size]."""
+    places = np.full(size, PADDING, np.int32)
+    places[: len(where)] = where
+    return places
 
 
 def idle_lane_steps(roster: Roster, flat: np.ndarray) -> np.ndarray:

@@ -11,14 +11,14 @@ see `trust.hardening`.
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
-from fedjax_ht.simulation.report import RoundReport, round_reports
+from fedjax_ht.simulation.report import RoundReport, round_report
 from fedjax_ht.simulation.serving import ServerResult
 from fedjax_ht.simulation.stages import Seconds, stage
 from fedjax_ht.simulation.state import SimulationState
@@ -26,7 +26,7 @@ from fedjax_ht.simulation.uploads import Answers, Delivery, Devices, deliver
 
 
 class Cohort(NamedTuple):
-    """A round's participants in one trial.
+    """A round's participants.
 
     Attributes:
       ids: int64 [m], ascending.
@@ -43,55 +43,46 @@ class Round(NamedTuple):
     """The parts that every round of a run is made of.
 
     Attributes:
-      options: one a trial, alike but for the seed.
+      options: the options of the federation.
       exchange: the transport: (state, whether to score participants as training left them, seconds
         of stages or None) -> (the state with the clients' states after the round, {bucket:
         Answers}).
-      serve: (state, Delivery) -> (server states, ServerResult), both stacked over trials.
+      serve: (state, Delivery) -> (server state, ServerResult).
       devices: the clients' simulated devices.
       attackers: bool [num_clients].
-      epsilons: (rounds done) -> epsilon of each trial or None, see `spending`.
+      epsilon: (rounds done) -> epsilon or None, see `spending`.
       public_bytes: bytes of the public set; None for methods that read none.
       frozen_bytes: bytes of the frozen weights of each client's model, int64 [num_clients]; None
         where no model has any.
     """
 
-    options: Sequence[SimulationOptions]
+    options: SimulationOptions
     exchange: Callable[
         [SimulationState, bool, Seconds | None], tuple[SimulationState, dict[str, Answers]]
     ]
     serve: Callable[[SimulationState, Delivery], tuple[PyTree, ServerResult]]
     devices: Devices
     attackers: np.ndarray
-    epsilons: Callable[[int], list[float | None]]
+    epsilon: Callable[[int], float | None]
     public_bytes: int | None = None
     frozen_bytes: np.ndarray | None = None
 
 
-def draw_cohort(
-    options: SimulationOptions, num_clients: int, state: SimulationState, trial: int = 0
-) -> Cohort:
-    """Draws a trial's participants: a pure function of seed and round, so that a resumed run draws
+def draw_cohort(options: SimulationOptions, num_clients: int, state: SimulationState) -> Cohort:
+    """Draws a round's participants: a pure function of seed and round, so that a resumed run draws
     the same."""
     reachable = free = options.reachable(num_clients, state.round)
     if state.waiting is not None:
         # A client takes part in no round while its upload of an earlier one is under way.
-        free = reachable & ~state.waiting.unfinished[trial]
+        free = reachable & ~state.waiting.unfinished
     ids, dropped = choose_participants(options, num_clients, state.round, free)
     return Cohort(ids, dropped, reachable)
 
 
-def draw_cohorts(
-    options: Sequence[SimulationOptions], num_clients: int, state: SimulationState
-) -> list[Cohort]:
-    """Draws the participants of every trial."""
-    return [draw_cohort(of_one, num_clients, state, trial) for trial, of_one in enumerate(options)]
-
-
 def run_round(
     round: Round, state: SimulationState, score: bool = True
-) -> tuple[SimulationState, list[RoundReport]]:
-    """Runs one round of all trials; buffers of the old state may be donated.
+) -> tuple[SimulationState, RoundReport]:
+    """Runs one round; buffers of the old state may be donated.
 
     Args:
       round: the parts of the round.
@@ -99,48 +90,40 @@ def run_round(
       score: True scores the participants as training left them.
 
     Returns:
-      The state after the round, and a report of each trial.
+      The state after the round, and its report.
     """
     seconds: Seconds | None = None
-    if round.options[0].time_stages:
+    if round.options.time_stages:
         seconds = {}
     start = time.perf_counter()
     new, answers = round.exchange(state, score, seconds)
     # The answers come back without uplinks, which are then held once.
     delivery, answers, waiting = deliver(round.devices, state.waiting, answers)
     serve = functools.partial(round.serve, state, delivery)
-    servers, result = stage(seconds, "serve", serve)
-    reports = round_reports(
-        answers,
-        result,
-        round.devices,
-        state=state,
-        attackers=round.attackers,
-        epsilons=round.epsilons(state.round + 1),
-    )
+    server, result = stage(seconds, "serve", serve)
+    report = round_report(
+        answers, result, round.devices, state=state, attackers=round.attackers
+    )._replace(epsilon=round.epsilon(state.round + 1))
     new = new._replace(
         round=state.round + 1,
-        servers=servers,
+        server=server,
         last_round=_reached(state, answers),
         waiting=waiting,
     )
-    for trial, report in enumerate(reports):
-        newcomers = report.participants[state.last_round[trial, report.participants] < 0]
-        if round.public_bytes is not None:
-            report = report._replace(public_bytes=len(newcomers) * round.public_bytes)
-        if round.frozen_bytes is not None:
-            report = report._replace(frozen_bytes=int(round.frozen_bytes[newcomers].sum()))
-        reports[trial] = report
+    newcomers = report.participants[state.last_round[report.participants] < 0]
+    if round.public_bytes is not None:
+        report = report._replace(public_bytes=len(newcomers) * round.public_bytes)
+    if round.frozen_bytes is not None:
+        report = report._replace(frozen_bytes=int(round.frozen_bytes[newcomers].sum()))
     if seconds is not None:
         seconds["host"] = time.perf_counter() - start - sum(seconds.values())
-        reports = [report._replace(stages=seconds) for report in reports]
-    return new, reports
+        report = report._replace(stages=seconds)
+    return new, report
 
 
 def _reached(state: SimulationState, answers: dict[str, Answers]) -> np.ndarray:
     """`SimulationState.last_round` after the round."""
     last_round = state.last_round.copy()
     for part in answers.values():
-        trials, ids, _ = part.participants()
-        last_round[trials, ids] = state.round
+        last_round[part.ids] = state.round
     return last_round

@@ -9,8 +9,9 @@ from fedjax_ht.metrics.accuracy import AccuracySummary, summarise
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 
 Row = dict[str, Any]
-"""JSON values only. "round" counts rounds done, row 0 is the untrained federation; "trial" counts
-from 0. Seconds are those of the whole program, whatever the number of trials."""
+"""JSON values only. "round" counts rounds done, row 0 is the untrained federation; "trial" is
+the number of the run among those of an entry, from 0. Seconds are those of the round of all runs
+that are played together."""
 
 
 def evaluation_row(
@@ -19,7 +20,7 @@ def evaluation_row(
     """Flattens an evaluation; "accuracy" is the method's first rule on the clients' own test sets.
 
     Args:
-      evaluation: one trial's evaluation.
+      evaluation: the evaluation of a run.
       rules: the method's inference rules, the reported one first.
       only: ids of the clients that were evaluated; None for all.
 
@@ -74,7 +75,7 @@ def round_row(report: RoundReport, rules: Sequence[str], client_flops: np.ndarra
     """Flattens a round's report: metrics, arrivals, FLOPs, and the wire in elements and bytes.
 
     Args:
-      report: one trial's report.
+      report: the report of a round.
       rules: the method's inference rules, the reported one first.
       client_flops: float64 [num_clients], of a round of each client.
 

@@ -5,20 +5,19 @@ import itertools
 import numpy as np
 
 from fedjax_ht.core.evaluation import Scores
-from fedjax_ht.core.mesh import fetch, server_copy
+from fedjax_ht.core.mesh import fetch
 from fedjax_ht.core.trees import take
 from fedjax_ht.simulation.compiled import RoundInputs, device_schedule, round_inputs, score_states
 from fedjax_ht.simulation.program import Program
 from fedjax_ht.simulation.report import Evaluation, evaluation
 from fedjax_ht.simulation.roster import Roster, blocks, clients_of
 from fedjax_ht.simulation.state import SimulationState
-from fedjax_ht.simulation.trials import of_trial
 
 
 def evaluate(
     program: Program, state: SimulationState, only: np.ndarray | None = None
-) -> list[Evaluation]:
-    """Scores each trial's clients, and its server's model if it has one; the state stays.
+) -> Evaluation:
+    """Scores clients, and the server's model if it has one; the state stays.
 
     Args:
       program: the parts of the simulation.
@@ -33,17 +32,13 @@ def evaluate(
     pooled = None
     method = program.method
     if method.global_params is not None and method.global_bucket(program.federation) is not None:
-        samples = server_copy(program.samples)
-        pooled = program.engine.score_global((state.servers, program.pooled), samples)
+        pooled = program.engine.score_global((state.server, program.pooled), program.on_server)
     scores, pooled = fetch((scores, pooled))
-    evaluations = []
-    for trial, train_counts in enumerate(program.train_counts):
-        blocks_of_trial = []
-        for (roster, layout), of_block in zip(layouts, scores):
-            scored_ids, where = clients_of(roster, layout, trial)
-            blocks_of_trial.append((scored_ids, take(of_block, where)))
-        evaluations.append(evaluation(train_counts, blocks_of_trial, of_trial(pooled, trial)))
-    return evaluations
+    scored = []
+    for (roster, layout), of_block in zip(layouts, scores):
+        scored_ids, where = clients_of(roster, layout)
+        scored.append((scored_ids, take(of_block, where)))
+    return evaluation(program.train_counts, scored, pooled)
 
 
 def _client_ids(only: np.ndarray, num_clients: int) -> np.ndarray:
@@ -71,12 +66,10 @@ def _score_blocks(
       The roster and the layout of each block's clients, and their scores.
     """
     nobody = np.zeros(0, np.int64)
-    of_trials = [_with_samples(program, trial, ids) for trial in range(len(program.options))]
-    layouts = {}
+    chosen, layouts = _with_samples(program, ids), {}
     for name, clients in program.clients.items():
         roster = clients.roster
-        rows = [roster.rows(trial, chosen) for trial, chosen in enumerate(of_trials)]
-        layouts[name] = blocks(roster, np.concatenate(rows), clients.programs.store.block(roster))
+        layouts[name] = blocks(roster, roster.rows(chosen), clients.programs.store.block(roster))
     all_layouts, all_scores = [], []
     for block in itertools.zip_longest(*layouts.values()):
         layouts_of, states, schedules = {}, {}, {}
@@ -94,10 +87,10 @@ def _score_blocks(
     return all_layouts, all_scores
 
 
-def _with_samples(program: Program, trial: int, ids: np.ndarray) -> np.ndarray:
+def _with_samples(program: Program, ids: np.ndarray) -> np.ndarray:
     """Returns those of `ids` that have any sample to be scored on; all of them where none has."""
     splits = program.in_evaluation.splits
-    counts = sum(program.data.counts[split][trial, ids] for split in splits)
+    counts = sum(program.data.counts[split][ids] for split in splits)
     if not np.any(counts):
         return ids
     return ids[counts > 0]

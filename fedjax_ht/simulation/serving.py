@@ -10,16 +10,16 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_ht.core.aggregation import server_step
+from fedjax_ht.core.compiling import compiled
 from fedjax_ht.core.context import Metrics, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.mesh import collect
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.round import Call, call_directly
-from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.round import Call, RunServer, call_directly
+from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import Array, PyTree, select, take
 from fedjax_ht.core.wire import all_finite
 from fedjax_ht.simulation.state import SimulationState
-from fedjax_ht.simulation.trials import over_trials
 from fedjax_ht.simulation.uploads import Delivery
 from fedjax_ht.trust.counts import without_miscounted
 from fedjax_ht.trust.outliers import screened
@@ -45,24 +45,21 @@ class ServerResult(NamedTuple):
 
 
 class Server(NamedTuple):
-    """The servers of all trials, as a round serves them.
+    """The server of a run, as a round serves it.
 
     Attributes:
-      step: `serve_trials`, compiled.
-      seeds: root seed of each trial, uint32 [trials].
-      settings: the values that `Method.at` takes, stacked over trials; () where nothing varies.
+      step: the compiled `run_server`.
+      seed: the run's root seed, uint32 scalar.
+      settings: the values that `Method.at` takes; () where nothing varies.
       pretrained: `Pretrained.variables` of the method.
-      shown: {"train": Split [trials, ...]} of a method that sees data, else {}.
-      samples: `Data` of such a method without that split, or of one that reads the public set; else
-        ().
+      data: the samples of a method whose server sees data, or reads the public set; None of others.
     """
 
     step: Callable
-    seeds: Array
+    seed: Array
     settings: PyTree
     pretrained: PyTree
-    shown: dict[str, Split]
-    samples: Data | tuple
+    data: Data | None
 
 
 def server_round(
@@ -95,51 +92,33 @@ def server_round(
     return run
 
 
-def serve_trials(method: Method, federation: Federation, refuse_outliers: float = 0.0) -> Callable:
-    """Returns ((server, seeds, settings, rows, splits), ({bucket: Received}, round,
-    Pretrained.variables, samples)) -> (server, ServerResult), over trials.
+def run_server(method: Method, federation: Federation, refuse_outliers: float = 0.0) -> Callable:
+    """Returns (RunServer, Delivery, round, Pretrained.variables, `Server.data`) -> (server state,
+    ServerResult); compiled, unless the method's server runs on the host."""
 
-    `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding; a
-    bucket that is missing there is received as it is. `samples`, a `Data`, and `splits` make up
-    `Context.data`; () and {} of methods that do not see it.
-    """
+    def run(server: RunServer, delivery: Delivery, round, pretrained, data):
+        step = server_round(method.at(server.settings), federation, refuse_outliers)
+        root = jax.random.key(server.seed)
+        return step(server.state, picked(delivery), root, round, pretrained, data)
 
-    def serve_one(of_trial, shared):
-        server, seed, settings, rows, splits = of_trial
-        received, round, pretrained, samples = shared
-        step = server_round(method.at(settings), federation, refuse_outliers)
-        inputs = server_inputs(received, rows, splits, samples)
-        return step(server, inputs[0], jax.random.key(seed), round, pretrained, inputs[1])
-
-    return over_trials(serve_one, method.pretrained.host)
-
-
-def server_inputs(
-    received: dict[str, Received],
-    rows: dict[str, jax.Array],
-    splits: dict[str, Split],
-    samples: PyTree,
-) -> tuple[dict[str, Received], Data | None]:
-    """Returns one trial's part of the received uploads, and its `Context.data`."""
-    taken = dict(received)
-    for name, of_bucket in rows.items():
-        taken[name] = pick(received[name], of_bucket)
-    if not samples:
-        return taken, None
-    return taken, samples._replace(splits=samples.splits | splits)
+    return run if method.pretrained.host else compiled(run)
 
 
 def serve(
     server: Server, mesh: Mesh, state: SimulationState, delivery: Delivery
 ) -> tuple[PyTree, ServerResult]:
-    """Serves a round of all trials, see `round.Round.serve`."""
+    """Serves a round, see `round.Round.serve`."""
     received, rows = delivery
     round, rows = collect(mesh, (np.int32(state.round), rows))
-    of_trials = (state.servers, server.seeds, server.settings, rows, server.shown)
-    return server.step(of_trials, (received, round, server.pretrained, server.samples))
+    run = RunServer(state.server, server.seed, server.settings)
+    return server.step(run, (received, rows), round, server.pretrained, server.data)
 
 
-def pick(received: Received, rows: jax.Array) -> Received:
-    """Takes some rows; a negative one has not arrived."""
-    taken = take(received, jnp.maximum(rows, 0))
-    return taken._replace(arrived=taken.arrived & (rows >= 0))
+def picked(delivery: Delivery) -> dict[str, Received]:
+    """Returns the uploads of a delivery by client id; a negative row has not arrived."""
+    received, rows = delivery
+    uploads = dict(received)
+    for name, of_bucket in rows.items():
+        taken = take(received[name], jnp.maximum(of_bucket, 0))
+        uploads[name] = taken._replace(arrived=taken.arrived & (of_bucket >= 0))
+    return uploads

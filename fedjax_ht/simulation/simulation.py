@@ -12,7 +12,7 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.data.client_data import FederationData, join_trials
+from fedjax_ht.data.client_data import FederationData
 from fedjax_ht.simulation.compiled import compiled_round, first_state, read_clients, write_clients
 from fedjax_ht.simulation.notes import batch_notes
 from fedjax_ht.simulation.options import SimulationOptions
@@ -34,19 +34,16 @@ class Rounds(NamedTuple):
       run_round: (SimulationState, score=True) -> (SimulationState, RoundReport). `score` also
         scores the participants as training left them.
       evaluate: (SimulationState, ids or None) -> Evaluation of those clients, or of all.
-      trials: number of trials that run together: reports and evaluations are lists, one per trial;
-        None where there is one alone, and neither is a list.
-      client_flops: () -> float64 [num_clients], with `trials` [trials, num_clients], FLOPs of each
-        client in a round that it takes part in.
+      client_flops: () -> float64 [num_clients], FLOPs of each client in a round that it takes part
+        in.
       rules: the method's inference rules, the reported one first.
       num_classes: number of the task's classes, by which losses are compared with guessing; None
         compares none.
     """
 
     init: Callable[[], SimulationState]
-    run_round: Callable[..., tuple[SimulationState, Any]]
-    evaluate: Callable[..., Any]
-    trials: int | None
+    run_round: Callable[..., tuple[SimulationState, RoundReport]]
+    evaluate: Callable[..., Evaluation]
     client_flops: Callable[[], np.ndarray]
     rules: tuple[str, ...]
     num_classes: int | None = None
@@ -60,7 +57,7 @@ class Simulation(NamedTuple):
     `simulation.engine`).
 
     Attributes:
-      init, run_round, evaluate, trials, client_flops, rules, num_classes: the fields of `Rounds`.
+      init, run_round, evaluate, client_flops, rules, num_classes: the fields of `Rounds`.
         `run_round` donates the old state's buffers, see `copy_state`; the first call of
         `client_flops` traces every architecture once more (see `metrics.flops`).
       lanes: bucket name -> number of its clients that run side by side on a device.
@@ -75,13 +72,13 @@ class Simulation(NamedTuple):
         makes of the samples `indices`, int [n], or int [len(ids), n], samples of each client.
       predict: (SimulationState, client id, inputs [n, ...] as the data set stores them, rule=None)
         -> float32 [n, num_classes], the client's scores by that rule, None for the reported one,
-        as an evaluation scores it; of several trials in the first.
+        as an evaluation scores it.
+      program: the parts that these functions share.
     """
 
     init: Callable[[], SimulationState]
-    run_round: Callable[..., tuple[SimulationState, Any]]
-    evaluate: Callable[..., Any]
-    trials: int | None
+    run_round: Callable[..., tuple[SimulationState, RoundReport]]
+    evaluate: Callable[..., Evaluation]
     client_flops: Callable[[], np.ndarray]
     rules: tuple[str, ...]
     num_classes: int | None
@@ -91,11 +88,12 @@ class Simulation(NamedTuple):
     find_fault: Callable[..., Fault | None]
     features: Callable[[SimulationState, Sequence[int], np.ndarray], list[np.ndarray]]
     predict: Callable[..., np.ndarray]
+    program: Program
 
     def __repr__(self) -> str:
-        trials = f"{self.trials or 1} trials" if (self.trials or 1) > 1 else "1 trial"
         lanes = ", ".join(f"{name} in {count}" for name, count in self.lanes.items())
-        return f"<Simulation of {trials}: lanes {lanes}; rules {', '.join(self.rules)}>"
+        seed, rules = self.program.options.seed, ", ".join(self.rules)
+        return f"<Simulation with seed {seed}: lanes {lanes}; rules {rules}>"
 
 
 @checked
@@ -105,6 +103,8 @@ def make_simulation(
     federation: Federation,
     data: FederationData,
     options: SimulationOptions | None = None,
+    *,
+    settings: PyTree = (),
 ) -> Simulation:
     """Binds a method to a federation and its data.
 
@@ -114,66 +114,48 @@ def make_simulation(
       federation: the buckets.
       data: the clients' data.
       options: the options of the federation.
+      settings: the values of a method that is `varied`, numbers.
 
     Raises:
       ValueError: the method cannot run on this federation.
     """
-    _warn(method, federation, [data])
-    return _alone(bound_trials(method, federation, [data], options=options))
-
-
-@checked
-@with_standard_numerics
-def make_trials(
-    method: Method,
-    federation: Federation,
-    data: Sequence[FederationData],
-    options: SimulationOptions | None = None,
-    seeds: Sequence[int] | None = None,
-    settings: PyTree = (),
-) -> Simulation:
-    """Several trials in one program: trial t runs on data[t] with its own seed and settings, and as
-    it would alone.
-
-    Args:
-      data: the clients' data, one a trial; all hold the same images, and may be one split repeated.
-      seeds: one a trial; `options.seed` and those that follow it, unless given.
-      settings: the values of a method that is `varied`, float32 arrays with a leading axis of
-        trials.
-      Others as `make_simulation`.
-    """
     _warn(method, federation, data)
-    return bound_trials(method, federation, data, options=options, seeds=seeds, settings=settings)
+    return bound_simulation(method, federation, data, options=options, settings=settings)
 
 
 @with_standard_numerics
-def bound_trials(
+def bound_simulation(
     method: Method,
     federation: Federation,
-    data: Sequence[FederationData],
+    data: FederationData,
     *,
     options: SimulationOptions | None = None,
-    seeds: Sequence[int] | None = None,
     settings: PyTree = (),
+    beside: Simulation | None = None,
 ) -> Simulation:
-    """Binds trials as `make_trials` does, without its warnings."""
-    options = options or SimulationOptions()
-    if seeds is None:
-        seeds = range(options.seed, options.seed + len(data))
-    return _simulation(
-        bind(method, federation, join_trials(data), options=options, seeds=seeds, settings=settings)
+    """Binds as `make_simulation` does, without its warnings. Samples that the simulation `beside`
+    has on the devices are taken from there."""
+    return simulation_of(
+        bind(
+            method,
+            federation,
+            data,
+            options=options or SimulationOptions(),
+            settings=settings,
+            beside=beside.program if beside is not None else None,
+        )
     )
 
 
-def _warn(method: Method, federation: Federation, data: Sequence[FederationData]) -> None:
+def _warn(method: Method, federation: Federation, data: FederationData) -> None:
     """Warns of the `batch_notes`, at the caller of a public function."""
-    counts = np.stack([of_trial.counts["train"] for of_trial in data])
-    for note in batch_notes(federation, method.training, counts):
+    for note in batch_notes(federation, method.training, data.counts["train"]):
         # behind the function, its numerics and the check of its arguments
         warnings.warn(note, stacklevel=5)
 
 
-def _simulation(program: Program) -> Simulation:
+def simulation_of(program: Program) -> Simulation:
+    """Returns the functions of a program."""
     check = state_check(program)
 
     def of_state(function: Callable, bound: Any = program) -> Callable:
@@ -189,7 +171,6 @@ def _simulation(program: Program) -> Simulation:
         init=with_standard_numerics(functools.partial(first_state, program)),
         run_round=of_state(run_round, compiled_round(program)),
         evaluate=of_state(evaluate),
-        trials=len(program.options),
         client_flops=with_standard_numerics(program.flops),
         rules=tuple(program.method.rules),
         num_classes=program.federation.num_classes,
@@ -199,28 +180,5 @@ def _simulation(program: Program) -> Simulation:
         find_fault=of_state(find_fault),
         features=of_state(client_features),
         predict=of_state(Predictor.predict, Predictor(program)),
-    )
-
-
-def _alone(simulation: Simulation) -> Simulation:
-    """Returns a simulation of one trial that reports no lists."""
-
-    def run_round(
-        state: SimulationState, score: bool = True
-    ) -> tuple[SimulationState, RoundReport]:
-        state, (report,) = simulation.run_round(state, score)
-        return state, report
-
-    def evaluate(state: SimulationState, only: np.ndarray | None = None) -> Evaluation:
-        (evaluation,) = simulation.evaluate(state, only)
-        return evaluation
-
-    def client_flops() -> np.ndarray:
-        return simulation.client_flops()[0]
-
-    return simulation._replace(
-        trials=None,
-        run_round=run_round,
-        evaluate=evaluate,
-        client_flops=client_flops,
+        program=program,
     )

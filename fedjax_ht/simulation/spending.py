@@ -13,32 +13,24 @@ from fedjax_ht.trust.epsilon import fixed_epsilon, gaussian_epsilon, poisson_eps
 BLOCK = 64  # rounds that are counted once
 
 
-def epsilons(program: Program, rounds: int) -> list[float | None]:
-    """Computes the largest epsilon of any client after so many rounds, at `Privacy.delta`.
+def epsilon_spent(program: Program, rounds: int) -> float | None:
+    """Computes the largest epsilon of any client after so many rounds, at `Privacy.delta`; None
+    without privacy.
 
     Rounds count for the clients that took part in them, dropped ones among them. Where nobody is
     told which clients those were, the draw of participants hides them as well; the smaller epsilon
     counts.
-
-    Returns:
-      One a trial; None without privacy.
     """
-    if program.options[0].privacy is None:
-        return [None] * len(program.options)
-    return [_epsilon(program, t, rounds) for t in range(len(program.options))]
-
-
-def _epsilon(program: Program, trial: int, rounds: int) -> float:
-    options, training = program.options[trial], program.method.training
-    n = program.federation.num_clients
-    privacy = options.privacy
-    assert privacy is not None  # without it nothing is spent
+    options, training = program.options, program.method.training
+    n, privacy = program.federation.num_clients, program.options.privacy
+    if privacy is None:
+        return None
     noise, delta = privacy.noise, privacy.delta
     if program.engine.exposure == "nothing":
         return 0.0
     took_part = participations(options.seed, options.participation, n, rounds)
     if privacy.unit == "sample":
-        counts = program.train_counts[trial]
+        counts = program.train_counts
         steps = took_part * num_steps(training, counts)
         epsilon = 0.0
         for count, done in set(zip(counts.tolist(), steps.tolist())):

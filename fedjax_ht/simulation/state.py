@@ -8,7 +8,6 @@ import numpy as np
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.simulation.trials import of_trial
 from fedjax_ht.simulation.uploads import Waiting
 
 
@@ -17,42 +16,26 @@ class SimulationState(NamedTuple):
 
     Attributes:
       round: number of rounds done.
-      servers: the method's server states, stacked over trials.
+      server: the method's server state.
       clients: bucket name -> stored states. On one device they are stacked over the bucket's rows:
-        its clients by ascending id, trial after trial. Of clients that keep nothing between rounds
-        they mean nothing.
-      last_round: int32 [trials, num_clients], the last round in which the server reached each; -1
-        for never.
+        its clients by ascending id. Of clients that keep nothing between rounds they mean nothing.
+      last_round: int32 [num_clients], the last round in which the server reached each; -1 for
+        never.
       changed: bucket name -> int32 [rows], rounds done when a row's state last changed; 0 for
         never. Without the buckets whose clients keep nothing between rounds.
       waiting: uploads that arrive in a later round; None where late ones are lost.
     """
 
     round: int
-    servers: PyTree
+    server: PyTree
     clients: dict[str, PyTree]
     last_round: np.ndarray
     changed: dict[str, np.ndarray]
     waiting: Waiting | None = None
 
     def __repr__(self) -> str:
-        trials, num_clients = self.last_round.shape
-        several = f", {trials} trials" if trials > 1 else ""
-        models = f"{num_clients} clients of {', '.join(self.clients)}"
-        return f"<SimulationState after {self.round} rounds: {models}{several}>"
-
-    @property
-    def server(self) -> PyTree:
-        """The server state of the only trial.
-
-        Raises:
-          ValueError: there are several trials.
-        """
-        if len(self.last_round) > 1:
-            raise ValueError(
-                f"{len(self.last_round)} trials have no single server state; read `servers`"
-            )
-        return of_trial(self.servers, 0)
+        models = f"{len(self.last_round)} clients of {', '.join(self.clients)}"
+        return f"<SimulationState after {self.round} rounds: {models}>"
 
 
 @checked
@@ -76,13 +59,12 @@ def clients_info(train_counts: np.ndarray, state: SimulationState) -> ClientInfo
     """Returns the system's knowledge of every client.
 
     Args:
-      train_counts: int [trials, num_clients], training samples.
+      train_counts: int [num_clients], training samples.
       state: the state before the round.
 
     Returns:
-      ClientInfo of NumPy arrays [trials, num_clients].
+      ClientInfo of NumPy arrays [num_clients].
     """
-    trials, num_clients = train_counts.shape
-    ids = np.tile(np.arange(num_clients, dtype=np.int32), (trials, 1))
+    ids = np.arange(len(train_counts), dtype=np.int32)
     counts = train_counts.astype(np.int32)
     return ClientInfo(ids, counts, state.last_round.astype(np.int32))

@@ -19,7 +19,7 @@ REMEDY = "give a state that its own init() or run made"
 
 def state_check(program: Program) -> Callable[[Any], None]:
     """Returns (state) -> None, which raises a ValueError of one line where a state is of another
-    method, federation or number of trials. What it compares with is traced at its first call."""
+    method or federation. What it compares with is traced at its first call."""
     expected = functools.cache(functools.partial(_expected_forms, program))
     name = program.method.name
 
@@ -29,20 +29,20 @@ def state_check(program: Program) -> Callable[[Any], None]:
                 f"state is {kind_of_value(state)}; it must be a state of simulation.init() or "
                 "fl.run"
             )
-        trials, num_clients = program.train_counts.shape
-        if state.last_round.shape != (trials, num_clients):
+        num_clients = program.federation.num_clients
+        if len(state.last_round) != num_clients:
             raise ValueError(
-                f"state is of {' trials with '.join(map(str, state.last_round.shape))} clients, "
-                f"and this simulation of {name!r} has {trials} trials with {num_clients}; {REMEDY}"
+                f"state is of {len(state.last_round)} clients, and this simulation of {name!r} has "
+                f"{num_clients}; {REMEDY}"
             )
         if set(state.clients) != set(program.clients):
             raise ValueError(
                 f"state has the architectures {', '.join(state.clients)}, and this simulation of "
                 f"{name!r} {', '.join(program.clients)}; {REMEDY}"
             )
-        servers, clients = expected()
+        server, clients = expected()
         differs = [b for b, form in clients.items() if _rows(state.clients[b]) != form]
-        if _form(state.servers) != servers or differs:
+        if _form(state.server) != server or differs:
             part = f"a client of {differs[0]!r}" if differs else "the server"
             raise ValueError(
                 f"state is of another method or federation than this simulation of {name!r}: "
@@ -53,30 +53,24 @@ def state_check(program: Program) -> Callable[[Any], None]:
 
 
 def _expected_forms(program: Program) -> tuple[Any, dict[str, Any]]:
-    """Returns the form of the servers' states, and by bucket that of a client's state, of clients
+    """Returns the form of the server's state, and by bucket that of a client's state, of clients
     that keep one."""
-    server = program.server
-    trials = (server.seeds, server.settings), all_weights(program.federation)
-    servers = jax.eval_shape(program.engine.first_server, *trials)
+    weights = all_weights(program.federation)
+    server = jax.eval_shape(program.engine.first_server, program.seed, program.settings, weights)
     clients = {}
     for bucket in program.federation.buckets:
         of_bucket = program.clients[bucket.name]
         if of_bucket.programs.keeps:
             clients[bucket.name] = _rows(_first_states(program, of_bucket, weights_of(bucket)))
-    return _form(servers), clients
+    return _form(server), clients
 
 
 def _first_states(program: Program, clients: Clients, weights: PyTree) -> PyTree:
     """Returns the form of as many first states as there are devices."""
-    rows = program.mesh.size
-
-    def one_a_device(x) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
-
-    number = jax.ShapeDtypeStruct((rows,), "int32")
-    seeds = one_a_device(program.seeds)
-    settings = jax.tree.map(one_a_device, program.settings)
-    return jax.eval_shape(clients.programs.first_states, (seeds, number, settings), weights)
+    client_ids = jax.ShapeDtypeStruct((program.mesh.size,), "int32")
+    return jax.eval_shape(
+        clients.programs.first_states, client_ids, program.seed, program.settings, weights
+    )
 
 
 def _form(tree: PyTree) -> tuple:

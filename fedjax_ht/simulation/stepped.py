@@ -12,16 +12,15 @@ import numpy as np
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.round import Call, ClientResult, call_directly, client_step, send, view
-from fedjax_ht.core.trees import Array, PyTree, join_trees
+from fedjax_ht.core.trees import Array, PyTree, join_trees, take
 from fedjax_ht.core.wire import all_finite, is_masked
 from fedjax_ht.simulation.compiled import compiled_round, participant_of, read_clients
 from fedjax_ht.simulation.program import Program
-from fedjax_ht.simulation.roster import PADDING, by_trial, idle_lane_steps
-from fedjax_ht.simulation.round import Cohort, draw_cohorts, run_round
-from fedjax_ht.simulation.serving import ServerResult, server_inputs, server_round
+from fedjax_ht.simulation.roster import PADDING, idle_lane_steps, padded
+from fedjax_ht.simulation.round import Cohort, draw_cohort, run_round
+from fedjax_ht.simulation.serving import ServerResult, picked, server_round
 from fedjax_ht.simulation.stages import Seconds
 from fedjax_ht.simulation.state import SimulationState, clients_info
-from fedjax_ht.simulation.trials import of_trial
 from fedjax_ht.simulation.uploads import Answers, Delivery
 
 
@@ -33,14 +32,12 @@ class Fault(NamedTuple):
         "client_update", or "server_update".
       where: the path of the first array that is not finite in what the stage returned, or what it
         raised.
-      trial: the trial's number, from 0.
       bucket, client: the bucket's name and the client's id, of the call; None for server_update.
       error: the exception that the stage raised, or None.
     """
 
     stage: str
     where: str
-    trial: int
     bucket: str | None
     client: int | None
     error: Exception | None
@@ -49,7 +46,7 @@ class Fault(NamedTuple):
         caller = ""
         if self.bucket is not None:
             caller = f" of client {self.client} in bucket {self.bucket}"
-        return f"{self.stage}{caller} (trial {self.trial}): {self.where}"
+        return f"{self.stage}{caller}: {self.where}"
 
 
 class _FaultFound(Exception):
@@ -81,11 +78,11 @@ def find_fault(program: Program, state: SimulationState, jit: bool = True) -> Fa
 
 
 class _Stages:
-    """Makes the calls of one trial's clients of a bucket, or of its server: each stage is compiled
-    once, and the first fault ends the round."""
+    """Makes the calls of a bucket's clients, or of the server: each stage is compiled once, and the
+    first fault ends the round."""
 
-    def __init__(self, trial: int, bucket: str | None = None, host: bool = False):
-        self.trial, self.bucket, self.host = trial, bucket, host
+    def __init__(self, bucket: str | None = None, host: bool = False):
+        self.bucket, self.host = bucket, host
         self.compiled: dict[str, Callable] = {}
 
     def of_client(self, client: int | None) -> Call:
@@ -93,7 +90,7 @@ class _Stages:
         return functools.partial(self._call, client)
 
     def _call(self, client: int | None, stage: str, fn: Callable, *arguments: PyTree) -> PyTree:
-        fault = functools.partial(Fault, stage, trial=self.trial, bucket=self.bucket, client=client)
+        fault = functools.partial(Fault, stage, bucket=self.bucket, client=client)
         run = fn
         if not self.host:
             run = self.compiled.setdefault(stage, jax.jit(fn))
@@ -115,26 +112,21 @@ def exchange(
 ) -> tuple[SimulationState, dict[str, Answers]]:
     """Plays the participants one after another; nobody is scored, and no state changes. Arguments
     and results as of `round.Round.exchange`."""
-    cohorts = draw_cohorts(program.options, program.federation.num_clients, state)
+    cohort = draw_cohort(program.options, program.federation.num_clients, state)
     # One transfer to the host for all clients that are played.
-    state = state._replace(servers=jax.device_get(state.servers))
+    state = state._replace(server=jax.device_get(state.server))
     answers = {}
     for bucket in program.federation.buckets:
         roster = program.clients[bucket.name].roster
-        rows, results = [], []
-        for trial, cohort in enumerate(cohorts):
-            rows.append(roster.rows(trial, cohort.ids))
-            results += _play_bucket(program, state, bucket, trial, cohort)
-        layout = np.concatenate(rows)
+        layout, results = roster.rows(cohort.ids), _play_bucket(program, state, bucket, cohort)
+        where = np.arange(len(layout))
         if not results:
             # A bucket without participants sends padding, in the form of its first row's result.
             layout, results = np.full(1, PADDING), [_padding(program, state, bucket)]
         info, result = join_trees(jnp.stack, results)
-        size = max(1, *map(len, rows))
-        ids, where = by_trial(roster, layout, len(rows), size)
         answers[bucket.name] = Answers(
-            ids=ids,
-            rows=where,
+            ids=roster.members[roster.rows(cohort.ids)],
+            padded_rows=padded(where, len(layout)),
             in_order=False,
             info=info,
             results=result,
@@ -146,14 +138,14 @@ def exchange(
 
 
 def _play_bucket(
-    program: Program, state: SimulationState, bucket: Bucket, trial: int, cohort: Cohort
+    program: Program, state: SimulationState, bucket: Bucket, cohort: Cohort
 ) -> list[tuple[ClientInfo, ClientResult]]:
-    """Plays a trial's participants of a bucket, by ascending id."""
+    """Plays a bucket's participants, by ascending id."""
     roster = program.clients[bucket.name].roster
-    stages = _Stages(trial, bucket.name)
+    stages = _Stages(bucket.name)
     results = []
-    for row in roster.rows(trial, cohort.ids).tolist():
-        client = int(roster.client(np.array(row))[1])
+    for row in roster.rows(cohort.ids).tolist():
+        client = int(roster.members[row])
         dropped = np.isin(client, cohort.ids[cohort.dropped])
         play = _player(program, state, bucket, row, dropped)
         results.append(play(stages.of_client(client)))
@@ -166,13 +158,11 @@ def _player(
     """Returns the function that plays the round of one row by the calls that it is given."""
     clients, channel = program.clients[bucket.name], program.engine.channel
     participant = participant_of(clients, clients_info(program.train_counts, state), row)
-    trial = int(participant.trial)
-    method = program.method.at(of_trial(program.settings, trial))
-    server = of_trial(state.servers, trial)
-    root, round = jax.random.key(program.seeds[trial]), jnp.int32(state.round)
+    method = program.method.at(program.settings)
+    root, round = jax.random.key(program.seed), jnp.int32(state.round)
     info = jax.tree.map(jnp.asarray, participant.info)
     data = view(clients.data, participant)
-    client = of_trial(read_clients(program, state, bucket.name, np.array([row])), 0)
+    client = take(read_clients(program, state, bucket.name, np.array([row])), 0)
 
     def play(call: Call) -> tuple[ClientInfo, ClientResult]:
         downlink = send(
@@ -180,7 +170,7 @@ def _player(
             program.federation,
             bucket,
             channel,
-            server=server,
+            server=state.server,
             root=root,
             round=round,
             info=info,
@@ -205,16 +195,10 @@ def _padding(
 def serve(
     program: Program, state: SimulationState, delivery: Delivery
 ) -> tuple[PyTree, ServerResult]:
-    """Serves trial after trial; arguments as of `round.Round.serve`."""
-    received, rows = delivery
-    served, server = [], program.server
-    servers = jax.device_get(state.servers)
-    for trial, options in enumerate(program.options):
-        method = program.method.at(of_trial(program.settings, trial))
-        call = _Stages(trial, host=method.pretrained.host).of_client(None)
-        run = server_round(method, program.federation, options.outlier_bound, call)
-        shown = of_trial(server.shown, trial)
-        inputs, data = server_inputs(received, of_trial(rows, trial), shown, server.samples)
-        root, round = jax.random.key(program.seeds[trial]), jnp.int32(state.round)
-        served.append(run(of_trial(servers, trial), inputs, root, round, server.pretrained, data))
-    return join_trees(jnp.stack, served)
+    """Serves the round; arguments as of `round.Round.serve`."""
+    method = program.method.at(program.settings)
+    call = _Stages(host=method.pretrained.host).of_client(None)
+    run = server_round(method, program.federation, program.options.outlier_bound, call)
+    root, round = jax.random.key(program.seed), jnp.int32(state.round)
+    state_before, server = jax.device_get(state.server), program.server
+    return run(state_before, picked(delivery), root, round, server.pretrained, server.data)

@@ -9,7 +9,7 @@ for such uploads as for its participants', and no longer than the deadline. They
 they were sent, beside those of the round.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -24,27 +24,28 @@ from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.trees import PyTree, join_trees, take
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.profile import Profile
-from fedjax_ht.simulation.roster import PADDING, Roster
+from fedjax_ht.simulation.roster import Roster
 
 
 class Answers(NamedTuple):
-    """Answers of a bucket's participants, of all trials: [P], in the order of the transport.
+    """Answers of a bucket's participants: [P], in the order of the transport.
 
     Attributes:
-      ids: int64 [trials, m], each trial's participants, ascending, padded with PADDING.
-      rows: int32 [trials, m], where these stand among the P.
-      in_order: True if the server of the only trial gets the P rows as they are.
+      ids: int64 [m], the participants, ascending.
+      padded_rows: int32 [..], where these stand among the P; filled up with PADDING to a length
+        that is the same in every round.
+      in_order: True if the server gets the P rows as they are.
       info: the knowledge of the P participants.
       results: the results of the P participants; `deliver` takes the uplinks out.
       scores: {"test": Scores}, of the models as training left them.
-      score_rows: int32 [trials, m], where the participants stand in `scores`.
+      score_rows: int [m], where the participants stand in `scores`.
       idle: float64 [2], see `roster.idle_lane_steps`.
       seconds: float64 [P], simulated, of a participant's round; None where nothing takes time.
       late: bool [P], uploads that missed the deadline; False of a participant that sent nothing.
     """
 
     ids: np.ndarray
-    rows: np.ndarray
+    padded_rows: np.ndarray
     in_order: bool
     info: ClientInfo
     results: ClientResult
@@ -54,19 +55,10 @@ class Answers(NamedTuple):
     seconds: np.ndarray | None = None
     late: np.ndarray | None = None
 
-    def of_trial(self, trial: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns a trial's part of `ids`, `rows` and `score_rows`, without padding."""
-        count = np.count_nonzero(self.ids[trial] != PADDING)  # padding stands behind
-        return (
-            self.ids[trial, :count],
-            self.rows[trial, :count],
-            self.score_rows[trial, :count],
-        )
-
-    def participants(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns trial, id and row of every participant, int [n] each."""
-        trials, places = np.nonzero(self.ids != PADDING)
-        return trials, self.ids[trials, places], self.rows[trials, places]
+    @property
+    def rows(self) -> np.ndarray:
+        """Rows of the participants among the P, int32 [m]."""
+        return self.padded_rows[: len(self.ids)]
 
 
 class Devices(NamedTuple):
@@ -74,8 +66,8 @@ class Devices(NamedTuple):
 
     Attributes:
       profile: the abilities of the devices; None where nothing is simulated.
-      flops: () -> FLOPs of each client's round, float64 [trials, num_clients]; traced where it is
-        first asked for.
+      flops: () -> FLOPs of each client's round, float64 [num_clients]; traced where it is first
+        asked for.
       mesh: the devices that really run.
       rosters: bucket name -> its clients' places; empty where no client is on this machine.
       num_clients: number of clients in the federation.
@@ -94,9 +86,9 @@ class Waiting(NamedTuple):
     Attributes:
       sent: bucket name -> (uplink, ClientInfo) as they were sent, stacked over the bucket's rows,
         on the server's device; of a client that has nothing on its way they may be anything.
-      left: float64 [trials, num_clients], seconds of the next round after which a client's upload
+      left: float64 [num_clients], seconds of the next round after which a client's upload
         arrives; 0 where none is on its way.
-      cost: the uploads' cost on the wire, int64 [trials, num_clients].
+      cost: the uploads' cost on the wire, int64 [num_clients].
     """
 
     sent: dict[str, tuple[PyTree, ClientInfo]]
@@ -105,17 +97,18 @@ class Waiting(NamedTuple):
 
     @property
     def unfinished(self) -> np.ndarray:
-        """Clients that are not done with an earlier round, bool [trials, num_clients]."""
+        """Clients that are not done with an earlier round, bool [num_clients]."""
         return self.left > 0
 
     def arriving(self, profile: Profile) -> np.ndarray:
-        """Clients whose upload arrives in the next round, bool [trials, num_clients]."""
+        """Clients whose upload arrives in the next round, bool [num_clients]."""
         return self.unfinished & ~profile.too_late(self.left)
 
 
 Delivery = tuple[dict[str, Received], dict[str, np.ndarray]]
-"""Uplinks that the server gets, {bucket name: Received}; and each trial's rows in them, {bucket
-name: int32 [trials, m], by client id}. A bucket whose rows are in order has none, of one trial."""
+"""Uplinks that the server gets, {bucket name: Received}; and the rows of them that it reads,
+{bucket name: int32 [m], by client id, negative for padding}. A bucket whose uplinks are in order
+has none."""
 
 
 def deliver(
@@ -141,10 +134,10 @@ def deliver(
         uplinks = Received(result.uplink, part.info, result.arrived)
         if part.in_order:
             received[name] = collect(devices.mesh, uplinks)
-        elif waiting is None and len(part.rows) == 1 and in_one_memory(devices.mesh):
-            received[name] = collect_rows(devices.mesh, uplinks, part.rows[0])
+        elif waiting is None and in_one_memory(devices.mesh):
+            received[name] = collect_rows(devices.mesh, uplinks, part.padded_rows)
         else:
-            received[name], rows[name] = collect(devices.mesh, uplinks), part.rows
+            received[name], rows[name] = collect(devices.mesh, uplinks), part.padded_rows
         without_uplinks[name] = part._replace(results=result._replace(uplink=()))
     if waiting is None:
         return (received, rows), without_uplinks, None
@@ -167,8 +160,8 @@ def _on_time(devices: Devices, answers: dict[str, Answers]) -> dict[str, Answers
         messages[name] = (result.arrived, result.downlink_cost, result.uplink_cost)
     timed = {}
     for name, (sent, down, up) in fetch(messages).items():
-        trials, ids, rows = answers[name].participants()
-        work = np.zeros(len(ids)) if flops is None else flops[trials, ids]
+        ids, rows = answers[name].ids, answers[name].rows
+        work = np.zeros(len(ids)) if flops is None else flops[ids]
         seconds, late = np.zeros(len(sent)), np.zeros(len(sent), bool)
         seconds[rows] = profile.seconds(ids, work, take(down, rows), take(up, rows))
         late[rows] = sent[rows] & profile.too_late(seconds[rows])
@@ -189,15 +182,14 @@ def _with_earlier(
     all_received, all_rows = {}, {}
     for name, part in answers.items():
         roster, earlier = devices.rosters[name], _arrivals(devices, waiting, name)
-        behind = np.arange(len(earlier.arrived), dtype=np.int32).reshape(len(part.rows), -1)
+        behind = np.arange(len(earlier.arrived), dtype=np.int32)
         # Padding sorts behind every client; a client never stands in both halves.
-        ids = np.where(part.ids == PADDING, devices.num_clients, part.ids)
-        order = np.argsort(
-            np.concatenate([ids, roster.client(behind)[1]], axis=1), axis=1, kind="stable"
-        )
+        ids = np.full(len(part.padded_rows), devices.num_clients)
+        ids[: len(part.ids)] = part.ids
+        order = np.argsort(np.concatenate([ids, roster.members]), kind="stable")
         all_received[name] = join_trees(jnp.concatenate, (received[name], earlier))
-        both = np.concatenate([part.rows, len(received[name].arrived) + behind], axis=1)
-        all_rows[name] = np.take_along_axis(both, order, axis=1)
+        both = np.concatenate([part.padded_rows, len(received[name].arrived) + behind])
+        all_rows[name] = both[order]
     return all_received, all_rows
 
 
@@ -206,8 +198,7 @@ def _arrivals(devices: Devices, waiting: Waiting, name: str) -> Received:
     have arrived."""
     roster = devices.rosters[name]
     assert devices.profile is not None  # without one nothing waits
-    arriving = waiting.arriving(devices.profile)
-    by_row = arriving[roster.client(np.arange(len(roster.steps)))]
+    by_row = waiting.arriving(devices.profile)[roster.members]
     return Received(*waiting.sent[name], collect(devices.mesh, by_row))
 
 
@@ -227,18 +218,17 @@ def _after_round(
         assert part.seconds is not None and part.late is not None  # as wherever uploads may wait
         if not part.late.any():
             continue
-        trials, ids, rows = part.participants()
-        is_late = part.late[rows]
-        trials, ids, rows = trials[is_late], ids[is_late], rows[is_late]
+        is_late = part.late[part.rows]
+        ids, rows = part.ids[is_late], part.rows[is_late]
         roster = devices.rosters[name]
         # Beyond the end nothing is written.
-        slots = np.full(len(part.late), len(roster.steps))
-        slots[rows] = roster.row(trials, ids)
+        slots = np.full(len(part.late), len(roster.members))
+        slots[rows] = roster.rows(ids)
         new = (received[name].uplink, received[name].info)
         sent[name] = _put(sent[name], new, collect(devices.mesh, slots))
-        left[trials, ids] = part.seconds[rows] - deadline
+        left[ids] = part.seconds[rows] - deadline
         for old, of_bucket in zip(cost, part.results.uplink_cost):
-            old[trials, ids] = of_bucket[rows]
+            old[ids] = of_bucket[rows]
     return Waiting(sent, left, cost)
 
 
@@ -256,12 +246,12 @@ def nobody_waits(devices: Devices, forms: dict[str, PyTree], infos: ClientInfo) 
     Args:
       devices: the clients' devices.
       forms: bucket name -> the form of its uplinks, `jax.ShapeDtypeStruct`s.
-      infos: the knowledge of every client, leading axes [trials, num_clients].
+      infos: the knowledge of every client, leading axis [num_clients].
     """
     sent = {}
-    info = take(infos, (0, 0))  # any client's: all have one form
+    info = take(infos, 0)  # any client's: all have one form
     for name, form in forms.items():
-        rows = len(devices.rosters[name].steps)
+        rows = len(devices.rosters[name].members)
 
         def zeros(x, rows=rows):
             return np.zeros((rows, *x.shape), x.dtype)
@@ -270,22 +260,3 @@ def nobody_waits(devices: Devices, forms: dict[str, PyTree], infos: ClientInfo) 
     shape = infos.id.shape
     cost = WireCost(*(np.zeros(shape, np.int64) for _ in WireCost._fields))
     return Waiting(sent, np.zeros(shape), cost)
-
-
-def regrouped_waiting(parts: Sequence[tuple[Waiting, Sequence[int]]]) -> Waiting:
-    """Joins trials of several runs as those of one.
-
-    Args:
-      parts: (what waits in a run, the numbers of its trials that are taken).
-    """
-
-    def join(*leaves):
-        taken = []
-        for leaf, (waiting, trials) in zip(leaves, parts):
-            # Rows lie trial after trial, so that trials are a leading axis of equal parts.
-            by_trial = leaf.reshape(len(waiting.left), -1, *leaf.shape[1:])
-            taken.append(by_trial[np.array(trials)])
-        arrays = jnp if isinstance(leaves[0], jax.Array) else np
-        return arrays.concatenate(taken).reshape(-1, *leaves[0].shape[1:])
-
-    return jax.tree.map(join, *(waiting for waiting, _ in parts))

@@ -33,27 +33,18 @@ class Watch:
 
     Args:
       progress_fn: takes every row, or None.
-      trials: number of trials that run together; None for one alone.
       divergence: the watch for training that diverges; it has read the rows of an earlier course of
         the run.
     """
 
-    def __init__(
-        self,
-        progress_fn: Callable[[Row], None] | None,
-        trials: int | None,
-        divergence: Divergence,
-    ):
-        self.progress_fn, self.trials, self.divergence = progress_fn, trials, divergence
-        self.named: set[tuple[int, str]] = set()
+    def __init__(self, progress_fn: Callable[[Row], None] | None, divergence: Divergence):
+        self.progress_fn, self.divergence = progress_fn, divergence
+        self.named: set[str] = set()
 
     def __call__(self, row: Row) -> None:
-        place = f"round {row['round']}"
-        if self.trials:
-            place += f" of trial {row['trial']}"
         for line in (*self._not_finite(row), *self.divergence.notes(row)):
             # at the caller of `run`, behind the check of its arguments
-            warnings.warn(f"{place}: {line}", RuntimeWarning, stacklevel=6)
+            warnings.warn(f"round {row['round']}: {line}", RuntimeWarning, stacklevel=9)
         if self.progress_fn is not None:
             self.progress_fn(row)
 
@@ -62,10 +53,10 @@ class Watch:
         names = [f"client {i}" for i in row.get("not_finite", ())]
         if not row.get("server_finite", True):
             names.append("the server")
-        new = [name for name in names if (row["trial"], name) not in self.named]
+        new = [name for name in names if name not in self.named]
         if not new:
             return []
-        self.named |= {(row["trial"], name) for name in new}
+        self.named |= set(new)
         listed = ", ".join(new[:SHOWN])
         if len(new) > SHOWN:
             listed += f" and {len(new) - SHOWN} more"

@@ -37,7 +37,7 @@ def test_every_kind_of_state_comes_back(folder):
     assert_same(state, COURSE[2])
     assert past == history
     # a restored state can go on: its host arrays are writable
-    state.last_round[0, 0] = state.changed["wide"][0] = 7
+    state.last_round[0] = state.changed["wide"][0] = 7
 
 
 @pytest.mark.parametrize(

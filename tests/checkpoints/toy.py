@@ -25,7 +25,7 @@ def toy_simulation(width=4):
         server = {"w": jnp.zeros(3), "key": jax.random.key(0), "step": np.int32(0), "none": ()}
         changed = {name: np.zeros(rows, np.int32) for name, rows in ROWS.items()}
         return SimulationState(
-            0, server, {"wide": wide, "stateless": ()}, np.full((1, 4), -1, np.int32), changed
+            0, server, {"wide": wide, "stateless": ()}, np.full(4, -1, np.int32), changed
         )
 
     def write(state, name, rows, tree):
@@ -61,12 +61,12 @@ def advance(state, rows):
         .set(jax.random.fold_in(jax.random.key(6, impl="rbg"), round)),
     }
     server = {
-        "w": state.servers["w"] + 0.1,
+        "w": state.server["w"] + 0.1,
         "key": jax.random.key(round),
         "step": np.int32(round),
         "none": (),
     }
-    last_round = np.array([[round, -1, 0, 0]], np.int32)
+    last_round = np.array([round, -1, 0, 0], np.int32)
     return SimulationState(round, server, state.clients | {"wide": wide}, last_round, changed)
 
 

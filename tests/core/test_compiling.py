@@ -42,7 +42,8 @@ def test_all_buckets_in_one_program_give_the_same(monkeypatch):
     monkeypatch.setattr(compiling, "compiler_options", compiled.append)
     forget_engines()  # those of the CPU
     together, reports_together = two_rounds()
-    assert compiled == ["gpu"] * 2  # training and scoring, of both buckets together
+    # training and scoring, of both buckets together; the server's programs are of the CPU
+    assert compiled.count("gpu") == 2
     chex.assert_trees_all_close(
         (apart.server, apart.clients), (together.server, together.clients), rtol=0, atol=1e-6
     )

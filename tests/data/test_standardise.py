@@ -8,7 +8,6 @@ import pytest
 
 import fedjax_ht as fl
 from fedjax_ht.configs.base import base_config, partition_config
-from fedjax_ht.data.client_data import join_trials
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.run_folder import completed
 from tests.data.source_files import write
@@ -59,21 +58,11 @@ def test_a_partition_standardises_a_table():
     jax.tree.map(np.testing.assert_array_equal, data.buckets["mlp"].preprocess, expected)
 
 
-def test_trials_see_the_same_features():
+def test_splits_may_share_a_scale():
     dataset = table()
     swapped = tuple(client._replace(train=client.test, test=client.train) for client in SPLIT)
-    trials = [
-        fl.make_federation_data(dataset, split, federation(dataset)) for split in (SPLIT, swapped)
-    ]
-    with pytest.raises(
-        ValueError, match=r"dataset before: fl.standardised\(dataset, \*partitions\)"
-    ):
-        join_trials(trials)
     both = fl.standardised(dataset, SPLIT, swapped)
     np.testing.assert_allclose(both.preprocess.mean, ROWS.mean(0), rtol=1e-5)
-    join_trials(
-        [fl.make_federation_data(both, split, federation(both)) for split in (SPLIT, swapped)]
-    )
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def private(unit: str) -> None:
         )
         deployed_end, deployed = run(as_rounds(server), 2)
         simulated_end, simulated = run(simulation, 2)
-    jax.tree.map(np.testing.assert_array_equal, deployed_end.servers, simulated_end.servers)
+    jax.tree.map(np.testing.assert_array_equal, deployed_end.server, simulated_end.server)
     left_out = {"flops"} if unit == "upload" else set()  # a client reports those of one sample
     for one_row, other_row in zip(simulated, deployed, strict=True):
         names = (one_row.keys() & other_row.keys()) - left_out

@@ -4,8 +4,6 @@ import dataclasses
 import functools
 from pathlib import Path
 
-import numpy as np
-
 from fedjax_ht.configs.base import base_config, method_config, partition_config
 from fedjax_ht.core.function_keys import Keyed, key_of
 from fedjax_ht.deploy.answers import answer
@@ -18,7 +16,7 @@ from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.server import Server, make_server
 from fedjax_ht.experiment.build import build, simulate
 from fedjax_ht.models.cnn import mlp
-from fedjax_ht.simulation.history import round_row
+from fedjax_ht.simulation.rows import round_row
 from tests.federations import ONE_ARCHITECTURE, SLICES
 
 CLOCK = ("seconds_round", "seconds_evaluation", "seconds_client", "wasted_lane_steps")
@@ -179,8 +177,7 @@ def rounds_of(simulation, rounds=2):
     state, rows, flops = simulation.init(), [], simulation.client_flops()
     for _ in range(rounds):
         state, report = simulation.run_round(state)
-        report = report[0] if simulation.trials else report
-        rows.append(round_row(report, simulation.rules, np.reshape(flops, -1)))
+        rows.append(round_row(report, simulation.rules, flops))
     return state, rows
 
 

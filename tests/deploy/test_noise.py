@@ -67,7 +67,7 @@ def assert_close(deployed_end, simulated_end, atol):
     def check(deployed, simulated):
         np.testing.assert_allclose(deployed, simulated, rtol=0, atol=atol)
 
-    jax.tree.map(check, deployed_end.servers, simulated_end.servers)
+    jax.tree.map(check, deployed_end.server, simulated_end.server)
 
 
 @pytest.mark.parametrize("unit", ["upload", "sample"])

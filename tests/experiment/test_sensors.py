@@ -37,9 +37,9 @@ def test_a_client_is_scored_on_windows(capsys):
     experiment = build(quickstart_sensors.get_config())
     accuracy, counts = {"test": {"head": np.full(10, 0.5)}}, {"test": np.full(10, 7)}
     evaluation = SimpleNamespace(accuracy=accuracy, counts=counts)
-    simulation = SimpleNamespace(evaluate=lambda state, clients: [evaluation])
+    simulation = SimpleNamespace(evaluate=lambda state, clients: evaluation)
     run = LoadedRun(experiment, simulation, SimpleNamespace(round=3), "local")
-    print_scores(run, client=2, trial=0)
+    print_scores(run, client=2)
     assert capsys.readouterr().out.endswith("  test accuracy by head: 50.00 % of 7 windows\n")
 
 

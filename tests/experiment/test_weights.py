@@ -19,7 +19,7 @@ from fedjax_ht.models.weights import state_dict
 from fedjax_ht.runner import train
 from fedjax_ht.runner.evaluate import check_export, client_state, export, load_run
 from fedjax_ht.runner.train import train_and_evaluate
-from fedjax_ht.simulation.trials import first_server
+from fedjax_ht.simulation.engine import first_server
 from tests.runs import config_of, metrics
 
 SHAPE = (6, 6, 1)
@@ -148,13 +148,13 @@ def test_weights_are_arguments_and_name_no_program(arrays):
     assert first == other == federation_of() and hash(first) == hash(other) == hash(federation_of())
     bucket, mesh = first.buckets[0], client_mesh(1)
     run = first_states(fl.local(TRAINING), bucket, mesh)
-    rows = np.zeros(1, np.uint32), np.zeros(1, np.int32), ()
-    assert values(run(rows, weights_of(bucket))["params"]["base"]) == {1}
-    assert values(run(rows, weights_of(other.buckets[0]))["params"]["base"]) == {3}
+    ids, seed = np.zeros(1, np.int32), np.uint32(0)
+    assert values(run(ids, seed, (), weights_of(bucket))["params"]["base"]) == {1}
+    assert values(run(ids, seed, (), weights_of(other.buckets[0]))["params"]["base"]) == {3}
     assert run._cache_size() == 1
-    serve, arguments = first_server(fl.fml(TRAINING), first), (np.zeros(1, np.uint32), ())
-    assert values(serve(arguments, all_weights(first))["base"]) == {1}
-    assert values(serve(arguments, all_weights(other))["base"]) == {3}
+    make = first_server(fl.fml(TRAINING), first)
+    assert values(make(seed, (), all_weights(first))["base"]) == {1}
+    assert values(make(seed, (), all_weights(other))["base"]) == {3}
 
 
 def test_wrong_weights_are_one_line(arrays, tmp_path):
@@ -222,7 +222,7 @@ def test_an_exported_client_is_where_another_run_starts(config, tmp_path, suffix
             began["params"],
             trained["params"],
         )
-    before, after = run.simulation.evaluate(run.state)[0], simulation.evaluate(state)[0]
+    before, after = run.simulation.evaluate(run.state), simulation.evaluate(state)
     assert after.accuracy["test"]["head"][1] == before.accuracy["test"]["head"][1]
     assert load_state_dict(file).keys() >= {"params/base/fc1/kernel", "params/head/bias"}
 

@@ -53,9 +53,8 @@ def run_with(server, prototypes=None, unit=1.0, generator="natural_32"):
     experiment = SimpleNamespace(
         methods={"one": method}, entries={"one": SimpleNamespace(options={"generator": generator})}
     )
-    servers = jax.tree.map(lambda x: x[None], server)
     return SimpleNamespace(
-        experiment=experiment, method="one", state=SimpleNamespace(servers=servers)
+        experiment=experiment, method="one", state=SimpleNamespace(server=server)
     )
 
 

@@ -52,7 +52,7 @@ def test_margins_of_a_run(run_module, tiny_config, tmp_path):
     loaded = load_run(tmp_path / "run", "fedproto")
     values, present = client_prototypes(loaded, 0)
     means = [values[present[:, label], label].mean(0) for label in range(4)]
-    got, sent = global_prototypes(loaded, 0)
+    got, sent = global_prototypes(loaded)
     assert sent.all() and values.shape[:2] == (4, 4)
     np.testing.assert_allclose(got, means, rtol=1e-4, atol=1e-6)
 

@@ -260,7 +260,7 @@ def test_one_owner_a_class_and_no_history_is_local_training():
     models = {
         name: {part: c[part] for part in ("params", "stats")} for name, c in state.clients.items()
     }
-    other = to_device(state._replace(servers=(), clients=models))
+    other = to_device(state._replace(server=(), clients=models))
     state = to_device(state)
     for _ in range(3):
         state, _ = fused.run_round(state)

@@ -90,7 +90,7 @@ def test_two_rounds(name):
         assert all(
             np.isfinite(x).all() for x in jax.tree.leaves((report.metrics, report.server_metrics))
         )
-    after = jax.device_get((state.servers, state.clients))
+    after = jax.device_get((state.server, state.clients))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
     moved = jax.tree.leaves(jax.tree.map(lambda a, b: not np.array_equal(a, b), before, after[1]))
     assert any(moved) or not moved  # clients of some methods keep nothing between rounds

@@ -5,7 +5,6 @@ import dataclasses
 import inspect
 
 import jax
-import numpy as np
 import optax
 import pytest
 
@@ -13,7 +12,7 @@ from fedjax_ht.core.annotations import kind_of
 from fedjax_ht.core.method import varied
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import make_trials
+from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import TRAINING, federation_data, federation_for
 from tests.method_wires import settings
 
@@ -63,14 +62,13 @@ def test_a_factory_takes_them_traced(name):
 )
 def test_a_round_does_too(name):
     federation, values = federation_for(name), numbers(name)
-    arrays = {key: np.array([value]) for key, value in values.items()}
     options = SimulationOptions(lanes=1, devices=1)
-    simulation = make_trials(
+    simulation = make_simulation(
         varied(maker(name), values),
         federation,
-        [federation_data(federation)],
+        federation_data(federation),
         options,
-        settings=arrays,
+        settings=values,
     )
     state, _ = simulation.run_round(simulation.init())
     simulation.evaluate(state)

@@ -18,7 +18,7 @@ from fedjax_ht.metrics.flops import bucket_flops, program_flops
 from fedjax_ht.models import model_group
 from fedjax_ht.ops import patches
 from fedjax_ht.ops.conv import conv2d
-from fedjax_ht.simulation.simulation import make_simulation, make_trials
+from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import (
     FEATURE_DIM,
     NUM_CLASSES,
@@ -192,18 +192,3 @@ def test_epochs_steps_and_the_collection_of_prototypes():
     extra = flops("fedproto", steps=5) - flops("local", steps=5)
     np.testing.assert_array_equal(extra - extra[0], [0, 0, 0, -extra[0], 0])
     assert extra[0] == collection + 5 * 2 * (2 * 4 * NUM_CLASSES * FEATURE_DIM)
-
-
-def test_trials_have_their_own_counts():
-    federation = mixed_federation()
-    data = federation_data(federation)
-    split = data.buckets["narrow"].splits["train"]
-    fewer = data.buckets["narrow"]._replace(
-        splits=data.buckets["narrow"].splits | {"train": split._replace(count=split.count // 2)}
-    )
-    other = data._replace(buckets=data.buckets | {"narrow": fewer})
-    method = METHODS["local"](TRAINING)
-    both = make_trials(method, federation, [data, other]).client_flops()
-    alone = make_simulation(method, federation, data).client_flops()
-    np.testing.assert_array_equal(both[0], alone)
-    assert both.shape == (2, 8) and both[1][5] == both[0][5] / 2 and both[1][4] == both[0][4]

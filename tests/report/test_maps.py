@@ -67,7 +67,7 @@ def test_a_map_is_computed_once_a_round(entry, tmp_path, monkeypatch):
         (len(feature_map.labels), feature_map.prototypes.shape[1])
     }
     np.testing.assert_array_equal(
-        feature_map.prototypes, state.servers.prototypes[0][feature_map.prototype_labels]
+        feature_map.prototypes, state.server.prototypes[feature_map.prototype_labels]
     )
     calls = []
     monkeypatch.setattr(maps, "feature_map", lambda *arguments: calls.append(arguments[-1].round))

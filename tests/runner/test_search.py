@@ -21,7 +21,6 @@ from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.registry import FACTORIES
 from fedjax_ht.runner.fair import described_space, fairly_tuned, space_of
 from fedjax_ht.runner.points import searched
-from fedjax_ht.runner.regroup import regrouped
 from fedjax_ht.runner.search import (
     better_half,
     draw,
@@ -33,10 +32,6 @@ from fedjax_ht.runner.search import (
 )
 from fedjax_ht.runner.search_result import table
 from fedjax_ht.runner.signals import Interrupted
-from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import make_trials
-from fedjax_ht.simulation.trials import of_trial
-from tests.federations import TRAINING, federation_data, federation_for, identical
 
 
 def test_a_grid_is_every_combination():
@@ -343,29 +338,3 @@ def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path)
             workdir=tmp_path / "none",
             tell=messages.append,
         )
-
-
-def test_points_in_other_company_keep_what_is_theirs():
-    federation = federation_for("fedtgp")
-    data, method = [federation_data(federation)] * 2, METHODS["fedtgp"](TRAINING)
-    options = SimulationOptions(participation=0.6, lanes=1, devices=1)
-    trials = make_trials(method, federation, data, options, seeds=[3, 4])
-    reversed_trials = make_trials(method, federation, data, options, seeds=[4, 3])
-    before, _ = trials.run_round(trials.init())
-    rows = [{"round": 1, "trial": trial, "of": label} for trial, label in enumerate("ab")]
-    sources = {label: (trials, (before, rows), ["a", "b"]) for label in "ab"}
-    state, history = regrouped(reversed_trials, ["b", "a"], 1, sources)
-    assert [(row["trial"], row["of"]) for row in history] == [(0, "b"), (1, "a")]
-    for new, old in ((0, 1), (1, 0)):
-        assert identical(of_trial(state.servers, new), of_trial(before.servers, old))
-        assert np.array_equal(state.last_round[new], before.last_round[old])
-        for bucket in federation.buckets:
-            size = len(federation.members(bucket))
-            new_rows, old_rows = (np.arange(t * size, (t + 1) * size) for t in (new, old))
-            assert np.array_equal(
-                state.changed[bucket.name][new_rows], before.changed[bucket.name][old_rows]
-            )
-            read = trials.read_clients
-            assert identical(
-                read(state, bucket.name, new_rows), read(before, bucket.name, old_rows)
-            )

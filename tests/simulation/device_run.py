@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.profile import Profile, by_chance
-from fedjax_ht.simulation.simulation import make_simulation, make_trials
+from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import (
     NUM_CLIENTS,
     TRAINING,
@@ -24,35 +24,28 @@ from tests.federations import (
 )
 
 DEVICES = Profile(by_chance(NUM_CLIENTS, 0.8), up=np.linspace(10, 40, NUM_CLIENTS), deadline=7.3)
-CASES = {  # name: method, options, trials
+CASES = {  # name: method, options
     "prototypes, states on the host, simulated devices": (
         "fedproto",
         {"participation": 0.6, "lanes": 1, "client_store": "host", "profile": DEVICES},
-        None,
     ),
-    "whole models, states on the devices, two trials": ("fedavg", {"lanes": 2}, 2),
+    "whole models, states on the devices": ("fedavg", {"lanes": 2}),
 }
 
 
-def run(name: str, options: dict, trials: int | None, devices: int) -> dict:
+def run(name: str, options: dict, devices: int) -> dict:
     """Metrics after two rounds, and a number for all states, read back and written again."""
     federation = uniform_federation() if name == "fedavg" else mixed_federation()
     method, data = METHODS[name](TRAINING), federation_data(federation)
     options = SimulationOptions(seed=1, devices=devices, eval_batch_size=4, **options)
-    if trials:
-        simulation = make_trials(method, federation, [data] * trials, options)
-    else:
-        simulation = make_simulation(method, federation, data, options)
+    simulation = make_simulation(method, federation, data, options)
     state, metrics, bytes_sent = simulation.init(), [], []
     for _ in range(2):
-        state, reports = simulation.run_round(state)
-        for report in reports if trials else [reports]:
-            metrics.append(
-                [*report.metrics.values(), *report.server_metrics.values(), report.arrived]
-            )
-            bytes_sent.append(
-                [*report.uplink, *report.downlink, report.absent, report.seconds, *report.late]
-            )
+        state, report = simulation.run_round(state)
+        metrics.append([*report.metrics.values(), *report.server_metrics.values(), report.arrived])
+        bytes_sent.append(
+            [*report.uplink, *report.downlink, report.absent, report.seconds, *report.late]
+        )
     for name, changed in state.changed.items():  # every state survives the way out and back
         rows = np.arange(len(changed))[::-1]
         state = simulation.write_clients(
@@ -63,21 +56,16 @@ def run(name: str, options: dict, trials: int | None, devices: int) -> dict:
     def total(tree):
         return sum(float(np.ravel(x) @ np.sin(np.arange(x.size))) for x in jax.tree.leaves(tree))
 
-    rows = {
-        b.name: np.arange(len(federation.members(b)) * (trials or 1)) for b in federation.buckets
-    }
+    rows = {b.name: np.arange(len(federation.members(b))) for b in federation.buckets}
     states = [
         simulation.read_clients(state, name, client_rows) for name, client_rows in rows.items()
     ]
     return {
         "metrics": metrics,
         "bytes": bytes_sent,
-        "accuracy": [
-            [None if np.isnan(a) else a for a in s.accuracy["test"][method.rules[0]]]
-            for s in (scores if trials else [scores])
-        ],
+        "accuracy": [None if np.isnan(a) else a for a in scores.accuracy["test"][method.rules[0]]],
         "states": [total(s) for s in states],
-        "server": total(jax.device_get(state.servers)),
+        "server": total(jax.device_get(state.server)),
     }
 
 

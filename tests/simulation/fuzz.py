@@ -22,7 +22,7 @@ from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.profile import Profile, by_chance
-from fedjax_ht.simulation.simulation import make_simulation, make_trials
+from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import NUM_CLASSES, NUM_CLIENTS, SHAPE, TRAINING, federation_for
 from tests.method_wires import settings
 
@@ -35,7 +35,6 @@ class Case(NamedTuple):
     method: str
     counts: np.ndarray  # training samples, int [NUM_CLIENTS, NUM_CLASSES]
     common: dict  # options that both have
-    trials: int | None
     halves: list[dict]  # options of the first round, and of the rest
 
 
@@ -62,7 +61,7 @@ def draw(number: int) -> Case:
     ]
     method = str(rng.choice(list(METHODS)))
     common["profile"] = devices(number, method)
-    return Case(method, counts, common, [None, None, 2][rng.integers(3)], halves)
+    return Case(method, counts, common, halves)
 
 
 def devices(number: int, method: str) -> Profile | None:
@@ -108,29 +107,24 @@ def play(case: Case, halves: list[dict], folder: Path) -> dict:
     exact, floats = [], []
     for half, options in enumerate(halves):
         options = SimulationOptions(**case.common, **options, eval_batch_size=4)
-        if case.trials:
-            simulation = make_trials(method, federation, [data] * case.trials, options)
-        else:
-            simulation = make_simulation(method, federation, data, options)
+        simulation = make_simulation(method, federation, data, options)
         checkpointer = make_checkpointer(folder / "checkpoints", simulation)
         state = checkpointer.restore()[0] if half else simulation.init()
         for _ in range(ROUNDS // len(halves)):
-            state, reports = simulation.run_round(state)
-            for report in reports if case.trials else [reports]:
-                exact.append(
-                    [report.participants.tolist(), report.arrived, *report.uplink, *report.downlink]
-                )
-                exact.append([report.absent, report.seconds, report.late, report.arrived_late])
-                floats.append([*report.metrics.values(), *report.server_metrics.values()])
+            state, report = simulation.run_round(state)
+            exact.append(
+                [report.participants.tolist(), report.arrived, *report.uplink, *report.downlink]
+            )
+            exact.append([report.absent, report.seconds, report.late, report.arrived_late])
+            floats.append([*report.metrics.values(), *report.server_metrics.values()])
         checkpointer.save(state, [])
     scores = simulation.evaluate(state)
-    for score in scores if case.trials else [scores]:
-        floats.append([score.accuracy["test"][rule] for rule in method.rules])
+    floats.append([scores.accuracy["test"][rule] for rule in method.rules])
     states = {
         name: simulation.read_clients(state, name, np.arange(len(x)))
         for name, x in state.changed.items()
     }
-    return {"exact": exact, "floats": jax.device_get((floats, states, state.servers))}
+    return {"exact": exact, "floats": jax.device_get((floats, states, state.server))}
 
 
 def difference(case: Case) -> str:
@@ -160,8 +154,7 @@ def main(first: int, count: int) -> int:
         finding = difference(case)
         differing += bool(finding)
         print(
-            f"case {number}: {case.method} {case.common} trials {case.trials} {case.halves}: "
-            f"{finding or 'same'}",
+            f"case {number}: {case.method} {case.common} {case.halves}: {finding or 'same'}",
             flush=True,
         )
         jax.clear_caches()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.methods import METHODS
-from fedjax_ht.simulation.history import evaluation_row
 from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.rows import evaluation_row
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import (
     NUM_CLIENTS,

@@ -86,7 +86,7 @@ def finite(tree) -> bool:
 @some_methods
 def test_without_a_defence_the_server_stays_finite_and_says_who_it_was(name):
     states, reports = played(simulation(name, GIANT))
-    assert all(finite(state.servers) for state in states)
+    assert all(finite(state.server) for state in states)
     if name != "local":
         named = {i for i, _ in reports[0].far_off}
         # pFedES' extractor leaves nothing of client 1's images: its change is zero, however scaled.
@@ -111,8 +111,8 @@ def test_a_server_step_that_is_not_finite_is_not_taken():
     )
     (first, second, third), reports = played(sim)
     assert [report.server_finite for report in reports] == [True, False, True]
-    assert identical(first.servers, second.servers) and not identical(second.servers, third.servers)
-    assert finite((third.servers, third.clients))
+    assert identical(first.server, second.server) and not identical(second.server, third.server)
+    assert finite((third.server, third.clients))
 
 
 @some_methods
@@ -124,7 +124,7 @@ def test_behind_a_defence_everybody_arrives(name, defences):
             simulation(name, GIANT, defences)
         return
     states, reports = played(simulation(name, GIANT, defences))
-    assert all(finite((state.servers, state.clients)) for state in states)
+    assert all(finite((state.server, state.clients)) for state in states)
     assert all(report.not_finite == () and report.arrived >= NUM_CLIENTS - 1 for report in reports)
     assert all(report.miscounted == () for report in reports)
 
@@ -137,7 +137,7 @@ def test_refusing_outliers_changes_no_bit_among_honest_clients(name):
     assert default == 1000 and all(report.refused == () for report in reports)
     assert all(report.miscounted == () for report in reports)
     for state, expected in zip(states, plain):
-        assert identical(state.servers, expected.servers)
+        assert identical(state.server, expected.server)
         assert identical(state.clients, expected.clients)
 
 
@@ -150,7 +150,7 @@ def test_an_outlier_is_as_if_its_upload_were_lost(name):
     lost, without = play(sim, first, range(NUM_CLIENTS), dropped=[attacker])
     assert report.refused == (attacker,) and without.refused == ()
     assert attacker in [client for client, _ in report.far_off]
-    assert identical(refused.servers, lost.servers) and identical(refused.clients, lost.clients)
+    assert identical(refused.server, lost.server) and identical(refused.clients, lost.clients)
 
 
 @counting_methods
@@ -166,7 +166,7 @@ def test_a_client_that_counts_more_than_it_has_is_as_if_its_upload_were_lost(nam
     lost, without = play(sim, first, range(NUM_CLIENTS), dropped=[attacker])
     assert report.miscounted == (attacker,) and without.miscounted == report.refused == ()
     assert report.arrived == NUM_CLIENTS and report.server_finite
-    assert identical(refused.servers, lost.servers) and identical(refused.clients, lost.clients)
+    assert identical(refused.server, lost.server) and identical(refused.clients, lost.clients)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedssa"])

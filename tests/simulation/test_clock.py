@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_ht.core.wire import WireCost
-from fedjax_ht.data.client_data import join_trials
 from fedjax_ht.methods import METHODS
-from fedjax_ht.simulation.history import by_trial, run
+from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.profile import Profile, by_chance
 from fedjax_ht.simulation.program import Program, bind
-from fedjax_ht.simulation.simulation import Simulation, _alone, _simulation, make_simulation
+from fedjax_ht.simulation.simulation import Simulation, make_simulation, simulation_of
 from tests.federations import NUM_CLIENTS, TRAINING, chosen, federation_data, identical, to_host
 from tests.reference.devices import Device, Work, play
 from tests.simulation.probe import FEDERATION, probe
@@ -33,25 +32,22 @@ TIMING = ("seconds_round", "seconds_evaluation")
 
 
 @functools.cache
-def program(method: str = "", seeds: tuple[int, ...] = (1,)) -> Program:
+def program(method: str = "") -> Program:
     """Binds the probe, or a real method, once: profiles are read on the host, so that all share its
     programs."""
     made = METHODS[method](TRAINING) if method else probe()
-    data = join_trials([federation_data(FEDERATION)] * len(seeds))
-    return bind(made, FEDERATION, data, options=OPTIONS, seeds=seeds, settings=())
+    return bind(made, FEDERATION, federation_data(FEDERATION), options=OPTIONS)
 
 
 def with_profile(bound: Program, profile: Profile | None) -> Simulation:
     """Returns a simulation with this profile whose programs are compiled once for all profiles."""
-    return _simulation(
-        bound._replace(
-            options=tuple(dataclasses.replace(o, profile=profile) for o in bound.options)
-        )
+    return simulation_of(
+        bound._replace(options=dataclasses.replace(bound.options, profile=profile))
     )
 
 
 def simulation(profile: Profile | None, method: str = "") -> Simulation:
-    return _alone(with_profile(program(method), profile))
+    return with_profile(program(method), profile)
 
 
 def untimed(history) -> list[dict]:
@@ -137,7 +133,7 @@ def test_a_late_upload_is_lost_as_a_dropped_one_is():
                 state, report = sim.run_round(state)
         played[name] = to_host(state), report
     (late, report), (dropped, other) = played["late"], played["dropped"]
-    assert identical(late, dropped) and late.last_round[0, 4] == 1
+    assert identical(late, dropped) and late.last_round[4] == 1
     assert report.late == (4,) and report.seconds == 27.9 and report.arrived == other.arrived == 2
     assert identical(report._replace(late=(), seconds=None, absent=None), other)
     with chosen([0, 4, 6]):
@@ -166,19 +162,6 @@ def test_a_resumed_run_has_the_same_clock():
     assert untimed(resumed) == untimed(whole)
 
 
-def test_a_trial_has_the_clock_that_it_would_have_alone():
-    profile = Profile(by_chance(NUM_CLIENTS, 0.8), up=UP, down=DOWN, deadline=20.0)
-    _, history = run(with_profile(program(seeds=(1, 2)), profile), 3)
-    second = [row | {"trial": 0} for row in by_trial(history)[1]]
-    names = ("simulated_seconds", "simulated_clock", "late", "absent", "participants")
-    alone = program()._replace(
-        options=(dataclasses.replace(OPTIONS, seed=2),), seeds=np.uint32([2])
-    )
-    _, expected = run(_alone(with_profile(alone, profile)), 3)
-    assert rows_of(second, *names) == rows_of(expected, *names)
-    assert rows_of(second, *names) != rows_of(by_trial(history)[0], *names)
-
-
 def test_a_fault_of_an_upload_that_comes_too_late_is_none():
     def server_update(federation, server, received, ctx):
         new, metrics = probe().server_update(federation, server, received, ctx)
@@ -186,14 +169,7 @@ def test_a_fault_of_an_upload_that_comes_too_late_is_none():
 
     method = probe()._replace(server_update=server_update)
     up = np.where(np.arange(NUM_CLIENTS) == 4, 1.0, 28.0)
-    bound = bind(
-        method,
-        FEDERATION,
-        join_trials([federation_data(FEDERATION)]),
-        options=OPTIONS,
-        seeds=[1],
-        settings=(),
-    )
+    bound = bind(method, FEDERATION, federation_data(FEDERATION), options=OPTIONS)
     for deadline, stage in ((0.0, "server_update"), (2.0, None)):
         sim = with_profile(bound, Profile(up=up, deadline=deadline))
         with chosen([0, 4]):

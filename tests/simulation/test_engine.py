@@ -32,7 +32,7 @@ def played(simulation: Simulation) -> list:
     """Compiles and plays a round and an evaluation."""
     state = simulation.init()
     state, report = simulation.run_round(state)
-    return [state.servers, report, simulation.evaluate(state)]
+    return [state.server, report, simulation.evaluate(state)]
 
 
 @pytest.fixture(scope="module")

@@ -6,28 +6,22 @@ import pytest
 
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import Simulation, make_simulation, make_trials
-from fedjax_ht.simulation.trials import of_trial
+from fedjax_ht.simulation.simulation import Simulation, make_simulation
 from tests.federations import (
     TRAINING,
     federation_data,
-    mixed_federation,
     normed_federation,
     samples,
     to_device,
     to_host,
-    uniform_federation,
 )
 
 FEDERATION, DATA, BATCH_SIZE = normed_federation(), federation_data(normed_federation()), 5
 
 
-def simulation(statistics: str = "batch", trials: int | None = None) -> Simulation:
+def simulation(statistics: str = "batch") -> Simulation:
     options = SimulationOptions(eval_batch_size=BATCH_SIZE, global_statistics=statistics)
-    bound = METHODS["heterofl"](TRAINING), FEDERATION
-    if trials:
-        return make_trials(*bound, [DATA] * trials, options)
-    return make_simulation(*bound, DATA, options)
+    return make_simulation(METHODS["heterofl"](TRAINING), FEDERATION, DATA, options)
 
 
 def drawn(server, seed: int):
@@ -74,27 +68,8 @@ def test_it_is_scored_on_all_test_samples(statistics):
     state, told_apart = to_host(sim.init()), False
     for seed in range(6):
         server = drawn(state.server, seed)
-        servers = jax.tree.map(lambda x: x[None], server)
         by_hand = {kind: accuracy_by_hand(server, kind) for kind in ("batch", "training")}
-        scored = sim.evaluate(to_device(state._replace(servers=servers)))
+        scored = sim.evaluate(to_device(state._replace(server=server)))
         assert scored.global_accuracy == {"head": pytest.approx(by_hand[statistics])}
         told_apart |= by_hand["batch"] != by_hand["training"]
     assert told_apart
-
-
-def test_trials_have_servers_of_their_own():
-    sim = simulation("training", trials=2)
-    state = to_host(sim.init())
-    servers = [drawn(of_trial(state.servers, 0), seed) for seed in (0, 1)]
-    state = state._replace(servers=jax.tree.map(lambda *xs: np.stack(xs), *servers))
-    for scored, server in zip(sim.evaluate(to_device(state)), servers):
-        assert scored.global_accuracy == {
-            "head": pytest.approx(accuracy_by_hand(server, "training"))
-        }
-
-
-def test_a_server_may_have_no_model_to_score():
-    """The method has none, or the federation none by itself."""
-    for name, federation in (("local", mixed_federation()), ("fedavg", uniform_federation())):
-        sim = make_simulation(METHODS[name](TRAINING), federation, federation_data(federation))
-        assert sim.evaluate(sim.init()).global_accuracy == {}

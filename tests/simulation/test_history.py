@@ -8,16 +8,14 @@ from fedjax_ht.core.wire import WireCost
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import (
     best,
-    by_trial,
     evaluated,
-    evaluation_row,
     out_of_patience,
-    round_row,
     run,
     run_rounds,
 )
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.report import Evaluation, RoundReport
+from fedjax_ht.simulation.rows import evaluation_row, round_row
 from fedjax_ht.simulation.simulation import Rounds, SimulationState, make_simulation
 from fedjax_ht.simulation.state import copy_state
 from tests.federations import TRAINING, federation_data, identical, mixed_federation, to_host
@@ -25,21 +23,15 @@ from tests.federations import TRAINING, federation_data, identical, mixed_federa
 LOCAL = METHODS["local"](TRAINING)
 
 
-def scripted(*accuracies, trials=None, silent_in=()):
-    """A simulation whose only client scores what the script says after each round, one script a
-    trial; nothing arrives in the rounds of `silent_in`."""
-    listed = (lambda x: x) if trials else (lambda x: x[0])
+def scripted(script, silent_in=()):
+    """A simulation whose only client scores what the script says after each round; nothing arrives
+    in the rounds of `silent_in`."""
 
     def evaluate(state, only=None):
         clients = np.arange(3) if only is None else only
         count = {"test": np.isin(np.arange(3), clients) * 4, "train": np.full(3, 2)}
-
-        def score(script):
-            return np.where(count["test"] > 0, script[state.round], np.nan)
-
-        return listed(
-            [Evaluation({"test": {"head": score(script)}}, count, {}) for script in accuracies]
-        )
+        scores = np.where(count["test"] > 0, script[state.round], np.nan)
+        return Evaluation({"test": {"head": scores}}, count, {})
 
     def run_round(state, score=True):
         cost = WireCost(1, 4, 0, 0)
@@ -58,20 +50,15 @@ def scripted(*accuracies, trials=None, silent_in=()):
             True,
             ((2, 1e9),),
         )
-        return state._replace(round=state.round + 1), listed([report] * len(accuracies))
+        return state._replace(round=state.round + 1), report
 
-    flops = np.array([[10.0, 0, 0], [20, 0, 0]])  # [trials, clients]
     start = SimulationState(0, (), {}, np.array([-1]), {})
-
-    def each():
-        return flops if trials else flops[0]
 
     return Rounds(
         init=lambda: start,
         run_round=run_round,
         evaluate=evaluate,
-        trials=trials,
-        client_flops=each,
+        client_flops=lambda: np.array([10.0, 0, 0]),
         rules=LOCAL.rules,
     )
 
@@ -166,18 +153,6 @@ def test_after_round_can_stop_it():
         scripted([0.0] * 9), rounds=8, after_round=lambda state, history: state.round == 3
     )
     assert history[-1]["round"] == 3
-
-
-def test_trials_are_rows_of_their_own_and_all_must_be_out_of_patience():
-    scripts = [0.1, 0.5, 0.4, 0.3, 0.9], [0.1, 0.2, 0.3, 0.1, 0.1]
-    seen = []
-    _, history = run(scripted(*scripts, trials=2), rounds=4, patience=1, progress_fn=seen.append)
-    assert seen == history and [row["trial"] for row in history] == [0, 1] * 4
-    first, second = by_trial(history)
-    # the second trial had its best in round 2
-    assert [row["round"] for row in first] == [0, 1, 2, 3]
-    assert [row.get("flops") for row in history[:4]] == [None, None, 10, 20]
-    assert best(first).on_test["round"] == 1 and best(second).on_test["round"] == 2
 
 
 def test_only_some_clients_are_evaluated():

@@ -119,7 +119,7 @@ def test_what_a_model_holds_while_it_trains_bounds_the_lanes(monkeypatch):
 def test_lanes_are_known_before_a_simulation_is_made(monkeypatch):
     monkeypatch.setattr(rule, "platform_of", lambda mesh: "gpu")
     data = federation_data(FEDERATION)
-    counts = data.counts["train"][None]
+    counts = data.counts["train"]
     chosen = simulation_lanes(FEDERATION, counts, TRAINING, SimulationOptions(devices=1))
     assert min(chosen.values()) > 1
     for lanes in ("auto", chosen):

@@ -75,7 +75,7 @@ def played(keeps: bool, name: str = "fedavg", **options) -> tuple:
 def test_no_bit_is_another_one_than_with_a_store(options):
     (_, kept, *kept_rest), (_, state, *rest) = (played(keeps, **options) for keeps in (True, False))
     assert kept.changed and not state.changed
-    jax.tree.map(np.testing.assert_array_equal, (state.servers, *rest), (kept.servers, *kept_rest))
+    jax.tree.map(np.testing.assert_array_equal, (state.server, *rest), (kept.server, *kept_rest))
 
 
 def test_states_are_empty_and_reading_one_gives_the_servers_model():
@@ -99,7 +99,7 @@ def test_a_checkpoint_has_no_client(tmp_path):
     checkpointer.save(state, [])
     assert not list(segments_of(tmp_path / "checkpoints").iterdir())
     restored, _ = checkpointer.restore()
-    after, again = (simulation.run_round(s)[0].servers for s in (restored, copy_state(state)))
+    after, again = (simulation.run_round(s)[0].server for s in (restored, copy_state(state)))
     jax.tree.map(np.testing.assert_array_equal, after, again)
 
 
@@ -120,7 +120,7 @@ def test_a_result_that_is_not_finite_falls_back_on_what_came_down():
             simulation = make_simulation(broken, federation, data, options)
         state, report = simulation.run_round(simulation.init())
         assert report.not_finite == (2,)
-        outcomes.append((state.servers, np.delete(report.accuracy["head"], 2)))
+        outcomes.append((state.server, np.delete(report.accuracy["head"], 2)))
     jax.tree.map(np.testing.assert_array_equal, *outcomes)
     assert np.isfinite(report.accuracy["head"]).any()
 

@@ -75,7 +75,7 @@ def test_other_norms_batches_and_models_are_not():
     for fields in ({"kind": "group"}, {"kind": "layer"}, {"convolves": True}):
         assert not batch_notes(federation(**fields), single_samples, COUNTS)
     assert not batch_notes(federation(), RECIPE, COUNTS)
-    assert not batch_notes(federation(), RECIPE, np.array([[0, 1, 2, 1]]))
+    assert not batch_notes(federation(), RECIPE, np.array([0, 1, 2, 1]))
 
 
 def test_a_simulation_warns_at_its_caller():
@@ -85,10 +85,9 @@ def test_a_simulation_warns_at_its_caller():
     normed = federation()
     data = arranged(dataset, partition, normed)
     method = fl.local(dataclasses.replace(RECIPE, batch_size=1))
-    for make, of_trials in ((fl.make_simulation, data), (fl.make_trials, [data])):
-        with pytest.warns(UserWarning, match="set batch_size to 2 or more") as caught:
-            make(method, normed, of_trials)
-        assert len(caught) == 1 and caught[0].filename == __file__
+    with pytest.warns(UserWarning, match="set batch_size to 2 or more") as caught:
+        fl.make_simulation(method, normed, data)
+    assert len(caught) == 1 and caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fl.make_simulation(fl.local(RECIPE), federation(kind="layer"), data)

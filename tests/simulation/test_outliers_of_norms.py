@@ -112,7 +112,7 @@ def test_inputs_of_other_scales_are_not_refused(name):
     states, refused = played(name, default)
     assert refused == [()] * ROUNDS
     for state, expected in zip(states, played(name, 0.0)[0]):
-        assert identical((state.servers, state.clients), (expected.servers, expected.clients))
+        assert identical((state.server, state.clients), (expected.server, expected.clients))
 
 
 def test_running_variances_do_differ_beyond_the_bound():

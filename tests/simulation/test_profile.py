@@ -84,7 +84,7 @@ def test_an_absent_client_is_left_alone():
         state, report = sim.run_round(state)
         took_part, reached = (
             report.participants.tolist(),
-            np.flatnonzero(state.last_round[0] == number).tolist(),
+            np.flatnonzero(state.last_round == number).tolist(),
         )
         assert report.absent == NUM_CLIENTS - len(reachable) and len(
             took_part

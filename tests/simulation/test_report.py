@@ -4,7 +4,7 @@ import pytest
 from fedjax_ht.core.evaluation import Scores
 from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.wire import WireCost
-from fedjax_ht.simulation.report import evaluation, round_report
+from fedjax_ht.simulation.report import evaluation, joined_report
 from fedjax_ht.simulation.serving import ServerResult
 
 
@@ -57,7 +57,7 @@ HONEST = np.zeros(8, bool)
 
 def test_round():
     result = server({5: 1e30, 6: 28.0, 0: 31.5}, finite=False, margin=np.float32(1.5))
-    report = round_report(RESULTS, result, 0.25, HONEST)
+    report = joined_report(RESULTS, result, 0.25, HONEST)
     assert report.far_off == ((0, 31.5), (5, pytest.approx(1e30))) and not report.server_finite
     assert report.refused == (5,)
     np.testing.assert_array_equal(report.participants, [0, 1, 3, 5, 6])
@@ -75,13 +75,13 @@ def test_round():
 
 def test_sums_beyond_32_bits():
     heavy = result([True] * 3, [True] * 3, [0.0] * 3, [2**27] * 3, [2**27] * 3)
-    report = round_report([(np.arange(3), (heavy, {}))], server(), 0.0, HONEST)
+    report = joined_report([(np.arange(3), (heavy, {}))], server(), 0.0, HONEST)
     assert report.accuracy == {}
     assert report.uplink.metadata_bytes == report.downlink.metadata_bytes == 3 * 2**30
 
 
 def test_nobody_is_finite():
-    report = round_report(
+    report = joined_report(
         [(np.array([4]), (result([False], [False], [np.nan], [5], [7]), {}))], server(), 0.0, HONEST
     )
     assert np.isnan(report.metrics["loss"]) and report.not_finite == (4,) and report.arrived == 0
@@ -118,5 +118,5 @@ def test_evaluation_of_the_server():
 
 
 def test_attackers_are_in_no_accuracy():
-    report = round_report(RESULTS, server(), 0.0, np.isin(np.arange(8), [6, 1]))
+    report = joined_report(RESULTS, server(), 0.0, np.isin(np.arange(8), [6, 1]))
     np.testing.assert_array_equal(report.accuracy["head"], [0.5, np.nan, 1.0, np.nan, np.nan])

@@ -8,7 +8,7 @@ import pytest
 from fedjax_ht.core.method import View
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import make_simulation, make_trials
+from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import (
     FEATURE_DIM,
     NUM_CLASSES,
@@ -48,8 +48,8 @@ def test_they_are_those_that_an_evaluation_scores(mode):
 
     method = METHODS["local"](TRAINING)._replace(receive=receive)
     federation = mixed_federation()
-    data = [federation_data(federation)] * 2  # what is looked at is the first trial
-    sim = make_trials(method, federation, data, SimulationOptions(evaluate=mode, devices=1))
+    data = federation_data(federation)
+    sim = make_simulation(method, federation, data, SimulationOptions(evaluate=mode, devices=1))
     state, _ = sim.run_round(sim.init())
     before = to_host(state)
     indices = np.array([5, 0, 7])

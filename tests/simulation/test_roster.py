@@ -15,17 +15,17 @@ from fedjax_ht.simulation.roster import (
     PADDING,
     Roster,
     blocks,
-    by_trial,
     clients_of,
     deal,
     idle_lane_steps,
     lay_out,
     make_roster,
+    padded,
     schedule,
 )
 
-MEMBERS = np.array([1, 4, 6])
-STEPS = np.array([[5, 9, 1], [2, 0, 7]])  # two trials
+MEMBERS = np.array([1, 4, 6, 7, 9, 12])
+STEPS = np.array([5, 9, 1, 2, 0, 7])
 
 
 def roster(devices=2, lanes=1, capacity=3) -> Roster:
@@ -34,7 +34,7 @@ def roster(devices=2, lanes=1, capacity=3) -> Roster:
     slot = np.array([0, 0, 1, 1, 2, 2]) if devices == 2 else np.arange(6)
     return Roster(
         MEMBERS,
-        STEPS.reshape(-1),
+        STEPS,
         device,
         slot,
         np.arange(6),
@@ -42,17 +42,18 @@ def roster(devices=2, lanes=1, capacity=3) -> Roster:
         6 // devices,
         capacity,
         lanes,
+        most=4,
     )
 
 
 def test_one_device_holds_everybody_in_order():
-    (device,) = deal([STEPS.reshape(-1)], 1)
-    made = make_roster(MEMBERS, STEPS, device, participants=2, lanes=2, mesh=client_mesh(1))
+    (device,) = deal([STEPS], 1)
+    made = make_roster(MEMBERS, STEPS, device, participants=3, lanes=2, mesh=client_mesh(1))
     np.testing.assert_array_equal(made.device, 0)
     np.testing.assert_array_equal(made.slot, np.arange(6))
     np.testing.assert_array_equal(made.local, np.arange(6))
-    # two of three, in either trial
     assert (made.devices, made.shard, made.capacity, made.lanes) == (1, 6, 4, 2)
+    assert made.most == 3
 
 
 class ManyDevices:
@@ -67,12 +68,12 @@ class ManyDevices:
 
 @pytest.mark.parametrize("devices", [2, 4, 7])
 def test_every_device_gets_about_the_same_steps(devices):
-    steps = np.random.default_rng(0).integers(1, 500, (1, 60))
-    (device,) = deal([steps[0]], devices)
+    steps = np.random.default_rng(0).integers(1, 500, 60)
+    (device,) = deal([steps], devices)
     made = make_roster(
         np.arange(60), steps, device, participants=60, lanes=1, mesh=ManyDevices(devices, local=[1])
     )
-    loads = np.array([steps[0, made.device == d].sum() for d in range(devices)])
+    loads = np.array([steps[made.device == d].sum() for d in range(devices)])
     assert loads.max() < 1.05 * loads.mean()
     places = set(zip(made.device.tolist(), made.slot.tolist()))
     assert len(places) == 60 and max(made.slot) + 1 == made.shard == made.capacity
@@ -110,11 +111,8 @@ def test_architectures_are_dealt_together():
 
 
 def test_rows_and_clients_belong_together():
-    np.testing.assert_array_equal(roster().rows(1, np.array([0, 1, 6, 9])), [3, 5])
-    trial, client = roster().client(np.array([0, 2, 4]))
-    np.testing.assert_array_equal(trial, [0, 0, 1])
-    np.testing.assert_array_equal(client, [1, 6, 4])
-    np.testing.assert_array_equal(roster().row(trial, client), [0, 2, 4])
+    np.testing.assert_array_equal(roster().rows(np.array([0, 1, 9, 6])), [0, 2, 4])
+    np.testing.assert_array_equal(MEMBERS[roster().rows(MEMBERS)], MEMBERS)
 
 
 def test_layout_is_longest_first_where_several_run_side_by_side():
@@ -129,28 +127,25 @@ def test_layout_is_longest_first_where_several_run_side_by_side():
 
 
 def test_schedule_tells_each_row_its_own():
-    info = ClientInfo(*(np.arange(14).reshape(2, 7) + k for k in (0, 100, 200)))
+    info = ClientInfo(*(np.arange(13) + k for k in (0, 100, 200)))
     flat = np.array([1, PADDING, 5, 0])
     plan = schedule(roster(), flat, np.array([7, 8, 9, 5]), info, lost=np.array([5]))
     np.testing.assert_array_equal(plan.slots[:, 0], [7, np.iinfo(np.int32).max, 9, 5])
     np.testing.assert_array_equal(plan.count, [1, 2])
     np.testing.assert_array_equal(plan.arguments.valid, [True, False, True, True])
     np.testing.assert_array_equal(plan.arguments.dropped, [False, False, True, False])
-    real = [0, 2, 3]  # client 4 of trial 0, client 6 of trial 1, client 1 of trial 0
+    real = [0, 2, 3]  # clients 4, 12 and 1
     np.testing.assert_array_equal(plan.arguments.member[real], [1, 5, 0])
-    np.testing.assert_array_equal(plan.arguments.trial[real], [0, 1, 0])
-    np.testing.assert_array_equal(plan.arguments.info.id[real], [4, 13, 1])
-    np.testing.assert_array_equal(plan.arguments.info.num_samples[real], [104, 113, 101])
+    np.testing.assert_array_equal(plan.arguments.info.id[real], [4, 12, 1])
+    np.testing.assert_array_equal(plan.arguments.info.num_samples[real], [104, 112, 101])
 
 
-def test_results_go_back_to_their_trials():
+def test_results_go_back_to_their_clients():
     flat = np.array([1, PADDING, 5, 0])
-    ids, where = clients_of(roster(), flat, 0)
-    np.testing.assert_array_equal(ids, [1, 4])
-    np.testing.assert_array_equal(np.array([10, 99, 50, 0])[where], [0, 10])
-    all_ids, all_where = by_trial(roster(), flat, 2, 3)
-    np.testing.assert_array_equal(all_ids, [[1, 4, PADDING], [6, PADDING, PADDING]])
-    np.testing.assert_array_equal(all_where, [[3, 0, PADDING], [2, PADDING, PADDING]])
+    ids, where = clients_of(roster(), flat)
+    np.testing.assert_array_equal(ids, [1, 4, 12])
+    np.testing.assert_array_equal(np.array([10, 99, 50, 0])[where], [0, 10, 50])
+    np.testing.assert_array_equal(padded(where, 4), [3, 0, 2, PADDING])
 
 
 def test_idle_lane_steps():

@@ -36,7 +36,7 @@ def test_clients_get_their_info_and_the_server_hears_each_once():
     state, report = play(sim, state, [0, 4, 5], dropped=[5])
     first = state.server.facts
     state, report = play(sim, state, [0, 1, 2, 5, 6])
-    np.testing.assert_array_equal(state.last_round, [[1, 1, 1, -1, 0, 1, 1, -1]])
+    np.testing.assert_array_equal(state.last_round, [1, 1, 1, -1, 0, 1, 1, -1])
     assert state.round == 2 and report.server_metrics == {"heard": 5.0}
     assert report.metrics["id"] == pytest.approx(np.mean([0, 1, 2, 5, 6]))
     np.testing.assert_array_equal(report.participants, [0, 1, 2, 5, 6])
@@ -163,7 +163,7 @@ def test_participants_pay_for_the_downlink():
         4 * entries,
     )
     assert tuple(report.uplink) == (2 * 2, 2 * 8, 2 * 5, 2 * 20)
-    np.testing.assert_array_equal(np.flatnonzero(state.last_round[0] == 0), paid)
+    np.testing.assert_array_equal(np.flatnonzero(state.last_round == 0), paid)
     assert changed(FEDERATION, start, state) == {1, 4, 6}
 
 
@@ -191,7 +191,7 @@ def test_host_store_with_fewer_rows_than_clients():
         b, report_b = host.run_round(b)
         assert report.metrics == report_b.metrics and report.uplink == report_b.uplink
     assert identical(to_host(a), to_host(b))
-    assert len(set(a.last_round[0])) > 3
+    assert len(set(a.last_round)) > 3
     np.testing.assert_array_equal(
         device.evaluate(a).accuracy["test"]["cap"], host.evaluate(b).accuracy["test"]["cap"]
     )
@@ -216,7 +216,7 @@ def test_host_store_moves_only_members():
     mesh = client_mesh(1)
     roster = make_roster(
         np.arange(5) * 10,
-        np.ones((1, 5), int),
+        np.ones(5, int),
         np.zeros(5, int),
         participants=2,
         lanes=1,

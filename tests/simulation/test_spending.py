@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.wire import gaussian_noise
-from fedjax_ht.data.client_data import join_trials
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.program import bind
 from fedjax_ht.simulation.simulation import make_simulation
-from fedjax_ht.simulation.spending import BLOCK, epsilons, participations
+from fedjax_ht.simulation.spending import BLOCK, epsilon_spent, participations
 from fedjax_ht.trust.defences import median
 from fedjax_ht.trust.epsilon import fixed_epsilon, gaussian_epsilon, poisson_epsilon
 from fedjax_ht.trust.privacy import Privacy
@@ -34,14 +33,11 @@ SAMPLES = TRAIN_COUNTS.sum(1)
 
 def program(name: str, privacy: Privacy | None, **options):
     federation = federation_for(name)
-    data = join_trials([federation_data(federation)])
     return bind(
         METHODS[name](TRAINING),
         federation,
-        data,
+        federation_data(federation),
         options=SimulationOptions(privacy=privacy, **options),
-        seeds=[0],
-        settings=(),
     )
 
 
@@ -69,7 +65,7 @@ def test_sums_and_uploads_cost_what_the_busiest_client_pays():
     ):
         bound = program(name, Privacy(unit, 1.0, 2.0, 1e-4), participation=share)
         for rounds in (1, 7):
-            assert epsilons(bound, rounds) == [gaussian_epsilon(2.0, most(rounds, share), 1e-4)]
+            assert epsilon_spent(bound, rounds) == gaussian_epsilon(2.0, most(rounds, share), 1e-4)
     assert most(7, 0.4) < 7
 
 
@@ -81,8 +77,8 @@ def test_participants_whom_nobody_knows_are_hidden_by_the_draw(exposure, share):
     options = SimulationOptions(privacy=Privacy("client", 1.0, 8.0), participation=share)
     federation, method = SimpleNamespace(num_clients=400), SimpleNamespace(training=TRAINING)
     engine = SimpleNamespace(exposure=exposure)
-    bound = SimpleNamespace(options=[options], federation=federation, method=method, engine=engine)
-    (epsilon,) = epsilons(bound, 200)
+    bound = SimpleNamespace(options=options, federation=federation, method=method, engine=engine)
+    epsilon = epsilon_spent(bound, 200)
     known = gaussian_epsilon(8.0, participations(0, share, 400, 200).max(), 1e-5)
     drawn = fixed_epsilon(8.0, int(400 * share), 400, 200, 1e-5)
     assert (drawn < known) == (share == 0.01)
@@ -90,20 +86,20 @@ def test_participants_whom_nobody_knows_are_hidden_by_the_draw(exposure, share):
 
 
 def test_samples_cost_most_where_there_are_few():
-    spent = epsilons(program("fedavg", Privacy("sample", 1.0, 2.0), participation=0.5), 10)
+    spent = epsilon_spent(program("fedavg", Privacy("sample", 1.0, 2.0), participation=0.5), 10)
     took_part, size = participations(0, 0.5, NUM_CLIENTS, 10), TRAINING.batch_size
     steps = took_part * np.maximum(SAMPLES // size, SAMPLES > 0)
     each = [
         poisson_epsilon(2.0, min(size, n), n, t, 1e-5) if n else 0 for n, t in zip(SAMPLES, steps)
     ]
-    assert spent == [pytest.approx(max(each))] and each[3] == 0 < np.median(each) < max(each)
+    assert spent == pytest.approx(max(each)) and each[3] == 0 < np.median(each) < max(each)
 
 
 def test_nothing_is_told_where_nothing_is_sent_and_everything_without_noise():
-    assert epsilons(program("local", Privacy("client")), 5) == [0.0]
-    assert epsilons(program("local", Privacy("sample")), 5) == [0.0]
-    assert epsilons(program("fedavg", None), 5) == [None]
-    assert epsilons(program("fedavg", Privacy("client", 1.0, 0.0)), 5) == [math.inf]
+    assert epsilon_spent(program("local", Privacy("client")), 5) == 0.0
+    assert epsilon_spent(program("local", Privacy("sample")), 5) == 0.0
+    assert epsilon_spent(program("fedavg", None), 5) is None
+    assert epsilon_spent(program("fedavg", Privacy("client", 1.0, 0.0)), 5) == math.inf
 
 
 @pytest.mark.parametrize(

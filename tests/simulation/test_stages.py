@@ -28,8 +28,8 @@ def test_stages_and_rounds_that_are_not_scored_change_no_number(name):
     (state, history), (other, rows) = run(plain, 3), run(changed, 3, score_every=2)
     jax.tree.map(
         np.testing.assert_array_equal,
-        (state.servers, state.clients),
-        (other.servers, other.clients),
+        (state.server, state.clients),
+        (other.server, other.clients),
     )
     named = [name for row in rows for name in row if name.startswith("seconds_")]
     assert {"seconds_train", "seconds_score", "seconds_serve", "seconds_host"} < set(named)

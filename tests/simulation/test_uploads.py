@@ -1,7 +1,6 @@
 """Answers of a round, delivered to the server. Late uploads are those of test_waiting.py."""
 
 import numpy as np
-import pytest
 
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.mesh import client_mesh
@@ -11,8 +10,8 @@ from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.roster import PADDING
 from fedjax_ht.simulation.uploads import Answers, Devices, deliver
 
-# clients 4 and 6 in the first trial, client 1 in the second; the last row is padding
-IDS, ROWS = [[4, 6], [1, PADDING]], [[2, 0], [1, PADDING]]
+# clients 1, 4 and 6; the last row is padding
+IDS, ROWS = [1, 4, 6], [1, 2, 0, PADDING]
 OF_ROWS = np.array([6, 1, 4, 0])
 SENT = np.array([True, False, True, False])
 BYTES = np.array([30, 10, 20, 99])
@@ -22,50 +21,36 @@ def answers(in_order: bool = False) -> Answers:
     cost = WireCost(BYTES // 4, BYTES, BYTES * 0, BYTES * 0)
     return Answers(
         ids=np.array(IDS),
-        rows=np.array(ROWS, np.int32),
+        padded_rows=np.array(ROWS, np.int32),
         in_order=in_order,
         info=ClientInfo(OF_ROWS, OF_ROWS, OF_ROWS),
         results=ClientResult(OF_ROWS * 10.0, SENT, SENT, {}, cost, cost),
         scores={},
-        score_rows=np.array(ROWS, np.int32),
+        score_rows=np.array(ROWS[:3]),
         idle=np.zeros(2),
     )
 
 
 def devices(profile: Profile | None = None) -> Devices:
-    return Devices(profile, lambda: np.zeros((2, 7)), client_mesh(1), {}, 7)
+    return Devices(profile, lambda: np.zeros(7), client_mesh(1), {}, 7)
 
 
-def test_participants_are_told_by_trial():
-    part = answers()
-    trials, ids, rows = part.participants()
-    np.testing.assert_array_equal(trials, [0, 0, 1])
-    np.testing.assert_array_equal(ids, [4, 6, 1])
-    np.testing.assert_array_equal(OF_ROWS[rows], ids)
-    for trial, expected in enumerate(([4, 6], [1])):
-        ids, rows, score_rows = part.of_trial(trial)
-        np.testing.assert_array_equal(ids, expected)
-        np.testing.assert_array_equal(OF_ROWS[rows], expected)
-        np.testing.assert_array_equal(score_rows, rows)
+def test_the_rows_of_participants_are_without_padding():
+    np.testing.assert_array_equal(OF_ROWS[answers().rows], IDS)
 
 
-@pytest.mark.parametrize("in_order", [False, True])
-def test_without_a_clock_uplinks_reach_the_server_as_they_are(in_order):
-    (received, rows), left, waiting = deliver(devices(), None, {"a": answers(in_order)})
+def test_without_a_clock_uplinks_in_order_reach_the_server_as_they_are():
+    (received, rows), left, waiting = deliver(devices(), None, {"a": answers(in_order=True)})
     np.testing.assert_array_equal(received["a"].uplink, OF_ROWS * 10.0)
     np.testing.assert_array_equal(received["a"].info.id, OF_ROWS)
     np.testing.assert_array_equal(received["a"].arrived, SENT)
-    assert set(rows) == (set() if in_order else {"a"}) and waiting is None
+    assert rows == {} and waiting is None
     assert left["a"].results.uplink == () and left["a"].seconds is left["a"].late is None
 
 
-def test_on_cpu_the_uplinks_of_one_trial_come_by_client_id():
+def test_on_cpu_the_others_come_by_client_id():
     """A place without a participant has not arrived."""
-    part = answers()._replace(
-        ids=np.array([[1, 4, 6, PADDING]]),
-        rows=np.array([[1, 2, 0, PADDING]], np.int32),
-        results=answers().results._replace(arrived=np.ones(4, bool)),
-    )
+    part = answers()._replace(results=answers().results._replace(arrived=np.ones(4, bool)))
     (received, rows), _, _ = deliver(devices(), None, {"a": part})
     assert rows == {}
     np.testing.assert_array_equal(received["a"].info.id[:3], [1, 4, 6])
@@ -79,6 +64,6 @@ def test_an_upload_after_the_deadline_does_not_arrive():
     (received, _), left, _ = deliver(devices(profile), None, {"a": answers()})
     np.testing.assert_array_equal(left["a"].seconds, [3.0, 1.0, 2.0, 0.0])
     np.testing.assert_array_equal(left["a"].late, [True, False, False, False])
-    for arrived in (received["a"].arrived, left["a"].results.arrived):
-        np.testing.assert_array_equal(arrived, [False, False, True, False])
+    np.testing.assert_array_equal(left["a"].results.arrived, [False, False, True, False])
+    np.testing.assert_array_equal(received["a"].arrived, [False, True, False, False])  # by id
     np.testing.assert_array_equal(left["a"].results.finite, SENT)

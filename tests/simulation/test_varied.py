@@ -11,7 +11,7 @@ import pytest
 from fedjax_ht.core.method import varied
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import make_simulation, make_trials
+from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import TRAINING, federation_data, federation_for
 
 ROUNDS = 2
@@ -60,42 +60,44 @@ def federation():
 
 def test_points_are_the_runs_they_would_be_alone(federation):
     data, method = federation_data(federation), varied(make, point(0))
-    together, reports, scores = played(
-        make_trials(method, federation, [data, data], OPTIONS, seeds=[3, 3], settings=POINTS)
-    )
-    assert not alike(*(jax.tree.map(lambda x, i=i: x[i], together.servers) for i in range(2)))
+    points = []
     for i in range(2):
+        simulation = make_simulation(method, federation, data, OPTIONS, settings=point(i))
+        points.append(played(simulation))
         state, report, score = played(make_simulation(make(point(i)), federation, data, OPTIONS))
-        assert alike(jax.tree.map(lambda x, i=i: x[i], together.servers), state.server)
-        assert alike((reports[i].metrics, reports[i].accuracy), (report.metrics, report.accuracy))
-        assert alike(scores[i].accuracy, score.accuracy)
+        varied_state, varied_report, varied_score = points[i]
+        assert alike(varied_state.server, state.server)
+        assert alike(
+            (varied_report.metrics, varied_report.accuracy), (report.metrics, report.accuracy)
+        )
+        assert alike(varied_score.accuracy, score.accuracy)
+    assert not alike(*(state.server for state, _, _ in points))
 
 
 def test_other_settings_compile_nothing(federation, compiled):
     data, method = federation_data(federation), varied(make, point(0))
 
-    def final_state(place: slice, seed: int):
-        settings = {name: values[place] for name, values in POINTS.items()}
-        trials = make_trials(method, federation, [data], OPTIONS, [seed], settings)
-        return played(trials)[0]
+    def final_state(number: int, seed: int):
+        options = dataclasses.replace(OPTIONS, seed=seed)
+        simulation = make_simulation(method, federation, data, options, settings=point(number))
+        return played(simulation)[0]
 
-    states = [final_state(slice(1), 3)]
-    assert compiled
+    states = [final_state(0, 3)]
     compiled.clear()
-    states.append(final_state(slice(1, None), 4))
+    states.append(final_state(1, 4))
     assert not compiled
-    assert not alike(*(s.servers for s in states))
+    assert not alike(*(s.server for s in states))
 
 
-def test_settings_and_trials_must_fit(federation):
+def test_settings_must_fit(federation):
     data, method = federation_data(federation), varied(make, point(0))
-    for chosen, settings in (
-        (method, ()),
-        (make(point(0)), POINTS),
-        (method, {k: v[:1] for k, v in POINTS.items()}),
+    for chosen, settings, message in (
+        (method, (), "fedtgp has settings that vary, and none are given; pass settings"),
+        (make(point(0)), point(0), "settings are given, but fedtgp has none that vary"),
+        (method, POINTS, r"settings\['rate'\] has \[2\] values; a run has one of each"),
     ):
-        with pytest.raises(ValueError):
-            make_trials(chosen, federation, [data, data], OPTIONS, settings=settings)
+        with pytest.raises(ValueError, match=message):
+            make_simulation(chosen, federation, data, OPTIONS, settings=settings)
 
 
 def test_a_factory_may_be_called_where_a_program_is_traced():

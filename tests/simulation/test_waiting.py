@@ -10,14 +10,12 @@ import pytest
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.programs import influences, union
-from fedjax_ht.data.client_data import join_trials
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.profile import Profile, by_chance
 from fedjax_ht.simulation.program import bind
 from fedjax_ht.simulation.simulation import make_simulation
-from fedjax_ht.simulation.uploads import regrouped_waiting
 from tests.federations import (
     NUM_CLIENTS,
     TRAINING,
@@ -36,7 +34,6 @@ from tests.simulation.test_clock import (
     OPTIONS,
     UP,
     UPLINK,
-    program,
     rows_of,
     simulation,
     untimed,
@@ -101,7 +98,7 @@ def test_an_upload_arrives_as_it_was_sent():
         np.testing.assert_array_equal(
             getattr(state.server, name)[4], getattr(prompt.server, name)[4]
         )
-    assert state.server.heard[4] == 1 and state.waiting.unfinished[0].tolist() == [
+    assert state.server.heard[4] == 1 and state.waiting.unfinished.tolist() == [
         i == 4 for i in range(NUM_CLIENTS)
     ]
 
@@ -139,27 +136,6 @@ def test_a_resumed_run_has_the_same_uploads_on_their_way(tmp_path):
     assert untimed(history) == untimed(rows) and identical(to_host(state), to_host(whole))
 
 
-def test_trials_have_uploads_of_their_own():
-    """Both of them as alone; and taken apart and put together again they go on as before."""
-    profile = waiting(8.0)
-    sim = with_profile(program(seeds=(1, 2)), profile)
-    middle, _ = run(sim, 2)
-    start, rows = run(sim, 2)
-    state, _ = run(sim, 3, state=start, history=rows)
-    alone = program()._replace(
-        options=(dataclasses.replace(OPTIONS, seed=2),), seeds=np.uint32([2])
-    )
-    expected, _ = run(with_profile(alone, profile), 3)
-    second, alone = state.waiting._replace(sent={}), expected.waiting._replace(sent={})
-    assert identical(jax.tree.map(lambda x: x[1], second), jax.tree.map(lambda x: x[0], alone))
-    assert identical(
-        jax.tree.map(lambda x: x[1], state.servers), jax.tree.map(lambda x: x[0], expected.servers)
-    )
-    swapped = regrouped_waiting([(middle.waiting, [1]), (middle.waiting, [0])])
-    assert not identical(swapped, middle.waiting)
-    assert identical(regrouped_waiting([(swapped, range(1, -1, -1))]), middle.waiting)
-
-
 def test_a_fault_of_an_upload_shows_when_it_arrives():
     def server_update(federation, server, received, ctx):
         new, metrics = probe().server_update(federation, server, received, ctx)
@@ -169,10 +145,8 @@ def test_a_fault_of_an_upload_shows_when_it_arrives():
     bound = bind(
         method,
         FEDERATION,
-        join_trials([federation_data(FEDERATION)]),
+        federation_data(FEDERATION),
         options=OPTIONS,
-        seeds=[1],
-        settings=(),
     )
     sim = with_profile(bound, waiting(20.0, up=SLOW, down=None))
     state = sim.init()

@@ -45,14 +45,6 @@ def simulation():
             "options is {'seed': 1}; it must be a SimulationOptions(...) or None",
         ),
         (
-            lambda: fl.make_trials(METHOD, FEDERATION, DATA),
-            "data is a FederationData; it must be a l",
-        ),
-        (
-            lambda: fl.make_trials(METHOD, FEDERATION, [DATA, PARTITION]),
-            "data[1] is a tuple; it must be data of fl.make_federation_data",
-        ),
-        (
             lambda: fl.run(METHOD, 3),
             "simulation is a Method; it must be a simulation of fl.make_sim",
         ),
@@ -168,11 +160,10 @@ def test_a_run_checks_its_arguments(simulation, arguments, message):
 
 
 def test_a_state_is_that_of_the_simulation(simulation):
-    """The server's arrays, the clients', the architectures and the trials are compared."""
+    """The server's arrays, the clients', and the architectures are compared."""
     start = simulation.init()
     simulations = {
         "fedproto": fl.make_simulation(fl.fedproto(TRAINING), FEDERATION, DATA, OPTIONS),
-        "two trials": fl.make_trials(METHOD, FEDERATION, [DATA] * 2, OPTIONS),
     }
     states = {name: other.init() for name, other in simulations.items()}
     narrow = {name: {"params": 0} for name in start.clients}

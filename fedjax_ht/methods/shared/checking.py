@@ -167,6 +167,8 @@ def _served(game: Game, server: PyTree, uplinks: list[PyTree], round: jax.Array)
 def _require_invariant(game: Game) -> None:
     """Plays rounds in which every upload arrives, and refuses a method whose own invariant does not
     hold after one."""
+    invariant = game.method.view.invariant
+    assert invariant is not None  # as `check_method` asks
     server, clients = begin(game)
     for number in range(ROUNDS):
         round = jnp.int32(number)
@@ -177,7 +179,7 @@ def _require_invariant(game: Game) -> None:
         for client, player in zip(clients, game.players, strict=True):
             states[player.bucket.name].append(client)
         stacked = {name: join_trees(jnp.stack, members) for name, members in states.items()}
-        left = game.method.view.invariant(game.federation, server, stacked)
+        left = invariant(game.federation, server, stacked)
         _require_equal(
             f"View.invariant of {game.method.name!r}, after round {round}, in which every upload "
             "arrived, is not zero; the states of server and clients do not fit together",

@@ -17,7 +17,7 @@ from fedjax_ht.methods.shared.image_generator import (
     settle,
 )
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import make_simulation, make_trials
+from fedjax_ht.simulation.simulation import make_simulation
 from tests import tiny
 from tests.federations import (
     NUM_CLASSES,
@@ -120,26 +120,6 @@ def test_controls_teach_without_training_a_generator(images):
         _, later, _ = first_rounds(images, federation, rounds=0)
         assert identical(state.server.generator, later.server.generator)
         assert make_generator(federation, Distillation(noise_dim=4)).merge == "mul"
-
-
-@pytest.mark.slow
-def test_real_images_are_those_of_the_trial():
-    """Two trials with splits of their own are the runs they would be alone."""
-    federation = sliced_federation()
-    method = method_factory("fedrolex+dfrd")(TRAINING, **TINY, images="real", counts="none")
-    first = federation_data(federation)
-    # as if the others had no training samples
-    fewer = first.pooled["train"]._replace(count=np.int32(11))
-    splits = [first, first._replace(pooled=first.pooled | {"train": fewer})]
-    together = make_trials(method, federation, splits, OPTIONS)
-    state, _ = together.run_round(together.init())
-    for t, data in enumerate(splits):
-        alone = make_simulation(
-            method, federation, data, SimulationOptions(lanes=1, devices=1, seed=3 + t)
-        )
-        single, _ = alone.run_round(alone.init())
-        for a, b in zip(jax.tree.leaves(state.servers.model), jax.tree.leaves(single.server.model)):
-            np.testing.assert_allclose(a[t], b, rtol=1e-6, atol=1e-7)
 
 
 def test_the_pool_of_a_federation_is_what_its_clients_train_on():
