@@ -94,11 +94,16 @@ def make_clients(
         buckets = federation_of(len(modules)).buckets
         needed = {bucket.name: training_memory(bucket, training) for bucket in buckets}
         federation = federation_of(assignment=fitting(needed, memory))
+    return _weighted(model, federation, begun)
+
+
+def _weighted(model: ModelConfig, federation: Federation, begun: bool) -> Federation:
+    """Starts models from the files of `config.model.weights`, as far as they are needed."""
     if model.weights is None and model.lora and not begun:
         warnings.warn(
             "model.lora adapts a frozen extractor of random weights; name those of a trained "
             "one in model.weights",
-            stacklevel=2,
+            stacklevel=3,
         )
     # A run's checkpoints have all that models have become, but for a frozen extractor.
     unneeded = begun and missing(model.weights) and not model.lora

@@ -97,10 +97,10 @@ class Adapted(nn.Module):
                 self.put_variable(collection, name, value)
 
     def _run(self, module: nn.Module, x: jax.Array, *args: Any) -> jax.Array:
-        own: Tree = self.variables
-        variables = {"params": _merged(own[FROZEN], own["params"])}
-        if "batch_stats" in own:
-            variables["batch_stats"] = own["batch_stats"]
+        kept: Tree = self.variables
+        variables = {"params": _merged(kept[FROZEN], kept["params"])}
+        if "batch_stats" in kept:
+            variables["batch_stats"] = kept["batch_stats"]
         rngs = {STREAM: self.make_rng(STREAM)} if self.has_rng(STREAM) else None
         # What norms keep of a pass, and what they show of it.
         mutable = list(filter(self.is_mutable_collection, ("batch_stats", "intermediates")))

@@ -43,7 +43,7 @@ def test_the_code_of_a_page_runs(page, capsys):
 
 
 def test_the_page_on_adapters_runs(capsys):
-    """In a round each; what its clients send is what the page says."""
+    """Runs in a round each; clients send as many bytes as the page says."""
     (code,) = blocks("adapters.md")
     execute(code.replace("rounds=2", "rounds=1"))
     assert f"    {capsys.readouterr().out}" in (ROOT / "docs" / "adapters.md").read_text()

@@ -19,6 +19,8 @@ LONG_FUNCTIONS = {
     "methods/fiarse.py: fiarse",
     "methods/fjord.py: fjord",
     "methods/depthfl.py: depthfl",
+    "methods/hetlora.py: hetlora",
+    "methods/flora.py: flora",
     "methods/fedtgp.py: fedtgp",
     "methods/shared/fine_tuning.py: fine_tuning",
     "methods/shared/partial_training.py: partial_training",

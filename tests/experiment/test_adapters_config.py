@@ -43,18 +43,18 @@ def test_clients_take_architectures_and_ranks_in_turn():
 def test_memory_deals_ranks():
     """A client gets the largest rank that trains in its memory."""
     config = config_of(group="mlp2", lora_alpha=0)
-    one = make_clients(config, TASK)
-    assert all(bucket.module.base.scale == 2 for bucket in one.buckets)
+    federation = make_clients(config, TASK)
+    assert all(bucket.module.base.scale == 2 for bucket in federation.buckets)
     needed = {
         bucket.name: training_memory(bucket, local_training(config.training))
-        for bucket in one.buckets
+        for bucket in federation.buckets
     }
     dealt = make_clients(config, TASK, np.full(6, float(needed["mlp_narrow_r4"])))
     assert {bucket.name for bucket in dealt.buckets} == {"mlp_narrow_r4"}
 
 
 def test_the_extractors_file_is_needed_again(tmp_path):
-    """By a run that goes on, since no checkpoint has a frozen extractor."""
+    """A run that goes on reads the file, since no checkpoint has a frozen extractor."""
     with pytest.warns(UserWarning):
         plain = make_clients(config_of(group="mlp2", lora="rank=2"), TASK).buckets
     files, extractors = {}, {}

@@ -99,7 +99,7 @@ def test_flexlora_cuts_the_mean_product(alpha):
 
 
 def test_flexlora_keeps_rows_without_a_component():
-    """Where only the client of rank 1 arrives, other rows of A stay, and their B is zero, so that
+    """If the client of rank 1 alone arrives, other rows of A stay, and their B is zero, so that
     they go on to train."""
     federation, clients = linear_federation(), random_clients(16.0)
     method, received = fl.flexlora(TRAINING), uploads(federation, clients)
@@ -121,8 +121,8 @@ def test_hetlora_pads_and_weighs(alpha, weighting):
     for i, client in enumerate(clients):
         expected = reference.hetlora(clients, RANKS[i], client.scale, weighting == "norms")
         down = downlink(method, federation, server, i)
-        for value, wanted in zip(pair_of(down.rows), expected):
-            np.testing.assert_allclose(value, wanted, rtol=0, atol=1e-5)
+        for value, expected_value in zip(pair_of(down.rows), expected):
+            np.testing.assert_allclose(value, expected_value, rtol=0, atol=1e-5)
 
 
 def test_hetlora_remembers_pruned_ranks():
@@ -147,7 +147,7 @@ def test_hetlora_remembers_pruned_ranks():
 
 
 def test_hetlora_regulariser():
-    """It is the product of norms of the last rows, with a gradient, which is zero where B is."""
+    """The regulariser is the product of norms of the last rows; its gradient is zero where B is."""
     client = random_clients(16.0)[0]
     rows = {"fc": {"lora_a": jnp.asarray(client.a), "lora_b": jnp.asarray(client.b.T)}}
     tail = functools.partial(tail_norms, first=jnp.int32(2))
@@ -211,9 +211,11 @@ def test_flora_clients_merge_each_stack_once():
         for bucket in federation.buckets:
             for row, client in enumerate(federation.members(bucket)):
                 if client in ids:
-                    mine = jax.tree.map(lambda x, row=row: x[row], state.clients[bucket.name])
-                    for got, wanted in zip(jax.tree.leaves(mine["total"]), jax.tree.leaves(total)):
-                        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
+                    received = jax.tree.map(lambda x, row=row: x[row], state.clients[bucket.name])
+                    for value, expected_value in zip(
+                        jax.tree.leaves(received["total"]), jax.tree.leaves(total)
+                    ):
+                        np.testing.assert_allclose(value, expected_value, rtol=0, atol=1e-6)
 
 
 def test_flora_trains_on_the_merged_extractor():
@@ -240,10 +242,10 @@ def test_one_side_is_averaged_over_its_holders(name, side):
     for i, client in enumerate(clients):
         down = downlink(method, federation, server, i)
         if name == "ffa_lora":
-            got, wanted = down.model.rows["fc"][side], expected[: RANKS[i]] / client.scale
+            value, expected_value = down.model.rows["fc"][side], expected[: RANKS[i]] / client.scale
         else:
-            got, wanted = down["fc"][side], expected[: RANKS[i]]
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+            value, expected_value = down["fc"][side], expected[: RANKS[i]]
+        np.testing.assert_allclose(value, expected_value, rtol=0, atol=1e-5)
 
 
 def test_ffa_lora_gives_all_clients_one_a():

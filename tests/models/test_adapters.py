@@ -87,12 +87,12 @@ def test_adapters_are_the_product_added_to_the_kernel(module, shape, layers):
     bucket, params = drawn(module, shape)
     assert len(jax.tree.leaves(params["base"])) == 2 * layers
     x = jnp.asarray(np.random.default_rng(1).normal(size=(BATCH, *shape)), jnp.float32)
-    got, _ = fl.features(bucket, params, {}, x, jnp.ones(BATCH, bool), train=True)
+    value, _ = fl.features(bucket, params, {}, x, jnp.ones(BATCH, bool), train=True)
     frozen = bucket.weights["frozen"]["base"]
     merged = merged_kernels(frozen, products(params["base"], module.base.scale))
     plain = module.clone(base=module.base.module)
     expected = plain.apply({"params": {"base": merged}}, x, method="features")
-    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(value, expected, rtol=0, atol=2e-5)
 
 
 def test_ranks_start_from_one_extractor():
@@ -109,7 +109,7 @@ def test_ranks_start_from_one_extractor():
 
 
 def test_weights_are_frozen_under_the_adapters():
-    """By the name of the architecture or of its entry with a rank; one copy, which stays."""
+    """The name of the architecture serves all ranks, and training leaves the weights."""
     plain = fl.make_federation({"mlp": MODULES["wide"]}, SHAPE, NUM_CLASSES, num_clients=1)
     trained = fl.init_variables(plain.buckets[0], jax.random.key(7))
     modules = {f"mlp_r{rank}": lora(MODULES["wide"], rank) for rank in (1, 2)}
@@ -173,7 +173,7 @@ def test_costs_are_of_adapters():
 
 
 def test_norms_of_a_frozen_extractor_keep_their_statistics():
-    """Those of batch norms are the client's, and what static ones show is seen, so that privacy of
+    """Statistics of batch norms are the client's, and static norms show theirs, so that privacy of
     samples refuses either."""
     for kind in ("batch", "static_batch"):
         module = lora(SplitModel(Normed(kind), nn.Dense(NUM_CLASSES), stateful=True), 2)

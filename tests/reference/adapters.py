@@ -50,7 +50,7 @@ def hetlora(
 
 
 def tail(a: np.ndarray, b: np.ndarray, gamma: float) -> float:
-    """What HetLoRA's regulariser is of one layer."""
+    """Computes HetLoRA's regulariser of one layer."""
     first = int(gamma * len(a))
     return float(np.linalg.norm(a[first:]) * np.linalg.norm(b[:, first:]))
 

@@ -40,8 +40,8 @@ class AdapterUplink(NamedTuple):
     """A client's upload.
 
     Attributes:
-      rows: its adapters, or all A or all B of them.
-      head: its head; () where it stays with the client.
+      rows: adapters, or all A or all B of them.
+      head: the head; () where it stays with the client.
       num_samples: Metadata(int32), the client's number of training samples.
     """
 
@@ -277,7 +277,7 @@ def train_where(
     """Trains a part of a client's parameters by cross-entropy.
 
     Args:
-      training, bucket, client, data, ctx: as for `supervised.train_model`.
+      training, bucket, client, data, ctx: arguments as for `supervised.train_model`.
       trained: the part; the optimiser has no state of others.
       put: (the part) -> all parameters {"base", "head"}.
       penalty: (the part) -> scalar added to the loss; None adds nothing.
