@@ -40,7 +40,7 @@ def arguments(method: Method, bucket: Bucket, lanes: int, keeps: bool):
     ids, flags = shape((clients,), jnp.int32), shape((clients,), bool)
     schedule = Schedule(
         slots=shape((2, lanes), jnp.int32),
-        arguments=Participant(ids, ids, ClientInfo(ids, ids, ids), flags, flags),
+        arguments=Participant(ids, ClientInfo(ids, ids, ids), flags, flags),
         count=shape((1,), jnp.int32),
     )
     split = Split(shape((clients, 2000), jnp.int32), ids)

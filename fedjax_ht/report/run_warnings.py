@@ -112,11 +112,12 @@ def kept_server(history: Sequence[Row]) -> Iterator[str]:
 
 def collapsed(history: Sequence[Row]) -> Iterator[str]:
     """Yields a line where accuracy fell back to that of the untrained federation."""
-    divergence = Divergence(None)
-    for row in history:
-        for line in divergence.notes(row):
-            yield f"round {row['round']} (trial {row['trial']}): {line}"
-            return
+    for rows in by_trial(history):
+        divergence = Divergence(None)
+        for row in rows:
+            for line in divergence.notes(row):
+                yield f"round {row['round']} (trial {row['trial']}): {line}"
+                return
 
 
 TROUBLES = (not_finite, outlying, refused, miscounted, late, kept_server, collapsed)

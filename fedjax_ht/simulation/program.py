@@ -10,7 +10,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_ht.core.batches import forward_batch
-from fedjax_ht.core.bucket import frozen_of
 from fedjax_ht.core.evaluation import EvaluationRequest
 from fedjax_ht.core.federation import Federation, with_frozen_variables
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
@@ -23,6 +22,7 @@ from fedjax_ht.data.client_data import FederationData, with_public
 from fedjax_ht.metrics.flops import data_form, work_flops
 from fedjax_ht.simulation.engine import Blueprint, BucketPrograms, Engine, make_engine
 from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.placing import Placed, frozen_weights, place, shown_to_server
 from fedjax_ht.simulation.roster import Roster, make_rosters
 from fedjax_ht.simulation.serving import Server
 from fedjax_ht.simulation.uploads import Devices
@@ -56,8 +56,7 @@ class Program(NamedTuple):
       settings: the method's values that vary, float32 scalars, NumPy; () where none varies.
       frozen: `RunServer.frozen`, on all devices.
       samples: the data without the clients' splits, on all devices.
-      on_server: the data without splits, on the server's device.
-      pretrained: `Pretrained.variables` as the method has them.
+      placed: the arrays that another run of the same data may share.
       clients: bucket name -> its clients.
       after_training: the request that scores a round's participants before anything comes down.
       nothing: the request that scores nothing.
@@ -76,8 +75,7 @@ class Program(NamedTuple):
     settings: PyTree
     frozen: PyTree
     samples: Data
-    on_server: Data
-    pretrained: PyTree
+    placed: Placed
     clients: dict[str, Clients]
     after_training: EvaluationRequest
     nothing: EvaluationRequest
@@ -144,15 +142,12 @@ def bind(
     *,
     options: SimulationOptions,
     settings: PyTree = (),
-    beside: Program | None = None,
+    beside: Placed | None = None,
 ) -> Program:
-    """Binds the parts that a run keeps. Arguments as of `simulation.make_simulation`; `beside` is a
-    program whose samples on the devices are taken where they are the same arrays."""
+    """Binds the parts that a run keeps. Arguments as of `simulation.make_simulation`; `beside` has
+    arrays on the devices, which are taken where they are copies of the same."""
     numbers = _checked_settings(method, settings)
     federation, data = _for_method(method, with_frozen_variables(federation), data)
-    frozen = ()
-    if any(bucket.freezes for bucket in federation.buckets):
-        frozen = {bucket.name: frozen_of(bucket) for bucket in federation.buckets}
     mesh = client_mesh(options.devices)
     blueprint = Blueprint(
         method=method,
@@ -176,18 +171,13 @@ def bind(
     if options.privacy is not None:
         accounting()
     public = {} if federation.public is None else {PUBLIC: data.public}
-    samples, on_server, pretrained = _placed(mesh, method, data, beside)
-    samples = samples._replace(splits=share(mesh, public))
-    root_seed = np.array(options.seed, np.uint32)
-    pooled = collect(mesh, data.pooled)
-    shown = None
-    if method.sees_data or public:
-        shown = on_server._replace(splits=server_copy(samples.splits))
-    if shown is not None and method.sees_data:
-        shown = shown._replace(splits=shown.splits | {"train": pooled["train"]})
+    arrays = place(mesh, method, data, beside)
+    samples = arrays.samples._replace(splits=share(mesh, public))
+    pooled, root_seed = collect(mesh, data.pooled), np.array(options.seed, np.uint32)
+    shown = shown_to_server(method, arrays.on_server, samples, pooled)
     seed, settings = collect(mesh, (root_seed, numbers))
     server = Server(
-        step=engine.serve, seed=seed, settings=settings, pretrained=pretrained, data=shown
+        step=engine.serve, seed=seed, settings=settings, pretrained=arrays.pretrained, data=shown
     )
     rosters = make_rosters(federation, data.counts["train"], method.training, options, mesh)
     clients = {}
@@ -209,10 +199,9 @@ def bind(
         mesh=mesh,
         seed=root_seed,
         settings=numbers,
-        frozen=share(mesh, frozen),
+        frozen=share(mesh, frozen_weights(federation)),
         samples=samples,
-        on_server=on_server,
-        pretrained=method.pretrained.variables,
+        placed=arrays,
         clients=clients,
         after_training=request(False, ("test",)),
         nothing=request(False, ()),
@@ -233,32 +222,6 @@ def _for_method(
     federation = dataclasses.replace(federation, public=data.public_set)
     require_public_set(method, federation)
     return federation, with_public(data)
-
-
-def _samples(data: FederationData) -> Data:
-    """Returns the data of any bucket: all have the same inputs and labels."""
-    return next(iter(data.buckets.values()))
-
-
-def _placed(
-    mesh: Mesh, method: Method, data: FederationData, beside: Program | None
-) -> tuple[Data, Data, PyTree]:
-    """Places the samples without splits on all devices and on the server's, and there the method's
-    pretrained variables; arrays that another program has there are not placed again."""
-    arrays, known = (_samples(data)._replace(splits={}), method.pretrained.variables), {}
-    if beside is not None and beside.mesh == mesh:
-        before = _samples(beside.data)._replace(splits={}), beside.pretrained
-        placed = beside.samples._replace(splits={}), beside.server.pretrained
-        known = dict(zip(map(id, jax.tree.leaves(before)), jax.tree.leaves(placed)))
-
-    def once(place: Callable, tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: known[id(x)] if id(x) in known else place(mesh, x), tree)
-
-    samples, pretrained = once(share, arrays[0]), once(collect, arrays[1])
-    on_server = server_copy(samples)
-    if beside is not None and jax.tree.leaves(samples)[0] is jax.tree.leaves(beside.samples)[0]:
-        on_server = beside.on_server._replace(preprocess=on_server.preprocess)
-    return samples, on_server, pretrained
 
 
 def _scored_splits(data: FederationData, options: SimulationOptions) -> tuple[str, ...]:

@@ -32,7 +32,9 @@ def evaluate(
     pooled = None
     method = program.method
     if method.global_params is not None and method.global_bucket(program.federation) is not None:
-        pooled = program.engine.score_global((state.server, program.pooled), program.on_server)
+        pooled = program.engine.score_global(
+            (state.server, program.pooled), program.placed.on_server
+        )
     scores, pooled = fetch((scores, pooled))
     scored = []
     for (roster, layout), of_block in zip(layouts, scores):

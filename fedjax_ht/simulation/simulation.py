@@ -142,7 +142,7 @@ def bound_simulation(
             data,
             options=options or SimulationOptions(),
             settings=settings,
-            beside=beside.program if beside is not None else None,
+            beside=beside.program.placed if beside is not None else None,
         )
     )
 

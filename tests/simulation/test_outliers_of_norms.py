@@ -1,8 +1,7 @@
 """Clients whose inputs differ a hundredfold in scale are honest, also where models normalise by
 batch.
 
-Their running variances differ by more than the bound of `refuse_outliers`. One method sends any,
-FedAPEN.
+Their running variances differ by more than the bound of `refuse_outliers`. Few methods send any.
 """
 
 import dataclasses
@@ -20,15 +19,17 @@ from fedjax_ht.core.wire import chain
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.methods import METHODS, method_factory
-from fedjax_ht.models import SplitModel
+from fedjax_ht.models import SplitModel, lora, note_stage
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.norm import Norm
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import (
+    ADAPTERS,
     ASSIGNMENT,
     COMPOSED,
     FEATURE_DIM,
+    IN_STAGES,
     NUM_CLASSES,
     NUM_CLIENTS,
     ON_PUBLIC_SET,
@@ -51,7 +52,7 @@ LONG = dataclasses.replace(TRAINING, epochs=20)
 
 
 class Normalised(nn.Module):
-    """[linear, batch norm, ReLU] per entry of `widths`."""
+    """[linear, batch norm, ReLU] per entry of `widths`, each a stage."""
 
     widths: tuple[int, ...]
 
@@ -61,6 +62,7 @@ class Normalised(nn.Module):
         for i, width in enumerate(self.widths):
             x = Norm("batch", name=f"norm{i}")(Linear(width, name=f"fc{i}")(x), train, mask)
             x = nn.relu(x)
+            note_stage(self, x)
         return x
 
 
@@ -68,10 +70,13 @@ def federation_of(name: str):
     """Models with batch norm for a method of this name; slices keep no statistics."""
     if name.split("+")[-1] in SLICES:
         return normed_federation()
-    modules = {
-        "narrow": SplitModel(Normalised((FEATURE_DIM,)), Linear(NUM_CLASSES), stateful=True),
-        "wide": SplitModel(Normalised((6, FEATURE_DIM)), Linear(NUM_CLASSES), stateful=True),
-    }
+    widths = {"narrow": (FEATURE_DIM,), "wide": (6, FEATURE_DIM)}
+    if name in IN_STAGES:
+        widths["narrow"] = (6,)
+    modules = {}
+    for architecture, width in widths.items():
+        module = SplitModel(Normalised(width), Linear(NUM_CLASSES), stateful=True)
+        modules[architecture] = lora(module, 2) if name in ADAPTERS else module
     if name in ONE_ARCHITECTURE:
         del modules["wide"]
         return make_federation(modules, SHAPE, NUM_CLASSES, num_clients=NUM_CLIENTS)
@@ -128,7 +133,7 @@ def test_running_variances_do_differ_beyond_the_bound():
 
 
 @pytest.mark.parametrize("name", [*METHODS, *COMPOSED])
-def test_running_statistics_are_sent_by_fedapen_alone(name):
+def test_running_statistics_are_sent_by_few(name):
     method, federation = method_factory(name)(TRAINING, **settings(name)), federation_of(name)
     for bucket in federation.buckets:
         form = uplink_form(method, federation, bucket, Channel(chain(()), chain(())))
@@ -136,4 +141,4 @@ def test_running_statistics_are_sent_by_fedapen_alone(name):
             jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(form)
         ]
         sent = [path for path in paths if "stats" in path or "'mean'" in path or "'var'" in path]
-        assert bool(sent) == (name == "fedapen")
+        assert bool(sent) == (name in ("fedapen", "fiarse", "depthfl"))
