@@ -301,6 +301,11 @@ def test_round_in_which_nobody_arrives(name, how):
     assert report.arrived == 3 and finite((later.server, later.clients, report.metrics))
 
 
+def learned(server):
+    """A server's state without its notes on which clients are up to date."""
+    return server._replace(heard=()) if hasattr(server, "heard") else server
+
+
 @thoroughly
 def test_smallest_clients(name):
     """Client 2 fills no batch and still trains; client 3, alone, has no sample to train on and
@@ -312,7 +317,7 @@ def test_smallest_clients(name):
     after, report = play(sim, start, [3])
     assert report.arrived == 1 and changed(federation, start, after) <= {3}
     assert finite((after.server, after.clients, report.metrics, report.server_metrics))
-    assert identical(after.server, start.server)
+    assert identical(learned(after.server), learned(start.server))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "heterofl", "fml"])
