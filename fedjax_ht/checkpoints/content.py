@@ -87,8 +87,8 @@ def read(
 ) -> tuple[SimulationState, Placement | None, list[dict]]:
     """A checkpoint's state, placement and history.
 
-    The placement is None where later checkpoints cannot build on it. Earlier versions wrote one
-    checkpoint for all trials of an entry: of these the part of `trial` is read.
+    The placement is None where later checkpoints cannot build on it. A
+    checkpoint of an earlier version has all trials of an entry; the state of `trial` is read.
 
     Raises:
       OtherGenerator: this process draws other random numbers than the run.

@@ -39,9 +39,6 @@ def fedit(training: LocalTraining, weighting: Weighting = "samples") -> Method:
       weighting: weights of the mean, the clients' numbers of training samples or equal.
     """
 
-    def check(federation):
-        require_adapters("fedit", federation)
-
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)
         uplink = ModelUplink(client["params"], sent_samples(ctx, weighting))
@@ -50,7 +47,7 @@ def fedit(training: LocalTraining, weighting: Weighting = "samples") -> Method:
     return Method(
         name="fedit",
         training=training,
-        check=check,
+        check=require_adapters("fedit"),
         init_server=init_parts,
         broadcast=send_model,
         receive=receive_model,

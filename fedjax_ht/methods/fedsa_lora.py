@@ -14,8 +14,6 @@ Settled here:
 * Batch statistics stay with each client.
 """
 
-import jax.numpy as jnp
-
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
@@ -33,9 +31,6 @@ def fedsa_lora(training: LocalTraining) -> Method:
     Args:
       training: local training.
     """
-
-    def check(federation):
-        adapters.require_adapters("fedsa_lora", federation)
 
     def init_server(federation, key):
         models = adapters.init_models(federation, key)
@@ -57,14 +52,9 @@ def fedsa_lora(training: LocalTraining) -> Method:
         uplink = AdapterUplink(rows, (), sent_samples(ctx, "samples"))
         return client, uplink, {"loss": result.loss}
 
-    def prepare(family, bucket, uplink):
-        rank = adapters.largest_rank(family)
-        held = jnp.arange(rank) < adapters.adapted(bucket).rank
-        return uplink._replace(rows=adapters.padded(uplink.rows, rank)), held
-
     def server_update(federation, server, received, ctx):
         new = []
-        for old, uploads in zip(server, adapters.joined(federation, received, prepare)):
+        for old, uploads in zip(server, adapters.joined(federation, received, adapters.with_held)):
             uplink, held = uploads.uplink
             weights = adapters.sample_weights(uploads._replace(uplink=uplink))
             new.append(adapters.mean_by_rows(uplink.rows, weights, held, old))
@@ -73,7 +63,7 @@ def fedsa_lora(training: LocalTraining) -> Method:
     return Method(
         name="fedsa_lora",
         training=training,
-        check=check,
+        check=adapters.require_adapters("fedsa_lora"),
         init_server=init_server,
         broadcast=broadcast,
         receive=receive,

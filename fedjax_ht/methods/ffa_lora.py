@@ -31,6 +31,7 @@ from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink, Model, Rows
 from fedjax_ht.methods.shared.averaging import sent_samples
+from fedjax_ht.methods.shared.parts import train_where
 from fedjax_ht.models.adapters import A, B
 
 
@@ -83,9 +84,6 @@ def ffa_lora(training: LocalTraining) -> Method:
       training: local training.
     """
 
-    def check(federation):
-        adapters.require_adapters("ffa_lora", federation)
-
     def init_server(federation, key):
         of_seed, of_models = jax.random.split(key)
         models = []
@@ -112,17 +110,16 @@ def ffa_lora(training: LocalTraining) -> Method:
             return {"base": adapters.united(fixed, trained["b"]), "head": trained["head"]}
 
         trained = {"b": adapters.part_of(params["base"], B), "head": params["head"]}
-        client, result = adapters.train_where(
-            training, bucket, client, data, ctx, trained=trained, put=put
+        client, result = train_where(
+            training, bucket, client, data, key=ctx.key, trained=trained, put=put
         )
         rows = adapters.to_rows(result.params["b"])
         uplink = AdapterUplink(rows, result.params["head"], sent_samples(ctx, "samples"))
         return client, uplink, {"loss": result.loss}
 
     def prepare(family, bucket, uplink):
-        extractor, rank = adapters.adapted(bucket), adapters.largest_rank(family)
-        rows = adapters.padded(adapters.scaled(uplink.rows, extractor.scale), rank)
-        return uplink._replace(rows=rows), jnp.arange(rank) < extractor.rank
+        rows = adapters.scaled(uplink.rows, adapters.adapted(bucket).scale)
+        return adapters.with_held(family, bucket, uplink._replace(rows=rows))
 
     def server_update(federation, server, received, ctx):
         models = []
@@ -137,7 +134,7 @@ def ffa_lora(training: LocalTraining) -> Method:
     return Method(
         name="ffa_lora",
         training=training,
-        check=check,
+        check=adapters.require_adapters("ffa_lora"),
         init_server=init_server,
         broadcast=broadcast,
         receive=receive,

@@ -44,20 +44,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ht.core.annotations import Part, Positive, SearchRange, Within
-from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
+from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.positions import SHORTEST
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense
-from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.architectures import groups_of, joined, part_for
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 from fedjax_ht.methods.shared.norms import entries_of, in_norms
+from fedjax_ht.methods.shared.parts import train_where
 from fedjax_ht.methods.shared.variants import Variant, settled
 
 
@@ -186,19 +185,8 @@ def fiarse(
                 lambda w, keep: w if keep else masked(w, threshold, biased), params, norm
             )
 
-        def loss(params, stats, batch: Batch, key) -> Loss:
-            model = part(params)
-            rows, stats = features(bucket, model, stats, batch.x, batch.mask, train=True, key=key)
-            return Loss(cross_entropy(logits(bucket, model, rows), batch.y, batch.mask), stats)
-
-        result = train(
-            training,
-            loss,
-            received,
-            client["stats"],
-            data,
-            key=ctx.key,
-            num_classes=bucket.num_classes,
+        client, result = train_where(
+            training, bucket, client, data, key=ctx.key, trained=received, put=part
         )
         change = jax.tree.map(jnp.subtract, received, result.params)
         weights, norms, _ = entries_of(bucket, change)
@@ -206,7 +194,6 @@ def fiarse(
         if by_change:
             norms = Masked(norms, norms != 0, SHORTEST) if norms.size else ()
             uplink = Message(Masked(weights, weights != 0, SHORTEST), norms, result.stats)
-        client = client | {"params": part(result.params), "stats": result.stats}
         return client, uplink, {"loss": result.loss, "kept": mask.mean()}
 
     def server_update(federation, server, received, ctx):

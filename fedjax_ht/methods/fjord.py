@@ -48,6 +48,7 @@ from fedjax_ht.methods.shared.slicing import (
     Slices,
     first_channels,
     make_plan,
+    require_slices,
     scatter_mean,
     widest_first,
 )
@@ -124,11 +125,7 @@ def fjord(
         return sorted(rates if widths is None else set(map(float, widths)), reverse=True)
 
     def check(federation):
-        if federation.global_model is None:
-            raise ValueError(
-                "fjord trains slices of one network; make the federation by "
-                "make_sliced_federation (in a config: set model.rates)"
-            )
+        require_slices("fjord", federation)
         if not hasattr(federation.global_model.module.base, "rate"):
             raise ValueError(
                 "fjord cuts a client's slice again, and the network's extractor has no field "

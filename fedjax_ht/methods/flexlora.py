@@ -98,9 +98,6 @@ def flexlora(training: LocalTraining) -> Method:
       training: local training.
     """
 
-    def check(federation):
-        adapters.require_adapters("flexlora", federation)
-
     def broadcast(federation, bucket, server, ctx):
         model, extractor = adapters.state_for(federation, bucket, server), adapters.adapted(bucket)
         rows = adapters.first_rows(model.rows, extractor.rank)
@@ -133,7 +130,7 @@ def flexlora(training: LocalTraining) -> Method:
     return Method(
         name="flexlora",
         training=training,
-        check=check,
+        check=adapters.require_adapters("flexlora"),
         init_server=adapters.init_models,
         broadcast=broadcast,
         receive=receive,

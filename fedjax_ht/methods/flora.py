@@ -138,9 +138,8 @@ def stacked(uploads: Received, places: np.ndarray, size: int) -> tuple[Rows, jax
 
 def _prepare(family: list[Bucket], bucket: Bucket, uplink: AdapterUplink):
     """Pads an upload to the family's rank, A times its scale, and says which rows it holds."""
-    extractor, rank = adapters.adapted(bucket), adapters.largest_rank(family)
-    rows = adapters.padded(adapters.scaled(uplink.rows, extractor.scale, (A,)), rank)
-    return uplink._replace(rows=rows), jnp.arange(rank) < extractor.rank
+    rows = adapters.scaled(uplink.rows, adapters.adapted(bucket).scale, (A,))
+    return adapters.with_held(family, bucket, uplink._replace(rows=rows))
 
 
 @checked
@@ -150,9 +149,6 @@ def flora(training: LocalTraining) -> Method:
     Args:
       training: local training.
     """
-
-    def check(federation):
-        adapters.require_adapters("flora", federation)
 
     def init_server(federation, key):
         stacks = []
@@ -244,7 +240,7 @@ def flora(training: LocalTraining) -> Method:
     return Method(
         name="flora",
         training=training,
-        check=check,
+        check=adapters.require_adapters("flora"),
         init_server=init_server,
         init_client=init_client,
         broadcast=broadcast,

@@ -42,6 +42,7 @@ from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink, Model, Rows
 from fedjax_ht.methods.shared.averaging import sent_samples, weighted_mean
+from fedjax_ht.methods.shared.parts import train_where
 from fedjax_ht.methods.shared.supervised import train_model
 
 
@@ -121,9 +122,6 @@ def hetlora(
       weighting: weights of the mean, norms of products or the clients' numbers of samples.
     """
 
-    def check(federation):
-        adapters.require_adapters("hetlora", federation)
-
     def init_server(federation, key):
         models = []
         families = adapters.families_of(federation)
@@ -152,12 +150,12 @@ def hetlora(
         """Trains a client; returns its state, its rows, of which the first are sent, and a loss."""
         rank, before = rank_of(downlink.rows), client["params"]
         first = jnp.floor(gamma * rank).astype(jnp.int32)
-        client, result = adapters.train_where(
+        client, result = train_where(
             training,
             bucket,
             client,
             data,
-            ctx,
+            key=ctx.key,
             trained=before,
             put=dict,
             penalty=lambda params: lam * tail(params, first),
@@ -203,7 +201,7 @@ def hetlora(
     return Method(
         name="hetlora",
         training=training,
-        check=check,
+        check=adapters.require_adapters("hetlora"),
         init_server=init_server,
         broadcast=broadcast,
         receive=receive,

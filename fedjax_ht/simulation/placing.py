@@ -46,34 +46,40 @@ class Placed(NamedTuple):
     """Arrays that runs of the same data share.
 
     Attributes:
-      host: the samples without splits, and `Pretrained.variables`, as they were given.
+      host: the samples without splits, the `frozen_weights` and `Pretrained.variables`, as they
+        were given.
       mesh: the devices.
       samples: the samples on all devices.
+      frozen: the frozen weights on all devices.
       on_server: the samples on the server's device.
       pretrained: the variables on the server's device.
     """
 
-    host: tuple[Data, PyTree]
+    host: tuple[Data, PyTree, PyTree]
     mesh: Mesh
     samples: Data
+    frozen: PyTree
     on_server: Data
     pretrained: PyTree
 
 
-def place(mesh: Mesh, method: Method, data: FederationData, beside: Placed | None) -> Placed:
-    """Places samples and pretrained variables; arrays that lie on the devices for another run,
-    `beside`, are not placed again."""
+def place(
+    mesh: Mesh, method: Method, federation: Federation, data: FederationData, beside: Placed | None
+) -> Placed:
+    """Places samples, frozen weights and pretrained variables; arrays that lie on the devices for
+    another run, `beside`, are not placed again."""
     of_any = next(iter(data.buckets.values()))  # all have the same inputs and labels
-    host, known = (of_any._replace(splits={}), method.pretrained.variables), {}
+    host = of_any._replace(splits={}), frozen_weights(federation), method.pretrained.variables
+    known = {}
     if beside is not None and beside.mesh == mesh:
-        on_devices = beside.samples, beside.pretrained
+        on_devices = beside.samples, beside.frozen, beside.pretrained
         known = dict(zip(map(id, jax.tree.leaves(beside.host)), jax.tree.leaves(on_devices)))
 
     def once(put: Callable, tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: known[id(x)] if id(x) in known else put(mesh, x), tree)
 
-    samples, pretrained = once(share, host[0]), once(collect, host[1])
+    samples, frozen, pretrained = once(share, host[0]), once(share, host[1]), once(collect, host[2])
     on_server = server_copy(samples)
     if beside is not None and jax.tree.leaves(samples)[0] is jax.tree.leaves(beside.samples)[0]:
         on_server = beside.on_server._replace(preprocess=on_server.preprocess)
-    return Placed(host, mesh, samples, on_server, pretrained)
+    return Placed(host, mesh, samples, frozen, on_server, pretrained)

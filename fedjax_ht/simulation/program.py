@@ -22,7 +22,7 @@ from fedjax_ht.data.client_data import FederationData, with_public
 from fedjax_ht.metrics.flops import data_form, work_flops
 from fedjax_ht.simulation.engine import Blueprint, BucketPrograms, Engine, make_engine
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.placing import Placed, frozen_weights, place, shown_to_server
+from fedjax_ht.simulation.placing import Placed, place, shown_to_server
 from fedjax_ht.simulation.roster import Roster, make_rosters
 from fedjax_ht.simulation.serving import Server
 from fedjax_ht.simulation.uploads import Devices
@@ -171,7 +171,7 @@ def bind(
     if options.privacy is not None:
         accounting()
     public = {} if federation.public is None else {PUBLIC: data.public}
-    arrays = place(mesh, method, data, beside)
+    arrays = place(mesh, method, federation, data, beside)
     samples = arrays.samples._replace(splits=share(mesh, public))
     pooled, root_seed = collect(mesh, data.pooled), np.array(options.seed, np.uint32)
     shown = shown_to_server(method, arrays.on_server, samples, pooled)
@@ -199,7 +199,7 @@ def bind(
         mesh=mesh,
         seed=root_seed,
         settings=numbers,
-        frozen=share(mesh, frozen_weights(federation)),
+        frozen=arrays.frozen,
         samples=samples,
         placed=arrays,
         clients=clients,

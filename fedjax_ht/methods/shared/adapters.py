@@ -1,4 +1,4 @@
-"""Low-rank adapters of several ranks at a server: families, rows of adapters, and their training.
+"""Low-rank adapters of several ranks at a server: families, and rows of adapters.
 
 A family is all clients whose models are one but for the rank of their adapters. Adapters of a
 family travel and are averaged by rows: entry j of "lora_a", float [r, ..., inputs], and of
@@ -16,17 +16,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
-from fedjax_ht.core.context import Context, Received
+from fedjax_ht.core.bucket import Bucket, init_variables
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
 from fedjax_ht.core.module_checks import FROZEN
 from fedjax_ht.core.reductions import weighted_sum
-from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 from fedjax_ht.models.adapters import A, Adapted, B, is_adapted, merged_kernels
 
@@ -62,18 +58,22 @@ class Model(NamedTuple):
     head: PyTree
 
 
-def require_adapters(name: str, federation: Federation) -> None:
-    """Checks a federation for a method that exchanges adapters.
+def require_adapters(name: str) -> Callable[[Federation], None]:
+    """Makes the check of a method that exchanges adapters; a `Method.check`.
 
-    Raises:
-      ValueError: a model has no adapters. One line.
+    Args:
+      name: name of the method, with which the message begins.
     """
-    for bucket in federation.buckets:
-        if not is_adapted(bucket.module):
-            raise ValueError(
-                f"{name} exchanges low-rank adapters, and model {bucket.name!r} has none; adapt it "
-                "by fl.models.lora (in a config: set model.lora to rank=2,4,8)"
-            )
+
+    def check(federation: Federation) -> None:
+        for bucket in federation.buckets:
+            if not is_adapted(bucket.module):
+                raise ValueError(
+                    f"{name} exchanges low-rank adapters, and model {bucket.name!r} has none; "
+                    "adapt it by fl.models.lora (in a config: set model.lora to rank=2,4,8)"
+                )
+
+    return check
 
 
 def adapted(bucket: Bucket) -> Adapted:
@@ -221,6 +221,16 @@ def joined(
     return uploads
 
 
+def with_held(
+    family: list[Bucket], bucket: Bucket, uplink: AdapterUplink
+) -> tuple[AdapterUplink, jax.Array]:
+    """Pads an upload to the family's rank; returns it, and bool [r], the rows that the client
+    holds."""
+    rank = largest_rank(family)
+    held = jnp.arange(rank) < adapted(bucket).rank
+    return uplink._replace(rows=padded(uplink.rows, rank)), held
+
+
 def mean_by_rows(rows: Rows, weights: jax.Array, held: jax.Array, old: Rows) -> Rows:
     """Averages each row over the clients that hold it.
 
@@ -261,40 +271,3 @@ def with_products(bucket: Bucket, products: PyTree) -> Bucket:
     frozen = bucket.weights[FROZEN]
     base = merged_kernels(frozen["base"], products)
     return dataclasses.replace(bucket, weights=bucket.weights | {FROZEN: frozen | {"base": base}})
-
-
-def train_where(
-    training: LocalTraining,
-    bucket: Bucket,
-    client: PyTree,
-    data: Data,
-    ctx: Context,
-    *,
-    trained: PyTree,
-    put: Callable[[PyTree], PyTree],
-    penalty: Callable[[PyTree], jax.Array] | None = None,
-) -> tuple[PyTree, TrainingResult]:
-    """Trains a part of a client's parameters by cross-entropy.
-
-    Args:
-      training, bucket, client, data, ctx: arguments as for `supervised.train_model`.
-      trained: the part; the optimiser has no state of others.
-      put: (the part) -> all parameters {"base", "head"}.
-      penalty: (the part) -> scalar added to the loss; None adds nothing.
-
-    Returns:
-      The client's new state, and the result of the training, whose parameters are the part.
-    """
-
-    def loss(part, stats, batch: Batch, key) -> Loss:
-        params = put(part)
-        rows, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
-        value = cross_entropy(logits(bucket, params, rows), batch.y, batch.mask)
-        if penalty is not None:
-            value = value + penalty(part)
-        return Loss(value, stats)
-
-    result = train(
-        training, loss, trained, client["stats"], data, key=ctx.key, num_classes=bucket.num_classes
-    )
-    return client | {"params": put(result.params), "stats": result.stats}, result

@@ -19,6 +19,7 @@ HeteroFL, Federated Dropout and FedRolex differ in the plan alone. Settled here 
   statistics of all training data; `SimulationOptions.global_statistics` does.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -39,6 +40,7 @@ from fedjax_ht.methods.shared.slicing import (
     Slices,
     extract,
     make_plan,
+    require_slices,
     scatter_mean,
     widest_first,
 )
@@ -156,13 +158,6 @@ def partial_training(
         those that an identity shortcut adds to each other are drawn together.
     """
 
-    def check(federation):
-        if federation.global_model is None:
-            raise ValueError(
-                f"{name} trains slices of one network; make the federation by "
-                "make_sliced_federation (in a config: set model.rates)"
-            )
-
     def axes_of(federation, params):
         return parameter_axes(federation.global_model.module, params, per_layer)
 
@@ -218,7 +213,7 @@ def partial_training(
     return Method(
         name=name,
         training=training,
-        check=check,
+        check=functools.partial(require_slices, name),
         init_server=init_server,
         broadcast=broadcast,
         receive=receive,

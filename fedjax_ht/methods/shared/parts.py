@@ -1,5 +1,6 @@
 """Local training of one part of a client's model, the other being fixed."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -41,15 +42,56 @@ def train_part(
     """
     fixed = client["params"]
 
-    def loss(params, stats, batch: Batch, key) -> Loss:
-        model = fixed | {part: params}
-        rows, stats = features(bucket, model, stats, batch.x, batch.mask, train=True, key=key)
-        value = cross_entropy(logits(bucket, model, rows), batch.y, batch.mask)
+    def put(trained: PyTree) -> PyTree:
+        return fixed | {part: trained}
+
+    return train_where(
+        training,
+        bucket,
+        client,
+        data,
+        key=key,
+        trained=fixed[part],
+        put=put,
+        regulariser=regulariser,
+    )
+
+
+def train_where(
+    training: LocalTraining,
+    bucket: Bucket,
+    client: PyTree,
+    data: Data,
+    *,
+    key: jax.Array,
+    trained: PyTree,
+    put: Callable[[PyTree], PyTree],
+    regulariser: Regulariser | None = None,
+    penalty: Callable[[PyTree], jax.Array] | None = None,
+) -> tuple[PyTree, TrainingResult]:
+    """Trains values from which the parameters of a client's model are made, by cross-entropy.
+
+    Args:
+      training, bucket, client, data, key, regulariser: arguments as of `train_part`.
+      trained: the values; the optimiser has no state of others.
+      put: (the values) -> all parameters {"base", "head"}.
+      penalty: (the values) -> scalar added to the loss; None adds nothing.
+
+    Returns:
+      The client's new state, and the result of the training, whose parameters are the values.
+    """
+
+    def loss(values, stats, batch: Batch, key) -> Loss:
+        params = put(values)
+        rows, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
+        value = cross_entropy(logits(bucket, params, rows), batch.y, batch.mask)
         if regulariser is not None:
             value = value + regulariser(rows, batch)
+        if penalty is not None:
+            value = value + penalty(values)
         return Loss(value, stats)
 
     result = train(
-        training, loss, fixed[part], client["stats"], data, key=key, num_classes=bucket.num_classes
+        training, loss, trained, client["stats"], data, key=key, num_classes=bucket.num_classes
     )
-    return client | {"params": fixed | {part: result.params}, "stats": result.stats}, result
+    return client | {"params": put(result.params), "stats": result.stats}, result

@@ -30,6 +30,19 @@ Plan = dict[str, jax.Array]
 static, the values are traced."""
 
 
+def require_slices(name: str, federation: Federation) -> None:
+    """Checks a federation for a method, by its name, that trains slices of one network.
+
+    Raises:
+      ValueError: it has no global model. One line.
+    """
+    if federation.global_model is None:
+        raise ValueError(
+            f"{name} trains slices of one network; make the federation by make_sliced_federation "
+            "(in a config: set model.rates)"
+        )
+
+
 class Slices(NamedTuple):
     """The trained slices of P clients of one width rate.
 
