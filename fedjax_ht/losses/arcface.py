@@ -5,13 +5,17 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from fedjax_ht.losses.classification import cross_entropy
+from fedjax_ht.ops.arrays import Array, Scalar
 
 CLAMP = 1e-7  # keeps the cosine off +-1, where the angle's slope is infinite
 
 
-def cosines(rows: jax.Array, vectors: jax.Array | np.ndarray) -> jax.Array:
+def cosines(
+    rows: Float[Array, "B K"], vectors: Float[Array | np.ndarray, "K C"]
+) -> Float[Array, "B C"]:
     """Computes the cosines of rows with fixed unit vectors.
 
     Args:
@@ -31,8 +35,12 @@ def cosines(rows: jax.Array, vectors: jax.Array | np.ndarray) -> jax.Array:
 
 
 def arcface_loss(
-    cosine: jax.Array, labels: jax.Array, mask: jax.Array, scale: float = 64.0, margin: float = 0.5
-) -> jax.Array:
+    cosine: Float[Array, "B C"],
+    labels: Int[Array, " B"],
+    mask: Bool[Array, " B"],
+    scale: Scalar = 64.0,
+    margin: float = 0.5,
+) -> Float[Array, ""]:
     """Computes ArcFace's loss (FedKTL Eq. 1; Deng et al., CVPR 2019).
 
     It is the cross-entropy over scale * cos(theta_c), with the true class's angle widened by the

@@ -1,16 +1,20 @@
 """Cross-entropy of a masked batch."""
 
-import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Bool, Float, Int
+
+from fedjax_ht.ops.arrays import Array
 
 
-def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
+def masked_mean(
+    values: Float[Array, "*samples"], mask: Bool[Array, "*samples"]
+) -> Float[Array, ""]:
     """Computes the mean of the values under a mask.
 
     Args:
-      values: float [B]; values outside the mask are never read and may be NaN.
-      mask: bool [B], True for the samples that count.
+      values: float [...]; values outside the mask are never read and may be NaN.
+      mask: bool [...], True for the samples that count.
 
     Returns:
       Scalar; 0 where the mask is empty.
@@ -22,7 +26,9 @@ def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
-def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
+def cross_entropy(
+    logits: Float[Array, "B C"], labels: Int[Array, " B"], mask: Bool[Array, " B"]
+) -> Float[Array, ""]:
     """Computes the mean softmax cross-entropy.
 
     Args:

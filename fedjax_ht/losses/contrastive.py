@@ -4,16 +4,21 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
 
 from fedjax_ht.losses.classification import cross_entropy, masked_mean
 from fedjax_ht.ops import pairwise_distance
+from fedjax_ht.ops.arrays import Array, Scalar
 
 MarginRule = Literal["paper", "released"]
 
 
 def adaptive_margin(
-    centres: jax.Array, present: jax.Array, cap: float, rule: MarginRule = "paper"
-) -> jax.Array:
+    centres: Float[Array, "C K"],
+    present: Bool[Array, " C"],
+    cap: Scalar,
+    rule: MarginRule = "paper",
+) -> Float[Array, ""]:
     """Computes the margin of FedTGP's contrastive loss (Eq. 9), capped at tau.
 
     Args:
@@ -48,12 +53,12 @@ def adaptive_margin(
 
 
 def margin_contrastive(
-    prototypes: jax.Array,
-    labels: jax.Array,
-    mask: jax.Array,
-    global_prototypes: jax.Array,
-    margin: jax.Array,
-) -> jax.Array:
+    prototypes: Float[Array, "B K"],
+    labels: Int[Array, " B"],
+    mask: Bool[Array, " B"],
+    global_prototypes: Float[Array, "C K"],
+    margin: Scalar,
+) -> Float[Array, ""]:
     """Computes FedTGP's contrastive loss of the clients' prototypes (Eq. 10).
 
     It is the cross-entropy over negative distances to the global prototypes, where the true class
@@ -84,8 +89,12 @@ def margin_contrastive(
 
 
 def supervised_contrastive(
-    first: jax.Array, second: jax.Array, labels: jax.Array, mask: jax.Array, temperature: float
-) -> jax.Array:
+    first: Float[Array, "B K"],
+    second: Float[Array, "B K"],
+    labels: Int[Array, " B"],
+    mask: Bool[Array, " B"],
+    temperature: Scalar,
+) -> Float[Array, ""]:
     """Computes the supervised contrastive loss of two views (Khosla et al., NeurIPS 2020, Eq. 2).
 
     Every view i of a real sample is an anchor; its positives p are all other views of its class,

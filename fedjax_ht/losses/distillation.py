@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jaxtyping import Bool, Float, Int
 
 from fedjax_ht.losses.classification import masked_mean
 from fedjax_ht.ops import safe_norm, squared_distance
+from fedjax_ht.ops.arrays import Array, Scalar
 
 KLOrder = Literal["teacher_student", "student_teacher"]
 """The order of a divergence's sides: KL(teacher || student), as distillation usually has it, or
@@ -35,7 +37,9 @@ selected: the selected samples alone (as released).
 DiversityForm = Literal["squares", "norms"]
 
 
-def kl_divergence(teacher: jax.Array, logits: jax.Array, mask: jax.Array) -> jax.Array:
+def kl_divergence(
+    teacher: Float[Array, "B C"], logits: Float[Array, "B C"], mask: Bool[Array, " B"]
+) -> Float[Array, ""]:
     """Computes the mean over samples of KL(softmax(teacher) || softmax(logits)).
 
     Args:
@@ -50,14 +54,19 @@ def kl_divergence(teacher: jax.Array, logits: jax.Array, mask: jax.Array) -> jax
     return masked_mean(jnp.sum(jnp.exp(log_target) * (log_target - log_share), -1), mask)
 
 
-def ordered(teacher: jax.Array, student: jax.Array, order: KLOrder) -> tuple[jax.Array, jax.Array]:
+def ordered(
+    teacher: Float[Array, "B C"], student: Float[Array, "B C"], order: KLOrder
+) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
     """Returns the two sides of a divergence in this order."""
     return (teacher, student) if order == "teacher_student" else (student, teacher)
 
 
 def selected(
-    teacher: jax.Array, student: jax.Array, labels: jax.Array, selection: Selection
-) -> jax.Array:
+    teacher: Float[Array, "B C"],
+    student: Float[Array, "B C"],
+    labels: Int[Array, " B"],
+    selection: Selection,
+) -> Bool[Array, " B"]:
     """Selects samples by the predictions of teacher and student.
 
     Args:
@@ -80,17 +89,17 @@ def selected(
 
 
 def transferability(
-    teacher: jax.Array,
-    student: jax.Array,
-    labels: jax.Array,
-    mask: jax.Array,
+    teacher: Float[Array, "B C"],
+    student: Float[Array, "B C"],
+    labels: Int[Array, " B"],
+    mask: Bool[Array, " B"],
     *,
     selection: Selection = "diamond",
-    temperature: float = 1.0,
+    temperature: Scalar = 1.0,
     order: KLOrder = "teacher_student",
     student_path: bool = True,
     normaliser: Normaliser = "batch",
-) -> jax.Array:
+) -> Float[Array, ""]:
     """Computes minus the mean KL of teacher and student over selected samples (DFRD's L_tran, its
     Eq. 3).
 
@@ -120,7 +129,9 @@ def transferability(
     return value
 
 
-def disagreement(teacher: jax.Array, student: jax.Array, mask: jax.Array) -> jax.Array:
+def disagreement(
+    teacher: Float[Array, "B C"], student: Float[Array, "B C"], mask: Bool[Array, " B"]
+) -> Float[Array, ""]:
     """Computes minus the mean KL(teacher || student) where they disagree (DENSE's L_adv).
 
     Args:
@@ -133,7 +144,9 @@ def disagreement(teacher: jax.Array, student: jax.Array, mask: jax.Array) -> jax
     return transferability(teacher, student, jnp.argmax(teacher, -1), mask, selection="nabla")
 
 
-def moment_distance(moments: jax.Array, target: jax.Array) -> jax.Array:
+def moment_distance(
+    moments: Float[Array, "... 2 K"], target: Float[Array, "... 2 K"]
+) -> Float[Array, "..."]:
     """Computes |mean - mean'| + |var - var'|, Euclidean norms (DENSE's L_bn of one layer).
 
     Args:
@@ -146,8 +159,11 @@ def moment_distance(moments: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def weighted_cross_entropy(
-    logits: jax.Array, labels: jax.Array, weights: jax.Array, mask: jax.Array
-) -> jax.Array:
+    logits: Float[Array, "N B C"],
+    labels: Int[Array, " B"],
+    weights: Float[Array, "N B"],
+    mask: Bool[Array, " B"],
+) -> Float[Array, ""]:
     """Sums over clients the mean over samples of weight times cross-entropy (FedFTG).
 
     Args:
@@ -165,8 +181,11 @@ def weighted_cross_entropy(
 
 
 def weighted_kl(
-    first: jax.Array, second: jax.Array, weights: jax.Array, mask: jax.Array
-) -> jax.Array:
+    first: Float[Array, "*N B C"],
+    second: Float[Array, "*M B C"],
+    weights: Float[Array, "N B"],
+    mask: Bool[Array, " B"],
+) -> Float[Array, ""]:
     """Sums over clients the mean over samples of weight times a KL (FedFTG).
 
     Args:
@@ -182,7 +201,7 @@ def weighted_kl(
     return masked_mean(jnp.sum(weights * jnp.sum(jnp.exp(first) * (first - second), -1), 0), mask)
 
 
-def diversity_loss(noise: jax.Array, generated: jax.Array) -> jax.Array:
+def diversity_loss(noise: Float[Array, "B D"], generated: Float[Array, "B K"]) -> Float[Array, ""]:
     """Computes FedGen's diversity loss, exp(-E_{j,k} d_noise(j, k) d_features(j, k)).
 
     The distances of two samples j and k are the mean squared difference of their noise and the mean
@@ -206,8 +225,11 @@ def diversity_loss(noise: jax.Array, generated: jax.Array) -> jax.Array:
 
 
 def image_diversity(
-    images: jax.Array, noise: jax.Array, mask: jax.Array, form: DiversityForm = "squares"
-) -> jax.Array:
+    images: Float[Array, "B ..."],
+    noise: Float[Array, "B D"],
+    mask: Bool[Array, " B"],
+    form: DiversityForm = "squares",
+) -> Float[Array, ""]:
     """Computes DFRD's L_div, exp(-E_{j,k} d(s_j, s_k) d(h_j, h_k)) over pairs of real samples.
 
     Args:
@@ -222,7 +244,7 @@ def image_diversity(
       Scalar; 1 where all samples are alike. Its slope there is finite.
     """
 
-    def distances(x: jax.Array) -> jax.Array:
+    def distances(x: Float[Array, "B ..."]) -> Float[Array, "B B"]:
         x = jnp.where(mask[:, None], x.reshape(len(x), -1), 0)
         squared = squared_distance(x, x) / x.shape[-1]
         return squared if form == "squares" else safe_norm(squared)
@@ -231,7 +253,9 @@ def image_diversity(
     return jnp.exp(-masked_mean(distances(images) * distances(noise), pairs))
 
 
-def embedding_excess(embedding: jax.Array, mask: jax.Array, bound: float) -> jax.Array:
+def embedding_excess(
+    embedding: Float[Array, "B d"], mask: Bool[Array, " B"], bound: Scalar
+) -> Float[Array, ""]:
     """Computes DFRD's released L_ey, the mean over samples of max(|E(y)| - bound sqrt(d), 0).
 
     It keeps a class embedding from growing.

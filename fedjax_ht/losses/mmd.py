@@ -2,18 +2,21 @@
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+from jaxtyping import Bool, Float
 
 from fedjax_ht.ops import squared_distance
+from fedjax_ht.ops.arrays import Array
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)  # FedKTL's released code
 
 
 def kernel_means(
-    x: jax.Array, y: jax.Array, weights: jax.Array, bandwidths: ArrayLike | Sequence[float]
-) -> jax.Array:
+    x: Float[Array, "B H"],
+    y: Float[Array, "B H"],
+    weights: Float[Array, " B"],
+    bandwidths: Float[Array, " A"] | Sequence[float],
+) -> Float[Array, " A"]:
     """Computes the mean of each kernel over pairs, sum_jk p_j p_k exp(-|x_j - y_k|^2 / (2 a)).
 
     Args:
@@ -30,11 +33,11 @@ def kernel_means(
 
 
 def mmd_loss(
-    x: jax.Array,
-    y: jax.Array,
-    mask: jax.Array,
-    bandwidths: ArrayLike | Sequence[float] = BANDWIDTHS,
-) -> jax.Array:
+    x: Float[Array, "B H"],
+    y: Float[Array, "B H"],
+    mask: Bool[Array, " B"],
+    bandwidths: Float[Array, " A"] | Sequence[float] = BANDWIDTHS,
+) -> Float[Array, ""]:
     """Computes the squared maximum mean discrepancy of two samples (FedKTL Eq. 3).
 
     It is the biased estimate, with its diagonal.

@@ -2,18 +2,20 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
 
 from fedjax_ht.losses.classification import masked_mean
 from fedjax_ht.ops import safe_norm
+from fedjax_ht.ops.arrays import Array
 
 
 def class_prototype_distance(
-    features: jax.Array,
-    labels: jax.Array,
-    mask: jax.Array,
-    prototypes: jax.Array,
-    available: jax.Array,
-) -> jax.Array:
+    features: Float[Array, "B K"],
+    labels: Int[Array, " B"],
+    mask: Bool[Array, " B"],
+    prototypes: Float[Array, "C K"],
+    available: Bool[Array, " C"],
+) -> Float[Array, ""]:
     """Computes the distance of a batch's class means to global prototypes (FedTGP Eq. 11).
 
     It is Euclidean (FedProto's Eq. 7 has such a distance, too). A mini-batch estimates the paper's
@@ -38,12 +40,12 @@ def class_prototype_distance(
 
 
 def sample_prototype_mse(
-    features: jax.Array,
-    labels: jax.Array,
-    mask: jax.Array,
-    prototypes: jax.Array,
-    available: jax.Array,
-) -> jax.Array:
+    features: Float[Array, "B K"],
+    labels: Int[Array, " B"],
+    mask: Bool[Array, " B"],
+    prototypes: Float[Array, "C K"],
+    available: Bool[Array, " C"],
+) -> Float[Array, ""]:
     """Computes the mean square between samples' features and their classes' global prototypes.
 
     This is the form of the released code of FedProto and FedTGP; the mean is over samples and

@@ -22,7 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Float
 
+from fedjax_ht.ops.arrays import Array
 from fedjax_ht.ops.patches import (
     convolve_depthwise,
     convolve_in_cache,
@@ -48,14 +50,14 @@ class Axis(NamedTuple):
 
 
 def conv2d(
-    x: jax.Array,
-    kernel: jax.Array,
+    x: Float[Array, "B H W C"],
+    kernel: Float[Array, "h w D O"],
     stride: int = 1,
     padding: int = 0,
     groups: int = 1,
     *,
     lowering: Lowering | None = None,
-) -> jax.Array:
+) -> Float[Array, "B P Q O"]:
     """Convolves with one stride and one zero padding for both axes, as torch's Conv2d does.
 
     Args:
@@ -128,7 +130,9 @@ def native_pays(kernel: tuple[int, ...], smallest: int) -> bool:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _native_unless_differentiated(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+def _native_unless_differentiated(
+    x: Float[Array, "B H W C"], kernel: Float[Array, "h w D O"], stride: int
+) -> Float[Array, "B P Q O"]:
     """Convolves without padding by XLA's own convolution, or by patches where a gradient follows
     or where clients are vmapped."""
 
@@ -168,8 +172,12 @@ def _differentiated(stride: int, primals: tuple, tangents: tuple) -> tuple:
 
 
 def _native(
-    x: jax.Array, kernel: jax.Array, stride: int, padding=((0, 0), (0, 0)), groups: int = 1
-) -> jax.Array:
+    x: Float[Array, "B H W C"],
+    kernel: Float[Array, "h w D O"],
+    stride: int,
+    padding=((0, 0), (0, 0)),
+    groups: int = 1,
+) -> Float[Array, "B P Q O"]:
     return lax.conv_general_dilated(
         x,
         kernel,

@@ -1,15 +1,17 @@
 """Euclidean distances with gradients that stay finite where two points meet."""
 
-import jax
 import jax.numpy as jnp
+from jaxtyping import Float
+
+from fedjax_ht.ops.arrays import Array
 
 
-def safe_norm(squared: jax.Array, epsilon: float = 1e-12) -> jax.Array:
+def safe_norm(squared: Float[Array, "..."], epsilon: float = 1e-12) -> Float[Array, "..."]:
     """Returns sqrt(max(squared, epsilon)), whose gradient at zero distance is zero, not NaN."""
     return jnp.sqrt(jnp.maximum(squared, epsilon))
 
 
-def squared_distance(a: jax.Array, b: jax.Array) -> jax.Array:
+def squared_distance(a: Float[Array, "M K"], b: Float[Array, "N K"]) -> Float[Array, "M N"]:
     """Computes squared Euclidean distances between rows: float [M, K], [N, K] -> [M, N], >= 0.
 
     Expands the square, so that the work is one matrix product; rounding may push a tiny square
@@ -24,6 +26,6 @@ def squared_distance(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.maximum(squared, 0.0)
 
 
-def pairwise_distance(a: jax.Array, b: jax.Array) -> jax.Array:
+def pairwise_distance(a: Float[Array, "M K"], b: Float[Array, "N K"]) -> Float[Array, "M N"]:
     """Computes Euclidean distances between rows: float [M, K], [N, K] -> [M, N]."""
     return safe_norm(squared_distance(a, b))

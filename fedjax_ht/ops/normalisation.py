@@ -10,12 +10,19 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Bool, Float
+
+from fedjax_ht.ops.arrays import Array
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def batch_norm(
-    x: jax.Array, scale: jax.Array, bias: jax.Array, real: jax.Array, epsilon: float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    x: Float[Array, "B ... C"],
+    scale: Float[Array, " C"],
+    bias: Float[Array, " C"],
+    real: Bool[Array, " B"],
+    epsilon: float,
+) -> tuple[Float[Array, "B ... C"], Float[Array, " C"], Float[Array, " C"]]:
     """Normalises all samples of a batch by the statistics of its real ones.
 
     After Ioffe and Szegedy, ICML 2015, Algorithm 1.
@@ -61,7 +68,7 @@ def _backward(epsilon, saved, upstream):
     return dy * (scale * inverse) + jnp.where(rows, through, 0), by_scale, by_bias, None
 
 
-def _real_rows(x: jax.Array, real: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _real_rows(x: Array, real: Array) -> tuple[Array, Array]:
     """Returns the mask shaped to select from x, and the number of values of a channel, >= 1."""
     rows = real.reshape(-1, *(1,) * (x.ndim - 1))
     count = real.sum() * math.prod(x.shape[1:-1])

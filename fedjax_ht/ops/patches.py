@@ -13,7 +13,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float
 
+from fedjax_ht.ops.arrays import Array
 from fedjax_ht.ops.products import product
 
 LARGE = 6 << 20  # bytes of a batch's patches up to which they are made for all images at once
@@ -25,7 +27,9 @@ MULTIPLIED = "multiplied_{}_of_{}"
 AT_ONCE = 9
 
 
-def convolve_in_cache(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+def convolve_in_cache(
+    x: Float[Array, "B H W C"], kernel: Float[Array, "h w C O"], stride: int
+) -> Float[Array, "B P Q O"]:
     """Convolves without padding, by products whose patches stay in the processor's cache."""
     batch, height, width, _ = x.shape
     out_height = (height - kernel.shape[0]) // stride + 1
@@ -61,7 +65,7 @@ def columns_at_once(out_width: int, channels: int, features: int) -> int:
     return math.gcd(out_width, most)
 
 
-def _widen(kernel: jax.Array, columns: int, stride: int) -> jax.Array:
+def _widen(kernel: Array, columns: int, stride: int) -> Array:
     """Lays copies of a kernel side by side, each a stride further to the right.
 
     Returns:
@@ -76,7 +80,7 @@ def _widen(kernel: jax.Array, columns: int, stride: int) -> jax.Array:
     return jnp.concatenate(copies, axis=-1)
 
 
-def in_blocks(convolve: Callable[[jax.Array], jax.Array], x: jax.Array, images: int) -> jax.Array:
+def in_blocks(convolve: Callable[[Array], Array], x: Array, images: int) -> Array:
     """Convolves so many images at a time, one of the batch's divisors."""
     if images == len(x):
         return convolve(x)
@@ -100,7 +104,9 @@ def images_at_once(batch: int, size: int) -> int:
     return max(n for n in divisors if n == 1 or n * size <= CACHED)
 
 
-def convolve_patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
+def convolve_patches(
+    x: Float[Array, "B H W C"], kernel: Float[Array, "h w C O"], strides: tuple[int, int]
+) -> Float[Array, "B P Q O"]:
     """Convolves without padding as one matrix product; `strides` of rows and columns."""
     height, width, channels, features = kernel.shape
     if height * width <= AT_ONCE:
@@ -117,7 +123,9 @@ def convolve_patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) 
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def convolve_depthwise(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+def convolve_depthwise(
+    x: Float[Array, "B H W C"], kernel: Float[Array, "h w 1 C"], stride: int
+) -> Float[Array, "B P Q C"]:
     """Convolves each channel by itself, without padding, as a sum of shifted products.
 
     Its input gradient is one too, four times faster than the sum of padded slices that JAX derives.
@@ -127,11 +135,11 @@ def convolve_depthwise(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Arra
     return sum(tap * kernel[i, j, 0] for i, j, tap in taps)  # pyright: ignore[reportReturnType]
 
 
-def _depthwise_forward(x: jax.Array, kernel: jax.Array, stride: int):
+def _depthwise_forward(x: Array, kernel: Array, stride: int):
     return convolve_depthwise(x, kernel, stride), (x, kernel)
 
 
-def _depthwise_backward(stride: int, saved: tuple[jax.Array, jax.Array], upstream: jax.Array):
+def _depthwise_backward(stride: int, saved: tuple[Array, Array], upstream: Array):
     x, kernel = saved
     height, width = kernel.shape[:2]
     products = [tap * upstream for _, _, tap in _taps(x, height, width, (stride, stride))]
@@ -151,8 +159,8 @@ convolve_depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 
 def _taps(
-    x: jax.Array, height: int, width: int, strides: tuple[int, int]
-) -> list[tuple[int, int, jax.Array]]:
+    x: Array, height: int, width: int, strides: tuple[int, int]
+) -> list[tuple[int, int, Array]]:
     """Lists (i, j, the pixels that kernel entry [i, j] meets) of a kernel of this size."""
     taps = []
     for i in range(height):
@@ -162,7 +170,7 @@ def _taps(
     return taps
 
 
-def _windows(x: jax.Array, size: int, stride: int, axis: int) -> jax.Array:
+def _windows(x: Array, size: int, stride: int, axis: int) -> Array:
     """Stacks all windows of `size` along `axis`, before the trailing window and channel axes.
 
     One axis at a time, so that the transposed pass adds 2 k shifted slices instead of k * k.
@@ -170,6 +178,6 @@ def _windows(x: jax.Array, size: int, stride: int, axis: int) -> jax.Array:
     return jnp.stack([_shifted(x, i, size, stride, axis) for i in range(size)], axis=3)
 
 
-def _shifted(x: jax.Array, offset: int, size: int, stride: int, axis: int) -> jax.Array:
+def _shifted(x: Array, offset: int, size: int, stride: int, axis: int) -> Array:
     """Slices the positions that entry `offset` of a window of `size` meets: every stride-th."""
     return lax.slice_in_dim(x, offset, x.shape[axis] - size + 1 + offset, stride, axis)

@@ -4,19 +4,21 @@ import functools
 import math
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float
+
+from fedjax_ht.ops.arrays import Array
 
 
 def max_pool(
-    x: jax.Array,
+    x: Float[Array, "B ... C"],
     window: int,
     stride: int,
     padding: int = 0,
     ceil: bool = False,
     axes: Sequence[int] = (1, 2),
-) -> jax.Array:
+) -> Float[Array, "B ... C"]:
     """Takes the maximum of square windows, with torch's MaxPool2d rules for the output size.
 
     A ReLU belongs behind it: the values are those of one before it, at a quarter of the work for
@@ -44,9 +46,7 @@ def max_pool(
     return x
 
 
-def _max_along(
-    x: jax.Array, axis: int, window: int, stride: int, padding: int, ceil: bool
-) -> jax.Array:
+def _max_along(x: Array, axis: int, window: int, stride: int, padding: int, ceil: bool) -> Array:
     length = x.shape[axis]
     span = length + 2 * padding - window
     if ceil:
@@ -62,7 +62,7 @@ def _max_along(
     return functools.reduce(jnp.maximum, slices)
 
 
-def adaptive_pool(x: jax.Array, width: int) -> jax.Array:
+def adaptive_pool(x: Float[Array, "... L"], width: int) -> Float[Array, "... {width}"]:
     """Averages features to another width: float [..., L] -> [..., width].
 
     Output i is the mean of inputs floor(i L / width) to ceil((i + 1) L / width) - 1, as in torch's

@@ -6,9 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float
+
+from fedjax_ht.ops.arrays import Array
 
 
-def product(a: jax.Array, b: jax.Array) -> jax.Array:
+def product(a: Float[Array, "*rows K"], b: Float[Array, "K N"]) -> Float[Array, "*rows N"]:
     """Computes a @ b: float32 [..., K] and [K, N] -> float32 [..., N], and its gradients likewise.
 
     Under `jax.default_matmul_precision("bfloat16")` the factors are rounded to bfloat16 and the
@@ -25,7 +28,7 @@ def product(a: jax.Array, b: jax.Array) -> jax.Array:
     return a @ b
 
 
-def _narrow(a: jax.Array, b: jax.Array) -> jax.Array:
+def _narrow(a: Float[Array, "M K"], b: Float[Array, "K N"]) -> Float[Array, "M N"]:
     """Multiplies many rows by a tall matrix, as where a convolution's patches meet its kernel.
 
     By b's transpose, and so b's gradient comes as [N, K], too: XLA's CPU product takes up to twice
@@ -37,21 +40,21 @@ def _narrow(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def _rounded(a: jax.Array, b: jax.Array) -> jax.Array:
+def _rounded(a: Float[Array, "M K"], b: Float[Array, "K N"]) -> Float[Array, "M N"]:
     return _multiply(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16))
 
 
-def _multiply(a: jax.Array, b: jax.Array) -> jax.Array:
+def _multiply(a: Float[Array, "M K"], b: Float[Array, "K N"]) -> Float[Array, "M N"]:
     return jnp.matmul(a, b, preferred_element_type=jnp.float32)
 
 
-def _forward(a: jax.Array, b: jax.Array):
+def _forward(a: Array, b: Array):
     # What is kept for the gradient is rounded already, half as large.
     a, b = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)
     return _multiply(a, b), (a, b)
 
 
-def _backward(saved: tuple[jax.Array, jax.Array], upstream: jax.Array):
+def _backward(saved: tuple[Array, Array], upstream: Array):
     a, b = saved
     upstream = upstream.astype(jnp.bfloat16)
     return _multiply(upstream, b.T), _multiply(a.T, upstream)

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float, Int
 
+from fedjax_ht.ops.arrays import Array
 from fedjax_ht.ops.products import product
 
 # steps; a product of so many rows times the batch runs at full speed, and little is padding
@@ -30,10 +32,10 @@ class RecurrentWeights(NamedTuple):
       recurrent, recurrent_bias: weights of the state before, float [H, G H] and [G H].
     """
 
-    kernel: jax.Array
-    bias: jax.Array
-    recurrent: jax.Array
-    recurrent_bias: jax.Array
+    kernel: Array
+    bias: Array
+    recurrent: Array
+    recurrent_bias: Array
 
 
 class _Cell(NamedTuple):
@@ -51,7 +53,9 @@ class _Cell(NamedTuple):
     backward: Callable[..., Any]
 
 
-def lstm(weights: RecurrentWeights, x: jax.Array, steps: jax.Array) -> jax.Array:
+def lstm(
+    weights: RecurrentWeights, x: Float[Array, "T B D"], steps: Int[Array, ""]
+) -> Float[Array, "T B H"]:
     """Runs long short-term memory with a forget gate, as torch defines it.
 
     After Hochreiter and Schmidhuber, 1997:
@@ -70,7 +74,9 @@ def lstm(weights: RecurrentWeights, x: jax.Array, steps: jax.Array) -> jax.Array
     return _layer(_LSTM, weights, x, steps)
 
 
-def gru(weights: RecurrentWeights, x: jax.Array, steps: jax.Array) -> jax.Array:
+def gru(
+    weights: RecurrentWeights, x: Float[Array, "T B D"], steps: Int[Array, ""]
+) -> Float[Array, "T B H"]:
     """Runs gated recurrent units as torch defines them: the reset gate acts behind the product.
 
     After Cho et al., EMNLP 2014:
@@ -88,7 +94,7 @@ def gru(weights: RecurrentWeights, x: jax.Array, steps: jax.Array) -> jax.Array:
 
 
 @jax.custom_batching.custom_vmap
-def longest(lengths: jax.Array) -> jax.Array:
+def longest(lengths: Int[Array, "..."]) -> Int[Array, ""]:
     """Returns the largest of int32 [...]; under `vmap` that of all lanes.
 
     The samples of several clients then have one number of steps, so that the loop's condition stays
@@ -98,23 +104,23 @@ def longest(lengths: jax.Array) -> jax.Array:
 
 
 @longest.def_vmap
-def _longest_of_all(
-    axis_size: int, in_batched: list[bool], lengths: jax.Array
-) -> tuple[jax.Array, bool]:
+def _longest_of_all(axis_size: int, in_batched: list[bool], lengths: Array) -> tuple[Array, bool]:
     return longest(lengths), False
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _layer(cell: _Cell, weights: RecurrentWeights, x: jax.Array, steps: jax.Array) -> jax.Array:
+def _layer(
+    cell: _Cell, weights: RecurrentWeights, x: Float[Array, "T B D"], steps: Int[Array, ""]
+) -> Float[Array, "T B H"]:
     return _run(cell, weights, x, steps, store=False)[0]
 
 
-def _layer_forward(cell: _Cell, weights: RecurrentWeights, x: jax.Array, steps: jax.Array):
+def _layer_forward(cell: _Cell, weights: RecurrentWeights, x: Array, steps: Array):
     h, stored = _run(cell, weights, x, steps, store=True)
     return h, (weights, x, steps, stored)
 
 
-def _run(cell: _Cell, weights: RecurrentWeights, x: jax.Array, steps: jax.Array, store: bool):
+def _run(cell: _Cell, weights: RecurrentWeights, x: Array, steps: Array, store: bool):
     """Returns h [T, B, H], and the arrays stored for the gradient, by chunk."""
 
     def chunk(states, x):
@@ -126,7 +132,7 @@ def _run(cell: _Cell, weights: RecurrentWeights, x: jax.Array, steps: jax.Array,
     return _joined(h, len(x)), stored
 
 
-def _layer_backward(cell: _Cell, saved: tuple, upstream: jax.Array):
+def _layer_backward(cell: _Cell, saved: tuple, upstream: Array):
     weights, x, steps, stored = saved
 
     def chunk(carry, inputs):
@@ -143,9 +149,7 @@ def _layer_backward(cell: _Cell, saved: tuple, upstream: jax.Array):
 _layer.defvjp(_layer_forward, _layer_backward)
 
 
-def _by_chunks(
-    chunk: Callable, start: PyTree, inputs: PyTree, steps: jax.Array, reverse: bool = False
-):
+def _by_chunks(chunk: Callable, start: PyTree, inputs: PyTree, steps: Array, reverse: bool = False):
     """Scans over chunks; those at `steps` or later change nothing and return zeros.
 
     On a GPU, where a branch waits for the host, all run.
@@ -169,25 +173,23 @@ def _by_chunks(
     )
 
 
-def _chunks(x: jax.Array) -> jax.Array:
+def _chunks(x: Array) -> Array:
     """Cuts [T, ...] into [chunks, steps, ...], with zeros behind the end."""
     length = min(CHUNK, len(x))
     x = jnp.pad(x, [(0, -len(x) % length), *[(0, 0)] * (x.ndim - 1)])
     return x.reshape(-1, length, *x.shape[1:])
 
 
-def _joined(x: jax.Array, length: int) -> jax.Array:
+def _joined(x: Array, length: int) -> Array:
     return x.reshape(-1, *x.shape[2:])[:length]
 
 
-def _affine(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+def _affine(x: Array, kernel: Array, bias: Array) -> Array:
     """Computes x kernel + bias, [C, B, D] -> [C, B, G], as one product."""
     return (product(x.reshape(-1, x.shape[-1]), kernel) + bias).reshape(*x.shape[:2], -1)
 
 
-def _gradients(
-    weights: RecurrentWeights, x: jax.Array, before: jax.Array, inner: jax.Array, outer: jax.Array
-):
+def _gradients(weights: RecurrentWeights, x: Array, before: Array, inner: Array, outer: Array):
     """Returns the gradients of a chunk's x and of the weights.
 
     Args:
@@ -206,7 +208,7 @@ def _gradients(
     return product(inner, weights.kernel.T).reshape(x.shape), to_weights
 
 
-def _lstm_chunk(weights: RecurrentWeights, states, x: jax.Array):
+def _lstm_chunk(weights: RecurrentWeights, states, x: Array):
     # sigmoid(x) = (tanh(x / 2) + 1) / 2, so that one tanh serves all gates; halving rounds nothing.
     scale = jnp.repeat(jnp.array([0.5, 0.5, 1.0, 0.5], x.dtype), weights.recurrent.shape[0])
     offset, recurrent = 1 - scale, weights.recurrent * scale
@@ -224,9 +226,7 @@ def _lstm_chunk(weights: RecurrentWeights, states, x: jax.Array):
     return lax.scan(step, states, gates, unroll=UNROLL)
 
 
-def _lstm_chunk_backward(
-    weights: RecurrentWeights, states, upstream: jax.Array, x: jax.Array, stored
-):
+def _lstm_chunk_backward(weights: RecurrentWeights, states, upstream: Array, x: Array, stored):
     h, c, active, squashed = stored
     i, f, g, o = jnp.split(active, 4, -1)
     to_cell = o * (1 - squashed * squashed)
@@ -249,7 +249,7 @@ def _lstm_chunk_backward(
     return states, *_gradients(weights, x, h, gates, gates)
 
 
-def _gru_chunk(weights: RecurrentWeights, states, x: jax.Array):
+def _gru_chunk(weights: RecurrentWeights, states, x: Array):
     width, recurrent = weights.recurrent.shape[0], weights.recurrent
 
     def step(states, p):
@@ -264,9 +264,7 @@ def _gru_chunk(weights: RecurrentWeights, states, x: jax.Array):
     return lax.scan(step, states, _affine(x, weights.kernel, weights.bias), unroll=UNROLL)
 
 
-def _gru_chunk_backward(
-    weights: RecurrentWeights, states, upstream: jax.Array, x: jax.Array, stored
-):
+def _gru_chunk_backward(weights: RecurrentWeights, states, upstream: Array, x: Array, stored):
     h, opened, n, q = stored
     r, z = jnp.split(opened, 2, -1)
     to_n = (1 - z) * (1 - n * n)

@@ -4,13 +4,18 @@ It is a matrix product and shifted sums, therefore, with the gradients of these.
 """
 
 import jax
+from jaxtyping import Float
 
+from fedjax_ht.ops.arrays import Array
 from fedjax_ht.ops.conv import conv2d
 
 
 def conv_transpose2d(
-    x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0
-) -> jax.Array:
+    x: Float[Array, "B H W C"],
+    kernel: Float[Array, "h w C O"],
+    stride: int = 1,
+    padding: int = 0,
+) -> Float[Array, "B P Q O"]:
     """Convolves transposed with one stride and one padding, as torch's ConvTranspose2d does.
 
     Every pixel (p, q) adds x[p, q] @ kernel[i, j] to pixel (p stride + i - padding, q stride + j -
