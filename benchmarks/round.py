@@ -74,7 +74,7 @@ def seconds_of_rounds(method: Method, federation: Federation, data: FederationDa
     after each round).
     """
     simulation = make_simulation(
-        method, federation, data, SimulationOptions(lanes=_LANES.value or "auto", shared_init=True)
+        method, federation, data, SimulationOptions(lanes=_LANES.value or None, shared_init=True)
     )
     state, train, evaluate, accuracy = simulation.init(), [], [], []
     for _ in range(rounds):

@@ -14,6 +14,7 @@ import optax
 from fedjax_ht.core.federation import Federation, make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.data.augment import compose
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import Dataset, Partition
@@ -116,7 +117,7 @@ def class_shares(data: str, clients: int, **split) -> tuple[Dataset, Partition]:
 
 def local_training() -> LocalTraining:
     augment = compose(("flip", "random_erasing", "mean_padded_crop"))
-    return LocalTraining(optax.sgd(0.01), batch_size=10, augment=augment)
+    return LocalTraining(optax.sgd(0.01), batch_size=10, augmentation=augment)
 
 
 def shares_method(name: str, training: LocalTraining) -> Method:
@@ -125,7 +126,7 @@ def shares_method(name: str, training: LocalTraining) -> Method:
 
 def shares_options(clients: int) -> SimulationOptions:
     return SimulationOptions(
-        participation=min(1.0, 10 / clients), shared_init=True, evaluate="trained"
+        participation=min(1.0, 10 / clients), shared_init=True, scoring=Scoring("trained")
     )
 
 

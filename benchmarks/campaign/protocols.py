@@ -15,6 +15,7 @@ from benchmarks.peers.protocols import PROTOCOLS
 from benchmarks.report import peak_memory
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining, num_steps
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
@@ -81,7 +82,7 @@ def protocol_round(
     evaluate: bool = True,
     evaluate_train: bool = True,
     clip_norm: float | None = None,
-    lanes: int | str = "auto",
+    lanes: int | None = None,
     client_store: str = "device",
     rounds: int = 3,
     cache: str = "",
@@ -116,7 +117,7 @@ def protocol_round(
         lanes=lanes,
         devices=1,
         client_store=client_store,
-        evaluate_train=evaluate and evaluate_train,
+        scoring=Scoring(train=evaluate and evaluate_train),
     )
     simulation = make_simulation(METHODS[method](training, **options), federation, data, chosen)
     steps = num_steps(training, data.counts["train"])

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-NO_CONFIGS = ("base", "run_sections", "sections", "typed")
+NO_CONFIGS = ("base", "run_sections", "sections", "typed", "former_names")
 
 
 def shipped() -> dict[str, Path]:

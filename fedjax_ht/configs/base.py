@@ -38,7 +38,6 @@ else:
     ConfigTree = ConfigDict
 
 AnyConfig = Config | ConfigDict  # what functions take that users call with what get_config returns
-SEE = "`fedjax-ht list fields` shows all of them"
 
 
 def base_config() -> ConfigTree:
@@ -80,7 +79,7 @@ def typed_config(config: AnyConfig | Mapping[str, Any]) -> Config:
             f"config is {kind_of_value(config)}; it must be what fl.base_config() or the "
             "get_config() of a config file returns"
         )
-    check_names(Config, config, SEE)
+    check_names(Config, config)
     return from_plain(Config, config)
 
 

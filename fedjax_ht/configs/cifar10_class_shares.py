@@ -141,7 +141,7 @@ def setting(dataset_name, fedral_blocks, argument, **setters):
     config.shared_init = True
     config.rounds = 500
     config.evaluate.every = 10
-    config.evaluate.mode = "trained"
+    config.scoring.state = "trained"
     arguments = {"clients": set_clients, "recipe": set_recipe, **setters}
     config = apply_argument(config, argument, arguments, rounds=1)
     options = method_options(config, fedral_blocks)

@@ -36,8 +36,8 @@ def get_config(argument=None):
     config.training.augmentation = ("padded_crop", "flip")
     config.participation = 0.1
     config.evaluate.every = 10
-    config.evaluate.batch_size = 250
-    config.evaluate.global_statistics = "training"
+    config.scoring.batch_size = 250
+    config.scoring.global_statistics = "training"
     config = apply_argument(config, argument, rounds=1)
     if "masked_loss" in config.method.options:
         config.method.options.masked_loss = True
@@ -45,5 +45,5 @@ def get_config(argument=None):
         config.update_from_flattened_dict(
             {"training.epochs": 1, "training.learning_rate": 2e-4, "training.weight_decay": 1e-3}
         )
-        config.evaluate.global_statistics = "batch"
+        config.scoring.global_statistics = "batch"
     return config

@@ -52,9 +52,9 @@ def get_config(argument=None):
     config.training.batch_size = 64
     config.training.steps = 20
     config.evaluate.every = 5
-    config.evaluate.mode = "trained"
+    config.scoring.state = "trained"
     # divides the test sets, as the norms' statistics are the batch's
-    config.evaluate.batch_size = 250
+    config.scoring.batch_size = 250
     return with_argument(config, argument)
 
 

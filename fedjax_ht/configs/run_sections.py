@@ -12,7 +12,6 @@ from fedjax_ht.core.annotations import (
     Positive,
     Seed,
 )
-from fedjax_ht.core.evaluation import NormStatistics, ScoredState
 from fedjax_ht.core.wire import Late
 from fedjax_ht.trust.privacy import Delta, Unit
 
@@ -75,30 +74,18 @@ class PrivacyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
-    """Evaluations. No class of the library has these fields together: every, patience, sample and
-    participants are arguments of `simulation.history.run`, the others are fields of
-    `SimulationOptions`.
+    """The rounds and clients of evaluations, which are arguments of `simulation.history.run`; what
+    they score is another section, `core.scoring.Scoring`.
 
     Attributes:
       every: Rounds between evaluations.
-      mode: State of a client that is scored: after it took the newest downlink ("received"), or as
-        its training left it ("trained").
-      batch_size: Samples of a forward pass; 0: as the device likes, or 64 where norms of a model go
-        by the batch they see.
       patience: Evaluations without a new best accuracy, after which a run ends; 0: all its rounds.
-      global_statistics: Statistics of static_batch norms of a model on the server: of the pass, or
-        of all training samples.
-      train: Accuracy on training samples, too (train_accuracy).
       sample: Number of clients that every evaluation scores, the same ones in a run; 0: all.
       participants: Rounds between those whose participants are scored as training left them.
     """
 
     every: Count = 1
-    mode: ScoredState = "received"
-    batch_size: OptionalCount = None
     patience: OptionalCount = None
-    global_statistics: NormStatistics = "batch"
-    train: bool = False
     sample: OptionalCount = None
     participants: Count = 1
 

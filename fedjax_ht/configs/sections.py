@@ -27,6 +27,7 @@ from fedjax_ht.core.annotations import (
     Rest,
     Seed,
 )
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.data.moments import Normalisation
 from fedjax_ht.data.standardise import Standardise
 from fedjax_ht.models.norm import NormKind
@@ -220,7 +221,7 @@ class Config:
         most 8.
       precision: Precision of matrix products and convolutions.
       client_store: Memory in which the states of clients at rest live.
-      profile: Measurement of the seconds of a round's stages, which then wait for each other.
+      time_stages: Measurement of the seconds of a round's stages, which then wait for each other.
       track: Trackers that get each round's row: tensorboard, wandb, mlflow (docs/running.md).
     """
 
@@ -251,11 +252,12 @@ class Config:
     privacy: PrivacyConfig = dataclasses.field(default_factory=PrivacyConfig)
     give_up: OptionalCount = 10
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
+    scoring: Scoring = dataclasses.field(default_factory=Scoring)
     lanes: OptionalCount = None
     devices: OptionalCount = None
     precision: Literal["float32", "tensorfloat32", "bfloat16"] = "float32"
     client_store: Literal["device", "host"] = "device"
-    profile: bool = False
+    time_stages: bool = False
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
     track: tuple[Tracker, ...] = ()

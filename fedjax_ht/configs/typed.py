@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from types import NoneType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from fedjax_ht.core.annotations import NotGiven, extra_of, hints_of
+from fedjax_ht.configs.former_names import unknown_field
+from fedjax_ht.core.annotations import Count, NotGiven, Whole, extra_of, hints_of
 from fedjax_ht.core.bounds import check_value
-from fedjax_ht.core.names import unknown
 
 S = TypeVar("S")
 
@@ -57,12 +57,12 @@ def from_plain(kind: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
     return kind(**fields)
 
 
-def check_names(kind: type, values: Mapping[str, Any], advice: str) -> None:
+def check_names(kind: type, values: Mapping[str, Any]) -> None:
     """Raises a ValueError where plain values lack a field of `kind`, or have another one."""
     known = set(_leaves(to_plain(kind()), kind))
     present = set(_leaves(values, kind))
     if unexpected := sorted(present - known):
-        raise ValueError(unknown("config field", unexpected[0], known, advice))
+        raise ValueError(unknown_field(unexpected[0], known))
     if missing := sorted(known - present):
         raise ValueError(f"no config field {missing[0]!r}; start from fedjax_ht.base_config()")
 
@@ -82,6 +82,8 @@ def plain_hint(hint: Any) -> Any:
     if marker is None:
         return hint
     kinds = tuple(kind for kind in get_args(get_args(hint)[0]) if kind is not NoneType)
+    if kinds == (Count,) and marker.plain == 0:
+        return Whole
     if get_origin(kinds[0]) is Literal:
         return Literal[(*get_args(kinds[0]), marker.plain)]
     return Union[kinds]  # noqa: UP007  (of a tuple that is not known here)

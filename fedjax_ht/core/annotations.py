@@ -79,7 +79,7 @@ Rest = Annotated[float, Within(least=0, below=1)]  # a share below 1
 Count = Annotated[int, Within(1)]
 Whole = Annotated[int, Within(0)]  # where 0 has a meaning of its own
 Seed = Annotated[int, Within(0, MAX_SEED)]
-OptionalCount = Annotated[Whole | None, NotGiven(0)]
+OptionalCount = Annotated[Count | None, NotGiven(0)]
 OptionalText = Annotated[str | None, NotGiven("")]
 
 

@@ -1,7 +1,7 @@
 """The compiled evaluation: counts correct predictions of clients and of the server's own model."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +14,10 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel, Participant, RunServer, receive, send, view
 from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.scoring import NormStatistics
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.statistics import collect_statistics
 from fedjax_ht.core.trees import Array, PyTree
-
-ScoredState = Literal["received", "trained"]
-"""The state in which an evaluation scores a client: after it took the newest downlink, or as its
-training left it."""
-
-NormStatistics = Literal["batch", "training"]
-"""Statistics that "static_batch" norms of the server's model use in its evaluation: those of the
-samples of a pass, or those of all clients' training samples (`core.statistics`)."""
 
 
 class EvaluationRequest(NamedTuple):

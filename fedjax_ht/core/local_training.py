@@ -50,7 +50,8 @@ class LocalTraining:
         HtFLlib).
       drop_remainder: True leaves out an epoch's last partial batch, as long as the client fills one
         batch at all; False trains on it, masked.
-      augment: a function that changes every training batch on the device; None changes nothing.
+      augmentation: a function that changes every training batch on the device; None changes
+        nothing.
       schedule: (round int32, from 0) -> factor on the optimiser's updates, such as an `optax`
         schedule that starts at 1; None is 1. An optimiser made anew in each round cannot know the
         round by itself.
@@ -73,7 +74,7 @@ class LocalTraining:
     steps: Count | None = None
     shuffle: bool = True
     drop_remainder: bool = True
-    augment: Augment | None = None
+    augmentation: Augment | None = None
     schedule: optax.Schedule | None = None
 
     def __post_init__(self):
@@ -191,9 +192,9 @@ def train(
     def step(order, number, state):
         params, opt_state, stats, total, sums = state
         batch = take_batch(data, order, source.count, number % per_epoch * size, size)
-        if training.augment is not None:
+        if training.augmentation is not None:
             view_key = jax.random.fold_in(augment_key, number)
-            batch = batch._replace(x=training.augment(view_key, batch.x, black))
+            batch = batch._replace(x=training.augmentation(view_key, batch.x, black))
         step_key = jax.random.fold_in(loss_key, number)
         gradients, out = jax.grad(loss_of, has_aux=True)(params, stats, batch, step_key)
         params, opt_state = descend(training, data, gradients, opt_state, params)

@@ -192,7 +192,7 @@ def _evaluate(client: Client, request: Envelope) -> Envelope:
     downlink = unpack(client.downlink_form, request.arrays, "the downlink")
     is_scored = {}
     for name in ClientIndices._fields:
-        is_scored[name] = jnp.bool_(name != "train" or client.plan.options.evaluate_train)
+        is_scored[name] = jnp.bool_(name != "train" or client.plan.options.scoring.train)
     state, round_inputs = _load_or_init(client, round_request), _round_inputs(client, round_request)
     inputs = (client.data, *round_inputs, is_scored, client.initial_weights)
     scores = client.programs.evaluate(state, downlink, *inputs)

@@ -197,7 +197,7 @@ def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Prog
     """Returns the functions of a bucket's clients, compiled at their first call."""
     method, channel, options = plan.method, plan.channel, plan.options
     batch_size = evaluation_batch(federation, options)
-    received = jnp.bool_(options.evaluate == "received")
+    received = jnp.bool_(options.scoring.state == "received")
 
     def init(root, weights, init_id):
         ctx = Context(client_key(root, Purpose.INIT_CLIENT, 0, init_id), jnp.int32(0), None)

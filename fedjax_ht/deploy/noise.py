@@ -48,8 +48,8 @@ Entropy = Callable[[], tuple[int, ...]]
 
 HIDDEN_SCORES = {
     "client": (),
-    "upload": ("evaluate.train", "evaluate.patience"),
-    "sample": ("evaluate.train",),
+    "upload": ("scoring.train", "evaluate.patience"),
+    "sample": ("scoring.train",),
 }
 """`Privacy.unit` -> fields of a config that need scores which clients then do not send."""
 

@@ -127,7 +127,7 @@ def _check_simulated_fields(config: Config) -> None:
         ("dataset.shift", plain["dataset"]["shift"], ""),
         ("dataset.public", plain["dataset"]["public"], ""),
         ("evaluate.participants", config.evaluate.participants, 1),
-        ("profile", config.profile, False),
+        ("time_stages", config.time_stages, False),
         ("devices_profile", plain["devices_profile"], to_plain(DevicesConfig())),
     ):
         if value != required:

@@ -184,7 +184,9 @@ def _try_round(
     reachable = np.isin(np.arange(num_clients), sorted(headers))
     # the draw of participants hides no client here, and is no matter of privacy: all know the seed
     options = dataclasses.replace(
-        server.plan.options, profile=Profile(available=lambda _: reachable), privacy=None
+        server.plan.options,
+        devices_profile=Profile(available=lambda _: reachable),
+        privacy=None,
     )
     drawn = draw_cohort(options, num_clients, state)
     if server.groups is None:

@@ -97,8 +97,8 @@ def fitted(settled: Settled, dataset: Dataset, begun: bool = False) -> dict[str,
         require_public_set(method, federations[label])
         require_server_statistics(method, federations[label])
         private(method, options.privacy).check(federations[label])
-        if options.profile is not None:
-            options.profile.check(method, config.partition.num_clients)
+        if options.devices_profile is not None:
+            options.devices_profile.check(method, config.partition.num_clients)
         check_pretraining(method, config.dataset)
     return federations
 

@@ -27,17 +27,8 @@ def make_profile(devices: DevicesConfig, num_clients: int) -> Profile | None:
     rates = client_values(devices, num_clients)
     rates.pop("memory", None)  # it decides who trains which model, and takes no time
     available = availability(devices, num_clients)
-    if devices.deadline and not rates:
-        deadline = f"devices_profile.deadline is {devices.deadline}"
-        raise ValueError(f"{deadline}, and nothing takes time; give flops, up or down")
-    if devices.late == "arrives" and not devices.deadline:
-        raise ValueError(
-            "devices_profile.late is 'arrives', and without a deadline nothing is late; set "
-            "devices_profile.deadline"
-        )
-    if not rates and available is None:
-        return None
-    return Profile(available, **rates, deadline=devices.deadline, late=devices.late)
+    profile = Profile(available, **rates, deadline=devices.deadline, late=devices.late)
+    return profile if rates or available else None
 
 
 def client_values(devices: DevicesConfig, num_clients: int) -> dict[str, np.ndarray]:

@@ -1,5 +1,6 @@
 """Builds the simulation's options, with its attack, privacy and defences, from the whole config."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -28,31 +29,18 @@ def simulation_options(config: Config) -> SimulationOptions:
     Raises:
       ValueError: fields do not fit together. One line.
     """
-    evaluate = config.evaluate
-    batch_size = evaluate.batch_size
-    if batch_size is None and config.model.norm == "static_batch":
-        batch_size = STATIC_BATCH
-    return SimulationOptions(
-        seed=config.seed,
-        participation=config.participation,
-        drop_rate=config.drop_rate,
-        shared_init=config.shared_init,
-        evaluate=evaluate.mode,
-        evaluate_train=evaluate.train,
-        eval_batch_size=batch_size,
-        global_statistics=evaluate.global_statistics,
-        lanes="auto" if config.lanes is None else config.lanes,
-        devices=config.devices,
-        client_store=config.client_store,
-        time_stages=config.profile,
-        uplink=steps_of("transform", "uplink", config.uplink, TRANSFORMS),
-        downlink=steps_of("transform", "downlink", config.downlink, TRANSFORMS),
-        refuse_outliers=config.refuse_outliers,
-        robust=steps_of("defence", "robust", config.robust, DEFENCES),
-        attack=config.attack,
-        profile=make_profile(config.devices_profile, config.partition.num_clients),
-        privacy=privacy(config.privacy),
-    )
+    scoring = config.scoring
+    if scoring.batch_size is None and config.model.norm == "static_batch":
+        scoring = dataclasses.replace(scoring, batch_size=STATIC_BATCH)
+    made = {
+        "scoring": scoring,
+        "uplink": steps_of("transform", "uplink", config.uplink, TRANSFORMS),
+        "downlink": steps_of("transform", "downlink", config.downlink, TRANSFORMS),
+        "robust": steps_of("defence", "robust", config.robust, DEFENCES),
+        "devices_profile": make_profile(config.devices_profile, config.partition.num_clients),
+        "privacy": privacy(config.privacy),
+    }
+    return SimulationOptions(**shared_fields(config, SimulationOptions) | made)
 
 
 def privacy(config: PrivacyConfig) -> Privacy | None:

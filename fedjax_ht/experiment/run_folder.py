@@ -8,6 +8,7 @@ from typing import Any
 from fedjax_ht.checkpoints.sealed import set_aside
 from fedjax_ht.checkpoints.writers import FILES
 from fedjax_ht.configs.base import method_options, option_values, typed_config
+from fedjax_ht.configs.former_names import under_new_names
 from fedjax_ht.configs.sections import Config, PartitionConfig
 from fedjax_ht.configs.typed import to_json
 from fedjax_ht.core.files import refuse_links
@@ -42,7 +43,7 @@ FREE_FIELDS = (
     "dataset.data_dir",
     "devices",
     "client_store",
-    "profile",
+    "time_stages",
     "give_up",
     "report.maps",
     "track",
@@ -166,9 +167,9 @@ def read_run(workdir: Path, trust: bool = False) -> tuple[Config, Experiment]:
 
 
 def completed(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the config of a run of any version, with today's defaults for the fields that it does
-    not have."""
-    known = to_json(Config())
+    """Returns the config of a run of any version, with today's names of its fields, and today's
+    defaults for those that it does not have."""
+    fields, known = under_new_names(fields), to_json(Config())
     kind = fields.get("partition", {}).get("kind") or PartitionConfig.kind
     options = option_values(f"partition {kind!r}", partition_options(kind), {})
     known["partition"] |= {"kind": kind, "options": json.loads(json.dumps(options))}

@@ -17,7 +17,7 @@ def local_training(training: TrainingConfig) -> LocalTraining:
     """
     fields = shared_fields(training, LocalTraining) | {
         "optimizer": optimizer(training),
-        "augment": compose(training.augmentation),
+        "augmentation": compose(training.augmentation),
         "schedule": schedule(training.schedule),
     }
     return LocalTraining(**fields)

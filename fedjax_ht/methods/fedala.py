@@ -89,7 +89,7 @@ def fedala(
         steps=None,
         shuffle=False,
         drop_remainder=False,
-        augment=None,
+        augmentation=None,
         schedule=None,
     )
 

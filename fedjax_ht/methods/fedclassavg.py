@@ -17,7 +17,7 @@ Settled here:
   variant="released" is the authors' code, which multiplies it by temperature / 0.07, that is by
   1428.6.
 * The classifier is the model's head behind a ReLU, in training and in prediction.
-* Views are cut, flipped, jittered and greyed on the device, in place of `training.augment`.
+* Views are cut, flipped, jittered and greyed on the device, in place of `training.augmentation`.
 * The pretrained classifier is overwritten in the first round, as released. A client that has not
   taken part yet keeps its own classifier, and is scored with it, until it has pretrained at its
   first participation.
@@ -103,7 +103,7 @@ def fedclassavg(
         in what they differ.
     """
     scale = temperature / BASE_TEMPERATURE if variant == "released" else 1.0
-    training = dataclasses.replace(training, augment=None)
+    training = dataclasses.replace(training, augmentation=None)
 
     def local_pass(bucket, client, data, key):
         start = client["params"]["head"]

@@ -38,7 +38,7 @@ Settled here:
   few. With the rows of the uploaders alone, each round's mean compounds on the last one's, however
   many rounds newcomers take to come: without stored rows only global rounds count. And rows longer
   than LONG_ROW are warned of, whatever made them so.
-* Clients are scored as their training left them: that is `SimulationOptions(evaluate="trained")`.
+* Clients are scored as their training left them: that is `Scoring("trained")`.
 * The server knows a client's classes from its last upload, and sends the whole header to a client
   without one.
 * hide_classes: clients upload the whole header with zeros in the rows of other classes, and the

@@ -23,7 +23,7 @@ Settled here:
   a bound in the optimizer holds for each of the three by itself. They train by SGD with momentum
   0.9 and weight decay 1e-3.
 * They score a client after the first step, by the g that it trained beside: that is
-  `SimulationOptions(evaluate="trained")`. "received" scores by the server's newest.
+  `SimulationOptions(scoring=Scoring("trained"))`. "received" scores by the server's newest.
 * Their networks have no batch norms. Here these normalise by the batch in both steps. Running
   statistics are those of the first step and stay with the client.
 """

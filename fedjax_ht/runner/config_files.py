@@ -13,7 +13,8 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from fedjax_ht.configs import shipped
-from fedjax_ht.configs.base import SEE, ConfigTree, base_config
+from fedjax_ht.configs.base import ConfigTree, base_config
+from fedjax_ht.configs.former_names import unknown_field
 from fedjax_ht.core.names import unknown, unknown_option
 from fedjax_ht.core.user_code import importable_from, user_modules_in
 from fedjax_ht.runner.cli import SEE_HELP, BadConfigFile, config_folder
@@ -53,7 +54,7 @@ class ConfigParser(flags.ArgumentParser):
             return f"unknown flag --{name}; {name} is a field of the config: write {setting}"
         field = field_of(name)
         if field is not None:
-            return unknown_field(field)
+            return undefined_field(field)
         hint = f"{SEE_HELP}, and a field of the config is set by --config.FIELD=VALUE"
         # fields by their own names: --learning_rate is meant to be training.learning_rate
         own_flags = [flag for flag in self.flag_values if not flag.startswith("config.")]
@@ -221,7 +222,7 @@ def field_of(flag: str) -> str | None:
     return field if dot and prefix in ("config", "noconfig") else None
 
 
-def unknown_field(field: str) -> str:
+def undefined_field(field: str) -> str:
     """Returns the message of a flag --config.FIELD that is not defined."""
     named = flags.FLAGS["config"].value
     if named is None:
@@ -239,7 +240,7 @@ def unknown_field(field: str) -> str:
             part = named.fields[prefix.partition(".")[0]]
             owner = part.name if prefix == OPTIONS[0] else f"partition {part.kind!r}"
             return unknown_option(owner, field.removeprefix(prefix), list(part.options))
-    return unknown("config field", field, known, SEE)
+    return unknown_field(field, known)
 
 
 def _at(config: ConfigTree, path: str) -> Any:

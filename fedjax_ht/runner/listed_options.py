@@ -9,13 +9,13 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_ht.configs.base import SEE, method_options
+from fedjax_ht.configs.base import method_options
+from fedjax_ht.configs.former_names import unknown_field
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.configs.typed import plain_hint, to_plain
 from fedjax_ht.core.annotations import SearchRange, extra_of, hints_of
 from fedjax_ht.core.bounds_text import describe
 from fedjax_ht.core.docstrings import meanings
-from fedjax_ht.core.names import unknown
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.data.partition.splits import split_plan
 from fedjax_ht.methods import method_factory
@@ -75,7 +75,7 @@ def having(options: Iterable[Option], texts: Iterable[str]) -> list[Option]:
         matching = [option for option in options if text.lower() in _searched(option)]
         if not matching:
             names = [option.name for option in options]
-            raise ValueError(unknown("config field", text, names, SEE))
+            raise ValueError(unknown_field(text, names))
         chosen += matching
     return [option for option in options if option in chosen]
 

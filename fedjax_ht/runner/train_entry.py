@@ -259,7 +259,7 @@ def _compiling(label: str, experiment: Experiment, config: Config) -> str:
 def with_noted_lanes(label: str, experiment: Experiment, noted: Path, writes: bool) -> Experiment:
     """Returns the experiment with the lanes that this run has noted for an entry.
 
-    Where "auto" chooses lanes, a run notes them for each architecture before it first trains it, so
+    Where lanes are chosen, a run notes them for each architecture before it first trains it, so
     that it goes on with the same.
 
     Args:
@@ -269,7 +269,7 @@ def with_noted_lanes(label: str, experiment: Experiment, noted: Path, writes: bo
       writes: False notes nothing.
     """
     options, federation = experiment.options, experiment.federations[label]
-    if options.lanes != "auto":
+    if options.lanes is not None:
         return experiment
     known = read_json(noted) if noted.exists() else {}
     names = {bucket.name for bucket in federation.buckets}

@@ -98,7 +98,7 @@ def first_state(program: Program) -> SimulationState:
         last_round=np.full(program.train_counts.shape, -1, np.int32),
         changed=changed,
     )
-    profile = program.options.profile
+    profile = program.options.devices_profile
     if profile is None or profile.late == "lost":
         return state
     # The forms of uplinks: this traces every architecture's round.

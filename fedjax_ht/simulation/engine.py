@@ -19,7 +19,6 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.compiling import buckets_on_mesh, compiled, enable_compilation_cache
 from fedjax_ht.core.evaluation import (
-    NormStatistics,
     bucket_evaluation,
     client_evaluation,
     global_evaluation,
@@ -32,6 +31,7 @@ from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel, bucket_round
 from fedjax_ht.core.samples import Data
+from fedjax_ht.core.scoring import NormStatistics
 from fedjax_ht.core.server_statistics import require_server_statistics
 from fedjax_ht.core.states import first_states
 from fedjax_ht.core.trees import PyTree

@@ -45,8 +45,8 @@ def simulation_lanes(
       counts: the clients' training samples, int [num_clients].
       training: the recipe of the clients.
       options: the options; numbers of lanes in them are taken as they are.
-      runs: number of such simulations that play side by side, see `together`; by "auto" each gets
-        its part of the lanes.
+      runs: number of such simulations that play side by side, see `together`; where lanes are
+        chosen, each gets its part of them.
 
     Raises:
       ValueError: a bucket has no number, or there are fewer devices than the options want.
@@ -63,13 +63,13 @@ def simulation_lanes(
         training=training,
         mesh=client_mesh(options.devices),
     )
-    if options.lanes != "auto":
+    if options.lanes is not None:
         return lanes
     return {name: -(-together // runs) for name, together in lanes.items()}
 
 
 def choose_lanes(
-    lanes: Lanes,
+    lanes: Lanes | None,
     buckets: Sequence[Bucket],
     steps: Sequence[np.ndarray],
     *,
@@ -79,12 +79,12 @@ def choose_lanes(
 ) -> dict[str, int]:
     """Chooses the lanes of every bucket.
 
-    "auto" is one at a time on CPU, where vmapped small products are slower than a scan
+    None is one at a time on CPU, where vmapped small products are slower than a scan
     (benchmarks/results/conv_cpu.md); elsewhere `fewest_seconds` of the bucket's own model, whatever
     a method trains beside it.
 
     Args:
-      lanes: "auto", a number for all, or bucket name -> number.
+      lanes: a number for all, bucket name -> number, or None.
       buckets: the buckets of the federation.
       steps: per bucket, int [n], local steps of a round.
       participants: number of a round's participants, in all buckets.
@@ -102,7 +102,7 @@ def choose_lanes(
                 "number for all"
             )
         return {name: lanes[name] for name in names}
-    if lanes != "auto":
+    if lanes is not None:
         return dict.fromkeys(names, lanes)
     if platform_of(mesh) == "cpu":
         return dict.fromkeys(names, 1)

@@ -9,16 +9,15 @@ import numpy as np
 from fedjax_ht.core import wire
 from fedjax_ht.core.annotations import Count, NonNegative, Part, Rest, Seed
 from fedjax_ht.core.bounds import check_fields
-from fedjax_ht.core.evaluation import NormStatistics, ScoredState
 from fedjax_ht.core.keys import Purpose, host_generator
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.trust.attacks import Attack
 from fedjax_ht.trust.defences import Defence
 from fedjax_ht.trust.privacy import Privacy
 
-Lanes = Count | Literal["auto"] | Mapping[str, Count]
-"""Clients that run side by side: a number for all buckets, one a bucket, or "auto", for which
-`lanes.choose_lanes` has a rule."""
+Lanes = Count | Mapping[str, Count]
+"""Clients that run side by side: a number for all buckets, or one a bucket."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,17 +30,11 @@ class SimulationOptions:
       drop_rate: share of a round's participants whose uplink is lost after training, rounded down.
       shared_init: True starts all clients of one architecture from the same weights (released
         code), else each starts from its own.
-      evaluate: "received" scores a client after it took the newest downlink, "trained" as its
-        training left it.
-      evaluate_train: True scores clients on their training samples as well, as "train_accuracy".
-      eval_batch_size: samples that one forward pass of evaluation takes; None is 64 where the
-        server has a model of its own, and else as the device likes
-        (`batches.forward_batch`). It matters where norms go by the batch.
-      global_statistics: the statistics of the server model's "static_batch" norms in its
-        evaluation: "batch", those of the pass's samples, or "training", those of all clients'
-        training samples (see `core.statistics`).
-      lanes: clients side by side on a device: a number, bucket name -> number, or "auto", see
-        `lanes.choose_lanes`.
+      scoring: what evaluations score. A `batch_size` of None is 64 where the server has a model of
+        its own, and else as the device likes (`batches.forward_batch`); it matters where norms go
+        by the batch.
+      lanes: clients side by side on a device: a number, bucket name -> number, or None, for which
+        `lanes.choose_lanes` has a rule.
       devices: number of devices to shard the clients over; None takes all.
       client_store: "device" or "host", where the states of clients at rest live.
       uplink, downlink: transforms of the messages on the wire, in order.
@@ -53,7 +46,7 @@ class SimulationOptions:
         out of all accuracies of a round; `trust.attacks.attackers` draws them.
       time_stages: True reports the seconds of a round's stages as well; the stages then wait for
         each other.
-      profile: the clients' devices, or None: everybody is there in every round.
+      devices_profile: the clients' devices, or None: everybody is there in every round.
       privacy: the noise that hides clients or uploads, and its clipping, or None; attackers'
         uploads are clipped, too.
 
@@ -67,11 +60,8 @@ class SimulationOptions:
     participation: Part = 1.0
     drop_rate: Rest = 0.0
     shared_init: bool = False
-    evaluate: ScoredState = "received"
-    evaluate_train: bool = False
-    eval_batch_size: Count | None = None
-    global_statistics: NormStatistics = "batch"
-    lanes: Lanes = "auto"
+    scoring: Scoring = dataclasses.field(default_factory=Scoring)
+    lanes: Lanes | None = None
     devices: Count | None = None
     client_store: Literal["device", "host"] = "device"
     uplink: tuple[wire.Transform, ...] = ()
@@ -80,7 +70,7 @@ class SimulationOptions:
     robust: tuple[Defence, ...] = ()
     attack: Attack = dataclasses.field(default_factory=Attack)
     time_stages: bool = False
-    profile: Profile | None = None
+    devices_profile: Profile | None = None
     privacy: Privacy | None = None
 
     def __post_init__(self):
@@ -92,12 +82,12 @@ class SimulationOptions:
                         f"privacy.unit is 'client', which hides sums alone; {field} must then be "
                         "empty"
                     )
-        if self.privacy is not None and self.profile is not None:
+        if self.privacy is not None and self.devices_profile is not None:
             for field in ("available", "deadline"):
-                if getattr(self.profile, field):
+                if getattr(self.devices_profile, field):
                     raise ValueError(
-                        f"profile.{field} is set, and epsilon is known only where all clients can "
-                        "take part; leave it out, or privacy"
+                        f"devices_profile.{field} is set, and epsilon is known only where all "
+                        "clients can take part; leave it out, or privacy"
                     )
 
     @property
@@ -112,9 +102,9 @@ class SimulationOptions:
 
     def reachable(self, num_clients: int, round: int) -> np.ndarray:
         """Returns the clients that can be reached in a round, bool [num_clients]."""
-        if self.profile is None:
+        if self.devices_profile is None:
             return np.ones(num_clients, bool)
-        return self.profile.reachable(num_clients, round)
+        return self.devices_profile.reachable(num_clients, round)
 
 
 def choose_participants(

@@ -48,18 +48,21 @@ class Profile:
     late: Late = "lost"
 
     def __post_init__(self):
-        check_fields(self, "profile.")
+        check_fields(self, "devices_profile.")
         for name, rates in self.rates().items():
             if np.ndim(rates) != 1 or not np.all((np.asarray(rates) > 0) & np.isfinite(rates)):
-                raise ValueError(f"profile.{name} is not one number above 0 for each client")
+                raise ValueError(
+                    f"devices_profile.{name} is not one number above 0 for each client"
+                )
         if self.deadline and not self.rates():
             raise ValueError(
-                f"profile.deadline is {self.deadline}, and nothing takes time; give flops, up or "
-                "down"
+                f"devices_profile.deadline is {self.deadline}, and nothing takes time; give flops, "
+                "up or down"
             )
         if self.late == "arrives" and not self.deadline:
             raise ValueError(
-                "profile.late is 'arrives', and without a deadline nothing is late; set deadline"
+                "devices_profile.late is 'arrives', and without a deadline nothing is late; set "
+                "deadline"
             )
 
     def rates(self) -> dict[str, np.ndarray]:
@@ -77,13 +80,14 @@ class Profile:
         for name, rates in self.rates().items():
             if len(rates) != num_clients:
                 raise ValueError(
-                    f"profile.{name} has {len(rates)} numbers; there are {num_clients} clients"
+                    f"devices_profile.{name} has {len(rates)} numbers; there are {num_clients} "
+                    "clients"
                 )
         if self.late == "arrives" and method.wire.redrawn:
             raise ValueError(
-                f"profile.late is 'arrives', but an upload of {method.name} means something else "
-                "a round later: its "
-                "server works out what it has sent in this very one; only 'lost' is possible"
+                f"devices_profile.late is 'arrives', but an upload of {method.name} means "
+                "something else a round later: its server works out what it has sent in this very "
+                "one; only 'lost' is possible"
             )
 
     def seconds(
@@ -132,8 +136,8 @@ class Profile:
         reachable = np.asarray(self.available(round))
         if reachable.dtype != bool or reachable.shape != (num_clients,):
             raise ValueError(
-                f"profile.available gives {reachable.dtype} {reachable.shape} for round {round}; "
-                f"it must be bool ({num_clients},)"
+                f"devices_profile.available gives {reachable.dtype} {reachable.shape} for round "
+                f"{round}; it must be bool ({num_clients},)"
             )
         return reachable
 

@@ -127,7 +127,7 @@ class Program(NamedTuple):
     def devices(self) -> Devices:
         """The clients' simulated devices."""
         return Devices(
-            profile=self.options.profile,
+            profile=self.options.devices_profile,
             flops=self.flops,
             mesh=self.mesh,
             rosters={name: clients.roster for name, clients in self.clients.items()},
@@ -155,9 +155,9 @@ def bind(
         mesh=mesh,
         batch_size=evaluation_batch(federation, options, data),
         # "trained" evaluation asks for what training left, whatever comes down.
-        keep_trained=options.evaluate == "trained",
+        keep_trained=options.scoring.state == "trained",
         client_store=options.client_store,
-        statistics=options.global_statistics,
+        statistics=options.scoring.global_statistics,
         outlier_bound=options.outlier_bound,
         uplink=options.uplink,
         downlink=options.downlink,
@@ -166,8 +166,8 @@ def bind(
         robust=options.robust,
     )
     engine = make_engine(blueprint)
-    if options.profile is not None:
-        options.profile.check(engine.method, federation.num_clients)
+    if options.devices_profile is not None:
+        options.devices_profile.check(engine.method, federation.num_clients)
     if options.privacy is not None:
         accounting()
     public = {} if federation.public is None else {PUBLIC: data.public}
@@ -205,7 +205,7 @@ def bind(
         clients=clients,
         after_training=request(False, ("test",)),
         nothing=request(False, ()),
-        in_evaluation=request(options.evaluate == "received", splits),
+        in_evaluation=request(options.scoring.state == "received", splits),
         server=server,
         pooled=pooled,
         flops=functools.cache(functools.partial(client_flops, engine, federation, data)),
@@ -227,7 +227,7 @@ def _for_method(
 def _scored_splits(data: FederationData, options: SimulationOptions) -> tuple[str, ...]:
     """Returns the splits that an evaluation scores: those of which any client has samples."""
     splits = ("test", "val")
-    if options.evaluate_train:
+    if options.scoring.train:
         splits += ("train",)
     return tuple(split for split in splits if data.counts[split].any())
 
@@ -270,8 +270,8 @@ def evaluation_batch(
 ) -> int:
     """Returns the samples of a forward pass that scores: of this data no more than a client has,
     except where norms go by them."""
-    if options.eval_batch_size or federation.global_model is not None:
-        return options.eval_batch_size or 64
+    if options.scoring.batch_size or federation.global_model is not None:
+        return options.scoring.batch_size or 64
     if data is None:
         return forward_batch()
     most = max(data.most_scored, *(int(data.counts[split].max()) for split in ("test", "val")))

@@ -162,7 +162,7 @@ def _outputs_of(program: Program, bucket: Bucket, output: Callable) -> Callable:
 
     def run(client, participant: Participant, server: RunServer, data: Data, shown: Data, round):
         of_client = view(data, participant)
-        received = options.evaluate == "received"
+        received = options.scoring.state == "received"
         bound, client, downlink = prepare(client, participant, server, of_client, round, received)
         order, model = shown.splits["shown"], server.with_frozen(bucket)
 

@@ -138,8 +138,8 @@ def dp_train(
 
         def gradient_of(sample: Batch, key):
             loss_key, augment_key = jax.random.split(key)
-            if training.augment is not None:
-                sample = sample._replace(x=training.augment(augment_key, sample.x, black))
+            if training.augmentation is not None:
+                sample = sample._replace(x=training.augmentation(augment_key, sample.x, black))
 
             def loss(params):
                 return loss_fn(params, stats, sample, loss_key).value

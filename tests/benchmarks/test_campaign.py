@@ -194,7 +194,7 @@ def test_the_recipe_is_of_the_committed_config():
     ]
     np.testing.assert_array_equal(*steps)
     key, x = jax.random.key(0), jax.random.uniform(jax.random.key(1), (4, 8, 8, 1))
-    np.testing.assert_array_equal(*(t.augment(key, x, jnp.zeros(1)) for t in (ours, theirs)))
+    np.testing.assert_array_equal(*(t.augmentation(key, x, jnp.zeros(1)) for t in (ours, theirs)))
 
 
 # What a machine with a GPU may lack of the package's dependencies, and what only tests have.

@@ -211,7 +211,7 @@ def test_optimiser_state_lives_through_a_round():
 
 def test_augmentation_is_told_what_black_is():
     data = tiny.client_data(np.arange(4), mean=np.float32(0.25), std=np.float32(0.5))
-    training = recipe(steps=1, augment=lambda key, x, black: jnp.broadcast_to(black, x.shape))
+    training = recipe(steps=1, augmentation=lambda key, x, black: jnp.broadcast_to(black, x.shape))
 
     def loss_fn(params, stats, batch, key):
         return Loss(params, batch.x)
@@ -224,7 +224,7 @@ def test_augmentation_is_told_what_black_is():
 
 def test_augmentation_and_loss_get_a_key_of_their_own_each_step():
     training = recipe(
-        steps=4, augment=lambda key, x, black: jnp.full_like(x, jax.random.uniform(key))
+        steps=4, augmentation=lambda key, x, black: jnp.full_like(x, jax.random.uniform(key))
     )
 
     def loss_fn(params, stats, batch, key):

@@ -17,7 +17,7 @@ FIELDS = [
     "partition.num_clients",
     "partition.options",
     "client_store",
-    "evaluate.batch_size",
+    "scoring.batch_size",
 ]
 
 
@@ -61,7 +61,7 @@ def test_meanings_are_the_entries_of_docstrings():
     [
         ("lr", "training.learning_rate"),
         ("training.LR", "training.learning_rate"),
-        ("evaluate.bs", "evaluate.batch_size"),
+        ("scoring.bs", "scoring.batch_size"),
         ("decay", "training.weight_decay"),
         ("clients", "partition.num_clients"),
         ("trainig.epochs", "training.epochs"),

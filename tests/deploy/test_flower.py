@@ -103,7 +103,7 @@ def test_four_nodes_with_tls_and_keys_end_as_the_simulation(method, tmp_path):
     assert missed and len(rows) == 5, rows
     config = small_config(method, rounds=4)
     profile = Profile(available=by_trace(4, present_spans(4, 2, missed)))
-    _, simulation = simulation_of(config, profile=profile)
+    _, simulation = simulation_of(config, devices_profile=profile)
     assert_same_rows(*trained_columns(run(simulation, 4)[1], rows))
 
 
@@ -121,7 +121,7 @@ def test_four_nodes_by_secure_sums_end_as_the_simulation(tmp_path):
         end_all(server, *clients.values())
     rows = rows_of(tmp_path)
     profile = Profile(available=by_trace(4, present_spans(3, 2, [1, 2])))
-    _, simulation = simulation_of(small_config("fedproto", rounds=3), profile=profile)
+    _, simulation = simulation_of(small_config("fedproto", rounds=3), devices_profile=profile)
     for simulated, deployed in zip(run(simulation, 3)[1], rows, strict=True):
         assert simulated.get("arrived") == deployed.get("arrived")
         if "loss" in simulated:

@@ -233,10 +233,10 @@ def test_epsilon_of_noise(tmp_path):
     [
         (
             "sample",
-            {"evaluate.train": True},
-            "evaluate.train is True, but with privacy.unit='sample' clients do not send",
+            {"scoring.train": True},
+            "scoring.train is True, but with privacy.unit='sample' clients do not send",
         ),
-        ("upload", {"evaluate.train": True}, "evaluate.train is True"),
+        ("upload", {"scoring.train": True}, "scoring.train is True"),
         ("upload", {"evaluate.patience": 3}, "evaluate.patience is 3"),
         ("client", {"robust": (("median",),)}, "robust must then be empty"),
         ("client", {"drop_rate": 0.5}, "drop_rate is 0.5"),

@@ -83,7 +83,7 @@ def compare(folder: Path) -> None:
     spans = [(client, n, n) for n, clients in enumerate(present) for client in clients]
     profile = Profile(available=by_trace(CLIENTS, spans))
     config = small_config("fedproto", rounds=ROUNDS, clients=CLIENTS)
-    _, simulation = simulation_of(config, profile=profile)
+    _, simulation = simulation_of(config, devices_profile=profile)
     assert_same_rows(*trained_columns(run(simulation, ROUNDS)[1], rows))
 
 

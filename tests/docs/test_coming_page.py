@@ -11,9 +11,9 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
-from fedjax_ht.configs.run_sections import EvaluateConfig
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.data.sources import dataset_names
 from fedjax_ht.experiment.training import schedule
@@ -97,7 +97,7 @@ def test_other_names_are_there():
     runner = (ROOT / "fedjax_ht" / "runner" / "run.py").read_text()
     assert re.search(r'DEFINE_string\(\s*"workdir"', runner)
     assert hasattr(Simulation, "write_clients")
-    assert get_args(get_type_hints(EvaluateConfig)["mode"]) == ("received", "trained")
+    assert get_args(get_type_hints(Scoring)["state"]) == ("received", "trained")
     assert schedule("step/1/0.99")(3) == pytest.approx(0.99**3)
     assert (ROOT / "experiments" / "attack.py").exists()
 

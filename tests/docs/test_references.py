@@ -1,7 +1,7 @@
 """References of docstrings, such as `module.function` and `Class.attribute`, name what exists.
 
 A module is named by the end of its dotted name, a value of a class by the end of the class's name
-in small letters: `training.augment` is a field of LocalTraining. Names of anything else, such as
+in small letters: `training.augmentation` is a field of LocalTraining. Names of anything else, such as
 another library's, are passed over.
 """
 
@@ -103,14 +103,21 @@ def test_references_of_a_package_name_what_exists(package):
 
 @pytest.mark.parametrize(
     "reference",
-    ["bucket.features", "core.bucket", "Bucket.module", "training.augment", "jax.jit", "x.shape"],
+    [
+        "bucket.features",
+        "core.bucket",
+        "Bucket.module",
+        "training.augmentation",
+        "jax.jit",
+        "x.shape",
+    ],
 )
 def test_a_module_a_field_and_a_foreign_name_exist(reference):
     assert exists(reference)
 
 
 @pytest.mark.parametrize(
-    "reference", ["federation.features", "methods.slicing", "Bucket.own", "training.augmented"]
+    "reference", ["federation.features", "methods.slicing", "Bucket.own", "training.augmentationed"]
 )
 def test_a_stale_reference_does_not_exist(reference):
     assert not exists(reference)

@@ -43,7 +43,7 @@ def test_every_method_has_the_same_training_and_starts_from_shared_weights(file,
     for name in set(METHODS) - {"fedktl", "scaffold"}:
         config = file.get_config(f"recipe={recipe},method={name}")
         trainings.add(config.training.to_json())
-        assert config.shared_init and config.evaluate.mode == "trained"
+        assert config.shared_init and config.scoring.state == "trained"
         (entry,) = entries_of(typed_config(config))
         assert make_method(entry, typed_config(config).training).name == name and not entry.tuned
     assert len(trainings) == 1

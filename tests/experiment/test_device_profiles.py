@@ -39,7 +39,7 @@ def table(tmp_path, text: str) -> str:
 def test_by_default_nothing_is_simulated():
     assert (
         make_profile(fields(), 3) is None
-        and simulation_options(typed_config(base_config())).profile is None
+        and simulation_options(typed_config(base_config())).devices_profile is None
     )
     assert make_profile(fields(memory="1e9", seed=3), 3) is None  # of no round
 
@@ -346,13 +346,13 @@ def test_a_run_on_devices_goes_on_and_shows_its_seconds(tiny_config, tmp_path):
 def test_the_code_of_the_page_says_what_it_says():
     config_file, library = blocks("devices.md")
     names = execute(config_file)
-    profile = simulation_options(typed_config(names["get_config"]())).profile
+    profile = simulation_options(typed_config(names["get_config"]())).devices_profile
     assert (
         profile.deadline == 1.0
         and set(profile.down) == {1e6}
         and 0 < profile.available(0).sum() <= 20
     )
-    profile = execute(library)["options"].profile
+    profile = execute(library)["options"].devices_profile
     assert [profile.reachable(3, round).tolist() for round in (1, 2)] == [
         [True] * 3,
         [True, False, True],

@@ -74,17 +74,18 @@ def test_a_recipe_has_all_that_its_section_says():
     recipe = local_training(training)
     named = {field.name for field in dataclasses.fields(LocalTraining)} & set(vars(training))
     assert named == {
-        *("optimizer", "batch_size", "epochs", "steps", "shuffle", "drop_remainder", "schedule")
+        *("optimizer", "batch_size", "epochs", "steps", "shuffle", "drop_remainder"),
+        *("augmentation", "schedule"),
     }
-    for name in named - {"optimizer", "schedule"}:
+    for name in named - {"optimizer", "augmentation", "schedule"}:
         assert getattr(recipe, name) == getattr(training, name)
 
 
 @pytest.mark.parametrize(
     ("section", "kind", "differing"),
     [
-        # "steps" counts from 0 in a config, which stands for None
-        (TrainingConfig, LocalTraining, {"optimizer", "schedule", "steps"}),
+        # a config file has 0 for steps that are not given
+        (TrainingConfig, LocalTraining, {"optimizer", "augmentation", "schedule", "steps"}),
         (PrivacyConfig, Privacy, {"unit"}),  # of no privacy there is no Privacy
         (DevicesConfig, Profile, {"available", "flops", "up", "down"}),
     ],

@@ -255,7 +255,7 @@ def test_ffa_lora_gives_all_clients_one_a():
         fl.ffa_lora(TRAINING),
         federation,
         federation_data(federation),
-        fl.SimulationOptions(evaluate="trained"),
+        fl.SimulationOptions(scoring=fl.Scoring("trained")),
     )
     state, _ = simulation.run_round(simulation.init())
     sides = {}

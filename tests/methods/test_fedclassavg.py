@@ -18,7 +18,7 @@ from tests.reference import fedclassavg as reference
 
 LR = 0.02
 TRAINING = LocalTraining(
-    optax.sgd(LR), batch_size=3, shuffle=False, augment=lambda key, x, black: flip(key, x)
+    optax.sgd(LR), batch_size=3, shuffle=False, augmentation=lambda key, x, black: flip(key, x)
 )
 FEDERATION = tiny.linear_federation()
 BUCKET = FEDERATION.buckets[0]

@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.methods import METHODS, method_factory
@@ -118,7 +119,7 @@ def test_texts_are_learned():
     data = arranged(dataset, partition, federation)
     training = LocalTraining(optax.adam(0.03), batch_size=4, epochs=60)
     simulation = make_simulation(
-        local(training), federation, data, SimulationOptions(evaluate_train=True)
+        local(training), federation, data, SimulationOptions(scoring=Scoring(train=True))
     )
     state, _ = simulation.run_round(simulation.init())
     accuracy = simulation.evaluate(state).accuracy["train"]

@@ -31,6 +31,7 @@ def config_with(**fields):
 
 BAD = {
     "unknown config field 'spelling'": {"spelling": 1},
+    "config field 'profile' was renamed to 'time_stages'": {"profile": True},
     "rounds is -3; it must be an integer of at least 1": {"rounds": -3},
     "seed is 4294967296; it must be an integer from 0 to 4294967295": {"seed": 2**32},
     "seed is 4294967295; it must be at most 4294967293 with 3 trials": {
@@ -147,7 +148,7 @@ BAD = {
     "training.optimizer is 'lamb'; it must be 'sgd' or 'adam'": {"training.optimizer": "lamb"},
     "unknown augmentation 'blur'": {"training.augmentation": ("blur",)},
     "unknown transform 'zip'": {"uplink": (("zip", 1),)},
-    "evaluate.mode is 'never'; it must be 'received' or 'trained'": {"evaluate.mode": "never"},
+    "scoring.state is 'never'; it must be 'received' or 'trained'": {"scoring.state": "never"},
     "client_store is 'disk'": {"client_store": "disk"},
     "trials is 0; it must be an integer of at least 1": {"trials": 0},
     "devices is -1; it must be an integer of at least 0": {"devices": -1},
@@ -157,7 +158,7 @@ BAD = {
     "norm is 'instance'": {"model.group": "resnet4", "model.norm": "instance"},
     "output_relu is for the groups res34_htc4, htfe8_htc4": {"model.output_relu": True},
     "heterofl trains slices of one network": {"compare": ("heterofl",)},
-    "profile.late is 'arrives', but an upload of fedrolex means something else": {
+    "devices_profile.late is 'arrives', but an upload of fedrolex means something else": {
         "entries": ("fedrolex",),
         "model.rates": "1,1/2",
         "model.group": "conv4",

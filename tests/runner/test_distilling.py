@@ -26,7 +26,7 @@ def config_of(name: str, **options):
     config.partition.options = {"alpha": 10.0}
     config.dataset.subset = 400
     config.model.update({"group": "conv4_quarter", "norm": "static_batch", "rates": "1,1/4"})
-    config.evaluate.mode = "trained"
+    config.scoring.state = "trained"
     return config
 
 

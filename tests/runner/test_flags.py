@@ -120,6 +120,10 @@ def test_text_that_is_no_value_of_its_field(argument, message):
             "--config.clients=1",
             "unknown config field 'clients'; did you mean 'partition.num_clients'? `fedj",
         ),
+        (
+            "--config.evaluate.mode=trained",
+            "config field 'evaluate.mode' was renamed to 'scoring.state'",
+        ),
         ("--config.report=none", "report is a section of the config; set one of its fields: maps"),
     ],
 )

@@ -11,6 +11,7 @@ import sys
 import jax
 import numpy as np
 
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.profile import Profile, by_chance
@@ -27,7 +28,7 @@ DEVICES = Profile(by_chance(NUM_CLIENTS, 0.8), up=np.linspace(10, 40, NUM_CLIENT
 CASES = {  # name: method, options
     "prototypes, states on the host, simulated devices": (
         "fedproto",
-        {"participation": 0.6, "lanes": 1, "client_store": "host", "profile": DEVICES},
+        {"participation": 0.6, "lanes": 1, "client_store": "host", "devices_profile": DEVICES},
     ),
     "whole models, states on the devices": ("fedavg", {"lanes": 2}),
 }
@@ -37,7 +38,7 @@ def run(name: str, options: dict, devices: int) -> dict:
     """Metrics after two rounds, and a number for all states, read back and written again."""
     federation = uniform_federation() if name == "fedavg" else mixed_federation()
     method, data = METHODS[name](TRAINING), federation_data(federation)
-    options = SimulationOptions(seed=1, devices=devices, eval_batch_size=4, **options)
+    options = SimulationOptions(seed=1, devices=devices, scoring=Scoring(batch_size=4), **options)
     simulation = make_simulation(method, federation, data, options)
     state, metrics, bytes_sent = simulation.init(), [], []
     for _ in range(2):

@@ -17,6 +17,7 @@ import numpy as np
 
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.data.client_data import FederationData, arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.methods import METHODS, method_factory
@@ -60,7 +61,7 @@ def draw(number: int) -> Case:
         for _ in range(2)
     ]
     method = str(rng.choice(list(METHODS)))
-    common["profile"] = devices(number, method)
+    common["devices_profile"] = devices(number, method)
     return Case(method, counts, common, halves)
 
 
@@ -106,7 +107,7 @@ def play(case: Case, halves: list[dict], folder: Path) -> dict:
     )
     exact, floats = [], []
     for half, options in enumerate(halves):
-        options = SimulationOptions(**case.common, **options, eval_batch_size=4)
+        options = SimulationOptions(**case.common, **options, scoring=Scoring(batch_size=4))
         simulation = make_simulation(method, federation, data, options)
         checkpointer = make_checkpointer(folder / "checkpoints", simulation)
         state = checkpointer.restore()[0] if half else simulation.init()

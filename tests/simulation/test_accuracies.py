@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.rows import evaluation_row
@@ -23,18 +24,18 @@ from tests.simulation.probe import FEDERATION, capped_accuracy, probe, simulatio
 
 
 @pytest.mark.parametrize(
-    ("evaluate", "options"),
+    ("scoring", "options"),
     [
-        ("received", {}),
-        ("trained", {}),
-        ("received", {"lanes": 3, "eval_batch_size": 2}),
-        ("trained", {"client_store": "host", "participation": 0.25, "lanes": 2}),
+        (Scoring("received"), {}),
+        (Scoring("trained"), {}),
+        (Scoring("received", batch_size=2), {"lanes": 3}),
+        (Scoring("trained"), {"client_store": "host", "participation": 0.25, "lanes": 2}),
     ],
 )
-def test_accuracy_of_every_client(evaluate, options):
+def test_accuracy_of_every_client(scoring, options):
     """After one round the level is 2; a participant was trained to 1 + 2, the others are still at
     0."""
-    sim = simulation(evaluate=evaluate, **options)
+    sim = simulation(scoring=scoring, **options)
     with chosen([1, 4]):
         state, _ = sim.run_round(sim.init())
     before = to_host(state)
@@ -42,7 +43,7 @@ def test_accuracy_of_every_client(evaluate, options):
     tests = [client.test for client in samples()[1]]
     caps = (
         [2] * NUM_CLIENTS
-        if evaluate == "received"
+        if scoring.state == "received"
         else [3 if i in (1, 4) else 0 for i in range(NUM_CLIENTS)]
     )
     expected = [
@@ -85,7 +86,7 @@ def test_participants_are_scored_as_training_left_them():
     comes later."""
     federation = mixed_federation()
     data = federation_data(federation)
-    options = SimulationOptions(participation=0.6, evaluate="trained", devices=1)
+    options = SimulationOptions(participation=0.6, scoring=Scoring("trained"), devices=1)
     for name in ("local", "fedproto"):
         sim = make_simulation(METHODS[name](TRAINING), federation, data, options)
         state, reports = sim.init(), []
@@ -102,7 +103,7 @@ def test_participants_are_scored_as_training_left_them():
 @pytest.mark.parametrize("evaluate", ["received", "trained"])
 def test_participants_are_scored_before_receipt_however_clients_are_evaluated(evaluate):
     """Training takes the cap to 1 + 2; receipt would set it to 2."""
-    sim = simulation(evaluate=evaluate)
+    sim = simulation(scoring=Scoring(evaluate))
     with chosen([1, 4]):
         _, report = sim.run_round(sim.init())
     tests = [client.test for client in samples()[1]]
@@ -113,7 +114,7 @@ def test_participants_are_scored_before_receipt_however_clients_are_evaluated(ev
 
 
 def test_training_samples_are_scored_where_asked():
-    sim = simulation(evaluate_train=True)
+    sim = simulation(scoring=Scoring(train=True))
     state = sim.init()
     everybody, some = sim.evaluate(state), sim.evaluate(state, np.array([0, 3, 5]))
     train = everybody.accuracy["train"]["cap"]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import run
@@ -27,7 +28,9 @@ UPLINK = 28  # two floats, and five that are metadata
 DOWNLINK = 4 + 8 * (np.arange(NUM_CLIENTS) + 1)
 
 
-OPTIONS = SimulationOptions(1, participation=0.6, drop_rate=0.2, devices=1, eval_batch_size=4)
+OPTIONS = SimulationOptions(
+    1, participation=0.6, drop_rate=0.2, devices=1, scoring=Scoring(batch_size=4)
+)
 TIMING = ("seconds_round", "seconds_evaluation")
 
 
@@ -42,7 +45,7 @@ def program(method: str = "") -> Program:
 def with_profile(bound: Program, profile: Profile | None) -> Simulation:
     """Returns a simulation with this profile whose programs are compiled once for all profiles."""
     return simulation_of(
-        bound._replace(options=dataclasses.replace(bound.options, profile=profile))
+        bound._replace(options=dataclasses.replace(bound.options, devices_profile=profile))
     )
 
 
@@ -61,7 +64,7 @@ def rows_of(history, *names):
 
 def probe_rounds(rounds: int, profile: Profile) -> list[list[Work]]:
     """Lists the works of the probe's participants by round; the probe trains nothing."""
-    works, options = [], dataclasses.replace(OPTIONS, profile=profile)
+    works, options = [], dataclasses.replace(OPTIONS, devices_profile=profile)
     for round in range(rounds):
         ids, lost = choose_participants(options, NUM_CLIENTS, round)
         works.append(
@@ -224,16 +227,25 @@ def test_without_rates_there_is_no_clock():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"up": np.array([1.0, 0.0])}, "profile.up is not one number above 0 for each client"),
-        ({"flops": np.array([np.inf])}, "profile.flops is not one number above 0 for each client"),
-        ({"down": np.float64(3.0)}, "profile.down is not one number above 0 for each client"),
+        (
+            {"up": np.array([1.0, 0.0])},
+            "devices_profile.up is not one number above 0 for each client",
+        ),
+        (
+            {"flops": np.array([np.inf])},
+            "devices_profile.flops is not one number above 0 for each client",
+        ),
+        (
+            {"down": np.float64(3.0)},
+            "devices_profile.down is not one number above 0 for each client",
+        ),
         (
             {"deadline": 3.0},
-            "profile.deadline is 3.0, and nothing takes time; give flops, up or down",
+            "devices_profile.deadline is 3.0, and nothing takes time; give flops, up or down",
         ),
         (
             {"deadline": -1.0, "up": UP},
-            "profile.deadline is -1.0; it must be a number of at least 0",
+            "devices_profile.deadline is -1.0; it must be a number of at least 0",
         ),
     ],
 )
@@ -244,6 +256,8 @@ def test_a_wrong_profile_is_one_line(fields, message):
 
 
 def test_a_profile_of_other_clients_is_refused_before_anything_is_compiled():
-    options = SimulationOptions(profile=Profile(up=np.ones(3)), devices=1)
-    with pytest.raises(ValueError, match=r"^profile.up has 3 numbers; there are 8 clients$"):
+    options = SimulationOptions(devices_profile=Profile(up=np.ones(3)), devices=1)
+    with pytest.raises(
+        ValueError, match=r"^devices_profile.up has 3 numbers; there are 8 clients$"
+    ):
         make_simulation(probe(), FEDERATION, federation_data(FEDERATION), options)

@@ -11,6 +11,7 @@ import pytest
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.core.wire import gaussian_noise
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.methods.fedproto import fedproto
@@ -75,9 +76,9 @@ OTHERS = {
     "defence": {"robust": (DEFENCES["median"](),)},
     "bound of outliers": {"refuse_outliers": 5.0},
     "scored state": {"evaluate": "trained"},
-    "scored at once": {"eval_batch_size": 2},
+    "scored at once": {"scoring": Scoring(batch_size=2)},
     "store": {"client_store": "host"},
-    "statistics": {"global_statistics": "training"},
+    "statistics": {"scoring": Scoring(global_statistics="training")},
 }
 
 

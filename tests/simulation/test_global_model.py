@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, make_simulation
@@ -20,7 +21,9 @@ FEDERATION, DATA, BATCH_SIZE = normed_federation(), federation_data(normed_feder
 
 
 def simulation(statistics: str = "batch") -> Simulation:
-    options = SimulationOptions(eval_batch_size=BATCH_SIZE, global_statistics=statistics)
+    options = SimulationOptions(
+        scoring=Scoring(batch_size=BATCH_SIZE, global_statistics=statistics)
+    )
     return make_simulation(METHODS["heterofl"](TRAINING), FEDERATION, DATA, options)
 
 

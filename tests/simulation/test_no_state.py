@@ -12,6 +12,7 @@ from fedjax_ht.checkpoints.checkpoint import make_checkpointer, segments_of
 from fedjax_ht.core import wire
 from fedjax_ht.core.forms import keeps_state
 from fedjax_ht.core.round import Channel
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation import engine, scoring
 from fedjax_ht.simulation.options import SimulationOptions
@@ -89,7 +90,7 @@ def test_states_are_empty_and_reading_one_gives_the_servers_model():
 
 
 def test_trained_evaluation_needs_what_training_left():
-    _, state, *_ = played(False, evaluate="trained")
+    _, state, *_ = played(False, scoring=Scoring("trained"))
     assert set(state.changed) == {"narrow"}
 
 

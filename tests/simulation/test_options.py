@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 
-LANES = "an integer of at least 1, 'auto' or a dict, name -> an integer of at least 1"
+LANES = "an integer of at least 1, a dict, name -> an integer of at least 1 or None"
 
 
 @pytest.mark.parametrize(
@@ -21,12 +22,7 @@ LANES = "an integer of at least 1, 'auto' or a dict, name -> an integer of at le
         ("drop_rate", -0.1, "drop_rate is -0.1; it must be a number of at least 0 and below 1"),
         ("drop_rate", 1.0, "drop_rate is 1.0; it must be a number of at least 0 and below 1"),
         ("shared_init", "no", "shared_init is 'no'; it must be True or False"),
-        ("evaluate", "both", "evaluate is 'both'; it must be 'received' or 'trained'"),
-        (
-            "evaluate",
-            "recieved",
-            "evaluate is 'recieved'; did you mean 'received'? It must be 'received' or 'trained'",
-        ),
+        ("scoring", "trained", "scoring is 'trained'; it must be a Scoring(...)"),
         ("client_store", "disk", "client_store is 'disk'; it must be 'device' or 'host'"),
         ("attack", None, "attack is None; it must be an Attack(...)"),
         ("lanes", 0, f"lanes is 0; it must be {LANES}"),
@@ -34,12 +30,6 @@ LANES = "an integer of at least 1, 'auto' or a dict, name -> an integer of at le
         ("lanes", "many", f"lanes is 'many'; it must be {LANES}"),
         ("lanes", {"cnn": 2, "mlp": 0}, f"lanes is {{'cnn': 2, 'mlp': 0}}; it must be {LANES}"),
         ("devices", 0, "devices is 0; it must be an integer of at least 1 or None"),
-        ("eval_batch_size", 0, "eval_batch_size is 0; it must be an integer of at least 1 or None"),
-        (
-            "eval_batch_size",
-            10**12,
-            "eval_batch_size is 1000000000000; it must be an integer from 1 to 2147483647 or None",
-        ),
     ],
 )
 def test_value_out_of_range(field, value, message):
@@ -48,11 +38,33 @@ def test_value_out_of_range(field, value, message):
     assert str(error.value) == message
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("state", "both", "state is 'both'; it must be 'received' or 'trained'"),
+        (
+            "state",
+            "recieved",
+            "state is 'recieved'; did you mean 'received'? It must be 'received' or 'trained'",
+        ),
+        ("batch_size", 0, "batch_size is 0; it must be an integer of at least 1 or None"),
+        (
+            "batch_size",
+            10**12,
+            "batch_size is 1000000000000; it must be an integer from 1 to 2147483647 or None",
+        ),
+    ],
+)
+def test_scoring_out_of_range(field, value, message):
+    with pytest.raises(ValueError) as error:
+        Scoring(**{field: value})
+    assert str(error.value) == f"scoring.{message}"
+
+
 def test_edges_are_in_range():
-    SimulationOptions(seed=0, participation=1, drop_rate=0, lanes=1, eval_batch_size=1)
-    SimulationOptions(
-        participation=1e-9, drop_rate=0.999, lanes="auto", client_store="host", evaluate="trained"
-    )
+    SimulationOptions(seed=0, participation=1, drop_rate=0, lanes=1)
+    SimulationOptions(participation=1e-9, drop_rate=0.999, lanes=None, client_store="host")
+    Scoring(state="trained", batch_size=1)
 
 
 @pytest.mark.parametrize(

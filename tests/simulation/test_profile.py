@@ -45,25 +45,25 @@ def test_chance_is_a_function_of_seed_and_round_and_comes_near_its_share():
 def test_participants_are_drawn_among_those_who_are_there():
     profile = Profile(available=TRACE)
     # fewer than asked: all of them
-    assert rounds_of(SimulationOptions(profile=profile), 4) == EVER
+    assert rounds_of(SimulationOptions(devices_profile=profile), 4) == EVER
     for seed in range(20):
         ids, lost = choose_participants(
-            SimulationOptions(seed, 0.25, 0.5, profile=profile), NUM_CLIENTS, 2
+            SimulationOptions(seed, 0.25, 0.5, devices_profile=profile), NUM_CLIENTS, 2
         )
         assert len(ids) == 2 and set(ids) < {0, 4, 5} and lost.sum() == 1
     # of 3
     assert (
-        choose_participants(SimulationOptions(drop_rate=0.7, profile=profile), NUM_CLIENTS, 2)[
-            1
-        ].sum()
+        choose_participants(
+            SimulationOptions(drop_rate=0.7, devices_profile=profile), NUM_CLIENTS, 2
+        )[1].sum()
         == 2
     )
     assert rounds_of(
-        SimulationOptions(profile=Profile(available=lambda round: np.zeros(8, bool))), 2
+        SimulationOptions(devices_profile=Profile(available=lambda round: np.zeros(8, bool))), 2
     ) == [[], []]
     for options in ({"participation": 0.4, "drop_rate": 0.4}, {}):  # everybody there: as without
         all_there = SimulationOptions(
-            profile=Profile(available=by_chance(NUM_CLIENTS, 1.0)), **options
+            devices_profile=Profile(available=by_chance(NUM_CLIENTS, 1.0)), **options
         )
         assert rounds_of(all_there, 5) == rounds_of(SimulationOptions(**options), 5)
 
@@ -71,13 +71,14 @@ def test_participants_are_drawn_among_those_who_are_there():
 @pytest.mark.parametrize("answer", [np.ones(3, bool), np.ones(NUM_CLIENTS), True])
 def test_another_answer_than_a_bool_a_client_is_one_line(answer):
     with pytest.raises(
-        ValueError, match=r"^profile.available gives .* for round 0; it must be bool \(8,\)$"
+        ValueError,
+        match=r"^devices_profile.available gives .* for round 0; it must be bool \(8,\)$",
     ):
         Profile(available=lambda round: answer).reachable(NUM_CLIENTS, 0)
 
 
 def test_an_absent_client_is_left_alone():
-    sim = simulation(devices=1, participation=0.25, profile=Profile(available=TRACE))
+    sim = simulation(devices=1, participation=0.25, devices_profile=Profile(available=TRACE))
     state = sim.init()
     for number, reachable in enumerate(EVER):
         before = to_host(state)
@@ -100,7 +101,7 @@ def test_a_round_without_anybody_changes_only_its_number():
         return np.full(NUM_CLIENTS, round != 1)
 
     for store in ("device", "host"):
-        sim = simulation(devices=1, client_store=store, profile=Profile(available=gone))
+        sim = simulation(devices=1, client_store=store, devices_profile=Profile(available=gone))
         state, _ = sim.run_round(sim.init())
         before = to_host(state)
         assert sim.find_fault(state) is None

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.method import View
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
@@ -49,7 +50,9 @@ def test_they_are_those_that_an_evaluation_scores(mode):
     method = METHODS["local"](TRAINING)._replace(receive=receive)
     federation = mixed_federation()
     data = federation_data(federation)
-    sim = make_simulation(method, federation, data, SimulationOptions(evaluate=mode, devices=1))
+    sim = make_simulation(
+        method, federation, data, SimulationOptions(scoring=Scoring(mode), devices=1)
+    )
     state, _ = sim.run_round(sim.init())
     before = to_host(state)
     indices = np.array([5, 0, 7])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_ht as fl
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.history import merged, run_together
 from fedjax_ht.simulation.options import SimulationOptions
@@ -27,7 +28,7 @@ from tests.method_wires import settings
 
 LATE = Profile(up=np.linspace(80, 320, NUM_CLIENTS), deadline=9.0, late="arrives")
 OPTIONS = SimulationOptions(
-    seed=3, participation=0.6, drop_rate=0.2, lanes=1, devices=1, eval_batch_size=4
+    seed=3, participation=0.6, drop_rate=0.2, lanes=1, devices=1, scoring=Scoring(batch_size=4)
 )
 
 
@@ -63,7 +64,7 @@ def assert_alike(a, b):
 def test_runs_side_by_side_are_those_alone(name):
     """With clients that keep a state and without, and with uploads that arrive late."""
     profile = LATE if name == "fedproto" else None
-    runs = simulations(name, dataclasses.replace(OPTIONS, profile=profile))
+    runs = simulations(name, dataclasses.replace(OPTIONS, devices_profile=profile))
     assert side_by_side(runs) is not one_after_another
     states, histories = played(runs, side_by_side(runs))
     expected, rows = played(runs, one_after_another)

@@ -9,13 +9,16 @@ import optax
 import pytest
 
 from fedjax_ht.core.method import varied
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import TRAINING, federation_data, federation_for
 
 ROUNDS = 2
-OPTIONS = SimulationOptions(seed=3, participation=0.6, lanes=1, devices=1, eval_batch_size=4)
+OPTIONS = SimulationOptions(
+    seed=3, participation=0.6, lanes=1, devices=1, scoring=Scoring(batch_size=4)
+)
 POINTS = {
     "rate": np.array([0.05, 0.2]),
     "weight": np.array([0.1, 2.0]),

@@ -52,7 +52,7 @@ def waiting(deadline: float, **fields) -> Profile:
 def test_rounds_last_as_by_hand(deadline):
     profile = waiting(deadline, available=by_chance(NUM_CLIENTS, 0.8))
     state, history = run(simulation(profile), 6)
-    options = dataclasses.replace(OPTIONS, profile=profile)
+    options = dataclasses.replace(OPTIONS, devices_profile=profile)
 
     def draw(round: int, unfinished: set[int]) -> list[Work]:
         free = options.reachable(NUM_CLIENTS, round)
@@ -162,11 +162,11 @@ def test_methods_whose_server_repeats_its_draws_are_marked(name):
     """Servers of all other methods do not use the key that they share with the clients of this
     round."""
     method, federation = METHODS[name](TRAINING, **settings(name)), federation_for(name)
-    options = SimulationOptions(devices=1, profile=waiting(8.0))
+    options = SimulationOptions(devices=1, devices_profile=waiting(8.0))
     if method.wire.redrawn:
         with pytest.raises(
             ValueError,
-            match=f"^profile.late is 'arrives', but an upload of {name} means something ",
+            match=f"^devices_profile.late is 'arrives', but an upload of {name} means something ",
         ):
             make_simulation(method, federation, federation_data(federation), options)
         return
@@ -190,6 +190,6 @@ def test_methods_whose_server_repeats_its_draws_are_marked(name):
 def test_without_a_deadline_nothing_is_late():
     with pytest.raises(
         ValueError,
-        match=r"^profile.late is 'arrives', and without a deadline nothing is late; set deadline$",
+        match=r"^devices_profile.late is 'arrives', and without a deadline nothing is late; set deadline$",
     ):
         Profile(up=UP, late="arrives")

@@ -16,7 +16,7 @@ HeteroFL, Federated Dropout and FedRolex differ in the plan alone. Settled here 
 * A client holds the slice that it trained last. "Trained" evaluation scores that slice, "received"
   the slice of the coming round; the whole model is scored by `global_params`.
 * Norms use the statistics of the batch, in evaluation too. HeteroFL scores the whole model by
-  statistics of all training data; `SimulationOptions.global_statistics` does.
+  statistics of all training data; `Scoring.global_statistics` does.
 """
 
 import functools

@@ -144,7 +144,7 @@ def recipe_on_public(training: LocalTraining, batch_size: int, epochs: int) -> L
         epochs=epochs,
         steps=None,
         drop_remainder=False,
-        augment=None,
+        augmentation=None,
     )
 
 
