@@ -8,7 +8,6 @@ them: those that would be honest at 10 and at 30 %.
 """
 
 import csv
-import json
 import operator
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,12 +17,13 @@ import numpy as np
 from absl import app
 
 from experiments.rows import column, grouped, write_rows
+from fedjax_ht.checkpoints.writers import read_runs
 from fedjax_ht.experiment.entries import folder_of
 from fedjax_ht.experiment.run_folder import read_config
 from fedjax_ht.report.document import Document
 from fedjax_ht.report.table import Table
 from fedjax_ht.runner.cli import fail
-from fedjax_ht.simulation.history import by_trial, evaluated
+from fedjax_ht.simulation.history import evaluated
 from fedjax_ht.trust.attacks import Attack, attackers
 
 
@@ -58,9 +58,8 @@ def scores(folder: Path, shares: Iterable[float] = (0.1, 0.3)) -> Iterator[Score
     config, _ = read_config(folder)
     attack, defence = config["attack"], (config["robust"] or [["none"]])[-1][0]
     for entry in config["entries"]:
-        lines = (folder / folder_of(entry["label"]) / "metrics.jsonl").read_text().splitlines()
-        for trial in by_trial(list(map(json.loads, lines))):
-            last = evaluated(trial)[-1]
+        for history in read_runs(folder / folder_of(entry["label"])):
+            last = evaluated(history)[-1]
             names = (entry["method"], config["seed"] + last["trial"], last["round"])
             if attack["kind"] != "none":
                 yield Score(attack["kind"], attack["share"], defence, *names, last["accuracy"])

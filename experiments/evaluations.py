@@ -113,7 +113,7 @@ def read_evaluations(path: Path) -> list[Run]:
 
 def rows_from(cells: Mapping[str, str]) -> list[Row]:
     """Returns the rows of a history that a line of a CSV of evaluations stands for."""
-    when = {"round": int(cells["round"]), "trial": 0}
+    when = {"round": int(cells["round"])}
     row = when | {"uplink_payload_bytes": 0, "downlink_payload_bytes": 0}
     participants = dict(when)
     for column, text in cells.items():
@@ -167,18 +167,15 @@ def by_dataset(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return grouped(runs, operator.attrgetter("dataset"))
 
 
-def together(runs: Sequence[Run], score: str) -> list[Row]:
-    """Makes runs trials of one history, with the evaluations that all of them have and that have
-    the score."""
+def together(runs: Sequence[Run], score: str) -> list[list[Row]]:
+    """Returns the rows of each run with the evaluations that all of them have and that have the
+    score."""
     scored = []
     for run in runs:
         rows = [row for row in evaluated(run.history) if score in row]
         scored.append(dict(zip(values(rows, "round"), rows)))
     common = sorted(set.intersection(*map(set, scored)))
-    history = []
-    for trial, by_round in enumerate(scored):
-        history += [by_round[number] | {"trial": trial} for number in common]
-    return history
+    return [[by_round[number] for number in common] for by_round in scored]
 
 
 def curves(runs: Sequence[Run], score: str) -> Figure:

@@ -40,6 +40,7 @@ from experiments.evaluations import (
     tops,
     write_evaluations,
 )
+from fedjax_ht.checkpoints.writers import read_runs
 from fedjax_ht.configs.base import method_config
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.experiment.entries import folder_of
@@ -49,7 +50,7 @@ from fedjax_ht.report.results import NOTE, PARTICIPANTS
 from fedjax_ht.report.rows import after_start, mean, values
 from fedjax_ht.report.table import Table, human_bytes, percent, rounds_of
 from fedjax_ht.runner.cli import fail, parse_flags
-from fedjax_ht.simulation.history import by_trial, evaluated, wire_bytes
+from fedjax_ht.simulation.history import evaluated, wire_bytes
 
 _RUNS = flags.DEFINE_string("runs", None, "Folder with runs, at any depth.")
 _PUBLISHED = flags.DEFINE_string(
@@ -114,13 +115,11 @@ def find_runs(folder: Path, rounds: int | None = None, earlier: Sequence[Run] = 
             continue
         config = json.loads((path.parent.parent / "config.json").read_text())
         method, settings = settings_of(config, path.parent.name)
-        with path.open() as file:
-            history = list(map(json.loads, file))
-        if rounds is not None:
-            history = [row for row in history if row["round"] <= rounds]
-        for trial in by_trial(history):
-            seed = config["seed"] + trial[0]["trial"]
-            runs.append(Run(config["dataset"]["name"], method, seed, trial, settings))
+        for number, history in enumerate(read_runs(path.parent)):
+            if rounds is not None:
+                history = [row for row in history if row["round"] <= rounds]
+            seed = config["seed"] + number
+            runs.append(Run(config["dataset"]["name"], method, seed, history, settings))
     known = named_settings(earlier)
     return [run._replace(method=" ".join([run.method, *apart(run, runs, known)])) for run in runs]
 

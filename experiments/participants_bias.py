@@ -11,8 +11,6 @@ rounds. --csv keeps a run's accuracies, and is read where no --run is given.
 """
 
 import csv
-import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +18,10 @@ from absl import app, flags
 from matplotlib.figure import Figure
 
 from experiments.rows import write_rows
+from fedjax_ht.checkpoints.writers import read_runs
 from fedjax_ht.report.figures import save, subplots
 from fedjax_ht.runner.cli import fail, parse_flags
-from fedjax_ht.simulation.history import by_trial, evaluated
+from fedjax_ht.simulation.history import evaluated
 
 _RUN = flags.DEFINE_string("run", None, "Folder of one method of a run, with its metrics.jsonl.")
 _CSV = flags.DEFINE_string(
@@ -79,11 +78,11 @@ def picture(accuracy: np.ndarray, participants: int, best: np.ndarray) -> Figure
     return figure
 
 
-def last_accuracies(lines: Sequence[str]) -> np.ndarray:
-    """Returns the clients' accuracies at the last evaluation of a metrics.jsonl's first trial;
-    clients without samples are left out."""
-    trial = by_trial(list(map(json.loads, lines)))[0]
-    accuracy = np.array(evaluated(trial)[-1]["clients"], float)
+def last_accuracies(folder: Path) -> np.ndarray:
+    """Returns the clients' accuracies at the last evaluation of an entry's first run; clients
+    without samples are left out."""
+    first = read_runs(folder)[0]
+    accuracy = np.array(evaluated(first)[-1]["clients"], float)
     return accuracy[~np.isnan(accuracy)]
 
 
@@ -114,7 +113,7 @@ def accuracies() -> np.ndarray:
     if not _RUN.value and not _CSV.value:
         raise ValueError("give --run or --csv; see --help")
     if _RUN.value:
-        accuracy = last_accuracies((Path(_RUN.value) / "metrics.jsonl").read_text().splitlines())
+        accuracy = last_accuracies(Path(_RUN.value))
         if not _CSV.value:
             return accuracy
         write_accuracies(accuracy, Path(_CSV.value))

@@ -1,12 +1,13 @@
 """Reads folders of runs and comparisons: the config, the entries' settings, and their scores by
 trial."""
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.rows import late_mean
-from fedjax_ht.checkpoints.writers import read_history
+from fedjax_ht.checkpoints.writers import read_runs
 from fedjax_ht.configs.base import typed_config
 from fedjax_ht.core.names import unknown
 from fedjax_ht.experiment.entries import folder_of, recorded
@@ -15,7 +16,7 @@ from fedjax_ht.experiment.json_files import flatten, naming
 from fedjax_ht.experiment.run_folder import read_config
 from fedjax_ht.report.compared import compared, unequal_lines
 from fedjax_ht.report.statistics import SCORES
-from fedjax_ht.simulation.history import Row, best_by, by_trial
+from fedjax_ht.simulation.history import Row, best_by
 
 LATE = "late"  # the mean over the last third of the rounds
 BY = (*SCORES, LATE)
@@ -74,15 +75,14 @@ def settings_of(folder: RunFolder, label: str) -> dict[str, Any]:
     return settings
 
 
-def history_of(folder: RunFolder, label: str) -> list[Row]:
-    """Returns the rows of an entry, as far as it has come."""
-    return read_history(folder.path / folder_of(label))
+def runs_of(folder: RunFolder, label: str) -> list[list[Row]]:
+    """Returns the rows of each run of an entry, as far as it has come."""
+    return read_runs(folder.path / folder_of(label))
 
 
 def rounds_done(folder: RunFolder, label: str) -> int:
     """Returns the rounds that an entry has done; 0 where it has not begun."""
-    history = history_of(folder, label)
-    return history[-1]["round"] if history else 0
+    return max((history[-1]["round"] for history in runs_of(folder, label)), default=0)
 
 
 def unfinished(folder: RunFolder) -> list[str]:
@@ -111,7 +111,7 @@ def unequal_rows(workdir: Path, labels: Collection[str]) -> list[str]:
     with naming(workdir / "config.json"):
         entries = [recorded(entry) for entry in stored]
         config = typed_config(fields | {"entries": ()})
-    histories = {entry.label: read_history(workdir / entry.folder) for entry in entries}
+    histories = {entry.label: read_runs(workdir / entry.folder) for entry in entries}
     identities = identities_of(entries, config, noted)
     rows = compared(
         config, entries, identities, histories=histories, workdir=workdir, version=noted["version"]
@@ -129,8 +129,8 @@ def trial_scores(folder: RunFolder, label: str, score: str, by: str) -> list[Tri
       by: one of `BY`, the round that counts.
     """
     scores = []
-    for number, trial in enumerate(by_trial(history_of(folder, label))):
-        counted = chosen_score(trial, score, by)
+    for number, history in enumerate(runs_of(folder, label)):
+        counted = chosen_score(history, score, by)
         if counted is None:
             continue
         split = folder.config["partition.seed"]
@@ -158,7 +158,7 @@ def require_score(folder: RunFolder, score: str) -> None:
     """Raises ValueError where no row of any entry has the score. One line."""
     keys: dict[str, None] = {}
     for label in folder.entries:
-        for row in history_of(folder, label):
+        for row in itertools.chain(*runs_of(folder, label)):
             keys |= dict.fromkeys(row)
     if score not in keys:
         accuracies = [key for key in keys if "accuracy" in key]

@@ -1,29 +1,31 @@
-"""Writes and reads a run's history: metrics.csv, metrics.jsonl, clients.csv."""
+"""Writes and reads the rows of an entry's runs: metrics.csv, metrics.jsonl, clients.csv."""
 
 import csv
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedjax_ht.core.csv_text import csv_text
 from fedjax_ht.core.files import atomic_open, named, plain_open
+from fedjax_ht.simulation.history import Row, Runs, merged
 
-HistoryRow = dict[str, Any]
 PER_CLIENT = ("clients", "accuracy_samples", "client_ids")
 FILES = ("metrics.csv", "metrics.jsonl", "clients.csv")
 
 
-def write_history(history: Sequence[HistoryRow], workdir: Path | str, written: int = 0) -> int:
-    """Brings the three files up to date with a history.
+def write_runs(runs: Runs, workdir: Path | str, written: int = 0) -> int:
+    """Brings the three files up to date with the runs of an entry, whose rows stand round by round
+    in all of them; "trial" says which run a row is of.
 
     metrics.jsonl holds every row; metrics.csv the same without the per-client values; clients.csv
-    the accuracy of every evaluated client on its own test set, one line an evaluation of a trial
+    the accuracy of every evaluated client on its own test set, one line an evaluation of a run
     (empty where a client has no test sample).
 
     Args:
-      history: all rows of the history.
+      runs: all rows of each run.
       workdir: the folder of the three files.
       written: number of rows that this process has written before; only the later ones are then
         appended, unless they bring a column that the files lack. 0 writes the files anew, so that a
@@ -35,21 +37,21 @@ def write_history(history: Sequence[HistoryRow], workdir: Path | str, written: i
     Raises:
       OSError: they cannot be written. The same call may be made again, and leaves no row twice.
     """
-    workdir = Path(workdir)
-    new, columns = history[written:], columns_of(history[written:])
+    workdir, rows = Path(workdir), merged(runs)
+    new, columns = rows[written:], columns_of(rows[written:])
     known = _header(workdir / "metrics.csv") if written else []
     if known and set(columns) <= set(known):
         _append(_texts(new, known), workdir)
-        return len(history)
-    columns = columns_of(history)
+        return len(rows)
+    columns = columns_of(rows)
     heads = {
         "metrics.csv": csv_text([columns]),
-        "clients.csv": csv_text([_client_columns(history)]),
+        "clients.csv": csv_text([_client_columns(rows)]),
     }
-    for name, text in _texts(history, columns).items():
+    for name, text in _texts(rows, columns).items():
         with atomic_open(workdir / name) as file:
             file.write(heads.get(name, "") + text)
-    return len(history)
+    return len(rows)
 
 
 def _append(texts: Mapping[str, str], workdir: Path) -> None:
@@ -66,8 +68,9 @@ def _append(texts: Mapping[str, str], workdir: Path) -> None:
         raise
 
 
-def read_history(workdir: Path | str) -> list[HistoryRow]:
-    """The rows of a metrics.jsonl; none without that file.
+def read_runs(workdir: Path | str) -> list[list[Row]]:
+    """Reads the rows of each run of a metrics.jsonl, in the order of their seeds; no run without
+    that file.
 
     A last line that was cut off is left out.
 
@@ -77,19 +80,19 @@ def read_history(workdir: Path | str) -> list[HistoryRow]:
     path = Path(workdir) / "metrics.jsonl"
     if not path.exists():
         return []
-    lines, rows = path.read_text().splitlines(), []
+    lines, runs = path.read_text().splitlines(), defaultdict(list)
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            if number < len(lines):
-                raise ValueError(
-                    f"{path}, line {number} is not readable as JSON ({error})"
-                ) from None
-    return rows
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}, line {number} is not readable as JSON ({error})") from None
+        runs[row["trial"]].append(row)
+    return [runs[trial] for trial in sorted(runs)]
 
 
-def columns_of(rows: Iterable[HistoryRow]) -> list[str]:
+def columns_of(rows: Iterable[Row]) -> list[str]:
     """The columns of metrics.csv, in the order in which the rows first have them."""
     columns = {}
     for row in rows:
@@ -97,7 +100,7 @@ def columns_of(rows: Iterable[HistoryRow]) -> list[str]:
     return [name for name in columns if name not in PER_CLIENT]
 
 
-def _texts(rows: Sequence[HistoryRow], columns: Sequence[str]) -> dict[str, str]:
+def _texts(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, str]:
     """File -> lines for these rows; `columns` are those of metrics.csv."""
     lines, cells, scores = [], [], []
     for row in rows:
@@ -120,17 +123,17 @@ def _header(path: Path) -> list[str]:
         return next(csv.reader(file), [])
 
 
-def _client_columns(history: Sequence[HistoryRow]) -> list[str]:
-    first = next(filter(_is_evaluation, history), {"clients": ()})
+def _client_columns(rows: Sequence[Row]) -> list[str]:
+    first = next(filter(_is_evaluation, rows), {"clients": ()})
     client_ids = first.get("client_ids") or range(len(first["clients"]))
     return ["round", "trial", *(f"client_{i}" for i in client_ids)]
 
 
-def _is_evaluation(row: HistoryRow) -> bool:
+def _is_evaluation(row: Row) -> bool:
     return "clients" in row
 
 
-def _accuracies(row: HistoryRow) -> list:
+def _accuracies(row: Row) -> list:
     accuracies = ["" if accuracy is None else accuracy for accuracy in row["clients"]]
     return [row["round"], row["trial"], *accuracies]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_ht.checkpoints.checkpoint import Checkpointer, make_checkpointer
-from fedjax_ht.checkpoints.writers import write_history
+from fedjax_ht.checkpoints.writers import write_runs
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.deploy.answers import MAX_STATES
 from fedjax_ht.deploy.audit import Audit, no_audit
@@ -112,11 +112,11 @@ def serve(
         patience=config.evaluate.patience,
         give_up=config.give_up,
     )
-    write_history(history, workdir)
-    if config.give_up and (silence := why_silent(plan.label, history, config.give_up)):
+    write_runs([history], workdir)
+    if config.give_up and (silence := why_silent(plan.label, [history], config.give_up)):
         raise DeploymentEnded(silence)
     with atomic_open(workdir / "summary.md") as file:
-        file.write(run_results({plan.label: history}).markdown() + "\n")
+        file.write(run_results({plan.label: [history]}).markdown() + "\n")
     return history
 
 
@@ -175,7 +175,7 @@ class _Records:
                 self.server.audit("saved", round=state.round)
                 self.server.saved.append(state.last_round)
                 self.is_due = False
-            self.num_written = write_history(history, self.workdir, self.num_written)
+            self.num_written = write_runs([history], self.workdir, self.num_written)
         except OSError as error:
             self.num_written = 0  # some of the tables may have the rows: they are written anew
             self.failures += 1

@@ -5,32 +5,33 @@ import operator
 from collections.abc import Hashable, Iterable, Sequence
 
 from fedjax_ht.report.rows import reporting, values
-from fedjax_ht.simulation.history import Row, by_trial, silent
+from fedjax_ht.simulation.history import Row, Runs, merged, silent
 
 MOST_NAMED = 3
 """Outlying uploads that a line about a round names."""
 
 
-def why_silent(name: str, history: Sequence[Row], rounds: int | None) -> str | None:
-    """Returns one line where nothing arrived in the last rounds of every trial: since when, and
+def why_silent(name: str, runs: Runs, rounds: int | None) -> str | None:
+    """Returns one line where nothing arrived in the last rounds of every run: since when, and
     which uploads were outliers before; None where something arrived.
 
     Args:
       name: the entry's label.
-      history: the entry's rows.
+      runs: the entry's runs.
       rounds: number of rounds in a row that make a silence; None for no number.
     """
-    if not all(silent(trial, rounds) for trial in by_trial(history)):
+    if not all(silent(history, rounds) for history in runs):
         return None
-    last = max(values(reporting(history, "arrived"), "round"), default=0)
+    rows = merged(runs)
+    last = max(values(reporting(rows, "arrived"), "round"), default=0)
     accepted, suspects = "finite", ""
-    for row in history:
+    for row in rows:
         if row.get("late") and row["round"] > last:
             accepted = "finite and in time"
         if row.get("far_off") and row["round"] <= last:
             suspects = f"; outlying uploads in round {row['round']}: {outliers(row['far_off'])}"
     return (
-        f"{name} stopped in round {history[-1]['round']}: since round {last} nothing has arrived "
+        f"{name} stopped in round {rows[-1]['round']}: since round {last} nothing has arrived "
         f"that is {accepted}{suspects}; "
         "set a larger give_up to go on, or robust to defend the server"
     )

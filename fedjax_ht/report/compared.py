@@ -22,7 +22,8 @@ from fedjax_ht.experiment.identity import (
 )
 from fedjax_ht.experiment.json_files import flatten
 from fedjax_ht.report.conclusion import headline, reached, winner
-from fedjax_ht.simulation.history import Row, by_trial, evaluated, out_of_patience, silent
+from fedjax_ht.report.rows import are_evaluated
+from fedjax_ht.simulation.history import Runs, out_of_patience, silent
 
 MOST_NAMED = 2
 """Differences that a headline names; the warnings below it have all."""
@@ -36,7 +37,7 @@ class Compared(NamedTuple):
 
     Attributes:
       entries: the entries in the order of the table, those without rows included.
-      histories: label -> rows, of the entries that have an evaluation.
+      histories: label -> runs, of the entries that have an evaluation.
       unequal: label -> what sets its rows apart from those of the run that the table is of; a label
         without a line has the rows of that run.
       shared: a sentence on what all rows share, and in what they differ; "" of one entry alone.
@@ -45,7 +46,7 @@ class Compared(NamedTuple):
     """
 
     entries: tuple[Entry, ...]
-    histories: dict[str, Sequence[Row]]
+    histories: dict[str, Runs]
     unequal: dict[str, list[str]]
     shared: str
     mixed: str
@@ -93,7 +94,7 @@ def compared(
     entries: Iterable[Entry],
     identities: Mapping[str, Identity],
     *,
-    histories: Mapping[str, Sequence[Row]],
+    histories: Mapping[str, Runs],
     workdir: Path,
     version: int,
 ) -> Compared:
@@ -103,7 +104,7 @@ def compared(
       config: the config of the run that the table is of.
       entries: the entries of the table.
       identities: label -> the identity that the entry must have.
-      histories: label -> rows; none for an entry that has not begun.
+      histories: label -> runs; none for an entry that has not begun.
       workdir: the run's folder.
       version: the version of the folder.
     """
@@ -111,12 +112,12 @@ def compared(
     unequal, stored, rounds = {}, {}, {}
     shown = {}
     for entry in entries:
-        label, history = entry.label, histories.get(entry.label, [])
-        if evaluated(history):
-            shown[label], rounds[label] = history, rounds_done(history)
+        label, runs = entry.label, histories.get(entry.label, [])
+        if are_evaluated(runs):
+            shown[label], rounds[label] = runs, rounds_done(runs)
         identity = read_identity(workdir / entry.folder)
-        reasons = _progress(history, config)
-        if history or identity is not None:  # else nothing has begun
+        reasons = _progress(runs, config)
+        if runs or identity is not None:  # else nothing has begun
             reasons += _origin(identity, identities[label], version)
         if reasons:
             unequal[label] = reasons
@@ -134,26 +135,26 @@ def compared(
     )
 
 
-def rounds_done(history: Sequence[Row]) -> int:
-    """Returns the rounds that all trials have done."""
-    return min(trial[-1]["round"] for trial in by_trial(history))
+def rounds_done(runs: Runs) -> int:
+    """Returns the rounds that all runs have done."""
+    return min(history[-1]["round"] for history in runs)
 
 
-def _progress(history: Sequence[Row], config: Config) -> list[str]:
-    """Returns how an entry's rows fall short of the run, or go beyond it."""
-    if not evaluated(history):
+def _progress(runs: Runs, config: Config) -> list[str]:
+    """Returns how an entry's runs fall short of the config, or go beyond it."""
+    if not are_evaluated(runs):
         return ["has no evaluation yet"]
-    trials, done, reasons = by_trial(history), rounds_done(history), []
-    if len(trials) != config.trials:
-        reasons.append(f"has {len(trials)} of {config.trials} trials")
+    done, reasons = rounds_done(runs), []
+    if len(runs) != config.trials:
+        reasons.append(f"has {len(runs)} of {config.trials} trials")
     if done > config.rounds:
         reasons.append(f"has {done} rounds instead of {config.rounds}")
-    elif done < config.rounds and all(silent(trial, config.give_up) for trial in trials):
+    elif done < config.rounds and all(silent(history, config.give_up) for history in runs):
         reasons.append(f"stopped in round {done} of {config.rounds}, since nothing arrived")
     elif done < config.rounds:
         patience = config.evaluate.patience
         # an end by patience is the end that was asked for
-        if not all(out_of_patience(trial, patience) for trial in trials):
+        if not all(out_of_patience(history, patience) for history in runs):
             reasons.append(f"has {done} of {config.rounds} rounds")
     return reasons
 

@@ -1,13 +1,13 @@
 """The result of a table in a sentence."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from fedjax_ht.report.statistics import best_scores, means_of, paired_difference
-from fedjax_ht.simulation.history import Row
+from fedjax_ht.simulation.history import Runs
 
 
-def headline(histories: Mapping[str, Sequence[Row]], baseline: str) -> str:
+def headline(histories: Mapping[str, Runs], baseline: str) -> str:
     """States the result of equal rows in a sentence, by the best rounds: the best entry beside the
     baseline, or beside the next best where the baseline is the best; "" where an entry has no
     score."""
@@ -31,7 +31,7 @@ def headline(histories: Mapping[str, Sequence[Row]], baseline: str) -> str:
     return f"{best} is ahead of the others; of the next, {beside}, {by_points}."
 
 
-def reached(histories: Mapping[str, Sequence[Row]]) -> str:
+def reached(histories: Mapping[str, Runs]) -> str:
     """States the accuracy of an entry alone; "" where it has none."""
     ((label, scores),) = best_scores(histories).items()
     mean = sum(scores) / len(scores)
@@ -43,7 +43,7 @@ def reached(histories: Mapping[str, Sequence[Row]]) -> str:
     return f"{label} reaches {mean:.1f} % in its best round, on average over {over}."
 
 
-def ranking(histories: Mapping[str, Sequence[Row]]) -> list[str]:
+def ranking(histories: Mapping[str, Runs]) -> list[str]:
     """Returns the labels by the mean accuracy over the trials' best rounds, the highest first; of
     equal ones in their order."""
     means = means_of(best_scores(histories))
@@ -54,7 +54,7 @@ def ranking(histories: Mapping[str, Sequence[Row]]) -> list[str]:
     return sorted(means, key=rank)
 
 
-def winner(histories: Mapping[str, Sequence[Row]]) -> str | None:
+def winner(histories: Mapping[str, Runs]) -> str | None:
     """Returns the entry that is ahead of all others by at least a tenth of a point, as `headline`
     rounds; None where none is."""
     if len(histories) < 2:

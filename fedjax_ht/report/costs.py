@@ -13,7 +13,7 @@ from fedjax_ht.report.gains import Gains
 from fedjax_ht.report.results import GLOBAL, NOTE, PARTICIPANTS
 from fedjax_ht.report.rows import after_start, mean, tops_of, values
 from fedjax_ht.report.table import Table, human_bytes, human_count, human_flops, table_of
-from fedjax_ht.simulation.history import Row, best, by_trial, wire_bytes
+from fedjax_ht.simulation.history import History, Runs, best, wire_bytes
 
 UPLINK = "numbers in one client's uplinks"
 FLOPS = "one client's FLOPs"
@@ -80,10 +80,10 @@ class Comparison(NamedTuple):
     text: Document
 
 
-def cost_to_reach(trial: Sequence[Row], target: float, score: str = "accuracy") -> Cost | None:
-    """Sums the costs of one trial's rounds through the first whose score is at or above the target;
+def cost_to_reach(history: History, target: float, score: str = "accuracy") -> Cost | None:
+    """Sums the costs of a run's rounds through the first whose score is at or above the target;
     None if there is none."""
-    through = rows_through(trial, target, score)
+    through = rows_through(history, target, score)
     if not through:
         return None
     rounds = after_start(through)
@@ -100,22 +100,22 @@ def cost_to_reach(trial: Sequence[Row], target: float, score: str = "accuracy") 
     )
 
 
-def rows_through(trial: Sequence[Row], target: float, score: str) -> Sequence[Row]:
-    """Returns one trial's rows through the first whose score is at or above the target; none if the
+def rows_through(history: History, target: float, score: str) -> History:
+    """Returns a run's rows through the first whose score is at or above the target; none if the
     target is not reached."""
-    for i, row in enumerate(trial):
+    for i, row in enumerate(history):
         if row.get(score, -1) >= target:
-            return trial[: i + 1]
+            return history[: i + 1]
     return []
 
 
 def choose_target(
-    histories: Mapping[str, Sequence[Row]], score: str, target: float | None, share: float | None
+    histories: Mapping[str, Runs], score: str, target: float | None, share: float | None
 ) -> tuple[float, str]:
     """Returns the accuracy to reach, and where it comes from.
 
     Args:
-      histories: label of an entry -> rows.
+      histories: label of an entry -> its runs.
       score: column that holds the accuracy.
       target: the accuracy itself, in (0, 1].
       share: the accuracy as a share, in (0, 1], of the highest that any trial of any entry has.
@@ -125,8 +125,8 @@ def choose_target(
       ValueError: an entry has no such score.
     """
     bests = []
-    for label, history in histories.items():
-        tops = tops_of(history, score)
+    for label, runs in histories.items():
+        tops = tops_of(runs, score)
         if not tops:
             raise ValueError(f"--target_score is {score!r}, which {label} does not have")
         bests += values(tops, score)
@@ -139,7 +139,7 @@ def choose_target(
 
 
 def costs(
-    histories: Mapping[str, Sequence[Row]],
+    histories: Mapping[str, Runs],
     score: str = "accuracy",
     target: float | None = None,
     share: float | None = None,
@@ -152,32 +152,28 @@ def costs(
       ValueError: an entry has no such score.
     """
     aim, origin = choose_target(histories, score, target, share)
-    lines = {label: summarise(history, aim, score) for label, history in histories.items()}
+    lines = {label: summarise(runs, aim, score) for label, runs in histories.items()}
     if score != "accuracy":
         origin += ", by the round's participants"
     return Comparison(lines, aim, comparison_text(lines, aim, origin, winner))
 
 
-def summarise(history: Sequence[Row], target: float, score: str = "accuracy") -> Line:
+def summarise(runs: Runs, target: float, score: str = "accuracy") -> Line:
     """Computes an entry's line of a comparison."""
-    trials = by_trial(history)
-    tops, costs = [], []
-    for trial in trials:
-        tops.append(best(trial).on_test)
-        cost = cost_to_reach(trial, target, score)
-        if cost is not None:
-            costs.append(cost)
-    scores = values(tops, "accuracy")
+    tops = [best(history).on_test for history in runs]
+    reaching = [cost_to_reach(history, target, score) for history in runs]
+    costs = [cost for cost in reaching if cost is not None]
+    scores, first = values(tops, "accuracy"), runs[0]  # rows have the seconds of all runs together
     return Line(
         accuracy=float(np.mean(scores)),
         accuracy_std=float(np.std(scores)),
         best_rounds=values(tops, "round"),
-        participants_accuracy=mean(values(tops_of(history, PARTICIPANTS), PARTICIPANTS), math.nan),
-        server_accuracy=mean(values(tops_of(history, GLOBAL), GLOBAL), math.nan),
+        participants_accuracy=mean(values(tops_of(runs, PARTICIPANTS), PARTICIPANTS), math.nan),
+        server_accuracy=mean(values(tops_of(runs, GLOBAL), GLOBAL), math.nan),
         reached=len(costs),
         cost=Cost(*np.mean(costs, axis=0).tolist()) if costs else None,
-        seconds_per_round=float(np.median(values(after_start(trials[0]), "seconds_round"))),
-        seconds=math.fsum(row["seconds_round"] + row["seconds_evaluation"] for row in trials[0]),
+        seconds_per_round=float(np.median(values(after_start(first), "seconds_round"))),
+        seconds=math.fsum(row["seconds_round"] + row["seconds_evaluation"] for row in first),
     )
 
 

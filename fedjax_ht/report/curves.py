@@ -1,6 +1,5 @@
 """Curves of a run: accuracy against rounds, and against the costs until then."""
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -9,15 +8,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from fedjax_ht.report.figures import FEW, legend, styles, subplots
-from fedjax_ht.report.rows import values
-from fedjax_ht.simulation.history import Row, by_trial, evaluated, has_clock, wire_bytes
+from fedjax_ht.report.rows import has_clock, rows_of_all, values
+from fedjax_ht.simulation.history import History, Runs, evaluated, wire_bytes
 
 ACCURACY = "test accuracy, mean over clients (%)"
 MARKS = 10  # small marks on a curve, about
 EARLY = 0.2  # share of the rounds whose differences may leave their panel
 
 
-def accuracy_curves(histories: Mapping[str, Sequence[Row]], baseline: str | None = None) -> Figure:
+def accuracy_curves(histories: Mapping[str, Runs], baseline: str | None = None) -> Figure:
     """Draws mean accuracy over clients against rounds, one line an entry, its best round marked;
     beside it its difference to the baseline, and against simulated seconds where devices are
     simulated.
@@ -25,7 +24,7 @@ def accuracy_curves(histories: Mapping[str, Sequence[Row]], baseline: str | None
     Several trials: their mean, and a band from the lowest to the highest.
 
     Args:
-      histories: label of an entry -> rows.
+      histories: label of an entry -> its runs.
       baseline: label of the entry that the others are compared with; None compares none.
     """
     extra = [baseline is not None, has_clock(histories)].count(True)
@@ -44,15 +43,15 @@ def accuracy_curves(histories: Mapping[str, Sequence[Row]], baseline: str | None
     return figure
 
 
-def draw_differences(axes: Axes, histories: Mapping[str, Sequence[Row]], baseline: str) -> None:
+def draw_differences(axes: Axes, histories: Mapping[str, Runs], baseline: str) -> None:
     """Draws each entry's accuracy minus the baseline's, trial by trial, at the rounds in which both
     are evaluated: the mean over trials, and a band from the lowest to the highest."""
     looks, beyond = styles(histories), []
     axes.axhline(0, lw=1.8, label=baseline, color=looks[baseline]["color"])
-    for name, history in histories.items():
+    for name, runs in histories.items():
         if name == baseline:
             continue
-        rounds, points = paired_points(history, histories[baseline])
+        rounds, points = paired_points(runs, histories[baseline])
         color = looks[name]["color"]
         axes.plot(rounds, points.mean(0), lw=1.8, color=color, ls=looks[name]["ls"], label=name)
         if len(points) > 1:
@@ -66,14 +65,14 @@ def draw_differences(axes: Axes, histories: Mapping[str, Sequence[Row]], baselin
     axes.grid(alpha=0.3)
 
 
-def scale_rounds(axes: Axes, histories: Mapping[str, Sequence[Row]]) -> None:
+def scale_rounds(axes: Axes, histories: Mapping[str, Runs]) -> None:
     """Scales an axis of rounds, from 0 to the last one."""
-    last = max(values(itertools.chain(*histories.values()), "round"))
+    last = max(values(rows_of_all(histories), "round"))
     axes.set(xlabel="round", xlim=(0, max(1, last)))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def paired_points(history: Sequence[Row], baseline: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
+def paired_points(runs: Runs, baseline: Runs) -> tuple[np.ndarray, np.ndarray]:
     """Subtracts a baseline's accuracies, trial by trial, at the rounds in which both are evaluated.
 
     Returns:
@@ -81,8 +80,8 @@ def paired_points(history: Sequence[Row], baseline: Sequence[Row]) -> tuple[np.n
     """
     points = []
     rounds: list[int] = []
-    for trial, other in zip(by_trial(history), by_trial(baseline)):
-        scores = {row["round"]: row["accuracy"] for row in evaluated(trial)}
+    for history, other in zip(runs, baseline):
+        scores = {row["round"]: row["accuracy"] for row in evaluated(history)}
         compared = {row["round"]: row["accuracy"] for row in evaluated(other)}
         rounds = sorted(scores.keys() & compared.keys())
         points.append([100 * (scores[number] - compared[number]) for number in rounds])
@@ -106,7 +105,7 @@ def two_panels_legend(left: Axes, right: Axes, entries: int) -> None:
     legend(left if entries <= FEW else right, entries)
 
 
-def accuracy_and_bytes(histories: Mapping[str, Sequence[Row]], target: float) -> Figure:
+def accuracy_and_bytes(histories: Mapping[str, Runs], target: float) -> Figure:
     """Draws accuracy against rounds and, beside it, against the bytes sent until then, by all
     clients, up and down.
 
@@ -124,7 +123,7 @@ def accuracy_and_bytes(histories: Mapping[str, Sequence[Row]], target: float) ->
     return figure
 
 
-def costs(histories: Mapping[str, Sequence[Row]]) -> Figure:
+def costs(histories: Mapping[str, Runs]) -> Figure:
     """Draws accuracy against the costs until then, of all clients together: bytes both ways,
     training FLOPs, seconds. Of several entries the broad grey line is the frontier: the highest
     accuracy of any that had taken no more."""
@@ -143,12 +142,12 @@ def costs(histories: Mapping[str, Sequence[Row]]) -> Figure:
     return figure
 
 
-def rounds_evaluated(trial: Sequence[Row]) -> list[int]:
-    """Returns the rounds of one trial's evaluations."""
-    return values(evaluated(trial), "round")
+def rounds_evaluated(history: History) -> list[int]:
+    """Returns the rounds of a run's evaluations."""
+    return values(evaluated(history), "round")
 
 
-def draw_rounds(axes: Axes, histories: Mapping[str, Sequence[Row]]) -> None:
+def draw_rounds(axes: Axes, histories: Mapping[str, Runs]) -> None:
     """Draws accuracy on an axis of rounds from 0 to the last one."""
     draw_accuracy(axes, histories, rounds_evaluated)
     scale_rounds(axes, histories)
@@ -157,9 +156,9 @@ def draw_rounds(axes: Axes, histories: Mapping[str, Sequence[Row]]) -> None:
         line.set_clip_on(False)  # marks at the ends of the axis are drawn in full
 
 
-def scale_bytes(axes: Axes, histories: Mapping[str, Sequence[Row]]) -> None:
+def scale_bytes(axes: Axes, histories: Mapping[str, Runs]) -> None:
     """Scales an axis of bytes by orders of magnitude, where anything was sent."""
-    if not any(map(wire_bytes, itertools.chain(*histories.values()))):
+    if not any(map(wire_bytes, rows_of_all(histories))):
         return
     axes.set_xscale("log", nonpositive="mask")  # the untrained federation has sent nothing
     few_decades = axes.dataLim.x1 < 300 * axes.dataLim.minposx
@@ -180,58 +179,57 @@ def draw_frontier(axes: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -
     axes.step(places[order], highest, where="post", color="0.8", lw=4, zorder=0)
 
 
-def until_evaluations(trial: Sequence[Row], spent: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Sums the costs of rounds until each evaluation of one trial; `spent` is by row."""
-    return np.cumsum(spent)[["accuracy" in row for row in trial]]
+def until_evaluations(history: History, spent: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Sums the costs of rounds until each evaluation of a run; `spent` is by row."""
+    return np.cumsum(spent)[["accuracy" in row for row in history]]
 
 
-def teraflop(trial: Sequence[Row]) -> np.ndarray:
-    """Returns the TFLOP of all clients until each evaluation of one trial."""
-    return until_evaluations(trial, [row.get("flops", 0.0) for row in trial]) / 1e12
+def teraflop(history: History) -> np.ndarray:
+    """Returns the TFLOP of all clients until each evaluation of a run."""
+    return until_evaluations(history, [row.get("flops", 0.0) for row in history]) / 1e12
 
 
-def seconds(trial: Sequence[Row]) -> np.ndarray:
-    """Returns the seconds of rounds, without evaluations, until each evaluation of one trial. The
-    first round, which compiles, counts as the median of the others, where there are any."""
-    rounds = np.array(values(trial, "round"))
-    spent = np.array(values(trial, "seconds_round"))
+def seconds(history: History) -> np.ndarray:
+    """Returns the seconds of rounds, without evaluations, until each evaluation of a run. The first
+    round, which compiles, counts as the median of the others, where there are any."""
+    rounds = np.array(values(history, "round"))
+    spent = np.array(values(history, "seconds_round"))
     if (rounds > 1).any():
         spent[rounds == 1] = np.median(spent[rounds > 1])
-    return until_evaluations(trial, spent)
+    return until_evaluations(history, spent)
 
 
-def simulated_seconds(trial: Sequence[Row]) -> list[float]:
-    """Returns the seconds of rounds on the clients' devices until each evaluation of one trial."""
-    return [row.get("simulated_clock", 0.0) for row in evaluated(trial)]
+def simulated_seconds(history: History) -> list[float]:
+    """Returns the seconds of rounds on the clients' devices until each evaluation of a run."""
+    return [row.get("simulated_clock", 0.0) for row in evaluated(history)]
 
 
-def mebibytes_sent(trial: Sequence[Row]) -> np.ndarray:
-    """Returns the MiB sent both ways until each evaluation of one trial."""
-    return until_evaluations(trial, list(map(wire_bytes, trial))) / 2**20
+def mebibytes_sent(history: History) -> np.ndarray:
+    """Returns the MiB sent both ways until each evaluation of a run."""
+    return until_evaluations(history, list(map(wire_bytes, history))) / 2**20
 
 
 def draw_accuracy(
     axes: Axes,
-    histories: Mapping[str, Sequence[Row]],
-    position: Callable[[Sequence[Row]], Sequence[float] | np.ndarray],
+    histories: Mapping[str, Runs],
+    position: Callable[[History], Sequence[float] | np.ndarray],
     score: str = "accuracy",
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Draws the curves of `accuracy_curves`.
 
     Args:
       axes: the axes to draw on.
-      histories: label of an entry -> rows.
-      position: rows of one trial -> where its evaluations lie; the mean over trials is taken.
+      histories: label of an entry -> its runs.
+      position: rows of a run -> where its evaluations lie; the mean over runs is taken.
       score: the accuracy that is drawn.
 
     Returns:
       (places, scores in percent) of each entry, float [evaluations].
     """
     curves, looks = [], styles(histories)
-    for i, (name, history) in enumerate(histories.items()):
-        trials = by_trial(history)
-        places = np.mean([np.asarray(position(trial)) for trial in trials], axis=0)
-        scores = 100 * np.array([values(evaluated(trial), score) for trial in trials])
+    for i, (name, runs) in enumerate(histories.items()):
+        places = np.mean([np.asarray(position(history)) for history in runs], axis=0)
+        scores = 100 * np.array([values(evaluated(history), score) for history in runs])
         mean, look = scores.mean(0), looks[name]
         colour = look["color"]
         curves.append((places, mean))
@@ -241,7 +239,7 @@ def draw_accuracy(
         every = max(1, len(places) // MARKS)
         # Marks of neighbouring entries start at different evaluations, so that they do not meet.
         axes.plot(places, mean, label=name, lw=1.8, markevery=(i % every, every), ms=4, **look)
-        if len(trials) > 1:
+        if len(runs) > 1:
             low, high = scores.min(0), scores.max(0)
             axes.fill_between(places, low, high, color=colour, alpha=0.2, lw=0)
         best = mean.argmax()

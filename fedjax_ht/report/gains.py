@@ -2,7 +2,7 @@
 whom it hurts."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_ht.experiment.entries import BASELINE, baseline_of, method_of
 from fedjax_ht.report.document import Document, Paragraph
 from fedjax_ht.report.table import Table
-from fedjax_ht.simulation.history import Row, best, by_trial, evaluated
+from fedjax_ht.simulation.history import Row, Runs, best, evaluated
 
 ERRORS = 2
 """Standard errors that a gain or a loss must have to be more than noise."""
@@ -64,10 +64,10 @@ def beyond_noise(accuracy: np.ndarray, baseline: np.ndarray, num_samples: np.nda
     return np.where(np.abs(differences) > ERRORS * errors, np.sign(differences), 0).astype(int)
 
 
-def gains_of_trial(
+def gains_of_run(
     accuracy: np.ndarray, baseline: np.ndarray, num_samples: np.ndarray | None
 ) -> Gains:
-    """Summarises the gains of one trial's clients; arguments as of `beyond_noise`, without NaN, and
+    """Summarises the gains of a run's clients; arguments as of `beyond_noise`, without NaN, and
     `num_samples` None where it is not known."""
     gains = np.sort(accuracy - baseline)
     gaining = losing = math.nan
@@ -82,11 +82,11 @@ def gains_of_trial(
     )
 
 
-def client_gains(histories: Mapping[str, Sequence[Row]]) -> dict[str, Gains]:
+def client_gains(histories: Mapping[str, Runs]) -> dict[str, Gains]:
     """Computes every entry's gains over the first entry of local training.
 
     Args:
-      histories: label of an entry -> rows.
+      histories: label of an entry -> its runs.
 
     Returns:
       Label -> gains, of the entries that have the baseline's trials and evaluated clients; none
@@ -97,32 +97,31 @@ def client_gains(histories: Mapping[str, Sequence[Row]]) -> dict[str, Gains]:
         return {}
     references = _best_rows(histories[baseline])
     gains = {}
-    for label, history in histories.items():
-        rows = _best_rows(history)
+    for label, runs in histories.items():
+        rows = _best_rows(runs)
         if label == baseline or len(rows) != len(references):
             continue
         pairs = [_paired(row, reference) for row, reference in zip(rows, references)]
-        of_trials = [gains_of_trial(*pair) for pair in pairs if pair is not None]
-        if of_trials and len(of_trials) == len(pairs):
-            gains[label] = Gains(*np.mean(of_trials, axis=0).tolist())
+        of_runs = [gains_of_run(*pair) for pair in pairs if pair is not None]
+        if of_runs and len(of_runs) == len(pairs):
+            gains[label] = Gains(*np.mean(of_runs, axis=0).tolist())
     return gains
 
 
-def baseline_label(labels: Mapping[str, Sequence[Row]]) -> str | None:
+def baseline_label(labels: Mapping[str, Runs]) -> str | None:
     """Returns the label of the first entry of local training; None without one."""
     label = baseline_of(labels) if labels else None
     return label if label is not None and method_of(label) == BASELINE else None
 
 
-def _best_rows(history: Sequence[Row]) -> list[Row]:
-    """Returns each trial's best round; trials without an evaluation of single clients have none."""
-    trials = [trial for trial in by_trial(history) if evaluated(trial)]
-    rows = [best(trial).on_test for trial in trials]
+def _best_rows(runs: Runs) -> list[Row]:
+    """Returns each run's best round; runs without an evaluation of single clients have none."""
+    rows = [best(history).on_test for history in runs if evaluated(history)]
     return [row for row in rows if "clients" in row]
 
 
 def _paired(row: Row, reference: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
-    """Returns the arguments of `gains_of_trial` for the clients that both rows have scored; None
+    """Returns the arguments of `gains_of_run` for the clients that both rows have scored; None
     where the rows are of different clients, or have no client in common."""
     clients = [np.array(r["clients"], np.float64) for r in (row, reference)]  # None becomes NaN
     if row.get("client_ids") != reference.get("client_ids") or clients[0].shape != clients[1].shape:
@@ -136,7 +135,7 @@ def _paired(row: Row, reference: Row) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return clients[0][scored], clients[1][scored], num_samples
 
 
-def gain_table(histories: Mapping[str, Sequence[Row]]) -> Document:
+def gain_table(histories: Mapping[str, Runs]) -> Document:
     """Makes the table of `client_gains` with the meaning of its columns; without an entry of local
     training a line that says so, and of one entry alone an empty document."""
     if len(histories) < 2:

@@ -14,7 +14,7 @@ from fedjax_ht.data.partition import class_counts
 from fedjax_ht.report.compared import Compared
 from fedjax_ht.report.curves import accuracy_curves, costs
 from fedjax_ht.report.figures import COLOURS, FEW, VECTOR, legend, save, styles, subplots
-from fedjax_ht.simulation.history import Row, best, by_trial
+from fedjax_ht.simulation.history import Runs, best
 
 WIDE = 11  # inches, so that a page need not shrink a picture until its words are too small
 ROOM = 50  # clients that are shown one by one
@@ -43,11 +43,11 @@ def write_plots(
     return [save(figure, folder / name, VECTOR) for name, figure in figures.items()]
 
 
-def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> Figure:
+def client_accuracy(histories: Mapping[str, Runs]) -> Figure:
     """Draws the accuracy of every client at the entry's best round, mean over trials, ordered by
     the first entry's accuracy; of more clients than have room, each entry's own from worst to
     best."""
-    values = {name: mean_of_clients(history) for name, history in histories.items()}
+    values = {name: mean_of_clients(runs) for name, runs in histories.items()}
     first = next(iter(values.values()))
     if len(first) > ROOM:
         return client_quantiles(values)
@@ -57,7 +57,7 @@ def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> Figure:
     for name, accuracy in values.items():
         look = looks[name] | {"ls": "none", "ms": 5, "alpha": 0.8}
         axes.plot(accuracy[order], label=f"{name} (mean {np.nanmean(accuracy):.1f})", **look)
-    ids = next(iter(histories.values()))[0].get("client_ids", range(len(first)))
+    ids = evaluated_ids(next(iter(histories.values())))
     axes.set_xticks(range(len(order)), [str(ids[i]) for i in order], fontsize=7)
     axes.set(xlabel="client id", ylabel="test accuracy at the best round (%)")
     axes.grid(alpha=0.3)
@@ -82,14 +82,14 @@ def client_quantiles(values: Mapping[str, np.ndarray]) -> Figure:
     return figure
 
 
-def client_spread(histories: Mapping[str, Sequence[Row]]) -> Figure:
+def client_spread(histories: Mapping[str, Runs]) -> Figure:
     """Draws how accuracy is spread over clients at the entry's best round (mean over trials): a box
     from the lower to the upper quartile with the median, whiskers to the furthest client within 1.5
     box heights, the others as dots, and the mean as a triangle."""
     figure, axes = subplots(figsize=(7, 0.45 * len(histories) + 1.1))
     boxes = []
-    for history in histories.values():
-        accuracy = mean_of_clients(history)
+    for runs in histories.values():
+        accuracy = mean_of_clients(runs)
         boxes.append(accuracy[~np.isnan(accuracy)])
     # Greys, since each colour is that of an entry in the other figures.
     grey = {"markerfacecolor": "white", "markeredgecolor": "0.35"}
@@ -108,10 +108,16 @@ def client_spread(histories: Mapping[str, Sequence[Row]]) -> Figure:
     return figure
 
 
-def mean_of_clients(history: Sequence[Row]) -> np.ndarray:
-    """Returns percent per evaluated client at the best round, mean over the trials; NaN for clients
+def evaluated_ids(runs: Runs) -> Sequence[int]:
+    """Returns the ids of the evaluated clients, which are those of all runs of an entry."""
+    row = best(runs[0]).on_test
+    return row.get("client_ids", range(len(row["clients"])))
+
+
+def mean_of_clients(runs: Runs) -> np.ndarray:
+    """Returns percent per evaluated client at the best round, mean over the runs; NaN for clients
     without a score."""
-    scores = [np.array(best(trial).on_test["clients"], np.float64) for trial in by_trial(history)]
+    scores = [np.array(best(history).on_test["clients"], np.float64) for history in runs]
     counts = np.sum(~np.isnan(scores), axis=0)
     # nanmean would warn of clients without a score in any trial.
     return np.where(counts > 0, 100 * np.nansum(scores, axis=0) / np.maximum(counts, 1), np.nan)

@@ -3,7 +3,7 @@ network."""
 
 import html
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fedjax_ht.configs.sections import Config
@@ -20,11 +20,11 @@ from fedjax_ht.report.map_plot import one_space
 from fedjax_ht.report.maps import load_map
 from fedjax_ht.report.plots import ROOM
 from fedjax_ht.report.results import sent
-from fedjax_ht.report.rows import values
+from fedjax_ht.report.rows import has_clock, rows_of_all, values
 from fedjax_ht.report.run_warnings import to_watch
 from fedjax_ht.report.setting import setting
 from fedjax_ht.report.statistics import differences_to, listed
-from fedjax_ht.simulation.history import Row, by_trial, evaluated, has_clock
+from fedjax_ht.simulation.history import Runs, evaluated
 
 RESULT = "Accuracy is the mean over clients, each on its own test samples, in the best round."
 MAPS = (
@@ -107,11 +107,11 @@ def entry_settings(entries: Iterable[Entry]) -> Bullets:
 
 
 def captions(
-    histories: Mapping[str, Sequence[Row]], baseline: str | None = None
+    histories: Mapping[str, Runs], baseline: str | None = None
 ) -> dict[str, dict[str, str]]:
     """Returns heading -> figure of plots/ -> its caption, which explains only the figure's own
     marks; arguments as of `accuracy_curves`."""
-    trials = list(itertools.chain(*map(by_trial, histories.values())))
+    runs = list(itertools.chain(*histories.values()))
     accuracy = "The large mark is the best round, each small one an evaluation"
     costs = (
         "The same accuracy against what all clients had sent, computed and waited for until then"
@@ -122,7 +122,7 @@ def captions(
     )
     clients = "The same client by client, in the order of the first entry."
     split = "Training samples of each class at each client"
-    if len(trials) > len(histories):
+    if len(runs) > len(histories):
         accuracy += "; curves are means over trials, bands reach from the lowest to the highest"
         split += ", of the first trial"
     if baseline is not None:
@@ -134,9 +134,9 @@ def captions(
         accuracy += "; on the right against the seconds of the rounds on the simulated devices"
     if len(histories) > 1:
         costs += "; the grey line is the highest accuracy that any entry had for so much"
-    if max(values(itertools.chain(*trials), "round")) > 1:
+    if max(values(rows_of_all(histories), "round")) > 1:
         costs += "; without the compilation of the first round, which counts as the median round"
-    if any(len(row["clients"]) > ROOM for trial in trials for row in evaluated(trial)[:1]):
+    if any(len(row["clients"]) > ROOM for history in runs for row in evaluated(history)[:1]):
         clients = "The same, each entry's clients from worst to best."
     return {
         "Accuracy": {"accuracy": f"{accuracy}."},

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedjax_ht.report.document import Block, Document, Folded, Paragraph
-from fedjax_ht.report.rows import after_start, mean, reporting, tops_of, values
+from fedjax_ht.report.rows import after_start, has_clock, mean, reporting, tops_of, values
 from fedjax_ht.report.table import Table, human_bytes, human_flops, percent, rounds_of, table_of
-from fedjax_ht.simulation.history import Row, best, by_trial, evaluated, wire_bytes
+from fedjax_ht.simulation.history import Row, Runs, best, evaluated, merged, wire_bytes
 
 GLOBAL = "global_accuracy_head"  # of the server's own model
 PARTICIPANTS = "accuracy_participants"
@@ -54,7 +54,7 @@ IMPORTANCE = (
 )
 
 
-def run_results(histories: Mapping[str, Sequence[Row]], winner: str | None = None) -> Document:
+def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Document:
     """Makes the table of a run, one row an entry, and the meaning of its columns.
 
     Accuracies are those of the best round on the test sets, "last" of the last round; of several
@@ -66,7 +66,7 @@ def run_results(histories: Mapping[str, Sequence[Row]], winner: str | None = Non
     median round, of all trials together.
 
     Args:
-      histories: label of an entry -> rows.
+      histories: label of an entry -> its runs.
       winner: label of the entry whose accuracy a page highlights.
     """
     rows = list(map(run_cells, histories, histories.values()))
@@ -77,17 +77,13 @@ def run_results(histories: Mapping[str, Sequence[Row]], winner: str | None = Non
     return Document(blocks)
 
 
-def run_cells(label: str, history: Sequence[Row]) -> dict[str, str]:
+def run_cells(label: str, runs: Runs) -> dict[str, str]:
     """Returns an entry's cells of the table of a run, by title."""
-    tops, lasts, validated = [], [], []
-    for trial in by_trial(history):
-        if evaluated(trial):
-            ends = best(trial)
-            tops.append(ends.on_test)
-            lasts.append(ends.last)
-            validated += [ends.on_val] if ends.on_val else []
-    participants, servers = tops_of(history, PARTICIPANTS), tops_of(history, GLOBAL)
-    rounds = after_start(history)
+    ends = [best(history) for history in runs if evaluated(history)]
+    tops, lasts = [each.on_test for each in ends], [each.last for each in ends]
+    validated = [each.on_val for each in ends if each.on_val]
+    participants, servers = tops_of(runs, PARTICIPANTS), tops_of(runs, GLOBAL)
+    rounds = after_start(merged(runs))
     cells = {"method": label, "accuracy %": percent(tops, "accuracy")}
     if validated:
         chosen = percent(validated, "accuracy")
@@ -110,7 +106,7 @@ def run_cells(label: str, history: Sequence[Row]) -> dict[str, str]:
     for stage in STAGES:
         if values(rounds, f"seconds_{stage}"):
             cells[f"{stage} s"] = median(rounds, f"seconds_{stage}")
-    if values(history, "simulated_clock"):
+    if has_clock({label: runs}):
         # The untrained federation of row 0, which may be best, has no clock.
         clocks = [row.get("simulated_clock", 0.0) for row in tops]
         cells["simulated s to best"] = f"{np.mean(clocks):.4g}"
@@ -133,20 +129,20 @@ def median(rows: Sequence[Row], key: str) -> str:
     return f"{np.median(numbers):.2f}" if numbers else "-"
 
 
-def sent(histories: Mapping[str, Sequence[Row]]) -> Table:
+def sent(histories: Mapping[str, Runs]) -> Table:
     """Makes a table of what each entry sent, payload and metadata: means per round over rounds and
     trials, of all clients together and of one whose uplink arrived; and a trial's whole run."""
     head = ["entry", "up a round", "down a round", "up, one client", "the whole run"]
     rows = []
-    for label, history in histories.items():
-        rounds = after_start(history)
+    for label, runs in histories.items():
+        rounds = after_start(merged(runs))
         arrived = reporting(rounds, "arrived")
         uplinks = [wire_bytes(row, "uplink") / row["arrived"] for row in arrived]
         counts = [
             mean_bytes(rounds, "uplink"),
             mean_bytes(rounds, "downlink"),
             mean(uplinks, 0.0),
-            math.fsum(map(wire_bytes, rounds)) / len(by_trial(history)),
+            math.fsum(map(wire_bytes, rounds)) / len(runs),
         ]
         rows.append([label, *map(human_bytes, counts)])
     return Table(head, rows)

@@ -1,11 +1,12 @@
-"""Selections of a history's rows and of their values."""
+"""Selections of rows and of their values."""
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedjax_ht.simulation.history import Row, best_by, by_trial
+from fedjax_ht.simulation.history import Row, Runs, best_by, evaluated
 
 
 def values(rows: Iterable[Row], key: str) -> list[Any]:
@@ -23,14 +24,26 @@ def reporting(rows: Iterable[Row], key: str) -> list[Row]:
     return [row for row in rows if row.get(key)]
 
 
-def tops_of(history: Sequence[Row], score: str) -> list[Row]:
-    """Returns each trial's row in which a score is highest; trials without it have none."""
-    tops = []
-    for trial in by_trial(history):
-        top = best_by(trial, score)
-        if top is not None:
-            tops.append(top)
-    return tops
+def are_evaluated(runs: Runs) -> bool:
+    """Returns whether any run of an entry has an evaluation."""
+    return any(map(evaluated, runs))
+
+
+def tops_of(runs: Runs, score: str) -> list[Row]:
+    """Returns each run's row in which a score is highest; runs without it have none."""
+    tops = [best_by(history, score) for history in runs]
+    return [top for top in tops if top is not None]
+
+
+def rows_of_all(histories: Mapping[str, Runs]) -> Iterator[Row]:
+    """Yields the rows of all runs of all entries."""
+    for runs in histories.values():
+        yield from itertools.chain(*runs)
+
+
+def has_clock(histories: Mapping[str, Runs]) -> bool:
+    """Returns whether any rounds took simulated time."""
+    return any("simulated_clock" in row for row in rows_of_all(histories))
 
 
 def mean(numbers: Sequence[float], default: float) -> float:

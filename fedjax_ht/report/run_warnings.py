@@ -1,16 +1,15 @@
 """Warnings that stand beside the result of a run."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from fedjax_ht.report.bad_clients import named, outliers
 from fedjax_ht.report.compared import Compared, unequal_lines
-from fedjax_ht.report.plots import mean_of_clients
+from fedjax_ht.report.plots import evaluated_ids, mean_of_clients
 from fedjax_ht.report.rows import reporting, values
 from fedjax_ht.simulation.divergence import Divergence
-from fedjax_ht.simulation.history import Row, by_trial
+from fedjax_ht.simulation.history import Row, Runs, merged
 
 FAR = 3  # Tukey's "far out", in lengths of the box
 LEAST_POINTS = 5.0  # percentage points that a client must be outside the box
@@ -25,20 +24,20 @@ def to_watch(shown: Compared) -> list[str]:
     return [*unequal_lines(shown.unequal), *warnings(shown.histories)]
 
 
-def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
+def warnings(histories: Mapping[str, Runs]) -> list[str]:
     """Returns a line for each trouble of the entries' rounds."""
     lines = []
-    for label, history in histories.items():
+    for label, runs in histories.items():
         for check in (*TROUBLES, idle_lanes, far_clients, falls):
-            for line in check(history):
+            for line in check(runs):
                 lines.append(f"{label}: {line}")
     return lines
 
 
-def events(history: Sequence[Row], key: str) -> tuple[list[Row], int]:
-    """Returns the rows in which a list is not empty, and in how many rounds they are; trials share
-    rounds."""
-    rows = reporting(history, key)
+def events(runs: Runs, key: str) -> tuple[list[Row], int]:
+    """Returns the rows in which a list is not empty, round by round, and in how many rounds they
+    are, which the runs share."""
+    rows = reporting(merged(runs), key)
     return rows, len(set(values(rows, "round")))
 
 
@@ -47,9 +46,9 @@ def clients_in(rows: Sequence[Row], key: str) -> str:
     return named(sorted(set().union(*values(rows, key))))
 
 
-def not_finite(history: Sequence[Row]) -> Iterator[str]:
+def not_finite(runs: Runs) -> Iterator[str]:
     """Yields a line where results of clients were not finite."""
-    rows, rounds = events(history, "not_finite")
+    rows, rounds = events(runs, "not_finite")
     if rows:
         first = rows[0]
         yield (
@@ -58,9 +57,9 @@ def not_finite(history: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def outlying(history: Sequence[Row]) -> Iterator[str]:
+def outlying(runs: Runs) -> Iterator[str]:
     """Yields a line where uploads were outliers."""
-    rows, rounds = events(history, "far_off")
+    rows, rounds = events(runs, "far_off")
     if rows:
         ids = sorted({int(client) for row in rows for client, _ in row["far_off"]})
         yield (
@@ -69,17 +68,17 @@ def outlying(history: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def refused(history: Sequence[Row]) -> Iterator[str]:
+def refused(runs: Runs) -> Iterator[str]:
     """Yields a line where outlying uploads were refused."""
-    rows, rounds = events(history, "refused")
+    rows, rounds = events(runs, "refused")
     if rows:
         clients = clients_in(rows, "refused")
         yield f"outlying uploads of {clients} were refused in {rounds} rounds"
 
 
-def miscounted(history: Sequence[Row]) -> Iterator[str]:
+def miscounted(runs: Runs) -> Iterator[str]:
     """Yields a line where uploads were refused for their counts."""
-    rows, rounds = events(history, "miscounted")
+    rows, rounds = events(runs, "miscounted")
     if rows:
         clients = clients_in(rows, "miscounted")
         yield (
@@ -88,11 +87,11 @@ def miscounted(history: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def late(history: Sequence[Row]) -> Iterator[str]:
+def late(runs: Runs) -> Iterator[str]:
     """Yields a line where uploads missed the deadline."""
-    rows, rounds = events(history, "late")
+    rows, rounds = events(runs, "late")
     if rows:
-        used = values(history, "arrived_late")
+        used = values(merged(runs), "arrived_late")
         outcome = "arrived in a later round" if used else "were lost"
         yield (
             f"uploads of {clients_in(rows, 'late')} came after the deadline in {rounds} rounds and "
@@ -100,9 +99,9 @@ def late(history: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def kept_server(history: Sequence[Row]) -> Iterator[str]:
+def kept_server(runs: Runs) -> Iterator[str]:
     """Yields a line where the server kept its last state."""
-    rounds = [row["round"] for row in history if not row.get("server_finite", True)]
+    rounds = [row["round"] for row in merged(runs) if not row.get("server_finite", True)]
     if rounds:
         yield (
             f"the server's step was not finite in {len(set(rounds))} rounds, first in round "
@@ -110,11 +109,11 @@ def kept_server(history: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def collapsed(history: Sequence[Row]) -> Iterator[str]:
+def collapsed(runs: Runs) -> Iterator[str]:
     """Yields a line where accuracy fell back to that of the untrained federation."""
-    for rows in by_trial(history):
+    for history in runs:
         divergence = Divergence(None)
-        for row in rows:
+        for row in history:
             for line in divergence.notes(row):
                 yield f"round {row['round']} (trial {row['trial']}): {line}"
                 return
@@ -123,23 +122,23 @@ def collapsed(history: Sequence[Row]) -> Iterator[str]:
 TROUBLES = (not_finite, outlying, refused, miscounted, late, kept_server, collapsed)
 
 
-def idle_lanes(history: Sequence[Row]) -> Iterator[str]:
+def idle_lanes(runs: Runs) -> Iterator[str]:
     """Yields a line where lanes waited for long."""
-    wasted = values(history, "wasted_lane_steps")
+    wasted = values(merged(runs), "wasted_lane_steps")
     if wasted and np.mean(wasted) > WASTED:
         share = f"{100 * np.mean(wasted):.0f} %"
         yield f"{share} of the steps of lanes waited for a longer client"
 
 
-def far_clients(history: Sequence[Row]) -> Iterator[str]:
+def far_clients(runs: Runs) -> Iterator[str]:
     """Yields a line for clients whose accuracy at the best round is far below the quartiles of all
     clients, and one for clients far above."""
-    accuracy = mean_of_clients(history)
+    accuracy = mean_of_clients(runs)
     if np.isnan(accuracy).all():
         return
     low, high = np.nanquantile(accuracy, [0.25, 0.75])
     reach = max(FAR * (high - low), LEAST_POINTS)
-    ids = evaluated_ids(history, len(accuracy))
+    ids = evaluated_ids(runs)
     for distance, end in ((low - accuracy, "less"), (accuracy - high, "more")):
         order = np.argsort(-distance, kind="stable").tolist()
         far = [f"{ids[i]} ({accuracy[i]:.0f} %)" for i in order if distance[i] > reach]
@@ -148,16 +147,11 @@ def far_clients(history: Sequence[Row]) -> Iterator[str]:
             yield f"{named(far[:MOST_NAMED])}{more} reached far {end} than the others"
 
 
-def evaluated_ids(history: Sequence[Row], count: int) -> Sequence[Any]:
-    """Returns the ids of the evaluated clients, of which there are `count`."""
-    return next(iter(values(history, "client_ids")), range(count))
-
-
-def falls(history: Sequence[Row]) -> Iterator[str]:
-    """Yields a line where the last round is far below the best, on average over trials."""
+def falls(runs: Runs) -> Iterator[str]:
+    """Yields a line where the last round is far below the best, on average over runs."""
     drops = []
-    for trial in by_trial(history):
-        accuracies = values(trial, "accuracy")
+    for history in runs:
+        accuracies = values(history, "accuracy")
         if len(accuracies) > 1:
             drops.append(max(accuracies) - accuracies[-1])
     if drops and np.mean(drops) > FALL:

@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.report.document import Document, Folded, Paragraph
 from fedjax_ht.report.table import Table
-from fedjax_ht.simulation.history import Row, best, by_trial
+from fedjax_ht.simulation.history import Row, Runs, best
 
 LEVEL = 0.95
 RESAMPLES = 10_000
@@ -98,11 +98,11 @@ def means_of(scores: Trials) -> dict[str, float]:
     return {label: float(np.mean(values)) for label, values in scores.items()}
 
 
-def best_scores(histories: Mapping[str, Sequence[Row]]) -> Trials:
+def best_scores(histories: Mapping[str, Runs]) -> Trials:
     """Returns the accuracies in percent of each entry's trials, in their best rounds."""
     scores = {}
-    for label, history in histories.items():
-        scores[label] = percents([best(trial).on_test for trial in by_trial(history)])
+    for label, runs in histories.items():
+        scores[label] = percents([best(history).on_test for history in runs])
     return scores
 
 
@@ -111,15 +111,15 @@ def percents(rows: Sequence[Row]) -> list[float]:
     return [100 * row["accuracy"] for row in rows]
 
 
-def scores_by_round(histories: Mapping[str, Sequence[Row]]) -> dict[str, Trials]:
+def scores_by_round(histories: Mapping[str, Runs]) -> dict[str, Trials]:
     """Returns accuracies in percent of the best round, of the one that validation chooses where
     there is any, and of the last; name of the round -> entry -> trials.
 
     Rounds that agree in all trials of all entries are one: "best and last".
     """
     tops, chosen, lasts = {}, {}, {}
-    for label, history in histories.items():
-        on_test, on_val, last = zip(*map(best, by_trial(history)))
+    for label, runs in histories.items():
+        on_test, on_val, last = zip(*map(best, runs))
         tops[label], lasts[label] = percents(on_test), percents(last)
         if all(on_val):
             chosen[label] = percents(on_val)
@@ -143,12 +143,12 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(before)} and {last}" if before else last
 
 
-def differences_to(baseline: str, histories: Mapping[str, Sequence[Row]]) -> Document:
+def differences_to(baseline: str, histories: Mapping[str, Runs]) -> Document:
     """Makes a table of every entry's accuracy and of its difference to the baseline's, paired by
     trial, in each of the rounds of `scores_by_round`; of one entry alone an empty document."""
     if len(histories) < 2:
         return Document()
-    trials = len(by_trial(histories[baseline]))
+    trials = len(histories[baseline])
     head = ["entry", "round", "accuracy %", f"minus {baseline}, points", "ahead in"]
     importance = ["round", head[3], "ahead in"]
     rows = []
@@ -183,20 +183,20 @@ def shown(values: Sequence[float], interval: Interval, form: str) -> str:
 
 
 def write_trials(
-    histories: Mapping[str, Sequence[Row]], seed: int, splits: Sequence[int], path: Path
+    histories: Mapping[str, Runs], seed: int, splits: Sequence[int], path: Path
 ) -> Path:
     """Writes a row for each entry and trial, accuracies in [0, 1].
 
     Args:
-      histories: label of an entry -> rows.
+      histories: label of an entry -> its runs.
       seed: the root seed of the first trial; each further trial has the next seed.
       splits: the trials' seeds of their splits.
       path: path of the CSV.
     """
     rows = []
-    for label, history in histories.items():
-        for number, trial in enumerate(by_trial(history)):
-            ends = best(trial)
+    for label, runs in histories.items():
+        for number, history in enumerate(runs):
+            ends = best(history)
             by_validation = ends.on_val["accuracy"] if ends.on_val else ""
             scores = [ends.on_test["accuracy"], by_validation, ends.last["accuracy"]]
             cells = [label, seed + number, splits[number], *scores, ends.on_test["round"]]

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from fedjax_ht.checkpoints.trials import TrialCheckpoints
-from fedjax_ht.checkpoints.writers import write_history
+from fedjax_ht.checkpoints.writers import write_runs
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.experiment.build import Experiment, build
@@ -26,7 +26,7 @@ from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.runner.search import better_half, rungs
 from fedjax_ht.runner.search_result import SearchResult, divergence
 from fedjax_ht.runner.signals import Interrupted, catch_signals
-from fedjax_ht.simulation.history import Row, merged
+from fedjax_ht.simulation.history import Row
 from fedjax_ht.simulation.runs import run_each
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 from fedjax_ht.simulation.together import fastest
@@ -176,13 +176,13 @@ def _scores(
     """Returns each point's mean over trials of the best validation accuracy; NaN where it
     diverged."""
     scores = {}
-    for label, trials in histories.items():
-        diverged = divergence(trials)
+    for label, runs in histories.items():
+        diverged = divergence(runs)
         if diverged:
             scores[label] = math.nan
             outcome = f"left out, {diverged}"
         else:
-            best = [max(row[SCORE] for row in trial if SCORE in row) for trial in trials]
+            best = [max(row[SCORE] for row in run if SCORE in row) for run in runs]
             scores[label] = float(np.mean(best))
             outcome = f"{100 * scores[label]:.2f} % on validation"
         search.tell(f"{label}, {rounds} rounds: {outcome}")
@@ -250,7 +250,7 @@ def _train(
     for number, (label, point) in enumerate(zip(company, points)):
         point.checkpoints.wait()
         trained[label] = histories[number * config.trials : (number + 1) * config.trials]
-        write_history(merged(trained[label]), point.folder)
+        write_runs(trained[label], point.folder)
     return trained
 
 

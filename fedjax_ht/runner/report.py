@@ -12,7 +12,7 @@ from pathlib import Path
 from absl import flags
 from tqdm import tqdm
 
-from fedjax_ht.checkpoints.writers import read_history
+from fedjax_ht.checkpoints.writers import read_runs
 from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.identity import identities_of
@@ -21,12 +21,12 @@ from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.report.compared import compared
 from fedjax_ht.report.document import Document
 from fedjax_ht.report.page import FILE, Page, read_page, text_of
+from fedjax_ht.report.rows import are_evaluated
 from fedjax_ht.report.setting import repeat
 from fedjax_ht.runner.cli import TRUST, fail
 from fedjax_ht.runner.own_methods import read_trusted_run
 from fedjax_ht.runner.progress import print_files, print_result
 from fedjax_ht.runner.train import write_results
-from fedjax_ht.simulation.history import evaluated
 
 # allow_override: `fedjax-ht run` has flags of these names, too, and one process may import both
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_override=True)
@@ -59,8 +59,8 @@ def show(
     with locked(workdir, warn) as writable:
         page = read_page(workdir) or Page(tuple(experiment.entries), None, repeat())
         entries = _entries_of(page, experiment, workdir)
-        histories = {entry.label: read_history(workdir / entry.folder) for entry in entries}
-        if not any(map(evaluated, histories.values())):
+        histories = {entry.label: read_runs(workdir / entry.folder) for entry in entries}
+        if not any(map(are_evaluated, histories.values())):
             raise ValueError(f"the run in {workdir} has no evaluation yet")
         _, noted = read_config(workdir)
         identities = identities_of(entries, config, noted)

@@ -1,12 +1,12 @@
 """The result of a search, as a table, and its budget in words."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.runner.search import rounds_trained, rungs
-from fedjax_ht.simulation.history import Row
+from fedjax_ht.simulation.history import Runs
 
 
 class SearchResult(NamedTuple):
@@ -22,10 +22,10 @@ class SearchResult(NamedTuple):
     scores: dict[int, dict[str, float]]
 
 
-def divergence(trials: Sequence[Sequence[Row]]) -> str | None:
+def divergence(runs: Runs) -> str | None:
     """Returns where a client or the server first stopped being finite; None where all stayed so."""
-    for number, trial in enumerate(trials):
-        for row in trial:
+    for number, history in enumerate(runs):
+        for row in history:
             if clients := row.get("not_finite"):
                 return f"clients {clients} not finite in round {row['round']} of trial {number}"
             if not row.get("server_finite", True):

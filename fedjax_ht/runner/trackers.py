@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
-from fedjax_ht.checkpoints.writers import read_history
+from fedjax_ht.checkpoints.writers import read_runs
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.configs.typed import to_json
 from fedjax_ht.core.extras import needing, require
@@ -199,8 +199,8 @@ class Tracking:
         if key not in self.runs:
             self.runs[key] = self._open(tracker, label, row, folder)
             # what the tracker lacks, where it is named in the middle of a run
-            before = [past for past in read_history(folder) if past["round"] < row["round"]]
-            rows = [past for past in before if past["trial"] == row["trial"]] + rows
+            past = dict(enumerate(read_runs(folder))).get(row["trial"], [])
+            rows = [before for before in past if before["round"] < row["round"]] + rows
         run = self.runs[key]
         for new in rows:
             if new["round"] > run.round:

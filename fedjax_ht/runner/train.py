@@ -43,7 +43,7 @@ from fedjax_ht.runner.own_methods import own_names
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.trackers import Tracking, check_trackers
 from fedjax_ht.runner.train_entry import Listeners, ProgressFn, train_entry
-from fedjax_ht.simulation.history import Row
+from fedjax_ht.simulation.history import Row, Runs
 
 
 class GaveUp(Exception):
@@ -58,13 +58,13 @@ class Result(NamedTuple):
     """The result of a run.
 
     Attributes:
-      histories: label -> rows, see `simulation.history`.
+      histories: label -> the rows of each run, see `simulation.history`.
       summary: the result in a sentence, warnings and tables, as Markdown.
       files: the files written; none where a finished run was shown from a read-only folder.
       experiment: the objects of the run.
     """
 
-    histories: dict[str, list[Row]]
+    histories: dict[str, list[list[Row]]]
     summary: str
     files: list[Path]
     experiment: Experiment
@@ -158,9 +158,9 @@ def _train_entries(
     workdir: Path,
     listeners: Listeners,
     writable: bool,
-) -> dict[str, list[Row]]:
+) -> dict[str, list[list[Row]]]:
     """Trains the entries one after another, sends their rows to the config's trackers, and returns
-    label -> rows."""
+    label -> the rows of each run."""
     tracking = Tracking(config, experiment.entries, workdir, listeners.warn)
     listeners = listeners._replace(progress=each_of(listeners.progress, tracking))
     histories, precision = {}, jax.default_matmul_precision(config.precision)
@@ -241,8 +241,8 @@ def _begin(
     return identities
 
 
-def _raise_if_silent(config: Config, histories: Mapping[str, list[Row]]) -> None:
-    silences = [why_silent(label, rows, config.give_up) for label, rows in histories.items()]
+def _raise_if_silent(config: Config, histories: Mapping[str, Runs]) -> None:
+    silences = [why_silent(label, runs, config.give_up) for label, runs in histories.items()]
     if any(silences):
         raise GaveUp(". ".join(filter(None, silences)))
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fedjax_ht.checkpoints.trials import TrialCheckpoints
-from fedjax_ht.checkpoints.writers import write_history
+from fedjax_ht.checkpoints.writers import write_runs
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import PASSING, atomic_open, is_caused_by
 from fedjax_ht.experiment.build import Experiment, entry_lanes, simulate_trials
@@ -31,7 +31,7 @@ from fedjax_ht.report.plots import image_grid
 from fedjax_ht.runner.own_methods import own_code
 from fedjax_ht.runner.signals import Interrupted
 from fedjax_ht.simulation.divergence import Divergence
-from fedjax_ht.simulation.history import Row, is_over, merged
+from fedjax_ht.simulation.history import Row, is_over
 from fedjax_ht.simulation.runs import Ends, all_done, run_each
 from fedjax_ht.simulation.simulation import SimulationState
 from fedjax_ht.simulation.together import fastest
@@ -61,8 +61,8 @@ def train_entry(
     listeners: Listeners,
     caught: Sequence[int],
     writable: bool = True,
-) -> list[Row]:
-    """Trains an entry from its newest checkpoint on.
+) -> list[list[Row]]:
+    """Trains the runs of an entry from its newest checkpoint on.
 
     Args:
       label: the entry's label.
@@ -74,7 +74,7 @@ def train_entry(
       writable: False for a run on a read-only disk, which must be finished.
 
     Returns:
-      The rows of all rounds, see `simulation.history`.
+      The rows of each run, see `simulation.history`.
 
     Raises:
       ValueError: weights are gone, or a run that is not finished is on a read-only disk. One line.
@@ -120,7 +120,7 @@ def train_entry(
     stop_if_signalled(caught)
     if config.report.maps != "none":
         remember_map(label, experiment, simulations[0], reached[0], folder, writes, listeners.warn)
-    return merged(histories)
+    return histories
 
 
 def _refuse_unfinished(label: str, folder: Path, is_finished: bool) -> None:
@@ -151,7 +151,7 @@ class _Course:
 
     def write(self, histories: list[list[Row]]) -> None:
         if self.writes:
-            self.written = write_history(merged(histories), self.folder, self.written)
+            self.written = write_runs(histories, self.folder, self.written)
 
     def save(self, states: list[SimulationState], histories: list[list[Row]]) -> None:
         self.checkpointer.save(states, histories)

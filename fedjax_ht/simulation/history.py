@@ -1,7 +1,8 @@
 """The loop over rounds, and its history: plain rows, see `rows`."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from fedjax_ht.core.annotations import Count, Whole
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.simulation.divergence import Divergence
-from fedjax_ht.simulation.rows import Row
+from fedjax_ht.simulation.rows import History, Row, Runs
 from fedjax_ht.simulation.runs import run_each
 from fedjax_ht.simulation.simulation import Rounds, Simulation
 from fedjax_ht.simulation.state import SimulationState, copy_state
@@ -34,27 +35,13 @@ def wire_bytes(row: Row, *ways: str) -> int:
     return count
 
 
-def has_clock(histories: Mapping[str, Sequence[Row]]) -> bool:
-    """Returns whether any rounds took simulated time."""
-    return any("simulated_clock" in row for history in histories.values() for row in history)
-
-
-def merged(histories: Iterable[Sequence[Row]]) -> list[Row]:
+def merged(runs: Runs) -> list[Row]:
     """Returns the rows of all runs of an entry, round by round."""
-    rows = [row for history in histories for row in history]
-    return sorted(rows, key=lambda row: (row["round"], row["trial"]))
+    # sorted() is stable: within a round the runs stay in their order.
+    return sorted(itertools.chain(*runs), key=lambda row: row["round"])
 
 
-@checked
-def by_trial(history: Sequence[Row]) -> list[list[Row]]:
-    """Returns the rows of each run of an entry, in order, of the rows of all of them."""
-    rows: dict[int, list[Row]] = {}
-    for row in history:
-        rows.setdefault(row["trial"], []).append(row)
-    return [rows[trial] for trial in sorted(rows)]
-
-
-def evaluated(history: Sequence[Row]) -> list[Row]:
+def evaluated(history: History) -> list[Row]:
     """Returns the rows of a run that hold an evaluation."""
     return [row for row in history if "accuracy" in row]
 
@@ -77,7 +64,7 @@ def best(history: Sequence[Row]) -> Best:
     if len(trials) > 1:
         raise ValueError(
             f"history has the rows of {len(trials)} trials; give those of one: "
-            "best(by_trial(history)[0])"
+            "best([row for row in history if row['trial'] == 0])"
         )
     return Best(
         on_test=max(evaluations, key=lambda row: row["accuracy"]),

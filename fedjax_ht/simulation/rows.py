@@ -13,6 +13,12 @@ Row = dict[str, Any]
 the number of the run among those of an entry, from 0. Seconds are those of the round of all runs
 that are played together."""
 
+History = Sequence[Row]
+"""The rows of a run, in the order of its rounds."""
+
+Runs = Sequence[History]
+"""The runs of an entry, a seed each, in the order of their seeds."""
+
 
 def evaluation_row(
     evaluation: Evaluation, rules: Sequence[str], only: np.ndarray | None = None

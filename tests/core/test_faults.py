@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_ht.checkpoints.writers import write_history
+from fedjax_ht.checkpoints.writers import write_runs
 from fedjax_ht.core.files import atomic_open
 from tests.faults import CALLS, CODES, injected, try_faults
 
@@ -63,16 +63,16 @@ def test_what_is_replaced_is_on_disk_before_it_has_its_name(tmp_path, monkeypatc
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_fault_while_rows_are_written(tmp_path, rows, goes_on):
     """Round 1 brings a column, and round 2 is appended."""
-    write_history(HISTORY[:rows], tmp_path / "whole")
+    write_runs([HISTORY[:rows]], tmp_path / "whole")
     whole = contents(tmp_path / "whole")
     written = rows - 1 if goes_on else 0
 
     def prepare(folder):
         if rows > 1:
-            write_history(HISTORY[: rows - 1], folder)
+            write_runs([HISTORY[: rows - 1]], folder)
 
     def write(folder):
-        assert write_history(HISTORY[:rows], folder, written) == rows
+        assert write_runs([HISTORY[:rows]], folder, written) == rows
 
     def check(folder, is_through):
         if is_through:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from fedjax_ht.checkpoints.writers import write_history
+from fedjax_ht.checkpoints.writers import read_runs, write_runs
 from fedjax_ht.core import csv_text
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.report.table import Table
@@ -24,7 +24,7 @@ def test_atomic_open_replaces_only_when_the_block_succeeds(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
 
 
-def test_write_history_rewrites_all_rows(tmp_path):
+def test_write_runs_rewrites_all_rows(tmp_path):
     history = [
         {"round": 0, "trial": 0, "accuracy": 0.25, "clients": [0.5, None]},
         {"round": 1, "trial": 0, "loss": 2.0, "not_finite": [3, 4]},
@@ -38,7 +38,7 @@ def test_write_history_rewrites_all_rows(tmp_path):
         },
     ]
     for _ in range(2):
-        write_history(history, tmp_path)
+        write_runs([history], tmp_path)
     assert [
         json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
     ] == history
@@ -69,13 +69,26 @@ def test_only_new_rows_are_appended_until_one_brings_a_new_column(tmp_path):
     names, whole = ("metrics.jsonl", "metrics.csv", "clients.csv"), tmp_path / "whole"
     written, kept = 0, []
     for rows in range(1, 5):
-        written = write_history(history[:rows], tmp_path / "piecewise", written)
+        written = write_runs([history[:rows]], tmp_path / "piecewise", written)
         kept.append([(tmp_path / "piecewise" / name).stat().st_ino for name in names])
-    write_history(history, whole)
+    write_runs([history], whole)
     assert [(whole / n).read_bytes() for n in names] == [
         (tmp_path / "piecewise" / n).read_bytes() for n in names
     ]
     assert kept[0] != kept[1] == kept[2] == kept[3]  # round 1 brings the loss
+
+
+def test_rows_of_several_runs_stand_round_by_round(tmp_path):
+    runs = [[{"round": n, "trial": t, "loss": n + t / 2} for n in (0, 1)] for t in (0, 1)]
+    write_runs(runs, tmp_path)
+    assert read_runs(tmp_path) == runs
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = [(row["round"], row["trial"]) for row in csv.DictReader(file)]
+    assert rows == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
+    assert read_runs(tmp_path / "absent") == []
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 2, "tr')  # cut off
+    assert read_runs(tmp_path) == runs
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+1-1", "-1+1", "@SUM(A1)", "\t=1+1", "\r=1", "\n=1"])
@@ -83,7 +96,7 @@ def test_a_formula_in_a_csv_is_text(tmp_path, name):
     """Names of metrics and entries may be others'; numbers stay numbers."""
     history = [{"round": 0, "trial": 0, name: -0.5, "note": name, "low": "-inf", "none": "-"}]
     for _ in range(2):  # the second time rows are appended
-        write_history(history, tmp_path, written=0)
+        write_runs([history], tmp_path, written=0)
     head, cells = csv.reader((tmp_path / "metrics.csv").open(newline=""))
     assert head == ["round", "trial", f"'{name}", "note", "low", "none"]
     assert cells == ["0", "0", "-0.5", f"'{name}", "-inf", "-"]
@@ -96,8 +109,8 @@ def test_the_example_of_a_csv_runs():
 
 
 def test_a_sample_of_clients_is_named_in_the_header(tmp_path):
-    write_history(
-        [{"round": 0, "trial": 1, "clients": [0.5, 0.25], "client_ids": [3, 70]}], tmp_path
+    write_runs(
+        [[{"round": 0, "trial": 1, "clients": [0.5, 0.25], "client_ids": [3, 70]}]], tmp_path
     )
     clients = list(csv.reader((tmp_path / "clients.csv").open()))
     assert clients == [["round", "trial", "client_3", "client_70"], ["0", "1", "0.5", "0.25"]]

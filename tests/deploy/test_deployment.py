@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_ht
 from fedjax_ht.checkpoints.checkpoint import Checkpointer
-from fedjax_ht.checkpoints.writers import read_history
+from fedjax_ht.checkpoints.writers import read_runs
 from fedjax_ht.deploy import answers, rounds
 from fedjax_ht.deploy import run as deploy_run
 from fedjax_ht.deploy.answers import answer
@@ -95,14 +95,14 @@ def test_a_server_that_is_started_again_goes_on_without_a_client_that_is_gone(fe
 
 
 @pytest.mark.parametrize("attempts", [1, 4, 100])
-@pytest.mark.parametrize("name", ["save", "write_history"])
+@pytest.mark.parametrize("name", ["save", "write_runs"])
 def test_files_that_cannot_be_written_are_tried_again(
     federation, tmp_path, monkeypatch, name, attempts
 ):
     """Numbers and files are those of a run that could write all the time, if it can in the end."""
     monkeypatch.setattr(deploy_run, "RETRY_SECONDS", 0.01)
     config, simulation, sites = federation
-    places = {"save": Checkpointer, "write_history": deploy_run}
+    places = {"save": Checkpointer, "write_runs": deploy_run}
     write, tries = getattr(places[name], name), []
 
     def failing(*arguments):
@@ -122,7 +122,7 @@ def test_files_that_cannot_be_written_are_tried_again(
     failures = [line for line in lines if line.endswith("Too many open files; it is tried again")]
     assert len(failures) == attempts and failures[0].startswith("round 1: ")
     assert_same_rows(simulated(simulation, 2), rows)
-    assert read_history(tmp_path) == rows
+    assert read_runs(tmp_path) == [rows]
     lines.clear()
     assert serve(make_plan(config), tmp_path, transport(sites), lines.append) == rows
     assert "fedproto: continues after round 2" in lines

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ht.checkpoints.writers import read_history
+from fedjax_ht.checkpoints.writers import read_runs
 from fedjax_ht.deploy import run as deploy_run
 from fedjax_ht.deploy.answers import answer, load_state
 from fedjax_ht.deploy.audit import open_audit
@@ -68,7 +68,7 @@ def test_a_fault_in_the_folder_of_a_server(federation, tmp_path, monkeypatch, be
 
     def check(folder, is_through):
         if is_through:
-            assert_same_rows(simulated, read_history(folder / "run"))
+            assert_same_rows(simulated, *read_runs(folder / "run"))
             assert (folder / "run" / "summary.md").exists()
 
     tried = try_faults(tmp_path, prepare, serve_in, check, every=3)

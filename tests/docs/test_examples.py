@@ -74,7 +74,7 @@ def test_the_written_method_runs_from_its_config(tmp_path):
         exec(from_config, names)
         config = names["get_config"]()
         config.update_from_flattened_dict(small)
-        first, last = train_and_evaluate(config, tmp_path).histories["fedcos"]
+        ((first, last),) = train_and_evaluate(config, tmp_path).histories["fedcos"]
     assert config.method.options.weight == 0.5
     assert first["accuracy"] == 0  # there is no direction before the first round
     assert last["accuracy"] == last["accuracy_cosine"] != last["accuracy_head"]

@@ -243,13 +243,10 @@ def test_clients_get_the_largest_of_a_group_that_fits():
         make_clients(typed_config(config), dataset, np.full(3, wide))
 
 
-def rows(seconds, accuracy=(0.1, 0.5, 0.4), trial=0) -> list[dict]:
-    """Returns the history of one trial from each round's accuracy and duration."""
+def rows(seconds, accuracy=(0.1, 0.5, 0.4)) -> list[dict]:
+    """Returns the rows of a run from each round's accuracy and duration."""
     clock = np.cumsum([0.0, *seconds])
-    history = [
-        {"round": i, "trial": trial, "accuracy": a, "accuracy_std": 0.0}
-        for i, a in enumerate(accuracy)
-    ]
+    history = [{"round": i, "accuracy": a, "accuracy_std": 0.0} for i, a in enumerate(accuracy)]
     for row, now in zip(history, clock):
         row |= {"seconds_round": 1.0, "accuracy_weighted": 0.5, "accuracy_worst10": 0.1}
         row |= {"simulated_clock": now} if row["round"] else {}
@@ -257,7 +254,7 @@ def rows(seconds, accuracy=(0.1, 0.5, 0.4), trial=0) -> list[dict]:
 
 
 def test_accuracy_is_drawn_against_rounds_and_simulated_seconds():
-    histories = {"a": rows([2.0, 3.0]) + rows([4.0, 5.0], trial=1), "b": rows([1.0, 1.0])}
+    histories = {"a": [rows([2.0, 3.0]), rows([4.0, 5.0])], "b": [rows([1.0, 1.0])]}
     left, right = accuracy_curves(histories).axes
 
     def curve(axes, i):
@@ -270,7 +267,8 @@ def test_accuracy_is_drawn_against_rounds_and_simulated_seconds():
     assert curve(right, 0).get_xdata().tolist() == [0, 3, 7] and curve(
         right, 1
     ).get_xdata().tolist() == [0, 1, 2]
-    plain = [{k: v for k, v in row.items() if k != "simulated_clock"} for row in histories["b"]]
+    (timed,) = histories["b"]
+    plain = [[{k: v for k, v in row.items() if k != "simulated_clock"} for row in timed]]
     assert len(accuracy_curves({"b": plain}).axes) == 1
     text = run_results(histories).markdown().splitlines()
     assert text[0].endswith("| s/round | simulated s to best |")
@@ -281,7 +279,7 @@ def test_accuracy_is_drawn_against_rounds_and_simulated_seconds():
 def test_a_run_from_which_all_is_late_says_so():
     history = [{"round": i, "trial": 0, "arrived": 0, "late": [1]} for i in (1, 2)]
     assert "nothing has arrived that is finite and in time; set a larger" in why_silent(
-        "fd", history, 2
+        "fd", [history], 2
     )
 
 
@@ -321,7 +319,7 @@ def test_a_run_on_devices_goes_on_and_shows_its_seconds(tiny_config, tmp_path):
     train_and_evaluate(config, tmp_path / "short", **quiet)
     config.rounds = 3
     train_and_evaluate(config, tmp_path / "short", **quiet)
-    for name, history in whole.histories.items():
+    for name, (history,) in whole.histories.items():
         assert metrics(tmp_path / "short", name) == metrics(tmp_path / "whole", name)
         assert (
             history[-1]["simulated_clock"]

@@ -145,7 +145,7 @@ def test_a_run_of_another_random_generator_is_refused_in_a_line(config, copied):
     assert contents(copied) == before
     del content["run"]["random"]  # of before it was noted
     (copied / "config.json").write_text(json.dumps(content))
-    assert train_and_evaluate(config, copied).histories["local"][-1]["round"] == 3
+    assert train_and_evaluate(config, copied).histories["local"][0][-1]["round"] == 3
 
 
 def test_a_config_with_fewer_fields_is_of_an_earlier_version_and_goes_on(config, copied):
@@ -167,7 +167,7 @@ def test_a_config_with_fewer_fields_is_of_an_earlier_version_and_goes_on(config,
     content["partition"]["options"] |= {"alpha": 1.0, "min_samples": 8}
     (copied / "config.json").write_text(json.dumps(content))
     assert load_run(copied).state.round == 3
-    assert train_and_evaluate(config, copied).histories["local"][-1]["round"] == 3
+    assert train_and_evaluate(config, copied).histories["local"][0][-1]["round"] == 3
     assert json.loads((copied / "config.json").read_text())["training"]["schedule"] == "constant"
 
 
@@ -235,9 +235,9 @@ def test_a_stored_run_of_every_version_resumes_and_is_evaluated(version, tmp_pat
     assert run.state.round == 2 and client_state(run, 1)
     result = train_and_evaluate(config, tmp_path, warn=warnings.append)
     assert not warnings and metrics(tmp_path, "fedtgp")[:3] == stored
-    fresh = train_and_evaluate(config, tmp_path / "fresh").histories["fedtgp"]
+    (fresh,) = train_and_evaluate(config, tmp_path / "fresh").histories["fedtgp"]
     for name in ("loss", "accuracy"):  # of another machine, perhaps
-        assert result.histories["fedtgp"][-1][name] == pytest.approx(fresh[-1][name], rel=1e-3)
+        assert result.histories["fedtgp"][0][-1][name] == pytest.approx(fresh[-1][name], rel=1e-3)
 
 
 @pytest.mark.parametrize("what", ["damaged", "deleted"])
@@ -246,7 +246,7 @@ def test_a_run_starts_again_only_with_a_word_and_what_was_there_stays(config, co
     for step in list((folder / "checkpoints").iterdir()):
         shutil.rmtree(step) if what == "deleted" else (step / "history.json").write_text("{")
     before = contents(folder)
-    history = train_and_evaluate(config, copied, warn=warnings.append).histories["local"]
+    (history,) = train_and_evaluate(config, copied, warn=warnings.append).histories["local"]
     assert len(warnings) == (1 if what == "deleted" else 3)
     assert (
         f"starts again at round 0, and what was there is now in {folder / 'set_aside_1'}"
@@ -264,7 +264,7 @@ def test_a_finished_run_is_shown_from_a_read_only_folder(config, copied, monkeyp
         os, "access", lambda path, mode: Path(path) != copied and writable(path, mode)
     )
     result = train_and_evaluate(config, copied)
-    assert [row["clients"] for row in result.histories["local"]] == [
+    assert [row["clients"] for row in result.histories["local"][0]] == [
         row["clients"] for row in expected
     ]
     assert contents(copied) == before and result.files == []

@@ -71,7 +71,7 @@ def test_wrong_fields_are_one_line(changes, message):
 
 def run(config, folder):
     done = train_and_evaluate(config, folder, lambda *_: None, stage=lambda line: None)
-    for history in done.histories.values():
+    for (history,) in done.histories.values():
         assert history[-1]["accuracy"] > 0 and all(
             np.isfinite(row.get("accuracy", 0)) for row in history
         )

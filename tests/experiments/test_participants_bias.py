@@ -33,14 +33,15 @@ def test_the_best_of_draws_rises_to_the_best_clients():
     np.testing.assert_array_equal(pairs[:, -1], 2.5)  # distinct clients: never the best one twice
 
 
-def test_it_reads_the_last_evaluation_of_the_first_trial():
+def test_it_reads_the_last_evaluation_of_the_first_run(tmp_path):
     rows = [
         {"round": 0, "trial": 0, "accuracy": 0.1, "clients": [0.1, 0.2]},
         {"round": 1, "trial": 0, "accuracy": 0.5, "clients": [0.5, None, 0.7]},
         {"round": 2, "trial": 0},
         {"round": 1, "trial": 1, "accuracy": 0.5, "clients": [0.9, 0.9]},
     ]
-    accuracy = last_accuracies([json.dumps(row) for row in rows])
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    accuracy = last_accuracies(tmp_path)
     np.testing.assert_array_equal(accuracy, [0.5, 0.7])
     figure = picture(accuracy, 1, best_so_far(accuracy, 1, 5, 3))
     assert len(figure.axes) == 2

@@ -30,16 +30,17 @@ def rows(arrived, far_off=()):
 
 
 def test_a_line_says_since_when_nothing_has_arrived_and_who_was_far_off():
-    history = rows([3, 3, 0, 0], [(1, [[7, 40.0]]), (2, [[2, 1e30], [3, 12.0]])])
-    assert why_silent("fedavg", history, 3) is None
-    assert why_silent("fedavg", history, 0) is None  # 0: never
-    line = why_silent("fedavg", history, 2)
+    runs = [rows([3, 3, 0, 0], [(1, [[7, 40.0]]), (2, [[2, 1e30], [3, 12.0]])])]
+    assert why_silent("fedavg", runs, 3) is None
+    assert why_silent("fedavg", runs, 0) is None  # 0: never
+    assert why_silent("fedavg", [*runs, rows([3, 3, 0, 1])], 2) is None
+    line = why_silent("fedavg", runs, 2)
     assert line.startswith(
         "fedavg stopped in round 4: since round 2 nothing has arrived that is finite; "
     )
     named = "outlying uploads in round 2: client 2 (1e+30x the median norm), client 3 (12x); "
     assert named in line
-    assert "outlying" not in why_silent("fedavg", rows([0, 0]), 2)
+    assert "outlying" not in why_silent("fedavg", [rows([0, 0])], 2)
 
 
 def test_the_largest_outliers_are_named():
@@ -103,7 +104,7 @@ def test_outliers_are_refused_by_default_and_named(blank_pictures, tiny_config, 
     config.attack.update({"kind": "scaled", "share": 0.25, "strength": 1e30})
     result = train_and_evaluate(config, tmp_path, warn=lambda line: None)
     (attacker,) = np.flatnonzero(attackers(Attack("scaled", 0.25), 4))
-    rows = result.histories["lg_fedavg"][1:]
+    rows = result.histories["lg_fedavg"][0][1:]
     assert [row["refused"] for row in rows] == [[attacker]] * 2 and rows[-1]["not_finite"] == []
     assert f"outlying uploads of client {attacker} were refused in 2 rounds" in result.summary
     assert simulation_options(typed_config(base_config())).refuse_outliers == 1000.0
@@ -173,7 +174,7 @@ def test_a_run_in_which_nothing_arrives_stops_and_the_next_entry_goes_on(
     assert len(whole[-1]["clients"]) == 3
     config.give_up = 0
     result = train_and_evaluate(config, tmp_path, warn=lambda line: None)  # it goes on from there
-    assert {len(history) for history in result.histories.values()} == {6}
+    assert {len(history) for (history,) in result.histories.values()} == {6}
 
 
 def test_entries_of_other_architectures_note_their_lanes_in_one_file(tiny_config, tmp_path):

@@ -15,16 +15,15 @@ NOTED = {"data": "d" * 64, "split": "5" * 64}
 VERSIONS = {"fedjax_ht": "0.1.0", "commit": "abc", "jax": "0.10.2", "machine": "2 x CPU"}
 
 
-def rows(*accuracies, trials=1, **columns):
-    """Rows of a round each; `columns` are those of the last round."""
-    made = []
+def runs(*accuracies, trials=1, **columns):
+    """Runs of equal rows, a round each; `columns` are those of the last round."""
+    rows = []
     for number, accuracy in enumerate(accuracies):
-        for trial in range(trials):
-            row = {"round": number, "trial": trial, "accuracy": accuracy, "clients": [accuracy]}
-            row |= {"accuracy_std": 0.0, "accuracy_weighted": accuracy, "accuracy_worst10": 0.0}
-            last = columns if number == len(accuracies) - 1 else {}
-            made.append(row | {"seconds_round": 1.0, "seconds_evaluation": 0.0} | last)
-    return made
+        row = {"round": number, "trial": 0, "accuracy": accuracy, "clients": [accuracy]}
+        row |= {"accuracy_std": 0.0, "accuracy_weighted": accuracy, "accuracy_worst10": 0.0}
+        last = columns if number == len(accuracies) - 1 else {}
+        rows.append(row | {"seconds_round": 1.0, "seconds_evaluation": 0.0} | last)
+    return [rows] * trials
 
 
 def config_of(*entries, **fields):
@@ -51,7 +50,7 @@ def shown(config, histories, folder, changes=None, version=3):
 def test_equal_rows_have_a_conclusion_and_say_what_they_share(tmp_path):
     config = config_of("fedssa", "local", "fd:training.learning_rate=0.5")
     labels = [entry.label for entry in entries_of(config)]
-    histories = dict(zip(labels, [rows(0.1, 0.2, 0.9), rows(0.1, 0.5, 0.6), rows(0.1, 0.2, 0.8)]))
+    histories = dict(zip(labels, [runs(0.1, 0.2, 0.9), runs(0.1, 0.5, 0.6), runs(0.1, 0.2, 0.8)]))
     result = shown(config, histories, tmp_path)
     # the baseline is local training wherever it stands
     assert result.headline == "fedssa is ahead of local by 30.0 points, in one trial."
@@ -77,36 +76,36 @@ def other(**parts):
 
 
 UNEQUAL = {
-    "unfinished": (rows(0.1, 0.9), None, "fedssa has 1 of 2 rounds"),
-    "too far": (rows(0.1, 0.2, 0.3, 0.9), None, "fedssa has 3 rounds instead of 2"),
+    "unfinished": (runs(0.1, 0.9), None, "fedssa has 1 of 2 rounds"),
+    "too far": (runs(0.1, 0.2, 0.3, 0.9), None, "fedssa has 3 rounds instead of 2"),
     "not begun": ([], None, "fedssa has no evaluation yet"),
     "silent": (
-        rows(0.1, 0.9, arrived=0),
+        runs(0.1, 0.9, arrived=0),
         None,
         "fedssa stopped in round 1 of 2, since nothing arrived",
     ),
-    "trials": (rows(0.1, 0.2, 0.9, trials=2), None, "fedssa has 2 of 1 trials"),
+    "trials": (runs(0.1, 0.2, 0.9, trials=2), None, "fedssa has 2 of 1 trials"),
     "recipe": (
-        rows(0.1, 0.2, 0.9),
+        runs(0.1, 0.2, 0.9),
         other(training={"learning_rate": 0.3}),
         "fedssa is of another run (training.learning_rate 0.3 instead of 0.01)",
     ),
     "method": (
-        rows(0.1, 0.2, 0.9),
+        runs(0.1, 0.2, 0.9),
         other(method={"name": "fd", "options": {}}),
         "fedssa is of another run (method.name 'fd' instead of 'fedssa', method.options",
     ),
     "split": (
-        rows(0.1, 0.2, 0.9),
+        runs(0.1, 0.2, 0.9),
         other(split={"sha256": "6" * 64}),
         "fedssa is of another run (split.sha256 666666666666 instead of 555555555555)",
     ),
     "data": (
-        rows(0.1, 0.2, 0.9),
+        runs(0.1, 0.2, 0.9),
         other(data={"sha256": "e" * 64}),
         "fedssa is of another run (data.sha256 eeeeeeeeeeee instead of dddddddddddd)",
     ),
-    "identity": (rows(0.1, 0.2, 0.9), lambda identity: None, "fedssa has no identity"),
+    "identity": (runs(0.1, 0.2, 0.9), lambda identity: None, "fedssa has no identity"),
 }
 
 
@@ -114,7 +113,7 @@ UNEQUAL = {
 def test_nothing_is_concluded_from_unequal_rows(tmp_path, kind):
     """The headline names what they do not share; no row is marked, and no difference is taken."""
     history, change, line = UNEQUAL[kind]
-    histories = {"local": rows(0.1, 0.5, 0.6), "fedssa": history}
+    histories = {"local": runs(0.1, 0.5, 0.6), "fedssa": history}
     changes = {"fedssa": change} if change else None
     result = shown(config_of("local", "fedssa", give_up=1), histories, tmp_path, changes)
     assert result.headline.startswith(f"No comparison: {line}"), result.headline
@@ -125,17 +124,17 @@ def test_nothing_is_concluded_from_unequal_rows(tmp_path, kind):
 
 
 def test_an_entry_alone_says_how_far_it_is(tmp_path):
-    result = shown(config_of("local"), {"local": rows(0.1, 0.5)}, tmp_path)
+    result = shown(config_of("local"), {"local": runs(0.1, 0.5)}, tmp_path)
     assert result.headline == (
         "local reaches 50.0 % in its best round, on average over clients. Not the run that was "
         "asked for: local has 1 of 2 rounds."
     )
-    assert shown(config_of("local"), {"local": rows(0.1, 0.5, 0.4)}, tmp_path).shared == ""
+    assert shown(config_of("local"), {"local": runs(0.1, 0.5, 0.4)}, tmp_path).shared == ""
 
 
 def test_a_headline_names_two_differences_and_the_lines_below_all(tmp_path):
     config = config_of("local", "fedssa", "fd")
-    result = shown(config, {"local": rows(0.1)}, tmp_path)
+    result = shown(config, {"local": runs(0.1)}, tmp_path)
     assert result.headline == (
         "No comparison: local has 0 of 2 rounds, fedssa has no evaluation yet, and 1 more."
     )
@@ -144,7 +143,7 @@ def test_a_headline_names_two_differences_and_the_lines_below_all(tmp_path):
 
 def test_an_end_by_patience_is_the_end_that_was_asked_for(tmp_path):
     config = config_of("local", "fedssa", **{"rounds": 9, "evaluate.patience": 1})
-    histories = {"local": rows(0.1, 0.5, 0.4), "fedssa": rows(0.1, 0.6, 0.7, 0.6)}
+    histories = {"local": runs(0.1, 0.5, 0.4), "fedssa": runs(0.1, 0.6, 0.7, 0.6)}
     result = shown(config, histories, tmp_path)
     assert result.headline == "fedssa is ahead of local by 20.0 points, in one trial."
     assert "they differ in rounds 2 (local), 3 (fedssa)." in result.shared
@@ -154,7 +153,7 @@ def test_rows_of_different_versions_are_named(tmp_path):
     def later(identity):
         return dataclasses.replace(identity, versions=(VERSIONS, VERSIONS | {"jax": "0.11.0"}))
 
-    histories = {"local": rows(0.1, 0.5, 0.6), "fedssa": rows(0.1, 0.5, 0.7)}
+    histories = {"local": runs(0.1, 0.5, 0.6), "fedssa": runs(0.1, 0.5, 0.7)}
     result = shown(config_of("local", "fedssa"), histories, tmp_path, {"fedssa": later})
     assert result.headline.endswith("one trial. Different versions of the library or its packages "
                                     "trained the rows.")  # fmt: skip
@@ -171,7 +170,7 @@ def test_own_code_that_changed_between_rows_is_named(tmp_path):
         versions = VERSIONS | {f"code.{file}": value for file, value in sums.items()}
         return lambda identity: dataclasses.replace(identity, versions=(versions,))
 
-    histories = {"local": rows(0.1, 0.5, 0.6), "fedssa": rows(0.1, 0.5, 0.7)}
+    histories = {"local": runs(0.1, 0.5, 0.6), "fedssa": runs(0.1, 0.5, 0.7)}
     config = config_of("local", "fedssa")
     changes = {"local": by({"mine.py": "a"}), "fedssa": by({"mine.py": "b", "other.py": "c"})}
     result = shown(config, histories, tmp_path, changes)
@@ -181,7 +180,7 @@ def test_own_code_that_changed_between_rows_is_named(tmp_path):
 
 
 def test_config_json_vouches_for_the_entries_of_an_earlier_version(tmp_path):
-    histories = {"local": rows(0.1, 0.5, 0.6), "fedssa": rows(0.1, 0.5, 0.7)}
+    histories = {"local": runs(0.1, 0.5, 0.6), "fedssa": runs(0.1, 0.5, 0.7)}
     changes = dict.fromkeys(histories, lambda identity: None)
     result = shown(config_of("local", "fedssa"), histories, tmp_path, changes, version=2)
     assert result.headline == "fedssa is ahead of local by 10.0 points, in one trial."

@@ -8,20 +8,22 @@ import pytest
 
 from fedjax_ht.report.costs import summarise, write_csv
 from fedjax_ht.report.document import Document
-from fedjax_ht.report.gains import beyond_noise, client_gains, gain_table, gains_of_trial
+from fedjax_ht.report.gains import beyond_noise, client_gains, gain_table, gains_of_run
 
 
-def history(*trials, samples=100, **columns):
-    """An untrained row and a trained one of each trial, given by its clients' accuracies."""
-    rows = []
-    for trial, clients in enumerate(trials):
+def runs(*scores, samples=100, **columns):
+    """An untrained row and a trained one of each run, given by its clients' accuracies."""
+    made = []
+    for trial, clients in enumerate(scores):
+        rows = []
         for number, accuracies in enumerate(([0.0] * len(clients), clients)):
             known = [a for a in accuracies if a is not None]
             row = {"round": number, "trial": trial, "accuracy": float(np.mean(known))}
             row |= {"clients": list(accuracies), "accuracy_samples": [samples] * len(clients)}
             row |= {"seconds_round": 1.0, "seconds_evaluation": 0.0, "arrived": 1}
             rows.append(row | {"uplink_payload_elements": 0, "participants": 1} | columns)
-    return rows
+        made.append(rows)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -54,23 +56,23 @@ def test_the_same_accuracies_are_rarely_beyond_noise():
         assert np.mean(beyond_noise(*right, np.full(5000, 100)) != 0) < 0.06
 
 
-def test_gains_of_a_trial():
+def test_gains_of_a_run():
     alone = np.linspace(0.3, 0.6, 20)
     accuracy = alone.copy()
     accuracy[:5] += 0.3
     accuracy[5:7] -= [0.25, 0.01]
-    gains = gains_of_trial(accuracy, alone, np.full(20, 100))
+    gains = gains_of_run(accuracy, alone, np.full(20, 100))
     assert gains.median == 0 and (gains.gaining, gains.losing) == (5 / 20, 1 / 20)
     assert gains.worst_tenth == pytest.approx((-0.25 - 0.01) / 2)  # two of twenty
-    unknown = gains_of_trial(accuracy, alone, None)
+    unknown = gains_of_run(accuracy, alone, None)
     assert unknown.median == 0 and math.isnan(unknown.gaining) and math.isnan(unknown.losing)
 
 
 def test_clients_are_paired_with_local_training_trial_by_trial():
     """Local training is the second entry, and a client without test samples is left out."""
     histories = {
-        "fedproto": history([0.9, 0.5, None], [0.2, 0.9, None]),
-        "local:training.learning_rate=0.1": history([0.5, 0.5, None], [0.7, 0.8, None]),
+        "fedproto": runs([0.9, 0.5, None], [0.2, 0.9, None]),
+        "local:training.learning_rate=0.1": runs([0.5, 0.5, None], [0.7, 0.8, None]),
     }
     gains = client_gains(histories)
     assert list(gains) == ["fedproto"]
@@ -82,34 +84,34 @@ def test_clients_are_paired_with_local_training_trial_by_trial():
 
 
 def test_without_local_training_nothing_is_shown_and_a_line_says_why():
-    histories = {"fedproto": history([0.9]), "fedtgp": history([0.5])}
+    histories = {"fedproto": runs([0.9]), "fedtgp": runs([0.5])}
     assert client_gains(histories) == {}
     assert "no entry is 'local'" in " ".join(gain_table(histories).markdown().split())
-    assert gain_table({"local": history([0.5])}) == Document()
+    assert gain_table({"local": runs([0.5])}) == Document()
 
 
 def test_rows_that_cannot_be_paired_have_no_gains():
-    local = history([0.5, 0.5])
+    local = runs([0.5, 0.5])
     for other in (
-        history([0.9, 0.5], [0.9, 0.5]),
-        history([0.9, 0.5], client_ids=[3, 4]),
-        history([0.9]),
-        [{"round": 0, "trial": 0, "accuracy": 0.5}],
+        runs([0.9, 0.5], [0.9, 0.5]),
+        runs([0.9, 0.5], client_ids=[3, 4]),
+        runs([0.9]),
+        [[{"round": 0, "trial": 0, "accuracy": 0.5}]],
     ):
         assert client_gains({"local": local, "fedproto": other}) == {}
         assert gain_table({"local": local, "fedproto": other}) == Document()
 
 
 def test_rows_of_an_earlier_version_do_not_say_what_is_noise():
-    histories = {"local": history([0.5, 0.5]), "fedproto": history([0.9, 0.7])}
-    for row in histories["fedproto"]:
+    histories = {"local": runs([0.5, 0.5]), "fedproto": runs([0.9, 0.7])}
+    for row in histories["fedproto"][0]:
         del row["accuracy_samples"]
     assert "| fedproto | +30.00 | - | - | +20.00 |" in gain_table(histories).markdown()
 
 
 def test_the_csv_has_gains_where_local_training_is_an_entry(tmp_path):
-    histories = {"local": history([0.5, 0.5]), "fedproto": history([0.9, 0.4])}
-    lines = {label: summarise(rows, 0.2) for label, rows in histories.items()}
+    histories = {"local": runs([0.5, 0.5]), "fedproto": runs([0.9, 0.4])}
+    lines = {label: summarise(entry, 0.2) for label, entry in histories.items()}
     path = write_csv(lines, 0.2, tmp_path / "x.csv", gains=client_gains(histories))
     local, fedproto = csv.DictReader(path.open())
     assert local["gain_median"] == local["gain_losing"] == ""

@@ -28,16 +28,12 @@ def test_an_image_grid_titles_its_blocks_and_names_each_class_once():
 
 
 def test_a_box_spans_the_clients_of_the_best_round_averaged_over_trials():
-    rows = [
-        {"trial": t, "round": r, "accuracy": a, "clients": clients}
-        for t, r, a, clients in (
-            (0, 0, 0.1, [0.1, 0.1, 0.1, None]),
-            (0, 1, 0.6, [0.2, 0.6, 1.0, None]),
-            (1, 0, 0.1, [0.1, 0.1, 0.1, None]),
-            (1, 1, 0.4, [0.0, 0.4, 0.8, None]),
-        )
+    untrained = {"round": 0, "accuracy": 0.1, "clients": [0.1, 0.1, 0.1, None]}
+    runs = [
+        [untrained, {"round": 1, "accuracy": 0.6, "clients": [0.2, 0.6, 1.0, None]}],
+        [untrained, {"round": 1, "accuracy": 0.4, "clients": [0.0, 0.4, 0.8, None]}],
     ]
-    (axes,) = client_spread({"local": rows}).axes
+    (axes,) = client_spread({"local": runs}).axes
     lines = [line.get_xdata() for line in axes.lines]
     clients = [10.0, 50.0, 90.0]  # percent; who has no score is left out
     drawn = np.concatenate(lines)
@@ -53,14 +49,12 @@ def test_a_box_spans_the_clients_of_the_best_round_averaged_over_trials():
 
 def rows_of(clients: int) -> list[dict]:
     accuracy = np.linspace(0.2, 0.9, clients)
-    return [
-        {"trial": 0, "round": r, "accuracy": 0.5 + r / 9, "clients": list(accuracy)} for r in (0, 1)
-    ]
+    return [{"round": r, "accuracy": 0.5 + r / 9, "clients": list(accuracy)} for r in (0, 1)]
 
 
 @pytest.mark.parametrize("entries", [FEW, 3 * FEW])
 def test_entries_are_told_apart_and_a_long_legend_covers_no_curve(entries):
-    figure = accuracy_curves({str(i): rows_of(3) for i in range(entries)})
+    figure = accuracy_curves({str(i): [rows_of(3)] for i in range(entries)})
     (axes,) = figure.axes
     curves = [line for line in axes.lines if not line.get_label().startswith("_")]
     assert (
@@ -96,17 +90,16 @@ def test_no_two_entries_look_alike(labels):
     assert len({colour for colour, _ in seen[: len(COLOURS)]}) == len(COLOURS)
 
 
-def trial_rows(number, accuracies):
-    return [{"trial": number, "round": r, "accuracy": a} for r, a in enumerate(accuracies)]
+def run_of(*accuracies):
+    return [{"round": r, "accuracy": a} for r, a in enumerate(accuracies)]
 
 
 def test_a_panel_has_the_differences_to_the_baseline():
     """Curves that lie on each other are told apart there; the first rounds may leave the panel."""
-    baseline = [*trial_rows(0, [0.1, 0.7, 0.75, 0.8, 0.8]), *trial_rows(1, [0.1] * 5)]
-    other = [*trial_rows(0, [0.5, 0.7, 0.76, 0.81]), *trial_rows(1, [0.5, 0.1, 0.11, 0.13])]
-    for row in other:  # evaluated in other rounds
-        if row["round"] == 1:
-            del row["accuracy"]
+    baseline = [run_of(0.1, 0.7, 0.75, 0.8, 0.8), run_of(*[0.1] * 5)]
+    other = [run_of(0.5, 0.7, 0.76, 0.81), run_of(0.5, 0.1, 0.11, 0.13)]
+    for history in other:  # evaluated in other rounds
+        del history[1]["accuracy"]
     figure = accuracy_curves({"fedssa": other, "local": baseline}, "local")
     axes = figure.axes[1]
     zero, curve = axes.lines
@@ -120,26 +113,24 @@ def test_a_panel_has_the_differences_to_the_baseline():
 
 def test_many_clients_are_shown_as_shares():
     rows = [row | {"clients": row["clients"][::-1]} for row in rows_of(1000)]
-    (axes,) = client_accuracy({"local": rows}).axes
+    (axes,) = client_accuracy({"local": [rows]}).axes
     (curve,) = axes.lines
     assert curve.get_xdata()[[0, -1]] == pytest.approx([0.05, 99.95])
     assert curve.get_ydata()[[0, -1]] == pytest.approx([20, 90])
 
 
 def spent(accuracies, mebibytes) -> list[dict]:
-    """Returns rows of one trial, a row a round; the first has sent nothing."""
+    """Returns rows of a run, a row a round; the first has sent nothing."""
     costs = {"flops": 1e12, "seconds_round": 1.0, "uplink_payload_bytes": mebibytes << 20}
-    return [
-        {"trial": 0, "round": r, "accuracy": a} | (costs if r else {"seconds_round": 0.0})
-        for r, a in enumerate(accuracies)
-    ]
+    rows = run_of(*accuracies)
+    return [row | (costs if row["round"] else {"seconds_round": 0.0}) for row in rows]
 
 
 def test_costs_by_orders_of_magnitude_and_what_is_best_for_them():
     histories = {
-        "dear": spent([0.1, 0.5, 0.8], 1000),
-        "cheap": spent([0.1, 0.4, 0.6], 1),
-        "silent": spent([0.1, 0.2, 0.3], 0),
+        "dear": [spent([0.1, 0.5, 0.8], 1000)],
+        "cheap": [spent([0.1, 0.4, 0.6], 1)],
+        "silent": [spent([0.1, 0.2, 0.3], 0)],
     }
     figure = costs(histories)
     assert [axes.get_xscale() for axes in figure.axes] == ["log", "linear", "linear"]
@@ -153,7 +144,7 @@ def test_costs_by_orders_of_magnitude_and_what_is_best_for_them():
 def test_an_entry_alone_has_no_frontier():
     steps = [
         line.get_drawstyle()
-        for axes in costs({"a": spent([0.1, 0.5], 1)}).axes
+        for axes in costs({"a": [spent([0.1, 0.5], 1)]}).axes
         for line in axes.lines
     ]
     assert steps and "steps-post" not in steps
@@ -169,9 +160,9 @@ def test_seconds_leave_out_the_compilation_of_the_first_round():
 
 def test_the_rounds_end_with_the_last_one():
     rows = rows_of(3) + [row | {"round": row["round"] + 19} for row in rows_of(3)]
-    (axes,) = accuracy_curves({"a": rows}).axes
+    (axes,) = accuracy_curves({"a": [rows]}).axes
     assert axes.get_xlim() == (0, 20) and not any(line.get_clip_on() for line in axes.lines)
-    (axes,) = accuracy_curves({"a": rows[:1]}).axes
+    (axes,) = accuracy_curves({"a": [rows[:1]]}).axes
     assert axes.get_xlim() == (0, 1)
 
 
@@ -185,7 +176,7 @@ def test_a_picture_is_laid_out_once_for_all_its_formats(tmp_path, monkeypatch):
 
 def test_the_same_figure_is_the_same_file(tmp_path):
     first, second = (
-        save(accuracy_curves({"a": rows_of(3)}), tmp_path / name, VECTOR)
+        save(accuracy_curves({"a": [rows_of(3)]}), tmp_path / name, VECTOR)
         for name in ("a.png", "b.png")
     )
     for kind in ("png", *VECTOR):
@@ -200,7 +191,7 @@ def test_no_picture_is_wider_than_a_page():
     figures = [split_picture(counts, list("abc")), split_picture(counts[:50], list("abc"))]
     figures += [
         split_picture(np.ones((1000, 100)), [str(c) for c in range(100)]),
-        client_accuracy({"a": rows_of(50)}),
+        client_accuracy({"a": [rows_of(50)]}),
     ]
     assert all(figure.get_figwidth() <= WIDE for figure in figures)
 
@@ -225,7 +216,7 @@ def test_a_picture_is_written_in_every_format_and_leaves_the_backend_alone(tmp_p
     code = "import matplotlib as m; m.use('svg'); import fedjax_ht.runner.train; print(m.get_backend())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "svg"
-    path = save(accuracy_curves({"local": rows_of(3)}), tmp_path / "accuracy.png", VECTOR)
+    path = save(accuracy_curves({"local": [rows_of(3)]}), tmp_path / "accuracy.png", VECTOR)
     heads = [path.with_suffix(f".{kind}").read_bytes()[:5] for kind in ("png", *VECTOR)]
     assert heads == [b"\x89PNG\r", b"<?xml", b"%PDF-"]
 
@@ -233,13 +224,13 @@ def test_a_picture_is_written_in_every_format_and_leaves_the_backend_alone(tmp_p
 def test_names_are_drawn_as_they_are(tmp_path):
     """Also those that matplotlib would take for a formula, whose letters it would slant."""
     names = [r"$\frac{$", "$x^2$", "5 $ or 6 $"]
-    curves = {name: rows_of(3) for name in names}
+    curves = {name: [rows_of(3)] for name in names}
     figures = {
         "bubbles": split_picture(np.ones((3, 3)), names),
         "cells": split_picture(np.ones((51, 3)), names),
         "images": image_grid({names[0]: np.zeros((3, 4, 4, 1))}, names),
         "curves": accuracy_curves(curves),
-        "clients": client_accuracy({"$x$": rows_of(3)}),
+        "clients": client_accuracy({"$x$": [rows_of(3)]}),
         "spread": client_spread(curves),
     }
     for kind, figure in figures.items():

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import itertools
 import re
 import types
 
@@ -28,21 +29,15 @@ from fedjax_ht.report.setting import repeat, setting
 from fedjax_ht.report.table import Table
 
 
-def history(*accuracies, **columns):
+def runs(*accuracies, trials=1, **columns):
+    """Runs of equal rows, a round each."""
     zeros = dict.fromkeys(("uplink_payload_bytes", "downlink_payload_bytes"), 0)
-    return [
-        {
-            "round": i,
-            "trial": 0,
-            "accuracy": a,
-            "clients": [a] * 4,
-            "seconds_round": 1.0,
-            "flops": 1e9,
-        }
-        | zeros
-        | columns
-        for i, a in enumerate(accuracies)
-    ]
+    same = zeros | {"seconds_round": 1.0, "flops": 1e9} | columns
+    made = []
+    for trial in range(trials):
+        rows = [{"round": i, "trial": trial, "accuracy": a} for i, a in enumerate(accuracies)]
+        made.append([{"clients": [row["accuracy"]] * 4} | row | same for row in rows])
+    return made
 
 
 def entries_shown(experiment, histories):
@@ -71,8 +66,8 @@ def run():
 def test_the_page_stands_by_itself(run, tmp_path):
     config, experiment = run
     histories = {
-        "local": history(0.1, 0.6),
-        "fedproto:weight=2.0": history(0.1, 0.7, not_finite=[2]),
+        "local": runs(0.1, 0.6),
+        "fedproto:weight=2.0": runs(0.1, 0.7, not_finite=[2]),
     }
     (tmp_path / "fedproto:weight=2.0" / "images").mkdir(parents=True)
     (tmp_path / "fedproto:weight=2.0" / "images" / "00001.png").write_bytes(b"made")
@@ -178,38 +173,33 @@ def test_entries_with_a_training_of_their_own_are_named_with_it(run):
 
 
 def test_captions_speak_of_what_is_there():
-    text = str(captions({"a": history(0.1, 0.6)}))
+    text = str(captions({"a": runs(0.1, 0.6)}))
     absent = ("trial", "simulated", "grey", "worst", "compilation")
     assert not any(word in text for word in absent)
-    rows = history(0.1, 0.6, 0.7, simulated_clock=1.0)
-    rows = [row | {"trial": t, "clients": [0.5] * 51} for t in (0, 1) for row in rows]
-    assert all(word in str(captions({"a": rows, "b": rows})) for word in absent)
-    assert "difference to" not in text and "difference to b" in str(captions({"b": rows}, "b"))
+    many = runs(0.1, 0.6, 0.7, trials=2, simulated_clock=1.0, clients=[0.5] * 51)
+    assert all(word in str(captions({"a": many, "b": many})) for word in absent)
+    assert "difference to" not in text and "difference to b" in str(captions({"b": many}, "b"))
 
 
 def test_a_fall_and_idle_lanes_are_pointed_at():
-    assert warnings({"a": history(0.1, 0.6, 0.59)}) == []
-    (fell,) = warnings({"a": history(0.1, 0.6, 0.5)})
+    assert warnings({"a": runs(0.1, 0.6, 0.59)}) == []
+    (fell,) = warnings({"a": runs(0.1, 0.6, 0.5)})
     assert fell == "a: the last round is 10.0 points below the best"
-    (idle,) = warnings({"a": history(0.1, 0.6, wasted_lane_steps=0.5)})
+    (idle,) = warnings({"a": runs(0.1, 0.6, wasted_lane_steps=0.5)})
     assert idle == "a: 50 % of the steps of lanes waited for a longer client"
 
 
 def test_accuracy_that_collapses_is_pointed_at_with_the_outlying_uploads():
-    rows = history(0.1, 0.6, 0.1)
+    (rows,) = runs(0.1, 0.6, 0.1)
     rows[2]["far_off"] = [[3, 120.0]]
-    _, collapsed, _ = warnings({"a": rows})
+    _, collapsed, _ = warnings({"a": [rows]})
     assert collapsed.startswith("a: round 2 (trial 0): accuracy is 10.0 %, where an untrained fed")
     assert collapsed.endswith("; outlying uploads in round 2 of client 3")
 
 
 def test_a_round_of_several_trials_is_counted_once():
-    rows = [
-        row | {"trial": t}
-        for t in (0, 1)
-        for row in history(0.1, 0.6, not_finite=[2], server_finite=False)
-    ]
-    broken, kept = warnings({"a": rows})
+    both = runs(0.1, 0.6, trials=2, not_finite=[2], server_finite=False)
+    broken, kept = warnings({"a": both})
     assert (
         "left out in 2 rounds, first of client 2 in round 0" in broken
         and "not finite in 2 rounds, first in round 0; " in kept
@@ -217,12 +207,12 @@ def test_a_round_of_several_trials_is_counted_once():
 
 
 def test_uploads_that_came_too_late_are_pointed_at():
-    rows = history(0.1, 0.6, 0.6)
+    (rows,) = runs(0.1, 0.6, 0.6)
     rows[1]["late"], rows[2]["late"] = [7, 2], [2]
-    (late,) = warnings({"a": rows})
+    (late,) = warnings({"a": [rows]})
     assert late == "a: uploads of clients 2, 7 came after the deadline in 2 rounds and were lost"
     rows[2]["arrived_late"] = [7]
-    (late,) = warnings({"a": rows})
+    (late,) = warnings({"a": [rows]})
     assert (
         late
         == "a: uploads of clients 2, 7 came after the deadline in 2 rounds and arrived in a later round"
@@ -230,15 +220,15 @@ def test_uploads_that_came_too_late_are_pointed_at():
 
 
 def test_a_client_far_from_the_others_is_named():
-    rows = history(0.5, 0.6)
-    assert warnings({"a": rows}) == []
+    (rows,) = runs(0.5, 0.6)
+    assert warnings({"a": [rows]}) == []
     rows[1]["clients"] = [0.6, 0.62, 0.61, 0.1, 0.63, 0.64, 0.7, None]
-    (far,) = warnings({"a": rows})
+    (far,) = warnings({"a": [rows]})
     assert far == "a: client 3 (10 %) reached far less than the others"
     for row in rows:
         row["client_ids"] = [10, 11, 12, 13, 14, 15, 16, 17]
     rows[1]["clients"][6] = 0.99
-    less, more = warnings({"a": rows})
+    less, more = warnings({"a": [rows]})
     assert less.startswith("a: client 13 (10 %) reached far less") and more.startswith(
         "a: client 16 (99 %) reached far m"
     )
@@ -251,8 +241,9 @@ def test_sent_bytes_are_means_over_rounds():
         "downlink_payload_bytes": 2048,
         "arrived": 2,
     }
-    rows = [row | (spent if row["round"] else {}) for row in history(0.1, 0.5, 0.6)]
-    both = [row | {"trial": t} for t in (0, 1) for row in rows]
+    both = runs(0.1, 0.5, 0.6, trials=2)
+    for row in itertools.chain(*both):
+        row |= spent if row["round"] else {}
     head, _, line = sent({"a": both}).markdown().splitlines()
     assert head == "| entry | up a round | down a round | up, one client | the whole run |"
     assert line == "| a | 4.00 KiB | 2.00 KiB | 2.00 KiB | 12.00 KiB |"
@@ -260,7 +251,7 @@ def test_sent_bytes_are_means_over_rounds():
 
 def test_many_entries_are_counted_in_the_title(run, tmp_path):
     config, experiment = run
-    histories = {str(i): history(0.1, 0.6) for i in range(FEW + 1)}
+    histories = {str(i): runs(0.1, 0.6) for i in range(FEW + 1)}
     local, federation = experiment.entries["local"], experiment.federations["local"]
     entries = {label: local._replace(label=label) for label in histories}
     experiment = experiment._replace(
@@ -275,7 +266,7 @@ def test_many_entries_are_counted_in_the_title(run, tmp_path):
 def test_a_report_without_maps_has_no_word_of_them(run, tmp_path):
     config, experiment = run
     config = dataclasses.replace(config, report=ReportConfig(maps="none"))
-    histories = {"local": history(0.1, 0.6)}
+    histories = {"local": runs(0.1, 0.6)}
     shown = entries_shown(experiment, histories)
     plots.write_plots(shown, experiment.dataset, experiment.partitions[0], tmp_path)
     page = write_report(config, experiment, shown, Document(), tmp_path, "").read_text()

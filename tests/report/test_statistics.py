@@ -81,17 +81,17 @@ def test_one_trial_has_a_difference_and_no_interval():
         paired_difference([1.0, 2.0], [1.0])
 
 
-def history(*trials, **columns):
-    """Rows of trials given by their accuracies per round."""
-    rows = [(n, t, a) for n, at in enumerate(zip(*trials)) for t, a in enumerate(at)]
-    return [
-        {"round": n, "trial": t, "accuracy": a} | {k: v[n] for k, v in columns.items()}
-        for n, t, a in rows
-    ]
+def runs(*accuracies, **columns):
+    """Rows of runs given by their accuracies per round."""
+    made = []
+    for number, of_run in enumerate(accuracies):
+        rows = [{"round": n, "trial": number, "accuracy": a} for n, a in enumerate(of_run)]
+        made.append([row | {k: v[n] for k, v in columns.items()} for n, row in enumerate(rows)])
+    return made
 
 
 def test_the_table_puts_every_entry_beside_the_baseline():
-    histories = {"a": history([0.1, 0.5], [0.2, 0.6]), "b": history([0.7, 0.4], [0.3, 0.8])}
+    histories = {"a": runs([0.1, 0.5], [0.2, 0.6]), "b": runs([0.7, 0.4], [0.3, 0.8])}
     text = differences_to("a", histories).markdown()
     head, _, *rows = text.partition("\n\n")[0].splitlines()
     note = " ".join(text.partition("\n\n")[2].split())
@@ -109,8 +109,8 @@ def test_the_table_puts_every_entry_beside_the_baseline():
 
 def test_rounds_of_equal_accuracies_are_shown_once():
     a, b = (
-        history([0.1, 0.5], val_accuracy=[0.2, 0.4]),
-        history([0.1, 0.25], val_accuracy=[0.3, 0.4]),
+        runs([0.1, 0.5], val_accuracy=[0.2, 0.4]),
+        runs([0.1, 0.25], val_accuracy=[0.3, 0.4]),
     )
     _, _, *rows, _, note = differences_to("a", {"a": a, "b": b}).markdown().splitlines()
     assert rows == [
@@ -118,7 +118,7 @@ def test_rounds_of_equal_accuracies_are_shown_once():
         "| b | best, by validation and last | 25.00 | -25.00 | 0 of 1 |",
     ]
     assert "on validation sets" in note and "rackets" not in note  # of one trial there are none
-    b = history([0.1, 0.25], val_accuracy=[0.5, 0.4])
+    b = runs([0.1, 0.25], val_accuracy=[0.5, 0.4])
     rows = differences_to("a", {"a": a, "b": b}).markdown().splitlines()[2:-2]
     assert [row.split("|")[2].strip() for row in rows] == ["best and last"] * 2 + [
         "by validation"
@@ -126,8 +126,8 @@ def test_rounds_of_equal_accuracies_are_shown_once():
 
 
 def test_four_trials_have_intervals():
-    a = history(*([0.1, 0.50 + t / 100] for t in range(4)))
-    b = history(*([0.1, 0.60 + t / 50] for t in range(4)))
+    a = runs(*([0.1, 0.50 + t / 100] for t in range(4)))
+    b = runs(*([0.1, 0.60 + t / 50] for t in range(4)))
     row = differences_to("a", {"a": a, "b": b}).markdown().splitlines()[3]
     assert row.startswith(
         "| b | best and last | 63.00 (58.89 to 67.11) | +11.50 (+10.50 to +12.50) | 4 of 4 |"
@@ -136,9 +136,9 @@ def test_four_trials_have_intervals():
 
 def test_the_result_in_a_sentence():
     a, b, c = (
-        history([0.1, 0.5], [0.1, 0.6]),
-        history([0.1, 0.7], [0.1, 0.58]),
-        history([0.1, 0.55], [0.1, 0.56]),
+        runs([0.1, 0.5], [0.1, 0.6]),
+        runs([0.1, 0.7], [0.1, 0.58]),
+        runs([0.1, 0.55], [0.1, 0.56]),
     )
     assert (
         headline({"a": a, "b": b, "c": c}, "a")
@@ -151,7 +151,7 @@ def test_the_result_in_a_sentence():
     ahead = "b is ahead of the others; of the next, c, by 8.5 points on average, in 2 of 2 trials."
     assert headline({"b": b, "a": a, "c": c}, "b") == ahead
     assert ranking({"a": a, "c": c, "b": b}) == ["b", "c", "a"] and winner({"a": a, "b": b}) == "b"
-    assert headline({"a": history([0.1, 0.5]), "b": history([0.7, 0.2])}, "a").endswith(
+    assert headline({"a": runs([0.1, 0.5]), "b": runs([0.7, 0.2])}, "a").endswith(
         "by 20.0 points, in one trial."
     )
     assert headline({"a": a, "same": a}, "same") == "a and same are level at 55.0 %."
@@ -161,18 +161,18 @@ def test_the_result_in_a_sentence():
         == "a reaches 55.0 % in its best round, on average over clients and 2 trials."
     )
     assert (
-        headline({"a": history([0.25])}, "a")
+        headline({"a": runs([0.25])}, "a")
         == "a reaches 25.0 % in its best round, on average over clients."
     )
-    assert headline({"a": a, "none": history([math.nan], [math.nan])}, "a") == ""
+    assert headline({"a": a, "none": runs([math.nan], [math.nan])}, "a") == ""
 
 
 def test_ranks_are_within_trials_and_over_settings(tmp_path):
-    def rows(accuracies):
-        shown = [(r, t, a - 0.1 * (1 - r)) for r in (0, 1) for t, a in enumerate(accuracies)]
-        return [{"round": r, "trial": t, "accuracy": a, "val_accuracy": a} for r, t, a in shown]
+    def trained(accuracies):
+        both = [[a - 0.1, a] for a in accuracies]
+        return [runs(scores, val_accuracy=scores)[0] for scores in both]
 
-    histories = {"a": rows([0.5, 0.9]), "b": rows([0.6, 0.7]), "c": rows([0.6, 0.2])}
+    histories = {"a": trained([0.5, 0.9]), "b": trained([0.6, 0.7]), "c": trained([0.6, 0.2])}
     path = write_trials(histories, 3, [1, 2], tmp_path / "x.csv")
     trials = read_trials(path, "best")
     assert trials == {"a": [0.5, 0.9], "b": [0.6, 0.7], "c": [0.6, 0.2]}

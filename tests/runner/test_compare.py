@@ -2,6 +2,7 @@
 end."""
 
 import csv
+import itertools
 import json
 import math
 
@@ -18,16 +19,18 @@ from fedjax_ht.report.costs import (
 )
 from fedjax_ht.report.curves import accuracy_and_bytes
 from fedjax_ht.report.results import run_results
+from fedjax_ht.report.rows import rows_of_all
 from fedjax_ht.report.table import human_flops
 from fedjax_ht.runner.compare import comparison
 from fedjax_ht.simulation.history import wire_bytes
 
 
-def history(*trials, payload=100, flops=1e9):
-    """Rows of trials given by their accuracies per round, None where a round was not evaluated."""
-    rows = []
-    for number, accuracies in enumerate(zip(*trials)):
-        for trial, accuracy in enumerate(accuracies):
+def runs(*scores, payload=100, flops=1e9):
+    """Rows of runs given by their accuracies per round, None where a round was not evaluated."""
+    made = []
+    for trial, accuracies in enumerate(scores):
+        rows = []
+        for number, accuracy in enumerate(accuracies):
             row = {
                 "round": number,
                 "trial": trial,
@@ -43,11 +46,12 @@ def history(*trials, payload=100, flops=1e9):
                 }
                 row |= {"downlink_payload_bytes": 2 * payload, "downlink_metadata_bytes": 0}
             rows.append(row | ({} if accuracy is None else {"accuracy": accuracy}))
-    return rows
+        made.append(rows)
+    return made
 
 
 def test_the_cost_counts_every_round_through_the_evaluation_that_reaches_the_target():
-    rows = history([0.1, 0.2, None, 0.6, 0.5])
+    (rows,) = runs([0.1, 0.2, None, 0.6, 0.5])
     assert cost_to_reach(rows, 0.55) == cost_to_reach(rows, 0.6) == (3, 3 * 304, 3e9, 3 * 5, 3e8)
     # 25 numbers of five uplinks; ten computed
     assert cost_to_reach(rows, 0.15) == (1, 304, 1e9, 5, 1e8)
@@ -63,18 +67,18 @@ def test_the_cost_counts_every_round_through_the_evaluation_that_reaches_the_tar
 
 def test_the_default_target_is_what_every_trial_of_every_method_reaches():
     histories = {
-        "a": history([0.1, 0.7, 0.6], [0.1, 0.4, 0.65]),
-        "b": history([0.1, 0.5, 0.8], [0.1, 0.9, 0.2]),
+        "a": runs([0.1, 0.7, 0.6], [0.1, 0.4, 0.65]),
+        "b": runs([0.1, 0.5, 0.8], [0.1, 0.9, 0.2]),
     }
     target, origin = choose_target(histories, "accuracy", None, None)
     assert target == 0.65 and "lowest best" in origin
-    assert [summarise(h, target).reached for h in histories.values()] == [2, 2]
+    assert [summarise(entry, target).reached for entry in histories.values()] == [2, 2]
     assert choose_target(histories, "accuracy", 0.3, None) == (0.3, "as asked")
 
 
 def test_a_target_may_be_a_share_of_the_best_and_of_the_participants():
     """Participants are scored in every round, evaluated or not."""
-    histories = {"a": history([0.1, None, 0.6]), "b": history([0.1, 0.5, 0.8])}
+    histories = {"a": runs([0.1, None, 0.6]), "b": runs([0.1, 0.5, 0.8])}
     assert choose_target(histories, "accuracy", None, 0.5) == (
         0.4,
         "0.5 of 80.00 %, the best of all trials",
@@ -84,16 +88,19 @@ def test_a_target_may_be_a_share_of_the_best_and_of_the_participants():
     ):
         choose_target(histories, "accuracy_participants", None, None)
     for name, drawn in (("a", (0.7, 0.9)), ("b", (1.0, 0.6))):
-        for row, accuracy in zip(histories[name][1:], drawn):
+        for row, accuracy in zip(histories[name][0][1:], drawn):
             row["accuracy_participants"] = accuracy
     target, _ = choose_target(histories, "accuracy_participants", None, 0.6)
     assert target == pytest.approx(0.6)
-    lines = [summarise(h, target, "accuracy_participants").cost.rounds for h in histories.values()]
-    assert lines == [1, 1] and cost_to_reach(histories["a"], 0.6).rounds == 2
+    lines = [
+        summarise(entry, target, "accuracy_participants").cost.rounds
+        for entry in histories.values()
+    ]
+    assert lines == [1, 1] and cost_to_reach(*histories["a"], 0.6).rounds == 2
 
 
 def test_a_line_is_a_mean_over_trials():
-    line = summarise(history([0.1, 0.6, 0.8, 0.7], [0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.9, 0.7]), 0.5)
+    line = summarise(runs([0.1, 0.6, 0.8, 0.7], [0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.9, 0.7]), 0.5)
     assert line.accuracy == pytest.approx(0.7) and line.accuracy_std == pytest.approx(
         math.sqrt(0.14 / 3)
     )
@@ -105,11 +112,11 @@ def test_a_line_is_a_mean_over_trials():
 
 def test_the_table_says_who_did_not_get_there(tmp_path):
     histories = {
-        "some": history([0.1, 0.9], [0.1, 0.2]),
-        "none": history([0.1, 0.3]),
-        "all": history([0.1, 0.9]),
+        "some": runs([0.1, 0.9], [0.1, 0.2]),
+        "none": runs([0.1, 0.3]),
+        "all": runs([0.1, 0.9]),
     }
-    lines = {name: summarise(h, 0.8) for name, h in histories.items()}
+    lines = {name: summarise(entry, 0.8) for name, entry in histories.items()}
     text = comparison_text(lines, 0.8, "as asked").markdown()
     assert text.startswith("Target: 80.00 % (as asked).\n")
     some = "1 (1 of 2 trials) | 304 B | 1.00 GFLOP | 5 | 100.00 MFLOP | 1.00 | 2 |"
@@ -127,8 +134,8 @@ def test_the_table_says_who_did_not_get_there(tmp_path):
 
 
 def test_one_clients_cost_has_units_and_the_table_explains_what_it_has():
-    histories = {"a": history([0.1, 0.9], payload=41_472 * 5), "b": history([0.1, 0.8])}
-    lines = {name: summarise(h, 0.8) for name, h in histories.items()}
+    histories = {"a": runs([0.1, 0.9], payload=41_472 * 5), "b": runs([0.1, 0.8])}
+    lines = {name: summarise(entry, 0.8) for name, entry in histories.items()}
     text = comparison_text(lines, 0.8, "as asked").markdown()
     assert "| numbers in one client's uplinks | one client's FLOPs |" in text
     assert "| 10.37 k | 100.00 MFLOP |" in text and "e+0" not in text
@@ -137,8 +144,8 @@ def test_one_clients_cost_has_units_and_the_table_explains_what_it_has():
         absent in explanation
         for absent in ("over trials", "over the trials", "server", "all trials together")
     )
-    several = {"a": history([0.1, 0.9], [0.1, 0.8])}
-    lines = {name: summarise(h, 0.8) for name, h in several.items()}
+    several = {"a": runs([0.1, 0.9], [0.1, 0.8])}
+    lines = {name: summarise(entry, 0.8) for name, entry in several.items()}
     text = " ".join(comparison_text(lines, 0.8, "as asked").markdown().split())
     assert all(
         phrase in text for phrase in ("standard deviation over trials", "of all trials together")
@@ -148,17 +155,17 @@ def test_one_clients_cost_has_units_and_the_table_explains_what_it_has():
 def test_a_model_on_the_server_has_a_column_of_its_own():
     """The server's best round need not be the clients'; a method without such a model shows a
     dash."""
-    rows = history([0.1, 0.9, 0.2], [0.1, 0.9, 0.2])
-    for row, score in zip(rows, (0.1, 0.2, 0.3, 0.4, 0.7, 0.6)):
+    trained = runs([0.1, 0.9, 0.2], [0.1, 0.9, 0.2])
+    for row, score in zip(itertools.chain(*trained), (0.1, 0.3, 0.7, 0.2, 0.4, 0.6)):
         row["global_accuracy_head"] = score
-    histories = {"with": rows, "without": history([0.1, 0.3, 0.3])}
-    lines = {name: summarise(h, 0.2) for name, h in histories.items()}
+    histories = {"with": trained, "without": runs([0.1, 0.3, 0.3])}
+    lines = {name: summarise(entry, 0.2) for name, entry in histories.items()}
     text = comparison_text(lines, 0.2, "as asked").markdown()
     assert "| method | accuracy % | server's model % | best round |" in text
     assert (
         "| with | 90.00 ± 0.00 | 65.00 | 1, 1 |" in text and "| without | 30.00 | - | 1 |" in text
     )
-    for row in (row for h in histories.values() for row in h if "accuracy" in row):
+    for row in (row for row in rows_of_all(histories) if "accuracy" in row):
         row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
     text = run_results(histories).markdown()
     assert "| accuracy % | server's model % | ± clients |" in text
@@ -170,18 +177,19 @@ def test_a_model_on_the_server_has_a_column_of_its_own():
 
 def test_the_participants_score_is_the_highest_of_all_rounds_and_says_so():
     """Rounds without an evaluation count, too."""
-    rows = history([0.1, None, 0.2], [0.1, None, 0.2])
-    for row, score in zip(rows[2:], (0.9, 0.5, 0.3, 0.6)):
-        row["accuracy_participants"] = score
-    histories = {"with": rows, "without": history([0.1, 0.3, 0.3])}
-    lines = {name: summarise(h, 0.2) for name, h in histories.items()}
+    trained = runs([0.1, None, 0.2], [0.1, None, 0.2])
+    for (_, *rows), scores in zip(trained, ((0.9, 0.3), (0.5, 0.6))):
+        for row, score in zip(rows, scores):
+            row["accuracy_participants"] = score
+    histories = {"with": trained, "without": runs([0.1, 0.3, 0.3])}
+    lines = {name: summarise(entry, 0.2) for name, entry in histories.items()}
     assert lines["with"].participants_accuracy == 0.75 and lines["with"].accuracy == 0.2
     text = comparison_text(lines, 0.2, "as asked").markdown()
     assert (
         "| with | 20.00 ± 0.00 | 75.00 | 2, 2 |" in text and "| without | 30.00 | - | 1 |" in text
     )
     assert "biased upwards" in " ".join(text.split())
-    for row in (row for h in histories.values() for row in h if "accuracy" in row):
+    for row in (row for row in rows_of_all(histories) if "accuracy" in row):
         row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
     text = run_results(histories).markdown()
     assert (
@@ -192,8 +200,8 @@ def test_the_participants_score_is_the_highest_of_all_rounds_and_says_so():
 
 def test_the_picture_places_accuracies_by_bytes():
     histories = {
-        "talks": history([0.1, 0.5, None, 0.7], [0.1, 0.7, None, 0.9]),
-        "silent": history([0.1, 0.4], payload=0),
+        "talks": runs([0.1, 0.5, None, 0.7], [0.1, 0.7, None, 0.9]),
+        "silent": runs([0.1, 0.4], payload=0),
     }
     figure = accuracy_and_bytes(histories, 0.6)
     left, right = figure.axes
@@ -210,7 +218,7 @@ def test_the_picture_places_accuracies_by_bytes():
 
 
 def test_bytes_of_one_way_or_both():
-    row = history([0, 0])[1]
+    row = runs([0, 0])[0][1]
     assert (wire_bytes(row, "uplink"), wire_bytes(row, "downlink"), wire_bytes(row)) == (
         104,
         200,

@@ -120,7 +120,7 @@ def test_a_run_scores_the_global_model_and_shows_the_generators(tmp_path):
     config.training.steps = 2
     config.checkpoint.every = 1
     result = train_and_evaluate(config, tmp_path)
-    last = result.histories["fedrolex+dfrd"][-1]
+    last = result.histories["fedrolex+dfrd"][0][-1]
     assert 0 <= last["global_accuracy_head"] <= 1 and last["generator_loss"] > 0
     pictures = sorted((tmp_path / "fedrolex+dfrd" / "images").iterdir())
     assert [p.name for p in pictures] == ["00001.png", "00002.png"]

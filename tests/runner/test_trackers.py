@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from fedjax_ht.checkpoints.writers import write_history
+from fedjax_ht.checkpoints.writers import write_runs
 from fedjax_ht.configs.base import base_config, typed_config
 from fedjax_ht.experiment.entries import entries_of
 from fedjax_ht.runner import trackers
@@ -78,7 +78,7 @@ def test_a_run_that_goes_on_is_the_same_run_without_a_round_twice(tracking):
     rows = history(0.1, 0.2, 0.3, 0.4)
     track, label, folder = make("wandb")
     played(track, label, rows[:3])  # killed here; its last checkpoint is of round 1
-    write_history(rows[:2], folder)
+    write_runs([rows[:2]], folder)
     track, label, _ = make("wandb")
     played(track, label, rows[2:])
     _, again = Recorder.opened
@@ -90,7 +90,7 @@ def test_a_run_that_goes_on_is_the_same_run_without_a_round_twice(tracking):
 def test_a_tracker_named_in_the_middle_gets_the_rounds_before(tracking):
     make, _ = tracking
     track, label, folder = make("wandb")
-    write_history(history(0.1, 0.2) + history(0.3, 0.4, trial=1), folder)
+    write_runs([history(0.1, 0.2), history(0.3, 0.4, trial=1)], folder)
     played(track, label, history(0.1, 0.2, 0.3)[2:])
     (sink,) = Recorder.opened
     assert [(round, scores["accuracy"]) for round, scores in sink.rows] == [

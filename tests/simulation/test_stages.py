@@ -46,5 +46,5 @@ def test_stages_and_rounds_that_are_not_scored_change_no_number(name):
             if key in expected and not key.startswith("seconds")
         }
         assert same == {key: expected[key] for key in same}
-    assert "| train s | score s | serve s | host s |" in run_results({name: rows}).markdown()
-    assert "train s" not in run_results({name: history}).markdown()
+    assert "| train s | score s | serve s | host s |" in run_results({name: [rows]}).markdown()
+    assert "train s" not in run_results({name: [history]}).markdown()
