@@ -13,11 +13,11 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments.leaks_table import NOT_NEEDED, OTHER, OWN, Inverted, Row
-from fedjax_ht.core.context import ClientInfo
+from fedjax_ht.core.context import ClientInfo, client_context
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.keys import Purpose
 from fedjax_ht.core.local_training import num_steps
-from fedjax_ht.core.round import Channel, client_context, receive, send
+from fedjax_ht.core.round import Channel, receive, send
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Transform, chain, gaussian_noise, wire_elements

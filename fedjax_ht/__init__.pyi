@@ -23,6 +23,7 @@ from .core.bucket import head_scores as head_scores
 from .core.bucket import init_variables as init_variables
 from .core.bucket import logits as logits
 from .core.bucket import own_features as own_features
+from .core.codes import Code as Code
 from .core.context import ClientInfo as ClientInfo
 from .core.context import Context as Context
 from .core.context import Received as Received

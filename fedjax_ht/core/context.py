@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import jax
 
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import Array, PyTree
 
@@ -39,6 +41,8 @@ class Context(NamedTuple):
       data: data for the server_update of a method that reads any, else None: the public set as the
         split "public" (`Method.public_samples`), and all clients' training samples as the split
         "train" (`Method.sees_data`).
+      federation: the federation, for an init_client whose state depends on messages, see
+        `forms.uplink_form`; None elsewhere.
     """
 
     key: Array
@@ -47,6 +51,15 @@ class Context(NamedTuple):
     pretrained: PyTree = ()
     shared_key: Array = None
     data: Data | None = None
+    federation: Federation | None = None
+
+
+def client_context(
+    purpose: Purpose, root: jax.Array, round: jax.Array, info: ClientInfo
+) -> Context:
+    """Makes the context of a client's call in a round."""
+    shared = round_key(root, Purpose.SHARED, round)
+    return Context(client_key(root, purpose, round, info.id), round, info, shared_key=shared)
 
 
 class Received(NamedTuple):

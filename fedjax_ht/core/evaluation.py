@@ -149,7 +149,7 @@ def make_scored_state(
                 bound, model, client, downlink, data, received=received, **place
             )
         else:
-            client = any_state(bound, model, root)
+            client = any_state(bound, model, root, federation)
             client = receive(bound, model, client, downlink, data, **place)
         return bound, client, downlink
 

@@ -60,7 +60,7 @@ def result_form(
 
     def step(data, downlink, key, round, info):
         model = traceable(bucket)
-        client = any_state(method, model, key)
+        client = any_state(method, model, key, federation)
         _, result = client_step(method, model, channel)(client, downlink, data, key, round, info)
         return result
 
@@ -88,7 +88,7 @@ def keeps_state(method: Method, federation: Federation, bucket: Bucket, channel:
         model = traceable(bucket)
         return receive(method, model, client, downlink, data, root=key, round=round, info=info)
 
-    client = jax.eval_shape(lambda key: any_state(method, bucket, key), _key())
+    client = jax.eval_shape(lambda key: any_state(method, bucket, key, federation), _key())
     downlink = downlink_form(method, federation, bucket, channel)
     data = _data_form(bucket)
     try:

@@ -24,6 +24,7 @@ import jax
 
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, head_scores, init_variables, own_features
+from fedjax_ht.core.codes import Code
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
@@ -98,12 +99,14 @@ class Wire(NamedTuple):
         training samples, in all or by class. "steps": by class, the samples that its round trains
         on, each as often as it does. An upload with other counts is refused, see `core.counts`.
         "other": no counts; nothing is refused.
+      code: the form in which uplinks cross the wire, see `core.codes`; None sends them as they are.
     """
 
     positions: Literal["alike", "nested", "own"] = "alike"
     server_reads: Literal["sums", "uploads"] = "uploads"
     redrawn: bool = False
     counts: Literal["samples", "steps", "other"] = "samples"
+    code: Code | None = None
 
 
 class View(NamedTuple):

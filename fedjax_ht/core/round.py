@@ -1,5 +1,6 @@
 """One round of a bucket's participants, from the downlink to the uplink."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,10 +10,11 @@ import numpy as np
 
 from fedjax_ht.core import wire
 from fedjax_ht.core.bucket import Bucket, put_frozen
-from fedjax_ht.core.context import ClientInfo, Context, Metrics
+from fedjax_ht.core.codes import decoded, encoded
+from fedjax_ht.core.context import ClientInfo, Metrics, client_context
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.keys import Purpose, client_key, round_key
+from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.states import any_state
@@ -59,11 +61,13 @@ class ClientResult(NamedTuple):
     """The result of one client's round, beside its state.
 
     Attributes:
-      uplink: the message as it leaves the client; () where it was taken out.
+      uplink: the upload as the server reads it; () where it was taken out.
       arrived: bool, whether it reaches the server.
       finite: bool, whether the state and the uplink are finite; True for padding.
       metrics: the metrics that the method's `client_update` returns.
-      uplink_cost, downlink_cost: elements and bytes of the uplink and of the downlink.
+      uplink_cost, downlink_cost: elements and bytes of the messages on the wire.
+      coded: the form of the uplink on the wire, by `Wire.code`; None where that is the uplink itself,
+        and in a simulation, which has no wire.
     """
 
     uplink: PyTree
@@ -72,6 +76,12 @@ class ClientResult(NamedTuple):
     metrics: Metrics
     uplink_cost: wire.WireCost
     downlink_cost: wire.WireCost
+    coded: PyTree = None
+
+    @property
+    def message(self) -> PyTree:
+        """The message that crosses the wire."""
+        return self.uplink if self.coded is None else self.coded
 
 
 class Channel(NamedTuple):
@@ -110,14 +120,6 @@ def without_samples(data: Data) -> Data:
     leave the program."""
     nothing = {name: split._replace(count=np.int32(0)) for name, split in data.splits.items()}
     return data._replace(splits=nothing)
-
-
-def client_context(
-    purpose: Purpose, root: jax.Array, round: jax.Array, info: ClientInfo
-) -> Context:
-    """Makes the context of a client's call in a round."""
-    shared = round_key(root, Purpose.SHARED, round)
-    return Context(client_key(root, purpose, round, info.id), round, info, shared_key=shared)
 
 
 def send(
@@ -170,7 +172,8 @@ def client_step(
 
     Args:
       method, bucket, channel: the parts that the function binds.
-      call: a function that makes the calls of the stages "receive", "client_update" and "uplink".
+      call: a function that makes the calls of the stages "receive", "client_update", "uplink", and
+        "encode" and "decode" where the method has a code.
 
     Returns:
       (client, downlink, the client's own data, root, round, info) -> (client, ClientResult). The
@@ -195,14 +198,20 @@ def client_step(
         received = call("receive", take, client, *inputs)
         trained, uplink, metrics = call("client_update", train, received, *inputs)
         uplink = call("uplink", transform, uplink, root, round, info)
-        finite = wire.all_finite((trained, uplink))
+        finite, coded, crossed = wire.all_finite((trained, uplink)), None, uplink
+        if (code := method.wire.code) is not None:
+            encode, decode = (functools.partial(f, code, bucket) for f in (encoded, decoded))
+            coded = crossed = call("encode", encode, uplink, downlink, root, round, info)
+            uplink = call("decode", decode, coded, downlink, root, round, info)
+            finite &= wire.all_finite(uplink)
         return trained, ClientResult(
             uplink=uplink,
             arrived=finite,
             finite=finite,
             metrics=metrics,
-            uplink_cost=cost(uplink),
+            uplink_cost=cost(crossed),
             downlink_cost=cost(downlink),
+            coded=coded,
         )
 
     return run
@@ -233,7 +242,7 @@ def client_round(
             info=info,
         )
         if not keeps:
-            blank = any_state(bound, model, root)
+            blank = any_state(bound, model, root, federation)
             client = receive(
                 bound, model, blank, downlink, of_client, root=root, round=round, info=info
             )
@@ -244,7 +253,9 @@ def client_round(
         is_sound = participant.valid & result.finite
         client = select(is_sound, trained, client)
         return client, result._replace(
-            arrived=is_sound & ~participant.dropped, finite=result.finite | ~participant.valid
+            coded=None,
+            arrived=is_sound & ~participant.dropped,
+            finite=result.finite | ~participant.valid,
         )
 
     return run

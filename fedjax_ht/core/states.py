@@ -10,19 +10,22 @@ from jax.sharding import Mesh
 from fedjax_ht.core.bucket import Bucket, put_weights
 from fedjax_ht.core.compiling import compiler_options, platform_of
 from fedjax_ht.core.context import Context
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import PyTree
 
 
-def any_state(method: Method, bucket: Bucket, key: jax.Array) -> PyTree:
+def any_state(
+    method: Method, bucket: Bucket, key: jax.Array, federation: Federation | None = None
+) -> PyTree:
     """Returns a newcomer's state in its first round: by its form, or where a downlink overwrites
-    it, any client's."""
-    return method.init_client(bucket, Context(key, jnp.int32(0), None))
+    it, any client's. Without the federation a client has no memory of messages."""
+    return method.init_client(bucket, Context(key, jnp.int32(0), None, federation=federation))
 
 
-def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
+def first_states(method: Method, federation: Federation, bucket: Bucket, mesh: Mesh) -> Callable:
     """Returns the compiled function that makes clients' first states: (client ids int32 [P],
     sharded, root seed uint32 scalar, settings, `weights_of` the bucket, on all devices) -> states
     [P], sharded."""
@@ -32,7 +35,8 @@ def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
 
         def first_state(client_id):
             key = client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id)
-            return method.at(settings).init_client(weighted, Context(key, jnp.int32(0), None))
+            ctx = Context(key, jnp.int32(0), None, federation=federation)
+            return method.at(settings).init_client(weighted, ctx)
 
         return lax.map(first_state, client_ids)
 

@@ -169,7 +169,7 @@ def _train(client: Client, request: Envelope) -> Envelope:
         return Envelope(header, {})
     if client.plan.secure_sums:
         return Envelope(header, {"vector": uplink_vector(result.uplink)})
-    return Envelope(header, pack(result.uplink))
+    return Envelope(header, pack(result.message))
 
 
 def _check_masked(client: Client, masked: bool) -> None:

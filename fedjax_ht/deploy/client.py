@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.bucket import Bucket, put_weights, weights_of, with_frozen
-from fedjax_ht.core.context import ClientInfo, Context
+from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.evaluation import received_where, score_splits
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.forms import downlink_form, sends_payload, uplink_form, uplink_forms
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.round import client_step
 from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import mixed, stack
 from fedjax_ht.data.dataset import ClientIndices, Dataset
@@ -200,8 +201,8 @@ def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Prog
     received = jnp.bool_(options.scoring.state == "received")
 
     def init(root, weights, init_id):
-        ctx = Context(client_key(root, Purpose.INIT_CLIENT, 0, init_id), jnp.int32(0), None)
-        return method.init_client(put_weights(bucket, weights), ctx)
+        key = client_key(root, Purpose.INIT_CLIENT, 0, init_id)
+        return any_state(method, put_weights(bucket, weights), key, federation)
 
     def train(state, downlink, data: Data, root, round, info: ClientInfo, secret, weights):
         model = put_weights(bucket, weights)

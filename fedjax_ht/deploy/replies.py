@@ -45,19 +45,15 @@ def train(server: Server, state: SimulationState, ids: list[int]) -> dict[int, C
     """Lets clients train; {client id: reply}, of the clients that have replied."""
     replies = {}
     for client, (header, arrays) in sorted(ask(server, state, "train", ids).items()):
-        uplink = None
+        uplink, up = None, NO_COST
         try:
             if header["finite"]:
-                uplink = unpack(_form(server, client), arrays, "the uplink")
-                if not bool(all_finite(uplink)):
-                    raise ValueError("it is not finite")
+                message = unpack(server.wire_form(client), arrays, "the uplink")
+                uplink, up = _uplink(server, state, client, message), _cost(message)
         except ValueError as error:
             reason = f"its uplink is left out: {printable(str(error))}"
             leave_out(server, client, f"round {state.round + 1}", reason)
-            header, uplink = dict(header, finite=False), None
-        up = NO_COST
-        if uplink is not None:
-            up = _cost(uplink)
+            header = dict(header, finite=False)
         replies[client] = ClientReply(header, uplink, (header["downlink"], up))
     return replies
 
@@ -84,7 +80,7 @@ def train_with_sums(
     """Lets clients train as `train`, where their uplinks arrive as each group's sum alone."""
     asked_ids = list(itertools.chain.from_iterable(groups.values()))
     requests, costs = _requests(server, state, "train", asked_ids)
-    sizes = {client: vector_bytes(_form(server, client)) for client in requests}
+    sizes = {client: vector_bytes(server.uplink_form(client)) for client in requests}
     all_replies, totals = server.transport.add(requests, groups, sizes)
     when, replies = f"round {state.round + 1}", {}
     valid = _valid_replies(server, "train", when, sorted(all_replies), all_replies, costs)
@@ -97,7 +93,7 @@ def train_with_sums(
                 # it is in the sum, which must not be divided by too few
                 if i in all_replies and i not in valid and "error" not in all_replies[i].header:
                     raise ValueError("the header of a client in it is invalid")
-            uplinks = split_sum(_form(server, clients[0]), total, summed)
+            uplinks = split_sum(server.uplink_form(clients[0]), total, summed)
         except ValueError as error:
             server.warn(f"{when}: there is no sum of {name}: {error}")
             continue
@@ -116,7 +112,7 @@ def ask(server: Server, state: SimulationState, kind: str, ids: list[int]) -> di
     when, sizes = f"evaluation after round {state.round}", dict.fromkeys(requests, 0)
     if kind == "train":
         when = f"round {state.round + 1}"
-        sizes = {client: max_bytes(_form(server, client)) for client in requests}
+        sizes = {client: max_bytes(server.wire_form(client)) for client in requests}
     replies = server.transport.exchange(requests, sizes)
     return _valid_replies(server, kind, when, ids, replies, costs)
 
@@ -127,9 +123,8 @@ def _requests(
     """Makes the requests to clients, and counts the bytes of the downlinks in them."""
     requests, costs = {}, {}
     for client in ids:
-        bucket = server.federation.buckets[server.federation.assignment[client]]
-        info = _info(server, state, client)
-        downlink = fetch(server.send[bucket.name](state.server, jnp.int32(state.round), info))
+        info, send = _info(server, state, client), server.send[server.bucket_of(client).name]
+        downlink = fetch(send(state.server, jnp.int32(state.round), info))
         costs[client] = _cost(downlink)
         oldest = 0
         if len(server.saved) == server.saved.maxlen:
@@ -177,9 +172,16 @@ def _valid_replies(
     return valid
 
 
-def _form(server: Server, client: int) -> PyTree:
-    """Returns shapes and dtypes of a client's uplink."""
-    return server.forms[server.federation.buckets[server.federation.assignment[client]].name]
+def _uplink(server: Server, state: SimulationState, client: int, message: PyTree) -> PyTree:
+    """Returns the upload that a client's message carries; ValueError where it is not finite."""
+    uplink = message
+    if server.plan.method.wire.code is not None:
+        decode = server.decode[server.bucket_of(client).name]
+        info = _info(server, state, client)
+        uplink = fetch(decode(message, state.server, jnp.int32(state.round), info))
+    if not bool(all_finite(uplink)):
+        raise ValueError("it is not finite")
+    return uplink
 
 
 def _info(server: Server, state: SimulationState, ids: Any) -> ClientInfo:

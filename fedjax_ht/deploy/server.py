@@ -3,6 +3,7 @@
 `rounds` plays its rounds.
 """
 
+import functools
 import json
 import uuid
 from collections import deque
@@ -14,6 +15,7 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.codes import decoded
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.forms import result_form, sends_payload
@@ -48,10 +50,12 @@ class Server(NamedTuple):
       counts: split -> number of samples, int64 [num_clients].
       flops: FLOPs of a round of each client, float64 [num_clients].
       run: name of this run, for the clients' folders.
-      forms: bucket name -> the form of its uplinks.
+      forms: bucket name -> the form of its uplinks, as the method's server reads them.
+      wire_forms: bucket name -> the form of the messages that carry them, see `core.codes`.
       metrics: bucket name -> names of the metrics of its clients' training.
       groups: name -> ids of the clients whose uplinks are summed; None where uplinks come singly.
       send: bucket name -> compiled (server state, round, info) -> downlink.
+      decode: bucket name -> compiled (message, server state, round, info) -> uplink.
       serve: `simulation.serving.run_server`.
       first: `simulation.engine.first_server`.
       pretrained: `Pretrained.variables` of the method, on its device.
@@ -71,9 +75,11 @@ class Server(NamedTuple):
     flops: np.ndarray
     run: str
     forms: dict[str, PyTree]
+    wire_forms: dict[str, PyTree]
     metrics: dict[str, tuple[str, ...]]
     groups: dict[str, tuple[int, ...]] | None
     send: dict[str, Callable]
+    decode: dict[str, Callable]
     serve: Callable
     first: Callable
     pretrained: PyTree
@@ -85,6 +91,18 @@ class Server(NamedTuple):
     patience: float
     most_samples: int
     audit: Audit
+
+    def bucket_of(self, client: int) -> Bucket:
+        """Returns the bucket of a client."""
+        return self.federation.buckets[self.federation.assignment[client]]
+
+    def uplink_form(self, client: int) -> PyTree:
+        """Returns shapes and dtypes of a client's uplink."""
+        return self.forms[self.bucket_of(client).name]
+
+    def wire_form(self, client: int) -> PyTree:
+        """Returns shapes and dtypes of the message that carries a client's uplink."""
+        return self.wire_forms[self.bucket_of(client).name]
 
 
 def make_server(
@@ -150,9 +168,11 @@ def make_server(
         flops=np.array([headers[i]["flops"] for i in range(plan.num_clients)]),
         run=run,
         forms=forms,
+        wire_forms={name: result.message for name, result in results.items()},
         metrics={name: tuple(result.metrics) for name, result in results.items()},
         groups=groups,
         send={b.name: _sender(plan, federation, b) for b in federation.buckets},
+        decode={b.name: _decoder(plan, federation, b) for b in federation.buckets},
         serve=run_server(method, federation, outlier_bound),
         first=first_server(method, federation),
         pretrained=collect(client_mesh(1), method.pretrained.variables),
@@ -184,7 +204,7 @@ def leave_out(server: Server, client: int, when: str, reason: str) -> None:
 
 def expected_entries(server: Server, client: int) -> Expected:
     """Returns the entries that the server expects in a client's replies."""
-    bucket = server.federation.buckets[server.federation.assignment[client]]
+    bucket = server.bucket_of(client)
     unit = server.plan.unit
     return Expected(
         unit=unit,
@@ -215,17 +235,29 @@ def run_name(folder: Path) -> str:
 
 
 def _sender(plan: Plan, federation: Federation, bucket: Bucket) -> Callable:
-    def send_downlink(server, round, info):
-        root = jax.random.key(plan.options.seed)
-        return send(
-            plan.method,
-            federation,
-            bucket,
-            plan.channel,
-            server=server,
-            root=root,
-            round=round,
-            info=info,
-        )
+    return jax.jit(functools.partial(_send_downlink, plan, federation, bucket))
 
-    return jax.jit(send_downlink)
+
+def _send_downlink(plan: Plan, federation: Federation, bucket: Bucket, server, round, info):
+    root = jax.random.key(plan.options.seed)
+    return send(
+        plan.method,
+        federation,
+        bucket,
+        plan.channel,
+        server=server,
+        root=root,
+        round=round,
+        info=info,
+    )
+
+
+def _decoder(plan: Plan, federation: Federation, bucket: Bucket) -> Callable:
+    def decode(message, server, round, info):
+        # the downlink that the client answers, made again: nothing need be kept for it
+        downlink = _send_downlink(plan, federation, bucket, server, round, info)
+        root, code = jax.random.key(plan.options.seed), plan.method.wire.code
+        assert code is not None  # nothing else is decoded
+        return decoded(code, bucket, message, downlink, root, round, info)
+
+    return jax.jit(decode)

@@ -91,7 +91,7 @@ def bucket_work(method: Method, federation: Federation, bucket: Bucket, data: Da
         return method.client_update(model, client, downlink, data, ctx)
 
     downlink = jax.eval_shape(sent, key, key, number)
-    client = jax.eval_shape(functools.partial(any_state, method, bucket), key)
+    client = jax.eval_shape(lambda key: any_state(method, bucket, key, federation), key)
     counts = {name: split.count for name, split in data.splits.items()}
     # The counts come first, since `program_flops` knows a program's first arguments.
     return jax.make_jaxpr(work)(counts, client, downlink, data, key, number)

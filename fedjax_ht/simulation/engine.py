@@ -173,7 +173,7 @@ def _new_engine(blueprint: Blueprint) -> Engine:
         keeps = blueprint.keep_trained or keeps_state(*bound)
         buckets[name] = BucketPrograms(
             keeps=keeps,
-            first_states=first_states(method, bucket, mesh),
+            first_states=first_states(method, federation, bucket, mesh),
             store=STORES[blueprint.client_store](mesh) if keeps else no_store(mesh),
             received=None if keeps else received_state(*bound),
         )

@@ -29,7 +29,7 @@ class Fault(NamedTuple):
 
     Attributes:
       stage: "broadcast", "downlink" or "uplink" (the transforms of the wire), "receive",
-        "client_update", or "server_update".
+        "client_update", "encode" or "decode" (the code of the wire), or "server_update".
       where: the path of the first array that is not finite in what the stage returned, or what it
         raised.
       bucket, client: the bucket's name and the client's id, of the call; None for server_update.
@@ -178,7 +178,7 @@ def _player(
         )
         step = client_step(method, bucket, channel, call)
         _, result = step(client, downlink, data, root, round, info)
-        return info, result._replace(arrived=result.arrived & ~dropped)
+        return info, result._replace(coded=None, arrived=result.arrived & ~dropped)
 
     return play
 

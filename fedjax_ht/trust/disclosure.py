@@ -69,10 +69,12 @@ def check_uploads(method: Method, federation: Federation, sums: bool) -> None:
 
     Raises:
       ValueError: which rows are sent, a count, or another integer depends on data or on a client's
-        state; or, of sums, the server reads more than sums, or clients may weigh differently.
+        state; uploads are coded in a way that privacy cannot take; or, of sums, the server reads
+        more than sums, or clients may weigh differently.
     """
     unit, name = f"privacy.unit is {'client' if sums else 'upload'!r}", method.name
     _check_server_sees_no_data(method, unit)
+    _check_code(method, unit, sums)
     for bucket in federation.buckets:
         (_, _, uplink), (_, _, sources) = traced_round(method, federation, bucket)
         counts, rows = _clear_sources(uplink, sources)
@@ -88,6 +90,24 @@ def check_uploads(method: Method, federation: Federation, sums: bool) -> None:
     if sums and method.wire.server_reads != "sums":
         raise ValueError(
             f"{unit}, but the server of {name} reads more than sums of uploads; take 'upload'"
+        )
+
+
+def _check_code(method: Method, unit: str, sums: bool) -> None:
+    """Refuses codes of uplinks that the clip and the noise, which come before them, do not bear."""
+    code = method.wire.code
+    if code is None:
+        return
+    if sums:
+        raise ValueError(
+            f"{unit}, but uploads of {method.name} are coded after they are clipped, and rounding "
+            "may make one longer than privacy.clip; take 'sample', or no code"
+        )
+    if code.remembers:
+        raise ValueError(
+            f"{unit}, but clients of {method.name} remember what their code leaves out, of an "
+            "upload that has no noise yet, and not of the one that they send; take 'sample', or no "
+            "code"
         )
 
 
@@ -221,7 +241,7 @@ def traced_round(
         data = data._replace(round=round, trainer=trainer)
         return received, *method.client_update(model, received, downlink, data, ctx)[:2]
 
-    client = jax.eval_shape(lambda key: any_state(method, bucket, key), key)
+    client = jax.eval_shape(lambda key: any_state(method, bucket, key, federation), key)
     samples = abstract(bucket.input_shape, 2), two, two
     public = jax.eval_shape(sent, key, number), key, number
     return influences(work, (client, number), samples, number, (key, number), public)

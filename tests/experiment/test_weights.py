@@ -147,7 +147,7 @@ def test_weights_are_arguments_and_name_no_program(arrays):
     other = fl.with_weights(federation_of(), thrice, head=False)
     assert first == other == federation_of() and hash(first) == hash(other) == hash(federation_of())
     bucket, mesh = first.buckets[0], client_mesh(1)
-    run = first_states(fl.local(TRAINING), bucket, mesh)
+    run = first_states(fl.local(TRAINING), first, bucket, mesh)
     ids, seed = np.zeros(1, np.int32), np.uint32(0)
     assert values(run(ids, seed, (), weights_of(bucket))["params"]["base"]) == {1}
     assert values(run(ids, seed, (), weights_of(other.buckets[0]))["params"]["base"]) == {3}

@@ -17,10 +17,10 @@ import jax.extend
 import jax.numpy as jnp
 
 from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.context import ClientInfo
+from fedjax_ht.core.context import ClientInfo, client_context
 from fedjax_ht.core.keys import Purpose
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.round import Channel, client_context, client_step, receive, without_samples
+from fedjax_ht.core.round import Channel, client_step, receive, without_samples
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Transform, dense, payload_leaves, values_of, with_payload
