@@ -116,8 +116,8 @@ class ModelConfig:
     """The clients' architectures.
 
     Attributes:
-      group: Name of `fedjax-ht list groups`, or module:function of your own
-        (docs/own_model_and_data.md).
+      group: Name of `fedjax-ht list groups`, or hf:FOLDER, a folder of Hugging Face's
+        (docs/models.md), or module:function of your own (docs/own_model_and_data.md).
       feature_dim: Width of the features, from extractor to head; 0: the group's own.
       shared: Architecture of the group that FML, FedKD, FedAPEN and FedMRL share, and pFedAFM and
         pFedMoE the extractor of; "": the smallest.
@@ -127,7 +127,7 @@ class ModelConfig:
       scaler: Division of a slice by its width rate before every norm, in training.
       output_relu: ReLU behind the logits of htc4 heads, as in the released code.
       weights: File that models start from, or architecture -> file (docs/models.md); "": random
-        weights.
+        weights, or those in the folder of a group hf:FOLDER.
       weights_head: Use of the file's classifiers, too, where they fit.
       lora: Ranks of low-rank adapters, which clients then train instead of their extractors:
         rank=2,4,8, in turn (docs/adapters.md); "": none.

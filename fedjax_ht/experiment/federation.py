@@ -21,10 +21,11 @@ from fedjax_ht.core.user_code import names_user_function
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.experiment.devices import fitting
 from fedjax_ht.experiment.training import local_training
-from fedjax_ht.experiment.weights import missing, with_weights
+from fedjax_ht.experiment.weights import missing, weights_of_model, with_weights
 from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.models import model_group, sliced_network, width_budgets
 from fedjax_ht.models.adapters import lora
+from fedjax_ht.models.hugging_face.folder import names_folder
 from fedjax_ht.models.registry import GROUPS
 
 WITHOUT_RATES = ("feature_dim", "shared", "output_relu", "weights", "weights_head", "lora")
@@ -98,18 +99,19 @@ def make_clients(
 
 
 def _weighted(model: ModelConfig, federation: Federation, begun: bool) -> Federation:
-    """Starts models from the files of `config.model.weights`, as far as they are needed."""
-    if model.weights is None and model.lora and not begun:
+    """Starts models from the files of `config.model`, as far as they are needed."""
+    weights = weights_of_model(model)
+    if weights is None and model.lora and not begun:
         warnings.warn(
             "model.lora adapts a frozen extractor of random weights; name those of a trained "
             "one in model.weights",
             stacklevel=3,
         )
     # A run's checkpoints have all that models have become, but for a frozen extractor.
-    unneeded = begun and missing(model.weights) and not model.lora
-    if model.weights is None or unneeded:
+    unneeded = begun and missing(weights) and not model.lora
+    if weights is None or unneeded:
         return federation
-    return with_weights(federation, model.weights, model.weights_head)
+    return with_weights(federation, weights, model.weights_head)
 
 
 def sliced_federation(
@@ -193,7 +195,8 @@ def adapter_ranks(text: str) -> tuple[int, ...]:
 
 
 def check_group(group: str) -> None:
-    """Raises a ValueError where `config.model.group` is neither a group nor names user code."""
-    if group not in GROUPS and not names_user_function(group):
-        known = f"the groups are {', '.join(GROUPS)}, or module:function of your own"
+    """Raises a ValueError where `config.model.group` is neither a group nor names a folder or user
+    code."""
+    if group not in GROUPS and not names_folder(group) and not names_user_function(group):
+        known = f"the groups are {', '.join(GROUPS)}, hf:FOLDER, or module:function of your own"
         raise ValueError(unknown("model group", group, GROUPS, known))

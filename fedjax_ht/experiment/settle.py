@@ -19,6 +19,7 @@ from fedjax_ht.experiment.federation import check_group, width_rates
 from fedjax_ht.experiment.method import make_method, refuse_unknown
 from fedjax_ht.experiment.options import simulation_options
 from fedjax_ht.methods import names_user_method
+from fedjax_ht.models.hugging_face.folder import names_folder
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.epsilon import accounting
 
@@ -87,11 +88,16 @@ def named_code(entries: Mapping[str, Entry], configs: Mapping[str, Config]) -> l
     """
     values: list[Any] = []
     for label, entry in entries.items():
-        values += [*entry.options.values(), *vars(configs[label].model).values()]
+        values += entry.options.values()
+        values += [x for x in vars(configs[label].model).values() if not _names_folder(x)]
     names = {value for value in values if isinstance(value, str) and names_user_function(value)}
     names |= {c.dataset.name for c in configs.values() if names_user_data(c.dataset.name)}
     names |= {entry.method for entry in entries.values() if names_user_method(entry.method)}
     return sorted(names)
+
+
+def _names_folder(value: Any) -> bool:
+    return isinstance(value, str) and names_folder(value)
 
 
 def _method_code(config: Config) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_ht.configs.sections import ModelConfig
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation
@@ -21,6 +22,7 @@ from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.files.torch_files import load_state_dict
 from fedjax_ht.models import model_group
 from fedjax_ht.models.adapters import frozen_weights, is_adapted, unadapted
+from fedjax_ht.models.hugging_face.folder import names_folder, weights_file
 from fedjax_ht.models.registry import ARCHITECTURES
 from fedjax_ht.models.weights import (
     has_head,
@@ -104,6 +106,14 @@ def with_weights(
             stacklevel=4,  # behind the numerics and the check of arguments
         )
     return dataclasses.replace(federation, buckets=buckets)
+
+
+def weights_of_model(model: ModelConfig) -> Weights:
+    """Returns `config.model.weights`; where it is empty, the file in the folder of a group
+    "hf:FOLDER", which is a trained model."""
+    if model.weights is None and names_folder(model.group):
+        return weights_file(model.group)
+    return model.weights
 
 
 def files(weights: Weights) -> list[str]:

@@ -22,6 +22,7 @@ from fedjax_ht.models.groups import (
     GroupArguments,
     Modules,
 )
+from fedjax_ht.models.hugging_face.folder import folder_group, names_folder
 from fedjax_ht.models.norm import NormKind
 from fedjax_ht.models.sensors import require_windows
 from fedjax_ht.models.sliced import sliced_model
@@ -63,7 +64,8 @@ def model_group(
     Client i takes module i mod their number.
 
     Args:
-      name: the group's name, one of `GROUPS`; or "module:function", a function of yours
+      name: the group's name, one of `GROUPS`; or "hf:FOLDER", whose config.json describes a BERT,
+        ViT, GPT-2 or Llama of Hugging Face's; or "module:function", a function of yours
         (num_classes, input_shape, feature_dim or None) -> {name: module}, each a `SplitModel` or a
         module that has `features` and `classify` as it has.
       num_classes, input_shape: number of classes and shape of one sample: (H, W, C) of images, (T,
@@ -102,11 +104,13 @@ def model_group(
       ['narrow', 'wide']
     """
     input_shape = plain(input_shape)
-    if names_user_function(name):
+    if names_folder(name) or names_user_function(name):
         if norm != "batch" or output_relu:
             raise ValueError(
                 f"norm and output_relu are for the library's own models, not for {name!r}"
             )
+        if names_folder(name):
+            return folder_group(name, num_classes, input_shape, feature_dim, vocabulary)
         return _users_group(name, num_classes, input_shape, feature_dim)
     if name not in GROUPS:
         raise ValueError(f"unknown model group {name!r}; the groups are {', '.join(GROUPS)}")

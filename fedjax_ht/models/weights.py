@@ -15,6 +15,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_ht.models.heads import DenseHead
+from fedjax_ht.models.hugging_face.folder import names_of
+from fedjax_ht.models.hugging_face.names import head_arrays, own_arrays
 from fedjax_ht.models.inception import GoogLeNet
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.mobilenet import MobileNetV2
@@ -70,7 +72,8 @@ def starting_weights(
     """Returns the weights that a model starts from: an extractor's, and a head's where it fits.
 
     Args:
-      arrays: a map from names, torchvision's or our own, to arrays, see `state_dict`.
+      arrays: a map from names to arrays: torchvision's or our own, see `state_dict`, or those of a
+        file of Hugging Face's, for a model of one of its folders.
       module, variables: the model's module and its variables.
       head: True takes the head, too, where it computes the same here.
 
@@ -78,18 +81,25 @@ def starting_weights(
       The extractor's weights and running statistics, and perhaps the head's, in `variables`' form.
 
     Raises:
-      ValueError: the extractor's arrays do not fit.
+      ValueError: the extractor's arrays do not fit, or are not finite.
     """
     blank = {}
     for collection, tree in variables.items():
         if "base" in tree:
             blank[collection] = {"base": _blank(tree["base"])}
-    weights = variables_from_torchvision(arrays, blank)
+    extractor, names = arrays, names_of(module)
+    if names is not None and not has_flax_names(arrays):
+        extractor = own_arrays(arrays, names, blank["params"]["base"])
+    weights = variables_from_torchvision(extractor, blank)
     if head:
         head_weights = _head(arrays, module, variables["params"]["head"])
         if head_weights is not None:
             weights["params"]["head"] = head_weights
-    return jax.tree.map(np.asarray, weights)
+    weights = jax.tree.map(np.asarray, weights)
+    for path, array in own_names(weights).items():
+        if not np.isfinite(array).all():
+            raise ValueError(f"{path} has values that are not finite")
+    return weights
 
 
 def has_head(arrays: Arrays, module: nn.Module, variables: Variables) -> bool:
@@ -133,6 +143,8 @@ def _head(arrays: Arrays, module: nn.Module, like: Variables) -> Variables | Non
     paths: dict[str, Any] = flatten_dict(like, sep="/")
     if has_flax_names(arrays):
         values = {path: arrays.get(f"params/head/{path}") for path in paths}
+    elif names := names_of(module):
+        values = head_arrays(arrays, names)
     else:
         values = _torchs_head(arrays, module)
     if values.keys() != paths.keys():

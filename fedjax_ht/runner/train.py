@@ -29,7 +29,7 @@ from fedjax_ht.experiment.json_files import write_json
 from fedjax_ht.experiment.notes import notes
 from fedjax_ht.experiment.run_folder import VERSION, checked_fields, version_of
 from fedjax_ht.experiment.run_lock import is_primary, locked
-from fedjax_ht.experiment.weights import checksums
+from fedjax_ht.experiment.weights import checksums, weights_of_model
 from fedjax_ht.report import plots
 from fedjax_ht.report.bad_clients import why_silent
 from fedjax_ht.report.compared import Compared, compared
@@ -224,7 +224,7 @@ def _begin(
     """Compares a run with the one in its folder, and notes it there; returns the identities of its
     entries."""
     entries = experiment.entries.values()
-    weights = [as_run(entry, config).model.weights for entry in entries]
+    weights = [weights_of_model(as_run(entry, config).model) for entry in entries]
     sums = checksums([*weights, *files_of(config.devices_profile)])
     prints = fingerprints(experiment.dataset, experiment.partitions) | {"weights": sums}
     for note, names in own_names(entries, config).items():

@@ -23,7 +23,7 @@ from fedjax_ht.experiment.identity import begin_again, remember_rounds
 from fedjax_ht.experiment.json_files import read_json
 from fedjax_ht.experiment.options import evaluated_clients
 from fedjax_ht.experiment.run_lock import agreed, is_primary
-from fedjax_ht.experiment.weights import missing
+from fedjax_ht.experiment.weights import missing, weights_of_model
 from fedjax_ht.report.bad_clients import place_of
 from fedjax_ht.report.figures import save
 from fedjax_ht.report.maps import remember_map
@@ -236,7 +236,7 @@ def _prepare_start(
     writes: bool,
 ) -> None:
     """Checks that an entry can start at round 0, and moves aside the results of another course."""
-    gone = missing(as_run(experiment.entries[label], config).model.weights)
+    gone = missing(weights_of_model(as_run(experiment.entries[label], config).model))
     if gone:
         raise ValueError(f"no weights at {gone[0]}, which {label} starts from at round 0")
     aside = begin_again(folder) if writes else None
