@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
-from fedjax_ht.core.context import Context, Received
+from fedjax_ht.core.context import ClientInfo, Context, Received
+from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.programs import influences, union
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import run
@@ -170,7 +171,15 @@ def test_methods_whose_server_repeats_its_draws_are_marked(name):
         ):
             make_simulation(method, federation, federation_data(federation), options)
         return
-    state = make_simulation(method, federation, federation_data(federation), options).init()
+    engine = make_simulation(method, federation, federation_data(federation), options).program.engine
+    # The forms are enough, and nothing is compiled.
+    of_clients = ClientInfo(*[jax.ShapeDtypeStruct((3,), np.int32)] * 3)
+    sent = {}
+    for bucket, form in engine.uplink_forms().items():
+        stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), form)
+        sent[bucket] = stacked, of_clients
+    key, weights = jax.random.key(0), all_weights(federation)
+    server = jax.eval_shape(engine.first_server, np.uint32(0), (), weights)
 
     def serve(shared_key, server, sent, key, number, frozen):
         received = {
@@ -179,10 +188,8 @@ def test_methods_whose_server_repeats_its_draws_are_marked(name):
         ctx = Context(key, number, None, pretrained=frozen, shared_key=shared_key)
         return method.server_update(federation, server, received, ctx)[0]
 
-    key = jax.random.key(0)
-    sent = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.waiting.sent)
     _, sources = influences(
-        serve, key, state.server, sent, key, np.int32(0), method.pretrained.variables
+        serve, key, server, sent, key, np.int32(0), method.pretrained.variables
     )
     assert 0 not in union(sources)
 
