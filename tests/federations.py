@@ -7,6 +7,7 @@ sample, client 6 has no test sample, and nobody trains on class 4.
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Callable
 from unittest import mock
 
 import flax.linen as nn
@@ -212,17 +213,23 @@ def staged_federation(reverse: bool = False) -> Federation:
 def federation_for(name: str, reverse: bool = False) -> Federation:
     """Returns the small federation that the method of this name runs on."""
     if name in ONE_ARCHITECTURE:
-        return uniform_federation()
+        return _made(uniform_federation)
     if name.split("+")[-1] in SLICES:
-        return sliced_federation(reverse)
+        return _made(sliced_federation, reverse)
     if name in IN_STAGES:
-        return staged_federation(reverse)
+        return _made(staged_federation, reverse)
     if name in ADAPTERS:
-        return adapted_federation(reverse)
-    federation = mixed_federation(reverse)
+        return _made(adapted_federation, reverse)
+    federation = _made(mixed_federation, reverse)
     if name not in ON_PUBLIC_SET:
         return federation
     return dataclasses.replace(federation, public=samples()[0].public_set)
+
+
+# every method's tests ask for theirs many times, and a federation traces each of its models
+@functools.cache
+def _made(make: Callable[..., Federation], *reverse: bool) -> Federation:
+    return make(*reverse)
 
 
 def federation_data(federation: Federation, padding: int = 0) -> FederationData:

@@ -171,7 +171,9 @@ def test_methods_whose_server_repeats_its_draws_are_marked(name):
         ):
             make_simulation(method, federation, federation_data(federation), options)
         return
-    engine = make_simulation(method, federation, federation_data(federation), options).program.engine
+    engine = make_simulation(
+        method, federation, federation_data(federation), options
+    ).program.engine
     # The forms are enough, and nothing is compiled.
     of_clients = ClientInfo(*[jax.ShapeDtypeStruct((3,), np.int32)] * 3)
     sent = {}
@@ -188,9 +190,7 @@ def test_methods_whose_server_repeats_its_draws_are_marked(name):
         ctx = Context(key, number, None, pretrained=frozen, shared_key=shared_key)
         return method.server_update(federation, server, received, ctx)[0]
 
-    _, sources = influences(
-        serve, key, server, sent, key, np.int32(0), method.pretrained.variables
-    )
+    _, sources = influences(serve, key, server, sent, key, np.int32(0), method.pretrained.variables)
     assert 0 not in union(sources)
 
 

@@ -21,7 +21,7 @@ from fedjax_ht.trust.leaks.imitation import (
 )
 from fedjax_ht.trust.privacy import Privacy
 from tests import tiny
-from tests.trust.leaks.victims import ROOT, attacked, image_of, victim_of
+from tests.trust.leaks.victims import ROOT, attacked, image_of, seen_of, victim_of
 
 WIDE = 300
 
@@ -31,8 +31,8 @@ def test_the_seen_change_is_the_clients_gradient():
     images, labels = image_of(2)
     simulate, seen = attacked(victim, state, images, labels)
     np.testing.assert_allclose(simulate(seen.known, images), seen.change, rtol=1e-4, atol=1e-7)
-    sent = upload(victim, state, images, labels).params
-    change = tiny.flat_params(jax.tree.map(lambda a, b: a - b, sent, victim.downlink))
+    sent, before = (tiny.flat_params(x) for x in (seen.known.sent.params, victim.downlink))
+    change = {name: np.float32(sent[name] - before[name]) for name in sent}
     image = change["base_kernel"] / change["base_bias"]  # closed form, once for every feature
     real = np.ravel(victim.data.preprocess(images))
     np.testing.assert_allclose(image, np.repeat(real[:, None], 3, 1), rtol=1e-3, atol=1e-4)
@@ -47,15 +47,18 @@ def test_a_head_says_the_features_exactly(name):
     input."""
     victim, state = victim_of(name, tiny.linear_federation(clients=1, buckets=1))
     images, labels = image_of(2)
-    _, seen = attacked(victim, state, images, labels)
+    change = np.asarray(seen_of(victim, state, images, labels).change)
     if name == "fedssa":
-        weights, bias = seen.change.reshape(4, 4)[2, :-1], seen.change.reshape(4, 4)[2, -1]
+        weights, bias = change.reshape(4, 4)[2, :-1], change.reshape(4, 4)[2, -1]
     else:
-        bias, weights = seen.change[:4][2], seen.change[4:].reshape(3, 4)[:, 2]  # leaves by name
-    x = victim.data.preprocess(images)
-    expected = features(
-        victim.bucket, state["params"], state["stats"], x, jnp.ones(1, bool), train=True
-    )[0][0]
+        bias, weights = change[:4][2], change[4:].reshape(3, 4)[:, 2]  # leaves by name
+
+    @jax.jit
+    def features_of(state, images):
+        x, real = victim.data.preprocess(images), jnp.ones(1, bool)
+        return features(victim.bucket, state["params"], state["stats"], x, real, train=True)[0][0]
+
+    expected = features_of(state, images)
     np.testing.assert_allclose(weights / bias, expected, rtol=1e-3, atol=1e-4)
 
 
@@ -63,21 +66,27 @@ def test_the_change_is_to_what_the_client_has_made_of_the_downlink():
     """FedSSA's client fuses its own classes' rows before it trains: that is no training."""
     victim, state = victim_of("fedssa", tiny.linear_federation(clients=1, buckets=1))
     images, labels = image_of(2)
-    sent = untrained_upload(victim, state, images, labels)
     info = victim.info._replace(num_samples=jnp.int32(1))
     victim_data = tiny.client_data([2])
-    taken = receive(
-        victim.method,
-        victim.bucket,
-        state,
-        victim.downlink,
-        victim_data,
-        root=ROOT,
-        round=victim.round,
-        info=info,
-    )
-    np.testing.assert_array_equal(sent.values, rows_of(taken["params"]["head"]))
-    assert not np.allclose(sent.values[2], rows_of(state["params"]["head"])[2])
+
+    @jax.jit
+    def play(state):
+        taken = receive(
+            victim.method,
+            victim.bucket,
+            state,
+            victim.downlink,
+            victim_data,
+            root=ROOT,
+            round=victim.round,
+            info=info,
+        )
+        rows = rows_of(taken["params"]["head"]), rows_of(state["params"]["head"])
+        return untrained_upload(victim, state, images, labels).values, *rows
+
+    sent, taken, before = map(np.asarray, play(state))
+    np.testing.assert_array_equal(sent, taken)
+    assert not np.allclose(sent[2], before[2])
 
 
 @pytest.mark.parametrize("name", ["fedproto", "fedssa"])
@@ -85,7 +94,7 @@ def test_one_imitation_serves_images_of_any_label(name):
     victim, state = victim_of(name, tiny.linear_federation(clients=1, buckets=1))
     simulate, _ = attacked(victim, state, *image_of(2))
     images, labels = image_of(1, seed=5)
-    _, seen = attacked(victim, state, images, labels)
+    seen = seen_of(victim, state, images, labels)
     np.testing.assert_allclose(simulate(seen.known, images), seen.change, rtol=1e-4, atol=1e-6)
     assert np.abs(seen.change).max() > 0
 
@@ -94,10 +103,16 @@ def test_whether_the_clients_state_matters():
     for name, matters in (("fedavg", False), ("lg_fedavg", True)):
         victim, state = victim_of(name, tiny.linear_federation(clients=1, buckets=1))
         images, labels = image_of(2)
-        other = victim.method.init_client(victim.bucket, tiny.context(0, seed=9))
-        sent = upload(victim, state, images, labels)
-        a, b = (observe(victim, sent, s, images.shape, labels).known for s in (state, other))
-        assert state_matters(imitation(victim, a, images.shape), a, b, images) == matters
+
+        @jax.jit
+        def look(state, victim=victim, images=images, labels=labels):
+            other = victim.method.init_client(victim.bucket, tiny.context(0, seed=9))
+            sent = upload(victim, state, images, labels)
+            return [observe(victim, sent, s, images.shape, labels).known for s in (state, other)]
+
+        a, b = look(state)
+        simulate = jax.jit(imitation(victim, a, images.shape))
+        assert state_matters(simulate, a, b, images) == matters
 
 
 @pytest.mark.parametrize(
@@ -118,9 +133,9 @@ def test_a_state_matters_beyond_rounding(of_change, of_untrained, matters):
         return known.state * images
 
     for size in (1e-3, 1.0, 1e3):
-        images = size * jnp.array([3.0, -4.0])
+        images = np.float32(size) * np.array([3.0, -4.0], np.float32)
         a, b = (
-            Knowledge(state=jnp.float32(s), labels=None, sent=None, untrained=images * u)
+            Knowledge(state=np.float32(s), labels=None, sent=None, untrained=images * np.float32(u))
             for s, u in ((1.0, 1.0), (of_change, of_untrained))
         )
         assert state_matters(simulate, a, b, images) == matters
@@ -140,11 +155,11 @@ def test_an_attacker_imitates_clipping_and_no_noise(unit, scale):
     np.testing.assert_allclose(
         np.linalg.norm(clear), 0.1 * 0.05 if unit == "sample" else 0.05, rtol=1e-3
     )
-    noise = np.asarray(seen.change - clear)
+    noise = np.asarray(seen.change) - clear
     np.testing.assert_allclose(noise.std(), scale, rtol=5 / np.sqrt(2 * noise.size), atol=1e-7)
     secret = victim._replace(privacy=victim.privacy._replace(secret=(1,)))
-    again = attacked(secret, state, images, labels)[1].change
-    assert (unit == "client") == bool(jnp.allclose(again, seen.change, atol=1e-6))
+    again = seen_of(secret, state, images, labels).change
+    assert (unit == "client") == np.allclose(again, seen.change, atol=1e-6)
 
 
 def test_a_payload_is_what_is_sent():
@@ -175,11 +190,17 @@ def test_any_uplink_has_a_gradient(name):
     victim, state = victim_of(name, tiny.linear_federation(width=4, clients=1, buckets=1))
     simulate, seen = attacked(victim, state, *image_of(1))
 
+    @jax.jit
+    @jax.value_and_grad
     def loss(x):
         return inversion.relative_square(simulate(seen.known, x), seen.change)
 
-    x, line = jnp.full((1, 2, 2, 1), 0.5), jax.random.normal(jax.random.key(3), (1, 2, 2, 1))
-    slope = jnp.vdot(jax.grad(loss)(x), line)
+    x, line = (
+        np.full((1, 2, 2, 1), 0.5, np.float32),
+        np.random.default_rng(3).normal(size=(1, 2, 2, 1)),
+    )
+    line = line.astype(np.float32)
+    slope = np.vdot(loss(x)[1], line)
     np.testing.assert_allclose(
-        (loss(x + 0.01 * line) - loss(x - 0.01 * line)) / 0.02, slope, rtol=0.02, atol=1e-3
+        (loss(x + 0.01 * line)[0] - loss(x - 0.01 * line)[0]) / 0.02, slope, rtol=0.02, atol=1e-3
     )

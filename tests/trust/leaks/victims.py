@@ -18,11 +18,17 @@ def victim_of(name, federation):
     """The only client of a federation in its first round, and its state."""
     method, bucket = METHODS[name](ONE_STEP), federation.buckets[0]
     context = tiny.context(0)
-    downlink = method.broadcast(federation, bucket, method.init_server(federation, ROOT), context)
+
+    @jax.jit
+    def start(root):
+        server = method.init_server(federation, root)
+        downlink = method.broadcast(federation, bucket, server, context)
+        return downlink, method.init_client(bucket, context)
+
+    downlink, state = start(ROOT)
     data = Data((), (), tiny.client_data([0]).preprocess, {})
-    return Victim(
-        method, bucket, downlink, ROOT, jnp.int32(0), context.info, data
-    ), method.init_client(bucket, context)
+    victim = Victim(method, bucket, downlink, ROOT, jnp.int32(0), context.info, data)
+    return victim, state
 
 
 def image_of(label: int, seed: int = 1):
@@ -30,14 +36,18 @@ def image_of(label: int, seed: int = 1):
     return jax.random.uniform(jax.random.key(seed), (1, 2, 2, 1)), jnp.array([label])
 
 
-def attacked(victim, state, images, labels, uplink=None):
-    """The client's upload of these images as one sees it who knows its state, and its imitation."""
+def seen_of(victim, state, images, labels, uplink=None):
+    """The client's upload of these images as one sees it who knows its state."""
 
     @jax.jit
     def look(state, images, labels):
-        return observe(
-            victim, upload(victim, state, images, labels, uplink), state, images.shape, labels
-        )
+        sent = upload(victim, state, images, labels, uplink)
+        return observe(victim, sent, state, images.shape, labels)
 
-    seen = look(state, images, labels)
+    return look(state, images, labels)
+
+
+def attacked(victim, state, images, labels, uplink=None):
+    """The client's upload of these images as one sees it who knows its state, and its imitation."""
+    seen = seen_of(victim, state, images, labels, uplink)
     return jax.jit(imitation(victim, seen.known, images.shape)), seen
