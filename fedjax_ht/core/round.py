@@ -66,8 +66,8 @@ class ClientResult(NamedTuple):
       finite: bool, whether the state and the uplink are finite; True for padding.
       metrics: the metrics that the method's `client_update` returns.
       uplink_cost, downlink_cost: elements and bytes of the messages on the wire.
-      coded: the form of the uplink on the wire, by `Wire.code`; None where that is the uplink itself,
-        and in a simulation, which has no wire.
+      coded: the form of the uplink on the wire, by `Wire.code`; None where that is the uplink
+        itself, and in a simulation, which has no wire.
     """
 
     uplink: PyTree
