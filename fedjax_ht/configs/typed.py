@@ -57,6 +57,26 @@ def from_plain(kind: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
     return kind(**fields)
 
 
+def changed(section: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
+    """Returns a section with other plain values of some fields; prefix and errors as of
+    `from_plain`."""
+    hints, fields = hints_of(type(section)), {}
+    for name, value in values.items():
+        if name not in hints:
+            raise ValueError(unknown_field(f"{prefix}{name}", list(hints)))
+        fields[name] = _typed(f"{prefix}{name}", value, hints[name])
+    return dataclasses.replace(section, **fields)
+
+
+def check_section(section: Any, prefix: str = "") -> None:
+    """Raises a ValueError where a field has a value that it cannot have. One line."""
+    for name, hint in hints_of(type(section)).items():
+        value = getattr(section, name)
+        check_value(f"{prefix}{name}", value, hint)
+        if dataclasses.is_dataclass(value):
+            check_section(value, f"{prefix}{name}.")
+
+
 def check_names(kind: type, values: Mapping[str, Any]) -> None:
     """Raises a ValueError where plain values lack a field of `kind`, or have another one."""
     known = set(_leaves(to_plain(kind()), kind))

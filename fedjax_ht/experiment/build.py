@@ -43,6 +43,7 @@ class Experiment(NamedTuple):
       partitions: one split for each trial.
       options: the options of the federation, for all entries.
       entries, methods, federations: label -> the entry, its method and its federation.
+      configs: label -> the config with the entry's training and model.
     """
 
     dataset: Dataset
@@ -51,6 +52,7 @@ class Experiment(NamedTuple):
     entries: dict[str, Entry]
     methods: dict[str, Method]
     federations: dict[str, Federation]
+    configs: dict[str, Config]
 
 
 def build(config: AnyConfig, begun: bool = False, trust: bool = True) -> Experiment:
@@ -81,6 +83,7 @@ def build(config: AnyConfig, begun: bool = False, trust: bool = True) -> Experim
         entries=entries,
         methods=methods,
         federations=federations,
+        configs=configs,
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from fedjax_ht.configs.base import method_options, option_values
 from fedjax_ht.configs.sections import Config
-from fedjax_ht.configs.typed import from_plain, to_plain
+from fedjax_ht.configs.typed import changed, to_plain
 from fedjax_ht.core.names import unknown_option
 from fedjax_ht.experiment.entry_text import OVERRIDDEN, parsed_setting, split_spec
 from fedjax_ht.methods import LIBRARY, is_own, method_factory
@@ -175,9 +175,7 @@ def as_run(entry: Entry, config: Config) -> Config:
     """
     sections = {}
     for part in OVERRIDDEN:
-        section = getattr(config, part)
-        values = to_plain(section) | getattr(entry, part)
-        sections[part] = from_plain(type(section), values, f"{part}.")
+        sections[part] = changed(getattr(config, part), getattr(entry, part), f"{part}.")
     return dataclasses.replace(config, **sections)
 
 

@@ -10,7 +10,7 @@ import jax
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.method import Method, varied
 from fedjax_ht.experiment.build import Experiment, entry_lanes, simulate_trials
-from fedjax_ht.experiment.entries import Entry, as_run
+from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.entry_text import OVERRIDDEN
 from fedjax_ht.experiment.method import make_method
 from fedjax_ht.simulation.simulation import Simulation
@@ -30,16 +30,15 @@ class Family(NamedTuple):
     settings: dict[str, dict[str, float]]
 
 
-def families(experiment: Experiment, config: Config, trace: bool = True) -> list[Family]:
+def families(experiment: Experiment, trace: bool = True) -> list[Family]:
     """Returns the families of an experiment's points.
 
     Args:
       experiment: the experiment, with the points as its entries.
-      config: the config that it was built from.
       trace: False compiles each point for itself.
     """
-    entries = experiment.entries
-    settings = {label: _settings(entry, config) for label, entry in entries.items()}
+    entries, configs = experiment.entries, experiment.configs
+    settings = {label: _settings(entry, configs[label]) for label, entry in entries.items()}
     differing = _differing(list(settings.values()))
     alike: dict[tuple, list[str]] = {}
     for label, values in settings.items():
@@ -47,7 +46,7 @@ def families(experiment: Experiment, config: Config, trace: bool = True) -> list
         for key in differing:
             # another model is another program, and so is another integer
             is_number = type(values.get(key)) is float and not key.startswith("model.")
-            if trace and is_number and _may_vary(entries[label], config, key):
+            if trace and is_number and _may_vary(entries[label], configs[label], key):
                 varying.append(key)
         fixed = repr(_selected(values, values.keys() - varying))
         alike.setdefault((entries[label].method, tuple(varying), fixed), []).append(label)
@@ -58,17 +57,17 @@ def families(experiment: Experiment, config: Config, trace: bool = True) -> list
             varied_settings[label] = {key: settings[label][key] for key in varying}
         method = experiment.methods[labels[0]]
         if varying:
-            method = _varied(entries[labels[0]], config, varied_settings[labels[0]])
+            first = labels[0]
+            method = _varied(entries[first], configs[first], varied_settings[first])
         result.append(Family(labels, method, varied_settings))
     return result
 
 
 def _settings(entry: Entry, config: Config) -> dict[str, Any]:
     """Returns all that an entry trains and exchanges by, under the names that an entry sets."""
-    run_config = as_run(entry, config)
     settings = dict(entry.options)
     for part in OVERRIDDEN:
-        for field, value in vars(getattr(run_config, part)).items():
+        for field, value in vars(getattr(config, part)).items():
             settings[f"{part}.{field}"] = value
     return settings
 
@@ -95,7 +94,7 @@ def _varied(entry: Entry, config: Config, settings: Mapping[str, float]) -> Meth
 
 def _with(entry: Entry, config: Config, values: Mapping[str, Any]) -> Method:
     """Returns an entry's method with other values of some settings, which may be traced."""
-    training, options = as_run(entry, config).training, dict(entry.options)
+    training, options = config.training, dict(entry.options)
     for key, value in values.items():
         part, _, field = key.rpartition(".")
         if part == "training":

@@ -9,7 +9,6 @@ from fedjax_ht.configs.sections import Config
 from fedjax_ht.data.description import kind_of
 from fedjax_ht.experiment import devices
 from fedjax_ht.experiment.build import Experiment
-from fedjax_ht.experiment.entries import as_run
 from fedjax_ht.experiment.environment import environment
 from fedjax_ht.experiment.environment import lines as environment_lines
 
@@ -37,7 +36,7 @@ def setting(config: Config, experiment: Experiment, labels: Iterable[str] | None
         f"{config.partition.num_clients} clients on {experiment.dataset.name}"
         f"{participation(config)}: {sum(sizes)} training {kind}, {min(sizes)} to {max(sizes)} a "
         f"client{public}; {split(config)}. Models: {', '.join(architectures(experiment, labels))}. "
-        f"Training: {trained(config, experiment, labels)} a round. {config.rounds} rounds, {seeds}."
+        f"Training: {trained(experiment, labels)} a round. {config.rounds} rounds, {seeds}."
         f"{devices.described(config.devices_profile)}"
     )
 
@@ -69,12 +68,12 @@ def architectures(experiment: Experiment, labels: Iterable[str]) -> list[str]:
     return sorted(names)
 
 
-def trained(config: Config, experiment: Experiment, labels: Sequence[str]) -> str:
+def trained(experiment: Experiment, labels: Sequence[str]) -> str:
     """Lists the settings of local training: those that entries share once, else each value with the
     entries that set it."""
     parts: tuple[dict[str, list[str]], ...] = ({}, {}, {})  # text -> labels
     for label in labels:
-        training = as_run(experiment.entries[label], config).training
+        training = experiment.configs[label].training
         length = f"{training.epochs} local epochs"
         if training.steps:
             length = f"{training.steps} steps"

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedjax_ht.core.files import refuse_links
 from fedjax_ht.core.user_code import user_file, user_modules_in
 from fedjax_ht.data.partition.registry import LIBRARY, PARTITIONS, PLANS
 from fedjax_ht.experiment.build import Experiment
-from fedjax_ht.experiment.entries import Entry, as_run
+from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.environment import CODE
 from fedjax_ht.experiment.json_files import naming, read_json
 from fedjax_ht.experiment.run_folder import OWN, read_run
@@ -52,7 +52,8 @@ def read_trusted_run(workdir: Path, trust: bool) -> tuple[Config, Experiment]:
 
 
 def own_code(entry: Entry, config: Config) -> dict[str, str]:
-    """Returns the files of a user's own code that an entry is trained with: "code.FILE" -> SHA-256.
+    """Returns the files of a user's own code that an entry of this config is trained with:
+    "code.FILE" -> SHA-256.
 
     They are those of its method and of the partition, and of each "module:function" that it names;
     modules that these import are not looked at.
@@ -65,7 +66,7 @@ def own_code(entry: Entry, config: Config) -> dict[str, str]:
     kind = config.partition.kind
     if kind not in LIBRARY:
         files.add(_file_of((PLANS | PARTITIONS).get(kind)))
-    for name in named_code({entry.label: entry}, {entry.label: as_run(entry, config)}):
+    for name in named_code({entry.label: entry}, {entry.label: config}):
         files.add(user_file(name))
     sums = {}
     for file in sorted(filter(None, files)):
@@ -86,15 +87,16 @@ def _file_of(factory: Any) -> str | None:
     return None
 
 
-def own_names(entries: Iterable[Entry], config: Config) -> dict[str, list[str]]:
+def own_names(entries: Mapping[str, Entry], configs: Mapping[str, Config]) -> dict[str, list[str]]:
     """Returns the names of a run that a user has registered, or whose modules are a user's, by the
-    note of `run_folder.OWN`."""
-    kind = config.partition.kind
-    by_label = {entry.label: entry for entry in entries}
-    methods = [entry.method for entry in by_label.values() if _is_own_by_name(entry.method)]
-    configs = {label: as_run(entry, config) for label, entry in by_label.items()}
-    partitions = [] if kind in LIBRARY else [kind]
-    return dict(zip(OWN, (methods, partitions, named_code(by_label, configs))))
+    note of `run_folder.OWN`.
+
+    Args:
+      entries, configs: label -> the entry, and its config.
+    """
+    methods = [entry.method for entry in entries.values() if _is_own_by_name(entry.method)]
+    kinds = {config.partition.kind for config in configs.values()}
+    return dict(zip(OWN, (methods, sorted(kinds - set(LIBRARY)), named_code(entries, configs))))
 
 
 def _register(note: str, noted: Mapping[str, Any], trust: bool) -> None:

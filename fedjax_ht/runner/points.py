@@ -116,10 +116,10 @@ def searched(
             )
 
         try:
-            return search(families(experiment, config))
+            return search(families(experiment))
         except jax.errors.ConcretizationTypeError:
             tell("a setting cannot vary within a program, so that every point compiles its own")
-            return search(families(experiment, config, trace=False))
+            return search(families(experiment, trace=False))
 
 
 def _search(

@@ -19,7 +19,7 @@ from fedjax_ht.checkpoints.writers import read_runs
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.configs.typed import to_json
 from fedjax_ht.core.extras import needing, require
-from fedjax_ht.experiment.entries import Entry, as_run
+from fedjax_ht.experiment.entries import folder_of
 from fedjax_ht.experiment.json_files import flatten, read_json, write_json
 from fedjax_ht.simulation.history import Row
 
@@ -163,7 +163,7 @@ class Tracking:
 
     Args:
       config: the config of the run.
-      entries: label -> entry.
+      configs: label -> the config of the entry.
       workdir: the run's folder.
       warn: called with a line about a tracker that failed.
     """
@@ -171,11 +171,11 @@ class Tracking:
     def __init__(
         self,
         config: Config,
-        entries: Mapping[str, Entry],
+        configs: Mapping[str, Config],
         workdir: Path,
         warn: Callable[[str], None],
     ):
-        self.config, self.entries, self.workdir, self.warn = config, entries, workdir, warn
+        self.config, self.configs, self.workdir, self.warn = config, configs, workdir, warn
         self.runs: dict[tuple[str, int, str], _Open] = {}
         self.failed: set[str] = set()
 
@@ -195,7 +195,7 @@ class Tracking:
         if tracker in self.failed:
             return
         key = label, row["trial"], tracker
-        folder, rows = self.workdir / self.entries[label].folder, [row]
+        folder, rows = self.workdir / folder_of(label), [row]
         if key not in self.runs:
             self.runs[key] = self._open(tracker, label, row, folder)
             # what the tracker lacks, where it is named in the middle of a run
@@ -210,7 +210,7 @@ class Tracking:
 
     def _open(self, tracker: str, label: str, row: Row, folder: Path) -> _Open:
         noted = noted_runs(folder).get(tracker, {}).get(str(row["trial"]), {})
-        fields = to_json(as_run(self.entries[label], self.config))
+        fields = to_json(self.configs[label])
         opened = TrackedRun(
             name=label if self.config.trials == 1 else f"{label}, trial {row['trial']}",
             group=self.workdir.name,

@@ -17,7 +17,6 @@ from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.data.description import describe
 from fedjax_ht.experiment.build import Experiment, build
 from fedjax_ht.experiment.devices import files_of
-from fedjax_ht.experiment.entries import as_run
 from fedjax_ht.experiment.fingerprints import fingerprints
 from fedjax_ht.experiment.identity import (
     Identity,
@@ -161,14 +160,12 @@ def _train_entries(
 ) -> dict[str, list[list[Row]]]:
     """Trains the entries one after another, sends their rows to the config's trackers, and returns
     label -> the rows of each run."""
-    tracking = Tracking(config, experiment.entries, workdir, listeners.warn)
+    tracking = Tracking(config, experiment.configs, workdir, listeners.warn)
     listeners = listeners._replace(progress=each_of(listeners.progress, tracking))
     histories, precision = {}, jax.default_matmul_precision(config.precision)
     with catch_signals() as caught, precision, contextlib.closing(tracking):
         for label, folder in folders.items():
-            histories[label] = train_entry(
-                label, experiment, config, folder, listeners, caught, writable
-            )
+            histories[label] = train_entry(label, experiment, folder, listeners, caught, writable)
     return histories
 
 
@@ -224,10 +221,10 @@ def _begin(
     """Compares a run with the one in its folder, and notes it there; returns the identities of its
     entries."""
     entries = experiment.entries.values()
-    weights = [weights_of_model(as_run(entry, config).model) for entry in entries]
+    weights = [weights_of_model(entry_config.model) for entry_config in experiment.configs.values()]
     sums = checksums([*weights, *files_of(config.devices_profile)])
     prints = fingerprints(experiment.dataset, experiment.partitions) | {"weights": sums}
-    for note, names in own_names(entries, config).items():
+    for note, names in own_names(experiment.entries, experiment.configs).items():
         if names:
             prints |= {note: dict.fromkeys(names, config_file)}
     version = version_of(workdir)

@@ -17,7 +17,6 @@ from fedjax_ht.checkpoints.writers import write_runs
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import PASSING, atomic_open, is_caused_by
 from fedjax_ht.experiment.build import Experiment, entry_lanes, simulate_trials
-from fedjax_ht.experiment.entries import as_run
 from fedjax_ht.experiment.environment import environment
 from fedjax_ht.experiment.identity import begin_again, remember_rounds
 from fedjax_ht.experiment.json_files import read_json
@@ -56,7 +55,6 @@ class Listeners(NamedTuple):
 def train_entry(
     label: str,
     experiment: Experiment,
-    config: Config,
     folder: Path,
     listeners: Listeners,
     caught: Sequence[int],
@@ -67,7 +65,6 @@ def train_entry(
     Args:
       label: the entry's label.
       experiment: the experiment built from the run's config.
-      config: the config of the run.
       folder: the entry's folder, in the run's.
       listeners: the functions to call as it goes on.
       caught: numbers of signals; one in it stops the run when the round in progress is saved.
@@ -80,7 +77,7 @@ def train_entry(
       ValueError: weights are gone, or a run that is not finished is on a read-only disk. One line.
       Interrupted: by a signal.
     """
-    writes = writable and is_primary()
+    config, writes = experiment.configs[label], writable and is_primary()
     experiment = with_noted_lanes(label, experiment, folder.parent / "lanes.json", writes)
     simulations = simulate_trials(label, experiment)
     checkpointer = TrialCheckpoints(
@@ -236,7 +233,7 @@ def _prepare_start(
     writes: bool,
 ) -> None:
     """Checks that an entry can start at round 0, and moves aside the results of another course."""
-    gone = missing(weights_of_model(as_run(experiment.entries[label], config).model))
+    gone = missing(weights_of_model(config.model))
     if gone:
         raise ValueError(f"no weights at {gone[0]}, which {label} starts from at round 0")
     aside = begin_again(folder) if writes else None

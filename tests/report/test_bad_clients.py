@@ -94,7 +94,7 @@ def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
     )
     experiment.methods["local"] = method
     listeners = Listeners(None, warned.append, lambda line: None)
-    train_entry("local", experiment, typed_config(config), tmp_path, listeners, [])
+    train_entry("local", experiment, tmp_path, listeners, [])
     assert warned == ["local, trial 0, round 1: odd"]
 
 

@@ -212,7 +212,7 @@ def test_a_module_beside_the_config_file_is_found_again(run, written, tiny_confi
     assert loaded.state.round == 1
     (entry,), config = loaded.experiment.entries.values(), read_trusted_run(run, True)[0]
     assert set(own_code(entry, config)) == {"code.method_beside.py", "code.data_beside.py"}
-    names = own_names([entry], config)
+    names = own_names({"it": entry}, {"it": config})
     assert names["own_modules"] == ["data_beside:dataset"]
 
 
@@ -251,7 +251,7 @@ def test_a_method_by_module_and_function(by_module, written, monkeypatch):
     assert run.method == "method_beside:beside" and run.state.round == 1
     (entry,), config = run.experiment.entries.values(), read_trusted_run(by_module, True)[0]
     assert "code.method_beside.py" in own_code(entry, config)
-    names = own_names([entry], config)
+    names = own_names({"it": entry}, {"it": config})
     assert (names["own_methods"], names["own_modules"]) == ([], ["method_beside:beside"])
 
 

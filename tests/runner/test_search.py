@@ -109,9 +109,9 @@ POINTS = [
 
 def test_points_that_differ_in_numbers_share_a_program(config):
     config.entries = (*POINTS, "fedtgp:server_epochs=3", "fedtgp:variant=released")
-    groups = [family.labels for family in families(build(config), typed_config(config))]
+    groups = [family.labels for family in families(build(config))]
     assert groups == [POINTS, ["fedtgp:server_epochs=3"], ["fedtgp:variant=released"]]
-    assert len(families(build(config), typed_config(config), trace=False)) == 6
+    assert len(families(build(config), trace=False)) == 6
 
 
 def test_points_of_other_batches_or_epochs_have_programs_of_their_own(config):
@@ -119,12 +119,12 @@ def test_points_of_other_batches_or_epochs_have_programs_of_their_own(config):
     config.entries = tuple(
         points_of("local", recipes | parse_space(["training.momentum=0,0.5"]), None)
     )
-    groups = families(build(config), typed_config(config))
+    groups = families(build(config))
     # without momentum optax keeps no trace
     assert len(config.entries) == 8 and [len(family.labels) for family in groups] == [1] * 8
     rates = parse_space(["training.learning_rate=0.01,0.1"])
     config.entries = tuple(points_of("local", recipes | rates, None))
-    groups = families(build(config), typed_config(config))
+    groups = families(build(config))
     assert [len(family.labels) for family in groups] == [2] * 4
 
 

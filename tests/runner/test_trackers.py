@@ -48,7 +48,7 @@ def tracking(tmp_path, monkeypatch):
         (label,) = entries
         folder = tmp_path / entries[label].folder
         folder.mkdir(exist_ok=True)
-        return trackers.Tracking(typed, entries, tmp_path, lines.append), label, folder
+        return trackers.Tracking(typed, {label: typed}, tmp_path, lines.append), label, folder
 
     return make, lines
 
