@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -63,7 +62,8 @@ def agrees(got, slow, x, pad_axis: int = 0):
 def test_transferability_equals_the_reference(selection):
     """The value and the teacher's gradient agree; the student is constant."""
     want = reference.selected(TEACHER, STUDENT, LABELS, selection)
-    assert np.flatnonzero(selected(TEACHER, STUDENT, LABELS, selection)).tolist() == want
+    chosen = jax.jit(selected, static_argnums=3)(TEACHER, STUDENT, LABELS, selection)
+    assert np.flatnonzero(chosen).tolist() == want
     assert {"diamond": 0 < len(want) < B, "triangle": len(want) == B}.get(
         selection, 4 in want or selection == "xor"
     )
@@ -75,7 +75,7 @@ def test_transferability_equals_the_reference(selection):
         TEACHER,
     )
     loss = functools.partial(transferability, selection=selection, temperature=3.0, **RELEASED)
-    by_student = jax.grad(lambda s: loss(TEACHER, s, LABELS, MASK[:B]))(STUDENT)
+    by_student = jax.jit(jax.grad(lambda s: loss(TEACHER, s, LABELS, MASK[:B])))(STUDENT)
     assert (by_student == 0).all()
 
 
@@ -101,9 +101,14 @@ def test_transferability_as_printed(selection):
 def test_each_choice_of_transferability_alone(order, normaliser):
     """The student's gradient agrees, for both orders of the arguments and at a temperature."""
     loss = functools.partial(transferability, temperature=3.0, order=order, normaliser=normaliser)
-    got = jax.value_and_grad(lambda s: loss(padded(TEACHER), s, padded(LABELS), MASK))(
-        padded(STUDENT)
-    )
+    args = padded(TEACHER), padded(LABELS), MASK
+
+    @jax.jit
+    def both(s, t, y, mask):
+        got = jax.value_and_grad(lambda s: loss(t, s, y, mask))(s)
+        return got, jax.grad(lambda s: loss(t, s, y, mask, student_path=False))(s)
+
+    got, still = both(padded(STUDENT), *args)
 
     def slow(s):
         return reference.transferability(
@@ -111,9 +116,6 @@ def test_each_choice_of_transferability_alone(order, normaliser):
         )
 
     agrees(got, slow, STUDENT)
-    still = jax.grad(lambda s: loss(padded(TEACHER), s, padded(LABELS), MASK, student_path=False))(
-        padded(STUDENT)
-    )
     assert (still == 0).all()
 
 
@@ -144,7 +146,7 @@ def test_kl_at_a_temperature_equals_the_reference():
     def student(s, t, mask):
         return kl_divergence(t / 10, s / 10, mask)
 
-    agrees(jax.value_and_grad(student)(padded(STUDENT), padded(TEACHER), MASK), slow, STUDENT)
+    agrees(compiled(student)(padded(STUDENT), padded(TEACHER), MASK), slow, STUDENT)
 
 
 @pytest.mark.parametrize("form", ["squares", "norms"])
@@ -155,8 +157,12 @@ def test_diversity_equals_the_reference(form):
         return reference.diversity(images, np.float64(NOISE), form)
 
     agrees(compiled(image_diversity, form=form)(*args, MASK), slow, IMAGES)
-    by_noise = jax.value_and_grad(lambda h, s: image_diversity(s, h, MASK, form))(*args[::-1])
-    agrees(by_noise, lambda h: reference.diversity(np.float64(IMAGES), h, form), NOISE)
+    by_noise = jax.value_and_grad(lambda h, s: image_diversity(s, h, MASK, form))
+    agrees(
+        jax.jit(by_noise)(*args[::-1]),
+        lambda h: reference.diversity(np.float64(IMAGES), h, form),
+        NOISE,
+    )
 
 
 def test_printed_norms_are_those_of_norms_that_are_not_shrunk():
@@ -205,8 +211,8 @@ def test_moment_distance_equals_the_reference():
     want = [
         reference.moment_distance(m, t) for m, t in zip(np.float64(moments), np.float64(target))
     ]
-    np.testing.assert_allclose(moment_distance(moments, target), want, rtol=1e-5)
-    gradient = jax.grad(lambda m: moment_distance(m, target).sum())(jnp.asarray(target))
+    np.testing.assert_allclose(jax.jit(moment_distance)(moments, target), want, rtol=1e-5)
+    gradient = jax.jit(jax.grad(lambda m: moment_distance(m, target).sum()))(target)
     assert np.isfinite(gradient).all()
 
 
@@ -220,20 +226,16 @@ def test_weighted_losses_equal_the_reference():
     def one_for_all(x):
         return np.broadcast_to(np.float64(x), CLIENTS.shape)
 
-    by_teacher = jax.value_and_grad(lambda x: weighted_kl(padded(STUDENT), x, weights, MASK))(
-        clients
-    )
+    by_teacher = jax.value_and_grad(lambda x: weighted_kl(padded(STUDENT), x, weights, MASK))
     agrees(
-        by_teacher,
+        jax.jit(by_teacher)(clients),
         lambda x: reference.weighted_kl(one_for_all(STUDENT), x, np.float64(WEIGHTS)),
         CLIENTS,
         1,
     )
-    by_student = jax.value_and_grad(lambda s: weighted_kl(clients, s, weights, MASK))(
-        padded(STUDENT)
-    )
+    by_student = jax.value_and_grad(lambda s: weighted_kl(clients, s, weights, MASK))
     agrees(
-        by_student,
+        jax.jit(by_student)(padded(STUDENT)),
         lambda s: reference.weighted_kl(np.float64(CLIENTS), one_for_all(s), np.float64(WEIGHTS)),
         STUDENT,
     )

@@ -22,7 +22,7 @@ def buckets(widths=(3, 3), rows=4):
         rng = np.random.default_rng(seed)
 
         def normal(*shape):
-            return jnp.asarray(rng.normal(1, 0.3, shape), jnp.float32)
+            return jnp.asarray(rng.normal(1, 0.3, shape).astype(np.float32))
 
         return {
             "model": {"w": normal(n, width, 2), "b": normal(n, width)},
