@@ -75,12 +75,9 @@ def context(client_id: int | None = None, seed: int = 0) -> Context:
 
 def infos(ids, num_samples) -> ClientInfo:
     """ClientInfo with a leading axis."""
-    ids = jnp.asarray(ids, jnp.int32)
-    return ClientInfo(
-        ids,
-        jnp.broadcast_to(jnp.asarray(num_samples, jnp.int32), ids.shape),
-        jnp.full_like(ids, -1),
-    )
+    ids = np.asarray(ids, np.int32)
+    counts = np.broadcast_to(np.asarray(num_samples, np.int32), ids.shape)
+    return ClientInfo(*map(jnp.asarray, (ids, counts, np.full_like(ids, -1))))
 
 
 ClassRows = dict[int, dict[int, np.ndarray]]  # client id -> class -> prototype (or count)

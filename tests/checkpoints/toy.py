@@ -48,6 +48,11 @@ def _put(x, rows, new):
     return x
 
 
+def _with_keys(keys, rows, seed):
+    data = _put(np.asarray(jax.random.key_data(keys)), rows, [6, 0, 0, seed])
+    return jax.random.wrap_key_data(data, impl="rbg")
+
+
 def advance(state, rows):
     """A round after which these rows of "wide", the server and one stateless client differ."""
     round, wide = state.round + 1, state.clients["wide"]
@@ -56,9 +61,7 @@ def advance(state, rows):
     wide = wide | {
         "params": _put(wide["params"], rows, wide["params"][rows] / 3 + round),
         "half": _put(wide["half"], rows, round),
-        "key": wide["key"]
-        .at[np.array(rows)]
-        .set(jax.random.fold_in(jax.random.key(6, impl="rbg"), round)),
+        "key": _with_keys(wide["key"], rows, round),
     }
     server = {
         "w": state.server["w"] + 0.1,

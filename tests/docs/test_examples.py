@@ -60,7 +60,7 @@ def test_the_page_on_other_data_runs(tmp_path, monkeypatch, capsys):
     assert 0.8 < float(capsys.readouterr().out.split()[-1]) <= 1.0
 
 
-def test_the_written_method_runs_from_its_config(tmp_path):
+def test_the_written_method_runs_from_its_config(tmp_path, blank_pictures):
     small = {
         "rounds": 1,
         "compare": (),
@@ -89,7 +89,7 @@ def test_the_written_method_is_about_forty_lines():
     assert 30 <= len(lines) <= 50
 
 
-def test_the_tutorials_data_and_models_run(tmp_path, monkeypatch):
+def test_the_tutorials_data_and_models_run(tmp_path, monkeypatch, blank_pictures):
     monkeypatch.chdir(tmp_path)
     data, config_file = blocks("tutorial.md")
     execute(data)

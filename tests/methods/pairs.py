@@ -79,7 +79,7 @@ def assert_models_close(got: dict, want: dict):
 def shift(tree, seed: int, scale: float = 0.3):
     """The tree with noise added: another model of the same shape."""
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: x + jnp.asarray(scale * rng.normal(size=x.shape), x.dtype), tree)
+    return jax.tree.map(lambda x: x + (scale * rng.normal(size=x.shape)).astype(x.dtype), tree)
 
 
 def receive_uplinks(
@@ -87,14 +87,19 @@ def receive_uplinks(
 ) -> dict:
     """Stacks uplinks, client id -> uplink, as the server holds them after a round, ordered as
     `tiny.receive_prototypes` does; absent clients send NaN."""
-    lost = jax.tree.map(
-        lambda x: jnp.full_like(x, jnp.nan if x.dtype == jnp.float32 else True), uplinks[0]
-    )
+
+    @jax.jit
+    def stacked_by_bucket(uplinks: dict) -> list:
+        lost = jax.tree.map(
+            lambda x: jnp.full_like(x, jnp.nan if x.dtype == jnp.float32 else True), uplinks[0]
+        )
+        rows = [[uplinks.get(i, lost) for i in ids] for ids in order]
+        return [jax.tree.map(lambda *xs: jnp.stack(xs), *of_bucket) for of_bucket in rows]
+
     received = {}
-    for bucket, ids in enumerate(order):
-        stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *(uplinks.get(i, lost) for i in ids))
+    for bucket, (ids, stacked) in enumerate(zip(order, stacked_by_bucket(uplinks))):
         counts = [(samples or {}).get(i, 10) for i in ids]
         received[f"linear{bucket}"] = Received(
-            stacked, tiny.infos(ids, counts), jnp.array([i in uplinks for i in ids])
+            stacked, tiny.infos(ids, counts), jnp.asarray(np.array([i in uplinks for i in ids]))
         )
     return received

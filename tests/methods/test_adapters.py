@@ -48,31 +48,43 @@ def uploads(federation, clients, names=("lora_a", "lora_b"), wrap=lambda rows: r
     received = {}
     for i, (bucket, client) in enumerate(zip(federation.buckets, clients)):
         pair = {"lora_a": client.a, "lora_b": client.b.T}
-        rows = wrap({"fc": {name: jnp.asarray(pair[name]) for name in names}})
-        head = {"kernel": jnp.full((OUTPUTS, 3), float(i)), "bias": jnp.zeros(3)}
-        uplink = AdapterUplink(rows, head, Metadata(jnp.int32(client.samples)))
-        lost = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan) if x.dtype == float else x, uplink)
-        stacked = jax.tree.map(lambda *xs: jnp.stack(xs), uplink, lost)
-        ids, counts = jnp.array([i, 99]), jnp.array([client.samples] * 2)
-        info = ClientInfo(ids, counts, jnp.full(2, -1))
-        received[bucket.name] = Received(stacked, info, jnp.array([True, False]))
+        rows = wrap({"fc": {name: pair[name] for name in names}})
+        head = {
+            "kernel": np.full((OUTPUTS, 3), i, np.float32),
+            "bias": np.zeros(3, np.float32),
+        }
+        uplink = AdapterUplink(rows, head, Metadata(np.int32(client.samples)))
+        stacked = jax.tree.map(lambda x: np.stack([x, absent(x)]), uplink)
+        ids, counts, never = np.int32([[i, 99], [client.samples] * 2, [-1, -1]])
+        arrived = np.array([True, False])
+        received[bucket.name] = Received(stacked, ClientInfo(ids, counts, never), arrived)
     return received
+
+
+def absent(x):
+    """An array that must not be read."""
+    return np.full_like(x, np.nan) if np.issubdtype(x.dtype, np.floating) else x
 
 
 def served(method: Method, federation, received, rounds: int = 1):
     """The server's state before the first round and after some with the same uploads."""
-    states = [method.init_server(federation, jax.random.key(3))]
+
+    @jax.jit
+    def serve(state, received, key, round):
+        ctx = Context(key, round, None, shared_key=key)
+        return method.server_update(federation, state, received, ctx)[0]
+
+    states = [jax.jit(functools.partial(method.init_server, federation))(jax.random.key(3))]
     for round in range(rounds):
-        key = jax.random.key(round)
-        ctx = Context(key, jnp.int32(round), None, shared_key=key)
-        states.append(method.server_update(federation, states[-1], received, ctx)[0])
+        states.append(serve(states[-1], received, jax.random.key(round), np.int32(round)))
     return states
 
 
 def downlink(method: Method, federation, server, client: int, last_round: int = 0):
-    info = ClientInfo(jnp.int32(client), jnp.int32(10), jnp.int32(last_round))
-    ctx = Context(jax.random.key(1), jnp.int32(1), info, shared_key=jax.random.key(2))
-    return method.broadcast(federation, federation.buckets[client], server, ctx)
+    info = ClientInfo(*np.int32([client, 10, last_round]))
+    ctx = Context(jax.random.key(1), np.int32(1), info, shared_key=jax.random.key(2))
+    send = functools.partial(method.broadcast, federation, federation.buckets[client])
+    return jax.jit(send)(server, ctx)
 
 
 def pair_of(rows) -> tuple[np.ndarray, np.ndarray]:
@@ -104,7 +116,7 @@ def test_flexlora_keeps_rows_without_a_component():
     federation, clients = linear_federation(), random_clients(16.0)
     method, received = fl.flexlora(TRAINING), uploads(federation, clients)
     for name in ("rank4", "rank2"):
-        received[name] = received[name]._replace(arrived=jnp.zeros(2, bool))
+        received[name] = received[name]._replace(arrived=np.zeros(2, bool))
     before, after = served(method, federation, received)
     old, _ = pair_of(before[0].rows)
     a, b = pair_of(after[0].rows)
@@ -132,7 +144,7 @@ def test_hetlora_remembers_pruned_ranks():
 
     def cut(rows):
         count = min(len(rows["fc"]["lora_a"]), kept[0])
-        mask = jnp.arange(len(rows["fc"]["lora_a"])) < count
+        mask = np.arange(len(rows["fc"]["lora_a"])) < count
         return jax.tree.map(lambda x: Masked(x, mask, FIRST_ROWS), rows)
 
     _, server = served(method, federation, uploads(federation, clients, wrap=cut))
@@ -149,14 +161,14 @@ def test_hetlora_remembers_pruned_ranks():
 def test_hetlora_regulariser():
     """The regulariser is the product of norms of the last rows; its gradient is zero where B is."""
     client = random_clients(16.0)[0]
-    rows = {"fc": {"lora_a": jnp.asarray(client.a), "lora_b": jnp.asarray(client.b.T)}}
-    tail = functools.partial(tail_norms, first=jnp.int32(2))
-    value, gradient = jax.value_and_grad(tail)(rows)
+    rows = {"fc": {"lora_a": client.a, "lora_b": client.b.T}}
+    tail = jax.jit(jax.value_and_grad(functools.partial(tail_norms, first=np.int32(2))))
+    value, gradient = jax.device_get(tail(rows))
     np.testing.assert_allclose(value, reference.tail(client.a, client.b, 0.5), rtol=1e-5)
     slope = np.linalg.norm(client.b[:, 2:]) / np.linalg.norm(client.a[2:])
     np.testing.assert_allclose(gradient["fc"]["lora_a"][2:], slope * client.a[2:], rtol=1e-5)
     assert not gradient["fc"]["lora_a"][:2].any()
-    zero = jax.grad(tail)(adapters.scaled(rows, 0.0, ("lora_b",)))
+    _, zero = tail(adapters.scaled(rows, 0.0, ("lora_b",)))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(zero))
 
 
@@ -223,12 +235,13 @@ def test_flora_trains_on_the_merged_extractor():
     bucket = with_frozen(linear_federation().buckets[0])
     method = fl.flora(TRAINING)
     ctx = Context(jax.random.key(0), jnp.int32(0), None)
-    client = method.init_client(bucket, ctx)
-    x, mask = jnp.ones((2, INPUTS, 1, 1)), jnp.ones(2, bool)
-    plain = method.predict(bucket, client, (), x, mask)["head"]
-    total = {"fc": jnp.ones((INPUTS, OUTPUTS))}
-    moved = method.predict(bucket, client | {"total": total}, (), x, mask)["head"]
-    expected = plain + (INPUTS * jnp.ones((2, OUTPUTS))) @ client["params"]["head"]["kernel"]
+    client = jax.jit(lambda ctx: method.init_client(bucket, ctx))(ctx)
+    x, mask = np.ones((2, INPUTS, 1, 1), np.float32), np.ones(2, bool)
+    predict = jax.jit(lambda client: method.predict(bucket, client, (), x, mask)["head"])
+    total = {"fc": np.ones((INPUTS, OUTPUTS), np.float32)}
+    plain, moved = predict(client), predict(client | {"total": total})
+    kernel = np.asarray(client["params"]["head"]["kernel"])
+    expected = plain + (INPUTS * np.ones((2, OUTPUTS))) @ kernel
     np.testing.assert_allclose(moved, expected, rtol=0, atol=1e-5)
 
 

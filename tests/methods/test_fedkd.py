@@ -1,7 +1,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -83,11 +82,19 @@ def test_a_client_sends_the_compressed_change():
     assert numbers[0] < SIZE
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def uplinks_of(params, variant: str = "paper") -> dict:
     changes = {
         i: jax.tree.map(lambda a, b: a - b, pairs.shift(params, i, 0.1), params) for i in range(3)
     }
     return {i: compress(change, 1.0, variant) for i, change in changes.items()}
+
+
+def served(method, server, received):
+    """The server after the first round."""
+    ctx = pairs.context(0, client_id=None)
+    serve = jax.jit(lambda *args: method.server_update(FEDERATION, *args, ctx)[0])
+    return serve(server, received)
 
 
 @pytest.mark.parametrize("order", [tiny.ORDER, tiny.OTHER_ORDER], ids=["order", "other order"])
@@ -131,7 +138,7 @@ def test_clients_with_the_last_weights_get_the_update_and_all_others_whole_model
     assert cost == SIZE  # in the first round nobody holds anything
     jax.tree.map(np.testing.assert_array_equal, client["shared"]["params"], first.params)
     heard = pairs.receive_uplinks(uplinks, tiny.ORDER)
-    second, _ = method.server_update(FEDERATION, first, heard, pairs.context(0, client_id=None))
+    second = served(method, first, heard)
     stranger = pairs.shift(client, 9)
     cases = {
         "holds the last": (client, pairs.context(1, last_round=0), False),
@@ -158,12 +165,18 @@ def test_released_clients_are_sent_compressed_weights_once_there_are_any():
     method = fedkd(TRAINING, start=0.6, end=0.6, variant="released")
     first = method.init_server(FEDERATION, jax.random.key(0))
     heard = pairs.receive_uplinks(uplinks_of(first.params, "released"), tiny.ORDER)
-    second, _ = method.server_update(FEDERATION, first, heard, pairs.context(0, client_id=None))
+    second = served(method, first, heard)
     client = method.init_client(BUCKET, pairs.context())
-    for server, ctx, whole in ((first, pairs.context(0), True), (second, pairs.context(3), False)):
+
+    @jax.jit
+    def receive(server, ctx):
         downlink = method.broadcast(FEDERATION, BUCKET, server, ctx)
-        assert (wire_elements(downlink).payload_elements == SIZE) == whole
         got = method.receive(BUCKET, client, downlink, None, ctx)["shared"]["params"]
+        return got, wire_elements(downlink).payload_elements
+
+    for server, ctx, whole in ((first, pairs.context(0), True), (second, pairs.context(3), False)):
+        got, cost = receive(server, ctx)
+        assert (cost == SIZE) == whole
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), got, server.params
         )
@@ -200,12 +213,15 @@ def test_the_first_downlink_of_the_cifar100_setting():
     federation = pairs.cifar100_federation()
     method = fedkd(TRAINING)
     server = jax.eval_shape(lambda: method.init_server(federation, jax.random.key(0)))
-    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), server)._replace(made=jnp.int32(-1))
-    cost = [
-        wire_elements(method.broadcast(federation, bucket, empty, pairs.context()))
-        for bucket in federation.buckets
-    ]
-    assert [c.payload_elements for c in cost] == [924_708, 924_708]
+    empty = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), server)._replace(made=np.int32(-1))
+    ctx = pairs.context()
+
+    @jax.jit
+    def costs(server):
+        downlinks = [method.broadcast(federation, b, server, ctx) for b in federation.buckets]
+        return [wire_elements(downlink).payload_elements for downlink in downlinks]
+
+    assert costs(empty) == [924_708, 924_708]
 
 
 def test_thresholds_may_be_arguments_of_a_program():
@@ -218,7 +234,7 @@ def test_thresholds_may_be_arguments_of_a_program():
         context = pairs.context(6, client_id=None)
         return decompress(method.server_update(FEDERATION, old, received, context)[0].step, "paper")
 
-    known, traced = step(1.0, 1.0), jax.jit(step)(1.0, 1.0)
+    known, traced = jax.jit(lambda: step(1.0, 1.0))(), jax.jit(step)(1.0, 1.0)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-6), known, traced)
 
 
