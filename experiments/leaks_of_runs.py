@@ -24,6 +24,8 @@ from fedjax_ht.core.wire import Transform, chain, gaussian_noise, wire_elements
 from fedjax_ht.data.client_data import stack
 from fedjax_ht.experiment.entries import as_run
 from fedjax_ht.experiment.method import make_method
+from fedjax_ht.experiment.options import uplink_steps
+from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.metrics.images import psnr, ssim
 from fedjax_ht.runner.evaluate import LoadedRun, client_state
 from fedjax_ht.simulation.spending import participations
@@ -82,7 +84,7 @@ def case(run: LoadedRun, config: ConfigDict, client: int, trial: int, batch: int
         training = dataclasses.replace(
             training, batch_size=batch, steps=1, shuffle=False, augmentation=()
         )
-        method = make_method(entry, training)
+        method = make_method(entry, training, uplink_steps(config, CODES))
     federation = experiment.federations[label]
     bucket = federation.buckets[federation.assignment[client]]
     root, round = jax.random.key(config.seed + trial), jnp.int32(run.state.round)

@@ -119,6 +119,8 @@ from .methods.scaffold import scaffold as scaffold
 from .methods.shared.averaging import client_weights as client_weights
 from .methods.shared.averaging import weighted_mean as weighted_mean
 from .methods.shared.checking import check_method as check_method
+from .methods.shared.coded import quantised as quantised
+from .methods.shared.coded import top_k as top_k
 from .methods.shared.prototypes import class_sums as class_sums
 from .methods.shared.prototypes import mean_by_class as mean_by_class
 from .methods.shared.supervised import train_model as train_model

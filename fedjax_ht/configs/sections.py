@@ -208,8 +208,9 @@ class Config:
       drop_rate: Share of a round's participants whose upload is lost after training.
       shared_init: The same first weights for all clients of an architecture.
       uplink: Transforms of uploads, such as (("gaussian_noise", 0.05, 0.2),): scale s and
-        coefficient p.
-      downlink: Transforms of downloads, as those of uplink.
+        coefficient p; or a code that sends fewer bytes, (("quantise", 8),) or (("top_k", 0.01),),
+        see docs/codes.md.
+      downlink: Transforms of downloads, such as (("gaussian_noise", 0.05, 0.2),).
       refuse_outliers: Bound of an upload, in multiples of the round's median upload; one beyond is
         refused. 0: no bound.
       robust: Defences before the server, in order: (("norm_bound", 2.0), ("median",)); see

@@ -65,7 +65,7 @@ def result_form(
         return result
 
     downlink = downlink_form(method, federation, bucket, channel)
-    return jax.eval_shape(step, _data_form(bucket), downlink, _key(), _NUMBER, _INFO)
+    return jax.eval_shape(step, no_data(bucket), downlink, _key(), _NUMBER, _INFO)
 
 
 def uplink_form(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> PyTree:
@@ -90,7 +90,7 @@ def keeps_state(method: Method, federation: Federation, bucket: Bucket, channel:
 
     client = jax.eval_shape(lambda key: any_state(method, bucket, key, federation), _key())
     downlink = downlink_form(method, federation, bucket, channel)
-    data = _data_form(bucket)
+    data = no_data(bucket)
     try:
         _, sources = influences(received, client, downlink, data, _key(), _NUMBER, _INFO)
     except Exception:  # it raises again, and is named, where a round is traced
@@ -103,7 +103,7 @@ def sends_payload(form: PyTree) -> bool:
     return bool(payload_leaves(form))
 
 
-def _data_form(bucket: Bucket) -> Data:
+def no_data(bucket: Bucket) -> Data:
     """Returns a client's view of no samples."""
     none = Split(np.zeros(1, np.int32), np.int32(0))
     return Data(

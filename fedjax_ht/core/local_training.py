@@ -216,6 +216,16 @@ def train(
     return TrainingResult(params, stats, total / jnp.maximum(steps, 1), sums)
 
 
+def no_training(
+    training, loss_fn: LossFn, params, stats, data: Data, key, num_classes, split: str = "train"
+) -> TrainingResult:
+    """Trains a client without samples, as `train` does: a `Data.trainer` that leaves no loop in the
+    program. Arguments as for `train`."""
+    size = training.batch_size
+    sums = _zero_sums(loss_fn, params, stats, data, data.splits[split], size, key, num_classes)
+    return TrainingResult(params, stats, jnp.float32(0), sums)
+
+
 def descend(
     training: LocalTraining, data: Data, gradients: PyTree, state: PyTree, params: PyTree
 ) -> tuple:

@@ -285,7 +285,7 @@ def gaussian_noise(scale: NonNegative, coefficient: Share, only: str = "") -> Tr
 
 
 TRANSFORMS: dict[str, Callable[..., Transform]] = {"gaussian_noise": gaussian_noise}
-"""Name in a config -> factory. A quantiser is one more entry: (key, message) -> message."""
+"""Name in a config -> factory; what sends fewer bytes is a code, see `core.codes`."""
 
 
 def chain(transforms: tuple[Transform, ...]) -> Transform:

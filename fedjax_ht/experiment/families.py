@@ -13,6 +13,8 @@ from fedjax_ht.experiment.build import Experiment, entry_lanes, simulate_trials
 from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.entry_text import OVERRIDDEN
 from fedjax_ht.experiment.method import make_method
+from fedjax_ht.experiment.options import uplink_steps
+from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.simulation.simulation import Simulation
 
 
@@ -101,7 +103,8 @@ def _with(entry: Entry, config: Config, values: Mapping[str, Any]) -> Method:
             training = dataclasses.replace(training, **{field: value})
         else:
             options[field] = value
-    return make_method(entry._replace(options=options), training)
+    codes = uplink_steps(config, CODES)
+    return make_method(entry._replace(options=options), training, codes)
 
 
 def _may_vary(entry: Entry, config: Config, key: str) -> bool:

@@ -1,7 +1,7 @@
 """Builds an entry's method from its options and local training."""
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fedjax_ht.configs.sections import DatasetConfig, TrainingConfig
 from fedjax_ht.core.method import Method
@@ -12,8 +12,10 @@ from fedjax_ht.experiment.training import local_training
 from fedjax_ht.methods import is_own, method_factory
 
 
-def make_method(entry: Entry, training: TrainingConfig) -> Method:
-    """Returns an entry's method, made by its factory.
+def make_method(
+    entry: Entry, training: TrainingConfig, codes: Sequence[Callable[[Method], Method]] = ()
+) -> Method:
+    """Returns an entry's method, made by its factory, with the codes of `config.uplink` around it.
 
     Raises:
       ValueError: an option is unknown, or has a value that it cannot have. One line.
@@ -35,6 +37,8 @@ def make_method(entry: Entry, training: TrainingConfig) -> Method:
         raise ValueError(
             f"method {entry.method!r} returns {kind_of_value(method)}; it must return an fl.Method"
         )
+    for code in codes:
+        method = code(method)
     return method
 
 

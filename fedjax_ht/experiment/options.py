@@ -14,6 +14,7 @@ from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.names import unknown
 from fedjax_ht.core.wire import TRANSFORMS
 from fedjax_ht.experiment.devices import make_profile
+from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.attacks import attackers
 from fedjax_ht.trust.defences import DEFENCES
@@ -34,13 +35,20 @@ def simulation_options(config: Config) -> SimulationOptions:
         scoring = dataclasses.replace(scoring, batch_size=STATIC_BATCH)
     made = {
         "scoring": scoring,
-        "uplink": steps_of("transform", "uplink", config.uplink, TRANSFORMS),
+        "uplink": uplink_steps(config, TRANSFORMS),
         "downlink": steps_of("transform", "downlink", config.downlink, TRANSFORMS),
         "robust": steps_of("defence", "robust", config.robust, DEFENCES),
         "devices_profile": make_profile(config.devices_profile, config.partition.num_clients),
         "privacy": privacy(config.privacy),
     }
     return SimulationOptions(**shared_fields(config, SimulationOptions) | made)
+
+
+def uplink_steps(config: Config, kind: Mapping[str, Callable]) -> tuple:
+    """Builds the entries of `config.uplink` that are of a kind: transforms of messages
+    (`TRANSFORMS`), or codes, which are transforms of the method (`CODES`)."""
+    steps = steps_of("transform", "uplink", config.uplink, TRANSFORMS | CODES)
+    return tuple(step for step, (name, *_) in zip(steps, config.uplink) if name in kind)
 
 
 def privacy(config: PrivacyConfig) -> Privacy | None:

@@ -17,8 +17,9 @@ from fedjax_ht.data.sources import dataset_names, names_user_data, unknown_datas
 from fedjax_ht.experiment.entries import Entry, as_run, entries_of, method_of
 from fedjax_ht.experiment.federation import check_group, width_rates
 from fedjax_ht.experiment.method import make_method, refuse_unknown
-from fedjax_ht.experiment.options import simulation_options
+from fedjax_ht.experiment.options import simulation_options, uplink_steps
 from fedjax_ht.methods import names_user_method
+from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.models.hugging_face.folder import names_folder
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.epsilon import accounting
@@ -68,8 +69,10 @@ def settle(config: AnyConfig, trust: bool = True) -> Settled:
         check_group(entry_config.model.group)
     if not trust:
         _refuse_code(named_code(entries, configs))
+    codes = uplink_steps(config, CODES)
     methods = {
-        label: make_method(entry, configs[label].training) for label, entry in entries.items()
+        label: make_method(entry, configs[label].training, codes)
+        for label, entry in entries.items()
     }
     check_data(config.dataset, config.partition)
     for method in methods.values():

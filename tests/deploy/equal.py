@@ -1,6 +1,7 @@
 """Compares a deployment with its simulation, in a process that compiles as a user's does.
 
 python -m tests.deploy.equal METHOD
+python -m tests.deploy.equal METHOD CODE    with a code of uploads, such as top_k
 python -m tests.deploy.equal METHOD UNIT    with privacy, and secrets of noise that both know
 """
 
@@ -15,6 +16,7 @@ from fedjax_ht.deploy.command import serve
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.rounds import as_rounds
 from fedjax_ht.deploy.server import make_server
+from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.simulation.history import run
 from fedjax_ht.trust.privacy import Privacy
 from tests.deploy.sites import (
@@ -30,9 +32,11 @@ from tests.deploy.sites import (
 )
 
 
-def main(method: str) -> None:
+def main(method: str, code: str | None = None) -> None:
     """Compares all columns but global_accuracy_head: a deployment's server has no samples."""
     config = small_config(method)
+    if code is not None:
+        config.uplink = ((code,),)
     experiment, simulation = simulation_of(config)
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("float32"):
         sites = sites_of(config, experiment, Path(folder))
@@ -65,4 +69,7 @@ def private(unit: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:]) if len(sys.argv) == 2 else private(sys.argv[2])
+    if len(sys.argv) == 3 and sys.argv[2] not in CODES:
+        private(sys.argv[2])
+    else:
+        main(*sys.argv[1:])

@@ -27,6 +27,12 @@ def test_equal_to_the_simulation(method):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("code", ["quantise", "top_k"])
+def test_equal_with_a_code(code):
+    compare("lg_fedavg", code)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["client", "upload", "sample"])
 def test_equal_with_noise(unit):
     pytest.importorskip("dp_accounting")

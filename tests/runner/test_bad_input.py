@@ -129,6 +129,7 @@ BAD = {
     "uplink has ('gaussian_noise', 0.05): missing a required argument: 'coefficient'; gaussian_noise takes scale": {
         "uplink": (("gaussian_noise", 0.05),)
     },
+    "uplink: bits is 3; it must be 2, 4 or 8": {"uplink": (("quantise", 3),)},
     "downlink has ('gaussian_noise', 1, 1, '', 4): too many": {
         "downlink": (("gaussian_noise", 1, 1, "", 4),)
     },

@@ -10,12 +10,13 @@ import numpy as np
 
 from fedjax_ht.core.aggregation import server_step
 from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.context import ClientInfo, Context, Received
+from fedjax_ht.core.context import ClientInfo, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel, client_step, send
 from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import chain, sent
 from fedjax_ht.methods.shared.players import Player, Pool, cast, replaced
@@ -57,7 +58,7 @@ def make_game(method: Method, federation: Federation) -> Game:
     plays, starts = {}, {}
     for bucket in federation.buckets:
         plays[bucket.name] = _client_round(method, federation, bucket)
-        starts[bucket.name] = _first_state(method, bucket)
+        starts[bucket.name] = _first_state(method, federation, bucket)
     serve = server_step(method, federation)
     if not method.pretrained.host:
         serve = jax.jit(serve)
@@ -89,12 +90,12 @@ def begin(game: Game) -> tuple[PyTree, list[PyTree]]:
     return game.first(game.root), clients
 
 
-def _first_state(method: Method, bucket: Bucket) -> Callable:
+def _first_state(method: Method, federation: Federation, bucket: Bucket) -> Callable:
     """Compiles (root, client id) -> the first state of one of the bucket's clients."""
 
     def init(root, client_id):
         key = client_key(root, Purpose.INIT_CLIENT, 0, client_id)
-        return method.init_client(bucket, Context(key, jnp.int32(0), None))
+        return any_state(method, bucket, key, federation)
 
     return jax.jit(init)
 

@@ -1,0 +1,269 @@
+"""Codes of uplinks for any method: 8-bit integers, and the largest entries, with error feedback.
+
+What is coded is the difference of an upload to one without training: the upload that a client of
+zeros without samples makes of the same downlink, which both sides know. A client keeps what its
+code left out, and adds it to its next upload (Seide et al., Interspeech 2014; Stich et al., NeurIPS
+2018):
+
+    client:  x = upload + m;  sends c = encode(x - r);  m = x - r - decode(c)
+    server:  reads r + decode(c)
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.annotations import Part
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import Bucket, traceable
+from fedjax_ht.core.codes import Code
+from fedjax_ht.core.context import Context
+from fedjax_ht.core.forms import no_data, uplink_form
+from fedjax_ht.core.local_training import no_training
+from fedjax_ht.core.method import Method, around
+from fedjax_ht.core.round import Channel, without_samples
+from fedjax_ht.core.states import any_state
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.wire import (
+    chain,
+    dense,
+    is_payload,
+    leaves_of,
+    payload_leaves,
+    sent_rows,
+    values_of,
+    with_payload,
+)
+from fedjax_ht.methods.shared.integers import decode_rounded, encode_rounded
+from fedjax_ht.methods.shared.largest import decode_largest, encode_largest, is_whole
+
+Bits = Literal[2, 4, 8]
+
+
+class Client(NamedTuple):
+    """A client of a method with a code.
+
+    Attributes:
+      client: the client's state in the method itself.
+      left_out: sums of the numbers that the code has left out, an array for each that it codes.
+    """
+
+    client: PyTree
+    left_out: tuple[jax.Array, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scheme:
+    """A code without memory.
+
+    Attributes:
+      name: name of the transform.
+      codes: (a leaf of a message) -> True where the code leaves anything out of it.
+      encode: (uplink, reference) -> message.
+      decode: (message, reference) -> uplink, its counts from the message.
+    """
+
+    name: str
+    codes: Callable[[Any], bool]
+    encode: Callable[[PyTree, PyTree], PyTree]
+    decode: Callable[[PyTree, PyTree], PyTree]
+
+
+@checked
+def quantised(method: Method, bits: Bits = 8) -> Method:
+    """Sends every array of an upload as integers of a few bits and the size of their unit.
+
+    The unit of an array is its largest change divided by 127 (7, 1), and changes are rounded to the
+    nearest integer. Of a `Masked`, the rows that are sent are coded.
+
+    Args:
+      method: any method whose uploads keep their meaning from round to round.
+      bits: bits of an integer; 4 and 2 are sent two and four to a byte.
+
+    Returns:
+      The method; its clients keep one number more for each that they send. Its `check` raises a
+      ValueError where the code cannot be used.
+
+    Example:
+      >>> recipe = fl.LocalTraining(optax.sgd(0.1))
+      >>> fl.quantised(fl.fedavg(recipe)).name
+      'quantised(fedavg)'
+    """
+    scheme = _Scheme(
+        name="quantised",
+        codes=is_payload,
+        encode=functools.partial(encode_rounded, bits),
+        decode=functools.partial(decode_rounded, bits),
+    )
+    return around(method, functools.partial(_coded, scheme))
+
+
+@checked
+def top_k(method: Method, share: Part = 0.01) -> Method:
+    """Sends of an upload's whole arrays only the entries that changed most, each with its index.
+
+    All arrays count together; k is the share of their entries, rounded up. Rows of a `Masked` are
+    chosen by the method already, and are sent as they are.
+
+    Args:
+      method: any method whose uploads keep their meaning from round to round.
+      share: share of the entries that are sent, above 0; with 1 the server reads each upload as it
+        is.
+
+    Returns:
+      The method; as for `quantised`.
+
+    Example:
+      >>> recipe = fl.LocalTraining(optax.sgd(0.1))
+      >>> fl.top_k(fl.fedavg(recipe), share=0.1).name
+      'top_k(fedavg)'
+    """
+    scheme = _Scheme(
+        name="top_k",
+        codes=is_whole,
+        encode=functools.partial(encode_largest, share),
+        decode=decode_largest,
+    )
+    return around(method, functools.partial(_coded, scheme))
+
+
+@checked
+def quantise(bits: Bits = 8) -> Callable[[Method], Method]:
+    """Makes the transform `quantised` of a method, for a config's `uplink`."""
+    return functools.partial(quantised, bits=bits)
+
+
+@checked
+def largest(share: Part = 0.01) -> Callable[[Method], Method]:
+    """Makes the transform `top_k` of a method, for a config's `uplink`."""
+    return functools.partial(top_k, share=share)
+
+
+CODES: dict[str, Callable[..., Callable[[Method], Method]]] = {
+    "quantise": quantise,
+    "top_k": largest,
+}
+"""Name in a config's `uplink` -> factory of a transform of the method."""
+
+
+def _coded(scheme: _Scheme, method: Method) -> Method:
+    reference = functools.partial(untrained, method)
+
+    def check(federation):
+        method.check(federation)
+        _check_meaning(scheme, method)
+        for bucket in federation.buckets:
+            if not _coded_leaves(scheme, _plain_form(method, federation, bucket)):
+                raise ValueError(
+                    f"{scheme.name}: clients of {method.name} send no whole arrays that it could "
+                    "code; leave it out"
+                )
+
+    def init_client(bucket, ctx):
+        if ctx.federation is None:
+            raise ValueError(f"{scheme.name}: init_client needs ctx.federation, for its memory")
+        form = _plain_form(method, ctx.federation, bucket)
+        left_out = [jnp.zeros(x.shape, x.dtype) for x in _coded_leaves(scheme, form).values()]
+        return Client(method.init_client(bucket, ctx), tuple(left_out))
+
+    def receive(bucket, client, downlink, data, ctx):
+        return client._replace(client=method.receive(bucket, client.client, downlink, data, ctx))
+
+    def client_update(bucket, client, downlink, data, ctx):
+        new, uplink, metrics = method.client_update(bucket, client.client, downlink, data, ctx)
+        places, arrays = list(_coded_leaves(scheme, uplink)), {}
+        leaves = leaves_of(uplink)
+        for place, missing in zip(places, client.left_out, strict=True):
+            arrays[place] = values_of(leaves[place]) + missing
+        uplink = with_payload(uplink, arrays)
+        known = reference(bucket, downlink, ctx)
+        read = leaves_of(scheme.decode(scheme.encode(uplink, known), known))
+        left_out = []
+        for place, missing in zip(places, client.left_out, strict=True):
+            # Of rows that are not sent in this round nothing new is left out.
+            rest = arrays[place] - values_of(read[place])
+            left_out.append(jnp.where(sent_rows(leaves[place]), rest, missing))
+        return Client(new, tuple(left_out)), uplink, metrics
+
+    def predict(bucket, client, downlink, x, mask):
+        return method.predict(bucket, client.client, downlink, x, mask)
+
+    def features(bucket, client, x, mask):
+        assert method.view.features is not None  # checked below
+        return method.view.features(bucket, client.client, x, mask)
+
+    def encode(bucket, uplink, downlink, ctx):
+        return scheme.encode(uplink, reference(bucket, downlink, ctx))
+
+    def decode(bucket, message, downlink, ctx):
+        return scheme.decode(message, reference(bucket, downlink, ctx))
+
+    # What is left out is on its way: no sum over clients agrees with the server's till it arrives.
+    view = method.view._replace(invariant=None)
+    if method.view.features is not None:
+        view = view._replace(features=features)
+    return method._replace(
+        name=f"{scheme.name}({method.name})",
+        check=check,
+        init_client=init_client,
+        receive=receive,
+        client_update=client_update,
+        predict=predict,
+        wire=method.wire._replace(code=Code(encode, decode, remembers=True)),
+        view=view,
+    )
+
+
+def _check_meaning(scheme: _Scheme, method: Method) -> None:
+    if method.wire.code is not None:
+        raise ValueError(
+            f"{scheme.name}: uploads of {method.name} are coded already; take one code"
+        )
+    if method.wire.redrawn or method.wire.positions == "own":
+        raise ValueError(
+            f"{scheme.name}: an entry of an upload of {method.name} means something else in "
+            "another round or at another client, and what was left out of it has no place there; "
+            "choose another method"
+        )
+
+
+def _plain_form(method: Method, federation, bucket: Bucket) -> PyTree:
+    return uplink_form(method, federation, bucket, Channel(chain(()), chain(())))
+
+
+def _coded_leaves(scheme: _Scheme, uplink: PyTree) -> dict[int, Any]:
+    """Returns the arrays that a scheme codes, by their places among `leaves_of` an uplink."""
+    leaves = payload_leaves(uplink).items()
+    return {place: values_of(leaf) for place, leaf in leaves if scheme.codes(leaf)}
+
+
+def untrained(method: Method, bucket: Bucket, downlink: PyTree, ctx: Context) -> PyTree:
+    """Returns the upload of a client of zeros without samples, a function of the downlink alone.
+
+    Args:
+      method: the method itself, without its code.
+      bucket: the bucket of the client.
+      downlink: the downlink as the client received it.
+      ctx: the context of the client's training.
+
+    Returns:
+      An upload; 0 where it sends nothing or where zeros make no number.
+    """
+    model = traceable(bucket)
+    form = jax.eval_shape(lambda: any_state(method, model, jax.random.key(0)))
+    client = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
+    data = jax.tree.map(jnp.asarray, no_data(bucket))
+    # Numbers of samples stay constants, so that loops over them leave the program.
+    data = without_samples(data)
+    client = method.receive(model, client, downlink, data, ctx)
+    data = data._replace(round=ctx.round, trainer=jax.tree_util.Partial(no_training))
+    _, uplink, _ = method.client_update(model, client, downlink, data, ctx)
+    arrays = {}
+    for place, leaf in payload_leaves(uplink).items():
+        values = dense(leaf)
+        arrays[place] = jnp.where(jnp.isfinite(values), values, 0)
+    return with_payload(uplink, arrays)
