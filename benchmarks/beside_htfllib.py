@@ -5,7 +5,7 @@
 
 Both have the same clients, samples, models and steps. PATH is a checkout of
 github.com/TsingZ0/HtFLlib, whose code runs as it is under PYTHON, which has torch, scikit-learn and
-what else it imports. The federation is the quickstart's: 20 clients, CNN-1..5, some 375 of
+what else it imports. The federation is quickstart_fedtgp's: 20 clients, CNN-1..5, some 375 of
 Fashion-MNIST's images each. A round is training, upload, server and one evaluation of all clients;
 theirs reads and writes every model's file, ours writes its metrics and checkpoints. By default ours
 also scores participants as their training left them, which HtFLlib has not: that is left out here
@@ -27,7 +27,7 @@ from ml_collections import ConfigDict
 from benchmarks import htfllib
 from benchmarks.htfllib import PAIRS
 from benchmarks.report import in_a_process, machine, number, publish, table
-from fedjax_ht.configs import quickstart
+from fedjax_ht.configs import quickstart_fedtgp
 from fedjax_ht.configs.base import method_config
 from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.experiment.build import build
@@ -60,8 +60,8 @@ def on_one_core() -> None:
 
 
 def configured(name: str) -> ConfigDict:
-    """Returns the quickstart's config with a method, its samples in stored order as HtFLlib's."""
-    config = quickstart.get_config()
+    """Returns the config quickstart_fedtgp with a method, samples in stored order as HtFLlib's."""
+    config = quickstart_fedtgp.get_config()
     config.compare, config.tuned, config.evaluate.every = (), (), 1
     config.method = method_config(name, **PAIRS[name].ours)
     config.rounds = config.evaluate.participants = _ROUNDS.value + WARM
@@ -89,7 +89,7 @@ def ours(name: str) -> dict:
 
 
 def write_clients(folder: Path) -> None:
-    """Writes the quickstart's clients as HtFLlib reads them."""
+    """Writes quickstart_fedtgp's clients as HtFLlib reads them."""
     experiment = build(configured("local"))
     htfllib.write_clients(folder, experiment.dataset, experiment.partitions[0])
 
@@ -155,7 +155,7 @@ def main(_) -> None:
             print(*cells, sep=" | ", flush=True)
     text = (
         f"Processor's seconds of a whole round, median of {_ROUNDS.value}, one core each: the "
-        "quickstart's 20 clients with CNN-1..5, 7,492 training and 2,508 test images."
+        "quickstart_fedtgp's 20 clients with CNN-1..5, 7,492 training and 2,508 test images."
     )
     notes = f"HtFLlib under PyTorch {version}, one thread. The ratio is to the faster of its two."
     publish("\n".join([text, machine(), notes, "", table(HEAD, rows)]))

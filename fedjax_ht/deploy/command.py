@@ -1,9 +1,10 @@
 """Runs a federation of real clients, by Flower. Needs pip install 'fedjax_ht[flower]'.
 
-    fedjax-ht deploy split  --config=quickstart --workdir=sites     a file per client, to try it out
+    fedjax-ht deploy split  --config=quickstart:runlocal --workdir=sites   a file a client, to try
     fedjax-ht deploy keys   --workdir=keys --client_id=3 --superlink=HOST:8000
-    fedjax-ht deploy server --config=quickstart --workdir=run --certificates=certs --keys=keys
-    fedjax-ht deploy client --config=quickstart --workdir=client3 --client_id=3 \\
+    fedjax-ht deploy server --config=quickstart:runlocal --workdir=run --certificates=certs \\
+        --keys=keys
+    fedjax-ht deploy client --config=quickstart:runlocal --workdir=client3 --client_id=3 \\
         --data=npz:client_3.npz --superlink=HOST:8000 --certificates=certs --key=client3.key
 
 Server and clients each have the config, and it must be the same. docs/deploy.md describes every
@@ -260,7 +261,7 @@ def main(arguments: Sequence[str]) -> None:
         if _WORKDIR.value is None:
             raise ValueError(
                 f"--workdir is missing; for example fedjax-ht deploy {command} "
-                "--config=quickstart --workdir=here"
+                "--config=quickstart:runlocal --workdir=here"
             )
         workdir = Path(_WORKDIR.value).absolute()
         if command == "keys":

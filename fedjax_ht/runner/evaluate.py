@@ -1,6 +1,6 @@
 """Loads one client's trained model from a run, and evaluates or exports it.
 
-fedjax-ht evaluate --workdir=checkpoints/runs/quickstart-seed0 --client=3
+fedjax-ht evaluate --workdir=checkpoints/runs/quickstart-seed0-trials3 --client=3
 [--export=client3.safetensors]
 """
 
@@ -157,7 +157,7 @@ def main(_) -> None:
         fail(
             ValueError(
                 "give --workdir and --client; for example "
-                "--workdir=checkpoints/runs/quickstart-seed0 --client=3"
+                "--workdir=checkpoints/runs/quickstart-seed0-trials3 --client=3"
             )
         )
     enable_compilation_cache(least_seconds=0.0)

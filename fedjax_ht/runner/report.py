@@ -1,6 +1,6 @@
 """Shows a run again, and writes its plots, summary.md and report.html anew. Nothing is trained.
 
-    fedjax-ht report --workdir=checkpoints/runs/quickstart-seed0
+    fedjax-ht report --workdir=checkpoints/runs/quickstart-seed0-trials3
 
 A folder that `compare` wrote shows the comparison, with its target. The run's data are needed, to
 draw the split.
@@ -92,7 +92,11 @@ def _entries_of(page: Page, experiment: Experiment, workdir: Path) -> list[Entry
 
 def main(_) -> None:
     if _WORKDIR.value is None:
-        fail(ValueError("no --workdir; for example --workdir=checkpoints/runs/quickstart-seed0"))
+        fail(
+            ValueError(
+                "no --workdir; for example --workdir=checkpoints/runs/quickstart-seed0-trials3"
+            )
+        )
     try:
         _, written = show(Path(_WORKDIR.value), tqdm.write, print_result, _TRUST.value)
     except (ValueError, OSError, ImportError) as error:

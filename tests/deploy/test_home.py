@@ -107,12 +107,12 @@ def deploy():
 
 CLIENT = [
     "client",
-    "--config=quickstart:method=fedssa",
+    "--config=quickstart:method=fedssa,runlocal",
     "--client_id=0",
     "--workdir=home",
     "--data=npz:none.npz",
 ]
-SERVER = ["server", "--config=quickstart:method=fedssa", "--workdir=run"]
+SERVER = ["server", "--config=quickstart:method=fedssa,runlocal", "--workdir=run"]
 HERE = "--superlink=127.0.0.1:1"
 
 

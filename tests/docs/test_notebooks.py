@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SAYS = {  # name -> what its output has, and how many pictures
-    "quickstart": ("| fedtgp |", 2),
+    "quickstart": ("| fedapen |", 2),
     "write_a_method": ("fedcos", 1),
     "fedktl_pictures": ("mmd", 5),
     "from_htfllib": ("Averaged Test Accuracy", 0),

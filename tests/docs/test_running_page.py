@@ -19,10 +19,10 @@ ROWS = [
 
 
 def test_a_finished_run_is_logged(tmp_path, monkeypatch):
-    folder, logged = tmp_path / "checkpoints" / "runs" / "quickstart-seed0", []
-    (folder / "fedtgp").mkdir(parents=True)
+    folder, logged = tmp_path / "checkpoints" / "runs" / "quickstart-seed0-trials3", []
+    (folder / "fedapen").mkdir(parents=True)
     (folder / "config.json").write_text('{"rounds": 1}')
-    (folder / "fedtgp" / "metrics.jsonl").write_text(
+    (folder / "fedapen" / "metrics.jsonl").write_text(
         "".join(json.dumps(row) + "\n" for row in ROWS)
     )
     monkeypatch.chdir(tmp_path)

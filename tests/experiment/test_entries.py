@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fedjax_ht.configs import quickstart
+from fedjax_ht.configs import quickstart_fedtgp
 from fedjax_ht.configs.base import base_config, method_config, typed_config
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import as_run, changes, described, entries_of, recorded
@@ -69,7 +69,7 @@ def test_tuned_entries_are_marked_in_every_spelling():
 
 
 def test_without_entries_it_is_the_method_and_what_it_is_compared_with():
-    config = quickstart.get_config()
+    config = quickstart_fedtgp.get_config()
     first, second = entries_of(typed_config(config))
     assert (first.label, second.label) == (
         "fedtgp",

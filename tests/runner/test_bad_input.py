@@ -327,7 +327,7 @@ def test_every_split_has_its_options(kind):
         ),
         (
             ["--config=experiments/configs/quickstart.py:partition=moon"],
-            "quickstart.py, line 30: unknown partition 'moon'; the",
+            "quickstart.py, line 39: unknown partition 'moon'; the",
         ),
         (["--config=no/such/file.py"], "no config file no/such/file.py"),
         (["--confg=x"], "confg"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.configs import shipped
+from fedjax_ht.report.statistics import mean_interval, paired_difference
 from fedjax_ht.runner import cli
 from fedjax_ht.runner.config_files import read_config_file
 from tests.runs import ROOT
@@ -94,11 +95,39 @@ def test_every_command_with_a_config_says_it_in_one_line(run_module, tmp_path, m
     )
 
 
+def accuracies_of(name: str, column: str) -> dict[str, list[float]]:
+    """Entry -> accuracies in percent, of a CSV of experiments/results."""
+    scores: dict[str, list[float]] = {}
+    with (ROOT / "experiments" / "results" / f"{name}.csv").open() as file:
+        for row in csv.DictReader(file):
+            entry = row.get("entry") or row["method"]
+            scores.setdefault(entry, []).append(100 * float(row[column]))
+    return scores
+
+
+def docstring_of(name: str) -> str:
+    return " ".join(shipped()[name].read_text().split('"""')[1].split())
+
+
 def test_the_quickstarts_accuracies_are_those_of_its_csv():
-    docstring = " ".join(shipped()["quickstart"].read_text().split('"""')[1].split())
-    with (ROOT / "experiments" / "results" / "quickstart.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    docstring, scores = docstring_of("quickstart"), accuracies_of("quickstart", "best")
+    for entry, label in {"fedapen": "FedAPEN", "fedssa@tuned": "FedSSA"}.items():
+        lead = paired_difference(scores[entry], scores["local@tuned"]).interval
+        lead = f"{lead.mean:.2f} points ({lead.low:.2f} to {lead.high:.2f}) above"
+        assert f"{label} {trials_with_interval(scores[entry])}, {lead}" in docstring
+    assert f"local {trials_with_interval(scores['local@tuned'])}" in docstring
+
+
+def trials_with_interval(values: list[float]) -> str:
+    mean, low, high = mean_interval(values)
+    trials = ", ".join(f"{value:.2f}" for value in values)
+    return f"{trials} % ({mean:.2f}, {low:.2f} to {high:.2f})"
+
+
+def test_fedtgps_accuracies_are_those_of_its_csv():
+    docstring = docstring_of("quickstart_fedtgp")
+    scores = accuracies_of("quickstart_fedtgp", "best_accuracy")
     for method, label in (("fedtgp", "FedTGP"), ("local", "local")):
-        scores = [100 * float(row["best_accuracy"]) for row in rows if row["method"] == method]
-        spread = f"({np.mean(scores):.2f} ± {np.std(scores):.2f})"
-        assert f"{label} {', '.join(f'{score:.2f}' for score in scores)} % {spread}" in docstring
+        trials = ", ".join(f"{score:.2f}" for score in scores[method])
+        spread = f"({np.mean(scores[method]):.2f} ± {np.std(scores[method]):.2f})"
+        assert f"{label} {trials} % {spread}" in docstring
