@@ -51,6 +51,8 @@ def _folder_hint(name: str, folder: Path) -> str:
     prefix = "folder"
     if (folder / "train" / "0.npz").exists():
         prefix = "client_folders"
+    elif any((folder / "train").glob("*.json")):
+        prefix = "leaf"
     elif endings & {"csv", "tsv"}:
         prefix = "csv"
     return f"did you mean {f'{prefix}:{name}'!r}?"

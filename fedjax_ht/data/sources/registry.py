@@ -28,6 +28,7 @@ from fedjax_ht.data.sources import (
     hf,
     idx,
     image_folder,
+    leaf,
     npz,
     pamap2,
     parquet,
@@ -68,6 +69,7 @@ _ALL = (
     hf.HF,
     tfds.TFDS,
     client_folders.CLIENT_FOLDERS,
+    leaf.LEAF,
     text_file.TEXT,
 )
 SOURCES: Mapping[str, Source] = {source.name: source for source in _ALL}

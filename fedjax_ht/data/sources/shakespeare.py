@@ -3,7 +3,6 @@
 Source: Caldas et al., 2018.
 """
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,9 +10,9 @@ import numpy as np
 
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.files import limits
-from fedjax_ht.data.files.archive import Origin, reading, search
-from fedjax_ht.data.files.bounded import read_whole
+from fedjax_ht.data.files.archive import Origin, search
 from fedjax_ht.data.reading import LeftOut, Reading
+from fedjax_ht.data.sources.leaf_files import Most, read_users
 from fedjax_ht.data.sources.source import Source
 
 # LEAF's 80
@@ -129,34 +128,15 @@ def _clients(samples: _Samples, num_roles: int) -> Partition:
 
 
 def _read(folder: Path) -> _Texts:
-    texts: _Texts = {}
-    with reading(folder, _ORIGIN):
-        if not (files := sorted(folder.glob("*.json"))):
-            raise ValueError("no .json file in it")
-    count = 0
-    for file in files:
-        with reading(file, _ORIGIN):
-            for role, samples in _users(file).items():
-                if role in texts:
-                    raise ValueError(f"role {limits.short(role)} occurs twice")
-                texts[role] = _samples(role, samples)
-                count += len(texts[role][1])
-                limits.keep("the set", count, limits.TEXTS, "samples")
-    return texts
-
-
-def _users(file: Path) -> dict[str, object]:
-    """user -> its samples, in the order of "users"."""
-    content = bytes(read_whole(file, limits.TEXTS_BYTES))
-    marks = sum(map(content.count, (b"[", b"{", b",")))
-    limits.keep("it", marks, limits.MARKS, "brackets and commas")
-    loaded = json.loads(content.decode("ascii"))
-    match loaded:
-        case {"users": list() as users, "user_data": dict() as data}:
-            if not all(type(user) is str for user in users) or sorted(users) != sorted(data):
-                raise ValueError("users are not the keys of user_data")
-            return {user: data[user] for user in users}
-    raise ValueError("no object with users and user_data")
+    return read_users(
+        folder,
+        _ORIGIN,
+        _samples,
+        size=lambda samples: len(samples[1]),
+        most=Most(limits.TEXTS_BYTES, limits.MARKS),
+        user="role",
+        encoding="ascii",
+    )
 
 
 def _samples(role: str, samples: object) -> tuple[np.ndarray, np.ndarray]:
