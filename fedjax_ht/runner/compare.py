@@ -9,9 +9,10 @@ compares the best; --over=training.batch_size=64,512 has them search that field 
 all methods at the same draws of it. --target=0.8 reports what reaching that accuracy takes,
 --target_share=0.9 what nine tenths of the best accuracy take;
 --target_score=accuracy_participants takes that score instead. --methods=all --skip_unfit compares
-all methods that can run in the federation. --entries=2/8 trains the second of eight shares of the
-entries alone, in a folder of its own, which `fedjax-ht merge` puts beside the others'. The same
-command again goes on where the run stopped.
+all methods that can run in the federation. --split_seeds=3 --model_seeds=3 runs every pair of a
+split and a seed, and says how much of the spread each makes (crossed.py). --entries=2/8 trains the
+second of eight shares of the entries alone, in a folder of its own, which `fedjax-ht merge` puts
+beside the others'. The same command again goes on where the run stopped.
 """
 
 import dataclasses
@@ -32,10 +33,11 @@ from fedjax_ht.report.gains import client_gains
 from fedjax_ht.report.results import PARTICIPANTS
 from fedjax_ht.report.statistics import write_trials
 from fedjax_ht.runner.cli import fail
+from fedjax_ht.runner.crossed import chosen_seeds, run_crossed
 from fedjax_ht.runner.fair import check_recipe, fairly_tuned
 from fedjax_ht.runner.field_values import WordsParser
 from fedjax_ht.runner.fitting import fitting
-from fedjax_ht.runner.progress import print_files, tell
+from fedjax_ht.runner.progress import print_files, print_result, tell
 from fedjax_ht.runner.run import chosen_workdir, configured, execute, orderly
 from fedjax_ht.runner.search import parse_space
 from fedjax_ht.runner.train import Result
@@ -52,6 +54,12 @@ _SKIP = flags.DEFINE_bool(
 )
 _TRIALS = flags.DEFINE_integer(
     "trials", None, "How many seeds each runs with; by default the config's."
+)
+_SPLIT_SEEDS = flags.DEFINE_integer(
+    "split_seeds", None, "How many splits; with --model_seeds, every pair is run."
+)
+_MODEL_SEEDS = flags.DEFINE_integer(
+    "model_seeds", None, "How many seeds of training on each of --split_seeds."
 )
 _FAIR = flags.DEFINE_integer(
     "fair", None, "How many settings of each method to search first, by validation."
@@ -155,6 +163,7 @@ def main(_) -> None:
         config = comparison(config, _METHODS.value, _TRIALS.value)
         config = share_of(config, _ENTRIES.value)
         aim = chosen_aim(_OF.value, _TARGET.value, _SHARE.value)
+        seeds = chosen_seeds(_SPLIT_SEEDS.value, _MODEL_SEEDS.value, _TRIALS.value)
         recipe = parse_space(_OVER.value)
         check_recipe(recipe)
         if recipe and _FAIR.value is None:
@@ -163,6 +172,7 @@ def main(_) -> None:
         fail(error)
     kind = "compare" if _FAIR.value is None else f"fair{_FAIR.value}"
     kind += "" if _ENTRIES.value is None else f"-{_ENTRIES.value.replace('/', 'of')}"
+    kind += "" if seeds is None else f"-{seeds.splits}x{seeds.models}"
     workdir = chosen_workdir(f"{name}-{kind}", config)
     with orderly(workdir):
         if _SKIP.value:
@@ -170,10 +180,26 @@ def main(_) -> None:
         if _FAIR.value is not None:
             labels = [entry.label for entry in entries_of(config)]
             config = fairly_tuned(config, labels, _FAIR.value, workdir, tell, recipe=recipe)
-        result = execute(config, workdir, aim)
-    if not is_primary() or not result.files:  # the folder is read-only
-        return
+        if seeds is None:
+            files = _compared(config, workdir, aim)[1]
+        else:
+            files = run_crossed(
+                config,
+                seeds,
+                workdir,
+                lambda of_split, folder: _compared(of_split, folder, aim)[0],
+                show_result=print_result,
+            )
+    print_files(files)
+
+
+def _compared(config: Config, workdir: Path, aim: Aim) -> tuple[Result, list[Path]]:
+    """Runs a comparison, and writes its files; none of a process that is not the first, or into a
+    folder that is read-only."""
+    result = execute(config, workdir, aim)
+    if not is_primary() or not result.files:
+        return result, []
     try:
-        print_files(write_comparison(config, result, aim, workdir))
+        return result, write_comparison(config, result, aim, workdir)
     except OSError as error:
         fail(error, code=1)
