@@ -58,6 +58,8 @@ class DatasetConfig:
       data_dir: Folder of data sets that were downloaded.
       image_size: Height and width to which images are scaled; 0: as published.
       text_length: Tokens of a text, beyond which it is cut; 0: 200, or as published.
+      tokenizer: Tokenizer of texts, a tokenizer.json or a folder of Hugging Face's with one or with
+        vocab.txt; "": words of the training texts.
       label: Column of the label, of a table or of texts; "": found by usual names.
       features: Columns of the features, of a table or of texts, or with "-" before each all
         columns but these; (): all that are left.
@@ -80,6 +82,7 @@ class DatasetConfig:
     data_dir: str = "data"
     image_size: OptionalCount = None
     text_length: OptionalCount = None
+    tokenizer: OptionalText = None
     label: OptionalText = None
     features: tuple[str, ...] = ()
     group: OptionalText = None

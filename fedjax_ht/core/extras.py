@@ -28,6 +28,7 @@ PACKAGES = {
     "flwr": Package("flwr", "flower"),
     "dp_accounting": Package("dp-accounting", "privacy"),
     "safetensors": Package("safetensors", "weights"),
+    "tokenizers": Package("tokenizers", "text"),
     "datasets": Package("datasets", "hf"),
     "pyarrow": Package("pyarrow", "hf"),
     "diffusers": Package("diffusers", "diffusion"),

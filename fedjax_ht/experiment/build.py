@@ -29,6 +29,7 @@ from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.federation import make_clients
 from fedjax_ht.experiment.method import check_pretraining
 from fedjax_ht.experiment.settle import Settled, settle
+from fedjax_ht.models.hugging_face.folder import folder_of, names_folder
 from fedjax_ht.simulation.lanes import simulation_lanes
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, bound_simulation
@@ -128,6 +129,7 @@ def make_dataset(
         label=config.label,
         features=config.features,
         group=config.group,
+        tokenizer=config.tokenizer,
     )
     dataset = with_scale(dataset, config.standardise)
     if config.normalisation != "half":
@@ -157,9 +159,8 @@ def with_public_set(dataset: Dataset, config: DatasetConfig, seed: int) -> Datas
     share = hold_out_share(public)
     if share is not None:
         return held_out(dataset, share, seed)
-    return beside(
-        dataset, load_dataset(public, config.data_dir, config.image_size, config.text_length)
-    )
+    sizes = config.data_dir, config.image_size, config.text_length
+    return beside(dataset, load_dataset(public, *sizes, tokenizer=config.tokenizer))
 
 
 def make_federations(
@@ -174,6 +175,7 @@ def make_federations(
     built: dict[str, Federation] = {}
     federations = {}
     for label, entry_config in configs.items():
+        _check_tokens(entry_config, dataset)
         key = repr(entry_config.model)
         if memory is not None:  # how much of it training takes depends on the recipe
             key += repr(entry_config.training)
@@ -182,6 +184,17 @@ def make_federations(
             built[key] = dataclasses.replace(clients, public=dataset.public_set)
         federations[label] = built[key]
     return federations
+
+
+def _check_tokens(config: Config, dataset: Dataset) -> None:
+    """Refuses a trained model of text on tokens of other words than its own."""
+    group, tokenizer = config.model.group, config.dataset.tokenizer
+    words = dataset.reading is not None and dataset.reading.token_texts
+    if names_folder(group) and words and not tokenizer:
+        raise ValueError(
+            f"model.group is {group!r}, which knows the tokens of its own tokenizer alone; give "
+            f"dataset.tokenizer={folder_of(group)}"
+        )
 
 
 def make_partitions(config: Config, dataset: Dataset) -> tuple[Partition, ...]:

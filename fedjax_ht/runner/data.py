@@ -34,6 +34,7 @@ _FEATURES = flags.DEFINE_list("features", [], "show: the columns of the samples,
 _GROUP = flags.DEFINE_string("group", None, "show: the column of whose a sample is.")
 _IMAGE_SIZE = flags.DEFINE_integer("image_size", None, "show: pixels to resize to.")
 _TEXT_LENGTH = flags.DEFINE_integer("text_length", None, "show: tokens of a text.")
+_TOKENIZER = flags.DEFINE_string("tokenizer", None, "show: the tokenizer of texts.")
 _USAGE = "`get NAME`, `list` or `show NAME`, and --data_dir=DIR if that is not data"
 
 
@@ -92,6 +93,7 @@ def main(arguments: list[str]) -> None:
             _PAGE.value,
             image_size=_IMAGE_SIZE.value,
             text_length=_TEXT_LENGTH.value,
+            tokenizer=_TOKENIZER.value,
             label=_LABEL.value,
             features=_FEATURES.value,
             group=_GROUP.value,

@@ -3,10 +3,14 @@
 import numpy as np
 import pytest
 
+import fedjax_ht as fl
 from fedjax_ht.configs import ag_news
 from fedjax_ht.core.bucket import count_parameters
 from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.settle import settle
+from fedjax_ht.experiment.weights import weights_of_model
 from tests.data.test_sources_text import write_csv
+from tests.hugging_face import write_folder
 
 CLIENTS, WIDTH = 4, 8
 
@@ -77,3 +81,20 @@ def test_the_config_knows_two_sets():
     assert ag_news.get_config().dataset.name == "ag_news"
     with pytest.raises(ValueError, match="set is 'news'; it must be ag_news or ag_news_test"):
         ag_news.get_config("set=news")
+
+
+def test_a_folders_model_needs_its_tokenizer(tmp_path):
+    """Words of the training texts are no tokens of a trained model; its weights come with it."""
+    group = write_folder(tmp_path / "bert", "bert", vocab_size=40, max_position_embeddings=200)
+    rows = "".join(f"{'ab'[i % 2]},oil prices {i % 5}\n" for i in range(60))
+    (tmp_path / "texts.csv").write_text(f"label,text\n{rows}")
+    config = fl.base_config()
+    config.dataset.name = f"text:{tmp_path / 'texts.csv'}"
+    config.partition = fl.partition_config("dirichlet", 2, alpha=100.0)
+    config.model.group, config.method = group, fl.method_config("local")
+    with pytest.raises(
+        ValueError, match=r"the tokens of its own tokenizer alone; give dataset.tok"
+    ):
+        build(config)
+    settled = settle(config, trust=False)  # a folder runs no code
+    assert weights_of_model(settled.config.model) == str(tmp_path / "bert" / "model.safetensors")

@@ -15,7 +15,7 @@ from fedjax_ht.data.files.bounded import read_whole
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.source import Source
-from fedjax_ht.data.sources.tokens import LENGTH, UNKNOWN, by_id, encode, text_rows, vocabulary
+from fedjax_ht.data.sources.tokens import TextForm, text_rows, tokenised
 
 _NUMBERS = ("1", "2", "3", "4")  # of the classes, in their order
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
@@ -33,13 +33,13 @@ def find_ag_news(data_dir: Path | None) -> tuple[Path, ...]:
     return tuple(search("ag_news", data_dir, _FOLDERS, (file,), _ORIGIN) for file in files)
 
 
-def read_ag_news(data_dir: Path | None, length: int | None) -> Dataset:
+def read_ag_news(data_dir: Path | None, form: TextForm) -> Dataset:
     """Token ids of title and description; official sets train and test.
 
     The vocabulary is that of train.csv.
     """
     train, test = find_ag_news(data_dir)
-    return _dataset("ag_news", [train, test], length)
+    return _dataset("ag_news", [train, test], form)
 
 
 def find_ag_news_test(data_dir: Path | None) -> tuple[Path, ...]:
@@ -48,12 +48,12 @@ def find_ag_news_test(data_dir: Path | None) -> tuple[Path, ...]:
     return (search("ag_news_test", data_dir, (*_FOLDERS, ""), files, _ORIGIN),)
 
 
-def read_ag_news_test(data_dir: Path | None, length: int | None) -> Dataset:
+def read_ag_news_test(data_dir: Path | None, form: TextForm) -> Dataset:
     """The test set alone, without official sets; the vocabulary is that of all its texts."""
-    return _dataset("ag_news_test", find_ag_news_test(data_dir), length)
+    return _dataset("ag_news_test", find_ag_news_test(data_dir), form)
 
 
-def _dataset(name: str, paths: Sequence[Path], length: int | None) -> Dataset:
+def _dataset(name: str, paths: Sequence[Path], form: TextForm) -> Dataset:
     """The set of one file, or of a file that trains and one that tests."""
     labels, texts, ends, warnings = [], [], [0], ()
     for path in paths:
@@ -70,18 +70,23 @@ def _dataset(name: str, paths: Sequence[Path], length: int | None) -> Dataset:
                 raise ValueError("it has no rows")
             ends.append(len(texts))
     with reading(paths[0], _ORIGIN):
-        ids = vocabulary(texts[: ends[1]])  # of the training texts alone
+        # a vocabulary is of the training texts alone
+        tokens = tokenised(texts, np.arange(ends[1]), form)
         official = {}
         if len(paths) == 2:
             official = {"train": np.arange(ends[1]), "test": np.arange(ends[1], ends[2])}
         return Dataset(
             name,
-            encode(texts, ids, length or LENGTH),
+            tokens.ids,
             np.array(labels, np.int32),
             CLASSES,
             official=official,
-            vocabulary=len(ids) + UNKNOWN + 1,
-            reading=Reading(path=str(paths[0].parent), token_texts=by_id(ids), warnings=warnings),
+            vocabulary=len(tokens.texts),
+            reading=Reading(
+                path=str(paths[0].parent),
+                token_texts=tokens.texts,
+                warnings=warnings + tokens.warnings,
+            ),
         )
 
 

@@ -12,6 +12,7 @@ from fedjax_ht.core.names import unknown
 from fedjax_ht.data.conversion import as_array
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.limits import listed, short
+from fedjax_ht.data.files.tokenizer import Tokenizer
 from fedjax_ht.data.indices import ClientIndices, Partition
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.data.sources.as_stored import as_stored, refuse_image_size
@@ -24,6 +25,7 @@ from fedjax_ht.data.sources.table_cells import refuse_gaps
 from fedjax_ht.data.sources.table_checks import class_lines
 from fedjax_ht.data.sources.table_set import numbers_set, texts_set
 from fedjax_ht.data.sources.table_values import class_order, group_numbers, numbered
+from fedjax_ht.data.sources.tokens import TextForm
 
 _IMAGES = ("image", "images", "img", "imgs")
 """Names of columns, in small letters, of images: of other arrays their values tell."""
@@ -54,10 +56,17 @@ class Frame(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Sizes to which samples are made: images in pixels, texts in tokens; None as they are."""
+    """Sizes to which samples are made: images in pixels, texts in tokens; None as they are.
+
+    Attributes:
+      image: height and width of images.
+      text: number of tokens of a text.
+      tokenizer: a trained tokenizer of texts.
+    """
 
     image: int | None = None
     text: int | None = None
+    tokenizer: Tokenizer | None = None
 
 
 AS_THEY_ARE = Sizes()
@@ -113,11 +122,14 @@ def _samples_set(
     kind, name = _kind(features), frame.name
     if kind != "texts" and sizes.text is not None:
         raise ValueError(f"text_length is {sizes.text}, but there are no texts")
+    if kind != "texts" and sizes.tokenizer is not None:
+        raise ValueError("a tokenizer is given, but there are no texts")
     if kind != "arrays":
         refuse_image_size(sizes.image)
     if kind == "texts":
         cells = list(zip(*(x.tolist() for x in features.values())))
-        return texts_set(name, roles, cells=cells, length=sizes.text, reading=reading, **parts)
+        form = TextForm(sizes.text, sizes.tokenizer)
+        return texts_set(name, roles, cells=cells, form=form, reading=reading, **parts)
     if kind == "arrays":
         (inputs,) = features.values()
         return _arrays_set(name, roles, inputs, sizes.image, reading=reading, **parts)

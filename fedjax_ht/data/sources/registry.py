@@ -13,6 +13,7 @@ from fedjax_ht.core.user_code import names_user_function
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.archive import two_places
 from fedjax_ht.data.files.stamps import stamp_of
+from fedjax_ht.data.files.tokenizer import Tokenizer, tokenizer_file
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources import (
     ag_news,
@@ -43,6 +44,7 @@ from fedjax_ht.data.sources.columns import NOT_NAMED, Columns
 from fedjax_ht.data.sources.frames import Sizes
 from fedjax_ht.data.sources.prefixes import prefix_hint
 from fedjax_ht.data.sources.source import Source
+from fedjax_ht.data.sources.tokens import TextForm
 
 _ALL = (
     embedded.FASHION_MNIST_10K,
@@ -137,6 +139,7 @@ def load_dataset(
     label: str | None = None,
     features: Sequence[str] = (),
     group: str | None = None,
+    tokenizer: str | os.PathLike | None = None,
 ) -> Dataset:
     """Reads a labelled set from disk; nothing is ever downloaded.
 
@@ -157,6 +160,8 @@ def load_dataset(
       features: names of the columns that are the samples; () for all others, and "-NAME" for all
         others but some.
       group: name of the column with the samples' groups, such as persons; None for the usual names.
+      tokenizer: tokenizer of texts, a tokenizer.json or a folder with one or with vocab.txt, which
+        needs the package `tokenizers`; None for words of the training texts.
 
     Returns:
       The set. Of images a model sees pixels in [-1, 1], mean and std being 0.5; tables are
@@ -176,7 +181,7 @@ def load_dataset(
     _check_sizes(image_size, text_length)
     if names_user_data(name):
         options = {"image_size": image_size, "text_length": text_length}
-        options |= {"label": label, "features": features, "group": group}
+        options |= {"label": label, "features": features, "group": group, "tokenizer": tokenizer}
         return user_data.load_user_data(name, options, meant(name, dataset_names(), _listed()))
     root = None if data_dir is None else Path(data_dir).expanduser().resolve()
     source = find_source(name)
@@ -185,7 +190,11 @@ def load_dataset(
     columns = Columns(label or "", tuple(features), group or "")
     argument = name.partition(":")[2]
     files = source.files_of(argument, root)
-    dataset = _load(name, root, image_size, text_length, columns, stamp_of(files))
+    vocabulary = tokenizer_file(tokenizer) if tokenizer else None
+    if vocabulary:
+        files = (*files, vocabulary)
+    stamp = stamp_of(files)
+    dataset = _load(name, root, image_size, text_length, columns, stamp, tokenizer=vocabulary)
     for line in _doubts(dataset, source, argument, root):
         logging.warning(f"{name}: {line}")
     return dataset
@@ -223,15 +232,20 @@ def _load(
     text_length: int | None = None,
     columns: Columns = NOT_NAMED,
     stamp: str = "",
+    *,
+    tokenizer: Path | None = None,
 ) -> Dataset:
     """Reads a set; the stamp of its files is there to tell other calls from this one."""
     del stamp
     source = SOURCES[name.partition(":")[0]]
     size: Any = image_size
+    if tokenizer and not source.any_kind and not source.texts:
+        raise ValueError(f"tokenizer is {str(tokenizer)!r}, but {name} has no texts")
+    trained = Tokenizer(tokenizer) if tokenizer else None
     if source.any_kind:
-        size = Sizes(image_size, text_length)
+        size = Sizes(image_size, text_length, trained)
     elif source.texts:
-        size = text_length
+        size = TextForm(text_length, trained)
         if image_size is not None:
             raise ValueError(f"image_size is {image_size}, but {name} has no images")
     elif text_length is not None:

@@ -14,6 +14,7 @@ from fedjax_ht.data.files.archive import Origin, search
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.data.sources.leaf_files import Most, read_users
 from fedjax_ht.data.sources.source import Source
+from fedjax_ht.data.sources.tokens import TextForm
 
 # LEAF's 80
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -38,7 +39,7 @@ def find_shakespeare(data_dir: Path | None) -> tuple[Path, ...]:
     )
 
 
-def read_shakespeare(data_dir: Path | None, length: int | None) -> Dataset:
+def read_shakespeare(data_dir: Path | None, form: TextForm) -> Dataset:
     """Token ids uint16 [N, 80]; the label is the next letter.
 
     LEAF's letters have the ids from 1 on, any other character 0.
@@ -47,10 +48,12 @@ def read_shakespeare(data_dir: Path | None, length: int | None) -> Dataset:
     split, role after role; the official sets train and test are there in any case. A sample whose
     next character is no letter is left out, with one line as a warning.
     """
-    if length not in (None, LENGTH):
+    if form.tokenizer is not None:
+        raise ValueError("shakespeare: its tokens are LEAF's letters; leave tokenizer out")
+    if form.length not in (None, LENGTH):
         raise ValueError(
-            f"shakespeare: text_length is {length}; the texts have {LENGTH} characters, leave it "
-            "at 0"
+            f"shakespeare: text_length is {form.length}; the texts have {LENGTH} characters, leave "
+            "it at 0"
         )
     folders = find_shakespeare(data_dir)
     train, test = map(_read, folders)

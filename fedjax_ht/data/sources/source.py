@@ -44,7 +44,7 @@ class Source:
       name: the set's name; of a kind, the prefix before the colon.
       about: a description of the set in one line, or the reason why it has no address.
       read: the reader, (data_dir, size) -> Dataset; of a kind, (text behind the colon, data_dir,
-        size). The size is a `text_length` where `texts` is set, else an `image_size`. With
+        size). The size is a `tokens.TextForm` where `texts` is set, else an `image_size`. With
         `columns` a `columns.Columns` follows.
       find: a function data_dir -> the files and folders that `read` takes; None where there is no
         publisher.

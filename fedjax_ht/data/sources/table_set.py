@@ -16,7 +16,7 @@ from fedjax_ht.data.sources.table_checks import (
     refuse_giveaways,
     refuse_text_giveaways,
 )
-from fedjax_ht.data.sources.tokens import LENGTH, UNKNOWN, by_id, encode, vocabulary
+from fedjax_ht.data.sources.tokens import TextForm, tokenised
 
 
 def numbers_set(
@@ -66,12 +66,12 @@ def texts_set(
     cells: Sequence[Sequence[str]],
     labels: np.ndarray,
     class_names: tuple[str, ...],
-    length: int | None,
+    form: TextForm,
     official: Mapping[str, np.ndarray],
     reading: Reading,
     **parts: Any,
 ) -> Dataset:
-    """Returns a set of texts, as tokens of a vocabulary of the training texts.
+    """Returns a set of texts, as tokens of a tokenizer or of a vocabulary of the training texts.
 
     Args:
       name: the set's name.
@@ -79,7 +79,7 @@ def texts_set(
       cells: the columns of text of each row, which are joined.
       labels: the rows' classes, int [N].
       class_names: names of the classes.
-      length: tokens to which texts are cut or padded; None for `tokens.LENGTH`.
+      form: length of the texts, and their tokenizer.
       official: name of a set -> indices of its rows; without "train" all texts are learned from.
       reading: the record of the reading, to which lines on the columns are added.
       **parts: other fields of the `Dataset`.
@@ -92,16 +92,16 @@ def texts_set(
     warnings += class_lines(column, labels, class_names)
     texts = list(map(" ".join, cells))
     learned = official.get("train", np.arange(len(texts)))
-    ids = vocabulary(texts[i] for i in learned)
-    completed = _completed(reading, roles, warnings)
+    tokens = tokenised(texts, learned, form)
+    completed = _completed(reading, roles, warnings + tokens.warnings)
     return Dataset(
         name,
-        encode(texts, ids, length or LENGTH),
+        tokens.ids,
         labels,
         class_names,
         official=official,
-        vocabulary=len(ids) + UNKNOWN + 1,
-        reading=dataclasses.replace(completed, token_texts=by_id(ids)),
+        vocabulary=len(tokens.texts),
+        reading=dataclasses.replace(completed, token_texts=tokens.texts),
         **parts,
     )
 

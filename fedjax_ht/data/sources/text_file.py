@@ -24,7 +24,7 @@ from fedjax_ht.data.sources.source import Source
 from fedjax_ht.data.sources.table_files import Owners, owners_of, table_files, table_place
 from fedjax_ht.data.sources.table_set import texts_set
 from fedjax_ht.data.sources.table_values import class_order
-from fedjax_ht.data.sources.tokens import text_rows
+from fedjax_ht.data.sources.tokens import TextForm, text_rows
 
 _ORIGIN = Origin(
     "a CSV file in UTF-8, rows of a class and one or more columns of text, or a head that names "
@@ -46,7 +46,7 @@ _TEXTS = (
 
 
 def read_text(
-    path: str, data_dir: Path | None, length: int | None, columns: Columns = NOT_NAMED
+    path: str, data_dir: Path | None, form: TextForm, columns: Columns = NOT_NAMED
 ) -> Dataset:
     """Reads PATH, PATH:LABEL or PATH:LABEL:GROUP, PATH one of the current folder or `data_dir`.
 
@@ -77,7 +77,7 @@ def read_text(
             cells=table.cells,
             labels=labels,
             class_names=names,
-            length=length,
+            form=form,
             official=owners.official,
             groups=groups,
             reading=Reading(

@@ -1,19 +1,77 @@
-"""Tokenises texts: words and punctuation, by a vocabulary of the training texts."""
+"""Tokenises texts: words and punctuation, by a vocabulary of the training texts, or by a tokenizer
+of a folder of Hugging Face's."""
 
 import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_ht.data.files import limits
+from fedjax_ht.data.files.tokenizer import Tokenizer
 
 PADDING, UNKNOWN = 0, 1  # ids; the vocabulary's words follow
 WORDS = 32_000
 LENGTH = 200
 
 _RULE = str.maketrans({'"': "", ";": " ", ":": " "} | {mark: f" {mark} " for mark in "'.,()!?"})
+
+
+class TextForm(NamedTuple):
+    """The form that texts are brought into.
+
+    Attributes:
+      length: number of tokens to which texts are cut or padded; None for `LENGTH`.
+      tokenizer: a trained tokenizer; None for a vocabulary of the training texts.
+    """
+
+    length: int | None = None
+    tokenizer: Tokenizer | None = None
+
+
+class Tokens(NamedTuple):
+    """Texts as token ids.
+
+    Attributes:
+      ids: token ids, uint16 or int32 [N, length], 0 behind a text's end.
+      texts: the text of each token id.
+      warnings: lines on texts whose end is not told from padding.
+    """
+
+    ids: np.ndarray
+    texts: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def tokenised(texts: Sequence[str], learned: Sequence[int] | np.ndarray, form: TextForm) -> Tokens:
+    """Returns texts as token ids.
+
+    Args:
+      texts: the texts.
+      learned: indices of the texts that a vocabulary is learned from, where there is no tokenizer.
+      form: the form of the result.
+
+    Raises:
+      ValueError: there are more than `limits.WORDS` different words.
+    """
+    length = form.length or LENGTH
+    if form.tokenizer is None:
+        ids = vocabulary(texts[i] for i in learned)
+        return Tokens(encode(texts, ids, length), by_id(ids))
+    rows, pieces = form.tokenizer.encode(texts, length), form.tokenizer.pieces
+    smallest = np.uint16 if len(pieces) <= 1 << 16 else np.int32
+    tokens = np.full((len(texts), length), PADDING, smallest)
+    for token_ids, row in zip(tokens, rows):
+        token_ids[: len(row)] = row
+    ambiguous = sum(row[-1:] == [PADDING] for row in rows)
+    warnings: tuple[str, ...] = ()
+    if ambiguous:
+        warnings = (
+            f"{ambiguous:,} texts end in the token {pieces[PADDING]!r}, whose id 0 is padding here",
+        )
+    return Tokens(tokens, ("", *pieces[1:]), warnings)
 
 
 def text_rows(content: bytes | bytearray, mark: str = ",") -> Iterator[tuple[int, list[str]]]:
