@@ -1,6 +1,9 @@
 """Low-rank adapters by config: ranks that clients take in turn, and the extractor's file."""
 
+import warnings
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,6 +17,7 @@ from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.models.adapters import unadapted
 from fedjax_ht.models.weights import own_names
 from tests.federations import identical
+from tests.hugging_face import made_up, write_folder
 
 TASK = Task((4, 4, 1), 10)
 
@@ -73,6 +77,22 @@ def test_the_extractors_file_is_needed_again(tmp_path):
         file.unlink()
     with pytest.raises(FileNotFoundError):
         make_clients(config, TASK, begun=True)
+
+
+def test_a_folder_is_an_extractor(tmp_path):
+    """The trained weights of a group hf:FOLDER are those of its folder, and frozen."""
+    group = write_folder(tmp_path / "bert", "bert")
+    config = config_of(group=group, lora="rank=1,2", lora_targets="*query,*value")
+    task = Task(jax.ShapeDtypeStruct((6,), jnp.int32), 3, 30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        buckets = make_clients(config, task).buckets
+    assert [bucket.name for bucket in buckets] == ["bert_r1", "bert_r2"]
+    table = buckets[1].weights["frozen"]["base"]["word_embeddings"]["embedding"]
+    np.testing.assert_array_equal(table, made_up("bert")["embeddings.word_embeddings.weight"])
+    params = jax.eval_shape(lambda key: init_variables(buckets[1], key), jax.random.key(0))
+    layers = params["params"]["base"]["layers_blocks"]
+    assert set(layers) == {"query", "value"} and layers["query"]["lora_a"].shape == (2, 2, 8)
 
 
 @pytest.mark.parametrize("text", ["2,4", "rank=", "rank=0", "rank=2,x", "rank=2.5"])
