@@ -8,6 +8,7 @@ do; read the file as a user would who has nothing else.
 """
 
 import ast
+import functools
 import itertools
 import re
 from collections.abc import Iterator
@@ -102,6 +103,7 @@ def messages_in(module: str, node: ast.AST, kind: str = "text") -> Iterator[Mess
         yield from messages_in(module, child, kind)
 
 
+@functools.cache  # not at import, which every process of a test run would pay
 def collected() -> list[Message]:
     """Lists the messages of the library, by module and text."""
     messages = set()
@@ -109,9 +111,6 @@ def collected() -> list[Message]:
         module = path.relative_to(LIBRARY).as_posix()
         messages.update(messages_in(module, ast.parse(path.read_text())))
     return sorted(messages)
-
-
-MESSAGES = collected()
 
 
 def written(messages: list[Message]) -> str:
@@ -123,15 +122,13 @@ def written(messages: list[Message]) -> str:
 
 
 def test_the_file_has_all_messages():
-    assert GOLDEN.read_text() == written(MESSAGES), "run python -m tests.docs.test_messages"
-
-
-LINES = [message for message in MESSAGES if message.kind in SPOKEN]
+    assert GOLDEN.read_text() == written(collected()), "run python -m tests.docs.test_messages"
 
 
 def breaking(rule) -> list[str]:
     """Lists the lines that break a rule."""
-    return [f"{message.module}: {message.text}" for message in LINES if not rule(message.text)]
+    lines = [message for message in collected() if message.kind in SPOKEN]
+    return [f"{message.module}: {message.text}" for message in lines if not rule(message.text)]
 
 
 def test_messages_are_one_line():
@@ -150,4 +147,4 @@ def test_an_error_about_a_value_shows_it():
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(written(MESSAGES))
+    GOLDEN.write_text(written(collected()))

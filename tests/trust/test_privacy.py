@@ -93,23 +93,37 @@ def parts():
     differ by client."""
 
     def infos(ids):
-        return ClientInfo(jnp.array(ids), jnp.array(ids) * 10, jnp.array(ids))
+        ids = np.array(ids, np.int32)
+        return ClientInfo(ids, ids * 10, ids)
 
-    mask = jnp.array([[True, False], [False, True], [True, True]])
+    mask = np.array([[True, False], [False, True], [True, True]])
 
     def uplink(rows, values=2):
-        wide = jnp.full((rows, WIDE), jnp.nan).at[:values].set(1.0)
+        wide = np.full((rows, WIDE), np.nan, np.float32)
+        wide[:values] = 1.0
         return {
             "whole": wide,
-            "rows": Masked(jnp.ones((rows, 2, WIDE)), mask[:rows]),
-            "count": Metadata(jnp.ones(rows)),
+            "rows": Masked(np.ones((rows, 2, WIDE), np.float32), mask[:rows]),
+            "count": Metadata(np.ones(rows, np.float32)),
         }
 
-    a = Received(uplink(3, 3), infos([4, 0, 2]), jnp.array([True, True, True]))
-    return {
-        "linear0": a,
-        "linear1": Received(uplink(2, 1), infos([1, 3]), jnp.array([True, False])),
-    }
+    a = Received(uplink(3, 3), infos([4, 0, 2]), np.array([True, True, True]))
+    b = Received(uplink(2, 1), infos([1, 3]), np.array([True, False]))
+    return {"linear0": jax.tree.map(jnp.asarray, a), "linear1": jax.tree.map(jnp.asarray, b)}
+
+
+def noised(clean, key):
+    """The uploads with noise on their sums, in one program; buckets in the order that it has."""
+    order = []
+
+    @jax.jit
+    def run(key):
+        noisy = noisy_sums(FEDERATION, clean, 1.5, key)
+        order.extend(noisy)  # a program's results are sorted by name
+        return noisy
+
+    noisy = jax.device_get(run(key))
+    return {name: noisy[name] for name in order}
 
 
 def sums_of(received) -> list[np.ndarray]:
@@ -127,7 +141,7 @@ def sums_of(received) -> list[np.ndarray]:
 
 def test_every_sum_has_the_noise_that_it_is_told():
     clean, key = parts(), jax.random.key(0)
-    noisy = noisy_sums(FEDERATION, clean, 1.5, key)
+    noisy = noised(clean, key)
     sums = sums_of(noisy)
     for x in sums:
         np.testing.assert_allclose(x.std(), 1.5, rtol=5 / np.sqrt(2 * WIDE))
@@ -136,24 +150,18 @@ def test_every_sum_has_the_noise_that_it_is_told():
     assert list(noisy) == list(clean) and noisy["linear1"].arrived.tolist() == [True, False]
     # Neither the order of buckets nor that of clients, nor padding, changes what is drawn.
     turned = {name: jax.tree.map(lambda x: x[::-1], clean[name]) for name in ("linear1", "linear0")}
-    for x, y in zip(sums, sums_of(noisy_sums(FEDERATION, turned, 1.5, key))):
+    for x, y in zip(sums, sums_of(noised(turned, key))):
         np.testing.assert_allclose(x, y, atol=1e-5)
-    assert (
-        np.abs(
-            np.corrcoef(sums[0], sums_of(noisy_sums(FEDERATION, clean, 1.5, jax.random.key(1)))[0])[
-                0, 1
-            ]
-        )
-        < 0.03
-    )
+    other = sums_of(noised(clean, jax.random.key(1)))
+    assert np.abs(np.corrcoef(sums[0], other[0])[0, 1]) < 0.03
 
 
 def test_sums_of_other_shapes_have_noise_each():
     clean = parts()
     narrow = clean["linear1"]._replace(
-        uplink={**clean["linear1"].uplink, "whole": jnp.ones((2, WIDE - 1))}
+        uplink={**clean["linear1"].uplink, "whole": np.ones((2, WIDE - 1), np.float32)}
     )
-    noisy = noisy_sums(FEDERATION, clean | {"linear1": narrow}, 1.5, jax.random.key(0))
+    noisy = noised(clean | {"linear1": narrow}, jax.random.key(0))
     by_part = [
         np.asarray(r.uplink["whole"] - 1.0)[np.asarray(r.arrived)].sum(0) for r in noisy.values()
     ]
@@ -166,7 +174,9 @@ def test_a_server_is_told_of_one_sample_each_and_of_noise():
     clean = parts()
 
     def server(privacy):
-        return private(stub(), privacy).server_update(FEDERATION, None, clean, tiny.context())[0]
+        method = private(stub(), privacy)
+        update = jax.jit(lambda ctx: method.server_update(FEDERATION, None, clean, ctx)[0])
+        return jax.device_get(update(tiny.context()))
 
     for unit, std in (("client", 1.5), ("upload", 0.0)):
         seen = server(Privacy(unit, 0.5, 3.0))
