@@ -28,6 +28,7 @@ from fedjax_ht.core.annotations import (
     Seed,
 )
 from fedjax_ht.core.scoring import Scoring
+from fedjax_ht.core.specs import Specs
 from fedjax_ht.data.moments import Normalisation
 from fedjax_ht.data.standardise import Standardise
 from fedjax_ht.models.norm import NormKind
@@ -210,13 +211,12 @@ class Config:
       participation: Share of the clients that take part in a round.
       drop_rate: Share of a round's participants whose upload is lost after training.
       shared_init: The same first weights for all clients of an architecture.
-      uplink: Transforms of uploads, such as (("gaussian_noise", 0.05, 0.2),): scale s and
-        coefficient p; or a code that sends fewer bytes, (("quantise", 8),) or (("top_k", 0.01),),
-        see docs/codes.md.
-      downlink: Transforms of downloads, such as (("gaussian_noise", 0.05, 0.2),).
+      uplink: Transforms of uploads, such as gaussian_noise/0.05/0.2: scale s and coefficient p; or
+        a code that sends fewer bytes, quantise/8 or top_k/0.01, see docs/codes.md.
+      downlink: Transforms of downloads, such as gaussian_noise/0.05/0.2.
       refuse_outliers: Bound of an upload, in multiples of the round's median upload; one beyond is
         refused. 0: no bound.
-      robust: Defences before the server, in order: (("norm_bound", 2.0), ("median",)); see
+      robust: Defences before the server, in order, such as norm_bound/2 and median; see
         trust/defences.py.
       give_up: Rounds in a row from which nothing arrives, after which a run stops; 0: it never
         does.
@@ -246,10 +246,10 @@ class Config:
     participation: Part = 1.0
     drop_rate: Rest = 0.0
     shared_init: bool = False
-    uplink: tuple[Any, ...] = ()
-    downlink: tuple[Any, ...] = ()
+    uplink: Specs = ()
+    downlink: Specs = ()
     refuse_outliers: NonNegative = 1000.0
-    robust: tuple[Any, ...] = ()
+    robust: Specs = ()
     # accuracies are then those of the clients that do not attack
     attack: Attack = dataclasses.field(default_factory=Attack)
     devices_profile: DevicesConfig = dataclasses.field(default_factory=DevicesConfig)

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from fedjax_ht.configs.former_names import unknown_field
 from fedjax_ht.core.annotations import Count, NotGiven, Whole, extra_of, hints_of
 from fedjax_ht.core.bounds import check_value
+from fedjax_ht.core.specs import AsTuples, as_tuples
 
 S = TypeVar("S")
 
@@ -116,6 +117,8 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     marker = extra_of(hint, NotGiven)
     if marker is not None and (value is None or _is_same(value, marker.plain)):
         return None
+    if extra_of(hint, AsTuples) is not None:
+        value = as_tuples(value)
     check_value(name, value, plain_hint(hint))
     if isinstance(value, Mapping):
         return {key: _with_tuples(each) for key, each in value.items()}

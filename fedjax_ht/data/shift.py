@@ -7,8 +7,7 @@ domain each.
 
 import dataclasses
 import functools
-import re
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +15,11 @@ import numpy as np
 from jax import lax
 from jax.scipy.ndimage import map_coordinates
 
+from fedjax_ht.core.annotations import Within
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.specs import read_spec
 from fedjax_ht.data.dataset import Dataset
 
 
@@ -127,13 +128,13 @@ def parse_shift(text: str) -> tuple[str, int]:
     Raises:
       ValueError: it is neither, or of too few or too many domains.
     """
-    match = re.fullmatch(r"(rotate|corrupt)/(\d{1,3})", text)
-    if match and 2 <= int(match[2]) <= _MOST[match[1]]:
-        return match[1], int(match[2])
-    raise ValueError(
-        f"shift is {text!r}; it must be rotate/DOMAINS, of 2 to {_MOST['rotate']}, or "
-        f"corrupt/DOMAINS, of 2 to {_MOST['corrupt']}, such as rotate/4"
+    rule = (
+        f"it must be rotate/DOMAINS, of 2 to {_MOST['rotate']}, or corrupt/DOMAINS, of 2 to "
+        f"{_MOST['corrupt']}, such as rotate/4"
     )
+    forms = {kind: (Annotated[int, Within(2, most)],) for kind, most in _MOST.items()}
+    kind, (domains,) = read_spec("shift", text, forms, rule)
+    return kind, int(domains)
 
 
 @checked

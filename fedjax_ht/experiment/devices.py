@@ -2,19 +2,28 @@
 that fits the memory of each."""
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import numpy as np
 
 from fedjax_ht.configs.run_sections import DevicesConfig
-from fedjax_ht.core.annotations import Part, Positive
-from fedjax_ht.core.bounds import check_value
+from fedjax_ht.core.annotations import Part, Positive, Within
 from fedjax_ht.core.keys import Purpose, host_generator
+from fedjax_ht.core.specs import read_spec
 from fedjax_ht.experiment.csv_tables import read_rows, read_table
 from fedjax_ht.simulation.profile import Available, Profile, by_chance, by_trace
 
 # The position of a quantity selects the generator that its values are drawn from.
 QUANTITIES = ("flops", "up", "down", "memory")
 MAX_SIGMA = 10  # of a lognormal, in standard deviations of the logarithm
+QUANTITY_FORMS = {
+    "": (Positive,),
+    "lognormal": (Positive, Annotated[float, Within(0, MAX_SIGMA)]),
+}
+QUANTITY_RULE = (
+    "it must be empty, a number above 0 such as 1e9, or lognormal/MEDIAN/SIGMA with a SIGMA of at "
+    f"most {MAX_SIGMA}, such as lognormal/1e9/0.5"
+)
 TRACE = "csv:"
 
 
@@ -68,23 +77,12 @@ def drawn(name: str, text: str, num_clients: int, seed: int) -> np.ndarray:
     Raises:
       ValueError: `text` is neither. One line.
     """
-    kind, *numbers = text.split("/")
-    try:
-        if not numbers:
-            check_value(name, float(kind), Positive)
-            return np.full(num_clients, float(kind))
-        if kind == "lognormal" and len(numbers) == 2:
-            median, sigma = map(float, numbers)
-            check_value(name, median, Positive)
-            if 0 <= sigma <= MAX_SIGMA:
-                generator = host_generator(seed, Purpose.DEVICES, QUANTITIES.index(name))
-                return median * np.exp(sigma * generator.standard_normal(num_clients))
-    except ValueError:
-        pass  # the message below names the field and all forms
-    raise ValueError(
-        f"devices_profile.{name} is {text!r}; it must be empty, a number above 0 such as 1e9, or "
-        f"lognormal/MEDIAN/SIGMA with a SIGMA of at most {MAX_SIGMA}, such as lognormal/1e9/0.5"
-    )
+    kind, numbers = read_spec(f"devices_profile.{name}", text, QUANTITY_FORMS, QUANTITY_RULE)
+    if not kind:
+        return np.full(num_clients, float(numbers[0]))
+    median, sigma = numbers
+    generator = host_generator(seed, Purpose.DEVICES, QUANTITIES.index(name))
+    return median * np.exp(sigma * generator.standard_normal(num_clients))
 
 
 def availability(devices: DevicesConfig, num_clients: int) -> Available | None:
@@ -98,12 +96,9 @@ def availability(devices: DevicesConfig, num_clients: int) -> Available | None:
         return None
     if text.startswith(TRACE):
         return _from_trace(text.removeprefix(TRACE), num_clients)
-    try:
-        check_value("available", float(text), Part)
-    except ValueError:
-        rule = "it must be empty, a number above 0 and at most 1, or csv:PATH"
-        raise ValueError(f"devices_profile.available is {text!r}; {rule}") from None
-    return by_chance(num_clients, float(text), devices.seed)
+    rule = "it must be empty, a number above 0 and at most 1, or csv:PATH"
+    _, (share,) = read_spec("devices_profile.available", text, {"": (Part,)}, rule)
+    return by_chance(num_clients, float(share), devices.seed)
 
 
 def _from_trace(path: str, num_clients: int) -> Available:

@@ -5,9 +5,15 @@ import optax
 from fedjax_ht.configs.sections import TrainingConfig
 from fedjax_ht.configs.typed import shared_fields
 from fedjax_ht.core.annotations import Count, Part
-from fedjax_ht.core.bounds import check_value
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.specs import read_spec
 from fedjax_ht.data.augment import compose
+
+SCHEDULES = {"constant": (), "cosine": (Count,), "step": (Count, Part)}
+SCHEDULE_RULE = (
+    "it must be constant, cosine/ROUNDS, or step/ROUNDS/FACTOR with a factor of at most 1, such as "
+    "step/100/0.1"
+)
 
 
 def local_training(training: TrainingConfig) -> LocalTraining:
@@ -46,25 +52,10 @@ def schedule(text: str) -> optax.Schedule | None:
     Raises:
       ValueError: `text` is no schedule. One line.
     """
-    kind, *numbers = text.split("/")
-    try:
-        if kind == "constant" and not numbers:
-            return None
-        if kind == "cosine" and len(numbers) == 1:
-            return optax.cosine_decay_schedule(1.0, _rounds(numbers[0]))
-        if kind == "step" and len(numbers) == 2:
-            rounds, factor = _rounds(numbers[0]), float(numbers[1])
-            check_value("factor", factor, Part)
-            return optax.exponential_decay(1.0, rounds, factor, staircase=True)
-    except ValueError:
-        pass  # the message below names the field and all forms
-    raise ValueError(
-        f"training.schedule is {text!r}; it must be constant, cosine/ROUNDS, or "
-        "step/ROUNDS/FACTOR with a factor of at most 1, such as step/100/0.1"
-    )
-
-
-def _rounds(text: str) -> int:
-    rounds = int(text)
-    check_value("rounds", rounds, Count)
-    return rounds
+    kind, numbers = read_spec("training.schedule", text, SCHEDULES, SCHEDULE_RULE)
+    if kind == "constant":
+        return None
+    if kind == "cosine":
+        return optax.cosine_decay_schedule(1.0, int(numbers[0]))
+    rounds, factor = numbers
+    return optax.exponential_decay(1.0, int(rounds), float(factor), staircase=True)

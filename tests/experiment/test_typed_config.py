@@ -103,3 +103,23 @@ def test_a_field_that_is_declared_twice_is_the_same(section, kind, differing):
 
 def test_the_simulations_options_have_the_defaults_of_a_config():
     assert simulation_options(Config()) == SimulationOptions()
+
+
+def test_steps_are_tuples_however_they_are_written():
+    config = base_config()
+    config.robust, config.uplink = ("norm_bound/2.0", "median"), ("gaussian_noise/0.05/0.2",)
+    typed = typed_config(config)
+    assert typed.robust == (("norm_bound", 2.0), ("median",))
+    config.robust, config.uplink = typed.robust, (("gaussian_noise", 0.05, 0.2),)
+    assert typed_config(config) == typed
+
+
+def test_a_typed_config_is_checked_and_taken_as_it_is():
+    config = Config()
+    assert typed_config(config) is config
+    with pytest.raises(ValueError, match=r"^devices is 0; it must be an integer of at least 1 or"):
+        typed_config(dataclasses.replace(config, devices=0))
+    with pytest.raises(ValueError, match=r"^config field 'evaluate.mode' was renamed to"):
+        base = base_config()
+        base.evaluate.mode = "trained"
+        typed_config(base)

@@ -123,8 +123,8 @@ BAD = {
     "uplink: unknown transform 'gausian_noise'; did you mean 'gaussian_noise'? There are": {
         "uplink": (("gausian_noise", 0.1, 0.2),)
     },
-    "uplink has 'gaussian_noise'; it must be a tuple of tuples": {
-        "uplink": ("gaussian_noise", 0.05, 0.2)
+    "uplink has 0.05; it must be a name and its numbers, such as gaussian_noise/0.05/0.2": {
+        "uplink": (0.05, 0.2)
     },
     "uplink has ('gaussian_noise', 0.05): missing a required argument: 'coefficient'; gaussian_noise takes scale": {
         "uplink": (("gaussian_noise", 0.05),)
