@@ -25,7 +25,7 @@ Settled here:
   anyway.
 * The optimizer is that of `training`, as for all methods. The authors' is Adam at 1e-4 with b1 0.5
   (EMNIST: 5e-4), new in every round; they choose the best round by test loss and score clients as
-  their training left them (`SimulationOptions.evaluate`).
+  their training left them (`Scoring.state`).
 """
 
 import dataclasses

@@ -16,7 +16,7 @@ Settled here:
 * Prototypes are those of the model just trained, in evaluation mode, one mean over all samples of a
   class.
 * The authors score the client's head after training, HtFLlib the global head: see
-  `SimulationOptions.evaluate`.
+  `Scoring.state`.
 """
 
 from typing import Annotated

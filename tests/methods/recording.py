@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.methods.shared.players import replaced
 from fedjax_ht.simulation.options import SimulationOptions
@@ -65,7 +66,7 @@ def options_for(name: str, **options) -> SimulationOptions:
     Clients that keep nothing keep their states where these are evaluated as trained
     (tests/simulation/test_no_state.py), so that they are part of what is recorded.
     """
-    kept = {"evaluate": "trained"} if name.partition("+")[0] in KEEP_NOTHING else {}
+    kept = {"scoring": Scoring("trained")} if name.partition("+")[0] in KEEP_NOTHING else {}
     return SimulationOptions(**{**vars(OPTIONS), **kept, **options})
 
 

@@ -50,7 +50,7 @@ def draw(number: int) -> Case:
         "seed": int(rng.integers(1000)),
         "participation": float(rng.choice([0.3, 0.6, 1.0])),
         "drop_rate": float(rng.choice([0.0, 0.25])),
-        "evaluate": str(rng.choice(["received", "trained"])),
+        "scoring": Scoring(str(rng.choice(["received", "trained"])), batch_size=4),
     }
     halves = [
         {
@@ -107,7 +107,7 @@ def play(case: Case, halves: list[dict], folder: Path) -> dict:
     )
     exact, floats = [], []
     for half, options in enumerate(halves):
-        options = SimulationOptions(**case.common, **options, scoring=Scoring(batch_size=4))
+        options = SimulationOptions(**case.common, **options)
         simulation = make_simulation(method, federation, data, options)
         checkpointer = make_checkpointer(folder / "checkpoints", simulation)
         state = checkpointer.restore()[0] if half else simulation.init()

@@ -75,7 +75,7 @@ OTHERS = {
     "attack": {"attack": Attack("sign_flip", share=0.25)},
     "defence": {"robust": (DEFENCES["median"](),)},
     "bound of outliers": {"refuse_outliers": 5.0},
-    "scored state": {"evaluate": "trained"},
+    "scored state": {"scoring": Scoring("trained")},
     "scored at once": {"scoring": Scoring(batch_size=2)},
     "store": {"client_store": "host"},
     "statistics": {"scoring": Scoring(global_statistics="training")},

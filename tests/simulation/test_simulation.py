@@ -9,6 +9,7 @@ from fedjax_ht.core.context import Context
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.method import Pretrained
 from fedjax_ht.core.samples import PUBLIC
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.core.wire import Masked, all_finite, gaussian_noise
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.simulation.roster import make_roster
@@ -179,7 +180,7 @@ def test_shared_init(shared):
 
 
 # two clients a round of buckets of five and three
-FEW = {"participation": 0.25, "lanes": 2, "evaluate": "trained"}
+FEW = {"participation": 0.25, "lanes": 2, "scoring": Scoring("trained")}
 
 
 def test_host_store_with_fewer_rows_than_clients():
