@@ -25,6 +25,7 @@ from fedjax_ht.data.sources.images import resize
 from fedjax_ht.data.sources.leaf_files import Most, read_users
 from fedjax_ht.data.sources.source import Source
 from fedjax_ht.data.sources.table_set import texts_set
+from fedjax_ht.data.sources.tokens import TextForm
 
 SIDE = 28  # of FEMNIST's images
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
@@ -164,12 +165,14 @@ def _set_of(
             cells=texts,
             labels=labels,
             class_names=names,
-            length=sizes.text,
+            form=TextForm(sizes.text, sizes.tokenizer),
             official=official,
             reading=Reading(),
         )
     if sizes.text is not None:
         raise ValueError(f"text_length is {sizes.text}, but {name} has no texts")
+    if sizes.tokenizer is not None:
+        raise ValueError(f"a tokenizer is given, but {name} has no texts")
     widths = {np.shape(user.inputs)[1:] for user in with_samples}
     if len(widths) > 1:
         first, second = sorted(widths)[:2]
