@@ -128,7 +128,7 @@ def test_text_that_is_no_value_of_its_field(argument, message):
     ],
 )
 def test_a_field_that_there_is_not(run_script, argument, message):
-    done = run_script("run", "--config=quickstart", argument)
+    done = run_script("run", "--config=quickstart_fedtgp", argument)
     assert done.returncode == 2 and done.stderr.startswith(f"error: {message}"), done.stderr
     assert len(done.stderr.splitlines()) == 1
 
