@@ -76,6 +76,7 @@ from .methods.fedala import fedala as fedala
 from .methods.fedapen import fedapen as fedapen
 from .methods.fedavg import fedavg as fedavg
 from .methods.fedbn import fedbn as fedbn
+from .methods.fedbuff import fedbuff as fedbuff
 from .methods.fedclassavg import fedclassavg as fedclassavg
 from .methods.feddropout import feddropout as feddropout
 from .methods.feddyn import feddyn as feddyn

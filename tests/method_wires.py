@@ -58,6 +58,7 @@ SETTINGS = {  # many batches a round, so that order could tell
     "fedgh": {"server_batch_size": 3, "server_epochs": 10},
     "fedgen": {"noise_dim": 4, "hidden_dim": 8, "server_steps": 10},
     "fedkd": {"start": 1.0, "end": 1.0},  # the wire is then known beforehand
+    "fedbuff": {"buffer": 2},  # a round's uploads fill it
     "fedl2g": {"warmup": 0, "study_batches": 4},  # all of what a client studies
     "fedmd": ON_PUBLIC | {"pretrain_epochs": 1},
     "dsfl": ON_PUBLIC,
@@ -284,7 +285,9 @@ WIRE = {
     "fedpac": fedpac_wire,
     "pfedes": redrawing_wire,
     **dict.fromkeys(("pfedafm", "pfedmoe"), extractor_wire),
-    **dict.fromkeys(("fedprox", "feddyn", "moon", "ditto", "apfl", "fedala"), model_wire),
+    **dict.fromkeys(
+        ("fedprox", "fedbuff", "feddyn", "moon", "ditto", "apfl", "fedala"), model_wire
+    ),
     "fedbn": model_wire,  # these models have no norms
     "scaffold": scaffold_wire,
     "fedrep": fedper_wire,
@@ -357,6 +360,7 @@ METADATA = {
     ),
     "fjord": beside_each(up=COUNT),
     "depthfl": beside_each(),
+    "fedbuff": beside_each(),
     "fiarse": entry_positions,
     **dict.fromkeys(("pfedes", "pfedafm", "pfedmoe"), beside_each(up=COUNT)),
     **dict.fromkeys(("fedit", "hetlora", "flexlora", "fedsa_lora"), beside_each(up=COUNT)),

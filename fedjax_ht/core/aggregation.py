@@ -26,11 +26,19 @@ def server_step(method: Method, federation: Federation) -> Callable:
             shared_key=shared,
             data=data,
         )
+        received = {name: _with_rounds(r, round) for name, r in received.items()}
         new, metrics = method.server_update(federation, server, received, ctx)
         anyone = jnp.stack([r.arrived.any() for r in received.values()]).any()
         return select(anyone, new, server), metrics
 
     return run
+
+
+def _with_rounds(received: Received, round: jax.Array) -> Received:
+    """Returns uplinks with the round in which they were sent: this one, where nothing is late."""
+    if received.sent_round is not None:
+        return received
+    return received._replace(sent_round=jnp.full(received.arrived.shape, round, jnp.int32))
 
 
 def gather_received(received: dict[str, Received]) -> Received:

@@ -70,8 +70,11 @@ class Received(NamedTuple):
       info: ClientInfo with a leading axis [P].
       arrived: bool [P], False for padding, drop-outs and uplinks that were not finite. Values of
         these rows may be NaN and must not be read.
+      sent_round: int32 [P], the round whose downlink each uplink answers: an earlier one for
+        uploads that arrive late. server_update has it; None before.
     """
 
     uplink: PyTree
     info: ClientInfo
     arrived: Array
+    sent_round: Array = None

@@ -19,6 +19,7 @@ from fedjax_ht.methods.fedala import fedala
 from fedjax_ht.methods.fedapen import fedapen
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.fedbn import fedbn
+from fedjax_ht.methods.fedbuff import fedbuff
 from fedjax_ht.methods.fedclassavg import fedclassavg
 from fedjax_ht.methods.feddropout import feddropout
 from fedjax_ht.methods.feddyn import feddyn
@@ -87,6 +88,7 @@ FACTORIES: dict[str, Callable[..., Method]] = {
     "fedftg": fedftg,
     "dfrd": dfrd,
     "fedprox": fedprox,
+    "fedbuff": fedbuff,
     "scaffold": scaffold,
     "feddyn": feddyn,
     "moon": moon,

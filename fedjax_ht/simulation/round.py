@@ -98,7 +98,8 @@ def run_round(
     start = time.perf_counter()
     new, answers = round.exchange(state, score, seconds)
     # The answers come back without uplinks, which are then held once.
-    delivery, answers, waiting = deliver(round.devices, state.waiting, answers)
+    sent_rounds = state.round, state.last_round
+    delivery, answers, waiting = deliver(round.devices, state.waiting, answers, sent_rounds)
     serve = functools.partial(round.serve, state, delivery)
     server, result = stage(seconds, "serve", serve)
     report = round_report(

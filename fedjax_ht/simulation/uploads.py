@@ -112,7 +112,10 @@ has none."""
 
 
 def deliver(
-    devices: Devices, waiting: Waiting | None, answers: dict[str, Answers]
+    devices: Devices,
+    waiting: Waiting | None,
+    answers: dict[str, Answers],
+    sent_rounds: tuple[int, np.ndarray] = (0, np.zeros(0)),
 ) -> tuple[Delivery, dict[str, Answers], Waiting | None]:
     """Delivers the uplinks of a round's participants to the server, and those of earlier rounds
     that arrive in it.
@@ -122,6 +125,8 @@ def deliver(
       waiting: the uploads that were on their way before the round; None where late uploads are
         lost.
       answers: the answers of the round's participants.
+      sent_rounds: number of the round, and the last round before it in which each client took part,
+        int [num_clients]: that of an upload which arrives late.
 
     Returns:
       What the server gets; the answers with their times, without the uplinks; and what is on its
@@ -141,7 +146,7 @@ def deliver(
         without_uplinks[name] = part._replace(results=result._replace(uplink=()))
     if waiting is None:
         return (received, rows), without_uplinks, None
-    joined = _with_earlier(devices, waiting, received, without_uplinks)
+    joined = _with_earlier(devices, waiting, received, without_uplinks, sent_rounds)
     return joined, without_uplinks, _after_round(devices, waiting, received, without_uplinks)
 
 
@@ -177,17 +182,24 @@ def _with_earlier(
     waiting: Waiting,
     received: dict[str, Received],
     answers: dict[str, Answers],
+    sent_rounds: tuple[int, np.ndarray],
 ) -> Delivery:
     """Joins a round's uplinks with those of earlier rounds that arrive in it."""
+    round, last_round = sent_rounds
     all_received, all_rows = {}, {}
     for name, part in answers.items():
         roster, earlier = devices.rosters[name], _arrivals(devices, waiting, name)
+        # A client takes part in nothing else till its upload arrives.
+        rounds = np.full(len(received[name].arrived), round), last_round[roster.members]
+        now, before = collect(devices.mesh, tuple(x.astype(np.int32) for x in rounds))
+        earlier = earlier._replace(sent_round=before)
         behind = np.arange(len(earlier.arrived), dtype=np.int32)
         # Padding sorts behind every client; a client never stands in both halves.
         ids = np.full(len(part.padded_rows), devices.num_clients)
         ids[: len(part.ids)] = part.ids
         order = np.argsort(np.concatenate([ids, roster.members]), kind="stable")
-        all_received[name] = join_trees(jnp.concatenate, (received[name], earlier))
+        current = received[name]._replace(sent_round=now)
+        all_received[name] = join_trees(jnp.concatenate, (current, earlier))
         both = np.concatenate([part.padded_rows, len(received[name].arrived) + behind])
         all_rows[name] = both[order]
     return all_received, all_rows

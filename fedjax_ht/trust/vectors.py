@@ -138,7 +138,7 @@ def vectors_of(received: dict[str, Received]) -> tuple[Uploads, PutBack]:
         for b, (name, r) in enumerate(received.items()):
             stop = start + len(r.arrived)
             uplink = from_leaves(r.uplink, [column[b] for column in new_columns])
-            out[name] = Received(uplink, r.info, new_arrived[start:stop])
+            out[name] = r._replace(uplink=uplink, arrived=new_arrived[start:stop])
             start = stop
         return out
 

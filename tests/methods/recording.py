@@ -49,6 +49,7 @@ KEEP_NOTHING = (
     "feddropout",
     "fedrolex",
     "fedprox",
+    "fedbuff",
     "fedbn",
     "fedpac",
     "fiarse",

@@ -31,6 +31,7 @@ REFUSED = [
     ("fedavg", {}, {"client": "", "upload": "", "sample": ""}),
     ("local", {}, {"client": "", "upload": "", "sample": ""}),
     ("fedprox", {}, {"client": "", "upload": "", "sample": ""}),
+    ("fedbuff", {}, {"client": SUMS, "upload": "", "sample": ""}),
     ("scaffold", {}, {"client": "", "upload": "", "sample": ""}),
     ("feddyn", {}, {"client": "", "upload": "", "sample": ""}),
     ("moon", {}, {"client": "", "upload": "", "sample": ""}),
