@@ -12,7 +12,8 @@ from fedjax_ht.core.csv_text import csv_text
 from fedjax_ht.core.files import atomic_open, named, plain_open
 from fedjax_ht.simulation.history import Row, Runs, merged
 
-PER_CLIENT = ("clients", "accuracy_samples", "client_ids")
+LISTS = ("clients", "accuracy_samples", "client_ids", "class_accuracy")
+"""Columns of metrics.jsonl with a value a client or a class."""
 FILES = ("metrics.csv", "metrics.jsonl", "clients.csv")
 
 
@@ -20,7 +21,7 @@ def write_runs(runs: Runs, workdir: Path | str, written: int = 0) -> int:
     """Brings the three files up to date with the runs of an entry, whose rows stand round by round
     in all of them; "trial" says which run a row is of.
 
-    metrics.jsonl holds every row; metrics.csv the same without the per-client values; clients.csv
+    metrics.jsonl holds every row; metrics.csv the same without `LISTS`; clients.csv
     the accuracy of every evaluated client on its own test set, one line an evaluation of a run
     (empty where a client has no test sample).
 
@@ -97,7 +98,7 @@ def columns_of(rows: Iterable[Row]) -> list[str]:
     columns = {}
     for row in rows:
         columns |= dict.fromkeys(row)
-    return [name for name in columns if name not in PER_CLIENT]
+    return [name for name in columns if name not in LISTS]
 
 
 def _texts(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, str]:

@@ -5,15 +5,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fedjax_ht.core.batches import take_batch
 from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel, Participant, RunServer, receive, send, view
 from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.scores import Scores, score
 from fedjax_ht.core.scoring import NormStatistics
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.statistics import collect_statistics
@@ -32,44 +31,6 @@ class EvaluationRequest(NamedTuple):
 
     received: Array
     splits: dict[str, Array]
-
-
-class Scores(NamedTuple):
-    """Per rule the number of correctly classified samples; and how many samples there were."""
-
-    correct: dict[str, Array]
-    count: Array  # pyright: ignore[reportIncompatibleMethodOverride]
-
-
-def score(predict: Callable, data: Data, split: Split, batch_size: int) -> Scores:
-    """Counts correct predictions over a split.
-
-    Args:
-      predict: (x, mask) -> {rule: scores [B, C]}, or None. A score of -inf says "no prediction"; a
-        sample whose scores are all -inf is wrong.
-      data: the data that the split indexes.
-      split: the samples to score.
-      batch_size: samples a call.
-    """
-
-    def scored(i):
-        batch = take_batch(data, split.indices, split.count, i * batch_size, batch_size)
-        return predict(batch.x, batch.mask) or {}, batch
-
-    def body(i, correct):
-        scores, batch = scored(i)
-        counts = {}
-        for rule, s in scores.items():
-            predicted = jnp.isfinite(jnp.max(s, -1))
-            # The last batch is filled up with samples that are masked out here.
-            hits = (jnp.argmax(s, -1) == batch.y) & predicted & batch.mask
-            counts[rule] = correct[rule] + jnp.sum(hits, dtype=jnp.int32)
-        return counts
-
-    rules = jax.eval_shape(scored, jnp.int32(0))[0]
-    batches = (split.count + batch_size - 1) // batch_size
-    correct = lax.fori_loop(0, batches, body, {rule: jnp.int32(0) for rule in rules})
-    return Scores(correct, split.count)
 
 
 def received_where(
@@ -100,7 +61,7 @@ def score_splits(
     requested: dict[str, jax.Array],
     batch_size: int,
 ) -> dict[str, Scores]:
-    """Scores one client on its own sets.
+    """Scores one client on its own sets; by class on its test set, by the reported rule.
 
     Args:
       method, bucket: the method and the bucket of the client.
@@ -118,7 +79,8 @@ def score_splits(
         split = data.splits[name]
         # Requests are traced: an empty set takes no turn of the loop over batches.
         split = split._replace(count=jnp.where(is_requested, split.count, 0))
-        scores[name] = score(predict, data, split, batch_size)
+        reported = method.rules[0] if name == "test" else None
+        scores[name] = score(predict, data, split, batch_size, by_class_of=reported)
     return scores
 
 

@@ -1,4 +1,4 @@
-"""Accuracy over clients, in the definitions that papers mix up."""
+"""Accuracy over clients, in the definitions that papers mix up, and by class."""
 
 from typing import NamedTuple
 
@@ -42,3 +42,27 @@ def summarise(accuracy: np.ndarray, counts: np.ndarray) -> AccuracySummary:
         std=float(values.std()),
         worst=float(worst.mean()),
     )
+
+
+def macro_f1(by_class: np.ndarray) -> np.ndarray:
+    """Computes each client's macro F1, as scikit-learn's `f1_score(average="macro")` does: the mean
+    of the F1 of the classes that its test samples or its predictions have.
+
+    Args:
+      by_class: int [num_clients, 3, C], see `core.scores.Scores`.
+
+    Returns:
+      float64 [num_clients], NaN for a client without samples.
+    """
+    samples, predicted, correct = np.moveaxis(by_class, 1, 0)
+    total = samples + predicted
+    f1 = np.where(total > 0, 2 * correct / np.maximum(total, 1), 0)
+    num_classes = np.sum(total > 0, 1)
+    return np.where(num_classes > 0, np.sum(f1, 1) / np.maximum(num_classes, 1), np.nan)
+
+
+def class_accuracy(by_class: np.ndarray) -> np.ndarray:
+    """Computes the share of all clients' test samples of each class that are classified correctly,
+    float64 [C], NaN for a class without samples; argument as of `macro_f1`."""
+    samples, correct = np.sum(by_class[:, [0, 2]], axis=0)
+    return np.where(samples > 0, correct / np.maximum(samples, 1), np.nan)

@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.report.document import Document, Folded, Paragraph
 from fedjax_ht.report.gains import Gains
-from fedjax_ht.report.results import GLOBAL, NOTE, PARTICIPANTS
+from fedjax_ht.report.results import F1_NOTE, GLOBAL, MACRO_F1, NOTE, PARTICIPANTS
 from fedjax_ht.report.rows import after_start, mean, tops_of, values
 from fedjax_ht.report.table import Table, human_bytes, human_count, human_flops, table_of
 from fedjax_ht.simulation.history import History, Runs, best, wire_bytes
@@ -50,6 +50,8 @@ class Line(NamedTuple):
     Attributes:
       accuracy, accuracy_std: mean and standard deviation (of the population), over trials, of the
         best rounds' accuracies on the test sets.
+      macro_f1: mean over trials of the macro F1 in the best rounds; NaN where it is not known, as
+        in rows of an earlier version.
       best_rounds: the best round of each trial.
       participants_accuracy: mean over trials of the highest accuracy of a round's participants; NaN
         without any.
@@ -63,6 +65,7 @@ class Line(NamedTuple):
 
     accuracy: float
     accuracy_std: float
+    macro_f1: float
     best_rounds: list[int]
     participants_accuracy: float
     server_accuracy: float
@@ -167,6 +170,7 @@ def summarise(runs: Runs, target: float, score: str = "accuracy") -> Line:
     return Line(
         accuracy=float(np.mean(scores)),
         accuracy_std=float(np.std(scores)),
+        macro_f1=float(np.mean([row.get(MACRO_F1, math.nan) for row in tops])),
         best_rounds=values(tops, "round"),
         participants_accuracy=mean(values(tops_of(runs, PARTICIPANTS), PARTICIPANTS), math.nan),
         server_accuracy=mean(values(tops_of(runs, GLOBAL), GLOBAL), math.nan),
@@ -190,13 +194,15 @@ def comparison_text(
     """
     aim = f"{100 * target:.2f} %"
     costs = [f"rounds to {aim}", f"bytes to {aim}", f"FLOPs to {aim}", UPLINK, FLOPS]
-    titles = ["method", "accuracy %", "participants %", "server's model %", "best round"]
-    titles += [*costs, "s/round", "seconds"]
+    titles = ["method", "accuracy %", "macro F1 %", "participants %", "server's model %"]
+    titles += ["best round", *costs, "s/round", "seconds"]
     important = ["accuracy %", "server's model %", *costs[:3], "s/round", "best round"]
     rows = [line_cells(label, line, costs) for label, line in lines.items()]
     table = table_of(rows, titles, important, winner)
     several = any(len(line.best_rounds) > 1 for line in lines.values())
     notes = [Paragraph(explanation("server's model %" in table.head, several))]
+    if "macro F1 %" in table.head:
+        notes.append(Paragraph(F1_NOTE))
     if "participants %" in table.head:
         notes.append(Paragraph(NOTE))
     target_line = Paragraph(f"Target: {aim} ({origin}).")
@@ -210,6 +216,8 @@ def line_cells(label: str, line: Line, cost_titles: Sequence[str]) -> dict[str, 
     if trials > 1:
         accuracy += f" ± {100 * line.accuracy_std:.2f}"
     cells = {"method": label, "accuracy %": accuracy}
+    if not math.isnan(line.macro_f1):
+        cells["macro F1 %"] = f"{100 * line.macro_f1:.2f}"
     if not math.isnan(line.participants_accuracy):
         cells["participants %"] = f"{100 * line.participants_accuracy:.2f}"
     if not math.isnan(line.server_accuracy):

@@ -19,7 +19,7 @@ from fedjax_ht.report.gains import gain_table
 from fedjax_ht.report.map_plot import one_space
 from fedjax_ht.report.maps import load_map
 from fedjax_ht.report.plots import ROOM
-from fedjax_ht.report.results import sent
+from fedjax_ht.report.results import class_table, sent
 from fedjax_ht.report.rows import has_clock, rows_of_all, values
 from fedjax_ht.report.run_warnings import to_watch
 from fedjax_ht.report.setting import setting
@@ -77,6 +77,9 @@ def write_report(
             path = workdir / "plots" / f"{name}.svg"
             figures.append(html_page.figure(path, text))
         sections[heading] = "".join(figures)
+    by_class = class_table(histories, experiment.dataset.class_names)
+    if by_class.rows:
+        sections["Clients"] += folded("Accuracy by class", by_class.html())
     sections["Cost"] += folded("What each entry sent", sent(histories).html())
     if config.report.maps != "none":
         sections["Features and prototypes"] = maps(folders)

@@ -12,6 +12,10 @@ from fedjax_ht.simulation.history import Row, Runs, best, evaluated, merged, wir
 
 GLOBAL = "global_accuracy_head"  # of the server's own model
 PARTICIPANTS = "accuracy_participants"
+MACRO_F1, BY_CLASS = "macro_f1", "class_accuracy"
+F1_NOTE = """\
+"macro F1": of a client the mean of the F1 of the classes that its test samples or its predictions \
+have, in the round of the accuracy beside it; as a mean over clients."""
 NOTE = """\
 "participants": the mean over one round's participants, freshly trained, in the round where it is \
 highest. FedSSA's code reports this score; as a maximum over rounds and over draws of participants \
@@ -25,6 +29,7 @@ TITLES = (
     "server's model %",
     "± clients",
     "weighted %",
+    "macro F1 %",
     "best round",
     "last %",
     "worst 10 %",
@@ -47,6 +52,7 @@ IMPORTANCE = (
     "s/round",
     "by validation %",
     "worst 10 %",
+    "macro F1 %",
     "participants %",
     "downlink",
     "FLOPs",
@@ -72,6 +78,8 @@ def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Doc
     rows = list(map(run_cells, histories, histories.values()))
     table = table_of(rows, TITLES, IMPORTANCE, winner)
     blocks: list[Block] = [table]
+    if "macro F1 %" in table.head:
+        blocks.append(Folded('What "macro F1" means', [Paragraph(F1_NOTE)]))
     if "participants %" in table.head:
         blocks.append(Folded('What "participants" means', [Paragraph(NOTE)]))
     return Document(blocks)
@@ -82,16 +90,19 @@ def run_cells(label: str, runs: Runs) -> dict[str, str]:
     ends = [best(history) for history in runs if evaluated(history)]
     tops, lasts = [each.on_test for each in ends], [each.last for each in ends]
     validated = [each.on_val for each in ends if each.on_val]
-    participants, servers = tops_of(runs, PARTICIPANTS), tops_of(runs, GLOBAL)
     rounds = after_start(merged(runs))
     cells = {"method": label, "accuracy %": percent(tops, "accuracy")}
     if validated:
         chosen = percent(validated, "accuracy")
         cells["by validation %"] = f"{chosen} (round {rounds_of(validated)})"
-    if participants:
-        cells["participants %"] = percent(participants, PARTICIPANTS)
-    if servers:
-        cells["server's model %"] = percent(servers, GLOBAL)
+    shown = {
+        "participants %": (PARTICIPANTS, tops_of(runs, PARTICIPANTS)),
+        "server's model %": (GLOBAL, tops_of(runs, GLOBAL)),
+        "macro F1 %": (MACRO_F1, tops if all(MACRO_F1 in row for row in tops) else []),
+    }
+    for title, (score, rows) in shown.items():
+        if rows:
+            cells[title] = percent(rows, score)
     cells |= {
         "± clients": percent(tops, "accuracy_std", spread=False),
         "weighted %": percent(tops, "accuracy_weighted"),
@@ -146,3 +157,25 @@ def sent(histories: Mapping[str, Runs]) -> Table:
         ]
         rows.append([label, *map(human_bytes, counts)])
     return Table(head, rows)
+
+
+def class_table(histories: Mapping[str, Runs], class_names: Sequence[str]) -> Table:
+    """Makes a table of the accuracy on all clients' test samples of each class, in percent, in each
+    entry's best round, mean over trials; "-" where no client has any. Entries whose rows do not
+    have it are left out, and without any there are no rows."""
+    columns = {}
+    for label, runs in histories.items():
+        tops = [best(history).on_test for history in runs if evaluated(history)]
+        of_runs = [row[BY_CLASS] for row in tops if BY_CLASS in row]
+        if of_runs:
+            columns[label] = np.array(of_runs, np.float64)  # None becomes NaN
+    rows = []
+    for number, name in enumerate(class_names if columns else ()):
+        cells = [percents[:, number] for percents in columns.values()]
+        rows.append([name, *(_mean_percent(of_class) for of_class in cells)])
+    return Table(["class", *columns], rows)
+
+
+def _mean_percent(shares: np.ndarray) -> str:
+    known = shares[~np.isnan(shares)]
+    return f"{100 * np.mean(known):.1f}" if len(known) else "-"

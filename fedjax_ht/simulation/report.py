@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.evaluation import Scores
 from fedjax_ht.core.mesh import fetch
 from fedjax_ht.core.round import ClientResult
+from fedjax_ht.core.scores import Scores
 from fedjax_ht.core.trees import Array, join_trees, take
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.profile import Profile
@@ -94,11 +94,14 @@ class Evaluation(NamedTuple):
         clients that were not evaluated.
       global_accuracy: "head" -> accuracy of the server's model on all clients' test samples; empty
         without a model.
+      by_class: int32 [num_clients, 3, C], counts of the test sets by the reported rule, see
+        `core.scores.Scores`; None in a deployment, whose clients do not send them.
     """
 
     accuracy: dict[str, dict[str, np.ndarray]]
     counts: dict[str, np.ndarray]
     global_accuracy: dict[str, float]
+    by_class: np.ndarray | None = None
 
 
 def round_report(
@@ -226,6 +229,7 @@ def evaluation(
       pooled: scores of the server's own model on all test samples, or None.
     """
     accuracy: dict[str, dict[str, np.ndarray]] = {}
+    by_class = None
     num_clients = len(train_counts)
     counts = {"train": np.array(train_counts, np.int64)}  # a copy: scores are written into it
     for ids, splits in scored:
@@ -235,11 +239,16 @@ def evaluation(
             for rule, correct in scores.correct.items():
                 row = by_rule.setdefault(rule, np.full(num_clients, np.nan))
                 row[ids] = _share(correct, scores.count)
+        counted = np.asarray(splits["test"].by_class if "test" in splits else ())
+        if counted.size:
+            if by_class is None:
+                by_class = np.zeros((num_clients, *counted.shape[1:]), np.int32)
+            by_class[ids] = counted
     global_accuracy = {}
     if pooled is not None:
         for rule, correct in pooled.correct.items():
             global_accuracy[rule] = float(correct / max(1, pooled.count))
-    return Evaluation(accuracy, counts, global_accuracy)
+    return Evaluation(accuracy, counts, global_accuracy, by_class)
 
 
 def _mean(values: np.ndarray) -> float:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ht.metrics.accuracy import AccuracySummary, summarise
+from fedjax_ht.metrics.accuracy import AccuracySummary, class_accuracy, macro_f1, summarise
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 
 Row = dict[str, Any]
@@ -34,6 +34,8 @@ def evaluation_row(
       accuracy, accuracy_weighted (by test samples), accuracy_train_weighted (by training samples,
       DFRD's L.acc), accuracy_std, accuracy_worst10, val_accuracy (with a validation set),
       train_accuracy (where it is evaluated), accuracy_<rule> for every rule,
+      macro_f1 (mean over clients) and class_accuracy (of all test samples of each class; None
+      without any), by the reported rule and not in a deployment,
       global_accuracy_head (with a global model, DFRD's G.acc), clients (accuracy per client),
       accuracy_samples (test samples per client, of which `clients` are shares), and, where only
       some were evaluated, client_ids.
@@ -67,14 +69,22 @@ def _test_columns(
     }
     for rule in rules:
         row[f"accuracy_{rule}"] = summarise(by_rule[rule], counts).mean
+    if evaluation.by_class is not None:
+        row["macro_f1"] = summarise(macro_f1(evaluation.by_class), counts).mean
+        row["class_accuracy"] = _or_none(class_accuracy(evaluation.by_class))
     clients, samples = reported, counts
     if only is not None:
         clients, samples = reported[only], counts[only]
-    row["clients"] = [None if np.isnan(accuracy) else float(accuracy) for accuracy in clients]
+    row["clients"] = _or_none(clients)
     row["accuracy_samples"] = [int(count) for count in samples]
     if only is not None:
         row["client_ids"] = [int(i) for i in only]
     return row
+
+
+def _or_none(values: np.ndarray) -> list[float | None]:
+    """Returns numbers as JSON has them: None for NaN."""
+    return [None if np.isnan(value) else float(value) for value in values]
 
 
 def round_row(report: RoundReport, rules: Sequence[str], client_flops: np.ndarray) -> Row:

@@ -11,9 +11,9 @@ import pytest
 
 from fedjax_ht.checkpoints.segments import pieces
 from fedjax_ht.core.batches import sum_by_class
-from fedjax_ht.core.evaluation import score
 from fedjax_ht.core.inputs import AsStored
 from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.scores import score
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.files import arrays
 from fedjax_ht.data.sources import pamap2
@@ -58,11 +58,13 @@ def test_scores_of_any_number_of_samples():
             right = jax.nn.one_hot((x[:, :1] == ROWS[:, 0]).argmax(1) % 4, 4)
             return {"right": right, "wrong": -right, "none": jnp.full((len(x), 4), -jnp.inf)}
 
-        return score(predict, data, data.splits["train"], SIZE)
+        return score(predict, data, data.splits["train"], SIZE, by_class_of="right")
 
     compiled = jax.jit(scores)
     for count in COUNTS:
-        correct, of_count = compiled(count)
+        correct, of_count, by_class = compiled(count)
+        # of each class, predicted to be of it, and both
+        np.testing.assert_array_equal(by_class, [np.bincount(LABELS[:count], minlength=4)] * 3)
         assert (correct["right"], correct["none"], of_count) == (count, 0, count)
         assert correct["wrong"] == 0
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_ht.metrics.accuracy import summarise
+from fedjax_ht.metrics.accuracy import class_accuracy, macro_f1, summarise
 
 
 def test_the_means_differ_as_defined():
@@ -22,3 +22,13 @@ def test_the_worst_tenth_is_a_mean_over_clients():
 
 def test_nobody_has_samples():
     assert all(np.isnan(summarise(np.array([np.nan]), np.array([0]))))
+
+
+def test_macro_f1_is_over_the_classes_of_labels_and_predictions():
+    """Class 3 is nowhere, class 2 only predicted; the last client has no samples."""
+    labels, choices = np.array([0, 0, 0, 1, 1]), np.array([0, 0, 1, 1, 2])
+    parts = [np.bincount(x, minlength=4) for x in (labels, choices, labels[labels == choices])]
+    by_class = np.array([parts, np.zeros((3, 4), int)])
+    f1 = [2 * 2 / (3 + 2), 2 * 1 / (2 + 2), 0.0]
+    np.testing.assert_allclose(macro_f1(by_class), [np.mean(f1), np.nan])
+    np.testing.assert_allclose(class_accuracy(by_class), [2 / 3, 1 / 2, np.nan, np.nan])

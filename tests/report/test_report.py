@@ -23,7 +23,7 @@ from fedjax_ht.report.html_page import WIDE, figure
 from fedjax_ht.report.map_plot import write_maps
 from fedjax_ht.report.maps import FeatureMap, save_map
 from fedjax_ht.report.report import captions, write_report
-from fedjax_ht.report.results import sent
+from fedjax_ht.report.results import class_table, sent
 from fedjax_ht.report.run_warnings import warnings
 from fedjax_ht.report.setting import repeat, setting
 from fedjax_ht.report.table import Table
@@ -232,6 +232,17 @@ def test_a_client_far_from_the_others_is_named():
     assert less.startswith("a: client 13 (10 %) reached far less") and more.startswith(
         "a: client 16 (99 %) reached far m"
     )
+
+
+def test_accuracy_by_class_is_that_of_the_best_rounds():
+    shares = [[0.1, None, 0.2], [0.5, None, 0.25]]
+    first, second = runs(0.1, 0.6, trials=2)
+    for row, of_run in ((first[1], shares[0]), (second[1], shares[1])):
+        row["class_accuracy"] = of_run
+    table = class_table({"a": [first, second], "older": runs(0.1)}, ("cat", "dog", "owl"))
+    assert table.head == ["class", "a"]
+    assert table.rows == [["cat", "30.0"], ["dog", "-"], ["owl", "22.5"]]
+    assert class_table({"older": runs(0.1)}, ("cat",)).rows == []
 
 
 def test_sent_bytes_are_means_over_rounds():

@@ -120,6 +120,11 @@ def test_training_samples_are_scored_where_asked():
     train = everybody.accuracy["train"]["cap"]
     np.testing.assert_array_equal(np.isnan(train), TRAIN_COUNTS.sum(1) == 0)
     row = evaluation_row(everybody, ("cap",))
+    # of all test samples of a class, whose shares make that of all samples
+    counted = everybody.by_class.sum(0)
+    by_class = np.array(row["class_accuracy"], float)
+    assert np.nansum(by_class * counted[0]) / counted[0].sum() == row["accuracy_weighted"]
+    assert 0 < row["macro_f1"] <= 1 and counted[1].sum() == counted[0].sum()
     assert row["train_accuracy"] == pytest.approx(np.nanmean(train))
     assert row["train_accuracy_weighted"] == pytest.approx(
         np.nansum(train * TRAIN_COUNTS.sum(1)) / TRAIN_COUNTS.sum()

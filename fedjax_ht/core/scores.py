@@ -1,0 +1,72 @@
+"""Counts of the predictions over a set of samples."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_ht.core.batches import take_batch
+from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.trees import Array
+
+
+class Scores(NamedTuple):
+    """The counts of a set's samples.
+
+    Attributes:
+      correct: rule -> int32, samples that are classified correctly.
+      count: int32, samples.
+      by_class: int32 [3, C], by one rule: the samples of each class, those predicted to be of it,
+        and those of both; () where they are not counted.
+    """
+
+    correct: dict[str, Array]
+    count: Array  # pyright: ignore[reportIncompatibleMethodOverride]
+    by_class: Array | tuple[()] = ()
+
+
+def score(
+    predict: Callable, data: Data, split: Split, batch_size: int, by_class_of: str | None = None
+) -> Scores:
+    """Counts predictions over a split.
+
+    Args:
+      predict: (x, mask) -> {rule: scores [B, C]}, or None. A score of -inf says "no prediction"; a
+        sample whose scores are all -inf is wrong.
+      data: the data that the split indexes.
+      split: the samples to score.
+      batch_size: samples a call.
+      by_class_of: the rule whose predictions are counted by class, too; None counts none.
+    """
+
+    def scored(i):
+        batch = take_batch(data, split.indices, split.count, i * batch_size, batch_size)
+        return predict(batch.x, batch.mask) or {}, batch
+
+    def body(i, counts):
+        correct, by_class = counts
+        scores, batch = scored(i)
+        added = {}
+        for rule, s in scores.items():
+            # The last batch is filled up with samples that are masked out here.
+            predicted = jnp.isfinite(jnp.max(s, -1)) & batch.mask
+            choice = jnp.argmax(s, -1)
+            hits = (choice == batch.y) & predicted
+            added[rule] = correct[rule] + jnp.sum(hits, dtype=jnp.int32)
+            if rule == by_class_of:
+                kinds = ((batch.mask, batch.y), (predicted, choice), (hits, choice))
+                labels = jnp.stack([jnp.where(*kind, -1) for kind in kinds])  # -1: of no class
+                is_of = labels[..., None] == jnp.arange(s.shape[-1])
+                by_class += jnp.sum(is_of, 1, dtype=jnp.int32)
+        return added, by_class
+
+    rules = jax.eval_shape(scored, jnp.int32(0))[0]
+    by_class = ()
+    if by_class_of in rules:
+        by_class = jnp.zeros((3, rules[by_class_of].shape[-1]), jnp.int32)
+    batches = (split.count + batch_size - 1) // batch_size
+    start = {rule: jnp.int32(0) for rule in rules}, by_class
+    correct, by_class = lax.fori_loop(0, batches, body, start)
+    return Scores(correct, split.count, by_class)
