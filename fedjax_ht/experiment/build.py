@@ -189,8 +189,8 @@ def make_federations(
 def _check_tokens(config: Config, dataset: Dataset) -> None:
     """Refuses a trained model of text on tokens of other words than its own."""
     group, tokenizer = config.model.group, config.dataset.tokenizer
-    words = dataset.reading is not None and dataset.reading.token_texts
-    if names_folder(group) and words and not tokenizer:
+    has_texts = dataset.reading is not None and dataset.reading.token_texts
+    if names_folder(group) and has_texts and not tokenizer:
         raise ValueError(
             f"model.group is {group!r}, which knows the tokens of its own tokenizer alone; give "
             f"dataset.tokenizer={folder_of(group)}"

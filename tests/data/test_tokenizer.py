@@ -1,4 +1,4 @@
-"""Trained tokenizers: their files, and the texts that they make token ids of."""
+"""Tokenizers of trained models: their files, and the texts that they make token ids of."""
 
 import json
 import sys

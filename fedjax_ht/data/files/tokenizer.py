@@ -1,4 +1,4 @@
-"""Trained tokenizers in the files of Hugging Face's folders, read by the package `tokenizers`."""
+"""Tokenizers of trained models, in the files of Hugging Face's folders."""
 
 import json
 import os

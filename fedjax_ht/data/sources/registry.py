@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.names import meant, unknown
@@ -238,21 +237,37 @@ def _load(
     """Reads a set; the stamp of its files is there to tell other calls from this one."""
     del stamp
     source = SOURCES[name.partition(":")[0]]
-    size: Any = image_size
-    if tokenizer and not source.any_kind and not source.texts:
-        raise ValueError(f"tokenizer is {str(tokenizer)!r}, but {name} has no texts")
-    trained = Tokenizer(tokenizer) if tokenizer else None
-    if source.any_kind:
-        size = Sizes(image_size, text_length, trained)
-    elif source.texts:
-        size = TextForm(text_length, trained)
-        if image_size is not None:
-            raise ValueError(f"image_size is {image_size}, but {name} has no images")
-    elif text_length is not None:
-        raise ValueError(f"text_length is {text_length}, but {name} has no texts")
+    size = _size(source, name, image_size, text_length, tokenizer=tokenizer)
     if not source.columns and any(columns):
         field, value = next(pair for pair in columns._asdict().items() if pair[1])
         raise ValueError(f"{field} is {value!r}, but {name} has no columns with names")
     arguments = [name.partition(":")[2]] if source.argument else []
     more = [columns] if source.columns else []
     return source.read(*arguments, data_dir, size, *more)
+
+
+def _size(
+    source: Source,
+    name: str,
+    image_size: int | None,
+    text_length: int | None,
+    *,
+    tokenizer: Path | None,
+) -> int | TextForm | Sizes | None:
+    """Returns the size that a source reads its samples at.
+
+    Raises:
+      ValueError: an option is for samples of another kind.
+    """
+    if source.any_kind or source.texts:
+        trained = Tokenizer(tokenizer) if tokenizer else None
+        if source.any_kind:
+            return Sizes(image_size, text_length, trained)
+        if image_size is not None:
+            raise ValueError(f"image_size is {image_size}, but {name} has no images")
+        return TextForm(text_length, trained)
+    if text_length is not None:
+        raise ValueError(f"text_length is {text_length}, but {name} has no texts")
+    if tokenizer is not None:
+        raise ValueError(f"tokenizer is {str(tokenizer)!r}, but {name} has no texts")
+    return image_size
