@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from fedjax_ht.configs.sections import Config, MethodConfig, PartitionConfig
-from fedjax_ht.configs.typed import check_names, check_section, from_plain, plain_hint, to_plain
+from fedjax_ht.configs.typed import check_names, from_plain, plain_hint, to_plain
 from fedjax_ht.core.annotations import hints_of, kind_of
 from fedjax_ht.core.extras import needing
 from fedjax_ht.core.names import kind_of_value, unknown, unknown_option
@@ -71,7 +71,6 @@ def typed_config(config: AnyConfig | Mapping[str, Any]) -> Config:
       ValueError: a field is missing, unknown, or has a value that it cannot have. One line.
     """
     if isinstance(config, Config):
-        check_section(config)
         return config
     if isinstance(config, ConfigDict):
         config = config.to_dict()

@@ -16,6 +16,7 @@ from fedjax_ht.configs.run_sections import (
     ReportConfig,
     Tracker,
 )
+from fedjax_ht.configs.typed import check_section
 from fedjax_ht.core.annotations import (
     Count,
     NonNegative,
@@ -265,3 +266,6 @@ class Config:
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
     track: tuple[Tracker, ...] = ()
+
+    def __post_init__(self):
+        check_section(self)

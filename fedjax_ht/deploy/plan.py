@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_ht.configs.base import AnyConfig
+from fedjax_ht.configs.base import AnyConfig, typed_config
 from fedjax_ht.configs.run_sections import DevicesConfig
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.configs.typed import to_json, to_plain
@@ -88,7 +88,7 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
       ValueError: the config is wrong, or needs what only a simulation has. One line.
       ImportError: it has privacy, and the accountant is not installed. One line.
     """
-    settled = settle(config)
+    settled = settle(typed_config(config))
     label, entry = next(iter(settled.entries.items()))
     method, options = settled.methods[label], settled.options
     if method.public_samples:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.configs.base import AnyConfig
+from fedjax_ht.configs.base import AnyConfig, typed_config
 from fedjax_ht.configs.sections import Config, DatasetConfig, PartitionConfig, TrainingConfig
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import Pixels
@@ -69,7 +69,7 @@ def build(config: AnyConfig, begun: bool = False, trust: bool = True) -> Experim
         right.
       ImportError: a package that the config needs is not installed. One line.
     """
-    settled = settle(config, trust)
+    settled = settle(typed_config(config), trust)
     config, options, entries, configs, methods = settled
     recipes = [entry_config.training for entry_config in configs.values()]
     dataset = make_dataset(config.dataset, config.partition, recipes)

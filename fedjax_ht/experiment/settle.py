@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_ht.configs.base import AnyConfig, typed_config
 from fedjax_ht.configs.sections import Config, DatasetConfig, PartitionConfig
 from fedjax_ht.core.annotations import MAX_SEED, Rest
 from fedjax_ht.core.bounds import check_value
@@ -42,7 +41,7 @@ class Settled(NamedTuple):
     methods: dict[str, Method]
 
 
-def settle(config: AnyConfig, trust: bool = True) -> Settled:
+def settle(config: Config, trust: bool = True) -> Settled:
     """Checks all of a config that can be wrong without the data.
 
     Args:
@@ -55,7 +54,6 @@ def settle(config: AnyConfig, trust: bool = True) -> Settled:
         right.
       ImportError: the config has privacy, and the accountant is not installed. One line.
     """
-    config = typed_config(config)
     check_together(config)
     options = simulation_options(config)
     if not trust:  # before the options of its methods are asked for, which imports them

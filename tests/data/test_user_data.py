@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from fedjax_ht.configs.base import base_config
+from fedjax_ht.configs.base import base_config, typed_config
 from fedjax_ht.data.description import describe
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.experiment.settle import settle
@@ -88,5 +88,5 @@ def test_code_is_not_imported_without_trust(folder):
     config = base_config()
     config.dataset.name = "data_of_a_user:dataset"
     with pytest.raises(ValueError, match=r"the config names data_of_a_user:dataset, which .*trust"):
-        settle(config, trust=False)
+        settle(typed_config(config), trust=False)
     assert "data_of_a_user" not in sys.modules

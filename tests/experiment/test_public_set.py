@@ -82,7 +82,7 @@ def test_a_public_set_that_nothing_reads_is_said():
 )
 def test_wrong_public_sets_are_refused_without_reading_data(public, message):
     with pytest.raises(ValueError, match=message):
-        settle(config_of(public=public))
+        settle(typed_config(config_of(public=public)))
 
 
 def test_a_public_set_that_is_too_small_is_refused():

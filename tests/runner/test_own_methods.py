@@ -273,7 +273,7 @@ def test_a_module_and_function_that_is_no_method(tmp_path, monkeypatch, name, li
     config = base_config()
     config.compare = (name,)
     with pytest.raises(ValueError, match=line) as error:
-        settle(config)
+        settle(typed_config(config))
     assert "\n" not in str(error.value)
 
 
