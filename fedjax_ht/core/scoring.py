@@ -1,4 +1,4 @@
-"""What an evaluation scores of clients and of the server's model."""
+"""Options of the scores that an evaluation computes."""
 
 import dataclasses
 from typing import Literal

@@ -30,9 +30,9 @@ class SimulationOptions:
       drop_rate: share of a round's participants whose uplink is lost after training, rounded down.
       shared_init: True starts all clients of one architecture from the same weights (released
         code), else each starts from its own.
-      scoring: what evaluations score. A `batch_size` of None is 64 where the server has a model of
-        its own, and else as the device likes (`batches.forward_batch`); it matters where norms go
-        by the batch.
+      scoring: state, samples and statistics of the scores. A `batch_size` of None is 64 where the
+        server has a model of its own, and else as the device likes (`batches.forward_batch`); it
+        matters where norms go by the batch.
       lanes: clients side by side on a device: a number, bucket name -> number, or None, for which
         `lanes.choose_lanes` has a rule.
       devices: number of devices to shard the clients over; None takes all.

@@ -17,9 +17,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ht.configs.base import method_config, typed_config
+from fedjax_ht.configs.base import method_config
 from fedjax_ht.core.keys import random_generator
-from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.data.sources import registry
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.fingerprints import check_data, fingerprints
@@ -180,23 +179,6 @@ def test_an_entry_without_an_option_of_today_has_its_default(config):
     }
     assert completed({"evaluate": {"every": 5}})["evaluate"]["every"] == 5
     assert completed({"evaluate": {"every": 5}})["scoring"]["state"] == "received"
-
-
-def test_a_field_of_a_former_name_has_todays():
-    stored = {
-        "profile": True,
-        "evaluate": {"mode": "trained", "batch_size": 4, "train": True, "every": 5},
-    }
-    fields = completed(stored)
-    assert fields["time_stages"] is True and "profile" not in fields
-    assert fields["evaluate"]["every"] == 5 and "mode" not in fields["evaluate"]
-    assert fields["scoring"] == {
-        "state": "trained",
-        "batch_size": 4,
-        "train": True,
-        "global_statistics": "batch",
-    }
-    assert typed_config(fields).scoring == Scoring("trained", 4, train=True)
 
 
 def test_a_run_of_a_newer_version_is_refused(config, copied):

@@ -14,7 +14,9 @@ from fedjax_ht.configs.sections import Config, TrainingConfig
 from fedjax_ht.configs.typed import from_plain, to_json, to_plain
 from fedjax_ht.core.annotations import hints_of
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.scoring import Scoring
 from fedjax_ht.experiment.options import simulation_options
+from fedjax_ht.experiment.run_folder import completed
 from fedjax_ht.experiment.training import local_training
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.profile import Profile
@@ -123,3 +125,20 @@ def test_a_typed_config_has_no_wrong_value_and_is_taken_as_it_is():
         base = base_config()
         base.evaluate.mode = "trained"
         typed_config(base)
+
+
+def test_a_field_of_a_former_name_has_todays():
+    stored = {
+        "profile": True,
+        "evaluate": {"mode": "trained", "batch_size": 4, "train": True, "every": 5},
+    }
+    fields = completed(stored)
+    assert fields["time_stages"] is True and "profile" not in fields
+    assert fields["evaluate"]["every"] == 5 and "mode" not in fields["evaluate"]
+    assert fields["scoring"] == {
+        "state": "trained",
+        "batch_size": 4,
+        "train": True,
+        "global_statistics": "batch",
+    }
+    assert typed_config(fields).scoring == Scoring("trained", 4, train=True)
