@@ -183,7 +183,7 @@ def test_the_recipe_is_of_the_committed_config():
         checks.local_training(),
         local_training(typed_config(get_config("recipe=small_batches")).training),
     )
-    other = {"optimizer", "augment"}
+    other = {"optimizer", "augmentation"}
     assert all(
         vars(ours)[name] == value for name, value in vars(theirs).items() if name not in other
     )
