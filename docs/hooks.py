@@ -64,7 +64,7 @@ THEMES = {
     "running": (
         "Running",
         "Simulations, the loop over rounds, and runs by config.",
-        ("simulation", "configs", "runner", "experiment"),
+        ("simulation", "core.scoring", "configs", "runner", "experiment"),
     ),
 }
 NAMESPACES = {
