@@ -69,7 +69,7 @@ def test_steps_are_remembered_for_long_enough():
 
 
 def test_late_uploads_are_older():
-    """On a slow client's upload the server has taken steps since it was sent."""
+    """Before a slow client's upload arrives the server takes steps, which make it older."""
     federation = one_architecture()
     speed = np.full(NUM_CLIENTS, 1e9)
     speed[0] = 400.0  # its upload of 724 bytes takes more than a tick
