@@ -64,7 +64,7 @@ THEMES = {
     "running": (
         "Running",
         "Simulations, the loop over rounds, and runs by config.",
-        ("simulation", "core.scoring", "configs", "runner", "experiment"),
+        ("simulation", "core.scoring", "checkpoints", "configs", "runner", "experiment"),
     ),
 }
 NAMESPACES = {

@@ -5,6 +5,8 @@ from . import generators as generators
 from . import losses as losses
 from . import models as models
 from . import trust as trust
+from .checkpoints.from_python import load as load
+from .checkpoints.from_python import save as save
 from .configs.base import apply_argument as apply_argument
 from .configs.base import base_config as base_config
 from .configs.base import method_config as method_config

@@ -20,7 +20,7 @@ the run goes on; it is never deleted.
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -163,6 +163,17 @@ class Checkpointer:
                 self._placements.append(placed)
             return state, history
         return None
+
+    def follow(self, history: Sequence[dict]) -> None:
+        """Takes the newest checkpoint whose rows `history` begins with for the one that the run
+        goes on from, without reading its states: later ones are of another course."""
+        self.wait()
+        for step in reversed(sealed.numbers(self._directory)):
+            with contextlib.suppress(OSError, ValueError):  # damaged: it is of no known course
+                past = sealed.read_json(self._directory / str(step), "history.json")
+                if past == list(history[: len(past)]):
+                    self._placements, self._reached = [], step
+                    return
 
     def _base(self, state: SimulationState) -> Placement:
         """The placement that the next checkpoint builds on, or that of no checkpoint."""
