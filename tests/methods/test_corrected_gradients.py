@@ -1,6 +1,7 @@
 """FedProx, SCAFFOLD and FedDyn against NumPy; what SCAFFOLD refuses."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -105,11 +106,17 @@ def test_feddyn_descends_on_the_papers_penalty():
 
 def uploads(trees, order, arrived, samples=10):
     """A bucket's uplinks in this order of ids; absent ones are NaN."""
-    lost = jax.tree.map(lambda x: x * np.nan, trees[0])
+    lost = jax.tree.map(lambda x: np.full_like(x, np.nan), trees[0])
     rows = [trees[i] if i in arrived else lost for i in order]
-    stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *rows)
-    flags = jnp.array([i in arrived for i in order])
+    stacked = jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs)), *rows)
+    flags = jnp.asarray(np.array([i in arrived for i in order]))
     return {BUCKET.name: Received(stacked, tiny.infos(order, samples), flags)}
+
+
+def served(method, federation, server, received):
+    """The server's state after a round, in one program."""
+    serve = jax.jit(functools.partial(method.server_update, federation))
+    return serve(server, received, None)[0]
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [4, 2, 0, 3, 1, 4]])
@@ -119,14 +126,14 @@ def test_servers_equal_the_reference(order):
     flat = [tiny.flat_params(rows[i]) for i in arrived]
     pairs = [Pair(rows[i], rows[3 - i]) for i in range(4)]
     method = scaffold(TRAINING, server_lr=0.5)
-    (new,), _ = method.server_update(FEDERATION, [Pair(W, C)], uploads(pairs, order, arrived), None)
+    (new,) = served(method, FEDERATION, [Pair(W, C)], uploads(pairs, order, arrived))
     expected = {k: FLAT["w"][k] + 0.5 * (flat[0][k] + flat[1][k]) / 2 for k in flat[0]}
     check_model(new.params, expected)
     expected = {k: FLAT["c"][k] + (flat[0][k] + flat[1][k]) / 4 for k in flat[0]}
     check_model(new.control, expected)
     method = feddyn(TRAINING, alpha=0.3)
     received = uploads(rows, order, arrived)
-    (new,), _ = method.server_update(FEDERATION, [Server(W, S)], received, None)
+    (new,) = served(method, FEDERATION, [Server(W, S)], received)
     params, drift = reference.feddyn_server(FLAT["w"], FLAT["s"], flat, 4, 0.3)
     check_model(new.params, params)
     check_model(new.drift, drift)
@@ -136,18 +143,18 @@ def test_servers_equal_the_reference(order):
 def test_every_architecture_has_a_mean_of_its_own(make):
     """The state of an architecture stays where only clients of the other arrive."""
     federation, method = mixed_federation(), make(TRAINING)
-    server = method.init_server(federation, jax.random.key(0))
+    server = jax.jit(functools.partial(method.init_server, federation))(jax.random.key(0))
     received = {}
     for bucket, form in zip(federation.buckets, server):
         ids = list(federation.members(bucket))
-        uplink = jax.tree.map(lambda x, ids=ids: jnp.ones((len(ids), *x.shape)), form)
+        uplink = jax.tree.map(lambda x, ids=ids: np.ones((len(ids), *x.shape), x.dtype), form)
         if make is fedprox:
             uplink = ModelUplink(uplink, ())
         elif make is feddyn:
             uplink = uplink.params
-        arrived = jnp.array([ASSIGNMENT[i] == "wide" for i in ids])
+        arrived = np.array([ASSIGNMENT[i] == "wide" for i in ids])
         received[bucket.name] = Received(uplink, tiny.infos(ids, 10), arrived)
-    new, _ = method.server_update(federation, server, received, None)
+    new = jax.device_get(served(method, federation, server, received))
     check_equal(new[0], server[0])
     assert all(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (new[1], server[1]))))
 

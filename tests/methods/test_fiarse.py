@@ -1,5 +1,7 @@
 """FIARSE against NumPy: what a client holds and how it trains, and the server's means."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,18 +129,20 @@ def test_norms_are_held_whole_and_their_statistics_averaged():
     network = sliced_model(ConvNet((4, 4), norm="batch"), 3)
     federation = make_federation({"conv": network}, (16, 16, 1), 3, num_clients=3)
     (bucket,), method = federation.buckets, fiarse(TRAINING, shares=(0.5,))
-    server = method.init_server(federation, jax.random.key(0))
-    message = method.broadcast(federation, bucket, server, tiny.context(0))
+    server = jax.jit(functools.partial(method.init_server, federation))(jax.random.key(0))
+    send = jax.jit(functools.partial(method.broadcast, federation, bucket))
+    message = jax.device_get(send(server, tiny.context(0)))
     assert message.weights.mask.shape == (40 + 148 + 15,) and message.weights.mask.sum() == 101
     assert message.norms.mask.shape == (2 * (4 + 4),) and message.norms.mask.all()
     rows = []
     for i in range(3):
-        norms = message.norms._replace(values=jnp.full(16, float(i)))
+        norms = message.norms._replace(values=np.full(16, i, np.float32))
         stats = jax.tree.map(lambda x, i=i: x + i, message.stats)
         rows.append(message._replace(norms=norms, stats=stats))
-    uplink = jax.tree.map(lambda *xs: jnp.stack(xs), *rows)
+    uplink = jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs)), *rows)
     received = {"conv": Received(uplink, tiny.infos(range(3), [4, 9, 0]), jnp.ones(3, bool))}
-    (new,), _ = method.server_update(federation, server, received, None)
+    serve = jax.jit(functools.partial(method.server_update, federation))
+    (new,), _ = serve(server, received, None)
     before, after = (entries_of(bucket, x.params).norms for x in (server[0], new))
     np.testing.assert_allclose(after, before - 0.5)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y + 0.5), new.stats, message.stats)
