@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
-from fedjax_ht.checkpoints.writers import write_history
+from fedjax_ht.checkpoints.writers import write_runs
 from fedjax_ht.simulation.history import Row
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
@@ -39,7 +39,7 @@ def save(
     checkpointer = make_checkpointer(folder / CHECKPOINTS, simulation)
     checkpointer.follow(rows)
     checkpointer.save(state, rows)
-    write_history(rows, folder)
+    write_runs([rows], folder)
 
 
 def load(folder: Path | str, simulation: Simulation) -> tuple[SimulationState, list[Row]]:

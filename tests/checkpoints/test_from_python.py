@@ -3,7 +3,7 @@
 import pytest
 
 from fedjax_ht.checkpoints.from_python import load, save
-from fedjax_ht.checkpoints.writers import read_history
+from fedjax_ht.checkpoints.writers import read_runs
 from tests.checkpoints.toy import COURSE, assert_same, toy_simulation
 
 ROWS = [{"round": 2, "trial": 0, "accuracy": 0.1 + 0.2, "clients": [None, 1 / 3]}]
@@ -13,7 +13,7 @@ def test_a_saved_simulation_comes_back(tmp_path):
     save(tmp_path / "mine", toy_simulation(), COURSE[2], ROWS)
     state, history = load(str(tmp_path / "mine"), toy_simulation())
     assert_same(state, COURSE[2])
-    assert history == read_history(tmp_path / "mine") == ROWS
+    assert [history] == read_runs(tmp_path / "mine") == [ROWS]
     assert {"metrics.csv", "clients.csv"} <= {file.name for file in (tmp_path / "mine").iterdir()}
 
 
