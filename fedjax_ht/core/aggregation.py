@@ -38,7 +38,8 @@ def _with_rounds(received: Received, round: jax.Array) -> Received:
     """Returns uplinks with the round in which they were sent: this one, where nothing is late."""
     if received.sent_round is not None:
         return received
-    return received._replace(sent_round=jnp.full(received.arrived.shape, round, jnp.int32))
+    rounds = jnp.full(received.arrived.shape, round, jnp.int32)
+    return received._replace(info=received.info._replace(sent_round=rounds))
 
 
 def gather_received(received: dict[str, Received]) -> Received:

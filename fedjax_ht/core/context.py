@@ -20,11 +20,14 @@ class ClientInfo(NamedTuple):
       id: int32 scalar, the client's id in the whole federation.
       num_samples: int32 scalar, its number of training samples.
       last_round: int32 scalar, the last round in which the server reached it; -1 if it never did.
+      sent_round: int32 scalar, the round whose downlink its upload answers, in server_update; None
+        elsewhere.
     """
 
     id: Array
     num_samples: Array
     last_round: Array
+    sent_round: Array = None
 
 
 class Context(NamedTuple):
@@ -70,11 +73,14 @@ class Received(NamedTuple):
       info: ClientInfo with a leading axis [P].
       arrived: bool [P], False for padding, drop-outs and uplinks that were not finite. Values of
         these rows may be NaN and must not be read.
-      sent_round: int32 [P], the round whose downlink each uplink answers: an earlier one for
-        uploads that arrive late. server_update has it; None before.
     """
 
     uplink: PyTree
     info: ClientInfo
     arrived: Array
-    sent_round: Array = None
+
+    @property
+    def sent_round(self) -> Array:
+        """The round whose downlink each uplink answers, int32 [P]: an earlier one for uploads that
+        arrive late."""
+        return self.info.sent_round

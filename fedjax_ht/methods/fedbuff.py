@@ -156,6 +156,9 @@ def take_uploads(
         return (select(held >= size, full, waiting), oldest), None
 
     counts = client_weights(uploads) > 0
-    rows = uploads.uplink, counts, uploads.sent_round
+    rounds = uploads.sent_round
+    if rounds is None:  # a caller beside `server_step`, for which nothing is late
+        rounds = jnp.full(counts.shape, round, jnp.int32)
+    rows = uploads.uplink, counts, rounds
     (group, oldest), _ = lax.scan(take_upload, (group, jnp.int32(0)), rows)
     return group, oldest

@@ -192,13 +192,14 @@ def _with_earlier(
         # A client takes part in nothing else till its upload arrives.
         rounds = np.full(len(received[name].arrived), round), last_round[roster.members]
         now, before = collect(devices.mesh, tuple(x.astype(np.int32) for x in rounds))
-        earlier = earlier._replace(sent_round=before)
+        earlier = earlier._replace(info=earlier.info._replace(sent_round=before))
         behind = np.arange(len(earlier.arrived), dtype=np.int32)
         # Padding sorts behind every client; a client never stands in both halves.
         ids = np.full(len(part.padded_rows), devices.num_clients)
         ids[: len(part.ids)] = part.ids
         order = np.argsort(np.concatenate([ids, roster.members]), kind="stable")
-        current = received[name]._replace(sent_round=now)
+        current = received[name]
+        current = current._replace(info=current.info._replace(sent_round=now))
         all_received[name] = join_trees(jnp.concatenate, (current, earlier))
         both = np.concatenate([part.padded_rows, len(received[name].arrived) + behind])
         all_rows[name] = both[order]

@@ -47,9 +47,10 @@ def test_server_update_equals_the_reference(lost_last):
         ids = [9 if client is None else client for client, _ in rows]
         received = Received(
             uplink=jax.tree.map(lambda *xs: jnp.stack(xs), *changes),
-            info=tiny.infos(ids, [5 if i < 4 else 0 for i in ids]),
+            info=tiny.infos(ids, [5 if i < 4 else 0 for i in ids])._replace(
+                sent_round=jnp.array([sent for _, sent in rows], jnp.int32)
+            ),
             arrived=jnp.array([client is not None for client, _ in rows]),
-            sent_round=jnp.array([sent for _, sent in rows], jnp.int32),
         )
         server, result = step(server, {"linear0": received}, jax.random.key(1), jnp.int32(number))
         models.append(flat(server[0].params))
@@ -69,7 +70,7 @@ def test_steps_are_remembered_for_long_enough():
 
 
 def test_late_uploads_are_older():
-    """Before a slow client's upload arrives the server takes steps, which make it older."""
+    """The server has taken steps since a slow client was sent its model."""
     federation = one_architecture()
     speed = np.full(NUM_CLIENTS, 1e9)
     speed[0] = 400.0  # its upload of 724 bytes takes more than a tick
