@@ -44,7 +44,11 @@ def singular_rows(a: jax.Array, b: jax.Array, old: jax.Array) -> tuple[jax.Array
       singular values.
     """
     left, left_factor = jnp.linalg.qr(b.T)
+    # One after another: on CPU two large decompositions at once may wait for each other's threads
+    # without end (jaxlib 0.10.2, two cores).
+    a, left, left_factor = jax.lax.optimization_barrier((a, left, left_factor))
     right, right_factor = jnp.linalg.qr(a.T)
+    right, right_factor = jax.lax.optimization_barrier((right, right_factor))
     core = jnp.matmul(left_factor, right_factor.T, precision="highest")
     u, values, v = jnp.linalg.svd(core, full_matrices=False)
     columns = jnp.matmul(left, u * values, precision="highest").T
@@ -79,7 +83,13 @@ def mean_product(rows: Rows, weights: jax.Array, old: Rows) -> Rows:
         a, b = each_layer(a, b, before[A])
         return {A: a, B: b}
 
-    return jax.tree.map(decompose, rows, old, is_leaf=adapters.is_pair)
+    pairs, structure = jax.tree.flatten(rows, is_leaf=adapters.is_pair)
+    new: list[Rows] = []
+    for pair, before in zip(pairs, structure.flatten_up_to(old)):
+        if new:  # one layer after another, see `singular_rows`
+            pair, new[-1] = jax.lax.optimization_barrier((pair, new[-1]))
+        new.append(decompose(pair, before))
+    return jax.tree.unflatten(structure, new)
 
 
 def _stacked(x: jax.Array, shares: jax.Array, weigh: bool) -> jax.Array:
