@@ -33,6 +33,7 @@ THEMES = {
             "core.federation",
             "core.inputs",
             "core.wire",
+            "core.codes",
             "core.aggregation",
             "core.trees",
         ),

@@ -17,6 +17,8 @@ Settled here:
 * The head is averaged by samples. Batch statistics stay with each client.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -44,8 +46,8 @@ def singular_rows(a: jax.Array, b: jax.Array, old: jax.Array) -> tuple[jax.Array
       singular values.
     """
     left, left_factor = jnp.linalg.qr(b.T)
-    # One after another: on CPU two large decompositions at once may wait for each other's threads
-    # without end (jaxlib 0.10.2, two cores).
+    # One after another: on CPU two large decompositions at once, or a stack of them, may wait for
+    # each other's threads without end (jaxlib 0.10.2, two cores).
     a, left, left_factor = jax.lax.optimization_barrier((a, left, left_factor))
     right, right_factor = jnp.linalg.qr(a.T)
     right, right_factor = jax.lax.optimization_barrier((right, right_factor))
@@ -79,7 +81,7 @@ def mean_product(rows: Rows, weights: jax.Array, old: Rows) -> Rows:
         a, b = (_stacked(pair[name], shares, weigh=name == B) for name in (A, B))
         each_layer = singular_rows
         for _ in range(a.ndim - 2):  # axes of blocks
-            each_layer = jax.vmap(each_layer, in_axes=1, out_axes=1)
+            each_layer = _one_after_another(each_layer)
         a, b = each_layer(a, b, before[A])
         return {A: a, B: b}
 
@@ -90,6 +92,16 @@ def mean_product(rows: Rows, weights: jax.Array, old: Rows) -> Rows:
             pair, new[-1] = jax.lax.optimization_barrier((pair, new[-1]))
         new.append(decompose(pair, before))
     return jax.tree.unflatten(structure, new)
+
+
+def _one_after_another(decompose: Callable) -> Callable:
+    """Maps a function of arrays over their second axis, see `singular_rows`."""
+
+    def mapped(*arrays):
+        results = jax.lax.map(lambda each: decompose(*each), [x.swapaxes(0, 1) for x in arrays])
+        return tuple(x.swapaxes(0, 1) for x in results)
+
+    return mapped
 
 
 def _stacked(x: jax.Array, shares: jax.Array, weigh: bool) -> jax.Array:

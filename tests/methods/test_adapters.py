@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,11 +13,14 @@ import fedjax_ht as fl
 from fedjax_ht.core.bucket import with_frozen
 from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.programs import equations
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata
+from fedjax_ht.methods.flexlora import mean_product
 from fedjax_ht.methods.hetlora import rank_of, tail_norms
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink
 from fedjax_ht.models import SplitModel, lora
+from fedjax_ht.models.adapters import A, B
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import adapted_federation, federation_data, play, to_host
@@ -108,6 +112,25 @@ def test_flexlora_cuts_the_mean_product(alpha):
         # Singular values are all in B.
         np.testing.assert_allclose(a @ a.T, np.eye(rank), rtol=0, atol=1e-5)
         np.testing.assert_allclose(down.head["kernel"], (0 * 10 + 1 * 20 + 2 * 30) / 60, rtol=1e-6)
+
+
+def test_flexlora_decomposes_blocks_one_after_another():
+    """Stacks of large decompositions may never end on CPU."""
+    rng, weights = np.random.default_rng(0), np.float32([1, 2, 3])
+
+    def pairs(*lead):
+        shapes = {A: (*lead, 2, 3, INPUTS), B: (*lead, 2, 3, OUTPUTS)}
+        return {"blocks": {k: rng.normal(size=v).astype(np.float32) for k, v in shapes.items()}}
+
+    rows, old = pairs(3), pairs()
+    program = jax.make_jaxpr(mean_product)(rows, weights, old)
+    sizes = [e.invars[0].aval.ndim for e in equations(program) if e.primitive.name in ("qr", "svd")]
+    assert sizes == [2, 2, 2]
+    last_rows, last_old = (jax.tree.map(lambda x: x[..., -1, :], each) for each in (rows, old))
+    together, alone = (
+        jax.jit(mean_product)(x, weights, y) for x, y in ((rows, old), (last_rows, last_old))
+    )
+    chex.assert_trees_all_close(jax.tree.map(lambda x: x[..., -1, :], together), alone, rtol=1e-5)
 
 
 def test_flexlora_keeps_rows_without_a_component():
