@@ -42,8 +42,10 @@ from experiments.evaluations import (
 )
 from fedjax_ht.checkpoints.writers import read_runs
 from fedjax_ht.configs.base import method_config
+from fedjax_ht.configs.former_names import under_new_names
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.experiment.entries import folder_of
+from fedjax_ht.experiment.run_folder import FREE_FIELDS, NAMING
 from fedjax_ht.report.document import Paragraph
 from fedjax_ht.report.figures import save
 from fedjax_ht.report.results import NOTE, PARTICIPANTS
@@ -70,20 +72,12 @@ _ROUNDS = flags.DEFINE_integer(
 _CURVES = flags.DEFINE_string("curves", None, "Where to draw the score against rounds, a PNG.")
 
 SAME_RESULT = (
+    *(name for name in (*NAMING, *FREE_FIELDS) if name not in ("method", "rounds")),
     "run",
     "seed",
     "partition.seed",
     "trials",
-    "compare",
-    "entries",
-    "given",
-    "tuned",
-    "tuned_on",
-    "dataset.data_dir",
-    "checkpoint",
     "lanes",
-    "devices",
-    "client_store",
 )
 """Fields of a config that do not change a run's numbers, or that are pooled over."""
 
@@ -113,7 +107,7 @@ def find_runs(folder: Path, rounds: int | None = None, earlier: Sequence[Run] = 
     for path in sorted(folder.rglob("metrics.jsonl")):
         if not (path.parent.parent / "config.json").exists():  # of a course that was set aside
             continue
-        config = json.loads((path.parent.parent / "config.json").read_text())
+        config = under_new_names(json.loads((path.parent.parent / "config.json").read_text()))
         method, settings = settings_of(config, path.parent.name)
         for number, history in enumerate(read_runs(path.parent)):
             if rounds is not None:

@@ -200,7 +200,7 @@ class Config:
 
     Attributes:
       seed: Seed of initial weights, shuffles and participation; the split has a seed of its own.
-      trials: Number of seeds seed, seed + 1, ... that run in one program.
+      trials: Number of seeds seed, seed + 1, ..., a run each; on accelerators side by side.
       rounds: Communication rounds.
       compare: Entries that run beside the method on the same split, such as "fedproto:weight=3.0"
         (experiment/entries.py).

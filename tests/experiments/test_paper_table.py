@@ -14,7 +14,7 @@ from experiments.evaluations import (
     tops,
     write_evaluations,
 )
-from experiments.paper_table import find_runs, markdown
+from experiments.paper_table import find_runs, leaves, markdown
 
 SGD, ADAM = (
     {"optimizer": name, "learning_rate": rate, "beta1": 0.9}
@@ -269,3 +269,8 @@ def test_a_legend_that_stands_beside_the_curves_has_room():
     row = {"round": 0, "trial": 0, "accuracy": 0.5}
     runs = [Run("digits", f"method {i}", 0, [row], {}) for i in range(5)]
     assert curves(runs, "accuracy").get_figwidth() > curves(runs[:4], "accuracy").get_figwidth() + 2
+
+
+def test_fields_that_change_no_number_set_no_run_apart():
+    config = {"track": ["wandb"], "report": {"maps": "none"}, "seed": 1, "rounds": 5}
+    assert list(leaves(config)) == [("rounds", "5")]

@@ -14,7 +14,7 @@ from fedjax_ht.configs.base import base_config, typed_config
 from fedjax_ht.configs.run_sections import ReportConfig
 from fedjax_ht.experiment import environment
 from fedjax_ht.experiment.build import build
-from fedjax_ht.experiment.entries import parse_entry
+from fedjax_ht.experiment.entries import as_run, parse_entry
 from fedjax_ht.report import plots
 from fedjax_ht.report.compared import Compared
 from fedjax_ht.report.document import Document
@@ -157,13 +157,12 @@ def test_the_setting_in_words(run):
 def test_entries_with_a_training_of_their_own_are_named_with_it(run):
     config, experiment = run
     faster = parse_entry("local:training.learning_rate=0.21", config, {})
+    local = experiment.entries["local"]
+    entries = {"local": faster, "a": local, "b": local}
     experiment = experiment._replace(
-        entries={
-            "local": faster,
-            "a": experiment.entries["local"],
-            "b": experiment.entries["local"],
-        },
-        federations=dict.fromkeys(("local", "a", "b"), experiment.federations["local"]),
+        entries=entries,
+        configs={label: as_run(entry, config) for label, entry in entries.items()},
+        federations=dict.fromkeys(entries, experiment.federations["local"]),
     )
     text = setting(config, experiment)
     assert (
@@ -266,7 +265,9 @@ def test_many_entries_are_counted_in_the_title(run, tmp_path):
     local, federation = experiment.entries["local"], experiment.federations["local"]
     entries = {label: local._replace(label=label) for label in histories}
     experiment = experiment._replace(
-        entries=entries, federations=dict.fromkeys(histories, federation)
+        entries=entries,
+        configs=dict.fromkeys(histories, experiment.configs["local"]),
+        federations=dict.fromkeys(histories, federation),
     )
     shown = entries_shown(experiment, histories)
     plots.write_plots(shown, experiment.dataset, experiment.partitions[0], tmp_path)
