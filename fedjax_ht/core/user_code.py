@@ -83,6 +83,16 @@ def user_file(name: str) -> str:
     return getattr(sys.modules.get(name.partition(":")[0]), "__file__", None) or ""
 
 
+def user_place(name: str) -> str:
+    """Returns the file or package, in the folder that it is imported from, of a "module:function"
+    that was imported; "" of any other name."""
+    module = sys.modules.get(name.partition(":")[0].partition(".")[0])
+    file = getattr(module, "__file__", None)
+    if not file or not names_user_function(name):
+        return ""
+    return os.path.dirname(file) if hasattr(module, "__path__") else file
+
+
 def _module(purpose: str, name: str, place: str, hint: str) -> ModuleType:
     try:
         return importlib.import_module(place)

@@ -14,6 +14,7 @@ from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.user_code import user_place
 from fedjax_ht.data.description import describe
 from fedjax_ht.experiment.build import Experiment, build
 from fedjax_ht.experiment.devices import files_of
@@ -226,7 +227,7 @@ def _begin(
     prints = fingerprints(experiment.dataset, experiment.partitions) | {"weights": sums}
     for note, names in own_names(experiment.entries, experiment.configs).items():
         if names:
-            prints |= {note: dict.fromkeys(names, config_file)}
+            prints |= {note: {name: user_place(name) or config_file for name in names}}
     version = version_of(workdir)
     fields = checked_fields(config, entries, workdir, prints)
     identities = identities_of(entries, config, fields["run"])

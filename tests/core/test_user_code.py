@@ -5,7 +5,12 @@ import sys
 import pytest
 
 from fedjax_ht.configs.base import base_config
-from fedjax_ht.core.user_code import call_user_function
+from fedjax_ht.core.user_code import (
+    call_user_function,
+    user_function,
+    user_modules_in,
+    user_place,
+)
 from fedjax_ht.experiment.build import build
 from fedjax_ht.models import model_group
 
@@ -94,3 +99,16 @@ def test_a_function_and_its_result(user_modules, tmp_path):
         call_user_function("thing", "of_a_user:nothing", 1, 2) == {}
         and str(tmp_path) not in sys.path
     )
+
+
+def test_the_place_of_a_module_is_where_it_is_imported_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    (tmp_path / "placed").mkdir()
+    for file in ("placed/__init__.py", "placed/inner.py", "alone.py"):
+        (tmp_path / file).write_text("def make(): pass")
+    with user_modules_in(str(tmp_path)):
+        for name in ("placed.inner:make", "alone:make"):
+            user_function("method", name)
+    assert user_place("placed.inner:make") == str(tmp_path / "placed")
+    assert user_place("alone:make") == str(tmp_path / "alone.py")
+    assert user_place("alone") == user_place("never_imported:make") == ""
