@@ -55,8 +55,8 @@ def kl_divergence(
 
 
 def ordered(
-    teacher: Float[Array, "B C"], student: Float[Array, "B C"], order: KLOrder
-) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
+    teacher: Float[Array, "*N B C"], student: Float[Array, "*M B C"], order: KLOrder
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
     """Returns the two sides of a divergence in this order."""
     return (teacher, student) if order == "teacher_student" else (student, teacher)
 

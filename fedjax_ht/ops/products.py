@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Float
+from jaxtyping import Float, Num
 
 from fedjax_ht.ops.arrays import Array
 
 
-def product(a: Float[Array, "*rows K"], b: Float[Array, "K N"]) -> Float[Array, "*rows N"]:
+def product(a: Num[Array, "*rows K"], b: Float[Array, "K N"]) -> Float[Array, "*rows N"]:
     """Computes a @ b: float32 [..., K] and [K, N] -> float32 [..., N], and its gradients likewise.
 
     Under `jax.default_matmul_precision("bfloat16")` the factors are rounded to bfloat16 and the

@@ -5,6 +5,7 @@ import pytest
 
 import fedjax_ht as fl
 from fedjax_ht.configs import ag_news
+from fedjax_ht.configs.base import typed_config
 from fedjax_ht.core.bucket import count_parameters
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.settle import settle
@@ -96,5 +97,5 @@ def test_a_folders_model_needs_its_tokenizer(tmp_path):
         ValueError, match=r"the tokens of its own tokenizer alone; give dataset.tok"
     ):
         build(config)
-    settled = settle(config, trust=False)  # a folder runs no code
+    settled = settle(typed_config(config), trust=False)  # a folder runs no code
     assert weights_of_model(settled.config.model) == str(tmp_path / "bert" / "model.safetensors")

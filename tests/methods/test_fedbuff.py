@@ -79,7 +79,7 @@ def test_late_uploads_are_older():
         fedbuff(TRAINING, buffer=2),
         federation,
         federation_data(federation),
-        SimulationOptions(profile=profile),
+        SimulationOptions(devices_profile=profile),
     )
     state, staleness = to_host(simulation.init()), []
     for ids in ([0, 1, 2], [4, 5], [1, 2]):

@@ -49,8 +49,8 @@ def written(config, folder):
     for trial in range(config.trials):
         accuracy = 0.5 + config.partition.seed / 10 + trial / 100
         row = {"round": 1, "trial": trial}
-        histories["local"].append(row | {"accuracy": accuracy})
-        histories["lg_fedavg"].append(row | {"accuracy": accuracy - 0.005})
+        histories["local"].append([row | {"accuracy": accuracy}])
+        histories["lg_fedavg"].append([row | {"accuracy": accuracy - 0.005}])
     return Result(histories, "", [folder / "config.json"], None)
 
 

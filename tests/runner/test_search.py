@@ -242,6 +242,7 @@ SEARCHED = {
     "dsfl": {"temperature": (0.05, 1.0, True)},
     "ktpfl": {"coefficient_lr": (0.001, 1, True)},
     "fedhenn": {"eta": (0.001, 1, True)},
+    "fedbuff": {"server_rate": (0.1, 2, True)},
     "fiarse": {"server_lr": (0.1, 1, True)},
     "depthfl": {"alpha": (0.01, 1, True)},
     "pfedes": {"mu": (0, 1, False)},

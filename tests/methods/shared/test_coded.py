@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.configs.base import base_config
+from fedjax_ht.configs.base import base_config, typed_config
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.forms import result_form
 from fedjax_ht.core.local_training import LocalTraining
@@ -259,7 +259,7 @@ def test_a_config_puts_a_code_around_every_method():
     config = base_config()
     config.uplink = (("gaussian_noise", 0.1, 0.0), ("quantise", 4))
     config.compare = ("local",)
-    settled = settle(config)
+    settled = settle(typed_config(config))
     assert [method.name for method in settled.methods.values()] == [
         "quantised(fedtgp)",
         "quantised(local)",
