@@ -162,7 +162,8 @@ class TrainingConfig:
     functions, and a config file cannot.
 
     Attributes:
-      optimizer: Optimiser of the clients, whose state is made anew in every round.
+      optimizer: Optimiser of the clients, whose state is made anew in every round: sgd, adam, or an
+        optimiser of optax with numbers of its own, optax:adamw/b1=0.8/weight_decay=0.01.
       learning_rate: Step size of the optimiser.
       schedule: Factor on the step size by round: constant, cosine/500 (falls to 0 in 500 rounds),
         step/100/0.1 (a tenth every 100 rounds).
@@ -179,7 +180,7 @@ class TrainingConfig:
         resized_crop, random_erasing.
     """
 
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: str = "sgd"
     learning_rate: Positive = 0.01
     schedule: str = "constant"
     momentum: Rest = 0.0

@@ -1,11 +1,16 @@
 """Builds the clients' local training from `config.training`."""
 
+import inspect
+
+import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_ht.configs.sections import TrainingConfig
 from fedjax_ht.configs.typed import shared_fields
 from fedjax_ht.core.annotations import Count, Part
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.names import meant, unknown_option
 from fedjax_ht.core.specs import read_spec
 from fedjax_ht.data.augment import compose
 
@@ -30,7 +35,11 @@ def local_training(training: TrainingConfig) -> LocalTraining:
 
 
 def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
-    """Returns clipping, weight decay and SGD or Adam, in this order."""
+    """Returns clipping, weight decay and the optimiser itself, in this order.
+
+    Raises:
+      ValueError: there is no such optimiser, or its numbers are not its. One line.
+    """
     steps = []
     if training.clip_norm:
         steps.append(optax.clip_by_global_norm(training.clip_norm))
@@ -39,9 +48,54 @@ def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
     if training.optimizer == "sgd":
         # optax keeps no trace for None; for 0.0 it would keep one of the parameters' size
         steps.append(optax.sgd(training.learning_rate, momentum=training.momentum or None))
-    else:
+    elif training.optimizer == "adam":
         steps.append(optax.adam(training.learning_rate, b1=training.beta1))
+    else:
+        steps.append(_of_optax(training))
     return optax.chain(*steps)
+
+
+def _of_optax(training: TrainingConfig) -> optax.GradientTransformation:
+    """Returns the optimiser that "optax:NAME/OPTION=NUMBER/..." names."""
+    text = training.optimizer
+    prefix, _, rest = text.partition(":")
+    name, *settings = rest.split("/")
+    factory = getattr(optax, name, None) if prefix == "optax" else None
+    options = inspect.signature(factory).parameters if inspect.isfunction(factory) else {}
+    if factory is None or "learning_rate" not in options:
+        rule = (
+            "it must be sgd, adam, or an optimiser of optax that takes a learning rate, with "
+            "numbers of its own, such as optax:adamw/b1=0.8"
+        )
+        raise ValueError(f"training.optimizer is {text!r}{meant(text, ('sgd', 'adam'), rule)}")
+    for field, usual in (("momentum", 0.0), ("beta1", 0.9)):
+        if getattr(training, field) != usual:
+            raise ValueError(
+                f"training.{field} is {getattr(training, field)}, which {text} does not read; "
+                f"name its own number behind it, such as optax:{name}/b1=0.8"
+            )
+    numbers = dict(_option(text, name, list(options), setting) for setting in settings)
+    try:
+        made = factory(learning_rate=training.learning_rate, **numbers)
+        # a step of one weight; some of optax's need more than gradients
+        weight = jnp.zeros(1)
+        jax.eval_shape(lambda: made.update(weight, made.init(weight), weight))
+    except Exception as error:
+        line = str(error).partition("\n")[0]
+        raise ValueError(f"training.optimizer is {text!r}, which cannot be used: {line}") from error
+    return made
+
+
+def _option(text: str, name: str, known: list[str], setting: str) -> tuple[str, float]:
+    """Reads an "OPTION=NUMBER" of an optimiser of optax."""
+    option, _, number = setting.partition("=")
+    known.remove("learning_rate")
+    if option not in known:
+        raise ValueError(unknown_option(f"optax.{name}", option, known))
+    try:
+        return option, float(number)
+    except ValueError:
+        raise ValueError(f"training.optimizer is {text!r}; {setting!r} is no number") from None
 
 
 def schedule(text: str) -> optax.Schedule | None:

@@ -1,32 +1,62 @@
-"""The config's field names the optimizer that an experiment trains with; a method's name never
-does."""
+"""Optimisers by their names in optax."""
 
+import dataclasses
+
+import chex
 import jax.numpy as jnp
-import numpy as np
+import optax
 import pytest
 
-from fedjax_ht.configs import cifar10_class_shares, fashion_mnist_class_shares
 from fedjax_ht.configs.sections import TrainingConfig
-from fedjax_ht.experiment.training import local_training
-from fedjax_ht.methods import METHODS
+from fedjax_ht.experiment.training import local_training, optimizer
+
+WEIGHT, GRADIENT = jnp.array([1.0, -2.0]), jnp.array([0.5, 0.25])
 
 
-@pytest.mark.parametrize("file", [cifar10_class_shares, fashion_mnist_class_shares])
-def test_all_methods_of_a_table_train_alike(file):
-    usual = file.get_config("method=local").training
-    for name in METHODS:
-        assert file.get_config(f"method={name}").training == usual, name
-    assert (usual.optimizer, usual.learning_rate) == ("sgd", 0.1)
+def step(of: optax.GradientTransformation) -> jnp.ndarray:
+    updates, _ = of.update(GRADIENT, of.init(WEIGHT), WEIGHT)
+    return updates
 
 
-def test_beta1_reaches_adam():
-    """Gradients 1 and then 0, at rate 0.1: m is b (1 - b) / (1 - b^2), v is 0.999 / 1.999, of which
-    the root."""
-    for beta1 in (0.9, 0.5):
-        training = TrainingConfig(optimizer="adam", learning_rate=0.1, beta1=beta1)
-        optimizer = local_training(training).optimizer
-        state = optimizer.init(jnp.zeros(1))
-        for gradient in (1.0, 0.0):
-            update, state = optimizer.update(jnp.full(1, gradient), state, jnp.zeros(1))
-        mean, square = beta1 / (1 + beta1), 0.999 / 1.999
-        np.testing.assert_allclose(update, [-0.1 * mean / np.sqrt(square)], rtol=1e-4)
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("optax:sgd/momentum=0.9", optax.sgd(0.1, momentum=0.9)),
+        ("optax:adamw/b1=0.8/weight_decay=0.5", optax.adamw(0.1, b1=0.8, weight_decay=0.5)),
+        ("optax:lion", optax.lion(0.1)),
+    ],
+)
+def test_an_optimiser_of_optax(text, same):
+    recipe = local_training(TrainingConfig(optimizer=text, learning_rate=0.1))
+    chex.assert_trees_all_close(step(recipe.optimizer), step(same))
+
+
+def test_decay_of_the_config_comes_before_it():
+    training = TrainingConfig(optimizer="optax:sgd", learning_rate=0.1, weight_decay=0.5)
+    chex.assert_trees_all_close(step(optimizer(training)), -0.1 * (GRADIENT + 0.5 * WEIGHT))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("adamw", r"'adamw'; did you mean 'adam'\? It must be sgd, adam, or an optimiser of optax"),
+        ("optax:adamx", "'optax:adamx'; it must be sgd, adam, or an optimiser of optax"),
+        ("optax:jax", "it must be sgd, adam"),
+        ("optax:clip", "it must be sgd, adam"),
+        ("optax:adamw/beta=0.8", "optax.adamw has no option 'beta'; it has b1, b2"),
+        ("optax:adamw/learning_rate=1", "optax.adamw has no option 'learning_rate'"),
+        ("optax:adamw/b1=much", "'b1=much' is no number"),
+        ("optax:lbfgs", "which cannot be used: "),
+    ],
+)
+def test_what_is_no_optimiser_is_said_in_a_line(text, message):
+    with pytest.raises(ValueError, match=message) as error:
+        optimizer(TrainingConfig(optimizer=text))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["momentum", "beta1"])
+def test_numbers_that_it_does_not_read_are_refused(field):
+    training = dataclasses.replace(TrainingConfig(optimizer="optax:lion"), **{field: 0.5})
+    with pytest.raises(ValueError, match=rf"training.{field} is 0.5, which optax:lion does not"):
+        optimizer(training)

@@ -90,7 +90,7 @@ BAD = {
         "entries": ("dfrd:student_lr=1e999",)
     },
     "student_lr cannot be 'nan'; it is 0.01 by default": {"entries": ("dfrd:student_lr=nan",)},
-    "training.optimizer is 'adma'; did you mean 'adam'? It must be 'sgd' or 'adam'": {
+    "training.optimizer is 'adma'; did you mean 'adam'? It must be sgd, adam, or an optimiser of": {
         "training.optimizer": "adma"
     },
     "training.schedule is 'cosine/1000000000000'": {"training.schedule": "cosine/1000000000000"},
@@ -146,7 +146,9 @@ BAD = {
     "training.schedule is 'step/10/x'": {"training.schedule": "step/10/x"},
     "training.beta1 is 1.0; it must be a number of at least 0 and below 1": {"training.beta1": 1.0},
     "training.batch_size is 0": {"training.batch_size": 0},
-    "training.optimizer is 'lamb'; it must be 'sgd' or 'adam'": {"training.optimizer": "lamb"},
+    "training.optimizer is 'lamb'; it must be sgd, adam, or an optimiser of optax that takes a": {
+        "training.optimizer": "lamb"
+    },
     "unknown augmentation 'blur'": {"training.augmentation": ("blur",)},
     "unknown transform 'zip'": {"uplink": (("zip", 1),)},
     "scoring.state is 'never'; it must be 'received' or 'trained'": {"scoring.state": "never"},
