@@ -43,6 +43,8 @@ from fedjax_ht.core.files import PASSING, is_caused_by
 from fedjax_ht.core.keys import OtherGenerator, random_generator
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
+_LOGGER = logging.getLogger(__name__)
+
 CHAINS = 2  # checkpoints in a row that share no segment
 COPIED_BYTES = 4 << 30  # for more the run waits, until all is written
 
@@ -124,7 +126,7 @@ class Checkpointer:
             self.wait()
 
     def restore(
-        self, warn: Callable[[str], None] = logging.warning
+        self, warn: Callable[[str], None] = _LOGGER.warning
     ) -> tuple[SimulationState, list[dict]] | None:
         """The newest state and history that can be read; None if there is none.
 

@@ -15,6 +15,8 @@ from jax.sharding import Mesh
 
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
 
+_LOGGER = logging.getLogger(__name__)
+
 GRAPHED = (
     "FUSION",
     "CUBLAS",
@@ -67,7 +69,7 @@ def compiler_options(platform: str) -> dict[str, str] | None:
 @functools.cache  # once in a process, though every compiled function asks
 def _warn_of_no_graphs(version: str) -> None:
     tried = ", ".join(f"{major}.{minor}" for major, minor in GRAPH_OPTIONS)
-    logging.warning(
+    _LOGGER.warning(
         f"rounds on this GPU run without CUDA graphs, and so slower: jax is {version}, their "
         f"options were tried with jax {tried}; install one of these"
     )

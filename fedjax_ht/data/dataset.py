@@ -26,6 +26,8 @@ from fedjax_ht.data.indices import checked_partition, checked_sets
 from fedjax_ht.data.labels import as_labels, label_doubts, refuse_no_label
 from fedjax_ht.data.reading import Reading
 
+_LOGGER = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
@@ -107,7 +109,7 @@ class Dataset:
             x.flags.writeable = False
         if made_in_memory:
             for line in self.doubts:
-                logging.warning(f"{name}: {line}")
+                _LOGGER.warning(f"{name}: {line}")
 
     def __repr__(self) -> str:
         forms = []

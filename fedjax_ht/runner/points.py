@@ -31,6 +31,8 @@ from fedjax_ht.simulation.runs import run_each
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 from fedjax_ht.simulation.together import fastest
 
+_LOGGER = logging.getLogger(__name__)
+
 SCORE = "val_accuracy"
 
 
@@ -211,9 +213,9 @@ def _train(
     for label in company:
         made = search.simulations(label)
         points.append(_Point(folders[label], made, _checkpoints(folders[label], made)))
-        start, rows = points[-1].checkpoints.restore(logging.warning)
+        start, rows = points[-1].checkpoints.restore(_LOGGER.warning)
         if not any(rows) and label in before:
-            start, rows = _checkpoints(before[label], made).restore(logging.warning)
+            start, rows = _checkpoints(before[label], made).restore(_LOGGER.warning)
             if not all(rows):
                 raise ValueError(
                     f"{before[label]} has no checkpoint that can be read; begin again in another "

@@ -21,6 +21,8 @@ from fedjax_ht.data.sources.frames import Frame, Sizes, frame_set
 from fedjax_ht.data.sources.image_arrays import guess, to_bytes, to_nhwc
 from fedjax_ht.data.sources.split_names import sets_of
 
+_LOGGER = logging.getLogger(__name__)
+
 
 def named(label: str | None, features: Sequence[str], group: str | None) -> Columns:
     """Returns the columns that a user names."""
@@ -180,5 +182,5 @@ def told(dataset: Dataset) -> Dataset:
     """Logs the lines on choices that may have been meant otherwise, as `load_dataset` does."""
     reading = dataset.reading or Reading()
     for line in (*reading.warnings, *dataset.doubts):
-        logging.warning(f"{dataset.name}: {line}")
+        _LOGGER.warning(f"{dataset.name}: {line}")
     return dataset

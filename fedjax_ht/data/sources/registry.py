@@ -45,6 +45,8 @@ from fedjax_ht.data.sources.prefixes import prefix_hint
 from fedjax_ht.data.sources.source import Source
 from fedjax_ht.data.sources.tokens import TextForm
 
+_LOGGER = logging.getLogger(__name__)
+
 _ALL = (
     embedded.FASHION_MNIST_10K,
     embedded.HAR_10PERSONS,
@@ -195,7 +197,7 @@ def load_dataset(
     stamp = stamp_of(files)
     dataset = _load(name, root, image_size, text_length, columns, stamp, tokenizer=vocabulary)
     for line in _doubts(dataset, source, argument, root):
-        logging.warning(f"{name}: {line}")
+        _LOGGER.warning(f"{name}: {line}")
     return dataset
 
 
