@@ -15,6 +15,7 @@ from fedjax_ht.models.hugging_face.layers import (
     ACTIVATIONS,
     attend,
     embedding,
+    encoder_sizes,
     layer_norm,
     require_positions,
 )
@@ -95,17 +96,11 @@ class Bert(nn.Module):
 def bert(settings: Settings) -> Bert:
     """Builds the encoder of a config.json."""
     settings.require("position_embedding_type", "absolute")
-    heads = settings.count("num_attention_heads")
     return Bert(
         vocabulary=settings.count("vocab_size"),
         positions=settings.count("max_position_embeddings"),
         segments=settings.count("type_vocab_size"),
-        width=settings.count("hidden_size", divisor=heads),
-        layers=settings.layers("num_hidden_layers"),
-        heads=heads,
-        hidden=settings.count("intermediate_size"),
-        epsilon=settings.number("layer_norm_eps", 1e-12),
-        activation=settings.choice("hidden_act", "gelu", ACTIVATIONS),
+        **encoder_sizes(settings),
         pooling=settings.pooling(),
     )
 

@@ -2,10 +2,13 @@
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+from fedjax_ht.models.hugging_face.settings import Settings
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": functools.partial(nn.gelu, approximate=False),
@@ -57,6 +60,19 @@ def embedding(rows: int, width: int, name: str) -> nn.Embed:
 def layer_norm(epsilon: float, name: str) -> nn.LayerNorm:
     """Builds a LayerNorm that takes its variance in two passes, as torch does."""
     return nn.LayerNorm(epsilon, use_fast_variance=False, name=name)
+
+
+def encoder_sizes(settings: Settings) -> dict[str, Any]:
+    """Reads the fields that BERT's config.json and ViT's share, by the names of the modules'."""
+    heads = settings.count("num_attention_heads")
+    return {
+        "width": settings.count("hidden_size", divisor=heads),
+        "layers": settings.layers("num_hidden_layers"),
+        "heads": heads,
+        "hidden": settings.count("intermediate_size"),
+        "epsilon": settings.number("layer_norm_eps", 1e-12),
+        "activation": settings.choice("hidden_act", "gelu", ACTIVATIONS),
+    }
 
 
 def require_positions(length: int, positions: int) -> None:

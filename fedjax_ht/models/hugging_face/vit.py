@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.models.hugging_face.layers import ACTIVATIONS, attend, layer_norm
+from fedjax_ht.models.hugging_face.layers import ACTIVATIONS, attend, encoder_sizes, layer_norm
 from fedjax_ht.models.hugging_face.names import Names
 from fedjax_ht.models.hugging_face.settings import Settings
 from fedjax_ht.models.layers import Linear
@@ -77,18 +77,12 @@ class HuggingFaceViT(nn.Module):
 def vit(settings: Settings) -> HuggingFaceViT:
     """Builds the extractor of a config.json."""
     settings.require("qkv_bias", True)
-    heads = settings.count("num_attention_heads")
     patch = settings.count("patch_size", 16)
     side = settings.count("image_size", 224, divisor=patch)
     return HuggingFaceViT(
         image=(side, side, settings.count("num_channels", 3)),
         patch=patch,
-        width=settings.count("hidden_size", divisor=heads),
-        layers=settings.layers("num_hidden_layers"),
-        heads=heads,
-        hidden=settings.count("intermediate_size"),
-        epsilon=settings.number("layer_norm_eps", 1e-12),
-        activation=settings.choice("hidden_act", "gelu", ACTIVATIONS),
+        **encoder_sizes(settings),
     )
 
 
