@@ -1,5 +1,7 @@
 """Every mistake is one clear line, found before anything is compiled, exit code 2."""
 
+from pathlib import Path
+
 import numpy as np
 import optax
 import pytest
@@ -20,6 +22,9 @@ from fedjax_ht.experiment.method import check_pretraining
 from fedjax_ht.experiment.options import evaluated_clients
 from fedjax_ht.methods.local import local
 from fedjax_ht.runner.run import run_name
+
+QUICKSTART = "experiments/configs/quickstart.py"
+LAST_LINE_OF_QUICKSTART = len(Path(QUICKSTART).read_text().splitlines())
 
 
 def config_with(**fields):
@@ -328,8 +333,8 @@ def test_every_split_has_its_options(kind):
             "--config=FILE.py:partition=iid starts from its own options",
         ),
         (
-            ["--config=experiments/configs/quickstart.py:partition=moon"],
-            "quickstart.py, line 39: unknown partition 'moon'; the",
+            [f"--config={QUICKSTART}:partition=moon"],
+            f"quickstart.py, line {LAST_LINE_OF_QUICKSTART}: unknown partition 'moon'; the",
         ),
         (["--config=no/such/file.py"], "no config file no/such/file.py"),
         (["--confg=x"], "confg"),
