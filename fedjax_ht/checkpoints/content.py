@@ -112,7 +112,9 @@ def read(
     for segment, entry in held.items():
         folder = segments_of(path.parent) / str(segment)
         first = {name: trial * len(x) for name, x in where.items()}
-        state = _read_segment(folder, entry["rows"], where, first, simulation, state)
+        state = _read_segment(
+            folder, entry["rows"], where, first=first, simulation=simulation, state=state
+        )
     state = state._replace(
         round=int(path.name),
         server=server,

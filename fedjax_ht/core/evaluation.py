@@ -129,7 +129,9 @@ def received_state(
     prepare = make_scored_state(method, federation, bucket, channel, keeps=False)
 
     def run(participant: Participant, server: RunServer, data: Data, round):
-        return prepare((), participant, server, view(data, participant), round, True)[1]
+        return prepare(
+            (), participant, server, data=view(data, participant), round=round, received=True
+        )[1]
 
     return jax.jit(run)
 
@@ -164,10 +166,18 @@ def client_evaluation(
     ):
         data = view(data, participant)
         bound, client, downlink = prepare(
-            client, participant, server, data, round, request.received
+            client, participant, server, data=data, round=round, received=request.received
         )
         model = server.with_frozen(bucket)
-        return score_splits(bound, model, client, downlink, data, request.splits, batch_size)
+        return score_splits(
+            bound,
+            model,
+            client,
+            downlink=downlink,
+            data=data,
+            requested=request.splits,
+            batch_size=batch_size,
+        )
 
     return run
 
@@ -193,7 +203,9 @@ def bucket_evaluation(
       (states, schedule of Participant, RunServer, data, (round, EvaluationRequest)) -> {split:
       Scores [P]}. The states stay as they are.
     """
-    evaluate = client_evaluation(method, federation, bucket, channel, batch_size, keeps)
+    evaluate = client_evaluation(
+        method, federation, bucket, channel=channel, batch_size=batch_size, keeps=keeps
+    )
 
     def run(
         states,

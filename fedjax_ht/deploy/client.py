@@ -140,7 +140,9 @@ def make_client(
         **description(plan),
     }
     ledger = folder / LEDGER_FILE
-    noise = _client_noise(plan, federation, bucket, counts["train"], ledger, entropy)
+    noise = _client_noise(
+        plan, federation, bucket, num_samples=counts["train"], ledger=ledger, entropy=entropy
+    )
     return Client(
         plan=plan,
         client_id=client_id,
@@ -210,12 +212,38 @@ def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Prog
         step = client_step(method.at(secret), model, channel)
         trained, result = step(state, downlink, data, root, round, info)
         is_scored = {"test": jnp.bool_(True)}
-        scores = score_splits(method, model, trained, downlink, data, is_scored, batch_size)
+        scores = score_splits(
+            method,
+            model,
+            trained,
+            downlink=downlink,
+            data=data,
+            requested=is_scored,
+            batch_size=batch_size,
+        )
         return trained, result, scores
 
     def evaluate(state, downlink, data: Data, root, round, info: ClientInfo, is_scored, weights):
         model = put_weights(bucket, weights)
-        scored = received_where(method, model, state, downlink, data, root, round, info, received)
-        return score_splits(method, model, scored, downlink, data, is_scored, batch_size)
+        scored = received_where(
+            method,
+            model,
+            state,
+            downlink=downlink,
+            data=data,
+            root=root,
+            round=round,
+            info=info,
+            received=received,
+        )
+        return score_splits(
+            method,
+            model,
+            scored,
+            downlink=downlink,
+            data=data,
+            requested=is_scored,
+            batch_size=batch_size,
+        )
 
     return Programs(*map(jax.jit, (init, train, evaluate)))

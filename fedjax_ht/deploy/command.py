@@ -133,7 +133,13 @@ def client(plan: Plan, workdir: Path) -> None:
     for line in describe(dataset).lines:
         tell(line)
     this_client = make_client(
-        plan, client_id, dataset, indices, workdir / "states", tell, max_epsilon=_EPSILON.value
+        plan,
+        client_id,
+        dataset,
+        indices=indices,
+        folder=workdir / "states",
+        tell=tell,
+        max_epsilon=_EPSILON.value,
     )
     log_to(workdir / "flower.log")
     audit = open_audit(workdir, tell)
@@ -148,10 +154,10 @@ def client(plan: Plan, workdir: Path) -> None:
             superlink,
             certificate,
             key,
-            respond,
-            lambda: bool(caught),
-            tell,
-            _PATIENCE.value,
+            respond=respond,
+            stop=lambda: bool(caught),
+            tell=tell,
+            patience=_PATIENCE.value,
             identity=identity,
             max_bytes=request_bytes(this_client),
             audit=audit,

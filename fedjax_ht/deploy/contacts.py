@@ -57,7 +57,9 @@ def all_headers(
 ) -> ClientHeaders:
     """Returns each client's header by id, the run's kept one first; see `server.make_server`."""
     known = read_clients(folder / CLIENTS_FILE)
-    present = contact_clients(plan, transport, plan.num_clients, warn, most_samples, audit)
+    present = contact_clients(
+        plan, transport, plan.num_clients, warn=warn, most_samples=most_samples, audit=audit
+    )
     headers = present | known
     missing = sorted(set(range(plan.num_clients)) - set(headers))
     if missing:

@@ -83,7 +83,9 @@ def train_with_sums(
     sizes = {client: vector_bytes(server.uplink_form(client)) for client in requests}
     all_replies, totals = server.transport.add(requests, groups, sizes)
     when, replies = f"round {state.round + 1}", {}
-    valid = _valid_replies(server, "train", when, sorted(all_replies), all_replies, costs)
+    valid = _valid_replies(
+        server, "train", when, ids=sorted(all_replies), replies=all_replies, costs=costs
+    )
     for name, clients in groups.items():
         total, summed = totals[name], [i for i in clients if i in valid]
         try:
@@ -114,7 +116,7 @@ def ask(server: Server, state: SimulationState, kind: str, ids: list[int]) -> di
         when = f"round {state.round + 1}"
         sizes = {client: max_bytes(server.wire_form(client)) for client in requests}
     replies = server.transport.exchange(requests, sizes)
-    return _valid_replies(server, kind, when, ids, replies, costs)
+    return _valid_replies(server, kind, when, ids=ids, replies=replies, costs=costs)
 
 
 def _requests(

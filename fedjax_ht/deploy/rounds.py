@@ -217,9 +217,9 @@ def reachable_clients(server: Server, min_clients: int = 0) -> ClientHeaders:
         server.plan,
         server.transport,
         min_clients,
-        server.warn,
-        server.most_samples,
-        server.audit,
+        warn=server.warn,
+        most_samples=server.most_samples,
+        audit=server.audit,
     )
     unchanged = {}
     for client, header in headers.items():

@@ -255,9 +255,9 @@ def _send_downlink(plan: Plan, federation: Federation, bucket: Bucket, server, r
 def _decoder(plan: Plan, federation: Federation, bucket: Bucket) -> Callable:
     def decode(message, server, round, info):
         # the downlink that the client answers, made again: nothing need be kept for it
-        downlink = _send_downlink(plan, federation, bucket, server, round, info)
+        downlink = _send_downlink(plan, federation, bucket, server=server, round=round, info=info)
         root, code = jax.random.key(plan.options.seed), plan.method.wire.code
         assert code is not None  # nothing else is decoded
-        return decoded(code, bucket, message, downlink, root, round, info)
+        return decoded(code, bucket, message, downlink=downlink, root=root, round=round, info=info)
 
     return jax.jit(decode)

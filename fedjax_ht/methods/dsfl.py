@@ -105,7 +105,9 @@ def dsfl(
     def client_update(bucket, client, downlink, data, ctx):
         keys = jax.random.split(ctx.key)
         targets = public.received_targets(downlink)
-        client, distance = public.digest(recipe, divergence, bucket, client, data, targets, keys[0])
+        client, distance = public.digest(
+            recipe, divergence, bucket, model=client, data=data, targets=targets, key=keys[0]
+        )
         client, result = train_model(training, bucket, client, data, ctx._replace(key=keys[1]))
         uplink = public.outputs_of(bucket, client, data, downlink.requested.value, probabilities)
         return client, uplink, {"loss": result.loss, "digest_loss": distance}
@@ -117,7 +119,13 @@ def dsfl(
         targets = public.renewed(federation, server.targets, values, weights.any(), ctx)
         data = ctx.data._replace(round=ctx.round)
         model, loss = public.digest(
-            recipe, divergence, server_bucket(federation), server.model, data, targets, ctx.key
+            recipe,
+            divergence,
+            server_bucket(federation),
+            model=server.model,
+            data=data,
+            targets=targets,
+            key=ctx.key,
         )
         new = select(weights.any(), Server(targets, model), server)
         return new, {"server_loss": loss, "entropy": entropy(values).mean()}

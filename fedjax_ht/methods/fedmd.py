@@ -103,7 +103,13 @@ def fedmd(
             client, _ = train_model(first, bucket, client, shown, ctx._replace(key=keys[0]))
         targets = public.received_targets(downlink)
         client, distance = public.digest(
-            recipe, DISTANCES[digest_loss], bucket, client, data, targets, keys[1]
+            recipe,
+            DISTANCES[digest_loss],
+            bucket,
+            model=client,
+            data=data,
+            targets=targets,
+            key=keys[1],
         )
         client, result = train_model(training, bucket, client, data, ctx._replace(key=keys[2]))
         client = client | {"is_pretrained": jnp.ones((), bool)}

@@ -127,7 +127,9 @@ def ktpfl(
     def client_update(bucket, client, downlink, data, ctx):
         keys = jax.random.split(ctx.key)
         targets = public.received_targets(downlink)
-        client, divergence = public.digest(recipe, distance, bucket, client, data, targets, keys[0])
+        client, divergence = public.digest(
+            recipe, distance, bucket, model=client, data=data, targets=targets, key=keys[0]
+        )
         client, result = train_model(training, bucket, client, data, ctx._replace(key=keys[1]))
         scores = public.outputs_of(bucket, client, data, downlink.requested.value)
         return client, scores, {"loss": result.loss, "digest_loss": divergence}

@@ -86,7 +86,7 @@ def pfedes(
     """
     of_extractor = dataclasses.replace(training, epochs=training.epochs + extra_epochs, steps=None)
 
-    def error(bucket: Bucket, params, stats, x, batch: Batch, key):
+    def error(bucket: Bucket, params, stats, x, *, batch: Batch, key):
         rows, stats = features(bucket, params, stats, x, batch.mask, train=True, key=key)
         return cross_entropy(logits(bucket, params, rows), batch.y, batch.mask), stats
 
@@ -94,9 +94,9 @@ def pfedes(
         """Trains the client's model."""
 
         def loss(params, stats, batch: Batch, key) -> Loss:
-            plain, stats = error(bucket, params, stats, batch.x, batch, key)
+            plain, stats = error(bucket, params, stats, batch.x, batch=batch, key=key)
             other_key, x = jax.random.fold_in(key, 1), redrawn(extractor, batch.x)
-            drawn, stats = error(bucket, params, stats, x, batch, other_key)
+            drawn, stats = error(bucket, params, stats, x, batch=batch, key=other_key)
             return Loss((1 - mu) * plain + mu * drawn, stats)
 
         params, stats = client["params"], client["stats"]
@@ -108,7 +108,7 @@ def pfedes(
 
         def loss(extractor, stats, batch: Batch, key) -> Loss:
             x = redrawn(extractor, batch.x)
-            value, _ = error(bucket, client["params"], client["stats"], x, batch, key)
+            value, _ = error(bucket, client["params"], client["stats"], x, batch=batch, key=key)
             return Loss(value, stats)
 
         result = train(

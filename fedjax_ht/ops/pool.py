@@ -42,7 +42,7 @@ def max_pool(
       [[5.0, 7.0], [13.0, 15.0]]
     """
     for axis in axes:  # the maximum of a square is that of its rows' maxima
-        x = _max_along(x, axis, window, stride, padding, ceil)
+        x = _max_along(x, axis, window, stride=stride, padding=padding, ceil=ceil)
     return x
 
 

@@ -82,4 +82,4 @@ def place(
     on_server = server_copy(samples)
     if beside is not None and jax.tree.leaves(samples)[0] is jax.tree.leaves(beside.samples)[0]:
         on_server = beside.on_server._replace(preprocess=on_server.preprocess)
-    return Placed(host, mesh, samples, frozen, on_server, pretrained)
+    return Placed(host, mesh, samples, frozen=frozen, on_server=on_server, pretrained=pretrained)

@@ -163,7 +163,9 @@ def _outputs_of(program: Program, bucket: Bucket, output: Callable) -> Callable:
     def run(client, participant: Participant, server: RunServer, data: Data, shown: Data, round):
         of_client = view(data, participant)
         received = options.scoring.state == "received"
-        bound, client, downlink = prepare(client, participant, server, of_client, round, received)
+        bound, client, downlink = prepare(
+            client, participant, server, data=of_client, round=round, received=received
+        )
         order, model = shown.splits["shown"], server.with_frozen(bucket)
 
         def of_batch(start):

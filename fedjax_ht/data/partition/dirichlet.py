@@ -177,7 +177,7 @@ def _draw(
     """Draws until every client has the minimum; a client that holds `capacity` takes no more."""
     largest = 0
     for _ in range(max_tries):
-        plan = _try(labels, num_clients, num_classes, rng, alpha, capacity)
+        plan = _try(labels, num_clients, num_classes, rng=rng, alpha=alpha, capacity=capacity)
         if plan is None:
             continue
         smallest = min(map(len, plan))

@@ -138,7 +138,7 @@ def make_partition(
         return _split(kind, dataset, num_clients, seed, options)
     except ValueError as error:
         drawn = getattr(error, "largest", 0)
-        remedy = _what_works(kind, dataset, num_clients, seed, options, drawn)
+        remedy = _what_works(kind, dataset, num_clients, seed=seed, options=options, drawn=drawn)
         raise ValueError(f"{error}{remedy}") from None
 
 

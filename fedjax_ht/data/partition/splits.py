@@ -140,12 +140,22 @@ def split_plan(
         plan = plan_of(labels, num_clients, dataset.num_classes, rng)
         if train_share is None:
             train_share = 0.75
-        return tuple(split_client(x, labels, rng, train_share, val_share, stratified) for x in plan)
+        return tuple(
+            split_client(
+                x, labels, rng, train_share=train_share, val_share=val_share, stratified=stratified
+            )
+            for x in plan
+        )
     train, test = official_sets(dataset)
     plan = []
     for positions in plan_of(labels[train], num_clients, dataset.num_classes, rng):
         plan.append(train[positions])  # indices of the dataset
     weights = _counts(labels, plan, dataset.num_classes)
-    clients = [split_client(x, labels, rng, 1 - val_share, val_share, stratified) for x in plan]
+    clients = [
+        split_client(
+            x, labels, rng, train_share=1 - val_share, val_share=val_share, stratified=stratified
+        )
+        for x in plan
+    ]
     tests = deal_classes(test, labels, weights, rng)
     return tuple(client._replace(test=x) for client, x in zip(clients, tests))
