@@ -170,6 +170,7 @@ class Dataset:
         split: str | None = None,
         client: str | None = None,
         text_length: int | None = None,
+        tokenizer: str | os.PathLike | None = None,
         name: str = "frame",
     ) -> "Dataset":
         """Returns the set of a pandas.DataFrame, with the checks that a table in a file has.
@@ -185,6 +186,8 @@ class Dataset:
           split: column that says train, val or test: the official sets; None for none.
           client: column of the client that holds a sample, in the set that `split` says.
           text_length: tokens to which texts are cut or padded; None for 200.
+          tokenizer: tokenizer of texts, a tokenizer.json or a folder with one or with vocab.txt,
+            which needs the package `tokenizers`; None for words of the training texts.
           name: the set's name.
 
         Raises:
@@ -195,7 +198,7 @@ class Dataset:
           >>> frame = pd.read_excel("patients.xlsx")  # doctest: +SKIP
           >>> dataset = fl.Dataset.from_pandas(frame, "outcome", group="site")  # doctest: +SKIP
         """
-        from fedjax_ht.data.sources import in_memory
+        from fedjax_ht.data.sources import in_memory, sizes
 
         return in_memory.of_frame(
             frame,
@@ -203,7 +206,7 @@ class Dataset:
             split=split or "",
             client=client or "",
             name=name,
-            sizes=in_memory.Sizes(text=text_length),
+            sizes=sizes.sizes_of(None, text_length, tokenizer),
         )
 
     @classmethod
@@ -218,6 +221,7 @@ class Dataset:
         client: str | None = None,
         image_size: int | None = None,
         text_length: int | None = None,
+        tokenizer: str | os.PathLike | None = None,
         name: str | None = None,
     ) -> "Dataset":
         """Returns the set of a `datasets.Dataset` of Hugging Face, of a dict of them by set, or of
@@ -233,7 +237,7 @@ class Dataset:
           ValueError, FileNotFoundError: as of `from_pandas`, or there is no such folder. One line.
           ImportError: a path is given, and `datasets` is not installed. One line.
         """
-        from fedjax_ht.data.sources import hf, in_memory
+        from fedjax_ht.data.sources import hf, in_memory, sizes
 
         path = ""
         if isinstance(dataset, str | os.PathLike):
@@ -246,7 +250,7 @@ class Dataset:
             client=client or "",
             name=name or ("hf:" + path if path else "hf"),
             path=path,
-            sizes=in_memory.Sizes(image_size, text_length),
+            sizes=sizes.sizes_of(image_size, text_length, tokenizer),
         )
         return in_memory.told(made)
 

@@ -12,7 +12,6 @@ from fedjax_ht.core.names import unknown
 from fedjax_ht.data.conversion import as_array
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.limits import listed, short
-from fedjax_ht.data.files.tokenizer import Tokenizer
 from fedjax_ht.data.indices import ClientIndices, Partition
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.data.sources.as_stored import as_stored, refuse_image_size
@@ -20,6 +19,7 @@ from fedjax_ht.data.sources.columns import Columns, Roles, roles_of
 from fedjax_ht.data.sources.frame_columns import coded, texts_of, values_of
 from fedjax_ht.data.sources.image_arrays import Guess, guess, to_bytes, to_nhwc
 from fedjax_ht.data.sources.images import resize
+from fedjax_ht.data.sources.sizes import AS_THEY_ARE, Sizes
 from fedjax_ht.data.sources.split_names import set_of
 from fedjax_ht.data.sources.table_cells import refuse_gaps
 from fedjax_ht.data.sources.table_checks import class_lines
@@ -53,23 +53,6 @@ class Frame(NamedTuple):
     official: Mapping[str, np.ndarray] = MappingProxyType({})
     class_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     left_out: tuple[LeftOut, ...] = ()
-
-
-class Sizes(NamedTuple):
-    """Sizes to which samples are made: images in pixels, texts in tokens; None as they are.
-
-    Attributes:
-      image: height and width of images.
-      text: number of tokens of a text.
-      tokenizer: a trained tokenizer of texts.
-    """
-
-    image: int | None = None
-    text: int | None = None
-    tokenizer: Tokenizer | None = None
-
-
-AS_THEY_ARE = Sizes()
 
 
 def frame_set(

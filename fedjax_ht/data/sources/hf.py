@@ -8,8 +8,8 @@ from fedjax_ht.core.extras import needing
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.archive import Origin, reading
 from fedjax_ht.data.sources.columns import NOT_NAMED, Columns, named_in
-from fedjax_ht.data.sources.frames import AS_THEY_ARE, Sizes
 from fedjax_ht.data.sources.in_memory import of_hugging_face
+from fedjax_ht.data.sources.sizes import AS_THEY_ARE, Sizes
 from fedjax_ht.data.sources.source import Source
 from fedjax_ht.data.sources.table_files import table_place
 

@@ -17,8 +17,9 @@ from fedjax_ht.data.labels import as_labels
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.as_stored import as_stored
 from fedjax_ht.data.sources.columns import Columns
-from fedjax_ht.data.sources.frames import Frame, Sizes, frame_set
+from fedjax_ht.data.sources.frames import Frame, frame_set
 from fedjax_ht.data.sources.image_arrays import guess, to_bytes, to_nhwc
+from fedjax_ht.data.sources.sizes import Sizes
 from fedjax_ht.data.sources.split_names import sets_of
 
 _LOGGER = logging.getLogger(__name__)

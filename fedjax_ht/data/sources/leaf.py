@@ -20,9 +20,9 @@ from fedjax_ht.data.labels import as_labels
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources.as_stored import as_stored, refuse_image_size
 from fedjax_ht.data.sources.columns import Roles
-from fedjax_ht.data.sources.frames import AS_THEY_ARE, Sizes
 from fedjax_ht.data.sources.images import resize
 from fedjax_ht.data.sources.leaf_files import Most, read_users
+from fedjax_ht.data.sources.sizes import AS_THEY_ARE, Sizes
 from fedjax_ht.data.sources.source import Source
 from fedjax_ht.data.sources.table_set import texts_set
 from fedjax_ht.data.sources.tokens import TextForm

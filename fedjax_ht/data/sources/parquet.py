@@ -10,7 +10,8 @@ from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import Origin, reading
 from fedjax_ht.data.reading import LeftOut
 from fedjax_ht.data.sources.columns import NOT_NAMED, Columns, named_in
-from fedjax_ht.data.sources.frames import AS_THEY_ARE, Frame, Sizes, frame_set
+from fedjax_ht.data.sources.frames import Frame, frame_set
+from fedjax_ht.data.sources.sizes import AS_THEY_ARE, Sizes
 from fedjax_ht.data.sources.source import Source
 from fedjax_ht.data.sources.table_files import table_place
 

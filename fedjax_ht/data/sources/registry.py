@@ -12,7 +12,7 @@ from fedjax_ht.core.user_code import names_user_function
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.archive import two_places
 from fedjax_ht.data.files.stamps import stamp_of
-from fedjax_ht.data.files.tokenizer import Tokenizer, tokenizer_file
+from fedjax_ht.data.files.tokenizer import tokenizer_file
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.sources import (
     ag_news,
@@ -40,8 +40,8 @@ from fedjax_ht.data.sources import (
     user_data,
 )
 from fedjax_ht.data.sources.columns import NOT_NAMED, Columns
-from fedjax_ht.data.sources.frames import Sizes
 from fedjax_ht.data.sources.prefixes import prefix_hint
+from fedjax_ht.data.sources.sizes import Sizes, check_sizes, sizes_of
 from fedjax_ht.data.sources.source import Source
 from fedjax_ht.data.sources.tokens import TextForm
 
@@ -77,8 +77,6 @@ _ALL = (
 )
 SOURCES: Mapping[str, Source] = {source.name: source for source in _ALL}
 """Name of a set, or prefix of a kind of sets -> its declaration."""
-
-_LONGEST = 1 << 14  # tokens of a text
 
 
 def dataset_names() -> tuple[str, ...]:
@@ -179,7 +177,7 @@ def load_dataset(
       >>> dataset.inputs.shape, dataset.num_classes
       ((10000, 28, 28, 1), 10)
     """
-    _check_sizes(image_size, text_length)
+    check_sizes(image_size, text_length)
     if names_user_data(name):
         options = {"image_size": image_size, "text_length": text_length}
         options |= {"label": label, "features": features, "group": group, "tokenizer": tokenizer}
@@ -199,18 +197,6 @@ def load_dataset(
     for line in _doubts(dataset, source, argument, root):
         _LOGGER.warning(f"{name}: {line}")
     return dataset
-
-
-def _check_sizes(image_size: int | None, text_length: int | None) -> None:
-    # `type is int`: True is an int, but no size
-    if image_size is not None and (type(image_size) is not int or image_size < 1):
-        raise ValueError(f"image_size is {image_size!r}; it must be a positive integer or None")
-    whole = type(text_length) is int and 1 <= text_length <= _LONGEST
-    if text_length is not None and not whole:
-        raise ValueError(
-            f"text_length is {text_length!r}; it must be a positive integer up to {_LONGEST}, "
-            "or None"
-        )
 
 
 def _doubts(
@@ -262,12 +248,12 @@ def _size(
       ValueError: an option is for samples of another kind.
     """
     if source.any_kind or source.texts:
-        trained = Tokenizer(tokenizer) if tokenizer else None
+        sizes = sizes_of(image_size, text_length, tokenizer)
         if source.any_kind:
-            return Sizes(image_size, text_length, trained)
+            return sizes
         if image_size is not None:
             raise ValueError(f"image_size is {image_size}, but {name} has no images")
-        return TextForm(text_length, trained)
+        return TextForm(sizes.text, sizes.tokenizer)
     if text_length is not None:
         raise ValueError(f"text_length is {text_length}, but {name} has no texts")
     if tokenizer is not None:
