@@ -185,6 +185,25 @@ def merged_kernels(frozen: Tree, products: Tree) -> Tree:
     return unflatten_dict(kernels)
 
 
+def merged_params(scale: float, params: Tree, frozen: Tree) -> Tree:
+    """Returns the parameters of the model without adapters that computes what one with them does.
+
+    Args:
+      scale: factor of the adapters' products, `Adapted.scale`.
+      params: the model's {"base", "head"}, adapters and head.
+      frozen: its frozen variables, {"base": parameters of the extractor}.
+    """
+    adapters: Tree = flatten_dict(params["base"])
+    products = {}
+    for (*path, name), a in adapters.items():
+        if name == A:
+            b = adapters[(*path, B)]
+            # blocks that are scanned have an axis before; kernels are [inputs, outputs]
+            both = jnp.matmul(b, a, precision="highest")
+            products[tuple(path)] = scale * jnp.swapaxes(both, -1, -2)
+    return params | {"base": merged_kernels(frozen["base"], unflatten_dict(products))}
+
+
 def _merged(frozen: Tree, adapters: Tree) -> Tree:
     return unflatten_dict(flatten_dict(frozen) | flatten_dict(adapters))
 

@@ -7,12 +7,12 @@ fedjax-ht evaluate --workdir=checkpoints/runs/quickstart-seed0-trials3 --client=
 from pathlib import Path
 from typing import NamedTuple
 
-import flax.linen as nn
 import jax
 import numpy as np
 from absl import flags
 
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.names import meant
@@ -22,6 +22,7 @@ from fedjax_ht.data.files.torch_files import save_safetensors
 from fedjax_ht.experiment.build import Experiment, simulate
 from fedjax_ht.experiment.identity import check_identity, identity_of
 from fedjax_ht.experiment.run_folder import read_config
+from fedjax_ht.methods.shared.adapters import plain_model
 from fedjax_ht.models.weights import state_dict
 from fedjax_ht.runner.cli import TRUST, fail
 from fedjax_ht.runner.own_methods import read_trusted_run
@@ -104,14 +105,17 @@ def client_state(run: LoadedRun, client: int) -> PyTree:
     return jax.tree.map(lambda x: x[0], states)
 
 
-def export(state: PyTree, path: Path | str, module: nn.Module) -> None:
+def export(state: PyTree, path: Path | str, bucket: Bucket) -> None:
     """Writes a client's state; as .safetensors so that `config.model.weights` takes its model back.
+
+    Low-rank adapters are added to the kernels under them in a .safetensors, whose model then needs
+    none; a .npz has them by name, without the frozen weights.
 
     Args:
       state: the state of the client.
       path: .npz for all of it, keyed by path ("params/base/conv1/kernel"); .safetensors for its
         model by torch's names, see `models.weights.state_dict`.
-      module: the model of the client's bucket.
+      bucket: the client's bucket.
 
     Raises:
       ValueError: another suffix, or a state without a model.
@@ -122,7 +126,7 @@ def export(state: PyTree, path: Path | str, module: nn.Module) -> None:
             raise ValueError(
                 "this method's clients have no model to export as .safetensors; take .npz"
             )
-        variables = {"params": model["params"], "stats": model["stats"]}
+        module, variables = plain_model(bucket, model)
         save_safetensors(path, state_dict(module, variables))
         return
     check_export(path)
@@ -173,7 +177,7 @@ def main(_) -> None:
         federation = run.experiment.federations[run.method]
         bucket = federation.buckets[federation.assignment[_CLIENT.value]]
         try:
-            export(state, _EXPORT.value, bucket.module)
+            export(state, _EXPORT.value, bucket)
         except (ValueError, OSError) as error:
             fail(error, code=1)
         print(f"  exported to {_EXPORT.value}")

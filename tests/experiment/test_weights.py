@@ -5,9 +5,10 @@ import jax
 import numpy as np
 import optax
 import pytest
+from flax.traverse_util import unflatten_dict
 
 import fedjax_ht as fl
-from fedjax_ht.core.bucket import weights_of
+from fedjax_ht.core.bucket import weights_of, with_frozen
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.states import first_states
@@ -210,7 +211,7 @@ def test_an_exported_client_is_where_another_run_starts(config, tmp_path, suffix
     run = load_run(tmp_path / "first")
     federation, file = run.experiment.federations["local"], tmp_path / f"client.{suffix}"
     trained = client_state(run, 1)
-    export(trained, file, federation.buckets[1].module)
+    export(trained, file, federation.buckets[1])
     later = with_model(config, weights={federation.buckets[1].name: str(file)}, weights_head=True)
     experiment = build(later)
     simulation = simulate("local", experiment)
@@ -225,6 +226,29 @@ def test_an_exported_client_is_where_another_run_starts(config, tmp_path, suffix
     before, after = run.simulation.evaluate(run.state), simulation.evaluate(state)
     assert after.accuracy["test"]["head"][1] == before.accuracy["test"]["head"][1]
     assert load_state_dict(file).keys() >= {"params/base/fc1/kernel", "params/head/bias"}
+
+
+def test_an_export_has_adapters_in_the_kernels_under_them(tmp_path):
+    """A .safetensors holds a model that computes the same without adapters, and is taken back."""
+    module, file = fl.models.lora(fl.mlp(4, (3, 2)), 2), tmp_path / "client.safetensors"
+    bucket = fl.make_federation({"mlp_r2": module}, SHAPE, 4, num_clients=1).buckets[0]
+    bucket, rng = with_frozen(bucket), np.random.default_rng(0)
+    form = jax.eval_shape(lambda key: fl.init_variables(bucket, key), jax.random.key(0))["params"]
+    params = jax.tree.map(lambda x: np.asarray(rng.normal(size=x.shape), np.float32), form)
+    export({"params": params, "stats": {}}, file, bucket)
+    merged = own_variables(load_state_dict(file))
+    x = np.ones((2, *SHAPE), np.float32)
+    variables = {"params": params, "frozen": bucket.weights["frozen"]}
+    np.testing.assert_allclose(
+        fl.mlp(4, (3, 2)).apply(merged, x), module.apply(variables, x), rtol=1e-5, atol=1e-5
+    )
+    export({"params": params, "stats": {}}, tmp_path / "client.npz", bucket)
+    assert load_state_dict(tmp_path / "client.npz").keys() >= {"params/base/fc1/lora_a"}
+
+
+def own_variables(arrays):
+    """The variables of a model by the paths of its arrays."""
+    return unflatten_dict({tuple(path.split("/")): x for path, x in arrays.items()})
 
 
 def test_other_exports_are_refused():

@@ -266,6 +266,8 @@ def test_flora_trains_on_the_merged_extractor():
     kernel = np.asarray(client["params"]["head"]["kernel"])
     expected = plain + (INPUTS * np.ones((2, OUTPUTS))) @ kernel
     np.testing.assert_allclose(moved, expected, rtol=0, atol=1e-5)
+    module, variables = adapters.plain_model(bucket, client | {"total": total})  # for an export
+    np.testing.assert_allclose(module.apply(variables, x), moved, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name, side", [("ffa_lora", "lora_b"), ("fedsa_lora", "lora_a")])

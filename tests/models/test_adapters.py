@@ -17,7 +17,7 @@ from fedjax_ht.metrics.flops import sample_flops
 from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.metrics.program_flops import program_flops
 from fedjax_ht.models import SplitModel, lora, mlp
-from fedjax_ht.models.adapters import merged_kernels
+from fedjax_ht.models.adapters import merged_kernels, merged_params
 from fedjax_ht.models.norm import Norm
 from fedjax_ht.models.vits import ViT
 from fedjax_ht.simulation.simulation import make_simulation
@@ -90,6 +90,8 @@ def test_adapters_are_the_product_added_to_the_kernel(module, shape, layers):
     value, _ = fl.features(bucket, params, {}, x, jnp.ones(BATCH, bool), train=True)
     frozen = bucket.weights["frozen"]["base"]
     merged = merged_kernels(frozen, products(params["base"], module.base.scale))
+    exported = merged_params(module.base.scale, params, {"base": frozen})["base"]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), exported, merged)
     plain = module.clone(base=module.base.module)
     expected = plain.apply({"params": {"base": merged}}, x, method="features")
     np.testing.assert_allclose(value, expected, rtol=0, atol=2e-5)

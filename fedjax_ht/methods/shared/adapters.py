@@ -12,11 +12,12 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.bucket import Bucket, init_variables
+from fedjax_ht.core.bucket import Bucket, init_variables, with_frozen
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.module_checks import FROZEN
@@ -24,7 +25,16 @@ from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
-from fedjax_ht.models.adapters import A, Adapted, B, is_adapted, merged_kernels
+from fedjax_ht.models.adapters import (
+    A,
+    Adapted,
+    B,
+    is_adapted,
+    merged_kernels,
+    merged_params,
+    unadapted,
+)
+from fedjax_ht.models.split import SplitModel
 
 RANK_AXIS = {A: -2, B: -1}
 
@@ -264,6 +274,23 @@ def mean_head(received: Received, old: PyTree) -> PyTree:
 
 
 # Clients
+
+
+def plain_model(bucket: Bucket, model: PyTree) -> tuple[nn.Module, PyTree]:
+    """Returns a client's module without adapters, and the variables {"params", "stats"} by which it
+    computes the same: each adapter's product is added to the kernel under it.
+
+    Args:
+      bucket: the bucket of the client; of models without adapters all stays as it is.
+      model: the client's {"params", "stats"}, beside them FLoRA's sum of products "total".
+    """
+    module, params = bucket.module, model["params"]
+    if isinstance(module, SplitModel) and isinstance(module.base, Adapted):
+        bucket = with_frozen(bucket)
+        if "total" in model:
+            bucket = with_products(bucket, model["total"])
+        params = merged_params(module.base.scale, params, bucket.weights[FROZEN])
+    return unadapted(module), {"params": params, "stats": model["stats"]}
 
 
 def with_products(bucket: Bucket, products: PyTree) -> Bucket:
