@@ -96,6 +96,31 @@ def test_texts_and_numbers(tmp_path):
     assert dataset.inputs.dtype == np.float32 and dataset.inputs[0].tolist() == [0.5, 2]
 
 
+SPEECH = {
+    "train": leaf(
+        ROMEO=[("But soft".ljust(80), ","), ("x" * 80, "\u00e9")], JULIET=[("O" * 80, "A")]
+    ),
+    "test": leaf(ROMEO=[("what".ljust(80), "\n")], JULIET=[("a" * 80, "z")]),
+}
+
+
+def test_letters_are_those_of_shakespeare(tmp_path, caplog):
+    """80 characters and the next one are read as the set of its own reads them."""
+    dataset = load_dataset(*made(tmp_path, SPEECH))
+    made(tmp_path, SPEECH, "shakespeare")
+    same = load_dataset("shakespeare", tmp_path)
+    np.testing.assert_array_equal(dataset.inputs, same.inputs)
+    np.testing.assert_array_equal(dataset.labels, same.labels)
+    assert dataset.class_names == same.class_names and dataset.vocabulary == same.vocabulary
+    assert dataset.groups.tolist() == same.groups.tolist() == [0, 1, 0, 1]
+    assert dataset.reading.token_texts == same.reading.token_texts
+    assert "leaf: left out: 1 sample (their next character is none" in caplog.text
+    assert len(make_partition("given", dataset, 2)) == 2
+    assert "leaf:leaf: text_length is 40; the texts have 80" in load_error(
+        ValueError, "leaf:leaf", tmp_path, None, 40
+    )
+
+
 def test_new_users_have_no_clients(tmp_path, caplog):
     files = FEMNIST | {"test": leaf(f0003_1=[(DARK, 0)])}
     dataset = load_dataset(*made(tmp_path, files, "new"))
@@ -122,6 +147,10 @@ def test_new_users_have_no_clients(tmp_path, caplog):
         (leaf(a=[([10**30] * 784, 0)]), "'a'"),
         (leaf(a=[(DARK, -1)]), "user 'a': labels run from -1"),
         (leaf(a=[(DARK, "0")]), "user 'a': labels are"),
+        (leaf(a=[("short", "t")]), "user 'a' has a text that is not of 80 characters"),
+        (leaf(a=[("x" * 80, "to")]), "user 'a' has a text that is not of 1 characters"),
+        (leaf(a=[("x" * 80, "t"), ("x" * 80, 1)]), "user 'a' has a text that is not of 1"),
+        (leaf(a=[("x" * 80, "t")]), "some users hold images and others letters"),
         (leaf(a=[(["x", "y"], 0)]), "rows of 2 texts; those of a tweet are 5"),
         (leaf(a=[([], 0)]), "user 'a'"),
     ],

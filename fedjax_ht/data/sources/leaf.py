@@ -1,6 +1,6 @@
 """Folders in LEAF's layout: FEMNIST, Sent140 and others of its sets, split by user.
 
-Source: Caldas et al., 2018. Shakespeare, whose classes are letters, is a set of its own.
+Source: Caldas et al., 2018.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ from fedjax_ht.data.sources.as_stored import as_stored, refuse_image_size
 from fedjax_ht.data.sources.columns import Roles
 from fedjax_ht.data.sources.images import resize
 from fedjax_ht.data.sources.leaf_files import Most, read_users
+from fedjax_ht.data.sources.shakespeare import letters_of, letters_set, refuse_form
 from fedjax_ht.data.sources.sizes import AS_THEY_ARE, Sizes
 from fedjax_ht.data.sources.source import Source
 from fedjax_ht.data.sources.table_set import texts_set
@@ -35,18 +36,27 @@ _FIELDS = 5  # of a tweet of Sent140: id, date, query, user, text
 _MARKS = 1 << 25  # brackets and commas of a file: a hundred writers of FEMNIST have 18 million
 _ORIGIN = Origin(
     "train/*.json and test/*.json, or *.json, each with users and user_data, of each user as many "
-    "samples x as labels y: 784 pixels, a text, a row of a tweet whose last cell is the text, or "
-    "numbers",
-    "make them with preprocess.sh of LEAF's data/femnist or data/sent140 (-s niid -t sample)",
+    "samples x as labels y: 784 pixels, a text, a row of a tweet whose last cell is the text, 80 "
+    "characters and the next one, or numbers",
+    "make them with preprocess.sh of LEAF's data/femnist, sent140 or shakespeare (-s niid -t "
+    "sample)",
 )
 
 
 class _User(NamedTuple):
-    """A user's samples: their kind, "images", "texts", "tweets" or "rows", and their labels."""
+    """A user's samples.
+
+    Attributes:
+      kind: "images", "texts", "tweets", "letters" or "rows".
+      inputs: the samples, in order.
+      labels: their classes, int [n]; of letters the ids from 1.
+      missing: number of samples left out, since their next character is no letter.
+    """
 
     kind: str
     inputs: np.ndarray | list[str]
     labels: np.ndarray
+    missing: int = 0
 
 
 def read_leaf(path: str, data_dir: Path | None, sizes: Sizes = AS_THEY_ARE) -> Dataset:
@@ -62,6 +72,7 @@ def read_leaf(path: str, data_dir: Path | None, sizes: Sizes = AS_THEY_ARE) -> D
         up to 255
         a row of five texts                 tokens of the last one, a tweet
         a text                              tokens
+        80 characters, and y the next one   ids of the characters, uint16 [N, 80], as of Shakespeare
         numbers                             rows of a table, float32 [N, F]
 
     Raises:
@@ -169,6 +180,12 @@ def _set_of(
             official=official,
             reading=Reading(),
         )
+    if kind == "letters":
+        refuse_image_size(sizes.image)
+        refuse_form(name, TextForm(sizes.text, sizes.tokenizer))
+        tokens = np.concatenate([user.inputs for user in with_samples])
+        missing = sum(user.missing for user in users)
+        return letters_set(name, tokens, labels, missing=missing, path="")
     if sizes.text is not None:
         raise ValueError(f"text_length is {sizes.text}, but {name} has no texts")
     if sizes.tokenizer is not None:
@@ -207,6 +224,10 @@ def _converted(name: str, samples: object) -> _User:
         case _:
             raise ValueError(f"user {limits.short(name)} must have as many samples x as labels y")
     owner = f"user {limits.short(name)}"
+    if any(type(label) is str for label in y) and all(type(sample) is str for sample in x):
+        tokens, following = letters_of(owner, x, y)
+        kept = following > 0
+        return _User("letters", tokens[kept], following[kept], np.count_nonzero(~kept))
     labels = as_labels(owner, y) if y else np.arange(0)
     if all(type(sample) is str for sample in x):
         return _User("texts", x, labels)

@@ -4,7 +4,7 @@ Source: Caldas et al., 2018.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,40 +48,79 @@ def read_shakespeare(data_dir: Path | None, form: TextForm) -> Dataset:
     split, role after role; the official sets train and test are there in any case. A sample whose
     next character is no letter is left out, with one line as a warning.
     """
-    if form.tokenizer is not None:
-        raise ValueError("shakespeare: its tokens are LEAF's letters; leave tokenizer out")
-    if form.length not in (None, LENGTH):
-        raise ValueError(
-            f"shakespeare: text_length is {form.length}; the texts have {LENGTH} characters, leave "
-            "it at 0"
-        )
+    refuse_form("shakespeare", form)
     folders = find_shakespeare(data_dir)
     train, test = map(_read, folders)
     samples = _joined(train, test)
     kept = samples.following > 0
-    left_out, warnings = (), ()
-    if missing := int(np.count_nonzero(~kept)):
-        left_out = (LeftOut(missing, "sample", "their next character is none of LEAF's 80"),)
-        warnings = (f"left out: {left_out[0]}",)
+    missing = int(np.count_nonzero(~kept))
     samples = _Samples(*(array[kept] for array in samples))
-    return Dataset(
+    return letters_set(
         "shakespeare",
-        samples.tokens.astype(np.uint16),
-        samples.following.astype(np.int32) - 1,
-        tuple(_NAMES.get(letter, letter) for letter in LETTERS),
+        samples.tokens,
+        samples.following,
+        missing=missing,
+        path=str(folders[0].parent),
         official={
             "train": np.flatnonzero(samples.trains),
             "test": np.flatnonzero(~samples.trains),
         },
         clients=_clients(samples, len(train)) if set(train) == set(test) else None,
         groups=samples.roles,
+    )
+
+
+def refuse_form(name: str, form: TextForm) -> None:
+    """Refuses a tokenizer, and any length but that of LEAF's texts.
+
+    Raises:
+      ValueError: one is given. One line that begins with the set's name.
+    """
+    if form.tokenizer is not None:
+        raise ValueError(f"{name}: its tokens are LEAF's letters; leave tokenizer out")
+    if form.length not in (None, LENGTH):
+        raise ValueError(
+            f"{name}: text_length is {form.length}; the texts have {LENGTH} characters, leave it "
+            "at 0"
+        )
+
+
+def letters_set(
+    name: str,
+    tokens: np.ndarray,
+    following: np.ndarray,
+    *,
+    missing: int,
+    path: str,
+    **parts: Any,
+) -> Dataset:
+    """Returns the set of texts whose classes are the next letters.
+
+    Args:
+      name: the set's name.
+      tokens: ids of the letters, int [N, 80].
+      following: id of the next letter, int [N], from 1.
+      missing: number of samples that were left out, since their next character is no letter.
+      path: the folder that was read.
+      **parts: other fields of the `Dataset`.
+    """
+    left_out, warnings = (), ()
+    if missing:
+        left_out = (LeftOut(missing, "sample", "their next character is none of LEAF's 80"),)
+        warnings = (f"left out: {left_out[0]}",)
+    return Dataset(
+        name,
+        tokens.astype(np.uint16),
+        following.astype(np.int32) - 1,
+        tuple(_NAMES.get(letter, letter) for letter in LETTERS),
         vocabulary=len(LETTERS) + 1,
         reading=Reading(
-            path=str(folders[0].parent),
+            path=path,
             token_texts=("", *LETTERS),
             left_out=left_out,
             warnings=warnings,
         ),
+        **parts,
     )
 
 
@@ -146,15 +185,25 @@ def _samples(role: str, samples: object) -> tuple[np.ndarray, np.ndarray]:
     """Token ids uint8 [n, 80], and those of the next letters uint8 [n], of a role."""
     match samples:
         case {"x": list() as x, "y": list() as y} if len(x) == len(y):
-            _check_lengths(role, x, LENGTH)
-            _check_lengths(role, y, 1)
-            return _encode(x).reshape(-1, LENGTH), _encode(y)
+            return letters_of(f"role {limits.short(role)}", x, y)
     raise ValueError(f"role {limits.short(role)} must have as many texts x as next characters y")
 
 
-def _check_lengths(role: str, texts: list, length: int) -> None:
-    if not all(type(text) is str and len(text) == length for text in texts):
-        raise ValueError(f"role {limits.short(role)} has a text that is not of {length} characters")
+def letters_of(owner: str, x: list, y: list) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ids of the letters of texts, uint8 [n, 80], and of the next letters, uint8 [n].
+
+    Args:
+      owner: whose texts they are, for the error.
+      x: texts of 80 characters.
+      y: the next character of each.
+
+    Raises:
+      ValueError: a text has another length. One line.
+    """
+    for texts, length in ((x, LENGTH), (y, 1)):
+        if not all(type(text) is str and len(text) == length for text in texts):
+            raise ValueError(f"{owner} has a text that is not of {length} characters")
+    return _encode(x).reshape(-1, LENGTH), _encode(y)
 
 
 def _encode(texts: list[str]) -> np.ndarray:
