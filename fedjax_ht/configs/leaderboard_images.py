@@ -20,10 +20,11 @@ SHARES: dict[str, Any] = {"train_share": 0.2, "val_share": 0.2}
 def get_config(argument=None):
     config = base_config()
     config.method = method_config("local")
-    # What these methods need here beside their papers' settings: a generator of other data, and no
-    # more public samples a round than there are.
+    # What these methods need here beside their papers' settings: a generator of other data, a
+    # warm-up that ends before the rounds do, and no more public samples a round than there are.
     config.given = (
         "fedktl:generator=natural_32:latents=spread",
+        "fedl2g:warmup=10",
         "fedmd:public_per_round=1000",
     )
     config.dataset.name = "fashion_mnist_10k"
