@@ -21,10 +21,11 @@ def get_config(argument=None):
     config = base_config()
     config.method = method_config("local")
     # What these methods need here beside their papers' settings: a generator of other data, a
-    # warm-up that ends before the rounds do, and no more public samples a round than there are.
+    # warm-up that ends before the first settings are left out (after 10 rounds), and no more public
+    # samples a round than there are.
     config.given = (
         "fedktl:generator=natural_32:latents=spread",
-        "fedl2g:warmup=10",
+        "fedl2g:warmup=5",
         "fedmd:public_per_round=1000",
     )
     config.dataset.name = "fashion_mnist_10k"
