@@ -151,7 +151,8 @@ def cost_of(trials: list[Trial], baseline: list[Trial]) -> Cost | None:
                 break
     if not costs:
         return Cost(np.nan, np.nan, 0)
-    return Cost(*np.mean(costs, axis=0).tolist(), len(costs))
+    sent, computed = np.mean(costs, axis=0).tolist()
+    return Cost(sent, computed, len(costs))
 
 
 def share_beaten(rank: float, methods: int) -> float:

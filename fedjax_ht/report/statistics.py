@@ -12,6 +12,7 @@ from scipy.special import stdtrit
 
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.report.document import Document, Folded, Paragraph
+from fedjax_ht.report.results import MACRO_F1
 from fedjax_ht.report.table import Table
 from fedjax_ht.simulation.history import Row, Runs, best
 
@@ -185,7 +186,8 @@ def shown(values: Sequence[float], interval: Interval, form: str) -> str:
 def write_trials(
     histories: Mapping[str, Runs], seed: int, splits: Sequence[int], path: Path
 ) -> Path:
-    """Writes a row for each entry and trial, accuracies in [0, 1].
+    """Writes a row for each entry and trial, accuracies in [0, 1], and the macro F1 in the best
+    round; empty where it is not known.
 
     Args:
       histories: label of an entry -> its runs.
@@ -199,10 +201,11 @@ def write_trials(
             ends = best(history)
             by_validation = ends.on_val["accuracy"] if ends.on_val else ""
             scores = [ends.on_test["accuracy"], by_validation, ends.last["accuracy"]]
-            cells = [label, seed + number, splits[number], *scores, ends.on_test["round"]]
+            place = [label, seed + number, splits[number]]
+            cells = [*place, *scores, ends.on_test["round"], ends.on_test.get(MACRO_F1, "")]
             rows.append(list(map(str, cells)))
     with atomic_open(path) as file:
-        file.write(Table(["entry", "seed", "split", *SCORES, "best_round"], rows).csv())
+        file.write(Table(["entry", "seed", "split", *SCORES, "best_round", MACRO_F1], rows).csv())
     return path
 
 

@@ -91,6 +91,7 @@ def test_a_method_that_is_ahead_everywhere_is_first_in_every_resample():
     np.testing.assert_allclose(first.lead, (0.3 + 0.275) / 2)
     assert first.lead_low <= first.lead <= first.lead_high and first.ahead == 2
     assert local.lead == local.lead_low == local.lead_high == 0 and local.gains is None
+    assert first.gains is not None
     assert first.gains.gaining == 1 and first.gains.losing == 0
     shares = overall({"a": rows, "b": {name: rows[name] for name in ("local", "fd")}})
     assert shares["fedapen"] == 1 and next(iter(shares)) == "fedapen"
