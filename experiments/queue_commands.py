@@ -21,7 +21,6 @@ from fedjax_ht.configs.sections import Config
 from fedjax_ht.experiment.entries import entries_of
 from fedjax_ht.runner.compare import comparison
 from fedjax_ht.runner.config_files import define_config
-from fedjax_ht.runner.fair import HALVINGS
 from fedjax_ht.runner.search import parse_space, points_of, rounds_trained, rungs
 
 QUEUE = Path(__file__).parent / "queue" / "commands.txt"
@@ -152,6 +151,7 @@ def plan_of(kind: str, arguments: Sequence[str]) -> tuple[Plan, str | None]:
     if kind == "compare":
         flags.DEFINE_list("methods", None, "", flag_values=values)
         flags.DEFINE_integer("trials", None, "", flag_values=values)
+        # its search comes before, and is not counted
         flags.DEFINE_integer("fair", None, "", flag_values=values)
     else:
         flags.DEFINE_string("entry", None, "", flag_values=values)
@@ -162,11 +162,7 @@ def plan_of(kind: str, arguments: Sequence[str]) -> tuple[Plan, str | None]:
     config = typed_config(values.config.fields)
     if kind == "compare":
         config = comparison(config, values.methods, values.trials)
-        rounds = config.rounds
-        if values.fair is not None:  # each method is searched first
-            halvings = min(HALVINGS, config.rounds.bit_length() - 1)
-            rounds += rounds_trained(values.fair, rungs(config.rounds, halvings))
-        return Plan(config, rounds * len(entries_of(config))), None
+        return Plan(config, config.rounds * len(entries_of(config))), None
     points = points_of(values.entry, parse_space(values.over), values.draws)
     config = dataclasses.replace(config, entries=tuple(points))
     rounds = rounds_trained(len(points), rungs(config.rounds, values.halvings))
