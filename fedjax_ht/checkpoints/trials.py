@@ -15,13 +15,20 @@ class TrialCheckpoints:
       simulations: the runs' simulations.
       keep: number of checkpoints of each run that stay.
       background: True writes in threads while the runs go on.
+      numbers: number of each run among the entry's; None counts from 0.
     """
 
     def __init__(
-        self, directory: Path, simulations: Sequence[Simulation], keep: int, background: bool
+        self,
+        directory: Path,
+        simulations: Sequence[Simulation],
+        keep: int,
+        background: bool,
+        *,
+        numbers: Sequence[int] | None = None,
     ):
         self._runs = []
-        for trial, simulation in enumerate(simulations):
+        for trial, simulation in zip(numbers or range(len(simulations)), simulations):
             self._runs.append(
                 make_checkpointer(directory, simulation, keep, background=background, trial=trial)
             )
@@ -37,12 +44,12 @@ class TrialCheckpoints:
 
     def save(self, states: Sequence[SimulationState], histories: Sequence[list[dict]]) -> None:
         """Writes a checkpoint of each run."""
-        for trial in reversed(range(len(self._runs))):
+        for run in reversed(range(len(self._runs))):
             # The first run's folder may hold what all go on from, see `content.read`: it is changed
             # when the others have checkpoints of their own.
-            if trial == 0 and not self._saved:
+            if run == 0 and not self._saved:
                 self.wait()
-            self._runs[trial].save(states[trial], histories[trial])
+            self._runs[run].save(states[run], histories[run])
         self._saved = True
 
     def wait(self) -> None:

@@ -39,10 +39,11 @@ from fedjax_ht.report.map_plot import write_maps
 from fedjax_ht.report.page import Page, results, text_of, write_page
 from fedjax_ht.report.report import write_report
 from fedjax_ht.report.setting import repeat, setting
+from fedjax_ht.runner.course import Listeners, ProgressFn
 from fedjax_ht.runner.own_methods import own_names
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.trackers import Tracking, check_trackers
-from fedjax_ht.runner.train_entry import Listeners, ProgressFn, train_entry
+from fedjax_ht.runner.train_entry import train_entry
 from fedjax_ht.simulation.history import Row, Runs
 
 

@@ -12,9 +12,10 @@ from fedjax_ht.core.method import View
 from fedjax_ht.experiment.build import build, simulate
 from fedjax_ht.experiment.options import evaluated_clients, simulation_options
 from fedjax_ht.report.bad_clients import Notes, outliers, why_silent
+from fedjax_ht.runner.course import Listeners
 from fedjax_ht.runner.run import execute
 from fedjax_ht.runner.train import GaveUp, train_and_evaluate
-from fedjax_ht.runner.train_entry import Listeners, train_entry, with_noted_lanes
+from fedjax_ht.runner.train_entry import train_entry, with_noted_lanes
 from fedjax_ht.trust.attacks import Attack, attackers
 from tests.runs import config_of
 
