@@ -3,6 +3,8 @@
 import os
 import socket
 import threading
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 
@@ -13,6 +15,66 @@ JOIN_SECONDS = 60
 class CoordinatorTimeout(OSError):
     """Not all processes reached the coordinator in time; threads that still wait for it die with
     this process. One line."""
+
+
+class Launch(NamedTuple):
+    """Several processes of one run, as what started them tells each by its environment.
+
+    Attributes:
+      launcher: what started them, for messages.
+      coordinator: HOST:PORT of process 0; None where jax knows it from the launcher.
+      processes: number of processes.
+      process: the number of this one, from 0.
+    """
+
+    launcher: str
+    coordinator: str | None
+    processes: int
+    process: int
+
+
+LAUNCHERS = (
+    ("JAX_NUM_PROCESSES", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", ""),
+    ("Kubernetes", "JAX_NUM_PROCESSES", "JOB_COMPLETION_INDEX", ""),
+    # what srun sets for the tasks of a step: a batch script, or a shell of salloc, is one process
+    # although the job that it is in has several tasks
+    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NODELIST"),
+    ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_hnp_uri"),
+)
+"""Launchers, and their variables: the number of processes, the number of this one, and the one from
+which jax knows the coordinator."""
+
+
+def detected(environment: Mapping[str, str]) -> Launch | None:
+    """Returns the processes among which this one was started; None for a process alone.
+
+    Args:
+      environment: the variables of this process. JAX_COORDINATOR_ADDRESS names the coordinator
+        before any launcher's.
+
+    Raises:
+      ValueError: there are several, and nothing tells the coordinator. One line.
+    """
+    coordinator = environment.get("JAX_COORDINATOR_ADDRESS")
+    for launcher, count, number, place in LAUNCHERS:
+        processes, process = environment.get(count, ""), environment.get(number, "")
+        if not (processes.isdecimal() and process.isdecimal() and int(processes) > 1):
+            continue
+        if coordinator is None and place not in environment:
+            raise ValueError(
+                f"{launcher} has started {processes} processes, and none knows the first one's "
+                "address; set JAX_COORDINATOR_ADDRESS=HOST:PORT, or give --processes=1 where each "
+                "is a run of its own"
+            )
+        return Launch(launcher, coordinator, int(processes), int(process))
+    return None
+
+
+def local_devices(environment: Mapping[str, str]) -> list[int] | None:
+    """Returns the accelerators of a process of `detected`: the one that it sees, or None for the
+    one of its number on its machine, which jax takes by itself."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+    return [0] if visible and "," not in visible else None
 
 
 def use_all_cores() -> None:
@@ -29,27 +91,43 @@ def use_all_cores() -> None:
     jax.config.update("jax_num_cpu_devices", min(cores, 8))
 
 
+def use_cpu() -> None:
+    """Leaves the accelerators of this machine to other processes; before any computation."""
+    jax.config.update("jax_platforms", "cpu")
+    use_all_cores()
+
+
 def join_processes(
     coordinator: str | None,
     processes: int | None,
     process: int | None,
     seconds: float = JOIN_SECONDS,
 ) -> None:
-    """Connects this process to the others of a run, before any computation; without a coordinator
-    it runs alone, on all cores.
+    """Connects this process to the others of a run, before any computation: those that the
+    arguments name, else those among which it was `detected`; else it runs alone, on all cores.
 
     Args:
       coordinator: HOST:PORT of process 0.
-      processes: number of processes.
+      processes: number of processes; 1 without the others runs alone, whatever started it.
       process: the number of this process, from 0.
       seconds: time to wait for the other processes, in seconds.
 
     Raises:
-      ValueError: the three do not fit together.
+      ValueError: the three do not fit together, or the coordinator of those that were started
+        together is not known.
       CoordinatorTimeout: not all processes have reached the coordinator in time.
       OSError: it cannot be reached, or process 0 cannot listen there.
     """
     if (coordinator, processes, process) == (None, None, None):
+        launch = detected(os.environ)
+        if launch is None:
+            processes = 1
+        elif launch.coordinator is None:
+            _connect(launch, seconds)
+            return
+        else:
+            _, coordinator, processes, process = launch
+    if (coordinator, processes, process) == (None, 1, None):
         use_all_cores()
         return
     if coordinator is None or processes is None or process is None or not 0 <= process < processes:
@@ -64,10 +142,10 @@ def join_processes(
         )
     if process == 0:
         check_port(int(port))
-    _connect(coordinator, processes, process, seconds)
+    _connect(Launch("--coordinator", coordinator, processes, process), seconds)
 
 
-def _connect(coordinator: str, processes: int, process: int, seconds: float) -> None:
+def _connect(launch: Launch, seconds: float) -> None:
     """Waits up to `seconds` for the other processes; errors as of `join_processes`."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     failed: list[Exception] = []
@@ -76,7 +154,11 @@ def _connect(coordinator: str, processes: int, process: int, seconds: float) -> 
     def connect() -> None:
         try:
             jax.distributed.initialize(
-                coordinator, processes, process, initialization_timeout=timeout
+                launch.coordinator,
+                launch.processes,
+                launch.process,
+                local_device_ids=local_devices(os.environ),
+                initialization_timeout=timeout,
             )
         except Exception as error:
             failed.append(error)
@@ -87,13 +169,25 @@ def _connect(coordinator: str, processes: int, process: int, seconds: float) -> 
     waiting.start()
     waiting.join(seconds)
     if waiting.is_alive():
-        raise CoordinatorTimeout(
-            f"the {processes} processes have not met at {coordinator} after {seconds:g} s (this "
-            f"is process {process}); start all of them with the same --coordinator, an address of "
-            "process 0 that the others reach"
-        )
+        raise CoordinatorTimeout(_not_met(launch, seconds))
     if failed:
-        raise ConnectionError(f"coordinator {coordinator}: {failed[0]}") from failed[0]
+        place = launch.coordinator or f"of {launch.launcher}"
+        raise ConnectionError(f"coordinator {place}: {failed[0]}") from failed[0]
+
+
+def _not_met(launch: Launch, seconds: float) -> str:
+    if launch.coordinator is None:
+        return (
+            f"the {launch.processes} processes of {launch.launcher} have not met after "
+            f"{seconds:g} s (this is process {launch.process}); set JAX_COORDINATOR_ADDRESS to a "
+            "HOST:PORT of process 0 that the others reach, or give --processes=1 where each is a "
+            "run of its own"
+        )
+    return (
+        f"the {launch.processes} processes have not met at {launch.coordinator} after "
+        f"{seconds:g} s (this is process {launch.process}); start all of them with the same "
+        "--coordinator, an address of process 0 that the others reach"
+    )
 
 
 def check_port(port: int) -> None:
