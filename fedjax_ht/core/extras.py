@@ -36,6 +36,7 @@ PACKAGES = {
     "tensorboard": Package("tensorboard", "tensorboard"),
     "wandb": Package("wandb", "wandb"),
     "mlflow": Package("mlflow", "mlflow"),
+    "ray": Package("ray", "ray"),
 }
 """By the name of their module."""
 

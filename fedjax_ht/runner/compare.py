@@ -38,7 +38,7 @@ from fedjax_ht.runner.fair import check_recipe, fairly_tuned
 from fedjax_ht.runner.field_values import WordsParser
 from fedjax_ht.runner.fitting import fitting
 from fedjax_ht.runner.progress import print_files, print_result, tell
-from fedjax_ht.runner.run import chosen_workdir, configured, execute, orderly
+from fedjax_ht.runner.run import OpenCluster, chosen_workdir, configured, execute, orderly
 from fedjax_ht.runner.search import parse_space
 from fedjax_ht.runner.train import Result
 
@@ -174,29 +174,31 @@ def main(_) -> None:
     kind += "" if _ENTRIES.value is None else f"-{_ENTRIES.value.replace('/', 'of')}"
     kind += "" if seeds is None else f"-{seeds.splits}x{seeds.models}"
     workdir = chosen_workdir(f"{name}-{kind}", config)
-    with orderly(workdir):
+    with orderly(workdir) as open_cluster:
         if _SKIP.value:
             config = fitting(config, tell)
         if _FAIR.value is not None:
             labels = [entry.label for entry in entries_of(config)]
             config = fairly_tuned(config, labels, _FAIR.value, workdir, tell, recipe=recipe)
         if seeds is None:
-            files = _compared(config, workdir, aim)[1]
+            files = _compared(config, workdir, aim, open_cluster)[1]
         else:
             files = run_crossed(
                 config,
                 seeds,
                 workdir,
-                lambda of_split, folder: _compared(of_split, folder, aim)[0],
+                lambda of_split, folder: _compared(of_split, folder, aim, open_cluster)[0],
                 show_result=print_result,
             )
     print_files(files)
 
 
-def _compared(config: Config, workdir: Path, aim: Aim) -> tuple[Result, list[Path]]:
+def _compared(
+    config: Config, workdir: Path, aim: Aim, open_cluster: OpenCluster | None
+) -> tuple[Result, list[Path]]:
     """Runs a comparison, and writes its files; none of a process that is not the first, or into a
     folder that is read-only."""
-    result = execute(config, workdir, aim)
+    result = execute(config, workdir, aim, open_cluster=open_cluster)
     if not is_primary() or not result.files:
         return result, []
     try:

@@ -20,10 +20,15 @@ class Progress:
 
     Lines are those of the last trial. Trouble of any trial is a line at once, see
     `bad_clients.Notes`. The time that is left is estimated without the first round, which compiles.
+
+    Args:
+      rounds: rounds of a run.
+      trials: runs of an entry.
+      side_by_side: True for runs that train at the same time: each has a bar, or lines, of its own.
     """
 
-    def __init__(self, rounds: int, trials: int):
-        self.rounds, self.trials = rounds, trials
+    def __init__(self, rounds: int, trials: int, side_by_side: bool = False):
+        self.rounds, self.trials, self.side_by_side = rounds, trials, side_by_side
         self.bars: dict[str, tqdm] = {}
         self.accuracy: dict[tuple[str, int], float] = {}  # by label and trial, in percent
         self.seconds: dict[str, list[float]] = {}  # of each row of the last trial, by label
@@ -35,9 +40,11 @@ class Progress:
         if "accuracy" in row:
             self.accuracy[label, row["trial"]] = 100 * row["accuracy"]
         text = self._text(label, row)
+        if self.side_by_side:
+            label = place_of_run(label, row, self.trials)
         if sys.stderr.isatty():
             self._draw(label, row["round"], text)
-        elif row["trial"] == self.trials - 1:
+        elif self.side_by_side or row["trial"] == self.trials - 1:
             self.seconds.setdefault(label, []).append(_seconds(row))
             if "accuracy" in row:
                 place = f"{label}, round {row['round']} of {self.rounds}"
@@ -50,7 +57,10 @@ class Progress:
 
     def _text(self, label: str, row: dict) -> str:
         parts = []
-        accuracies = [accuracy for (name, _), accuracy in self.accuracy.items() if name == label]
+        accuracies = []
+        for (name, trial), accuracy in self.accuracy.items():
+            if name == label and (trial == row["trial"] or not self.side_by_side):
+                accuracies.append(accuracy)
         if accuracies:  # a run that goes on may not have evaluated yet
             parts.append(f"acc {sum(accuracies) / len(accuracies):.2f} %")
         parts.append(f"{_seconds(row):.1f} s")
@@ -68,7 +78,8 @@ class Progress:
 
     def _draw(self, label: str, round: int, text: str) -> None:
         if label not in self.bars:
-            self.close()  # one bar at a time
+            if not self.side_by_side:
+                self.close()  # one bar at a time
             start = round - (round > 0)
             self.bars[label] = tqdm(
                 total=self.rounds, initial=start, desc=label.ljust(8), unit="round", leave=True
@@ -79,6 +90,11 @@ class Progress:
         bar.update(round - bar.n)
         if first:  # rates and the time that is left do not count the round that compiles
             bar.start_t, bar.initial = time.time(), bar.n
+
+
+def place_of_run(label: str, row: dict, trials: int) -> str:
+    """Returns an entry's label, and the trial where it has several."""
+    return label if trials == 1 else f"{label}, trial {row['trial']}"
 
 
 def tell(line: str) -> None:

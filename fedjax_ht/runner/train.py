@@ -2,7 +2,7 @@
 folder stopped."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,6 +55,11 @@ class Unwritable(OSError):
     """A file could not be written after the run had begun. One line."""
 
 
+Trainer = Callable[[Experiment, Config, Path, Listeners, Sequence[int]], None]
+"""(experiment, config, the run's folder, functions to call, numbers of signals caught): trains the
+runs of all entries in their folders, on other machines, say."""
+
+
 class Result(NamedTuple):
     """The result of a run.
 
@@ -82,6 +87,7 @@ def train_and_evaluate(
     aim: Aim | None = None,
     show_result: Callable[[Document], None] = lambda text: None,
     config_file: str | None = None,
+    trainer: Trainer | None = None,
 ) -> Result:
     """Runs every entry of a config on one split, and writes metrics, checkpoints, a table, plots
     and a page below `workdir`.
@@ -103,6 +109,7 @@ def train_and_evaluate(
       show_result: called with the summary before anything is drawn, which may take minutes.
       config_file: "FILE[:ARGUMENT]" that registers the config's own methods; by it `report` and
         `evaluate` know them again.
+      trainer: trains the runs elsewhere; what it leaves undone is done here. None does all here.
 
     Raises:
       ValueError, OSError: the config is wrong, or `workdir` cannot be used: another process does,
@@ -128,7 +135,15 @@ def train_and_evaluate(
         listeners = Listeners(progress_fn, warn, stage)
         pictures = []
         try:
-            histories = _train_entries(experiment, config, folders, workdir, listeners, writable)
+            histories = _train_entries(
+                experiment,
+                config,
+                folders,
+                workdir=workdir,
+                listeners=listeners,
+                writable=writable,
+                trainer=trainer,
+            )
             entries, version = experiment.entries.values(), version_of(workdir) or VERSION
             shown = compared(
                 config, entries, identities, histories=histories, workdir=workdir, version=version
@@ -156,16 +171,20 @@ def _train_entries(
     experiment: Experiment,
     config: Config,
     folders: Mapping[str, Path],
+    *,
     workdir: Path,
     listeners: Listeners,
     writable: bool,
+    trainer: Trainer | None,
 ) -> dict[str, list[list[Row]]]:
-    """Trains the entries one after another, sends their rows to the config's trackers, and returns
-    label -> the rows of each run."""
+    """Trains the entries, first by `trainer` and then one after another, sends their rows to the
+    config's trackers, and returns label -> the rows of each run."""
     tracking = Tracking(config, experiment.configs, workdir, listeners.warn)
     listeners = listeners._replace(progress=each_of(listeners.progress, tracking))
     histories, precision = {}, jax.default_matmul_precision(config.precision)
     with catch_signals() as caught, precision, contextlib.closing(tracking):
+        if trainer is not None and writable:
+            trainer(experiment, config, workdir, listeners, caught)
         for label, folder in folders.items():
             histories[label] = train_entry(label, experiment, folder, listeners, caught, writable)
     return histories

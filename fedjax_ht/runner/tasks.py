@@ -1,0 +1,332 @@
+"""Trains runs as tasks of a cluster: what a task does where it runs, and what the driver, the
+program that was started, does while they run. on_ray.py has the cluster.
+
+A task trains one run, of an entry and a trial, in the run's own folder, which all machines see. It
+goes on from the newest checkpoint there, so that a task that died is simply started again, on
+whatever machine. The driver shows the rows of all tasks and writes the files of entries.
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import pickle
+import signal
+import socket
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from fedjax_ht.checkpoints import sealed
+from fedjax_ht.checkpoints.checkpoint import of_trial
+from fedjax_ht.checkpoints.writers import read_runs, write_runs
+from fedjax_ht.configs.sections import Config
+from fedjax_ht.core.compiling import enable_compilation_cache
+from fedjax_ht.core.numerics import use_standard_numerics
+from fedjax_ht.core.user_code import module_folders, user_modules_in
+from fedjax_ht.experiment.build import Experiment, build
+from fedjax_ht.experiment.entries import folder_of
+from fedjax_ht.experiment.environment import environment
+from fedjax_ht.experiment.identity import remember_rounds
+from fedjax_ht.runner.config_files import read_config_file
+from fedjax_ht.runner.course import Listeners
+from fedjax_ht.runner.own_methods import own_code, own_names
+from fedjax_ht.runner.signals import Interrupted
+from fedjax_ht.runner.train_entry import train_entry
+from fedjax_ht.simulation.history import Row
+
+POLL = 0.5  # seconds between two looks at the tasks
+SEEN = 15.0
+"""Seconds in which a new file is seen on all machines: file systems of networks remember for a
+while that there was none."""
+
+Event = tuple[Any, ...]
+"""("row", label, row), ("warn", line) or ("stage", line) of a task."""
+Report = Callable[[Event], bool]
+"""Sends an event to the driver; returns True where the task is to stop."""
+
+
+class Cancelled(Exception):
+    """A task was taken back before it began."""
+
+
+class Cluster(Protocol):
+    """What trains tasks; `on_ray.RayCluster` is one."""
+
+    accelerated: bool  # a task has an accelerator
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Hashable:
+        """Has `function(*arguments, report)` called somewhere; returns a handle."""
+
+    def finished(self, handles: Sequence[Any], seconds: float) -> list[Any]:
+        """Returns those that have ended, after at most so many seconds."""
+        ...
+
+    def result(self, handle: Any) -> Any:
+        """Returns the result of an ended task, or raises its error; `Cancelled` has none."""
+
+    def events(self) -> list[Event]:
+        """Returns what tasks have reported since the last call."""
+        ...
+
+    def stop(self, handles: Sequence[Any]) -> None:
+        """Tells tasks to end after their round, and takes back those that have not begun."""
+
+
+class Workplace(NamedTuple):
+    """What a task needs of the driver to be in its place.
+
+    Attributes:
+      workdir: the run's folder.
+      stamp: checksum of its config.json.
+      directory: current folder of the driver, from which a config may name files.
+      folders: folders of the modules of a user's own.
+      config_file: "FILE[:ARGUMENT]" that registers the config's own methods, or None.
+      devices: number of CPU devices; None computes on the accelerator of the task.
+    """
+
+    workdir: Path
+    stamp: str
+    directory: str
+    folders: tuple[str, ...]
+    config_file: str | None
+    devices: int | None
+
+
+class Outcome(NamedTuple):
+    """The rows of each run that a task has trained, and the programs that did, see
+    `environment`."""
+
+    runs: list[list[Row]]
+    programs: dict[str, str]
+
+
+def workplace(
+    experiment: Experiment, workdir: Path, config_file: str | None, accelerated: bool
+) -> Workplace:
+    """Returns the place of the tasks of a run, whose config.json is written.
+
+    Raises:
+      ValueError: a method or partition is registered in this process alone. One line.
+    """
+    names = own_names(experiment.entries, experiment.configs)
+    registered = names["own_methods"] + names["own_partitions"]
+    if registered and config_file is None:
+        raise ValueError(
+            f"{registered[0]} is registered in this process alone, which the tasks of a cluster "
+            "do not see; name it as module:function, or register it in the file of --config"
+        )
+    return Workplace(
+        workdir=workdir.absolute(),
+        stamp=_stamp(workdir),
+        directory=os.getcwd(),
+        folders=tuple(map(os.path.abspath, module_folders())),
+        config_file=config_file if registered else None,
+        devices=None if accelerated else len(jax.devices()),
+    )
+
+
+def _stamp(workdir: Path) -> str:
+    path = workdir / "config.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+
+
+@contextlib.contextmanager
+def in_place(place: Workplace, report: Report) -> Iterator[Listeners]:
+    """Sets up the process of a task, and yields the functions that tell the driver.
+
+    Raises:
+      OSError: this machine does not see the run's folder. One line.
+    """
+    end = time.monotonic() + SEEN
+    while _stamp(place.workdir) != place.stamp or not os.path.isdir(place.directory):
+        if time.monotonic() > end:
+            raise FileNotFoundError(
+                f"{socket.gethostname()} does not see {place.workdir} as the machine does that "
+                "started the run; --workdir and the current folder must lie where all machines of "
+                "the cluster see them"
+            )
+        time.sleep(0.5)
+    os.chdir(place.directory)
+    _prepare_process(place.devices)
+
+    def warn(line: str) -> None:
+        report(("warn", line))
+
+    def stage(line: str) -> None:
+        report(("stage", f"{line}, on {socket.gethostname()}"))
+
+    with user_modules_in(*place.folders):
+        _register(place.config_file)
+        yield Listeners(None, warn, stage)
+
+
+@functools.cache  # a process does several tasks; devices are chosen before any computation
+def _prepare_process(devices: int | None) -> None:
+    if devices is not None:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", devices)
+    use_standard_numerics()
+    enable_compilation_cache(least_seconds=0.0)
+
+
+@functools.cache
+def _register(config_file: str | None) -> None:
+    if config_file is not None:
+        read_config_file(config_file)
+
+
+@functools.lru_cache(maxsize=1)
+def _built(config: bytes) -> tuple[Config, Experiment]:
+    """Returns a pickled config, and its experiment, which tasks of one process share."""
+    known = pickle.loads(config)
+    return known, build(known, begun=True)
+
+
+def train_task(
+    place: Workplace, config: bytes, label: str, trial: int | None, report: Report
+) -> Outcome:
+    """Trains one run of an entry, or all of them together, in the process of a task.
+
+    Args:
+      place: the place of the run's tasks.
+      config: the config of the run, pickled.
+      label: the entry's label.
+      trial: the run's number, or None for all.
+      report: sends rows and lines to the driver.
+    """
+    caught: list[int] = []
+
+    def progress(label: str, row: Row) -> None:
+        if report(("row", label, row)):
+            caught.append(signal.SIGTERM)
+
+    with in_place(place, report) as listeners:
+        known, experiment = _built(config)
+        listeners = listeners._replace(progress=progress)
+        folder, runs = place.workdir / folder_of(label), []
+        # a task that was stopped before its first round has nothing to tell
+        with contextlib.suppress(Interrupted), jax.default_matmul_precision(known.precision):
+            runs = train_entry(label, experiment, folder, listeners, caught, trial=trial)
+        programs = environment() | own_code(experiment.entries[label], experiment.configs[label])
+    return Outcome(runs, programs)
+
+
+def play(
+    cluster: Cluster,
+    calls: Mapping[Any, tuple],
+    told: Callable[[Event], None],
+    caught: Sequence[int],
+    done: Callable[[Any, Any], None],
+) -> None:
+    """Plays tasks to their end.
+
+    Args:
+      cluster: what plays them.
+      calls: key of a task -> its function and arguments.
+      told: called with each event of a task.
+      caught: numbers of signals; one in it stops all tasks.
+      done: called with the key and the result of each task.
+
+    Raises:
+      Exception: the first error of a task, when the others have saved and stopped.
+    """
+    waiting = {cluster.submit(*call): key for key, call in calls.items()}
+    failure: Exception | None = None
+    is_stopping = False
+    while waiting:
+        for event in cluster.events():
+            told(event)
+        if (caught or failure) and not is_stopping:
+            cluster.stop(list(waiting))
+            is_stopping = True
+        for handle in cluster.finished(list(waiting), POLL):
+            key = waiting.pop(handle)
+            try:
+                done(key, cluster.result(handle))
+            except Cancelled:
+                continue
+            except Exception as error:
+                failure = failure or error
+    for event in cluster.events():
+        told(event)
+    if failure is not None:
+        raise failure
+
+
+def is_trained(folder: Path, config: Config) -> bool:
+    """Returns whether each run of an entry has a checkpoint of the last round."""
+    directories = [of_trial(folder / "checkpoints", trial) for trial in range(config.trials)]
+    return all(max(sealed.numbers(path), default=-1) >= config.rounds for path in directories)
+
+
+def train_on(
+    open_cluster: Callable[[], Cluster],
+    config_file: str | None,
+    experiment: Experiment,
+    config: Config,
+    workdir: Path,
+    listeners: Listeners,
+    caught: Sequence[int],
+) -> None:
+    """Trains all runs of a config on a cluster that are not finished, each in a task; what is left
+    to do then is what a process does that finds its runs finished. Bound to its first two arguments
+    it is a `train.Trainer`.
+
+    Where runs end before the last round (`evaluate.patience`, `give_up`), those of an entry end
+    together: a task more takes all of them to the same round.
+
+    Args:
+      open_cluster: returns the cluster.
+      config_file: "FILE[:ARGUMENT]" of the config, or None.
+      experiment, config, workdir, listeners, caught: as of a `train.Trainer`.
+    """
+    folders = {label: workdir / folder_of(label) for label in experiment.entries}
+    labels = [label for label in folders if not is_trained(folders[label], config)]
+    if not labels:
+        return
+    cluster = open_cluster()
+    place = workplace(experiment, workdir, config_file, cluster.accelerated)
+    outcomes: dict[tuple[str, int | None], Outcome] = {}
+    pickled = pickle.dumps(config)
+
+    def told(event: Event) -> None:
+        if event[0] == "row" and listeners.progress is not None:
+            listeners.progress(*event[1:])
+        elif event[0] in ("warn", "stage"):
+            getattr(listeners, event[0])(event[1])
+
+    def play_runs(keys: Sequence[tuple[str, int | None]]) -> None:
+        calls = {key: (train_task, place, pickled, *key) for key in keys}
+        play(cluster, calls, told, caught, outcomes.__setitem__)
+
+    try:
+        play_runs([(label, trial) for label in labels for trial in range(config.trials)])
+    finally:
+        for label in labels:
+            note_runs(folders[label], [outcomes.get((label, t)) for t in range(config.trials)])
+    if caught:
+        raise Interrupted(caught[0])
+    uneven = [label for label in labels if not is_trained(folders[label], config)]
+    play_runs([(label, None) for label in uneven])
+    if caught:
+        raise Interrupted(caught[0])
+
+
+def note_runs(folder: Path, outcomes: Sequence[Outcome | None]) -> None:
+    """Writes the rows of an entry's runs, as far as each has come, and notes its rounds and
+    programs; of runs without an outcome the rows that were written before stay."""
+    before = {run[0]["trial"]: run for run in read_runs(folder)}
+    runs, programs = [], {}
+    for trial, outcome in enumerate(outcomes):
+        rows = outcome.runs[0] if outcome is not None and outcome.runs else before.get(trial, [])
+        runs.append(rows)
+        if outcome is not None:
+            programs = programs or outcome.programs
+    if any(runs):
+        write_runs(runs, folder)
+    if all(runs):
+        remember_rounds(folder, min(rows[-1]["round"] for rows in runs), programs)
