@@ -64,6 +64,13 @@ class Tokenizer:
         self._tokenizer.enable_truncation(length)
         return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
 
+    def encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns all token ids of texts, without special tokens."""
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
 
 def tokenizer_file(path: str | os.PathLike) -> Path:
     """Returns the file of a tokenizer, which may be named by its folder.

@@ -227,7 +227,7 @@ def _converted(name: str, samples: object) -> _User:
     if any(type(label) is str for label in y) and all(type(sample) is str for sample in x):
         tokens, following = letters_of(owner, x, y)
         kept = following > 0
-        return _User("letters", tokens[kept], following[kept], np.count_nonzero(~kept))
+        return _User("letters", tokens[kept], following[kept], int(np.count_nonzero(~kept)))
     labels = as_labels(owner, y) if y else np.arange(0)
     if all(type(sample) is str for sample in x):
         return _User("texts", x, labels)

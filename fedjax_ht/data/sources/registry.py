@@ -29,6 +29,7 @@ from fedjax_ht.data.sources import (
     idx,
     image_folder,
     leaf,
+    next_token,
     npz,
     pamap2,
     parquet,
@@ -74,6 +75,7 @@ _ALL = (
     client_folders.CLIENT_FOLDERS,
     leaf.LEAF,
     text_file.TEXT,
+    next_token.NEXT_TOKEN,
 )
 SOURCES: Mapping[str, Source] = {source.name: source for source in _ALL}
 """Name of a set, or prefix of a kind of sets -> its declaration."""
