@@ -122,10 +122,11 @@ def board(results: Path) -> str:
     unfit = read_unfit(results)
     sections = [overall_markdown(rows)]
     for setting in settings:
+        reasons = unfit.get(setting.config, {})
         if setting.name in rows:
-            sections.append(
-                setting_markdown(setting, rows[setting.name], unfit.get(setting.config, {}))
-            )
+            sections.append(setting_markdown(setting, rows[setting.name], reasons))
+        else:
+            sections.append(empty_markdown(setting, reasons))
     return "\n\n".join(sections)
 
 
@@ -167,6 +168,12 @@ def setting_markdown(
         text.append(setting.notes.strip())
     if setting.config:
         text += absent(setting, rows, unfit)
+    return "\n\n".join(text)
+
+
+def empty_markdown(setting: Setting, unfit: Mapping[str, str]) -> str:
+    """Makes the section of a setting in which nothing has been run yet."""
+    text = [f"## {setting.title}", wrapped(setting.short), *absent(setting, {}, unfit)]
     return "\n\n".join(text)
 
 
