@@ -63,6 +63,7 @@ from .data.partition import register_partition as register_partition
 from .data.shift import shifted as shifted
 from .data.sources import load_dataset as load_dataset
 from .data.standardise import standardised as standardised
+from .experiment.from_python import make_experiment as make_experiment
 from .experiment.weights import with_weights as with_weights
 from .methods import METHODS as METHODS
 from .methods import method_factory as method_factory
@@ -132,6 +133,8 @@ from .models import from_nnx as from_nnx
 from .models import mlp as mlp
 from .models import model_group as model_group
 from .models import sliced_network as sliced_network
+from .runner.report import report_run as report_run
+from .runner.train import run_experiment as run_experiment
 from .runner.train import train_and_evaluate as train_and_evaluate
 from .simulation.history import best as best
 from .simulation.history import run as run

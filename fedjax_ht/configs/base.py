@@ -21,6 +21,7 @@ from fedjax_ht.configs.typed import check_names, from_plain, plain_hint, to_plai
 from fedjax_ht.core.annotations import hints_of, kind_of
 from fedjax_ht.core.extras import needing
 from fedjax_ht.core.names import kind_of_value, unknown, unknown_option
+from fedjax_ht.core.user_code import names_object
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.methods import method_factory
 
@@ -84,7 +85,9 @@ def typed_config(config: AnyConfig | Mapping[str, Any]) -> Config:
 
 
 def method_options(name: str) -> dict[str, inspect.Parameter]:
-    """Returns the options of a method's factory, by name."""
+    """Returns the options of a method's factory, by name; none of an object given from Python."""
+    if names_object(name):
+        return {}
     # the first parameter is local training, which the config has a section of
     return dict(list(inspect.signature(method_factory(name)).parameters.items())[1:])
 

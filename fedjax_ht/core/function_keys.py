@@ -55,6 +55,16 @@ def key_of(value: Any) -> Hashable:
     return _Walk().key(value)
 
 
+def checksum_of(value: Any) -> str:
+    """Returns a SHA-256 by which another process knows a value again.
+
+    It is of what `key_of` looks at. Functions and classes of installed packages are known by their
+    names and by what they close over, those of the user's own modules by their code, too; an object
+    of which nothing is known by its class.
+    """
+    return hashlib.sha256(repr(_Text().of(value)).encode()).hexdigest()
+
+
 class _Same:
     """An object that equals itself alone, whatever its class says; it lives as long as its key."""
 
@@ -100,6 +110,53 @@ class _Walk:
         if parts is None:
             return _Same(value)
         return tuple(map(self.key, parts))
+
+
+class _Text:
+    """A walk through a value that writes what it finds; nothing written depends on the process."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}  # as in `_Walk`
+        self._alive: list[Any] = []
+
+    def of(self, value: Any) -> Any:
+        """Returns nested tuples of texts, for a value or for a part of it."""
+        if isinstance(value, types.CodeType):
+            return self._code(value)
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        if isinstance(value, float):
+            return value.hex()
+        if isinstance(value, type) and not _is_own(value.__module__):
+            return f"{value.__module__}.{value.__qualname__}"
+        if id(value) in self._places:
+            return f"visited {self._places[id(value)]}"
+        self._places[id(value)] = len(self._places)
+        self._alive.append(value)
+        return f"{type(value).__module__}.{type(value).__qualname__}", self._content(value)
+
+    def _content(self, value: Any) -> Any:
+        if isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
+            # what a decorator keeps beside a function may be its own count of calls
+            return self.of(value.__wrapped__)
+        if isinstance(value, types.FunctionType) and not _is_own(value.__module__):
+            cells = map(self.of, value.__closure__ or ())
+            return value.__module__, value.__qualname__, *cells
+        if isinstance(value, np.ndarray | np.generic | jax.Array):
+            return _array_text(value)
+        if isinstance(value, set | frozenset):
+            return sorted(repr(_Text().of(each)) for each in value)
+        parts = _parts(value)
+        return () if parts is None else tuple(map(self.of, parts))
+
+    def _code(self, code: types.CodeType) -> Any:
+        """Returns the text of code without its place in a file."""
+        return code.co_name, code.co_code.hex(), code.co_names, tuple(map(self.of, code.co_consts))
+
+
+def _array_text(array: Any) -> str:
+    shape, *rest = _array_key(array)
+    return "unknown" if isinstance(shape, _Same) else f"{shape} {rest[0]} {rest[1].hex()}"
 
 
 def _parts(value: Any) -> Iterable | None:

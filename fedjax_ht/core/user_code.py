@@ -16,9 +16,21 @@ from fedjax_ht.core.names import meant
 _FOLDERS: ContextVar[tuple[str, ...]] = ContextVar("folders of a user's modules", default=())
 
 
+OBJECT = "object:"
+"""Begins the name of an object that was given from Python, in a config and in a run's folder."""
+
+
+def names_object(name: str) -> bool:
+    """Returns whether a name stands for an object that was given from Python."""
+    return name.startswith(OBJECT)
+
+
 def names_user_function(name: str) -> bool:
     """Returns whether a name is written as "module:function"."""
-    return re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name) is not None
+    return (
+        not names_object(name)
+        and re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name) is not None
+    )
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import flax.linen as nn
 import numpy as np
 
 from fedjax_ht.configs.base import AnyConfig, typed_config
@@ -28,6 +29,7 @@ from fedjax_ht.experiment.devices import client_values
 from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.federation import make_clients
 from fedjax_ht.experiment.method import check_pretraining
+from fedjax_ht.experiment.objects import NO_OBJECTS, Objects, object_sums
 from fedjax_ht.experiment.settle import Settled, settle
 from fedjax_ht.models.hugging_face.folder import folder_of, names_folder
 from fedjax_ht.simulation.lanes import simulation_lanes
@@ -45,6 +47,8 @@ class Experiment(NamedTuple):
       options: the options of the federation, for all entries.
       entries, methods, federations: label -> the entry, its method and its federation.
       configs: label -> the config with the entry's training and model.
+      config: the config of the run.
+      object_sums: name of each object that was given from Python -> its SHA-256.
     """
 
     dataset: Dataset
@@ -54,26 +58,31 @@ class Experiment(NamedTuple):
     methods: dict[str, Method]
     federations: dict[str, Federation]
     configs: dict[str, Config]
+    config: Config
+    object_sums: dict[str, str]
 
 
-def build(config: AnyConfig, begun: bool = False, trust: bool = True) -> Experiment:
+def build(
+    config: AnyConfig, begun: bool = False, trust: bool = True, *, objects: Objects = NO_OBJECTS
+) -> Experiment:
     """Checks a config, and builds its data, methods and federations.
 
     Args:
       config: the config of the run.
       begun: True for a run that has begun: weights that models started from may be gone.
       trust: False refuses a config by which a user's own code is imported, see `settle`.
+      objects: objects from Python in place of names.
 
     Raises:
       ValueError, FileNotFoundError: one line that names the field, its value, and what would be
         right.
       ImportError: a package that the config needs is not installed. One line.
     """
-    settled = settle(typed_config(config), trust)
+    settled = settle(typed_config(config), trust, objects)
     config, options, entries, configs, methods = settled
     recipes = [entry_config.training for entry_config in configs.values()]
-    dataset = make_dataset(config.dataset, config.partition, recipes)
-    federations = fitted(settled, dataset, begun)
+    dataset = make_dataset(config.dataset, config.partition, recipes, loaded=objects.dataset)
+    federations = fitted(settled, dataset, begun, models=objects.models)
     partitions = make_partitions(config, dataset)
     if is_pending(dataset):
         dataset = standardised(dataset, *partitions)
@@ -85,18 +94,32 @@ def build(config: AnyConfig, begun: bool = False, trust: bool = True) -> Experim
         methods=methods,
         federations=federations,
         configs=configs,
+        config=config,
+        object_sums=object_sums(objects),
     )
 
 
-def fitted(settled: Settled, dataset: Dataset, begun: bool = False) -> dict[str, Federation]:
+def fitted(
+    settled: Settled,
+    dataset: Dataset,
+    begun: bool = False,
+    *,
+    models: Mapping[str, nn.Module] | None = None,
+) -> dict[str, Federation]:
     """Returns the federation of each entry, by its label, in which its method can run.
+
+    Args:
+      settled: the settings.
+      dataset: the data set.
+      begun: True for a run that has begun, see `build`.
+      models: architecture -> module in place of the config's group.
 
     Raises:
       ValueError, FileNotFoundError: a method does not fit, or a federation cannot be built. One
         line.
     """
-    config, options, _, configs, methods = settled
-    federations = make_federations(config, configs, dataset, begun)
+    config, options, methods = settled.config, settled.options, settled.methods
+    federations = make_federations(settled, dataset, begun, models)
     for label, method in methods.items():
         require_public_set(method, federations[label])
         require_server_statistics(method, federations[label])
@@ -108,7 +131,11 @@ def fitted(settled: Settled, dataset: Dataset, begun: bool = False) -> dict[str,
 
 
 def make_dataset(
-    config: DatasetConfig, partition: PartitionConfig, recipes: Iterable[TrainingConfig]
+    config: DatasetConfig,
+    partition: PartitionConfig,
+    recipes: Iterable[TrainingConfig],
+    *,
+    loaded: Dataset | None = None,
 ) -> Dataset:
     """Returns the dataset with the classes, samples and domains that the config asks for.
 
@@ -117,11 +144,12 @@ def make_dataset(
       partition: `config.partition`; its seed draws the subset and the domains, and its classes must
         fit the data.
       recipes: the training sections of all entries; augmentation needs images.
+      loaded: the data set where it is not read.
 
     Raises:
       ValueError, FileNotFoundError, ImportError: the data cannot be read, or do not fit.
     """
-    dataset = load_dataset(
+    dataset = loaded or load_dataset(
         config.name,
         config.data_dir,
         config.image_size,
@@ -164,23 +192,27 @@ def with_public_set(dataset: Dataset, config: DatasetConfig, seed: int) -> Datas
 
 
 def make_federations(
-    config: Config, configs: Mapping[str, Config], dataset: Dataset, begun: bool
+    settled: Settled, dataset: Dataset, begun: bool, models: Mapping[str, nn.Module] | None
 ) -> dict[str, Federation]:
     """Returns the federation of each entry, by its label.
 
     Entries that differ in nothing that shapes a federation share one, since it may hold weights.
     """
+    config = settled.config
     memory = client_values(config.devices_profile, config.partition.num_clients).get("memory")
 
     built: dict[str, Federation] = {}
     federations = {}
-    for label, entry_config in configs.items():
+    for label, entry_config in settled.configs.items():
         _check_tokens(entry_config, dataset)
         key = repr(entry_config.model)
         if memory is not None:  # how much of it training takes depends on the recipe
             key += repr(entry_config.training)
         if key not in built:
-            clients = make_clients(entry_config, dataset, memory, begun)
+            recipe = settled.methods[label].training
+            clients = make_clients(
+                entry_config, dataset, memory, begun, architectures=models, training=recipe
+            )
             built[key] = dataclasses.replace(clients, public=dataset.public_set)
         federations[label] = built[key]
     return federations

@@ -11,7 +11,6 @@ An entry is written `NAME[@tuned][:KEY=VALUE]...`, which is also its label:
 """
 
 import dataclasses
-import inspect
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,8 +19,9 @@ from fedjax_ht.configs.base import method_options, option_values
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.configs.typed import changed, to_plain
 from fedjax_ht.core.names import unknown_option
+from fedjax_ht.core.user_code import names_object
 from fedjax_ht.experiment.entry_text import OVERRIDDEN, parsed_setting, split_spec
-from fedjax_ht.methods import LIBRARY, is_own, method_factory
+from fedjax_ht.methods import LIBRARY, is_own
 
 BASELINE = "local"
 """The method that others are compared with, where an entry has it: each client trains alone."""
@@ -182,7 +182,7 @@ def as_run(entry: Entry, config: Config) -> Config:
 def changes(entry: Entry) -> dict[str, Any]:
     """Returns the settings that are not the method's defaults, nor the config's training and
     model."""
-    parameters = inspect.signature(method_factory(entry.method)).parameters
+    parameters = method_options(entry.method)
     differing = {k: v for k, v in entry.options.items() if v != parameters[k].default}
     for part in OVERRIDDEN:
         for field, value in getattr(entry, part).items():
@@ -208,6 +208,8 @@ def _defaults(method: str) -> str:
     """Returns a method's defaults in words; a user's own method may follow no paper."""
     if method == BASELINE:
         return "every client trains alone; it has no options"
+    if names_object(method):
+        return "a method given from Python"
     return "at its defaults" if is_own(method) else "as its paper has it"
 
 

@@ -16,8 +16,9 @@ from fedjax_ht.core.annotations import NonNegative
 from fedjax_ht.core.bounds import check_value
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.inputs import InputShape
+from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.names import meant, unknown
-from fedjax_ht.core.user_code import names_user_function
+from fedjax_ht.core.user_code import names_object, names_user_function
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.experiment.devices import fitting
 from fedjax_ht.experiment.training import local_training
@@ -45,6 +46,9 @@ def make_clients(
     dataset: Dataset | Task,
     memory: np.ndarray | None = None,
     begun: bool = False,
+    *,
+    architectures: Mapping[str, nn.Module] | None = None,
+    training: LocalTraining | None = None,
 ) -> Federation:
     """Returns the federation of a config.
 
@@ -58,6 +62,8 @@ def make_clients(
       memory: bytes of each client's device, float64 [num_clients], or None.
       begun: True for a run that has begun: weights that models started from may be gone, but for
         those of an extractor under adapters.
+      architectures: architecture -> module that was given from Python, in place of the group.
+      training: the recipe whose memory counts, by default that of `config.training`.
 
     Raises:
       ValueError, FileNotFoundError: a field of `model` is wrong. One line.
@@ -70,7 +76,7 @@ def make_clients(
         )
     if rates:
         return sliced_federation(model, rates, dataset)
-    modules = model_group(
+    modules = architectures or model_group(
         model.group,
         dataset.num_classes,
         dataset.input_shape,
@@ -90,7 +96,7 @@ def make_clients(
     if memory is None:
         federation = federation_of(config.partition.num_clients)
     else:
-        training = local_training(config.training)
+        training = training or local_training(config.training)
         # a federation with one client of each architecture, for its buckets
         buckets = federation_of(len(modules)).buckets
         needed = {bucket.name: training_memory(bucket, training) for bucket in buckets}
@@ -197,6 +203,8 @@ def adapter_ranks(text: str) -> tuple[int, ...]:
 def check_group(group: str) -> None:
     """Raises a ValueError where `config.model.group` is neither a group nor names a folder or user
     code."""
-    if group not in GROUPS and not names_folder(group) and not names_user_function(group):
+    if names_folder(group) or names_user_function(group) or names_object(group):
+        return
+    if group not in GROUPS:
         known = f"the groups are {', '.join(GROUPS)}, hf:FOLDER, or module:function of your own"
         raise ValueError(unknown("model group", group, GROUPS, known))

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_ht.configs.sections import Config
+from fedjax_ht.core.user_code import names_object
 from fedjax_ht.data.dataset import Dataset, Partition
 
 
@@ -39,11 +40,24 @@ def check_data(
     """Raises a ValueError where a run that has noted its data was on other data than now."""
     for name, difference in (("data", "other inputs or labels"), ("split", "another split")):
         if name in noted and noted[name] != prints[name]:
+            place = config.dataset.name
+            if not names_object(place):
+                place += f" with dataset.data_dir {config.dataset.data_dir!r}"
             raise ValueError(
-                f"{workdir} holds a run on {difference} than {config.dataset.name} with "
-                f"dataset.data_dir {config.dataset.data_dir!r} has now (SHA-256 "
+                f"{workdir} holds a run on {difference} than {place} has now (SHA-256 "
                 f"{noted[name][:12]} there, {prints[name][:12]} here); give it the data that it "
                 "began with, or choose another --workdir"
+            )
+
+
+def check_objects(noted: Mapping[str, str], sums: Mapping[str, str], workdir: Path) -> None:
+    """Raises a ValueError where an object given from Python is not the one that a run has noted."""
+    for name in noted.keys() & sums.keys():
+        if noted[name] != sums[name]:
+            raise ValueError(
+                f"{workdir} holds a run with another {name} (SHA-256 {noted[name][:12]} there, "
+                f"{sums[name][:12]} here); give it the object that it began with, or choose "
+                "another folder"
             )
 
 

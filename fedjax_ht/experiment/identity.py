@@ -37,10 +37,11 @@ class Identity:
     """The identity of one entry, in plain values as config.json has them.
 
     Attributes:
-      method: the method's name and all its options.
+      method: the method's name and all its options; of one that was given from Python, its SHA-256.
       data: fields of `config.dataset`, and the SHA-256 of inputs and labels.
       split: fields of `config.partition`, and the SHA-256 of the clients' samples.
-      models: fields of `config.model`, as the entry has them.
+      models: fields of `config.model`, as the entry has them; of modules given from Python, their
+        SHA-256.
       training: fields of `config.training`, as the entry has them.
       options: the other fields of the config that change a round's numbers.
       files: name of each file that models or devices start from -> SHA-256.
@@ -69,26 +70,33 @@ def identity_of(entry: Entry, config: Config, noted: Mapping[str, Any]) -> Ident
     Args:
       entry: an entry of the run.
       config: the config of the run.
-      noted: "data", "split" and "weights", as config.json notes them; the first two may lack in a
-        run of an early version.
+      noted: "data", "split", "weights" and "objects", as config.json notes them; the first two may
+        lack in a run of an early version.
     """
+    objects = noted.get("objects", {})
     fields = to_json(as_run(entry, config))
     sections = {name: fields.pop(name) for name in ("dataset", "partition", "model", "training")}
     seed, trials = fields.pop("seed"), fields.pop("trials")
     for name in NAMING:
         del fields[name]
     options = flatten(fields)
+    method = {"name": entry.method, "options": json.loads(json.dumps(entry.options))}
     return Identity(
-        method={"name": entry.method, "options": json.loads(json.dumps(entry.options))},
+        method=method | _sum_of(entry.method, objects),
         data=sections["dataset"] | {SHA: noted.get("data")},
         split=sections["partition"] | {SHA: noted.get("split")},
-        models=sections["model"],
+        models=sections["model"] | _sum_of(config.model.group, objects),
         training=sections["training"],
         options={name: value for name, value in options.items() if name not in FREE_FIELDS},
         files=dict(noted.get("weights", {})),
         seed=seed,
         trials=trials,
     )
+
+
+def _sum_of(name: str, objects: Mapping[str, str]) -> dict[str, str]:
+    """Returns the checksum of what a name stands for; {} where no object was given for it."""
+    return {SHA: objects[name]} if name in objects else {}
 
 
 def differences(stored: Identity, expected: Identity) -> list[str]:
@@ -139,12 +147,17 @@ def read_identity(folder: Path) -> Identity | None:
         return None
     stored = read_json(path)
     with naming(path):
-        data, split = dict(stored["data"]), dict(stored["split"])
+        data, split, models = dict(stored["data"]), dict(stored["split"]), dict(stored["models"])
         noted = {"data": data.pop(SHA), "split": split.pop(SHA), "weights": stored["files"]}
+        objects = {
+            stored["method"]["name"]: stored["method"].get(SHA),
+            models["group"]: models.pop(SHA, None),
+        }
+        noted["objects"] = {name: value for name, value in objects.items() if value is not None}
         fields = unflattened(stored["options"]) | {
             "dataset": data,
             "partition": split,
-            "model": stored["models"],
+            "model": models,
             "training": stored["training"],
             "seed": stored["seed"],
             "trials": stored["trials"],

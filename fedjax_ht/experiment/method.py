@@ -1,25 +1,44 @@
 """Builds an entry's method from its options and local training."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from fedjax_ht.configs.sections import DatasetConfig, TrainingConfig
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.names import kind_of_value, unknown_option
-from fedjax_ht.core.user_code import failure
+from fedjax_ht.core.user_code import OBJECT, failure, names_object
 from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.training import local_training
 from fedjax_ht.methods import is_own, method_factory
 
 
 def make_method(
-    entry: Entry, training: TrainingConfig, codes: Sequence[Callable[[Method], Method]] = ()
+    entry: Entry,
+    training: TrainingConfig,
+    codes: Sequence[Callable[[Method], Method]] = (),
+    *,
+    objects: Mapping[str, Method] = MappingProxyType({}),
 ) -> Method:
-    """Returns an entry's method, made by its factory, with the codes of `config.uplink` around it.
+    """Returns an entry's method, with the codes of `config.uplink` around it.
+
+    Args:
+      entry: the entry.
+      training: the section of the config that its factory gets as a recipe.
+      codes: the codes.
+      objects: label -> a method given from Python, which no factory makes.
 
     Raises:
       ValueError: an option is unknown, or has a value that it cannot have. One line.
     """
+    method = objects[entry.label] if names_object(entry.method) else _made(entry, training)
+    for code in codes:
+        method = code(method)
+    return method
+
+
+def _made(entry: Entry, training: TrainingConfig) -> Method:
+    """Returns the method that an entry's factory makes."""
     factory = method_factory(entry.method)
     options = {name: value for name, value in entry.options.items() if value is not None}
     known = list(inspect.signature(factory).parameters)[1:]
@@ -37,8 +56,6 @@ def make_method(
         raise ValueError(
             f"method {entry.method!r} returns {kind_of_value(method)}; it must return an fl.Method"
         )
-    for code in codes:
-        method = code(method)
     return method
 
 
@@ -56,8 +73,9 @@ def refuse_unknown(owner: str, options: Iterable[str], known: Sequence[str], arg
 def check_pretraining(method: Method, dataset: DatasetConfig) -> None:
     """Raises a ValueError where a generator was trained on the federation's own data, unless the
     config allows it."""
-    if dataset.name in method.pretrained.trained_on and not dataset.seen_before:
+    name = dataset.name.removeprefix(OBJECT)
+    if name in method.pretrained.trained_on and not dataset.seen_before:
         raise ValueError(
-            f"the generator of {method.name} was trained on {dataset.name}, the federation's own "
+            f"the generator of {method.name} was trained on {name}, the federation's own "
             "data; choose another, or allow it by dataset.seen_before=True"
         )

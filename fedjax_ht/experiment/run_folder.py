@@ -16,7 +16,12 @@ from fedjax_ht.core.keys import check_generator, random_generator
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.experiment.build import Experiment, build
 from fedjax_ht.experiment.entries import Entry, recorded
-from fedjax_ht.experiment.fingerprints import check_data, check_weights, fingerprints
+from fedjax_ht.experiment.fingerprints import (
+    check_data,
+    check_objects,
+    check_weights,
+    fingerprints,
+)
 from fedjax_ht.experiment.json_files import flatten, naming, read_json, write_json
 
 VERSION = 3
@@ -64,7 +69,7 @@ def remember_config(
       entries: the entries that it trains now.
       workdir: the run's folder.
       prints: the sums that `fingerprints` returned for the data, `weights.checksums` as "weights",
-        and the notes of `OWN`.
+        `Experiment.object_sums` as "objects", and the notes of `OWN`.
       writes: False checks alone.
 
     Raises:
@@ -83,7 +88,7 @@ def checked_fields(
     now = {entry.label: _as_json(entry) for entry in entries}
     before: dict[str, Any] = {}
     noted: Mapping[str, Any] = {}
-    weights = prints.get("weights", {})
+    weights, objects = prints.get("weights", {}), prints.get("objects", {})
     if path.exists():
         earlier, noted = read_config(workdir)
         with naming(path):
@@ -93,9 +98,11 @@ def checked_fields(
         _refuse_other(_compared(earlier, both), _compared(fields, again), workdir)
         check_data(noted, prints, config, workdir)
         check_weights(noted.get("weights", {}), weights, workdir)
+        check_objects(noted.get("objects", {}), objects, workdir)
         with naming(path):
             check_generator(noted.get("random", {}), str(workdir))
         weights = noted.get("weights", {}) | weights
+        objects = noted.get("objects", {}) | objects
     about = {"version": VERSION, "random": random_generator(), **prints}
     for note in OWN:
         files = {**noted.get(note, {}), **prints.get(note, {})}
@@ -103,6 +110,8 @@ def checked_fields(
             about[note] = files
     if weights:
         about["weights"] = weights
+    if objects:
+        about["objects"] = objects
     return fields | {"entries": list((before | now).values()), "run": about}
 
 

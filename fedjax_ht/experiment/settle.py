@@ -16,6 +16,7 @@ from fedjax_ht.data.sources import dataset_names, names_user_data, unknown_datas
 from fedjax_ht.experiment.entries import Entry, as_run, entries_of, method_of
 from fedjax_ht.experiment.federation import check_group, width_rates
 from fedjax_ht.experiment.method import make_method, refuse_unknown
+from fedjax_ht.experiment.objects import NO_OBJECTS, Objects, with_names
 from fedjax_ht.experiment.options import simulation_options, uplink_steps
 from fedjax_ht.methods import names_user_method
 from fedjax_ht.methods.shared.coded import CODES
@@ -41,19 +42,21 @@ class Settled(NamedTuple):
     methods: dict[str, Method]
 
 
-def settle(config: Config, trust: bool = True) -> Settled:
+def settle(config: Config, trust: bool = True, objects: Objects = NO_OBJECTS) -> Settled:
     """Checks all of a config that can be wrong without the data.
 
     Args:
       config: the config to check.
       trust: False refuses a config by which a user's own code is imported, before it is; see
         `named_code`.
+      objects: objects from Python in place of names.
 
     Raises:
       ValueError, FileNotFoundError: one line that names the field, its value, and what would be
         right.
       ImportError: the config has privacy, and the accountant is not installed. One line.
     """
+    config = with_names(config, objects)
     check_together(config)
     options = simulation_options(config)
     if not trust:  # before the options of its methods are asked for, which imports them
@@ -69,7 +72,7 @@ def settle(config: Config, trust: bool = True) -> Settled:
         _refuse_code(named_code(entries, configs))
     codes = uplink_steps(config, CODES)
     methods = {
-        label: make_method(entry, configs[label].training, codes)
+        label: make_method(entry, configs[label].training, codes, objects=objects.methods)
         for label, entry in entries.items()
     }
     check_data(config.dataset, config.partition)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedjax_ht.configs.sections import Config
+from fedjax_ht.core.user_code import names_object
 from fedjax_ht.data.description import kind_of
 from fedjax_ht.experiment import devices
 from fedjax_ht.experiment.build import Experiment
@@ -78,6 +79,8 @@ def trained(experiment: Experiment, labels: Sequence[str]) -> str:
         if training.steps:
             length = f"{training.steps} steps"
         optimizer = f"{training.optimizer} at {training.learning_rate}"
+        if names_object(training.optimizer):
+            optimizer = "an optimiser given from Python"
         batches = f"batches of {training.batch_size}"
         for values, text in zip(parts, (optimizer, batches, length)):
             values.setdefault(text, []).append(label)
@@ -95,7 +98,7 @@ def repeat() -> str:
     each."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     arguments = shlex.join(sys.argv[1:])
-    command = "a call of train_and_evaluate"
+    command = "a call from Python"
     if main:
         command = f"python -m {main.name} {arguments}"
     elif Path(sys.argv[0]).name == PROGRAM:

@@ -24,8 +24,8 @@ from fedjax_ht.experiment.identity import check_identity, identity_of
 from fedjax_ht.experiment.run_folder import read_config
 from fedjax_ht.methods.shared.adapters import plain_model
 from fedjax_ht.models.weights import state_dict
+from fedjax_ht.runner.begin import read_experiment
 from fedjax_ht.runner.cli import TRUST, fail
-from fedjax_ht.runner.own_methods import read_trusted_run
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 # allow_override: `fedjax-ht run` has flags of these names, too, and one process may import both
@@ -55,7 +55,12 @@ class LoadedRun(NamedTuple):
 
 
 def load_run(
-    workdir: Path | str, method: str | None = None, trust: bool = False, *, trial: int = 0
+    workdir: Path | str,
+    method: str | None = None,
+    trust: bool = False,
+    *,
+    trial: int = 0,
+    experiment: Experiment | None = None,
 ) -> LoadedRun:
     """Restores a run.
 
@@ -64,13 +69,14 @@ def load_run(
       method: the label of an entry, by default of the first.
       trial: number of the entry's run, from 0.
       trust: True lets code that the run's config names be run, see `own_methods.read_trusted_run`.
+      experiment: the run's experiment, of a run that was given objects from Python.
 
     Raises:
       ValueError, OSError: there is no run there, or none of this method or number, its data are
         others now, its folder came from another run, or it needs `trust`. One line.
     """
     workdir = Path(workdir)
-    config, experiment = read_trusted_run(workdir, trust)
+    config, experiment = read_experiment(workdir, trust, experiment)
     method = method or next(iter(experiment.methods))
     if method not in experiment.methods:
         advice = meant(method, experiment.methods, f"it has {', '.join(experiment.methods)}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import refuse_links
-from fedjax_ht.core.user_code import user_file, user_modules_in
+from fedjax_ht.core.user_code import names_object, user_file, user_modules_in
 from fedjax_ht.data.partition.registry import LIBRARY, PARTITIONS, PLANS
 from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.entries import Entry
@@ -76,7 +76,7 @@ def own_code(entry: Entry, config: Config) -> dict[str, str]:
 
 
 def _is_own_by_name(method: str) -> bool:
-    return is_own(method) and not names_user_method(method)
+    return is_own(method) and not names_user_method(method) and not names_object(method)
 
 
 def _file_of(factory: Any) -> str | None:
@@ -112,7 +112,7 @@ def _register(note: str, noted: Mapping[str, Any], trust: bool) -> None:
             raise ValueError(
                 f"{name} is none of the library's {kind}, and the run has noted no config file "
                 f"that registers it; register it by {register}, and call "
-                "fedjax_ht.runner.report.show or fedjax_ht.runner.evaluate.load_run"
+                "fl.report_run or fedjax_ht.runner.evaluate.load_run"
             )
         if not trust:
             raise ValueError(

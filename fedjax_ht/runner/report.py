@@ -23,8 +23,8 @@ from fedjax_ht.report.document import Document
 from fedjax_ht.report.page import FILE, Page, read_page, text_of
 from fedjax_ht.report.rows import are_evaluated
 from fedjax_ht.report.setting import repeat
+from fedjax_ht.runner.begin import read_experiment
 from fedjax_ht.runner.cli import TRUST, fail
-from fedjax_ht.runner.own_methods import read_trusted_run
 from fedjax_ht.runner.progress import print_files, print_result
 from fedjax_ht.runner.train import write_results
 
@@ -33,8 +33,10 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_ov
 _TRUST = flags.DEFINE_bool("trust", False, TRUST, allow_override=True)
 
 
-def show(
-    workdir: Path,
+def report_run(
+    workdir: Path | str,
+    experiment: Experiment | None = None,
+    *,
     warn: Callable[[str], None] = print,
     show_result: Callable[[Document], None] = lambda text: None,
     trust: bool = False,
@@ -44,18 +46,22 @@ def show(
 
     Args:
       workdir: the run's folder.
+      experiment: the run's experiment, see `make_experiment`; a run that was given objects from
+        Python needs it, any other is built from its config.json.
       warn: called with each line about trouble.
       show_result: called with the text before anything is drawn.
       trust: True lets code that the run's config names be run, see `own_methods.read_trusted_run`.
 
     Returns:
-      The result as text, and the files written; none where the folder is read-only.
+      The result as text, and the files written, report.html the last of them; none where the folder
+      is read-only.
 
     Raises:
       ValueError, OSError: there is no run or no row, its data are others now, or a process trains
         there. One line.
     """
-    config, experiment = read_trusted_run(workdir, trust)
+    workdir = Path(workdir)
+    config, experiment = read_experiment(workdir, trust, experiment)
     with locked(workdir, warn) as writable:
         page = read_page(workdir) or Page(tuple(experiment.entries), None, repeat())
         entries = _entries_of(page, experiment, workdir)
@@ -85,7 +91,8 @@ def _entries_of(page: Page, experiment: Experiment, workdir: Path) -> list[Entry
     for label in page.labels:
         if label not in experiment.entries:
             raise ValueError(
-                f"{workdir / FILE} names the entry {label!r}, which config.json does not have"
+                f"{workdir / FILE} names the entry {label!r}, which the run's experiment does not "
+                "have"
             )
     return [experiment.entries[label] for label in page.labels]
 
@@ -98,7 +105,9 @@ def main(_) -> None:
             )
         )
     try:
-        _, written = show(Path(_WORKDIR.value), tqdm.write, print_result, _TRUST.value)
+        _, written = report_run(
+            _WORKDIR.value, warn=tqdm.write, show_result=print_result, trust=_TRUST.value
+        )
     except (ValueError, OSError, ImportError) as error:
         fail(error)
     print_files(written)

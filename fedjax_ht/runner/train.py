@@ -14,33 +14,22 @@ from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.numerics import with_standard_numerics
-from fedjax_ht.core.user_code import user_place
 from fedjax_ht.data.description import describe
 from fedjax_ht.experiment.build import Experiment, build
-from fedjax_ht.experiment.devices import files_of
-from fedjax_ht.experiment.fingerprints import fingerprints
-from fedjax_ht.experiment.identity import (
-    Identity,
-    check_entries,
-    identities_of,
-    remember_identities,
-)
-from fedjax_ht.experiment.json_files import write_json
 from fedjax_ht.experiment.notes import notes
-from fedjax_ht.experiment.run_folder import VERSION, checked_fields, version_of
+from fedjax_ht.experiment.run_folder import VERSION, version_of
 from fedjax_ht.experiment.run_lock import is_primary, locked
-from fedjax_ht.experiment.weights import checksums, weights_of_model
 from fedjax_ht.report import plots
 from fedjax_ht.report.bad_clients import why_silent
 from fedjax_ht.report.compared import Compared, compared
 from fedjax_ht.report.costs import Aim
 from fedjax_ht.report.document import Document
 from fedjax_ht.report.map_plot import write_maps
-from fedjax_ht.report.page import Page, results, text_of, write_page
+from fedjax_ht.report.page import Page, results, text_of
 from fedjax_ht.report.report import write_report
 from fedjax_ht.report.setting import repeat, setting
+from fedjax_ht.runner.begin import begin
 from fedjax_ht.runner.course import Listeners, ProgressFn
-from fedjax_ht.runner.own_methods import own_names
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.trackers import Tracking, check_trackers
 from fedjax_ht.runner.train_entry import train_entry
@@ -120,13 +109,53 @@ def train_and_evaluate(
       GaveUp: no upload arrived for `give_up` rounds in a row in an entry; the others have run to
         their end.
     """
-    config, workdir = typed_config(config), Path(workdir)
+    config = typed_config(config)
     check_trackers(config.track)
-    experiment = build(config, begun=(workdir / "config.json").exists())
+    experiment = build(config, begun=(Path(workdir) / "config.json").exists())
+    return run_experiment(
+        experiment,
+        workdir,
+        progress_fn,
+        warn=warn,
+        stage=stage,
+        aim=aim,
+        show_result=show_result,
+        config_file=config_file,
+        trainer=trainer,
+    )
+
+
+@checked
+@with_standard_numerics
+def run_experiment(
+    experiment: Experiment,
+    workdir: Path | str,
+    progress_fn: ProgressFn | None = None,
+    *,
+    warn: Callable[[str], None] = print,
+    stage: Callable[[str], None] = lambda line: None,
+    aim: Aim | None = None,
+    show_result: Callable[[Document], None] = lambda text: None,
+    config_file: str | None = None,
+    trainer: Trainer | None = None,
+) -> Result:
+    """Runs every entry of an experiment in a folder, as `train_and_evaluate` does of a config.
+
+    A second call with the same experiment, made in another process, too, goes on where the first
+    stopped; one with other objects is refused.
+
+    Args: as of `train_and_evaluate`, but for
+      experiment: the experiment, see `make_experiment`.
+
+    Raises:
+      ValueError, OSError, ImportError, Unwritable, GaveUp: as `train_and_evaluate` does.
+    """
+    config, workdir = experiment.config, Path(workdir)
+    check_trackers(config.track)
     with locked(workdir, warn) as writable:
         writes = writable and is_primary()
         page = Page(tuple(experiment.entries), aim, repeat())
-        identities = _begin(config, experiment, page, workdir, config_file, writes)
+        identities = begin(experiment, page, workdir, config_file, writes=writes)
         folders = {label: workdir / entry.folder for label, entry in experiment.entries.items()}
         if not is_primary():
             warn = stage = show_result = _ignore
@@ -229,34 +258,6 @@ def _files_of(workdir: Path, folders: Iterable[Path]) -> list[Path]:
     """Returns the files of a run and of its entries, without pictures and pages."""
     files = [workdir / "config.json", workdir / "summary.md"]
     return files + [folder / file for folder in folders for file in (*FILES, "checkpoints")]
-
-
-def _begin(
-    config: Config,
-    experiment: Experiment,
-    page: Page,
-    workdir: Path,
-    config_file: str | None,
-    writes: bool,
-) -> dict[str, Identity]:
-    """Compares a run with the one in its folder, and notes it there; returns the identities of its
-    entries."""
-    entries = experiment.entries.values()
-    weights = [weights_of_model(entry_config.model) for entry_config in experiment.configs.values()]
-    sums = checksums([*weights, *files_of(config.devices_profile)])
-    prints = fingerprints(experiment.dataset, experiment.partitions) | {"weights": sums}
-    for note, names in own_names(experiment.entries, experiment.configs).items():
-        if names:
-            prints |= {note: {name: user_place(name) or config_file for name in names}}
-    version = version_of(workdir)
-    fields = checked_fields(config, entries, workdir, prints)
-    identities = identities_of(entries, config, fields["run"])
-    check_entries(identities, workdir, config.rounds)
-    if writes:
-        remember_identities(fields, config, workdir, version=version)
-        write_json(workdir / "config.json", fields)
-        write_page(page, workdir)
-    return identities
 
 
 def _raise_if_silent(config: Config, histories: Mapping[str, Runs]) -> None:

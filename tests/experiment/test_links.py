@@ -11,7 +11,7 @@ from fedjax_ht.core.files import plain_open
 from fedjax_ht.experiment import run_folder
 from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.runner.evaluate import load_run
-from fedjax_ht.runner.report import show
+from fedjax_ht.runner.report import report_run
 from fedjax_ht.runner.train import train_and_evaluate
 from tests.docs.test_architecture import LIBRARY
 from tests.runs import config_of
@@ -50,7 +50,7 @@ def test_a_link_below_a_runs_folder_is_refused_and_its_target_stays(foreign, lin
     path.symlink_to(victim.parent / LINKS[link])
     config = config_of(STORED / "config.py")
     config.dataset.data_dir = str(STORED)
-    calls = (show, load_run, lambda folder: train_and_evaluate(config, folder))
+    calls = (report_run, load_run, lambda folder: train_and_evaluate(config, folder))
     for call in calls:
         with pytest.raises(ValueError, match=r"is a symbolic link to .*; remove it, or") as error:
             call(run)
@@ -62,7 +62,7 @@ def test_a_pipe_is_not_waited_for(foreign):
     run, _ = foreign
     (run / "config.json").unlink()
     os.mkfifo(run / "config.json")
-    for call in (show, load_run):
+    for call in (report_run, load_run):
         with pytest.raises(ValueError, match=r"config\.json is neither a file nor a folder"):
             call(run)
 

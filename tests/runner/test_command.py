@@ -19,7 +19,7 @@ from fedjax_ht.models import GROUPS
 from fedjax_ht.report.costs import Aim
 from fedjax_ht.runner import list as listing
 from fedjax_ht.runner.command import COMMANDS
-from fedjax_ht.runner.report import show
+from fedjax_ht.runner.report import report_run
 from fedjax_ht.runner.train import train_and_evaluate
 from tests.runs import ROOT, config_of, metrics
 
@@ -155,7 +155,7 @@ def test_a_run_is_shown_again(run, tmp_path):
     for gone in ("report.html", "summary.md"):
         (copied / gone).unlink()
     shutil.rmtree(copied / "plots")
-    text, written = show(copied)
+    text, written = report_run(copied)
     assert "| fedtgp |" in text and "| local |" in text and "Target" not in text
     assert copied / "report.html" in written and all(path.exists() for path in written)
     assert contents(copied) == before
@@ -166,18 +166,18 @@ def test_a_comparison_is_shown_again_with_its_target(tiny_config, tmp_path, blan
     config.rounds, config.entries, config.trials = 2, ("local", "fedproto:weight=2.0"), 2
     result = train_and_evaluate(config, tmp_path, stage=lambda line: None, aim=Aim(share=0.5))
     before = contents(tmp_path)
-    text, _ = show(tmp_path)
+    text, _ = report_run(tmp_path)
     assert text == result.summary and "(0.5 of " in text and contents(tmp_path) == before
     assert "Target: " in (tmp_path / "report.html").read_text()
     config.entries = ("fedproto:weight=2.0",)  # another run in the same folder
     train_and_evaluate(config, tmp_path, stage=lambda line: None)
-    text, _ = show(tmp_path)
+    text, _ = report_run(tmp_path)
     assert "| local |" not in text and "Target" not in text
     (tmp_path / "report.json").unlink()  # as in a folder of an earlier version
-    assert "| local |" in show(tmp_path)[0]
+    assert "| local |" in report_run(tmp_path)[0]
     (tmp_path / "report.json").write_text("{}")
     with pytest.raises(ValueError, match=r"report\.json is not what a run writes"):
-        show(tmp_path)
+        report_run(tmp_path)
 
 
 def test_rows_of_a_run_that_was_killed_while_writing(run, tmp_path, blank_pictures):
@@ -186,20 +186,20 @@ def test_rows_of_a_run_that_was_killed_while_writing(run, tmp_path, blank_pictur
     file = copied / "fedtgp" / "metrics.jsonl"
     file.write_text(file.read_text() + '{"round": 9, "tr')
     shutil.rmtree(copied / "local")
-    table, _ = show(copied)
+    table, _ = report_run(copied)
     assert "| local |" not in table and len(rows) == 2
     assert table.startswith("No comparison: local has no evaluation yet.\n")
     file.write_text('{"round"\n' + file.read_text())
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1 is not readable as JSON"):
-        show(copied)
+        report_run(copied)
 
 
 def test_no_run_and_no_rows(run, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no run in .*: config\.json is missing"):
-        show(tmp_path)
+        report_run(tmp_path)
     (tmp_path / "config.json").write_text((run / "config.json").read_text())
     with pytest.raises(ValueError, match="has no evaluation yet"):
-        show(tmp_path)
+        report_run(tmp_path)
     config, experiment = read_run(tmp_path)
     assert (
         config.rounds == json.loads((run / "config.json").read_text())["rounds"]
@@ -213,7 +213,7 @@ def test_an_unfinished_entry_is_shown_and_not_compared(run, tmp_path, blank_pict
     content = json.loads((copied / "config.json").read_text())
     content["rounds"] = 2
     (copied / "config.json").write_text(json.dumps(content))
-    text, _ = show(copied)
+    text, _ = report_run(copied)
     reason = "fedtgp has 1 of 2 rounds, local has 1 of 2 rounds"
     assert text.startswith(f"No comparison: {reason}.") and "ahead" not in text
     assert f"<h1>No comparison: {reason}</h1>" in (copied / "report.html").read_text()
@@ -227,10 +227,10 @@ def test_an_entry_of_another_run_is_shown_and_not_compared(
     train_and_evaluate(config, tmp_path / "other", stage=lambda line: None)
     shutil.rmtree(copied / "local")
     shutil.copytree(tmp_path / "other" / "local", copied / "local")
-    text, _ = show(copied)
+    text, _ = report_run(copied)
     line = "local is of another run (training.learning_rate 0.3 instead of 0.01)"
     assert text.startswith(f"No comparison: {line}.") and "ahead" not in text
     assert f"<li>{line}</li>" in (copied / "report.html").read_text()
     (copied / "report.json").write_text('{"labels": ["fd"], "aim": null, "command": ""}')
     with pytest.raises(ValueError, match=r"report\.json names the entry 'fd', which config\.json"):
-        show(copied)
+        report_run(copied)

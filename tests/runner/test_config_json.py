@@ -89,7 +89,7 @@ def marker(tmp_path, monkeypatch):
 @pytest.mark.parametrize("place", NAMING_CODE)
 def test_code_that_a_config_json_names_is_imported_if_it_is_trusted(tmp_path, marker, place):
     folder = folder_with(tmp_path, **NAMING_CODE[place])
-    for call in (evaluate.load_run, report.show):
+    for call in (evaluate.load_run, report.report_run):
         with pytest.raises(ValueError, match=r"names spy_of_a_run:make, .* by --trust,") as error:
             call(folder)
         assert "\n" not in str(error.value) and str(marker.parent) in str(error.value)

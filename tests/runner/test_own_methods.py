@@ -18,7 +18,7 @@ from fedjax_ht.runner.config_files import absolute, read_config_file
 from fedjax_ht.runner.evaluate import load_run
 from fedjax_ht.runner.list import listed
 from fedjax_ht.runner.own_methods import own_code, own_names, read_trusted_run
-from fedjax_ht.runner.report import show
+from fedjax_ht.runner.report import report_run
 from fedjax_ht.runner.train import train_and_evaluate
 
 METHOD = """
@@ -114,13 +114,13 @@ def test_a_config_imports_the_modules_beside_it(written, monkeypatch, tmp_path):
 
 def test_a_run_is_known_again_where_it_is_trusted(run, written):
     line = rf"beside is none of the library's methods: {written} registers it; .* by --trust"
-    for call in (load_run, show):
+    for call in (load_run, report_run):
         with pytest.raises(ValueError, match=line) as error:
             call(run)
         assert "\n" not in str(error.value) and "beside" not in METHODS
     assert load_run(run, trust=True).state.round == 1
     forget()
-    text, _ = show(run, trust=True)
+    text, _ = report_run(run, trust=True)
     assert "* beside: at its defaults" in text
 
 
