@@ -6,6 +6,7 @@ as is what they close over. That is what a key holds. Programs are kept by it
 """
 
 import dataclasses
+import enum
 import functools
 import hashlib
 import operator
@@ -136,9 +137,11 @@ class _Text:
         return f"{type(value).__module__}.{type(value).__qualname__}", self._content(value)
 
     def _content(self, value: Any) -> Any:
-        if isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
-            # what a decorator keeps beside a function may be its own count of calls
-            return self.of(value.__wrapped__)
+        wrapped = getattr(value, "__wrapped__", None)
+        if isinstance(value, types.FunctionType) and wrapped is not None:
+            return self.of(wrapped)  # what a decorator keeps beside it may count its calls
+        if isinstance(value, enum.Enum):
+            return value.name
         if isinstance(value, types.FunctionType) and not _is_own(value.__module__):
             cells = map(self.of, value.__closure__ or ())
             return value.__module__, value.__qualname__, *cells

@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import json
+import os
+import subprocess
 import sys
 import types
 
@@ -12,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core.function_keys import key_of, keyed
+from fedjax_ht.core.function_keys import checksum_of, key_of, keyed
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.methods.fedproto import fedproto
 
@@ -164,3 +167,56 @@ def test_packages_of_another_environment_are_installed(monkeypatch):
         module.FACTOR = {"by": factor}
         keys.append(key_of(scaled))
     assert keys[0] == keys[1]
+
+
+SUMS = """
+import json, optax
+from fedjax_ht.core.function_keys import checksum_of
+
+def scaled(factor):
+    return lambda x: factor * x in {"a", "b", "c"}
+
+print(json.dumps([checksum_of(x) for x in (optax.adam(0.1), optax.adam(0.2), scaled(1), scaled(2))]))
+"""
+
+
+def test_another_process_finds_the_same_checksums(capsys):
+    """Names hash otherwise there, and objects lie elsewhere."""
+    exec(SUMS, {"__name__": "__main__"})
+    here = json.loads(capsys.readouterr().out)
+    call, environment = [sys.executable, "-c", SUMS], os.environ | {"PYTHONHASHSEED": "7"}
+    done = subprocess.run(call, capture_output=True, check=True, env=environment)
+    assert json.loads(done.stdout) == here and len(set(here)) == 4
+
+
+def test_a_checksum_is_of_what_a_method_is_made_of():
+    assert checksum_of(fedproto(recipe())) == checksum_of(fedproto(recipe()))
+    others = [
+        fedproto(recipe(0.2)),
+        fedproto(recipe(), weight=2.0),
+        fedproto(recipe())._replace(name="x"),
+    ]
+    assert len({checksum_of(method) for method in (fedproto(recipe()), *others)}) == 4
+
+
+def test_a_checksum_is_of_a_users_own_code_and_of_its_globals():
+    module = module_of_a_user(0.5)
+    before = checksum_of(module.through)
+    assert checksum_of(module_of_a_user(0.5).through) == before
+    assert checksum_of(module_of_a_user(2.0).through) != before
+    assert checksum_of(lambda x: x + 1) != checksum_of(lambda x: x + 2)
+
+
+def test_use_changes_no_checksum():
+    class Net(nn.Module):
+        width: int
+
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(self.width)(x)
+
+    net = Net(3)
+    before = checksum_of(net)
+    jax.eval_shape(net.init, jax.random.key(0), jnp.ones((1, 2)))
+    assert checksum_of(net) == before == checksum_of(Net(3)) != checksum_of(Net(4))
+    assert checksum_of(jax.lax.Precision.HIGHEST) != checksum_of(jax.lax.Precision.DEFAULT)

@@ -16,7 +16,7 @@ from fedjax_ht.runner.evaluate import load_run
 from tests.runs import TIMING, config_of, metrics
 
 RECIPE = fl.LocalTraining(optax.sgd(0.1))
-TABLE = fl.Dataset("table", np.eye(6, 4, dtype=np.float32), [0, 1] * 3, ("a", "b"))
+TABLE = fl.Dataset("table", np.eye(6, 4, dtype=np.float32), np.arange(6) % 2, ("a", "b"))
 PAIR = {"narrow": fl.mlp(2, (8, 4)), "wide": fl.mlp(2, (16, 4))}
 
 
