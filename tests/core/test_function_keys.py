@@ -191,12 +191,12 @@ def test_another_process_finds_the_same_checksums(capsys):
 
 def test_a_checksum_is_of_what_a_method_is_made_of():
     assert checksum_of(fedproto(recipe())) == checksum_of(fedproto(recipe()))
-    others = [
+    variants = [
         fedproto(recipe(0.2)),
         fedproto(recipe(), weight=2.0),
         fedproto(recipe())._replace(name="x"),
     ]
-    assert len({checksum_of(method) for method in (fedproto(recipe()), *others)}) == 4
+    assert len({checksum_of(method) for method in (fedproto(recipe()), *variants)}) == 4
 
 
 def test_a_checksum_is_of_a_users_own_code_and_of_its_globals():
