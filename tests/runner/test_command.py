@@ -232,5 +232,5 @@ def test_an_entry_of_another_run_is_shown_and_not_compared(
     assert text.startswith(f"No comparison: {line}.") and "ahead" not in text
     assert f"<li>{line}</li>" in (copied / "report.html").read_text()
     (copied / "report.json").write_text('{"labels": ["fd"], "aim": null, "command": ""}')
-    with pytest.raises(ValueError, match=r"report\.json names the entry 'fd', which config\.json"):
+    with pytest.raises(ValueError, match=r"report\.json names the entry 'fd', which the run"):
         report_run(copied)
