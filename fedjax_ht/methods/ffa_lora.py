@@ -31,7 +31,7 @@ from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink, Model, Rows
 from fedjax_ht.methods.shared.averaging import sent_samples
-from fedjax_ht.methods.shared.parts import train_where
+from fedjax_ht.methods.shared.supervised import train_where
 from fedjax_ht.models.adapters import A, B
 
 

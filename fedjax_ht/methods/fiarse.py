@@ -56,7 +56,7 @@ from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense
 from fedjax_ht.methods.shared.architectures import groups_of, joined, part_for
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 from fedjax_ht.methods.shared.norms import entries_of, in_norms
-from fedjax_ht.methods.shared.parts import train_where
+from fedjax_ht.methods.shared.supervised import train_where
 from fedjax_ht.methods.shared.variants import Variant, settled
 
 

@@ -42,8 +42,7 @@ from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink, Model, Rows
 from fedjax_ht.methods.shared.averaging import sent_samples, weighted_mean
-from fedjax_ht.methods.shared.parts import train_where
-from fedjax_ht.methods.shared.supervised import train_model
+from fedjax_ht.methods.shared.supervised import train_model, train_where
 
 
 class Server(NamedTuple):

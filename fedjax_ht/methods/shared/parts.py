@@ -1,17 +1,14 @@
 """Local training of one part of a client's model, the other being fixed."""
 
-from collections.abc import Callable
 from typing import Literal
 
 import jax
 
-from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import Bucket, features, logits
-from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
+from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.local_training import LocalTraining, TrainingResult
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods.shared.supervised import Regulariser
+from fedjax_ht.methods.shared.supervised import Regulariser, train_where
 
 
 def train_part(
@@ -55,43 +52,3 @@ def train_part(
         put=put,
         regulariser=regulariser,
     )
-
-
-def train_where(
-    training: LocalTraining,
-    bucket: Bucket,
-    client: PyTree,
-    data: Data,
-    *,
-    key: jax.Array,
-    trained: PyTree,
-    put: Callable[[PyTree], PyTree],
-    regulariser: Regulariser | None = None,
-    penalty: Callable[[PyTree], jax.Array] | None = None,
-) -> tuple[PyTree, TrainingResult]:
-    """Trains values from which the parameters of a client's model are made, by cross-entropy.
-
-    Args:
-      training, bucket, client, data, key, regulariser: arguments as of `train_part`.
-      trained: the values; the optimiser has no state of others.
-      put: (the values) -> all parameters {"base", "head"}.
-      penalty: (the values) -> scalar added to the loss; None adds nothing.
-
-    Returns:
-      The client's new state, and the result of the training, whose parameters are the values.
-    """
-
-    def loss(values, stats, batch: Batch, key) -> Loss:
-        params = put(values)
-        rows, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
-        value = cross_entropy(logits(bucket, params, rows), batch.y, batch.mask)
-        if regulariser is not None:
-            value = value + regulariser(rows, batch)
-        if penalty is not None:
-            value = value + penalty(values)
-        return Loss(value, stats)
-
-    result = train(
-        training, loss, trained, client["stats"], data, key=key, num_classes=bucket.num_classes
-    )
-    return client | {"params": put(result.params), "stats": result.stats}, result

@@ -58,25 +58,69 @@ def train_model(
       `gather_features`.
     """
 
-    def loss(params, stats, batch: Batch, key) -> Loss:
-        representations, stats = features(
-            bucket, params, stats, batch.x, batch.mask, train=True, key=key
-        )
-        scores = logits(bucket, params, representations)
+    return train_where(
+        training,
+        bucket,
+        client,
+        data,
+        key=ctx.key,
+        trained=client["params"],
+        put=_unchanged,
+        regulariser=regulariser,
+        gather_features=gather_features,
+        classes=classes,
+    )
+
+
+def train_where(
+    training: LocalTraining,
+    bucket: Bucket,
+    client: PyTree,
+    data: Data,
+    *,
+    key: jax.Array,
+    trained: PyTree,
+    put: Callable[[PyTree], PyTree],
+    regulariser: Regulariser | None = None,
+    penalty: Callable[[PyTree], jax.Array] | None = None,
+    gather_features: bool = False,
+    classes: jax.Array | None = None,
+) -> tuple[PyTree, TrainingResult]:
+    """Trains values from which the parameters of a client's model are made, by cross-entropy.
+
+    The values are the parameters themselves in `train_model`, and a part of them in
+    `parts.train_part`.
+
+    Args:
+      training, bucket, client, data, regulariser, gather_features, classes: arguments as of
+        `train_model`.
+      key: folds into shuffles and dropout.
+      trained: the values; the optimiser has no state of others.
+      put: (the values) -> all parameters {"base", "head"}.
+      penalty: (the values) -> scalar added to the loss; None adds nothing.
+
+    Returns:
+      The client's new state, and the result of the training, whose parameters are the values.
+    """
+
+    def loss(values, stats, batch: Batch, key) -> Loss:
+        params = put(values)
+        rows, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
+        scores = logits(bucket, params, rows)
         if classes is not None:
             scores = jnp.where(classes, scores, 0)
         value = cross_entropy(scores, batch.y, batch.mask)
         if regulariser is not None:
-            value = value + regulariser(representations, batch)
-        return Loss(value, stats, representations if gather_features else None)
+            value = value + regulariser(rows, batch)
+        if penalty is not None:
+            value = value + penalty(values)
+        return Loss(value, stats, rows if gather_features else None)
 
     result = train(
-        training,
-        loss,
-        client["params"],
-        client["stats"],
-        data,
-        key=ctx.key,
-        num_classes=bucket.num_classes,
+        training, loss, trained, client["stats"], data, key=key, num_classes=bucket.num_classes
     )
-    return client | {"params": result.params, "stats": result.stats}, result
+    return client | {"params": put(result.params), "stats": result.stats}, result
+
+
+def _unchanged(params: PyTree) -> PyTree:
+    return params
