@@ -65,7 +65,7 @@ THEMES = {
     "running": (
         "Running",
         "Simulations, the loop over rounds, and runs by config.",
-        ("simulation", "core.scoring", "checkpoints", "configs", "runner", "experiment"),
+        ("simulation", "core.scoring_options", "checkpoints", "configs", "runner", "experiment"),
     ),
 }
 NAMESPACES = {

@@ -45,7 +45,7 @@ from .core.method import Wire as Wire
 from .core.method import varied as varied
 from .core.samples import Data as Data
 from .core.samples import Split as Split
-from .core.scoring import Scoring as Scoring
+from .core.scoring_options import Scoring as Scoring
 from .core.trees import select as select
 from .core.wire import FIRST_ROWS as FIRST_ROWS
 from .core.wire import Masked as Masked

@@ -14,7 +14,7 @@ import optax
 from fedjax_ht.core.federation import Federation, make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.scoring import Scoring
+from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.data.augment import compose
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import Dataset, Partition

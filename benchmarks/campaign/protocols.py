@@ -15,7 +15,7 @@ from benchmarks.peers.protocols import PROTOCOLS
 from benchmarks.report import peak_memory
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining, num_steps
-from fedjax_ht.core.scoring import Scoring
+from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition

@@ -75,7 +75,7 @@ class PrivacyConfig:
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
     """The rounds and clients of evaluations, which are arguments of `simulation.history.run`; what
-    they score is another section, `core.scoring.Scoring`.
+    they score is another section, `core.scoring_options.Scoring`.
 
     Attributes:
       every: Rounds between evaluations.

@@ -28,7 +28,7 @@ from fedjax_ht.core.annotations import (
     Rest,
     Seed,
 )
-from fedjax_ht.core.scoring import Scoring
+from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.core.specs import Specs
 from fedjax_ht.data.moments import Normalisation
 from fedjax_ht.data.standardise import Standardise

@@ -10,10 +10,10 @@ from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.prediction_counts import Scores, score
 from fedjax_ht.core.round import Channel, Participant, RunServer, receive, send, view
 from fedjax_ht.core.samples import Data, Split
-from fedjax_ht.core.scores import Scores, score
-from fedjax_ht.core.scoring import NormStatistics
+from fedjax_ht.core.scoring_options import NormStatistics
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.statistics import collect_statistics
 from fedjax_ht.core.trees import Array, PyTree

@@ -11,8 +11,8 @@ import numpy as np
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.mesh import fetch
+from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.round import ClientResult
-from fedjax_ht.core.scores import Scores
 from fedjax_ht.core.trees import PyTree, join_trees
 from fedjax_ht.core.wire import WireCost, all_finite, wire_elements
 from fedjax_ht.deploy.headers import admitted_metrics, invalid_entry, printable

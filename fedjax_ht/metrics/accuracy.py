@@ -49,7 +49,7 @@ def macro_f1(by_class: np.ndarray) -> np.ndarray:
     of the F1 of the classes that its test samples or its predictions have.
 
     Args:
-      by_class: int [num_clients, 3, C], see `core.scores.Scores`.
+      by_class: int [num_clients, 3, C], see `core.prediction_counts.Scores`.
 
     Returns:
       float64 [num_clients], NaN for a client without samples.

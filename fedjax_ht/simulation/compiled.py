@@ -13,8 +13,8 @@ from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import collect, fetch, scatter, share, spread
 from fedjax_ht.core.names import unknown
+from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.round import Participant, RunServer
-from fedjax_ht.core.scores import Scores
 from fedjax_ht.core.trees import PyTree, join_trees, take
 from fedjax_ht.simulation.program import Clients, Program
 from fedjax_ht.simulation.roster import (

@@ -31,7 +31,7 @@ from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel, bucket_round
 from fedjax_ht.core.samples import Data
-from fedjax_ht.core.scoring import NormStatistics
+from fedjax_ht.core.scoring_options import NormStatistics
 from fedjax_ht.core.server_statistics import require_server_statistics
 from fedjax_ht.core.states import first_states
 from fedjax_ht.core.trees import PyTree

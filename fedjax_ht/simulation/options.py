@@ -10,7 +10,7 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.annotations import Count, NonNegative, Part, Rest, Seed
 from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.keys import Purpose, host_generator
-from fedjax_ht.core.scoring import Scoring
+from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.trust.attacks import Attack
 from fedjax_ht.trust.defences import Defence

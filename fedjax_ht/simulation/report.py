@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ht.core.mesh import fetch
+from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.round import ClientResult
-from fedjax_ht.core.scores import Scores
 from fedjax_ht.core.trees import Array, join_trees, take
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.profile import Profile
@@ -95,7 +95,7 @@ class Evaluation(NamedTuple):
       global_accuracy: "head" -> accuracy of the server's model on all clients' test samples; empty
         without a model.
       by_class: int32 [num_clients, 3, C], counts of the test sets by the reported rule, see
-        `core.scores.Scores`; None in a deployment, whose clients do not send them.
+        `core.prediction_counts.Scores`; None in a deployment, whose clients do not send them.
     """
 
     accuracy: dict[str, dict[str, np.ndarray]]

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from fedjax_ht.core.mesh import fetch
-from fedjax_ht.core.scores import Scores
+from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.trees import take
 from fedjax_ht.simulation.compiled import RoundInputs, device_schedule, round_inputs, score_states
 from fedjax_ht.simulation.program import Program

@@ -19,8 +19,8 @@ from jax.sharding import Mesh
 
 from fedjax_ht.core.context import ClientInfo, Received
 from fedjax_ht.core.mesh import collect, collect_rows, fetch, in_one_memory
+from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.round import ClientResult
-from fedjax_ht.core.scores import Scores
 from fedjax_ht.core.trees import PyTree, join_trees, take
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.profile import Profile

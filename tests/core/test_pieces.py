@@ -12,8 +12,8 @@ import pytest
 from fedjax_ht.checkpoints.segments import pieces
 from fedjax_ht.core.batches import sum_by_class
 from fedjax_ht.core.inputs import AsStored
+from fedjax_ht.core.prediction_counts import score
 from fedjax_ht.core.samples import Data, Split
-from fedjax_ht.core.scores import score
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.files import arrays
 from fedjax_ht.data.sources import pamap2

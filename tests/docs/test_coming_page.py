@@ -13,7 +13,7 @@ import pytest
 
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.scoring import Scoring
+from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.data.sources import dataset_names
 from fedjax_ht.experiment.training import schedule

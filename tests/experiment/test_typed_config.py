@@ -14,7 +14,7 @@ from fedjax_ht.configs.sections import Config, TrainingConfig
 from fedjax_ht.configs.typed import from_plain, to_json, to_plain
 from fedjax_ht.core.annotations import hints_of
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.scoring import Scoring
+from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.experiment.options import simulation_options
 from fedjax_ht.experiment.run_folder import completed
 from fedjax_ht.experiment.training import local_training

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.scoring import Scoring
+from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.methods.shared.players import replaced
 from fedjax_ht.simulation.options import SimulationOptions

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.scoring import Scoring
+from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.data.client_data import FederationData, arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.methods import METHODS, method_factory

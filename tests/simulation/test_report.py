@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.round import ClientResult
-from fedjax_ht.core.scores import Scores
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.report import evaluation, joined_report
 from fedjax_ht.simulation.serving import ServerResult

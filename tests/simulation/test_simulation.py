@@ -9,7 +9,7 @@ from fedjax_ht.core.context import Context
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.method import Pretrained
 from fedjax_ht.core.samples import PUBLIC
-from fedjax_ht.core.scoring import Scoring
+from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.core.wire import Masked, all_finite, gaussian_noise
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.simulation.roster import make_roster

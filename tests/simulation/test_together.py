@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_ht as fl
-from fedjax_ht.core.scoring import Scoring
+from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.history import merged, run_together
 from fedjax_ht.simulation.options import SimulationOptions
