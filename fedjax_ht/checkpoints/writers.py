@@ -12,7 +12,7 @@ from fedjax_ht.core.csv_text import csv_text
 from fedjax_ht.core.files import atomic_open, named, plain_open
 from fedjax_ht.simulation.history import Row, Runs, merged
 
-LISTS = ("clients", "accuracy_samples", "client_ids", "class_accuracy")
+LISTS = ("clients", "accuracy_samples", "client_ids", "class_accuracy", "client_classes")
 """Columns of metrics.jsonl with a value a client or a class."""
 FILES = ("metrics.csv", "metrics.jsonl", "clients.csv")
 
@@ -23,7 +23,7 @@ def write_runs(runs: Runs, workdir: Path | str, written: int = 0) -> int:
 
     metrics.jsonl holds every row; metrics.csv the same without `LISTS`; clients.csv
     the accuracy of every evaluated client on its own test set, one line an evaluation of a run
-    (empty where a client has no test sample).
+    (empty where a client has no test sample), and behind them that on each class, client by client.
 
     Args:
       runs: all rows of each run.
@@ -40,16 +40,15 @@ def write_runs(runs: Runs, workdir: Path | str, written: int = 0) -> int:
     """
     workdir, rows = Path(workdir), merged(runs)
     new, columns = rows[written:], columns_of(rows[written:])
-    known = _header(workdir / "metrics.csv") if written else []
-    if known and set(columns) <= set(known):
-        _append(_texts(new, known), workdir)
-        return len(rows)
-    columns = columns_of(rows)
-    heads = {
-        "metrics.csv": csv_text([columns]),
-        "clients.csv": csv_text([_client_columns(rows)]),
-    }
-    for name, text in _texts(rows, columns).items():
+    of_clients = _client_columns(new)
+    if written:
+        known, known_clients = (_header(workdir / name) for name in ("metrics.csv", "clients.csv"))
+        if known and set(columns) <= set(known) and set(of_clients) <= set(known_clients):
+            _append(_texts(new, known, known_clients), workdir)
+            return len(rows)
+    columns, of_clients = columns_of(rows), _client_columns(rows)
+    heads = {"metrics.csv": csv_text([columns]), "clients.csv": csv_text([of_clients])}
+    for name, text in _texts(rows, columns, of_clients).items():
         with atomic_open(workdir / name) as file:
             file.write(heads.get(name, "") + text)
     return len(rows)
@@ -101,14 +100,17 @@ def columns_of(rows: Iterable[Row]) -> list[str]:
     return [name for name in columns if name not in LISTS]
 
 
-def _texts(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, str]:
-    """File -> lines for these rows; `columns` are those of metrics.csv."""
+def _texts(
+    rows: Sequence[Row], columns: Sequence[str], of_clients: Sequence[str]
+) -> dict[str, str]:
+    """File -> lines for these rows, with the columns of metrics.csv and of clients.csv."""
     lines, cells, scores = [], [], []
     for row in rows:
         lines.append(json.dumps(row) + "\n")
         cells.append([_cell(row.get(name, "")) for name in columns])
         if _is_evaluation(row):
-            scores.append(_accuracies(row))
+            accuracies = _accuracies(row)
+            scores.append([_cell(accuracies.get(name, "")) for name in of_clients])
     return {
         "metrics.jsonl": "".join(lines),
         "clients.csv": csv_text(scores),
@@ -125,18 +127,35 @@ def _header(path: Path) -> list[str]:
 
 
 def _client_columns(rows: Sequence[Row]) -> list[str]:
-    first = next(filter(_is_evaluation, rows), {"clients": ()})
-    client_ids = first.get("client_ids") or range(len(first["clients"]))
-    return ["round", "trial", *(f"client_{i}" for i in client_ids)]
+    """The columns of clients.csv: client_3 of each evaluated client, and client_3_class_0 of each
+    class where rows have them."""
+    clients, num_classes = {}, 0
+    for row in filter(_is_evaluation, rows):
+        clients |= dict.fromkeys(_client_ids(row))
+        if "client_classes" in row:
+            num_classes = len(row["class_accuracy"])
+    by_class = [f"client_{i}_class_{label}" for i in clients for label in range(num_classes)]
+    return ["round", "trial", *(f"client_{i}" for i in clients), *by_class]
+
+
+def _client_ids(row: Row) -> Sequence[int]:
+    return row.get("client_ids") or range(len(row["clients"]))
 
 
 def _is_evaluation(row: Row) -> bool:
     return "clients" in row
 
 
-def _accuracies(row: Row) -> list:
-    accuracies = ["" if accuracy is None else accuracy for accuracy in row["clients"]]
-    return [row["round"], row["trial"], *accuracies]
+def _accuracies(row: Row) -> dict[str, Any]:
+    """Column of clients.csv -> cell of an evaluation; a client or a class without test samples has
+    none."""
+    cells = {"round": row["round"], "trial": row["trial"]}
+    of_classes = row.get("client_classes") or [{}] * len(row["clients"])
+    for i, accuracy, by_class in zip(_client_ids(row), row["clients"], of_classes):
+        if accuracy is not None:
+            cells[f"client_{i}"] = accuracy
+        cells |= {f"client_{i}_class_{label}": share for label, share in by_class.items()}
+    return cells
 
 
 def _cell(value: Any) -> Any:

@@ -37,8 +37,9 @@ def evaluation_row(
       macro_f1 (mean over clients) and class_accuracy (of all test samples of each class; None
       without any), by the reported rule and not in a deployment,
       global_accuracy_head (with a global model, DFRD's G.acc), clients (accuracy per client),
-      accuracy_samples (test samples per client, of which `clients` are shares), and, where only
-      some were evaluated, client_ids.
+      accuracy_samples (test samples per client, of which `clients` are shares), client_classes
+      (per client {class: accuracy} of the classes that it has test samples of, where macro_f1 is),
+      and, where only some were evaluated, client_ids.
     """
     row: Row = {}
     reported = rules[0]
@@ -77,9 +78,20 @@ def _test_columns(
         clients, samples = reported[only], counts[only]
     row["clients"] = _or_none(clients)
     row["accuracy_samples"] = [int(count) for count in samples]
+    if evaluation.by_class is not None:
+        of_clients = evaluation.by_class if only is None else evaluation.by_class[only]
+        row["client_classes"] = list(map(_by_class, of_clients))
     if only is not None:
         row["client_ids"] = [int(i) for i in only]
     return row
+
+
+def _by_class(counts: np.ndarray) -> dict[str, float]:
+    """Returns a client's accuracy on each class that it has test samples of; counts int [3, C]."""
+    samples, _, correct = counts
+    # few of many classes in most splits; keys are text, as JSON has them
+    owned = np.flatnonzero(samples)
+    return {str(label): float(correct[label] / samples[label]) for label in owned}
 
 
 def _or_none(values: np.ndarray) -> list[float | None]:

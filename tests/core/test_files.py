@@ -117,6 +117,23 @@ def test_a_sample_of_clients_is_named_in_the_header(tmp_path):
     assert next(csv.reader((tmp_path / "metrics.csv").open())) == ["round", "trial"]
 
 
+def test_clients_have_a_column_for_each_class_that_is_empty_without_samples(tmp_path):
+    early = {"round": 0, "trial": 0, "clients": [0.5, None]}
+    late = early | {"round": 1, "class_accuracy": [0.5, 1.0], "client_classes": [{"1": 0.5}, {}]}
+    written = write_runs([[early]], tmp_path)  # of a version that counted nothing by class
+    for rows in ([early, late], [early, late, late | {"round": 2}]):
+        written = write_runs([rows], tmp_path, written)
+    lines = list(csv.reader((tmp_path / "clients.csv").open()))
+    by_class = [f"client_{i}_class_{label}" for i in (0, 1) for label in (0, 1)]
+    assert lines == [
+        ["round", "trial", "client_0", "client_1", *by_class],
+        ["0", "0", "0.5", *[""] * 5],
+        ["1", "0", "0.5", "", "", "0.5", "", ""],
+        ["2", "0", "0.5", "", "", "0.5", "", ""],
+    ]
+    assert next(csv.reader((tmp_path / "metrics.csv").open())) == ["round", "trial"]
+
+
 def test_a_name_that_is_not_utf_8_can_be_written(tmp_path):
     with atomic_open(tmp_path / "page.html") as file:
         file.write("k\udce4fer, käfer")

@@ -20,7 +20,11 @@ from fedjax_ht.simulation.rows import round_row
 from tests.federations import ONE_ARCHITECTURE, SLICES
 
 CLOCK = ("seconds_round", "seconds_evaluation", "seconds_client", "wasted_lane_steps")
-UNSENT = ("macro_f1", "class_accuracy")  # clients of a deployment count nothing by class
+UNSENT = (
+    "macro_f1",
+    "class_accuracy",
+    "client_classes",
+)  # clients of a deployment count nothing by class
 FIXED = (0xDEADBEEF, 0xCAFEF00D, 0x8BADF00D, 0xFEEDFACE)
 
 

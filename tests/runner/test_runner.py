@@ -46,7 +46,7 @@ def test_a_run_writes_what_it_says(finished):
     assert (workdir / "report.html").read_text().count("After round 3, trial 0.") == len(METHODS)
     for method in METHODS:
         assert [row["round"] for row in metrics(workdir, method)] == [0, 1, 2, 3]
-        assert len(list(csv.reader((workdir / method / "clients.csv").open()))[1]) == 2 + 4
+        assert len(list(csv.reader((workdir / method / "clients.csv").open()))[1]) == 2 + 4 + 4 * 4
     samples, classes, setting, *lines = done.stderr.splitlines()
     assert samples.endswith("200 images of 6x6x1 uint8, 0 to 209")
     assert classes == "4 classes: 0, 1, 2, 3, of 50 each"
