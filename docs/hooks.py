@@ -51,6 +51,7 @@ THEMES = {
             "core.context",
             "core.samples",
             "core.local_training",
+            "core.recipes",
             "core.batches",
             "core.annotations",
             "core.bounds",

@@ -43,6 +43,7 @@ from .core.method import Pretrained as Pretrained
 from .core.method import View as View
 from .core.method import Wire as Wire
 from .core.method import varied as varied
+from .core.recipes import by_architecture as by_architecture
 from .core.samples import Data as Data
 from .core.samples import Split as Split
 from .core.scoring_options import Scoring as Scoring

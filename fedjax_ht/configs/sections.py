@@ -178,6 +178,8 @@ class TrainingConfig:
       drop_remainder: Omission of an epoch's last partial batch, where a client fills one at all.
       augmentation: Changes of every training batch, in order: flip, padded_crop, mean_padded_crop,
         resized_crop, random_erasing.
+      of: Other values for clients of an architecture, resnet8:learning_rate=0.01:batch_size=32, an
+        entry each.
     """
 
     optimizer: str = "sgd"
@@ -193,6 +195,7 @@ class TrainingConfig:
     shuffle: bool = True
     drop_remainder: bool = True
     augmentation: tuple[str, ...] = ()
+    of: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

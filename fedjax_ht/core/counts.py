@@ -54,12 +54,13 @@ def with_scaled_counts(uplink: PyTree, factor: jax.Array) -> PyTree:
     return from_leaves(uplink, leaves)
 
 
-def counts_fit(method: Method, received: Received) -> jax.Array:
+def counts_fit(method: Method, received: Received, architecture: str = "") -> jax.Array:
     """Returns whether the counts of each upload are those of a client with its samples, bool [P].
 
     Args:
       method: the method that the uploads belong to.
       received: the uploads of one bucket, with their `info`.
+      architecture: the bucket's name, by which its recipe is known.
     """
     num_samples = jnp.asarray(received.info.num_samples).astype(jnp.float32)
     fits = jnp.ones(num_samples.shape, bool)
@@ -68,8 +69,8 @@ def counts_fit(method: Method, received: Received) -> jax.Array:
     num_samples = jnp.maximum(num_samples, 1)  # with privacy every client counts as one sample
     by_class = num_samples
     if method.wire.counts == "steps":
-        steps = num_steps(method.training, num_samples)
-        by_class = jnp.maximum(num_samples, steps * method.training.batch_size)
+        training = method.training_of(architecture)
+        by_class = jnp.maximum(num_samples, num_steps(training, num_samples) * training.batch_size)
     for counts in counts_of(received.uplink):
         rows = counts.astype(jnp.float32).reshape(len(fits), -1)
         most = by_class if rows.shape[1] > 1 else num_samples

@@ -186,6 +186,8 @@ class Method(NamedTuple):
       wire: the meaning of its messages.
       view: functions that show the method's state, see `View`.
       pretrained: a part of the server that was trained before.
+      recipes: (name of an architecture, the recipe that its clients train by) of those that train
+        otherwise than by `training`, see `recipes.by_architecture`.
 
     Example:
       A method that sends nothing, and whose clients do not even train:
@@ -221,9 +223,14 @@ class Method(NamedTuple):
     wire: Wire = Wire()
     view: View = View()
     pretrained: Pretrained = Pretrained()
+    recipes: tuple[tuple[str, LocalTraining], ...] = ()
 
     def __repr__(self) -> str:
         return f"<Method {self.name}: rules {', '.join(self.rules)}>"
+
+    def training_of(self, architecture: str) -> LocalTraining:
+        """Returns the recipe that clients of an architecture, a bucket's name, train by."""
+        return dict(self.recipes).get(architecture, self.training)
 
     def at(self, settings: PyTree) -> "Method":
         """Returns the method with these numbers; the method itself where none vary."""

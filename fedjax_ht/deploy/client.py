@@ -192,7 +192,9 @@ def _client_noise(
         form = uplink_form(plan.method, federation, bucket, plan.channel)
         return update_noise(privacy, sends_payload(form), ledger, entropy)
     if privacy.unit == "sample":
-        return training_noise(privacy, plan.method.training, num_samples, ledger, entropy)
+        return training_noise(
+            privacy, plan.method.training_of(bucket.name), num_samples, ledger, entropy
+        )
     return None
 
 

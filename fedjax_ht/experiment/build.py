@@ -209,9 +209,9 @@ def make_federations(
         if memory is not None:  # how much of it training takes depends on the recipe
             key += repr(entry_config.training)
         if key not in built:
-            recipe = settled.methods[label].training
+            recipe_of = settled.methods[label].training_of
             clients = make_clients(
-                entry_config, dataset, memory, begun, architectures=models, training=recipe
+                entry_config, dataset, memory, begun, architectures=models, training_of=recipe_of
             )
             built[key] = dataclasses.replace(clients, public=dataset.public_set)
         federations[label] = built[key]
@@ -295,5 +295,5 @@ def simulate_trials(
 def entry_lanes(label: str, experiment: Experiment, runs: int) -> dict[str, int]:
     """Returns the lanes of an entry's architectures where so many runs play side by side."""
     counts = np.array([len(client.train) for client in experiment.partitions[0]])
-    federation, training = experiment.federations[label], experiment.methods[label].training
-    return simulation_lanes(federation, counts, training, experiment.options, runs=runs)
+    federation, method = experiment.federations[label], experiment.methods[label]
+    return simulation_lanes(federation, counts, method, experiment.options, runs=runs)

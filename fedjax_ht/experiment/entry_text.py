@@ -48,7 +48,7 @@ def parsed_setting(
     if default is None:  # of an option: sections have plain values here
         kind = kind_of(parameters[field].annotation)
     try:
-        return part, field, _cast(_value(text), kind)
+        return part, field, _cast(literal(text), kind)
     except TypeError:
         raise ValueError(
             f"entry {spec!r}: {field} cannot be {text!r}; it is {default!r} by default"
@@ -65,7 +65,8 @@ def _settable(key: str, defaults: Mapping[str, Mapping[str, Any]]) -> str:
     return meant(key, names, f"KEY=VALUE may set {', '.join(forms)}")
 
 
-def _value(text: str) -> Any:
+def literal(text: str) -> Any:
+    """Returns the Python value that a text writes, else the text itself."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -3,7 +3,7 @@
 import functools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from fedjax_ht.core.names import meant, unknown
 from fedjax_ht.core.user_code import names_object, names_user_function
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.experiment.devices import fitting
-from fedjax_ht.experiment.training import local_training
+from fedjax_ht.experiment.training import recipe_by_name
 from fedjax_ht.experiment.weights import missing, weights_of_model, with_weights
 from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.models import model_group, sliced_network, width_budgets
@@ -48,7 +48,7 @@ def make_clients(
     begun: bool = False,
     *,
     architectures: Mapping[str, nn.Module] | None = None,
-    training: LocalTraining | None = None,
+    training_of: Callable[[str], LocalTraining] | None = None,
 ) -> Federation:
     """Returns the federation of a config.
 
@@ -63,7 +63,8 @@ def make_clients(
       begun: True for a run that has begun: weights that models started from may be gone, but for
         those of an extractor under adapters.
       architectures: architecture -> module that was given from Python, in place of the group.
-      training: the recipe whose memory counts, by default that of `config.training`.
+      training_of: (architecture) -> the recipe whose memory counts, by default that of
+        `config.training`.
 
     Raises:
       ValueError, FileNotFoundError: a field of `model` is wrong. One line.
@@ -96,10 +97,12 @@ def make_clients(
     if memory is None:
         federation = federation_of(config.partition.num_clients)
     else:
-        training = training or local_training(config.training)
+        training_of = training_of or recipe_by_name(config.training)
         # a federation with one client of each architecture, for its buckets
         buckets = federation_of(len(modules)).buckets
-        needed = {bucket.name: training_memory(bucket, training) for bucket in buckets}
+        needed = {
+            bucket.name: training_memory(bucket, training_of(bucket.name)) for bucket in buckets
+        }
         federation = federation_of(assignment=fitting(needed, memory))
     return _weighted(model, federation, begun)
 

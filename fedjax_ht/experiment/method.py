@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from fedjax_ht.configs.sections import DatasetConfig, TrainingConfig
+from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.names import kind_of_value, unknown_option
+from fedjax_ht.core.recipes import by_architecture
 from fedjax_ht.core.user_code import OBJECT, failure, names_object
 from fedjax_ht.experiment.entries import Entry
-from fedjax_ht.experiment.training import local_training
+from fedjax_ht.experiment.training import local_training, recipes
 from fedjax_ht.methods import is_own, method_factory
 
 
@@ -43,20 +45,26 @@ def _made(entry: Entry, training: TrainingConfig) -> Method:
     options = {name: value for name, value in entry.options.items() if value is not None}
     known = list(inspect.signature(factory).parameters)[1:]
     refuse_unknown(entry.method, options, known, f"method={entry.method}")
-    recipe = local_training(training)
-    try:
-        method = factory(recipe, **options)
-    except ValueError as error:
-        raise ValueError(f"{entry.label}: {error}") from None
-    except Exception as error:
-        if not is_own(entry.method):
-            raise
-        raise failure("method", entry.method, error) from error
-    if not isinstance(method, Method):
-        raise ValueError(
-            f"method {entry.method!r} returns {kind_of_value(method)}; it must return an fl.Method"
-        )
-    return method
+
+    def make(recipe: LocalTraining) -> Method:
+        try:
+            method = factory(recipe, **options)
+        except ValueError as error:
+            raise ValueError(f"{entry.label}: {error}") from None
+        except Exception as error:
+            if not is_own(entry.method):
+                raise
+            raise failure("method", entry.method, error) from error
+        if not isinstance(method, Method):
+            raise ValueError(
+                f"method {entry.method!r} returns {kind_of_value(method)}; it must return an "
+                "fl.Method"
+            )
+        return method
+
+    if training.of:
+        return by_architecture(make, recipes(training))
+    return make(local_training(training))
 
 
 def refuse_unknown(owner: str, options: Iterable[str], known: Sequence[str], argument: str) -> None:

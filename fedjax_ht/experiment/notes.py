@@ -24,5 +24,5 @@ def notes(experiment: Experiment) -> list[str]:
         )
     counts = np.array([[len(c.train) for c in clients] for clients in experiment.partitions])
     for label, method in experiment.methods.items():
-        lines += batch_notes(experiment.federations[label], method.training, counts)
+        lines += batch_notes(experiment.federations[label], method, counts)
     return list(dict.fromkeys(lines))  # entries with one recipe have the same

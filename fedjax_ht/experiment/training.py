@@ -1,18 +1,23 @@
 """Builds the clients' local training from `config.training`."""
 
+import dataclasses
 import inspect
+import re
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_ht.configs.sections import TrainingConfig
-from fedjax_ht.configs.typed import shared_fields
+from fedjax_ht.configs.typed import changed, shared_fields
 from fedjax_ht.core.annotations import Count, Part
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.names import meant, unknown_option
+from fedjax_ht.core.recipes import OTHERS
 from fedjax_ht.core.specs import read_spec
 from fedjax_ht.data.augment import compose
+from fedjax_ht.experiment.entry_text import literal
 
 SCHEDULES = {"constant": (), "cosine": (Count,), "step": (Count, Part)}
 SCHEDULE_RULE = (
@@ -22,7 +27,7 @@ SCHEDULE_RULE = (
 
 
 def local_training(training: TrainingConfig) -> LocalTraining:
-    """Returns the recipe by which every client trains.
+    """Returns the recipe by which clients train whose architecture has none of its own.
 
     Numbers of `training` may be traced where no branch depends on them, see `core.method.varied`.
     """
@@ -32,6 +37,43 @@ def local_training(training: TrainingConfig) -> LocalTraining:
         "schedule": schedule(training.schedule),
     }
     return LocalTraining(**fields)
+
+
+def recipes(training: TrainingConfig) -> dict[str, LocalTraining]:
+    """Returns the recipe of each architecture that `config.training.of` names, and that of "*", all
+    others.
+
+    Raises:
+      ValueError: an entry of `config.training.of` is not NAME:KEY=VALUE:..., or has a field or a
+        value that training cannot have. One line.
+    """
+    common = dataclasses.replace(training, of=())
+    made = {OTHERS: local_training(common)}
+    for text in training.of:
+        # a colon inside a value stays: optimizer=optax:adamw/b1=0.8
+        name, *settings = re.split(r":(?=\w+=)", text)
+        if not settings or not name or name in made:
+            raise ValueError(
+                f"training.of has {text!r}; it must be NAME:KEY=VALUE:..., each architecture once, "
+                "with fields of training, such as resnet8:learning_rate=0.01:batch_size=32"
+            )
+        values = {}
+        for setting in settings:
+            field, _, value = setting.partition("=")
+            values[field] = literal(value)
+        if "of" in values:
+            raise ValueError(f"training.of has {text!r}; a recipe in it has no other in itself")
+        try:
+            made[name] = local_training(changed(common, values, "training."))
+        except ValueError as error:
+            raise ValueError(f"training.of has {text!r}: {error}") from None
+    return made
+
+
+def recipe_by_name(training: TrainingConfig) -> Callable[[str], LocalTraining]:
+    """Returns (architecture) -> its recipe; errors as of `recipes`."""
+    made = recipes(training)
+    return lambda architecture: made.get(architecture, made[OTHERS])
 
 
 def optimizer(training: TrainingConfig) -> optax.GradientTransformation:

@@ -82,7 +82,10 @@ def trained(experiment: Experiment, labels: Sequence[str]) -> str:
         if names_object(training.optimizer):
             optimizer = "an optimiser given from Python"
         batches = f"batches of {training.batch_size}"
-        for values, text in zip(parts, (optimizer, batches, length)):
+        texts = [optimizer, batches, length]
+        if training.of:
+            texts[2] += f" (otherwise {', '.join(training.of)})"
+        for values, text in zip(parts, texts):
             values.setdefault(text, []).append(label)
     texts = []
     for values in parts:

@@ -18,6 +18,7 @@ from fedjax_ht.core.executor import longest_first
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.mesh import client_mesh
+from fedjax_ht.core.method import Method
 from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.simulation.options import Lanes, SimulationOptions
 
@@ -32,7 +33,7 @@ MEMORY = 80e9  # bytes of an H100, where a device does not tell its own
 def simulation_lanes(
     federation: Federation,
     counts: np.ndarray,
-    training: LocalTraining,
+    method: Method,
     options: SimulationOptions,
     *,
     runs: int = 1,
@@ -43,7 +44,7 @@ def simulation_lanes(
     Args:
       federation: the buckets.
       counts: the clients' training samples, int [num_clients].
-      training: the recipe of the clients.
+      method: the method, whose recipes the clients train by.
       options: the options; numbers of lanes in them are taken as they are.
       runs: number of such simulations that play side by side, see `together`; where lanes are
         chosen, each gets its part of them.
@@ -51,16 +52,16 @@ def simulation_lanes(
     Raises:
       ValueError: a bucket has no number, or there are fewer devices than the options want.
     """
-    steps = []
-    for bucket in federation.buckets:
-        of_bucket = num_steps(training, counts[list(federation.members(bucket))])
+    steps, recipes = [], [method.training_of(bucket.name) for bucket in federation.buckets]
+    for bucket, recipe in zip(federation.buckets, recipes):
+        of_bucket = num_steps(recipe, counts[list(federation.members(bucket))])
         steps.append(np.tile(of_bucket, runs))
     lanes = choose_lanes(
         options.lanes,
         federation.buckets,
         steps,
         participants=runs * options.participants(federation.num_clients),
-        training=training,
+        recipes=recipes,
         mesh=client_mesh(options.devices),
     )
     if options.lanes is not None:
@@ -74,7 +75,7 @@ def choose_lanes(
     steps: Sequence[np.ndarray],
     *,
     participants: int,
-    training: LocalTraining,
+    recipes: Sequence[LocalTraining],
     mesh: Mesh,
 ) -> dict[str, int]:
     """Chooses the lanes of every bucket.
@@ -88,7 +89,7 @@ def choose_lanes(
       buckets: the buckets of the federation.
       steps: per bucket, int [n], local steps of a round.
       participants: number of a round's participants, in all buckets.
-      training: the recipe of the clients.
+      recipes: per bucket, the recipe of its clients.
       mesh: the devices.
 
     Raises:
@@ -110,10 +111,10 @@ def choose_lanes(
     # buckets run side by side; half is for data, states and evaluation
     room = device_memory(mesh) / 2 / len(buckets)
     chosen = {}
-    for bucket, of_bucket in zip(buckets, steps):
+    for bucket, of_bucket, recipe in zip(buckets, steps, recipes):
         expected = math.ceil(participants * len(of_bucket) / everyone / mesh.size)
         # as much again for gradients of activations and what operations need for themselves
-        fitting = int(room / (2 * training_memory(bucket, training)))
+        fitting = int(room / (2 * training_memory(bucket, recipe)))
         chosen[bucket.name] = fewest_seconds(typical(of_bucket, expected), fitting)
     return chosen
 

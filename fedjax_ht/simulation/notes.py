@@ -4,6 +4,7 @@ import numpy as np
 
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.names import listed_clients
 
 
@@ -23,21 +24,20 @@ def smallest_batch(training: LocalTraining, num_samples: np.ndarray) -> np.ndarr
     return np.where(num_samples < size, num_samples, last)
 
 
-def batch_notes(
-    federation: Federation, training: LocalTraining, train_counts: np.ndarray
-) -> list[str]:
+def batch_notes(federation: Federation, method: Method, train_counts: np.ndarray) -> list[str]:
     """Returns a line for each architecture whose batch norms see a single value per channel: their
     output is then their shift, whatever the sample, and nothing before them learns.
 
     Args:
       federation: the buckets.
-      training: the recipe.
+      method: the method, whose recipes the clients train by.
       train_counts: training samples, int [..., num_clients]; several splits stand for all of them.
     """
-    batches = smallest_batch(training, np.asarray(train_counts))
-    is_alone = (batches == 1).reshape(-1, batches.shape[-1]).any(0)
-    notes = []
+    counts, notes = np.asarray(train_counts), []
     for bucket in federation.buckets:
+        training = method.training_of(bucket.name)
+        batches = smallest_batch(training, counts)
+        is_alone = (batches == 1).reshape(-1, batches.shape[-1]).any(0)
         clients = [i for i in federation.members(bucket) if is_alone[i]]
         if not bucket.flat_norms or not clients:
             continue

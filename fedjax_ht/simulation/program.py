@@ -179,7 +179,7 @@ def bind(
     server = Server(
         step=engine.serve, seed=seed, settings=settings, pretrained=arrays.pretrained, data=shown
     )
-    rosters = make_rosters(federation, data.counts["train"], method.training, options, mesh)
+    rosters = make_rosters(federation, data.counts["train"], method, options, mesh)
     clients = {}
     for name, programs in engine.buckets.items():
         of_bucket = samples._replace(splits=spread(mesh, data.buckets[name].splits))

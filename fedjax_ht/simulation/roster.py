@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.executor import Schedule, capacity_for, longest_first, wasted_lane_steps
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.local_training import LocalTraining, num_steps
+from fedjax_ht.core.local_training import num_steps
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Participant
 from fedjax_ht.core.trees import take
 from fedjax_ht.metrics.flops import sample_flops
@@ -133,7 +134,7 @@ def make_roster(
 def make_rosters(
     federation: Federation,
     counts: np.ndarray,
-    training: LocalTraining,
+    method: Method,
     options: SimulationOptions,
     mesh: Mesh,
 ) -> dict[str, Roster]:
@@ -145,13 +146,14 @@ def make_rosters(
     buckets = federation.buckets
     steps, costs = [], []
     for bucket in buckets:
-        of_bucket = num_steps(training, counts[np.array(federation.members(bucket))])
+        num_samples = counts[np.array(federation.members(bucket))]
+        of_bucket = num_steps(method.training_of(bucket.name), num_samples)
         steps.append(of_bucket)
         # On one device nothing is dealt, and no architecture need be traced for its FLOPs.
         unit = sample_flops(bucket) if mesh.size > 1 else 1.0
         costs.append(unit * of_bucket)
     participants = options.participants(federation.num_clients)
-    lanes = simulation_lanes(federation, counts, training, options)
+    lanes = simulation_lanes(federation, counts, method, options)
     rosters = {}
     for bucket, of_bucket, device in zip(buckets, steps, deal(costs, mesh.size)):
         members = np.array(federation.members(bucket))

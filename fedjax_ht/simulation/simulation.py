@@ -149,7 +149,7 @@ def bound_simulation(
 
 def _warn(method: Method, federation: Federation, data: FederationData) -> None:
     """Warns of the `batch_notes`, at the caller of a public function."""
-    for note in batch_notes(federation, method.training, data.counts["train"]):
+    for note in batch_notes(federation, method, data.counts["train"]):
         # behind the function, its numerics and the check of its arguments
         warnings.warn(note, stacklevel=5)
 

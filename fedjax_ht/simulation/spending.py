@@ -21,8 +21,8 @@ def epsilon_spent(program: Program, rounds: int) -> float | None:
     told which clients those were, the draw of participants hides them as well; the smaller epsilon
     counts.
     """
-    options, training = program.options, program.method.training
-    n, privacy = program.federation.num_clients, program.options.privacy
+    options, federation = program.options, program.federation
+    n, privacy = federation.num_clients, program.options.privacy
     if privacy is None:
         return None
     noise, delta = privacy.noise, privacy.delta
@@ -30,12 +30,18 @@ def epsilon_spent(program: Program, rounds: int) -> float | None:
         return 0.0
     took_part = participations(options.seed, options.participation, n, rounds)
     if privacy.unit == "sample":
-        counts = program.train_counts
-        steps = took_part * num_steps(training, counts)
+        draws: set[tuple[int, int, int]] = (
+            set()
+        )  # (samples of a batch, of the client, steps), each once
+        for bucket in federation.buckets:
+            training, members = program.method.training_of(bucket.name), federation.members(bucket)
+            counts = program.train_counts[list(members)]
+            batches = np.minimum(training.batch_size, counts)
+            steps = took_part[list(members)] * num_steps(training, counts)
+            draws |= set(zip(batches.tolist(), counts.tolist(), steps.tolist()))
         epsilon = 0.0
-        for count, done in set(zip(counts.tolist(), steps.tolist())):
+        for batch, count, done in draws:
             if count:
-                batch = min(training.batch_size, count)
                 epsilon = max(epsilon, poisson_epsilon(noise, batch, count, done, delta))
         return epsilon
     known = gaussian_epsilon(noise, int(took_part.max()), delta)

@@ -32,7 +32,7 @@ def without_miscounted(
     """
     kept, refused = {}, jnp.zeros(num_clients, bool)
     for name, r in received.items():
-        fits = counts_fit(method, r)
+        fits = counts_fit(method, r, name)
         ids = jnp.where(r.arrived & ~fits, r.info.id, num_clients)
         refused = refused.at[ids].set(True, mode="drop")
         kept[name] = r._replace(arrived=r.arrived & fits)

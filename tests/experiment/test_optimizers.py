@@ -1,4 +1,4 @@
-"""Optimisers by their names in optax."""
+"""Optimisers by their names in optax, and recipes of single architectures."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from fedjax_ht.configs.sections import TrainingConfig
-from fedjax_ht.experiment.training import local_training, optimizer
+from fedjax_ht.experiment.training import local_training, optimizer, recipes
 
 WEIGHT, GRADIENT = jnp.array([1.0, -2.0]), jnp.array([0.5, 0.25])
 
@@ -60,3 +60,37 @@ def test_numbers_that_it_does_not_read_are_refused(field):
     training = dataclasses.replace(TrainingConfig(optimizer="optax:lion"), **{field: 0.5})
     with pytest.raises(ValueError, match=rf"training.{field} is 0.5, which optax:lion does not"):
         optimizer(training)
+
+
+def test_recipes_of_single_architectures():
+    of = (
+        "resnet8:optimizer=optax:adamw/b1=0.8:batch_size=32",
+        "cnn1:epochs=3:augmentation=('flip',)",
+    )
+    made = recipes(TrainingConfig(epochs=2, of=of))
+    assert list(made) == ["*", "resnet8", "cnn1"]
+    assert [recipe.batch_size for recipe in made.values()] == [10, 32, 10]
+    assert [recipe.epochs for recipe in made.values()] == [2, 2, 3]
+    assert made["cnn1"].augmentation is not None
+    chex.assert_trees_all_close(
+        step(made["resnet8"].optimizer), step(optax.adamw(0.01, b1=0.8)), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("of", "message"),
+    [
+        (("cnn1",), "training.of has 'cnn1'; it must be NAME:KEY=VALUE"),
+        (("*:epochs=3",), "each architecture once"),
+        (
+            ("cnn1:epochs=3", "cnn1:epochs=4"),
+            "'cnn1:epochs=4'; it must be .* each architecture once",
+        ),
+        (("cnn1:epoch=3",), "'cnn1:epoch=3': .*'training.epoch'; did you mean 'epochs'"),
+        (("cnn1:epochs=0",), "'cnn1:epochs=0': training.epochs is 0; it must be"),
+        (("cnn1:of=x",), "no other in itself"),
+    ],
+)
+def test_what_is_no_recipe_is_refused(of, message):
+    with pytest.raises(ValueError, match=message):
+        recipes(TrainingConfig(of=of))

@@ -75,7 +75,12 @@ def test_one_at_a_time_on_cpu_or_what_was_asked_for():
 
     def chosen(lanes):
         return choose_lanes(
-            lanes, FEDERATION.buckets, STEPS, participants=8, training=TRAINING, mesh=client_mesh(1)
+            lanes,
+            FEDERATION.buckets,
+            STEPS,
+            participants=8,
+            recipes=[TRAINING] * 2,
+            mesh=client_mesh(1),
         )
 
     assert chosen(None) == dict.fromkeys(names, 1)
@@ -90,15 +95,15 @@ def test_one_at_a_time_on_cpu_or_what_was_asked_for():
 def test_on_an_accelerator_the_rule_decides(monkeypatch):
     monkeypatch.setattr(rule, "platform_of", lambda mesh: "gpu")
     everyone = choose_lanes(
-        None, FEDERATION.buckets, STEPS, participants=8, training=TRAINING, mesh=client_mesh(1)
+        None, FEDERATION.buckets, STEPS, participants=8, recipes=[TRAINING] * 2, mesh=client_mesh(1)
     )
     assert list(everyone.values()) == [2, 2]
     few = choose_lanes(
-        None, FEDERATION.buckets, STEPS, participants=4, training=TRAINING, mesh=client_mesh(1)
+        None, FEDERATION.buckets, STEPS, participants=4, recipes=[TRAINING] * 2, mesh=client_mesh(1)
     )
     assert list(few.values()) == [1, 1]  # 7, 3 and 2 steps, and 4 and 1: waiting costs more
     assert few == choose_lanes(
-        None, FEDERATION.buckets, STEPS, participants=4, training=TRAINING, mesh=client_mesh(1)
+        None, FEDERATION.buckets, STEPS, participants=4, recipes=[TRAINING] * 2, mesh=client_mesh(1)
     )
 
 
@@ -110,7 +115,7 @@ def test_what_a_model_holds_while_it_trains_bounds_the_lanes(monkeypatch):
         monkeypatch.setattr(rule, "MEMORY", 2 * clients * 2 * training_memory(bucket, TRAINING))
         steps = [np.full(9, 5)]
         return choose_lanes(
-            None, [bucket], steps, participants=9, training=TRAINING, mesh=client_mesh(1)
+            None, [bucket], steps, participants=9, recipes=[TRAINING], mesh=client_mesh(1)
         )[bucket.name]
 
     assert [chosen(clients) for clients in (0.5, 3.5, 20)] == [1, 3, 9]
@@ -120,7 +125,7 @@ def test_lanes_are_known_before_a_simulation_is_made(monkeypatch):
     monkeypatch.setattr(rule, "platform_of", lambda mesh: "gpu")
     data = federation_data(FEDERATION)
     counts = data.counts["train"]
-    chosen = simulation_lanes(FEDERATION, counts, TRAINING, SimulationOptions(devices=1))
+    chosen = simulation_lanes(FEDERATION, counts, local(TRAINING), SimulationOptions(devices=1))
     assert min(chosen.values()) > 1
     for lanes in (None, chosen):
         options = SimulationOptions(lanes=lanes, devices=1)

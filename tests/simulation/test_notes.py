@@ -61,7 +61,8 @@ def test_the_smallest_batch_is_that_of_the_training(batch_size, drop_remainder):
 @pytest.mark.parametrize("kind", ["batch", "flax"])
 @pytest.mark.parametrize("end", ENDS)
 def test_a_batch_of_one_is_told_of(kind, end):
-    (note,) = batch_notes(federation(kind=kind), dataclasses.replace(RECIPE, **ENDS[end]), COUNTS)
+    method = fl.local(dataclasses.replace(RECIPE, **ENDS[end]))
+    (note,) = batch_notes(federation(kind=kind), method, COUNTS)
     named = "clients 0, 2" if "batch_size" in ENDS[end] else "client 2"
     norm = "base/BatchNorm_0" if kind == "flax" else "base/Norm_0"
     assert note.startswith(f"{named} of model 'm' with training batches of a single sample, of wh")
@@ -70,12 +71,12 @@ def test_a_batch_of_one_is_told_of(kind, end):
 
 def test_other_norms_batches_and_models_are_not():
     single = np.array([[1, 1, 1, 1]])
-    assert "min_samples=3" in batch_notes(federation(), RECIPE, single)[0]
-    single_samples = dataclasses.replace(RECIPE, batch_size=1)
+    assert "min_samples=3" in batch_notes(federation(), fl.local(RECIPE), single)[0]
+    single_samples = fl.local(dataclasses.replace(RECIPE, batch_size=1))
     for fields in ({"kind": "group"}, {"kind": "layer"}, {"convolves": True}):
         assert not batch_notes(federation(**fields), single_samples, COUNTS)
-    assert not batch_notes(federation(), RECIPE, COUNTS)
-    assert not batch_notes(federation(), RECIPE, np.array([0, 1, 2, 1]))
+    assert not batch_notes(federation(), fl.local(RECIPE), COUNTS)
+    assert not batch_notes(federation(), fl.local(RECIPE), np.array([0, 1, 2, 1]))
 
 
 def test_a_simulation_warns_at_its_caller():

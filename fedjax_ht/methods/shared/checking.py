@@ -115,7 +115,8 @@ def _played(game: Game, server: PyTree, clients: list[PyTree], round: jax.Array)
         clients[i], uplink, _ = plain["client_update"]
         uplinks.append(uplink)
         rows, infos = jax.tree.map(lambda x: jnp.asarray(x)[None], (uplink, player.info))
-        if not counts_fit(method, Received(rows, infos, jnp.ones(1, bool))).all():
+        arrived = Received(rows, infos, jnp.ones(1, bool))
+        if not counts_fit(method, arrived, player.bucket.name).all():
             raise ValueError(
                 f"client_update of {method.name!r}, {where}, counts (fl.Metadata) more samples "
                 "than the client has, and such an upload is refused; set wire=fl.Wire(counts=...) "

@@ -1,0 +1,78 @@
+"""Local training that differs by architecture: one method of several recipes."""
+
+from collections.abc import Callable, Mapping
+
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.names import meant
+
+OTHERS = "*"
+"""Stands for every architecture that has no recipe of its own."""
+
+
+@checked
+def by_architecture(
+    make: Callable[[LocalTraining], Method], training: Mapping[str, LocalTraining]
+) -> Method:
+    """Makes a method whose clients train by the recipe of their architecture.
+
+    The client's functions of an architecture are those of the method that `make` returns for its
+    recipe; everything else is of the method for "*": the server, its own training, messages.
+
+    Args:
+      make: (recipe) -> the method; alike but for the recipe.
+      training: name of an architecture -> its recipe; "*" has that of all others.
+
+    Raises:
+      ValueError: there is no "*"; or, from the method's check, the federation has no architecture
+        of a name. One line.
+
+    Example:
+      >>> slow, fast = (fl.LocalTraining(optax.sgd(rate)) for rate in (0.01, 0.1))
+      >>> method = fl.by_architecture(fl.fedproto, {"resnet8": slow, "*": fast})
+      >>> method.training_of("resnet8") is slow, method.training_of("cnn1") is fast
+      (True, True)
+    """
+    if OTHERS not in training:
+        raise ValueError(
+            f"training has recipes of {', '.join(training) or 'no architecture'}; it must have one "
+            f"of {OTHERS!r}, too, which stands for all others"
+        )
+    method = make(training[OTHERS])
+    by_name = {name: make(recipe) for name, recipe in training.items() if name != OTHERS}
+
+    def of(bucket: Bucket) -> Method:
+        return by_name.get(bucket.name, method)
+
+    def init_client(bucket, ctx):
+        return of(bucket).init_client(bucket, ctx)
+
+    def receive(bucket, client, downlink, data, ctx):
+        return of(bucket).receive(bucket, client, downlink, data, ctx)
+
+    def client_update(bucket, client, downlink, data, ctx):
+        return of(bucket).client_update(bucket, client, downlink, data, ctx)
+
+    def check(federation: Federation) -> None:
+        known = [bucket.name for bucket in federation.buckets]
+        for name, variant in by_name.items():
+            if name not in known:
+                rule = f"the federation's architectures are {', '.join(known)}"
+                raise ValueError(f"training has a recipe of {name!r}{meant(name, known, rule)}")
+            variant.check(federation)
+        method.check(federation)
+
+    def at(settings) -> Method:
+        return by_architecture(lambda recipe: make(recipe).at(settings), training)
+
+    return method._replace(
+        init_client=init_client,
+        receive=receive,
+        client_update=client_update,
+        check=check,
+        recipes=tuple((name, variant.training) for name, variant in by_name.items()),
+        vary=None if method.vary is None else at,
+    )
