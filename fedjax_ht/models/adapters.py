@@ -191,7 +191,7 @@ def merged_params(scale: float, params: Tree, frozen: Tree) -> Tree:
     Args:
       scale: factor of the adapters' products, `Adapted.scale`.
       params: the model's {"base", "head"}, adapters and head.
-      frozen: its frozen variables, {"base": parameters of the extractor}.
+      frozen: frozen variables of the model, {"base": parameters of the extractor}.
     """
     adapters: Tree = flatten_dict(params["base"])
     products = {}

@@ -49,7 +49,7 @@ class _User(NamedTuple):
     Attributes:
       kind: "images", "texts", "tweets", "letters" or "rows".
       inputs: the samples, in order.
-      labels: their classes, int [n]; of letters the ids from 1.
+      labels: classes of the samples, int [n]; of letters the ids from 1.
       missing: number of samples left out, since their next character is no letter.
     """
 

@@ -193,7 +193,7 @@ def letters_of(owner: str, x: list, y: list) -> tuple[np.ndarray, np.ndarray]:
     """Returns ids of the letters of texts, uint8 [n, 80], and of the next letters, uint8 [n].
 
     Args:
-      owner: whose texts they are, for the error.
+      owner: the user or role of the texts, for the error.
       x: texts of 80 characters.
       y: the next character of each.
 
