@@ -38,7 +38,14 @@ from fedjax_ht.runner.fair import check_recipe, fairly_tuned
 from fedjax_ht.runner.field_values import WordsParser
 from fedjax_ht.runner.fitting import fitting
 from fedjax_ht.runner.progress import print_files, print_result, tell
-from fedjax_ht.runner.run import OpenCluster, chosen_workdir, configured, execute, orderly
+from fedjax_ht.runner.run import (
+    OpenCluster,
+    chosen_workdir,
+    configured,
+    execute,
+    orderly,
+    point_trainer,
+)
 from fedjax_ht.runner.search import parse_space
 from fedjax_ht.runner.train import Result
 
@@ -179,7 +186,15 @@ def main(_) -> None:
             config = fitting(config, tell)
         if _FAIR.value is not None:
             labels = [entry.label for entry in entries_of(config)]
-            config = fairly_tuned(config, labels, _FAIR.value, workdir, tell, recipe=recipe)
+            config = fairly_tuned(
+                config,
+                labels,
+                _FAIR.value,
+                workdir,
+                tell,
+                recipe=recipe,
+                trainer=point_trainer(open_cluster),
+            )
         if seeds is None:
             files = _compared(config, workdir, aim, open_cluster)[1]
         else:

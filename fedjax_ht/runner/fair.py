@@ -13,6 +13,7 @@ from fedjax_ht.methods import method_factory
 from fedjax_ht.runner.points import searched
 from fedjax_ht.runner.search import Space, points_of
 from fedjax_ht.runner.search_result import budget, table
+from fedjax_ht.runner.train_points import Trainer
 
 HALVINGS = 2  # of the points, where there are rounds enough
 FACTOR = 8.0  # of the config's learning rate, up and down
@@ -67,6 +68,7 @@ def fairly_tuned(
     tell: Callable[[str], None],
     *,
     recipe: Space | None = None,
+    trainer: Trainer | None = None,
 ) -> Config:
     """Returns a config that compares methods, each by the best of `points` settings.
 
@@ -80,6 +82,7 @@ def fairly_tuned(
       workdir: the comparison's folder; searches are in search/ there.
       tell: called with a line about every point.
       recipe: fields of `training` that are searched, too, see `space_of`.
+      trainer: trains the points elsewhere; None trains them here.
 
     Raises:
       ValueError: a method is given twice, `points` is below 2, or as `searched` and `check_recipe`.
@@ -100,7 +103,9 @@ def fairly_tuned(
     for method, (name, space) in zip(methods, spaces.items()):
         folder = workdir / "search" / name
         labels = points_of(method, space, points - 1)
-        result = searched(single, labels, halvings, together=None, workdir=folder, tell=tell)
+        result = searched(
+            single, labels, halvings, together=None, workdir=folder, tell=tell, trainer=trainer
+        )
         with atomic_open(folder / "sweep.md") as file:
             file.write(table(result) + "\n")
         tell(f"chosen: {result.best}")

@@ -11,7 +11,8 @@ from typing import Any
 
 from fedjax_ht.core.extras import needing
 from fedjax_ht.runner.signals import NUMBERS
-from fedjax_ht.runner.tasks import Cancelled, Event
+from fedjax_ht.runner.tasks import Cancelled
+from fedjax_ht.runner.workplace import Event
 
 RETRIES = 3  # times that a task whose process or machine died is started again
 ACCELERATORS = ("GPU", "TPU")  # as Ray names them
@@ -123,10 +124,17 @@ class RayCluster:
         return result
 
     def events(self) -> list[Event]:
-        return self._ray.get(self._board.take.remote())
+        return self._asked(self._board.take)
 
     def stop(self, handles: Sequence[Any]) -> None:
-        self._ray.get(self._board.stop.remote())
+        self._asked(self._board.stop)
+
+    def _asked(self, method: Any) -> Any:
+        """Returns the answer of a method of the board."""
+        try:
+            return self._ray.get(method.remote())
+        except self._ray.exceptions.RayError as error:  # a signal to all processes of a group, say
+            raise ConnectionError("the Ray cluster has ended before its tasks") from error
 
 
 @contextlib.contextmanager

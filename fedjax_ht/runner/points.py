@@ -2,58 +2,37 @@
 validation."""
 
 import dataclasses
+import functools
 import json
-import logging
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from fedjax_ht.checkpoints.trials import TrialCheckpoints
-from fedjax_ht.checkpoints.writers import write_runs
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.experiment.build import Experiment, build
+from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.families import Family, families, point_simulations
 from fedjax_ht.experiment.fingerprints import fingerprints
-from fedjax_ht.experiment.options import evaluated_clients
 from fedjax_ht.experiment.run_folder import remember_config
 from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.runner.search import better_half, rungs
 from fedjax_ht.runner.search_result import SearchResult, divergence
-from fedjax_ht.runner.signals import Interrupted, catch_signals
+from fedjax_ht.runner.signals import catch_signals
+from fedjax_ht.runner.train_points import (
+    Course,
+    Histories,
+    Search,
+    Trainer,
+    UntraceableSetting,
+    train_here,
+)
 from fedjax_ht.simulation.history import Row
-from fedjax_ht.simulation.runs import run_each
-from fedjax_ht.simulation.simulation import Simulation, SimulationState
-from fedjax_ht.simulation.together import fastest
-
-_LOGGER = logging.getLogger(__name__)
 
 SCORE = "val_accuracy"
-
-
-class Search(NamedTuple):
-    """The fixed parts of a search.
-
-    Attributes:
-      experiment: the experiment, with the points as its entries.
-      config: the config that it was built from.
-      workdir: the search's folder.
-      simulations: label of a point -> the simulations of its runs.
-      caught: numbers of signals; one in it stops the search, when the round in progress is saved.
-      tell: called with a line about every point.
-    """
-
-    experiment: Experiment
-    config: Config
-    workdir: Path
-    simulations: Callable[[str], list[Simulation]]
-    caught: Sequence[int]
-    tell: Callable[[str], None]
 
 
 def searched(
@@ -64,6 +43,7 @@ def searched(
     together: int | None,
     workdir: Path,
     tell: Callable[[str], None],
+    trainer: Trainer | None = None,
 ) -> SearchResult:
     """Searches among entries, on the config's split and seeds.
 
@@ -74,6 +54,8 @@ def searched(
       together: number of points that train in one program; None is 1 on CPU, elsewhere all.
       workdir: the search's folder. A second call goes on from what is in it.
       tell: called with a line about every point.
+      trainer: trains points elsewhere, one in a program unless `together` says otherwise; None
+        trains them here.
 
     Raises:
       ValueError, OSError: the config is wrong or has no validation sets, or `workdir` is in use or
@@ -92,7 +74,8 @@ def searched(
             "the clients have no validation sets to choose by; give them a share of each client's "
             "samples, such as --config.partition.options.val_share=0.2"
         )
-    size = together or (1 if jax.default_backend() == "cpu" else len(labels))
+    is_single = trainer is not None or jax.default_backend() == "cpu"
+    size = together or (1 if is_single else len(labels))
     with (
         locked(workdir, tell),
         catch_signals() as caught,
@@ -101,7 +84,8 @@ def searched(
         prints = fingerprints(experiment.dataset, experiment.partitions)
         remember_config(config, experiment.entries.values(), workdir, prints)
 
-        def search(groups: Sequence[Family]) -> SearchResult:
+        def search(trace: bool) -> SearchResult:
+            groups = families(experiment, trace)
             simulations = point_simulations(experiment, groups, size)
             return _search(
                 Search(
@@ -111,21 +95,23 @@ def searched(
                     simulations=simulations,
                     caught=caught,
                     tell=tell,
+                    trace=trace,
+                    together=size,
                 ),
                 groups,
                 at,
-                size,
+                trainer or train_here,
             )
 
         try:
-            return search(families(experiment))
-        except jax.errors.ConcretizationTypeError:
+            return search(trace=True)
+        except (jax.errors.ConcretizationTypeError, UntraceableSetting):
             tell("a setting cannot vary within a program, so that every point compiles its own")
-            return search(families(experiment, trace=False))
+            return search(trace=False)
 
 
 def _search(
-    search: Search, groups: Sequence[Family], at: Sequence[int], together: int
+    search: Search, groups: Sequence[Family], at: Sequence[int], trainer: Trainer
 ) -> SearchResult:
     """Trains the points up to the rounds `at`; the better half goes on from each but the last.
 
@@ -140,16 +126,16 @@ def _search(
     for rounds in at:
         scores = scores_at.setdefault(rounds, {})
         new_places: dict[str, Path] = {}
-        companies = _companies(groups, alive, together)
-        for number, label in enumerate(label for company in companies for label in company):
+        companies = _companies(groups, alive, search.together)
+        order = [label for company in companies for label in company]
+        for number, label in enumerate(order):
             new_places[label] = search.workdir / "points" / f"{rounds:05d}" / f"{number:03d}"
-        for company in companies:
-            if set(company) <= set(scores):
-                continue
-            histories = _train(search, company, new_places, rounds, places)
-            scores |= _scores(search, histories, rounds)
-            with atomic_open(record) as file:
-                json.dump(scores_at, file, indent=2)
+
+        note = functools.partial(_note, search, scores_at, rounds=rounds, order=order)
+
+        left = [company for company in companies if not set(company) <= set(scores)]
+        trainer(search, Course(left, new_places, rounds, places), note)
+        scores = scores_at[rounds]
         _remove_checkpoints(places.values())
         places = new_places
         if all(math.isnan(scores[label]) for label in alive):
@@ -161,6 +147,22 @@ def _search(
             alive = better_half({label: scores[label] for label in alive})
     last = {label: scores_at[at[-1]][label] for label in alive}
     return SearchResult(max(better_half(last), key=last.__getitem__), scores_at)
+
+
+def _note(
+    search: Search,
+    scores_at: dict[int, dict[str, float]],
+    histories: Histories,
+    *,
+    rounds: int,
+    order: Sequence[str],
+) -> None:
+    """Adds the scores of points that were trained to those of their number of rounds, in an order
+    that does not depend on which was trained first, and to search.json."""
+    scores = scores_at[rounds] | _scores(search, histories, rounds)
+    scores_at[rounds] = {label: scores[label] for label in order if label in scores}
+    with atomic_open(search.workdir / "search.json") as file:
+        json.dump(scores_at, file, indent=2)
 
 
 def _companies(groups: Sequence[Family], alive: Sequence[str], together: int) -> list[list[str]]:
@@ -189,75 +191,6 @@ def _scores(
             outcome = f"{100 * scores[label]:.2f} % on validation"
         search.tell(f"{label}, {rounds} rounds: {outcome}")
     return scores
-
-
-class _Point(NamedTuple):
-    """A point in training: its folder, simulations, and the checkpoints of its runs."""
-
-    folder: Path
-    simulations: list[Simulation]
-    checkpoints: TrialCheckpoints
-
-
-def _train(
-    search: Search,
-    company: Sequence[str],
-    folders: Mapping[str, Path],
-    rounds: int,
-    before: Mapping[str, Path],
-) -> dict[str, list[list[Row]]]:
-    """Trains some points up to `rounds`, from where they stand: in their `folders`, in those where
-    they were trained for fewer rounds, or nowhere. Returns the rows of each point's runs."""
-    config = search.config
-    points, simulations, states, histories = [], [], [], []
-    for label in company:
-        made = search.simulations(label)
-        points.append(_Point(folders[label], made, _checkpoints(folders[label], made)))
-        start, rows = points[-1].checkpoints.restore(_LOGGER.warning)
-        if not any(rows) and label in before:
-            start, rows = _checkpoints(before[label], made).restore(_LOGGER.warning)
-            if not all(rows):
-                raise ValueError(
-                    f"{before[label]} has no checkpoint that can be read; begin again in another "
-                    "--workdir"
-                )
-        simulations, states, histories = simulations + made, states + start, histories + rows
-
-    def save(states: list[SimulationState], histories: list[list[Row]]) -> None:
-        for number, point in enumerate(points):
-            runs = slice(number * config.trials, (number + 1) * config.trials)
-            point.checkpoints.save(states[runs], histories[runs])
-
-    def after_round(states: list[SimulationState], histories: list[list[Row]]) -> bool:
-        stop, done = bool(search.caught), {state.round for state in states}
-        if len(done) == 1 and (stop or done.pop() % config.checkpoint.every == 0):
-            save(states, histories)
-        return stop
-
-    reached, histories = run_each(
-        simulations,
-        rounds,
-        states,
-        histories=histories,
-        each=fastest(simulations),
-        eval_every=config.evaluate.every,
-        after_round=after_round,
-        only=evaluated_clients(config),
-        numbers=[*range(config.trials)] * len(points),
-    )
-    if search.caught:
-        raise Interrupted(search.caught[0])
-    save(reached, histories)
-    trained = {}
-    for number, (label, point) in enumerate(zip(company, points)):
-        point.checkpoints.wait()
-        trained[label] = histories[number * config.trials : (number + 1) * config.trials]
-        write_runs(trained[label], point.folder)
-    return trained
-
-
-def _checkpoints(folder: Path, simulations: Sequence[Simulation]) -> TrialCheckpoints:
-    return TrialCheckpoints(folder / "checkpoints", simulations, keep=1, background=False)
 
 
 def _remove_checkpoints(folders: Iterable[Path]) -> None:

@@ -20,11 +20,13 @@ from fedjax_ht.report.costs import Aim
 from fedjax_ht.report.document import Document
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.config_files import absolute, define_config
+from fedjax_ht.runner.point_tasks import train_points_on
 from fedjax_ht.runner.processes import CoordinatorTimeout, join_processes, use_cpu
 from fedjax_ht.runner.progress import Progress, print_files, print_result, tell
 from fedjax_ht.runner.signals import Interrupted
 from fedjax_ht.runner.tasks import Cluster, train_on
 from fedjax_ht.runner.train import GaveUp, Result, Unwritable, train_and_evaluate
+from fedjax_ht.runner.train_points import Trainer as PointTrainer
 
 # flags and frame of compare and sweep, too
 _CONFIG = define_config()
@@ -77,10 +79,21 @@ def run_name(config: str) -> str:
     return "-".join([Path(file).stem, *values])
 
 
+def config_file() -> str | None:
+    """Returns "FILE[:ARGUMENT]" of --config; None where Python calls this."""
+    named = _CONFIG.value if flags.FLAGS.is_parsed() else None
+    return absolute(named.name) if named else None
+
+
 def chosen_workdir(name: str, config: Config) -> Path:
     """Returns the folder of --workdir, else one by this name and the config's seeds."""
     trials = f"-trials{config.trials}" if config.trials > 1 else ""
     return Path(_WORKDIR.value or f"checkpoints/runs/{name}-seed{config.seed}{trials}")
+
+
+def point_trainer(open_cluster: OpenCluster | None) -> PointTrainer | None:
+    """Returns what trains the points of a search on the cluster of --on; None without."""
+    return open_cluster and functools.partial(train_points_on, open_cluster, config_file())
 
 
 def execute(
@@ -92,9 +105,7 @@ def execute(
 ) -> Result:
     """Calls `train_and_evaluate` with progress bars, in an `orderly` program, and prints the result
     before anything is drawn."""
-    named = _CONFIG.value if flags.FLAGS.is_parsed() else None  # none where Python calls this
-    config_file = absolute(named.name) if named else None
-    trainer = open_cluster and functools.partial(train_on, open_cluster, config_file)
+    trainer = open_cluster and functools.partial(train_on, open_cluster, config_file())
     shown = Progress(config.rounds, config.trials, side_by_side=open_cluster is not None)
     with contextlib.closing(shown) as progress:
 
@@ -110,7 +121,7 @@ def execute(
             stage=tell,
             aim=aim,
             show_result=show_result,
-            config_file=config_file,
+            config_file=config_file(),
             trainer=trainer,
         )
 

@@ -20,7 +20,7 @@ from fedjax_ht.core.files import atomic_open
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.points import searched
 from fedjax_ht.runner.progress import tell
-from fedjax_ht.runner.run import chosen_workdir, configured, orderly
+from fedjax_ht.runner.run import chosen_workdir, configured, orderly, point_trainer
 from fedjax_ht.runner.search import parse_space, points_of
 from fedjax_ht.runner.search_result import budget, table
 
@@ -61,12 +61,18 @@ def main(_) -> None:
         fail(ValueError("no --entry; for example --entry=fedtgp"))
     start, compiled = time.time(), count_programs()
     workdir = chosen_workdir(f"{name}-sweep-{_ENTRY.value.replace(':', '-')}", config)
-    with orderly(workdir):
+    with orderly(workdir) as open_cluster:
         labels = points_of(_ENTRY.value, parse_space(_OVER.value), _DRAWS.value)
         spent = budget(config, len(labels), _HALVINGS.value)
         tell(f"{spent}. Writing to {workdir}.")
         result = searched(
-            config, labels, _HALVINGS.value, together=_TOGETHER.value, workdir=workdir, tell=tell
+            config,
+            labels,
+            _HALVINGS.value,
+            together=_TOGETHER.value,
+            workdir=workdir,
+            tell=tell,
+            trainer=point_trainer(open_cluster),
         )
     text = f"{table(result)}\n\n{spent}."
     with atomic_open(workdir / "sweep.md") as file:

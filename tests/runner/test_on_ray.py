@@ -14,7 +14,7 @@ import pytest
 
 from fedjax_ht.configs.base import method_config
 from fedjax_ht.core.extras import PACKAGES
-from fedjax_ht.runner import on_ray, run, tasks
+from fedjax_ht.runner import on_ray, run, workplace
 from fedjax_ht.runner.tasks import Cancelled, Outcome, note_runs, play, train_on
 from fedjax_ht.runner.train import train_and_evaluate
 from tests.runs import ROOT, config_of, metrics
@@ -56,7 +56,7 @@ class Inline:
 @pytest.fixture
 def inline(monkeypatch):
     """An `Inline` cluster, whose tasks leave the settings of this process as they are."""
-    monkeypatch.setattr(tasks, "_prepare_process", lambda devices: None)
+    monkeypatch.setattr(workplace, "_prepare_process", lambda devices: None)
     return Inline()
 
 
@@ -124,10 +124,10 @@ def test_rows_of_a_stopped_run_are_in_its_folder(tmp_path):
 
 
 def test_a_machine_that_does_not_see_the_folder_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks, "SEEN", -1.0)
-    place = tasks.Workplace(tmp_path / "far", "another sum", str(tmp_path), (), None, 1)
+    monkeypatch.setattr(workplace, "SEEN", -1.0)
+    place = workplace.Workplace(tmp_path / "far", "another sum", str(tmp_path), (), None, 1)
     message = r"does not see .*far as the machine does that started"
-    with pytest.raises(OSError, match=message), tasks.in_place(place, lambda event: False):
+    with pytest.raises(OSError, match=message), workplace.in_place(place, lambda event: False):
         pass
 
 
@@ -168,11 +168,11 @@ def test_ray_is_an_extra():
 
 
 OWN = """
-import dataclasses
 import fedjax_ht as fl
+from fedjax_ht.methods.local import local
 
-def alone(learning_rate: float = 0.1) -> fl.Method:
-    return dataclasses.replace(fl.methods.local(), name="alone")
+def alone(training: fl.LocalTraining) -> fl.Method:
+    return local(training)
 """
 
 

@@ -147,7 +147,7 @@ def test_points_together_or_apart_and_stopped_are_the_same(config, tmp_path, mon
     assert together == apart
 
     # Stopped by a signal in the middle, the search goes on to the same end.
-    from fedjax_ht.runner import points
+    from fedjax_ht.runner import points, train_points
 
     class stopped:
         def __enter__(self):
@@ -164,7 +164,7 @@ def test_points_together_or_apart_and_stopped_are_the_same(config, tmp_path, mon
     # Going on from the half of the rounds changes nothing; and what is done is not done again.
     whole = run(config, tmp_path / "whole", halvings=0, labels=[apart.best])
     assert whole.scores[4][apart.best] == apart.scores[4][apart.best]
-    monkeypatch.setattr(points, "_train", None)
+    monkeypatch.setattr(train_points, "train_company", None)
     assert run(config, tmp_path / "apart") == apart
 
 
