@@ -14,6 +14,7 @@ import pytest
 
 from fedjax_ht.configs.base import method_config
 from fedjax_ht.core.extras import PACKAGES
+from fedjax_ht.experiment.entries import folder_of
 from fedjax_ht.runner import on_ray, run, workplace
 from fedjax_ht.runner.tasks import Cancelled, Outcome, note_runs, play, train_on
 from fedjax_ht.runner.train import train_and_evaluate
@@ -251,5 +252,7 @@ def test_an_entry_of_a_users_own_trains_in_tasks(tiny_config, tmp_path):
     )
     text = own.communicate(timeout=300)[0]
     assert own.returncode == 0, text
-    local, alone = (metrics(tmp_path / "run", name) for name in ("local", "ours_on_ray_alone"))
+    local, alone = (
+        metrics(tmp_path / "run", name) for name in ("local", folder_of("ours_on_ray:alone"))
+    )
     assert [row["accuracy"] for row in local] == [row["accuracy"] for row in alone]
