@@ -55,8 +55,8 @@ def remember_map(
     write: bool,
     warn: Callable[[str], None],
 ) -> None:
-    """Brings an entry's features.npz up to the state's round; nothing happens where it is, or where
-    the method has no features.
+    """Brings an entry's features.npz up to the state's round; nothing happens where it is, where
+    the method has no features, or where the config draws no maps.
 
     Args:
       label: the entry's label.
@@ -66,7 +66,7 @@ def remember_map(
       write: True in the process that writes; every process of a run makes the call.
       warn: called with the reason where there is no map.
     """
-    if experiment.methods[label].view.features is None:
+    if experiment.config.report.maps == "none" or experiment.methods[label].view.features is None:
         return
     kept = load_map(folder)
     if kept is not None and kept.round == state.round:

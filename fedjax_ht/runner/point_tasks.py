@@ -74,7 +74,7 @@ def point_task(
     report: Report,
 ) -> Histories | None:
     """Trains a company of points in the process of a task; returns None where it was stopped. Other
-    arguments as of `points.train_company`, `Search` and `tasks.train_task`."""
+    arguments as of `train_points.train_company`, `Search` and `tasks.train_task`."""
     caught: list[int] = []
 
     def look() -> None:

@@ -21,7 +21,7 @@ class Launch(NamedTuple):
     """Several processes of one run, as what started them tells each by its environment.
 
     Attributes:
-      launcher: what started them, for messages.
+      launcher: name of what started them, for messages.
       coordinator: HOST:PORT of process 0; None where jax knows it from the launcher.
       processes: number of processes.
       process: the number of this one, from 0.
@@ -118,18 +118,23 @@ def join_processes(
       CoordinatorTimeout: not all processes have reached the coordinator in time.
       OSError: it cannot be reached, or process 0 cannot listen there.
     """
-    if (coordinator, processes, process) == (None, None, None):
+    named = coordinator, processes, process
+    if named == (None, None, None):
         launch = detected(os.environ)
-        if launch is None:
-            processes = 1
-        elif launch.coordinator is None:
-            _connect(launch, seconds)
-            return
-        else:
-            _, coordinator, processes, process = launch
-    if (coordinator, processes, process) == (None, 1, None):
+        if launch is not None and launch.coordinator is not None:
+            launch = _checked(*launch[1:])
+    elif named == (None, 1, None):
+        launch = None
+    else:
+        launch = _checked(*named)
+    if launch is None:
         use_all_cores()
-        return
+    else:
+        _connect(launch, seconds)
+
+
+def _checked(coordinator: str | None, processes: int | None, process: int | None) -> Launch:
+    """Returns the processes that the arguments of `join_processes` name; errors as there."""
     if coordinator is None or processes is None or process is None or not 0 <= process < processes:
         raise ValueError(
             f"coordinator={coordinator}, processes={processes}, process={process}: give all "
@@ -142,7 +147,7 @@ def join_processes(
         )
     if process == 0:
         check_port(int(port))
-    _connect(Launch("--coordinator", coordinator, processes, process), seconds)
+    return Launch("--coordinator", coordinator, processes, process)
 
 
 def _connect(launch: Launch, seconds: float) -> None:

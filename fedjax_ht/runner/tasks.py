@@ -39,7 +39,7 @@ class Cancelled(Exception):
 
 
 class Cluster(Protocol):
-    """What trains tasks; `on_ray.RayCluster` is one."""
+    """Machines that train tasks, such as `on_ray.RayCluster`."""
 
     accelerated: bool  # a task has an accelerator
 
@@ -108,16 +108,16 @@ def train_task(
 def play(
     cluster: Cluster,
     calls: Mapping[Any, tuple],
-    told: Callable[[Event], None],
+    on_event: Callable[[Event], None],
     caught: Sequence[int],
     done: Callable[[Any, Any], None],
 ) -> None:
     """Plays tasks to their end.
 
     Args:
-      cluster: what plays them.
+      cluster: the machines that play them.
       calls: key of a task -> its function and arguments.
-      told: called with each event of a task.
+      on_event: called with each event of a task.
       caught: numbers of signals; one in it stops all tasks.
       done: called with the key and the result of each task.
 
@@ -128,8 +128,7 @@ def play(
     failure: Exception | None = None
     is_stopping = False
     while waiting:
-        for event in cluster.events():
-            told(event)
+        _pass_on(cluster, on_event)
         if (caught or failure) and not is_stopping:
             cluster.stop(list(waiting))
             is_stopping = True
@@ -141,10 +140,15 @@ def play(
                 continue
             except Exception as error:
                 failure = failure or error
-    for event in cluster.events():
-        told(event)
+    _pass_on(cluster, on_event)
     if failure is not None:
         raise failure
+
+
+def _pass_on(cluster: Cluster, on_event: Callable[[Event], None]) -> None:
+    """Calls a function with each event that the tasks have reported since the last call."""
+    for event in cluster.events():
+        on_event(event)
 
 
 def is_trained(folder: Path, config: Config) -> bool:
@@ -166,13 +170,13 @@ def train_on(
     to do then is what a process does that finds its runs finished. Bound to its first two arguments
     it is a `train.Trainer`.
 
-    Where runs end before the last round (`evaluate.patience`, `give_up`), those of an entry end
-    together: a task more takes all of them to the same round.
+    Where runs end before the last round (`config.evaluate.patience`, `config.give_up`), those of an
+    entry end together: a task more takes all of them to the same round.
 
     Args:
       open_cluster: returns the cluster.
       config_file: "FILE[:ARGUMENT]" of the config, or None.
-      experiment, config, workdir, listeners, caught: as of a `train.Trainer`.
+      experiment, config, workdir, listeners, caught: arguments of a `train.Trainer`.
     """
     folders = {label: workdir / folder_of(label) for label in experiment.entries}
     labels = [label for label in folders if not is_trained(folders[label], config)]

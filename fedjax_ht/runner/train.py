@@ -142,10 +142,8 @@ def run_experiment(
     """Runs every entry of an experiment in a folder, as `train_and_evaluate` does of a config.
 
     A second call with the same experiment, made in another process, too, goes on where the first
-    stopped; one with other objects is refused.
-
-    Args: as of `train_and_evaluate`, but for
-      experiment: the experiment, see `make_experiment`.
+    stopped; one with other objects is refused. The arguments are those of `train_and_evaluate`,
+    but for the experiment, see `make_experiment`.
 
     Raises:
       ValueError, OSError, ImportError, Unwritable, GaveUp: as `train_and_evaluate` does.

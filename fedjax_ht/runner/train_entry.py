@@ -24,7 +24,7 @@ from fedjax_ht.runner.own_methods import own_code
 from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.history import Row, is_over
 from fedjax_ht.simulation.runs import Ends, all_done, run_each
-from fedjax_ht.simulation.simulation import SimulationState
+from fedjax_ht.simulation.simulation import Simulation, SimulationState
 from fedjax_ht.simulation.together import fastest
 
 
@@ -60,11 +60,8 @@ def train_entry(
     """
     config, writes = experiment.configs[label], writable and is_primary()
     experiment = with_noted_lanes(label, experiment, folder.parent / "lanes.json", writes)
-    if trial is None:
-        numbers, simulations = range(config.trials), simulate_trials(label, experiment)
-    else:
-        numbers, simulations = [trial], [simulate(label, experiment, trial)]
-        writes = False
+    numbers, simulations = _runs(label, experiment, trial)
+    writes = writes and trial is None
     checkpointer = TrialCheckpoints(
         folder / "checkpoints",
         simulations,
@@ -110,9 +107,17 @@ def train_entry(
         return histories
     course.write(histories)
     stop_if_signalled(caught)
-    if config.report.maps != "none":
-        remember_map(label, experiment, simulations[0], reached[0], folder, writes, listeners.warn)
+    remember_map(label, experiment, simulations[0], reached[0], folder, writes, listeners.warn)
     return histories
+
+
+def _runs(
+    label: str, experiment: Experiment, trial: int | None
+) -> tuple[Sequence[int], list[Simulation]]:
+    """Returns the numbers and the simulations of an entry's runs, or of one of them alone."""
+    if trial is None:
+        return range(experiment.config.trials), simulate_trials(label, experiment)
+    return [trial], [simulate(label, experiment, trial)]
 
 
 def _refuse_unfinished(label: str, folder: Path, is_finished: bool) -> None:

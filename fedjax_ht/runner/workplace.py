@@ -33,7 +33,7 @@ Report = Callable[[Event], bool]
 
 
 class Workplace(NamedTuple):
-    """What a task needs of the driver to be in its place.
+    """The place of the driver, in which its tasks work.
 
     Attributes:
       workdir: the run's folder.

@@ -88,11 +88,11 @@ def test_a_cluster_leaves_the_folder_of_one_process(tiny_config, tmp_path, inlin
     assert sorted((row["trial"], row["round"]) for _, row in rows) == [
         (trial, round) for trial in range(2) for round in range(2)
     ]
-    one, many = (
+    alone, in_tasks = (
         {path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*")}
         for name in ("one", "many")
     )
-    assert one == many
+    assert alone == in_tasks
     train_and_evaluate(config, tmp_path / "many", trainer=trainer(inline))
     assert len(inline.calls) == 2  # what is finished needs no cluster
 
@@ -106,12 +106,12 @@ def test_the_first_error_comes_when_the_others_have_stopped(inline):
     done = {}
     with pytest.raises(ValueError, match="no such thing"):
         calls = {name: (task, name) for name in ("good", "bad", "late")}
-        play(inline, calls, told=print, caught=[], done=done.__setitem__)
+        play(inline, calls, on_event=print, caught=[], done=done.__setitem__)
     assert done == {"good": "good"} and inline.is_stopping
 
 
 def test_a_signal_stops_all_tasks(inline):
-    play(inline, {0: (print,)}, told=print, caught=[2], done=pytest.fail)
+    play(inline, {0: (print,)}, on_event=print, caught=[2], done=pytest.fail)
     assert inline.is_stopping
 
 
@@ -195,14 +195,14 @@ def until(condition, seconds: float = 120.0) -> None:
 
 def workers() -> list[int]:
     """Process ids of Ray's workers that run a task of ours."""
-    found = []
+    ids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if b"ray::run_task" in path.read_bytes():
-                found.append(int(path.parent.name))
+                ids.append(int(path.parent.name))
         except OSError:
             continue
-    return found
+    return ids
 
 
 def rounds_in(folder: Path) -> int:
@@ -217,8 +217,8 @@ ROUNDS = "--config.rounds=60"
 @pytest.mark.slow
 def test_a_worker_that_is_killed_and_ctrl_c_leave_the_folder_of_one_process(tiny_config, tmp_path):
     pytest.importorskip("ray")
-    one = start(tiny_config, tmp_path / "one", ROUNDS)
-    assert one.wait(300) == 0, one.communicate()[0]
+    process = start(tiny_config, tmp_path / "one", ROUNDS)
+    assert process.wait(300) == 0, process.communicate()[0]
 
     stopped = start(tiny_config, tmp_path / "many", ROUNDS, "--on=ray")
     until(lambda: rounds_in(tmp_path / "many") >= 5)
@@ -247,11 +247,11 @@ def test_an_entry_of_a_users_own_trains_in_tasks(tiny_config, tmp_path):
     (tmp_path / "ours_on_ray.py").write_text(OWN)
     config = tmp_path / "ours.py"
     config.write_text(tiny_config.read_text())
-    own = start(
+    process = start(
         config, tmp_path / "run", "--on=ray", "--methods=local,ours_on_ray:alone", "--trials=1"
     )
-    text = own.communicate(timeout=300)[0]
-    assert own.returncode == 0, text
+    text = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, text
     local, alone = (
         metrics(tmp_path / "run", name) for name in ("local", folder_of("ours_on_ray:alone"))
     )

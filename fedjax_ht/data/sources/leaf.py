@@ -242,6 +242,11 @@ def _converted(name: str, samples: object) -> _User:
                 "query, user and text"
             )
         return _User("tweets", [sample[-1] for sample in x], labels)
+    return _converted_numbers(owner, x, labels)
+
+
+def _converted_numbers(owner: str, x: list, labels: np.ndarray) -> _User:
+    """Converts a user's rows of numbers; errors as of `_converted`."""
     if not all(type(cell) in (int, float) for sample in x for cell in sample):
         raise ValueError(f"{owner} has samples that are neither texts nor numbers alone")
     values = as_array(f"{owner}: x", x)
