@@ -75,8 +75,8 @@ def train_entry(
     stop_if_signalled(caught)
     if not any(histories):
         _prepare_start(label, experiment, config, folder, listeners, writes)
-    if is_primary() and rounds_done(states) < config.rounds:
-        listeners.stage(_compiling(label, experiment, config))
+    if rounds_done(states) < config.rounds:
+        _tell_of_compiling(label, experiment, config, listeners)
     course = Course(
         label, experiment, config, folder, checkpointer, listeners, caught, writes, numbers
     )
@@ -159,13 +159,17 @@ def _prepare_start(
         )
 
 
-def _compiling(label: str, experiment: Experiment, config: Config) -> str:
-    """Returns the line about the programs compiled in the first round."""
+def _tell_of_compiling(
+    label: str, experiment: Experiment, config: Config, listeners: Listeners
+) -> None:
+    """Tells of the programs compiled in the first round, in the first process."""
+    if not is_primary():
+        return
     devices = config.devices or len(jax.devices())
     num_programs = len(experiment.federations[label].buckets)
     programs = "1 architecture" if num_programs == 1 else f"{num_programs} architectures"
     kind = jax.devices()[0].device_kind
-    return f"{label}: compiling {programs} for {devices} x {kind}, in the first round"
+    listeners.stage(f"{label}: compiling {programs} for {devices} x {kind}, in the first round")
 
 
 def with_noted_lanes(label: str, experiment: Experiment, noted: Path, writes: bool) -> Experiment:
