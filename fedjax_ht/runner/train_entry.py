@@ -62,13 +62,8 @@ def train_entry(
     experiment = with_noted_lanes(label, experiment, folder.parent / "lanes.json", writes)
     numbers, simulations = _runs(label, experiment, trial)
     writes = writes and trial is None
-    checkpointer = TrialCheckpoints(
-        folder / "checkpoints",
-        simulations,
-        config.checkpoint.keep,
-        background=True,
-        numbers=numbers,
-    )
+    place, keep = folder / "checkpoints", config.checkpoint.keep
+    checkpointer = TrialCheckpoints(place, simulations, keep, background=True, numbers=numbers)
     states, histories = checkpointer.restore(listeners.warn)
     if not writable:
         _refuse_unfinished(label, folder, _is_finished(states, histories, config))
