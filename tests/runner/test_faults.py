@@ -14,6 +14,7 @@ from fedjax_ht.experiment.run_folder import VERSION, read_config
 from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.report.page import Page
 from fedjax_ht.runner import train
+from fedjax_ht.runner.begin import begin
 from fedjax_ht.runner.train import train_and_evaluate
 from tests.faults import some_or_all, try_faults
 from tests.runs import config_of, metrics
@@ -31,11 +32,10 @@ def test_a_fault_while_a_folder_of_an_earlier_version_is_noted(tmp_path, which):
     def prepare(folder):
         shutil.unpack_archive(STORED / "version_2.zip", folder)
 
-    def begin(folder):
+    def note(folder):
         with locked(folder, print):
-            train._begin(
-                config, experiment, Page(tuple(experiment.entries), None, "run"), folder, None, True
-            )
+            page = Page(tuple(experiment.entries), None, "run")
+            begin(experiment, page, folder, None, writes=True)
 
     def check(folder, is_through):
         _, noted = read_config(folder)
@@ -43,7 +43,7 @@ def test_a_fault_while_a_folder_of_an_earlier_version_is_noted(tmp_path, which):
         identity = read_identity(folder / "fedtgp")
         assert identity.rounds == 2 if is_through else identity is None or identity.rounds == 2
 
-    tried = try_faults(tmp_path, prepare, begin, check, **which)
+    tried = try_faults(tmp_path, prepare, note, check, **which)
     assert tried.faults > 10, tried
 
 
