@@ -25,4 +25,12 @@ def notes(experiment: Experiment) -> list[str]:
     counts = np.array([[len(c.train) for c in clients] for clients in experiment.partitions])
     for label, method in experiment.methods.items():
         lines += batch_notes(experiment.federations[label], method, counts)
+    rounds = experiment.config.rounds
+    for label, entry in experiment.entries.items():
+        warmup = entry.options.get("warmup", 0)
+        if warmup >= rounds:
+            lines.append(
+                f"{label}: clients stay as they are in its first {warmup} rounds (warmup), and the "
+                f"run has {rounds}; set warmup to fewer, such as {label}:warmup={rounds // 5}"
+            )
     return list(dict.fromkeys(lines))  # entries with one recipe have the same

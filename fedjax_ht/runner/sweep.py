@@ -78,5 +78,6 @@ def main(_) -> None:
     with atomic_open(workdir / "sweep.md") as file:
         file.write(text + "\n")
     seconds = time.time() - start
-    print(f"\n{text}\n{len(compiled)} programs in {sum(compiled):.0f} s of {seconds:.0f}.\n")
+    programs = f"{len(compiled)} programs in {sum(compiled):.0f} s of " if compiled else ""
+    print(f"\n{text}\n{programs}{seconds:.0f} s.\n")
     print(f"chosen: --methods={shlex.quote(result.best)}")

@@ -112,3 +112,13 @@ def test_a_run_begins_with_its_notes(tiny_config):
         "clients 0, 1, 2, 3"
     ]
     assert any(line.startswith("split: client") for line in lines)
+
+
+def test_a_run_tells_of_a_warm_up_that_has_no_end(tiny_config):
+    from fedjax_ht.experiment.build import build
+    from tests.runs import config_of
+
+    config = config_of(tiny_config)
+    config.compare, config.rounds = ("fedl2g", "fedl2g:warmup=2"), 10
+    (line,) = notes(build(config))
+    assert line.startswith("fedl2g: clients stay as they are in its first 50 rounds")
