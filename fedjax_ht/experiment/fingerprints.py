@@ -1,7 +1,7 @@
 """Checksums of the data and weights of a run, by which a run that goes on knows them again."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,22 +52,25 @@ def check_data(
 
 def check_objects(noted: Mapping[str, str], sums: Mapping[str, str], workdir: Path) -> None:
     """Raises a ValueError where an object given from Python is not the one that a run has noted."""
-    for name in noted.keys() & sums.keys():
-        if noted[name] != sums[name]:
-            raise ValueError(
-                f"{workdir} holds a run with another {name} (SHA-256 {noted[name][:12]} there, "
-                f"{sums[name][:12]} here); give it the object that it began with, or choose "
-                "another folder"
-            )
+    for name, old, new in _changed(noted, sums):
+        raise ValueError(
+            f"{workdir} holds a run with another {name} (SHA-256 {old} there, {new} here); give "
+            "it the object that it began with, or choose another folder"
+        )
 
 
 def check_weights(noted: Mapping[str, str], sums: Mapping[str, str], workdir: Path) -> None:
     """Raises a ValueError where a file that models start from differs from the one that a run has
     noted; a file that is gone is not asked for again."""
-    for file in noted.keys() & sums.keys():
-        if noted[file] != sums[file]:
-            raise ValueError(
-                f"{workdir} holds a run that began from another {file} (SHA-256 "
-                f"{noted[file][:12]} there, {sums[file][:12]} here); give it the file that it "
-                "began with, or choose another --workdir"
-            )
+    for file, old, new in _changed(noted, sums):
+        raise ValueError(
+            f"{workdir} holds a run that began from another {file} (SHA-256 {old} there, {new} "
+            "here); give it the file that it began with, or choose another --workdir"
+        )
+
+
+def _changed(noted: Mapping[str, str], sums: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yields each name whose checksum is another than noted, and how both begin."""
+    for name in noted.keys() & sums.keys():
+        if noted[name] != sums[name]:
+            yield name, noted[name][:12], sums[name][:12]

@@ -30,9 +30,8 @@ def epsilon_spent(program: Program, rounds: int) -> float | None:
         return 0.0
     took_part = participations(options.seed, options.participation, n, rounds)
     if privacy.unit == "sample":
-        draws: set[tuple[int, int, int]] = (
-            set()
-        )  # (samples of a batch, of the client, steps), each once
+        # (samples of a batch, of the client, steps); what clients share is computed once
+        draws: set[tuple[int, int, int]] = set()
         for bucket in federation.buckets:
             training, members = program.method.training_of(bucket.name), federation.members(bucket)
             counts = program.train_counts[list(members)]
