@@ -23,7 +23,8 @@ import numpy as np
 
 from fedjax_ht.configs.base import base_config, method_config, partition_config
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.experiment.build import Experiment, build, simulate_trials
+from fedjax_ht.experiment.arm import Arm, simulate_trials
+from fedjax_ht.experiment.build import build
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models.cnn import mlp
 from fedjax_ht.simulation import serving
@@ -44,8 +45,8 @@ def perceptron(num_classes, input_shape, feature_dim):
     return {"mlp": mlp(num_classes, (feature_dim or 16,))}
 
 
-def experiment_of(method: str) -> Experiment:
-    """Builds a method's run, with a federation of another split in each trial."""
+def arm_of(method: str) -> Arm:
+    """Builds a method's runs, with a federation of another split in each trial."""
     experiments = []
     for alpha in ALPHAS:
         for seed in SEEDS:
@@ -67,7 +68,8 @@ def experiment_of(method: str) -> Experiment:
             config.trials = 1 + len(experiments)
             experiments.append(build(config))
     partitions = tuple(built.partitions[0] for built in experiments)
-    return experiments[-1]._replace(partitions=partitions)
+    (arm,) = experiments[-1].arms.values()
+    return arm._replace(partitions=partitions)
 
 
 @contextlib.contextmanager
@@ -94,8 +96,7 @@ def recorded() -> Iterator[Ratios]:
 def measure(method: str) -> list[dict]:
     """Plays a method's rounds; returns a line for each measure."""
     with recorded() as ratios:
-        experiment = experiment_of(method)
-        for simulation in simulate_trials(method, experiment):
+        for simulation in simulate_trials(arm_of(method)):
             state = simulation.init()
             for _ in range(ROUNDS):
                 state, _ = simulation.run_round(state, False)

@@ -18,12 +18,10 @@ import math
 from pathlib import Path
 
 from absl import app, flags
-from ml_collections import ConfigDict
 
 from experiments.leaks_of_runs import Inversions, invert, memberships
 from experiments.leaks_table import Inverted, Row, add, markdown, picture, read
 from fedjax_ht.core.names import unknown
-from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.run_folder import read_run
 from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.runner.evaluate import load_run
@@ -113,14 +111,11 @@ def picture_of(path: Path, method: str, inverted: Inverted) -> Path:
     return path.with_name("_".join(parts) + ".png")
 
 
-def attacked(
-    label: str, config: ConfigDict, experiment: Experiment, requested: Inversions, path: Path | None
-) -> list[Row]:
+def attacked(label: str, requested: Inversions, path: Path | None) -> list[Row]:
     """Attacks one entry of a run.
 
     Args:
       label: of the entry.
-      config, experiment: of the run.
       requested: inversions; membership is inferred where --attack names it.
       path: of the CSV, beside which images are drawn; None draws none.
 
@@ -130,18 +125,18 @@ def attacked(
     options = flags.FLAGS
     run, rows = load_run(options.workdir, label, options.trust, trial=options.trial), []
     if "membership" in _ATTACK.value:
-        rows += memberships(run, config, options.trial, _ROUNDS.value)
+        rows += memberships(run, options.trial, _ROUNDS.value)
     if not requested.searches:
         return rows
     try:
-        inverted = list(invert(run, config, requested))
+        inverted = list(invert(run, requested))
     except ValueError as error:
         if options.method:
             raise
         print(f"{label}: {error}", flush=True)  # the other entries are attacked all the same
         return rows
     if path and inverted:
-        picture(inverted, picture_of(path, experiment.entries[label].method, inverted[0]))
+        picture(inverted, picture_of(path, run.arm.entry.method, inverted[0]))
     return rows + [result.row for result in inverted]
 
 
@@ -154,9 +149,9 @@ def main(_) -> None:
         if not options.workdir or not _ATTACK.value:
             raise ValueError("give --workdir and --attack, or --csv alone; see --help")
         requested = inversions_of_flags(options.client or 0, options.trial)
-        config, experiment = read_run(Path(options.workdir), options.trust)
-        for label in [options.method] if options.method else experiment.methods:
-            rows = attacked(label, config, experiment, requested, path)
+        arms = read_run(Path(options.workdir), options.trust).arms
+        for label in [options.method] if options.method else arms:
+            rows = attacked(label, requested, path)
             if path:
                 add(rows, path)
             print(markdown(rows), flush=True)

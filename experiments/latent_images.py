@@ -97,17 +97,17 @@ def vectors_of_run(run: LoadedRun, generator: Generator) -> dict[str, Vectors]:
     Raises:
       ValueError: they have another length than a latent, or are another generator's. One line.
     """
-    method, server = run.experiment.methods[run.method], run.state.server
+    method, server = run.arm.method, run.state.server
     if isinstance(server, Server):
-        of_entry = open_generator(run.experiment.entries[run.method].options["generator"])
+        of_entry = open_generator(run.arm.entry.options["generator"])
         if of_entry.card != generator.card:
             raise ValueError(
-                f"{run.method} makes latents of {of_entry.card.name}, and --generator is "
+                f"{run.arm.label} makes latents of {of_entry.card.name}, and --generator is "
                 f"{generator.card.name}; give the run's"
             )
         latents = server.centroids * method.pretrained.variables.unit
         return {
-            f"latents that {run.method} makes of prototypes": vectors(latents, server.available)
+            f"latents that {run.arm.label} makes of prototypes": vectors(latents, server.available)
         }
     if method.view.prototypes is None:
         return {}
@@ -115,10 +115,10 @@ def vectors_of_run(run: LoadedRun, generator: Generator) -> dict[str, Vectors]:
     length, needed = sent.values.shape[1], generator.latent_dim
     if length != needed:
         raise ValueError(
-            f"prototypes of {run.method} have {length} numbers, and latents of "
+            f"prototypes of {run.arm.label} have {length} numbers, and latents of "
             f"{generator.card.name} {needed}; take a run with --config.model.feature_dim={needed}"
         )
-    return {f"prototypes of {run.method}, taken for latents": vectors(sent.values, sent.mask)}
+    return {f"prototypes of {run.arm.label}, taken for latents": vectors(sent.values, sent.mask)}
 
 
 def vectors(values: jax.Array, mask: jax.Array) -> Vectors:
@@ -181,8 +181,8 @@ def main(_) -> None:
         generator = open_generator(_GENERATOR.value)
         kinds = drawn_vectors(generator, _COUNT.value, _SEED.value)
         if options.workdir:
-            _, experiment = read_run(Path(options.workdir), options.trust)
-            for label in experiment.methods:
+            experiment = read_run(Path(options.workdir), options.trust)
+            for label in experiment.arms:
                 run = load_run(options.workdir, label, options.trust)
                 kinds |= vectors_of_run(run, generator)
             if len(kinds) == DRAWN:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from experiments.leaks_table import NOT_NEEDED, OTHER, OWN, Inverted, Row
 from fedjax_ht.core.context import ClientInfo, client_context
@@ -22,7 +21,6 @@ from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Transform, chain, gaussian_noise, wire_elements
 from fedjax_ht.data.client_data import stack
-from fedjax_ht.experiment.entries import as_run
 from fedjax_ht.experiment.method import make_method
 from fedjax_ht.experiment.options import uplink_steps
 from fedjax_ht.methods.shared.coded import CODES
@@ -73,26 +71,25 @@ def arrays(tree: PyTree) -> PyTree:
     return jax.tree.map(jnp.asarray, tree)
 
 
-def case(run: LoadedRun, config: ConfigDict, client: int, trial: int, batch: int = 0) -> Case:
+def case(run: LoadedRun, client: int, trial: int, batch: int = 0) -> Case:
     """Returns a client in its next round; with `batch`, of one step on so many samples."""
-    experiment, label = run.experiment, run.method
-    entry, privacy = experiment.entries[label], experiment.options.privacy
-    method = experiment.methods[label]
+    arm = run.arm
+    entry, privacy, method = arm.entry, arm.options.privacy, arm.method
     state = arrays(client_state(run, client))
     if batch:
-        training = as_run(entry, config).training
+        training = arm.config.training
         training = dataclasses.replace(
             training, batch_size=batch, steps=1, shuffle=False, augmentation=()
         )
-        method = make_method(entry, training, uplink_steps(config, CODES))
-    federation = experiment.federations[label]
+        method = make_method(entry, training, uplink_steps(arm.config, CODES))
+    federation = arm.federation
     bucket = federation.buckets[federation.assignment[client]]
-    root, round = jax.random.key(config.seed + trial), jnp.int32(run.state.round)
-    samples = len(experiment.partitions[trial][client].train)
+    root, round = jax.random.key(arm.config.seed + trial), jnp.int32(run.state.round)
+    samples = len(arm.partitions[trial][client].train)
     last = jnp.int32(run.state.last_round[client])
     info = ClientInfo(jnp.int32(client), jnp.int32(samples), last)
     server = arrays(run.state.server)
-    channel = Channel(chain(experiment.options.uplink), chain(experiment.options.downlink))
+    channel = Channel(chain(arm.options.uplink), chain(arm.options.downlink))
     hidden = private(method, privacy)
     downlink = send(
         hidden, federation, bucket, channel, server=server, root=root, round=round, info=info
@@ -116,7 +113,7 @@ def case(run: LoadedRun, config: ConfigDict, client: int, trial: int, batch: int
 def data_of(run: LoadedRun, client: int, trial: int) -> Data:
     """Returns a client's samples, padded as in the run, so that programs are the same for all
     clients."""
-    dataset, partition = run.experiment.dataset, run.experiment.partitions[trial]
+    dataset, partition = run.arm.dataset, run.arm.partitions[trial]
     splits = {}
     for name in ("train", "test"):
         padded = stack([getattr(indices, name) for indices in partition])
@@ -159,16 +156,16 @@ def epsilon(run: LoadedRun, client: int, trial: int, rounds: int, noisy: bool) -
       noisy: whether the attacker looks at something with the noise of clients, `privacy.unit`
         "client" or "upload".
     """
-    experiment, options = run.experiment, run.experiment.options
+    arm, options = run.arm, run.arm.options
     if options.privacy is None:
         return ""
     noise, delta = options.privacy.noise, options.privacy.delta
-    clients = len(experiment.partitions[trial])
+    clients = len(arm.partitions[trial])
     times = participations(options.seed + trial, options.participation, clients, rounds)
     times = int(times[client])
     if options.privacy.unit == "sample":
-        training = experiment.methods[run.method].training
-        count = len(experiment.partitions[trial][client].train)
+        training = arm.method.training
+        count = len(arm.partitions[trial][client].train)
         batch = min(training.batch_size, count)
         return poisson_epsilon(noise, batch, count, times * num_steps(training, count), delta)
     return gaussian_epsilon(noise, times, delta) if noisy else math.inf
@@ -176,13 +173,13 @@ def epsilon(run: LoadedRun, client: int, trial: int, rounds: int, noisy: bool) -
 
 def hiding(run: LoadedRun) -> dict:
     """Returns the run's privacy as fields of a row."""
-    privacy = run.experiment.options.privacy
+    privacy = run.arm.options.privacy
     if privacy is None:
         return {}
     return {"unit": privacy.unit, "clip": privacy.clip, "scale": privacy.noise}
 
 
-def invert(run: LoadedRun, config: ConfigDict, plan: Inversions) -> Iterator[Inverted]:
+def invert(run: LoadedRun, plan: Inversions) -> Iterator[Inverted]:
     """Yields all inversions of one client's uploads. Programs compiled for the first serve the
     others.
 
@@ -190,13 +187,13 @@ def invert(run: LoadedRun, config: ConfigDict, plan: Inversions) -> Iterator[Inv
       ValueError: the samples are no images, there are too few, or the method sends nothing.
     """
     client, trial, batch = plan.client, plan.trial, plan.batch
-    victim, state, other = case(run, config, client, trial, batch)
+    victim, state, other = case(run, client, trial, batch)
     images, labels = uploads_of(run, victim, plan)
     shape, hidden = images.shape[1:], hiding(run)
 
     @jax.jit
     def sent_of(images, labels, number):
-        transform = chain(run.experiment.options.uplink)
+        transform = chain(run.arm.options.uplink)
         return uploaded(victim, transform, state, images, labels, number)
 
     @jax.jit
@@ -221,7 +218,7 @@ def invert(run: LoadedRun, config: ConfigDict, plan: Inversions) -> Iterator[Inv
         best = inversion.in_order(np.asarray(result.images), real)
         row = Row(
             round=run.state.round,
-            method=run.method,
+            method=run.arm.label,
             attack=name,
             client=client,
             batch=batch,
@@ -247,10 +244,9 @@ def uploads_of(
     Raises:
       ValueError: the samples are no images, they are too small, or there are too few.
     """
-    if not isinstance(run.experiment.dataset.preprocess, Pixels):
+    if not isinstance(run.arm.dataset.preprocess, Pixels):
         raise ValueError(
-            f"{run.experiment.dataset.name} has no images to look for; --attack=membership takes "
-            "any data"
+            f"{run.arm.dataset.name} has no images to look for; --attack=membership takes any data"
         )
     uploads, batch = plan.uploads, plan.batch
     indices, count = victim.data.splits["train"]
@@ -264,22 +260,20 @@ def uploads_of(
     return images, victim.data.labels[indices].reshape(uploads, batch)
 
 
-def memberships(
-    run: LoadedRun, config: ConfigDict, trial: int, rounds: int | None = None
-) -> Iterator[Row]:
+def memberships(run: LoadedRun, trial: int, rounds: int | None = None) -> Iterator[Row]:
     """Yields rows of each client that has training and test samples: by its own model, and by the
     server's where the server has one, with the client's own batch statistics if it keeps any.
 
     Args:
-      run, config, trial: of the clients.
+      run, trial: of the clients.
       rounds: rounds that epsilon is told of; None is all until now.
     """
-    method, privacy = run.experiment.methods[run.method], run.experiment.options.privacy
+    method, privacy = run.arm.method, run.arm.options.privacy
     losses = jax.jit(
         functools.partial(membership.losses, method), static_argnames=("bucket", "split")
     )
-    for client in range(run.experiment.federations[run.method].num_clients):
-        victim, state, _ = case(run, config, client, trial)
+    for client in range(run.arm.federation.num_clients):
+        victim, state, _ = case(run, client, trial)
         data = victim.data
         models = {OWN: state}
         if method.global_params is not None:
@@ -305,4 +299,4 @@ def memberships(
             noisy = knowledge == NOT_NEEDED
             spent = epsilon(run, client, trial, rounds or run.state.round, noisy=noisy)
             fields = {"state": knowledge, "trial": trial, "epsilon": spent, **hiding(run)}
-            yield Row(run.state.round, run.method, "membership", client, auc=auc, **fields)
+            yield Row(run.state.round, run.arm.label, "membership", client, auc=auc, **fields)

@@ -74,7 +74,7 @@ def own_samples(run: LoadedRun, split: str, most: int) -> OwnSamples:
         have different widths. One line.
     """
     rng, chosen = np.random.default_rng(0), {}
-    for client, sets in enumerate(run.experiment.partitions[0]):
+    for client, sets in enumerate(run.arm.partitions[0]):
         pool = rng.permutation(getattr(sets, split))
         if len(pool):
             chosen[client] = pool[:most]
@@ -87,14 +87,14 @@ def own_samples(run: LoadedRun, split: str, most: int) -> OwnSamples:
     widths = sorted({features.shape[1] for features in shown})
     if len(widths) > 1:
         raise ValueError(
-            f"clients of {run.method} have features of {widths[0]} and {widths[-1]} numbers; one "
-            "picture takes one width"
+            f"clients of {run.arm.label} have features of {widths[0]} and {widths[-1]} numbers; "
+            "one picture takes one width"
         )
     counts = [len(indices) for indices in chosen.values()]
     return OwnSamples(
         round=run.state.round,
         clients=np.repeat(list(chosen), counts),
-        labels=run.experiment.dataset.labels[np.concatenate(list(chosen.values()))],
+        labels=run.arm.dataset.labels[np.concatenate(list(chosen.values()))],
         features=np.concatenate([x[:count] for x, count in zip(shown, counts)]),
     )
 
@@ -146,9 +146,9 @@ def main(_) -> None:
     try:
         if not options.workdir or not (_CSV.value or _PICTURE.value):
             raise ValueError("give --workdir, and --picture or --csv; see --help")
-        _, experiment = read_run(Path(options.workdir), options.trust)
+        experiment = read_run(Path(options.workdir), options.trust)
         drawn = {}
-        for label in [options.method] if options.method else list(experiment.methods):
+        for label in [options.method] if options.method else list(experiment.arms):
             run = load_run(options.workdir, label, options.trust)
             samples = own_samples(run, _SPLIT.value, _SAMPLES.value)
             drawn[label] = samples, *flat(samples)

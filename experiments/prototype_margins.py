@@ -67,8 +67,8 @@ class Row(NamedTuple):
 def client_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the mean features by class of every client, float32 [N, C, K], and which classes it
     has, bool [N, C]."""
-    federation, dataset = run.experiment.federations[run.method], run.experiment.dataset
-    train = stack([client.train for client in run.experiment.partitions[trial]])
+    federation, dataset = run.arm.federation, run.arm.dataset
+    train = stack([client.train for client in run.arm.partitions[trial]])
     inputs = jax.tree.map(jnp.asarray, dataset.inputs)
     labels = jnp.asarray(dataset.labels)
     collectors = {}  # a program an architecture
@@ -88,7 +88,7 @@ def client_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarra
 def global_prototypes(run: LoadedRun) -> tuple[np.ndarray, np.ndarray]:
     """Returns the prototypes that the server sends, float32 [C, K], and which classes have one,
     bool [C]."""
-    sent = run.experiment.methods[run.method].view.prototypes(run.state.server)
+    sent = run.arm.method.view.prototypes(run.state.server)
     return np.asarray(sent.values), np.asarray(sent.mask)
 
 
@@ -101,7 +101,7 @@ def rows_of(run: LoadedRun, trial: int) -> Iterator[Row]:
     for owner, nearest, average in [*owners, (GLOBAL, *server)]:
         for label in np.flatnonzero(~np.isnan(nearest)).tolist():
             yield Row(
-                method=run.method,
+                method=run.arm.label,
                 trial=trial,
                 round=int(run.state.round),
                 client=owner,
@@ -175,11 +175,11 @@ def main(_) -> None:
     try:
         if not options.workdir or not _CSV.value:
             raise ValueError("give --workdir and --csv; see --help")
-        _, experiment = read_run(Path(options.workdir), options.trust)
-        labels = [options.method] if options.method else list(experiment.methods)
+        experiment = read_run(Path(options.workdir), options.trust)
+        labels = [options.method] if options.method else list(experiment.arms)
         rows: list[Row] = []
         for label in labels:
-            if label in experiment.methods and experiment.methods[label].view.prototypes is None:
+            if label in experiment.arms and experiment.arms[label].method.view.prototypes is None:
                 print(f"{label} has no global prototypes")
                 continue
             run = load_run(options.workdir, label, options.trust, trial=options.trial)

@@ -135,7 +135,6 @@ from .models import mlp as mlp
 from .models import model_group as model_group
 from .models import sliced_network as sliced_network
 from .runner.report import report_run as report_run
-from .runner.train import run_experiment as run_experiment
 from .runner.train import train_and_evaluate as train_and_evaluate
 from .simulation.history import best as best
 from .simulation.history import run as run

@@ -5,17 +5,13 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import flax.linen as nn
-import numpy as np
 
 from fedjax_ht.configs.base import AnyConfig, typed_config
 from fedjax_ht.configs.sections import Config, DatasetConfig, PartitionConfig, TrainingConfig
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import Pixels
-from fedjax_ht.core.method import Method
 from fedjax_ht.core.public_set import require_public_set
 from fedjax_ht.core.server_statistics import require_server_statistics
-from fedjax_ht.core.trees import PyTree
-from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.moments import normalised
 from fedjax_ht.data.partition import check_partition, make_partition
@@ -25,16 +21,13 @@ from fedjax_ht.data.selection import of_classes, subset
 from fedjax_ht.data.shift import shifted
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.data.standardise import is_pending, standardised, with_scale
+from fedjax_ht.experiment.arm import Arm
 from fedjax_ht.experiment.devices import client_values
-from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.federation import make_clients
 from fedjax_ht.experiment.method import check_pretraining
 from fedjax_ht.experiment.objects import NO_OBJECTS, Objects, object_sums
 from fedjax_ht.experiment.settle import Settled, settle
 from fedjax_ht.models.hugging_face.folder import folder_of, names_folder
-from fedjax_ht.simulation.lanes import simulation_lanes
-from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import Simulation, bound_simulation
 from fedjax_ht.trust.privacy import private
 
 
@@ -42,23 +35,17 @@ class Experiment(NamedTuple):
     """The objects of a run.
 
     Attributes:
-      dataset: the data set of all entries.
-      partitions: one split for each trial.
-      options: the options of the federation, for all entries.
-      entries, methods, federations: label -> the entry, its method and its federation.
-      configs: label -> the config with the entry's training and model.
       config: the config of the run.
+      dataset: the data set of all arms.
+      partitions: one split for each trial.
+      arms: label -> the entry, with its method, models and data.
       object_sums: name of each object that was given from Python -> its SHA-256.
     """
 
+    config: Config
     dataset: Dataset
     partitions: tuple[Partition, ...]
-    options: SimulationOptions
-    entries: dict[str, Entry]
-    methods: dict[str, Method]
-    federations: dict[str, Federation]
-    configs: dict[str, Config]
-    config: Config
+    arms: dict[str, Arm]
     object_sums: dict[str, str]
 
 
@@ -79,22 +66,29 @@ def build(
       ImportError: a package that the config needs is not installed. One line.
     """
     settled = settle(typed_config(config), trust, objects)
-    config, options, entries, configs, methods = settled
-    recipes = [entry_config.training for entry_config in configs.values()]
+    config = settled.config
+    recipes = [entry_config.training for entry_config in settled.configs.values()]
     dataset = make_dataset(config.dataset, config.partition, recipes, loaded=objects.dataset)
     federations = fitted(settled, dataset, begun, models=objects.models)
     partitions = make_partitions(config, dataset)
     if is_pending(dataset):
         dataset = standardised(dataset, *partitions)
+    arms = {}
+    for label, entry in settled.entries.items():
+        arms[label] = Arm(
+            entry=entry,
+            config=settled.configs[label],
+            method=settled.methods[label],
+            federation=federations[label],
+            dataset=dataset,
+            partitions=partitions,
+            options=settled.options,
+        )
     return Experiment(
+        config=config,
         dataset=dataset,
         partitions=partitions,
-        options=options,
-        entries=entries,
-        methods=methods,
-        federations=federations,
-        configs=configs,
-        config=config,
+        arms=arms,
         object_sums=object_sums(objects),
     )
 
@@ -240,60 +234,3 @@ def make_partitions(config: Config, dataset: Dataset) -> tuple[Partition, ...]:
         check_split(dataset, split)
         splits.append(split)
     return tuple(splits) if partition.per_trial else tuple(splits) * config.trials
-
-
-def simulate(
-    label: str,
-    experiment: Experiment,
-    trial: int = 0,
-    *,
-    method: Method | None = None,
-    settings: PyTree = (),
-    beside: Simulation | None = None,
-) -> Simulation:
-    """Returns the simulation of an entry's run.
-
-    Args:
-      label: the entry's label.
-      experiment: the experiment that has the entry.
-      trial: number of the run, from 0: it has the split of this number, and as much added to the
-        seed.
-      method: a method that varies, instead of the entry's own.
-      settings: the values of a method that varies, see `make_simulation`.
-      beside: a simulation of the same data, whose samples on the devices are taken.
-    """
-    federation, options = experiment.federations[label], experiment.options
-    partitions = experiment.partitions
-    return bound_simulation(
-        method or experiment.methods[label],
-        federation,
-        arranged(experiment.dataset, partitions[trial], federation, beside=partitions),
-        options=dataclasses.replace(options, seed=options.seed + trial),
-        settings=settings,
-        beside=beside,
-    )
-
-
-def simulate_trials(
-    label: str,
-    experiment: Experiment,
-    *,
-    method: Method | None = None,
-    settings: PyTree = (),
-    beside: Simulation | None = None,
-) -> list[Simulation]:
-    """Returns the simulations of an entry's runs, which share the samples on the devices. Arguments
-    as of `simulate`."""
-    simulations: list[Simulation] = []
-    for trial in range(len(experiment.partitions)):
-        made = simulate(label, experiment, trial, method=method, settings=settings, beside=beside)
-        beside = beside or made
-        simulations.append(made)
-    return simulations
-
-
-def entry_lanes(label: str, experiment: Experiment, runs: int) -> dict[str, int]:
-    """Returns the lanes of an entry's architectures where so many runs play side by side."""
-    counts = np.array([len(client.train) for client in experiment.partitions[0]])
-    federation, method = experiment.federations[label], experiment.methods[label]
-    return simulation_lanes(federation, counts, method, experiment.options, runs=runs)

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.method import Method, varied
-from fedjax_ht.experiment.build import Experiment, entry_lanes, simulate_trials
-from fedjax_ht.experiment.entries import Entry
+from fedjax_ht.experiment.arm import Arm, lanes_of, simulate_trials
+from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.entry_text import OVERRIDDEN
 from fedjax_ht.experiment.method import make_method
 from fedjax_ht.experiment.options import uplink_steps
@@ -23,12 +22,12 @@ class Family(NamedTuple):
 
     Attributes:
       labels: labels of the points.
-      method: the first point's method, whose varying settings are arguments of its functions.
+      arm: the first point's arm; settings that vary are arguments of its method's functions.
       settings: label -> value of each varying setting.
     """
 
     labels: list[str]
-    method: Method
+    arm: Arm
     settings: dict[str, dict[str, float]]
 
 
@@ -39,8 +38,8 @@ def families(experiment: Experiment, trace: bool = True) -> list[Family]:
       experiment: the experiment, with the points as its entries.
       trace: False compiles each point for itself.
     """
-    entries, configs = experiment.entries, experiment.configs
-    settings = {label: _settings(entry, configs[label]) for label, entry in entries.items()}
+    arms = experiment.arms
+    settings = {label: _settings(arm) for label, arm in arms.items()}
     differing = _differing(list(settings.values()))
     alike: dict[tuple, list[str]] = {}
     for label, values in settings.items():
@@ -48,28 +47,27 @@ def families(experiment: Experiment, trace: bool = True) -> list[Family]:
         for key in differing:
             # another model is another program, and so is another integer
             is_number = type(values.get(key)) is float and not key.startswith("model.")
-            if trace and is_number and _may_vary(entries[label], configs[label], key):
+            if trace and is_number and _may_vary(arms[label], key):
                 varying.append(key)
         fixed = repr(_selected(values, values.keys() - varying))
-        alike.setdefault((entries[label].method, tuple(varying), fixed), []).append(label)
+        alike.setdefault((arms[label].entry.method, tuple(varying), fixed), []).append(label)
     result = []
     for (_, varying, _), labels in alike.items():
         varied_settings = {}
         for label in labels:
             varied_settings[label] = {key: settings[label][key] for key in varying}
-        method = experiment.methods[labels[0]]
+        arm = arms[labels[0]]
         if varying:
-            first = labels[0]
-            method = _varied(entries[first], configs[first], varied_settings[first])
-        result.append(Family(labels, method, varied_settings))
+            arm = arm._replace(method=_varied(arm, varied_settings[labels[0]]))
+        result.append(Family(labels, arm, varied_settings))
     return result
 
 
-def _settings(entry: Entry, config: Config) -> dict[str, Any]:
-    """Returns all that an entry trains and exchanges by, under the names that an entry sets."""
-    settings = dict(entry.options)
+def _settings(arm: Arm) -> dict[str, Any]:
+    """Returns all that an arm trains and exchanges by, under the names that an entry sets."""
+    settings = dict(arm.entry.options)
     for part in OVERRIDDEN:
-        for field, value in vars(getattr(config, part)).items():
+        for field, value in vars(getattr(arm.config, part)).items():
             settings[f"{part}.{field}"] = value
     return settings
 
@@ -87,35 +85,35 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted(key for key in values if len(values[key]) > 1)
 
 
-def _varied(entry: Entry, config: Config, settings: Mapping[str, float]) -> Method:
+def _varied(arm: Arm, settings: Mapping[str, float]) -> Method:
     def method_of(values: Mapping[str, Any]) -> Method:
-        return _with(entry, config, values)
+        return _with(arm, values)
 
     return varied(method_of, settings)
 
 
-def _with(entry: Entry, config: Config, values: Mapping[str, Any]) -> Method:
-    """Returns an entry's method with other values of some settings, which may be traced."""
-    training, options = config.training, dict(entry.options)
+def _with(arm: Arm, values: Mapping[str, Any]) -> Method:
+    """Returns an arm's method with other values of some settings, which may be traced."""
+    training, options = arm.config.training, dict(arm.entry.options)
     for key, value in values.items():
         part, _, field = key.rpartition(".")
         if part == "training":
             training = dataclasses.replace(training, **{field: value})
         else:
             options[field] = value
-    codes = uplink_steps(config, CODES)
-    return make_method(entry._replace(options=options), training, codes)
+    codes = uplink_steps(arm.config, CODES)
+    return make_method(arm.entry._replace(options=options), training, codes)
 
 
-def _may_vary(entry: Entry, config: Config, key: str) -> bool:
+def _may_vary(arm: Arm, key: str) -> bool:
     """Returns True where a method can be made without knowing the number under `key`."""
 
     def make(value):
-        _with(entry, config, {key: value})
+        _with(arm, {key: value})
         return value
 
     try:
-        jax.eval_shape(make, _settings(entry, config)[key])
+        jax.eval_shape(make, _settings(arm)[key])
     except jax.errors.ConcretizationTypeError:
         return False
     return True
@@ -131,12 +129,9 @@ def point_simulations(
     def simulations(label: str) -> list[Simulation]:
         family = next(family for family in groups if label in family.labels)
         runs = min(together, len(family.labels)) * len(experiment.partitions)
-        lanes = entry_lanes(family.labels[0], experiment, runs)
-        options = dataclasses.replace(experiment.options, lanes=lanes)
+        options = dataclasses.replace(family.arm.options, lanes=lanes_of(family.arm, runs))
         made = simulate_trials(
-            family.labels[0],
-            experiment._replace(options=options),
-            method=family.method,
+            family.arm._replace(options=options),
             settings=family.settings[label] or (),
             beside=first[0] if first else None,
         )

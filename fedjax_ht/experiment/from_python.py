@@ -26,8 +26,8 @@ def make_experiment(
     models: Mapping[str, nn.Module] | None = None,
     methods: Mapping[str, Method] | None = None,
 ) -> Experiment:
-    """Makes what a config describes, with objects of yours in place of names; `run_experiment` runs
-    it in a folder.
+    """Makes what a config describes, with objects of yours in place of names; `train_and_evaluate`
+    runs it in a folder.
 
     Args:
       config: the config, such as `fedjax_ht.base_config()`. The split, the federation's options and
@@ -47,7 +47,7 @@ def make_experiment(
       >>> methods = {"fedproto": fl.fedproto(training), "local": fl.local(training)}
       ... # doctest: +SKIP
       >>> experiment = fl.make_experiment(fl.base_config(), methods=methods)  # doctest: +SKIP
-      >>> fl.run_experiment(experiment, "runs/two")  # doctest: +SKIP
+      >>> fl.train_and_evaluate(experiment, "runs/two")  # doctest: +SKIP
     """
     return build(config, objects=_objects(dataset, models, methods))
 

@@ -16,18 +16,18 @@ def notes(experiment: Experiment) -> list[str]:
         place = f"split of trial {trial}: " if len(splits) > 1 else "split: "
         for note in split_notes(experiment.dataset, experiment.partitions[trial]):
             lines.append(f"{place}{note}")
-    public = experiment.dataset.public_set
-    if public is not None and not any(m.public_samples for m in experiment.methods.values()):
+    public, arms = experiment.dataset.public_set, experiment.arms.values()
+    if public is not None and not any(arm.method.public_samples for arm in arms):
         lines.append(
             f"{public.samples} samples are public (dataset.public), and no method of this run "
             "reads them: clients have that many samples less"
         )
     counts = np.array([[len(c.train) for c in clients] for clients in experiment.partitions])
-    for label, method in experiment.methods.items():
-        lines += batch_notes(experiment.federations[label], method, counts)
+    for arm in arms:
+        lines += batch_notes(arm.federation, arm.method, counts)
     rounds = experiment.config.rounds
-    for label, entry in experiment.entries.items():
-        warmup = entry.options.get("warmup", 0)
+    for label, arm in experiment.arms.items():
+        warmup = arm.entry.options.get("warmup", 0)
         if warmup >= rounds:
             lines.append(
                 f"{label}: clients stay as they are in its first {warmup} rounds (warmup), and the "

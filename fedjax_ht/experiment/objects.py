@@ -106,7 +106,7 @@ def _refuse_absent(config: Config, objects: Objects) -> None:
         raise ValueError(
             f"{', '.join(absent)}: this run was given objects from Python, which no file has; make "
             "its experiment again by fl.make_experiment, and call fl.report_run(folder, "
-            "experiment), or fl.run_experiment to go on"
+            "experiment), or fl.train_and_evaluate to go on"
         )
 
 

@@ -153,8 +153,8 @@ def version_of(workdir: Path) -> int | None:
     return read_config(workdir)[1]["version"]
 
 
-def read_run(workdir: Path, trust: bool = False) -> tuple[Config, Experiment]:
-    """Returns a run's config, and the experiment that it is built to.
+def read_run(workdir: Path, trust: bool = False) -> Experiment:
+    """Returns the experiment that a run's config is built to.
 
     Args:
       workdir: the folder, which may come from anybody.
@@ -172,7 +172,7 @@ def read_run(workdir: Path, trust: bool = False) -> tuple[Config, Experiment]:
         config = typed_config(fields)
         experiment = build(config, begun=True, trust=trust)
     check_data(noted, fingerprints(experiment.dataset, experiment.partitions), config, workdir)
-    return config, experiment
+    return experiment
 
 
 def completed(fields: dict[str, Any]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def write_maps(
         feature_map = embedded(stored, warn)
         if feature_map.flat.keys() != stored.flat.keys():  # embeddings take seconds
             save_map(feature_map, folder)
-        federation = experiment.federations[label]
+        federation = experiment.arms[label].federation
         assignment = np.array(federation.assignment)[feature_map.clients]
         names = [federation.buckets[bucket].name for bucket in assignment]
         figure = feature_picture(feature_map, experiment.dataset.class_names, names)

@@ -14,7 +14,7 @@ from fedjax_ht.core.files import atomic_open
 from fedjax_ht.data.client_data import mixed
 from fedjax_ht.data.dataset import Partition
 from fedjax_ht.data.partition import class_counts
-from fedjax_ht.experiment.build import Experiment
+from fedjax_ht.experiment.arm import Arm
 from fedjax_ht.experiment.run_folder import MAP
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
@@ -47,48 +47,44 @@ class FeatureMap(NamedTuple):
 
 
 def remember_map(
-    label: str,
-    experiment: Experiment,
+    arm: Arm,
     simulation: Simulation,
     state: SimulationState,
     folder: Path,
+    *,
     write: bool,
     warn: Callable[[str], None],
 ) -> None:
-    """Brings an entry's features.npz up to the state's round; nothing happens where it is, where
+    """Brings an arm's features.npz up to the state's round; nothing happens where it is, where
     the method has no features, or where the config draws no maps.
 
     Args:
-      label: the entry's label.
-      experiment: the experiment of the run.
-      simulation, state: the entry's simulation, and the state to map.
+      arm: the arm.
+      simulation, state: the simulation of one of its runs, and the state to map.
       folder: the entry's folder.
       write: True in the process that writes; every process of a run makes the call.
       warn: called with the reason where there is no map.
     """
-    if experiment.config.report.maps == "none" or experiment.methods[label].view.features is None:
+    if arm.config.report.maps == "none" or arm.method.view.features is None:
         return
     kept = load_map(folder)
     if kept is not None and kept.round == state.round:
         return
     try:
-        computed = feature_map(label, experiment, simulation, state)
+        computed = feature_map(arm, simulation, state)
     except Exception as error:  # of a user's method; no picture is worth the end of a run
         reason = str(error).partition("\n")[0]
-        warn(f"{label}: no map of its features ({type(error).__name__}: {reason})")
+        warn(f"{arm.label}: no map of its features ({type(error).__name__}: {reason})")
         return
     if write and computed is not None:
         save_map(computed, folder)
 
 
-def feature_map(
-    label: str, experiment: Experiment, simulation: Simulation, state: SimulationState
-) -> FeatureMap | None:
-    """Computes the map of an entry's state; None where no client has test images."""
-    dataset, partition = experiment.dataset, experiment.partitions[0]
-    federation, method = experiment.federations[label], experiment.methods[label]
+def feature_map(arm: Arm, simulation: Simulation, state: SimulationState) -> FeatureMap | None:
+    """Computes the map of an arm's state; None where no client has test images."""
+    dataset, partition, method = arm.dataset, arm.partitions[0], arm.method
     counts = class_counts(dataset.labels, partition, num_classes=dataset.num_classes)
-    clients = shown_clients(federation, counts)
+    clients = shown_clients(arm.federation, counts)
     indices = shown_images(dataset.labels, partition, counts[clients].sum(0))
     if not len(indices):
         return None

@@ -43,7 +43,6 @@ READING_MAPS = (
 
 
 def write_report(
-    config: Config,
     experiment: Experiment,
     shown: Compared,
     results: Document,
@@ -53,7 +52,6 @@ def write_report(
     """Writes report.html into a run's folder, which has the pictures already.
 
     Args:
-      config: the config of the run.
       experiment: the experiment built from it.
       shown: the run's entries and their rows.
       results: the first table.
@@ -81,16 +79,16 @@ def write_report(
     if by_class.rows:
         sections["Clients"] += folded("Accuracy by class", by_class.html())
     sections["Cost"] += folded("What each entry sent", sent(histories).html())
-    if config.report.maps != "none":
+    if experiment.config.report.maps != "none":
         sections["Features and prototypes"] = maps(folders)
     sections["Images made by the servers"] = newest_images(folders)
-    about_run = Paragraph(setting(config, experiment, histories)).html()
+    about_run = Paragraph(setting(experiment, histories)).html()
     command = f"<pre>{html.escape(command)}</pre>"
     sections["How to repeat it"] = command + about_run + entry_settings(shown.entries).html()
     labels = listed(shown.labels) if len(shown.entries) <= FEW else f"{len(shown.entries)} entries"
     about = f"{labels} on {experiment.dataset.name}"
     title = shown.headline.removesuffix(".") or about
-    lead = (f"{about}: {size(config)}", *describe(experiment.dataset).lines)
+    lead = (f"{about}: {size(experiment.config)}", *describe(experiment.dataset).lines)
     text = html_page.page(about, title, lead, sections)
     path = workdir / "report.html"
     with atomic_open(path) as file:

@@ -16,15 +16,15 @@ from fedjax_ht.experiment.environment import lines as environment_lines
 PROGRAM = "fedjax-ht"
 
 
-def setting(config: Config, experiment: Experiment, labels: Iterable[str] | None = None) -> str:
+def setting(experiment: Experiment, labels: Iterable[str] | None = None) -> str:
     """Describes the federation and how entries train, in a few sentences.
 
     Args:
-      config: the config of the run.
-      experiment: the experiment built from it.
+      experiment: the experiment.
       labels: labels of the entries; None for all.
     """
-    labels = list(experiment.entries if labels is None else labels)
+    config = experiment.config
+    labels = list(experiment.arms if labels is None else labels)
     sizes = [len(client.train) for client in experiment.partitions[0]]
     kind = kind_of(experiment.dataset)
     public = ""
@@ -65,7 +65,7 @@ def architectures(experiment: Experiment, labels: Iterable[str]) -> list[str]:
     """Lists the names of the entries' architectures in alphabetical order."""
     names = set()
     for label in labels:
-        names |= {bucket.name for bucket in experiment.federations[label].buckets}
+        names |= {bucket.name for bucket in experiment.arms[label].federation.buckets}
     return sorted(names)
 
 
@@ -74,7 +74,7 @@ def trained(experiment: Experiment, labels: Sequence[str]) -> str:
     entries that set it."""
     parts: tuple[dict[str, list[str]], ...] = ({}, {}, {})  # text -> labels
     for label in labels:
-        training = experiment.configs[label].training
+        training = experiment.arms[label].config.training
         length = f"{training.epochs} local epochs"
         if training.steps:
             length = f"{training.steps} steps"

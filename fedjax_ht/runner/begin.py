@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.user_code import user_place
 from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.devices import files_of
@@ -37,7 +36,8 @@ def begin(
     Raises:
       ValueError: the folder holds a run of something else, or of more rounds. One line.
     """
-    config, entries, version = experiment.config, experiment.entries.values(), version_of(workdir)
+    config, version = experiment.config, version_of(workdir)
+    entries = [arm.entry for arm in experiment.arms.values()]
     fields = checked_fields(config, entries, workdir, _noted(experiment, config_file))
     identities = identities_of(entries, config, fields["run"])
     check_entries(identities, workdir, config.rounds)
@@ -50,22 +50,20 @@ def begin(
 
 def _noted(experiment: Experiment, config_file: str | None = None) -> dict[str, Any]:
     """Returns what config.json notes of a run: checksums, and places of a user's own code."""
-    models = [config.model for config in experiment.configs.values()]
+    models = [arm.config.model for arm in experiment.arms.values()]
     weights = [*map(weights_of_model, models), *files_of(experiment.config.devices_profile)]
     noted: dict[str, Any] = dict(fingerprints(experiment.dataset, experiment.partitions))
     noted["weights"] = checksums(weights)
     if experiment.object_sums:
         noted["objects"] = experiment.object_sums
-    for note, names in own_names(experiment.entries, experiment.configs).items():
+    for note, names in own_names(experiment).items():
         if names:
             noted[note] = {name: user_place(name) or config_file for name in names}
     return noted
 
 
-def read_experiment(
-    workdir: Path, trust: bool, experiment: Experiment | None
-) -> tuple[Config, Experiment]:
-    """Returns the config and the experiment of a run in a folder.
+def read_experiment(workdir: Path, trust: bool, experiment: Experiment | None) -> Experiment:
+    """Returns the experiment of a run in a folder.
 
     Args:
       workdir: the run's folder.
@@ -78,5 +76,6 @@ def read_experiment(
     """
     if experiment is None or not (workdir / "config.json").exists():
         return read_trusted_run(workdir, trust)
-    checked_fields(experiment.config, experiment.entries.values(), workdir, _noted(experiment))
-    return experiment.config, experiment
+    entries = [arm.entry for arm in experiment.arms.values()]
+    checked_fields(experiment.config, entries, workdir, _noted(experiment))
+    return experiment

@@ -1,4 +1,4 @@
-"""The work of an entry between its rounds: rows are written, states saved, and trouble is told."""
+"""The work of an arm between its rounds: rows are written, states saved, and trouble is told."""
 
 import contextlib
 import dataclasses
@@ -12,9 +12,8 @@ import numpy as np
 
 from fedjax_ht.checkpoints.trials import TrialCheckpoints
 from fedjax_ht.checkpoints.writers import write_runs
-from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import PASSING, is_caused_by
-from fedjax_ht.experiment.build import Experiment
+from fedjax_ht.experiment.arm import Arm
 from fedjax_ht.experiment.identity import remember_rounds
 from fedjax_ht.experiment.run_lock import agreed, is_primary
 from fedjax_ht.report.bad_clients import place_of
@@ -44,18 +43,16 @@ class Listeners(NamedTuple):
 
 @dataclasses.dataclass
 class Course:
-    """The work of an entry between its rounds: it writes rows, saves and reports, and remembers how
+    """The work of an arm between its rounds: it writes rows, saves and reports, and remembers how
     far each has come."""
 
-    label: str
-    experiment: Experiment
-    config: Config
+    arm: Arm
     folder: Path
     checkpointer: TrialCheckpoints
     listeners: Listeners
     caught: Sequence[int]
     writes: bool
-    numbers: Sequence[int]  # of its runs among the entry's trials
+    numbers: Sequence[int]  # of its runs among the arm's trials
     programs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # that train it
     saved: int = -1  # round of the newest checkpoint
     written: int = 0  # rows in the files
@@ -70,15 +67,15 @@ class Course:
     def save(self, states: list[SimulationState], histories: list[list[Row]]) -> None:
         self.checkpointer.save(states, histories)
         if is_primary() and 0 in self.numbers:
-            show_server(self.label, self.experiment, states[0], self.folder)
+            show_server(self.arm, states[0], self.folder)
             if self.writes:
                 remember_rounds(self.folder, rounds_done(states), self.programs)
         self.saved = rounds_done(states)
 
     def show(self, row: Row) -> None:
         if self.listeners.progress is not None and is_primary():
-            self.listeners.progress(self.label, row)
-        warn_of = self.experiment.methods[self.label].view.warn
+            self.listeners.progress(self.arm.label, row)
+        warn_of = self.arm.method.view.warn
         warning = warn_of(row) if warn_of and row["round"] else None
         if warning and (row["trial"], warning) not in self.warned:
             self.warned.add((row["trial"], warning))
@@ -90,7 +87,7 @@ class Course:
             stop_if_signalled(self.caught)
 
     def _warn(self, row: Row, line: str) -> None:
-        self.listeners.warn(f"{place_of(self.label, row, self.config.trials)}: {line}")
+        self.listeners.warn(f"{place_of(self.arm.label, row, self.arm.config.trials)}: {line}")
 
     def after_round(self, states: list[SimulationState], histories: list[list[Row]]) -> bool:
         """Returns True to stop."""
@@ -100,7 +97,7 @@ class Course:
         with self.put_off(round, stop):
             self.write(histories)
             self.checkpointer.check()
-        if round % self.config.checkpoint.every == 0 or stop or self.is_late:
+        if round % self.arm.config.checkpoint.every == 0 or stop or self.is_late:
             with self.put_off(round, stop):
                 self.is_late = False
                 self.save(states, histories)
@@ -118,8 +115,8 @@ class Course:
                 raise
             self.is_late = True
             self.listeners.warn(
-                f"{self.label}: round {round} is not saved yet ({error}); it is tried again after "
-                "the next round"
+                f"{self.arm.label}: round {round} is not saved yet ({error}); it is tried again "
+                "after the next round"
             )
 
 
@@ -134,13 +131,13 @@ def stop_if_signalled(caught: Sequence[int]) -> None:
         raise Interrupted(caught[0] if caught else signal.SIGTERM)
 
 
-def show_server(label: str, experiment: Experiment, state: SimulationState, folder: Path) -> None:
+def show_server(arm: Arm, state: SimulationState, folder: Path) -> None:
     """Writes the pictures that a method's server makes of its state to images/<round>.png, if it
     makes any."""
-    view = experiment.methods[label].view
+    view = arm.method.view
     if view.pictures is None:
         return
-    pictures = view.pictures(experiment.federations[label], state.server)
+    pictures = view.pictures(arm.federation, state.server)
     blocks = jax.tree.map(np.asarray, pictures)
-    picture = image_grid(blocks, experiment.dataset.class_names)
+    picture = image_grid(blocks, arm.dataset.class_names)
     save(picture, folder / "images" / f"{state.round:05d}.png")

@@ -19,7 +19,8 @@ from fedjax_ht.core.names import meant
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.description import kind_of
 from fedjax_ht.data.files.torch_files import save_safetensors
-from fedjax_ht.experiment.build import Experiment, simulate
+from fedjax_ht.experiment.arm import Arm, simulate
+from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.identity import check_identity, identity_of
 from fedjax_ht.experiment.run_folder import read_config
 from fedjax_ht.methods.shared.adapters import plain_model
@@ -43,15 +44,13 @@ class LoadedRun(NamedTuple):
     """A run as its newest checkpoint left it.
 
     Attributes:
-      experiment: the experiment built from the run's config.
-      simulation, state: the simulation of a run of one entry, and its newest saved state.
-      method: the label of this entry.
+      arm: the entry, with its method, models and data.
+      simulation, state: the simulation of one of its runs, and its newest saved state.
     """
 
-    experiment: Experiment
+    arm: Arm
     simulation: Simulation
     state: SimulationState
-    method: str
 
 
 def load_run(
@@ -76,24 +75,24 @@ def load_run(
         others now, its folder came from another run, or it needs `trust`. One line.
     """
     workdir = Path(workdir)
-    config, experiment = read_experiment(workdir, trust, experiment)
-    method = method or next(iter(experiment.methods))
-    if method not in experiment.methods:
-        advice = meant(method, experiment.methods, f"it has {', '.join(experiment.methods)}")
+    experiment = read_experiment(workdir, trust, experiment)
+    method = method or next(iter(experiment.arms))
+    if method not in experiment.arms:
+        advice = meant(method, experiment.arms, f"it has {', '.join(experiment.arms)}")
         raise ValueError(f"the run in {workdir} has no method {method!r}{advice}")
-    entry, (_, noted) = experiment.entries[method], read_config(workdir)
-    expected = identity_of(entry, config, noted)
-    check_identity(method, workdir / entry.folder, expected, noted["version"])
+    arm, (_, noted) = experiment.arms[method], read_config(workdir)
+    place = workdir / arm.entry.folder
+    expected = identity_of(arm.entry, experiment.config, noted)
+    check_identity(method, place, expected, noted["version"])
     trials = len(experiment.partitions)
     if not 0 <= trial < trials:
         raise ValueError(f"no trial {trial}; trials run from 0 to {trials - 1}")
-    simulation = simulate(method, experiment, trial)
-    folder = workdir / entry.folder / "checkpoints"
+    simulation, folder = simulate(arm, trial), place / "checkpoints"
     restored = make_checkpointer(folder, simulation, trial=trial).restore()
     if restored is None:
         raise FileNotFoundError(f"no readable checkpoint below {folder}")
     state, _ = restored
-    return LoadedRun(experiment=experiment, simulation=simulation, state=state, method=method)
+    return LoadedRun(arm=arm, simulation=simulation, state=state)
 
 
 def client_state(run: LoadedRun, client: int) -> PyTree:
@@ -102,7 +101,7 @@ def client_state(run: LoadedRun, client: int) -> PyTree:
     Raises:
       ValueError: there is no such client.
     """
-    federation = run.experiment.federations[run.method]
+    federation = run.arm.federation
     if not 0 <= client < federation.num_clients:
         raise ValueError(f"no client {client}; ids run from 0 to {federation.num_clients - 1}")
     bucket = federation.buckets[federation.assignment[client]]
@@ -151,13 +150,13 @@ def check_export(path: Path | str) -> None:
 
 def print_scores(run: LoadedRun, client: int) -> None:
     """Prints the accuracies of a client's model on its own samples."""
-    dataset, federation = run.experiment.dataset, run.experiment.federations[run.method]
+    dataset, federation = run.arm.dataset, run.arm.federation
     bucket = federation.buckets[federation.assignment[client]]
     evaluation = run.simulation.evaluate(run.state, np.array([client]))
-    print(f"client {client} ({bucket.name}), {run.method} after {run.state.round} rounds")
+    print(f"client {client} ({bucket.name}), {run.arm.label} after {run.state.round} rounds")
     for split, by_rule in evaluation.accuracy.items():
         count = evaluation.counts[split][client]
-        for rule in run.experiment.methods[run.method].rules:
+        for rule in run.arm.method.rules:
             accuracy = 100 * by_rule[rule][client]
             print(f"  {split} accuracy by {rule}: {accuracy:.2f} % of {count} {kind_of(dataset)}")
 
@@ -180,7 +179,7 @@ def main(_) -> None:
         fail(error)
     print_scores(run, _CLIENT.value)
     if _EXPORT.value:
-        federation = run.experiment.federations[run.method]
+        federation = run.arm.federation
         bucket = federation.buckets[federation.assignment[_CLIENT.value]]
         try:
             export(state, _EXPORT.value, bucket)

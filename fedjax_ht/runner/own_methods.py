@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import refuse_links
 from fedjax_ht.core.user_code import names_object, user_file, user_modules_in
 from fedjax_ht.data.partition.registry import LIBRARY, PARTITIONS, PLANS
+from fedjax_ht.experiment.arm import Arm
 from fedjax_ht.experiment.build import Experiment
-from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.environment import CODE
 from fedjax_ht.experiment.json_files import naming, read_json
 from fedjax_ht.experiment.run_folder import OWN, read_run
@@ -26,7 +25,7 @@ from fedjax_ht.runner.config_files import read_config_file
 MODULES = "own_modules"  # of `OWN`, the note whose names need no registering
 
 
-def read_trusted_run(workdir: Path, trust: bool) -> tuple[Config, Experiment]:
+def read_trusted_run(workdir: Path, trust: bool) -> Experiment:
     """Returns the result of `run_folder.read_run`, of a run with methods of a user's own, too.
 
     Args:
@@ -51,14 +50,13 @@ def read_trusted_run(workdir: Path, trust: bool) -> tuple[Config, Experiment]:
     return read_run(workdir, trust)
 
 
-def own_code(entry: Entry, config: Config) -> dict[str, str]:
-    """Returns the files of a user's own code that an entry of this config is trained with:
-    "code.FILE" -> SHA-256.
+def own_code(arm: Arm) -> dict[str, str]:
+    """Returns the files of a user's own code that an arm is trained with: "code.FILE" -> SHA-256.
 
     They are those of its method and of the partition, and of each "module:function" that it names;
     modules that these import are not looked at.
     """
-    files = set()
+    files, entry, config = set(), arm.entry, arm.config
     if is_own(entry.method):
         for part in entry.method.split("+"):
             if part in METHODS and is_own(part):
@@ -87,13 +85,12 @@ def _file_of(factory: Any) -> str | None:
     return None
 
 
-def own_names(entries: Mapping[str, Entry], configs: Mapping[str, Config]) -> dict[str, list[str]]:
+def own_names(experiment: Experiment) -> dict[str, list[str]]:
     """Returns the names of a run that a user has registered, or whose modules are a user's, by the
-    note of `run_folder.OWN`.
-
-    Args:
-      entries, configs: label -> the entry, and its config.
-    """
+    note of `run_folder.OWN`."""
+    arms = experiment.arms
+    entries = {label: arm.entry for label, arm in arms.items()}
+    configs = {label: arm.config for label, arm in arms.items()}
     methods = [entry.method for entry in entries.values() if _is_own_by_name(entry.method)]
     kinds = {config.partition.kind for config in configs.values()}
     return dict(zip(OWN, (methods, sorted(kinds - set(LIBRARY)), named_code(entries, configs))))

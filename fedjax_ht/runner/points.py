@@ -82,7 +82,8 @@ def searched(
         jax.default_matmul_precision(config.precision),
     ):
         prints = fingerprints(experiment.dataset, experiment.partitions)
-        remember_config(config, experiment.entries.values(), workdir, prints)
+        entries = [arm.entry for arm in experiment.arms.values()]
+        remember_config(config, entries, workdir, prints)
 
         def search(trace: bool) -> SearchResult:
             groups = families(experiment, trace)
@@ -121,7 +122,7 @@ def _search(
     if record.exists():
         content = json.loads(record.read_text())
         scores_at = {int(rounds): scores for rounds, scores in content.items()}
-    alive = list(search.experiment.entries)
+    alive = list(search.experiment.arms)
     places: dict[str, Path] = {}  # where each point was trained for fewer rounds
     for rounds in at:
         scores = scores_at.setdefault(rounds, {})

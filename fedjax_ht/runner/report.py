@@ -61,17 +61,17 @@ def report_run(
         there. One line.
     """
     workdir = Path(workdir)
-    config, experiment = read_experiment(workdir, trust, experiment)
+    experiment = read_experiment(workdir, trust, experiment)
     with locked(workdir, warn) as writable:
-        page = read_page(workdir) or Page(tuple(experiment.entries), None, repeat())
+        page = read_page(workdir) or Page(tuple(experiment.arms), None, repeat())
         entries = _entries_of(page, experiment, workdir)
         histories = {entry.label: read_runs(workdir / entry.folder) for entry in entries}
         if not any(map(are_evaluated, histories.values())):
             raise ValueError(f"the run in {workdir} has no evaluation yet")
         _, noted = read_config(workdir)
-        identities = identities_of(entries, config, noted)
+        identities = identities_of(entries, experiment.config, noted)
         shown = compared(
-            config,
+            experiment.config,
             entries,
             identities,
             histories=histories,
@@ -82,19 +82,19 @@ def report_run(
         show_result(text)
         written = []
         if writable:
-            written = write_results(config, experiment, shown, page, workdir, warn)
+            written = write_results(experiment, shown, page, workdir, warn)
     return text.markdown(), written
 
 
 def _entries_of(page: Page, experiment: Experiment, workdir: Path) -> list[Entry]:
     """Returns the entries of a page."""
     for label in page.labels:
-        if label not in experiment.entries:
+        if label not in experiment.arms:
             raise ValueError(
                 f"{workdir / FILE} names the entry {label!r}, which the run's experiment does not "
                 "have"
             )
-    return [experiment.entries[label] for label in page.labels]
+    return [experiment.arms[label].entry for label in page.labels]
 
 
 def main(_) -> None:

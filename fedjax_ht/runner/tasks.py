@@ -27,7 +27,7 @@ from fedjax_ht.experiment.identity import remember_rounds
 from fedjax_ht.runner.course import Listeners
 from fedjax_ht.runner.own_methods import own_code
 from fedjax_ht.runner.signals import Interrupted
-from fedjax_ht.runner.train_entry import train_entry
+from fedjax_ht.runner.train_arm import train_arm
 from fedjax_ht.runner.workplace import Event, Report, Workplace, in_place, workplace
 from fedjax_ht.simulation.history import Row
 
@@ -96,12 +96,13 @@ def train_task(
 
     with in_place(place, report) as listeners:
         known, experiment = _built(config)
+        arm = experiment.arms[label]
         listeners = listeners._replace(progress=progress)
         folder, runs = place.workdir / folder_of(label), []
         # a task that was stopped before its first round has nothing to tell
         with contextlib.suppress(Interrupted), jax.default_matmul_precision(known.precision):
-            runs = train_entry(label, experiment, folder, listeners, caught, trial=trial)
-        programs = environment() | own_code(experiment.entries[label], experiment.configs[label])
+            runs = train_arm(arm, folder, listeners, caught, trial=trial)
+        programs = environment() | own_code(arm)
     return Outcome(runs, programs)
 
 
@@ -161,14 +162,13 @@ def train_on(
     open_cluster: Callable[[], Cluster],
     config_file: str | None,
     experiment: Experiment,
-    config: Config,
     workdir: Path,
     listeners: Listeners,
     caught: Sequence[int],
 ) -> None:
-    """Trains all runs of a config on a cluster that are not finished, each in a task; what is left
-    to do then is what a process does that finds its runs finished. Bound to its first two arguments
-    it is a `train.Trainer`.
+    """Trains all runs of an experiment on a cluster that are not finished, each in a task; what is
+    left to do then is what a process does that finds its runs finished. Bound to its first two
+    arguments it is a `train.Trainer`.
 
     Where runs end before the last round (`config.evaluate.patience`, `config.give_up`), those of an
     entry end together: a task more takes all of them to the same round.
@@ -176,9 +176,10 @@ def train_on(
     Args:
       open_cluster: returns the cluster.
       config_file: "FILE[:ARGUMENT]" of the config, or None.
-      experiment, config, workdir, listeners, caught: arguments of a `train.Trainer`.
+      experiment, workdir, listeners, caught: arguments of a `train.Trainer`.
     """
-    folders = {label: workdir / folder_of(label) for label in experiment.entries}
+    config = experiment.config
+    folders = {label: workdir / folder_of(label) for label in experiment.arms}
     labels = [label for label in folders if not is_trained(folders[label], config)]
     if not labels:
         return

@@ -32,7 +32,7 @@ from fedjax_ht.runner.begin import begin
 from fedjax_ht.runner.course import Listeners, ProgressFn
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.trackers import Tracking, check_trackers
-from fedjax_ht.runner.train_entry import train_entry
+from fedjax_ht.runner.train_arm import train_arm
 from fedjax_ht.simulation.history import Row, Runs
 
 
@@ -44,9 +44,9 @@ class Unwritable(OSError):
     """A file could not be written after the run had begun. One line."""
 
 
-Trainer = Callable[[Experiment, Config, Path, Listeners, Sequence[int]], None]
-"""(experiment, config, the run's folder, functions to call, numbers of signals caught): trains the
-runs of all entries in their folders, on other machines, say."""
+Trainer = Callable[[Experiment, Path, Listeners, Sequence[int]], None]
+"""(experiment, its folder, functions to call, numbers of signals caught): trains the runs of all
+arms in their folders, on other machines, say."""
 
 
 class Result(NamedTuple):
@@ -68,7 +68,7 @@ class Result(NamedTuple):
 @checked
 @with_standard_numerics
 def train_and_evaluate(
-    config: AnyConfig,
+    experiment: AnyConfig | Experiment,
     workdir: Path | str,
     progress_fn: ProgressFn | None = None,
     warn: Callable[[str], None] = print,
@@ -78,16 +78,18 @@ def train_and_evaluate(
     config_file: str | None = None,
     trainer: Trainer | None = None,
 ) -> Result:
-    """Runs every entry of a config on one split, and writes metrics, checkpoints, a table, plots
-    and a page below `workdir`.
+    """Runs every entry of an experiment on one split, or one a trial, and writes metrics,
+    checkpoints, a table, plots and a page below `workdir`.
 
     Under `jax.distributed` every process makes the same call, and the first of them writes;
-    `workdir` must be a folder that all of them see. A second call with the same config goes on
-    where the first stopped. SIGINT and SIGTERM let the round in progress finish, save, and raise
-    `Interrupted`. Of a finished run in a read-only folder the result is shown.
+    `workdir` must be a folder that all of them see. A second call with the same config, or objects,
+    goes on where the first stopped, in another process, too. SIGINT and SIGTERM let the round in
+    progress finish, save, and raise `Interrupted`. Of a finished run in a read-only folder the
+    result is shown.
 
     Args:
-      config: the config of the run, such as `fedjax_ht.base_config()`.
+      experiment: the config of the run, such as `fedjax_ht.base_config()`, or what
+        `make_experiment` made of one with objects of yours.
       workdir: the folder to write to.
       progress_fn: called with the label of an entry and its new row.
       warn: called with each line about trouble.
@@ -109,82 +111,64 @@ def train_and_evaluate(
       GaveUp: no upload arrived for `give_up` rounds in a row in an entry; the others have run to
         their end.
     """
-    config = typed_config(config)
+    workdir = Path(workdir)
+    is_made = isinstance(experiment, Experiment)
+    config = experiment.config if is_made else typed_config(experiment)
     check_trackers(config.track)
-    experiment = build(config, begun=(Path(workdir) / "config.json").exists())
-    return run_experiment(
-        experiment,
-        workdir,
-        progress_fn,
-        warn=warn,
-        stage=stage,
-        aim=aim,
-        show_result=show_result,
-        config_file=config_file,
-        trainer=trainer,
-    )
-
-
-@checked
-@with_standard_numerics
-def run_experiment(
-    experiment: Experiment,
-    workdir: Path | str,
-    progress_fn: ProgressFn | None = None,
-    *,
-    warn: Callable[[str], None] = print,
-    stage: Callable[[str], None] = lambda line: None,
-    aim: Aim | None = None,
-    show_result: Callable[[Document], None] = lambda text: None,
-    config_file: str | None = None,
-    trainer: Trainer | None = None,
-) -> Result:
-    """Runs every entry of an experiment in a folder, as `train_and_evaluate` does of a config.
-
-    A second call with the same experiment, made in another process, too, goes on where the first
-    stopped; one with other objects is refused. The arguments are those of `train_and_evaluate`,
-    but for the experiment, see `make_experiment`.
-
-    Raises:
-      ValueError, OSError, ImportError, Unwritable, GaveUp: as `train_and_evaluate` does.
-    """
-    config, workdir = experiment.config, Path(workdir)
-    check_trackers(config.track)
+    if not is_made:
+        experiment = build(config, begun=(workdir / "config.json").exists())
     with locked(workdir, warn) as writable:
-        writes = writable and is_primary()
-        page = Page(tuple(experiment.entries), aim, repeat())
-        identities = begin(experiment, page, workdir, config_file, writes=writes)
-        folders = {label: workdir / entry.folder for label, entry in experiment.entries.items()}
         if not is_primary():
             warn = stage = show_result = _ignore
-        doing = "Writing" if writable else "Nothing is written"
-        _announce(config, experiment, f"{doing} to {workdir}", stage=stage, warn=warn)
-        listeners = Listeners(progress_fn, warn, stage)
-        pictures = []
-        try:
-            histories = _train_entries(
-                experiment,
-                config,
-                folders,
-                workdir=workdir,
-                listeners=listeners,
-                writable=writable,
-                trainer=trainer,
-            )
-            entries, version = experiment.entries.values(), version_of(workdir) or VERSION
-            shown = compared(
-                config, entries, identities, histories=histories, workdir=workdir, version=version
-            )
-            summary = text_of(shown, aim)
-            show_result(summary)
-            if writes:
-                stage(_drawing(config))
-                pictures = write_results(config, experiment, shown, page, workdir, warn)
-        except OSError as error:
-            raise Unwritable(
-                f"{error}; what was saved before is whole, and the same command goes on from there"
-            ) from error
-    _raise_if_silent(config, histories)
+        result = _in_folder(
+            experiment,
+            workdir,
+            Page(tuple(experiment.arms), aim, repeat()),
+            config_file=config_file,
+            listeners=Listeners(progress_fn, warn, stage),
+            show_result=show_result,
+            trainer=trainer,
+            writable=writable,
+        )
+    _raise_if_silent(config, result.histories)
+    return result
+
+
+def _in_folder(
+    experiment: Experiment,
+    workdir: Path,
+    page: Page,
+    *,
+    config_file: str | None,
+    listeners: Listeners,
+    show_result: Callable[[Document], None],
+    trainer: Trainer | None,
+    writable: bool,
+) -> Result:
+    """Trains the arms in a folder that no other process uses, and shows and writes the result."""
+    config, writes = experiment.config, writable and is_primary()
+    identities = begin(experiment, page, workdir, config_file, writes=writes)
+    entries = [arm.entry for arm in experiment.arms.values()]
+    folders = {entry.label: workdir / entry.folder for entry in entries}
+    _announce(experiment, workdir, listeners, writable)
+    pictures = []
+    try:
+        histories = _train_arms(
+            experiment, folders, workdir, listeners=listeners, trainer=trainer, writable=writable
+        )
+        version = version_of(workdir) or VERSION
+        shown = compared(
+            config, entries, identities, histories=histories, workdir=workdir, version=version
+        )
+        summary = text_of(shown, page.aim)
+        show_result(summary)
+        if writes:
+            listeners.stage(_drawing(config))
+            pictures = write_results(experiment, shown, page, workdir, listeners.warn)
+    except OSError as error:
+        raise Unwritable(
+            f"{error}; what was saved before is whole, and the same command goes on from there"
+        ) from error
     files = _files_of(workdir, folders.values()) + pictures
     return Result(
         histories=histories,
@@ -194,26 +178,26 @@ def run_experiment(
     )
 
 
-def _train_entries(
+def _train_arms(
     experiment: Experiment,
-    config: Config,
     folders: Mapping[str, Path],
-    *,
     workdir: Path,
+    *,
     listeners: Listeners,
-    writable: bool,
     trainer: Trainer | None,
+    writable: bool,
 ) -> dict[str, list[list[Row]]]:
-    """Trains the entries, first by `trainer` and then one after another, sends their rows to the
+    """Trains the arms, first by `trainer` and then one after another, sends their rows to the
     config's trackers, and returns label -> the rows of each run."""
-    tracking = Tracking(config, experiment.configs, workdir, listeners.warn)
+    config, configs = experiment.config, {k: arm.config for k, arm in experiment.arms.items()}
+    tracking = Tracking(config, configs, workdir, listeners.warn)
     listeners = listeners._replace(progress=each_of(listeners.progress, tracking))
     histories, precision = {}, jax.default_matmul_precision(config.precision)
     with catch_signals() as caught, precision, contextlib.closing(tracking):
         if trainer is not None and writable:
-            trainer(experiment, config, workdir, listeners, caught)
-        for label, folder in folders.items():
-            histories[label] = train_entry(label, experiment, folder, listeners, caught, writable)
+            trainer(experiment, workdir, listeners, caught)
+        for label, arm in experiment.arms.items():
+            histories[label] = train_arm(arm, folders[label], listeners, caught, writable)
     return histories
 
 
@@ -228,21 +212,15 @@ def each_of(*listeners: ProgressFn | None) -> ProgressFn:
     return progress
 
 
-def _announce(
-    config: Config,
-    experiment: Experiment,
-    place: str,
-    *,
-    stage: Callable[[str], None],
-    warn: Callable[[str], None],
-) -> None:
+def _announce(experiment: Experiment, workdir: Path, listeners: Listeners, writable: bool) -> None:
     """Tells of the data, the run on them and its folder, and warns of a split that may have been
     meant otherwise."""
     for line in describe(experiment.dataset).lines:
-        stage(line)
-    stage(f"{setting(config, experiment)} {place}.")
+        listeners.stage(line)
+    doing = "Writing" if writable else "Nothing is written"
+    listeners.stage(f"{setting(experiment)} {doing} to {workdir}.")
     for note in notes(experiment):
-        warn(note)
+        listeners.warn(note)
 
 
 def _drawing(config: Config) -> str:
@@ -269,7 +247,6 @@ def _ignore(text: str | Document) -> None:
 
 
 def write_results(
-    config: Config,
     experiment: Experiment,
     shown: Compared,
     page: Page,
@@ -279,8 +256,7 @@ def write_results(
     """Writes the summary, plots and report of a run.
 
     Args:
-      config: the config of the run.
-      experiment: the experiment built from it.
+      experiment: the experiment.
       shown: the run's entries and their rows.
       page: the contents of the first table and of the report's head.
       workdir: the run's folder.
@@ -292,8 +268,8 @@ def write_results(
     with atomic_open(workdir / "summary.md") as file:
         file.write(text_of(shown, aim=None).markdown() + "\n")
     pictures = plots.write_plots(shown, experiment.dataset, experiment.partitions[0], workdir)
-    if config.report.maps != "none":
+    if experiment.config.report.maps != "none":
         folders = {entry.label: workdir / entry.folder for entry in shown.entries}
         pictures += write_maps(folders, experiment, warn)
     first = results(shown, page.aim)
-    return [*pictures, write_report(config, experiment, shown, first, workdir, page.command)]
+    return [*pictures, write_report(experiment, shown, first, workdir, page.command)]

@@ -60,7 +60,7 @@ def workplace(
     Raises:
       ValueError: a method or partition is registered in this process alone. One line.
     """
-    names = own_names(experiment.entries, experiment.configs)
+    names = own_names(experiment)
     registered = names["own_methods"] + names["own_partitions"]
     if registered and config_file is None:
         raise ValueError(

@@ -54,7 +54,7 @@ def test_models_of_a_file_in_the_current_folder(user_modules):
         4,
         800,
     )
-    (federation,) = build(config).federations.values()
+    (federation,) = (arm.federation for arm in build(config).arms.values())
     assert [bucket.name for bucket in federation.buckets] == ["one"] and federation.feature_dim == 4
 
 

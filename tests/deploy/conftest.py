@@ -17,8 +17,8 @@ def private_federation(tmp_path_factory):
     def of(unit):
         config = private_config(unit)
         privacy = Privacy(**config.privacy, secret=FIXED)
-        experiment, simulation = simulation_of(config, privacy=privacy)
-        return config, simulation, sites_of(config, experiment, tmp_path_factory.mktemp(unit))
+        arm, simulation = simulation_of(config, privacy=privacy)
+        return config, simulation, sites_of(config, arm, tmp_path_factory.mktemp(unit))
 
     return of
 

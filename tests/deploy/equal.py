@@ -37,9 +37,9 @@ def main(method: str, code: str | None = None) -> None:
     config = small_config(method)
     if code is not None:
         config.uplink = ((code,),)
-    experiment, simulation = simulation_of(config)
+    arm, simulation = simulation_of(config)
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("float32"):
-        sites = sites_of(config, experiment, Path(folder))
+        sites = sites_of(config, arm, Path(folder))
         deployed = serve(make_plan(config), Path(folder) / "server", transport(sites), print)
         _, simulated = run(simulation, 2)
     for row in simulated:
@@ -50,9 +50,9 @@ def main(method: str, code: str | None = None) -> None:
 def private(unit: str) -> None:
     """Compares the servers' states, and the columns that both have."""
     config = private_config(unit)
-    experiment, simulation = simulation_of(config, privacy=Privacy(**config.privacy, secret=FIXED))
+    arm, simulation = simulation_of(config, privacy=Privacy(**config.privacy, secret=FIXED))
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("float32"):
-        sites = sites_of(config, experiment, Path(folder))
+        sites = sites_of(config, arm, Path(folder))
         sites = {i: moved(site, Path(folder) / f"home{i}") for i, site in sites.items()}
         server = make_server(
             make_plan(config), transport(sites), "a", warn=print, folder=Path(folder), entropy=fixed

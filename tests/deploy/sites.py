@@ -14,7 +14,8 @@ from fedjax_ht.deploy.messages import Envelope, from_bytes, to_bytes
 from fedjax_ht.deploy.noise import LEDGER_FILE
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.server import Server, make_server
-from fedjax_ht.experiment.build import build, simulate
+from fedjax_ht.experiment.arm import simulate
+from fedjax_ht.experiment.build import build
 from fedjax_ht.models.cnn import mlp
 from fedjax_ht.simulation.rows import round_row
 from tests.federations import ONE_ARCHITECTURE, SLICES
@@ -68,19 +69,18 @@ def perceptron(num_classes, input_shape, feature_dim):
 
 
 def simulation_of(config, **options):
-    """Builds a config's experiment and its simulation, with some options changed."""
-    experiment = build(config)
-    experiment = experiment._replace(options=dataclasses.replace(experiment.options, **options))
-    (label,) = experiment.methods
-    return experiment, simulate(label, experiment)
+    """Builds a config's only arm and its simulation, with some options changed."""
+    (arm,) = build(config).arms.values()
+    arm = arm._replace(options=dataclasses.replace(arm.options, **options))
+    return arm, simulate(arm)
 
 
-def sites_of(config, experiment, folder: Path, secure_sums: bool = False) -> dict:
+def sites_of(config, arm, folder: Path, secure_sums: bool = False) -> dict:
     """Makes the clients, {id: `Client`}; those of one architecture share compiled programs."""
     plan, sites = make_plan(config, secure_sums), {}
-    (federation,) = experiment.federations.values()
-    for i, indices in enumerate(experiment.partitions[0]):
-        dataset, parts = client_dataset(experiment.dataset, indices)
+    federation = arm.federation
+    for i, indices in enumerate(arm.partitions[0]):
+        dataset, parts = client_dataset(arm.dataset, indices)
         site = make_client(plan, i, dataset, parts, folder / f"site{i}")
         first = federation.members(federation.buckets[federation.assignment[i]])[0]
         sites[i] = site._replace(programs=sites.get(first, site).programs)

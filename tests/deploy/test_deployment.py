@@ -39,8 +39,8 @@ def servers_share_programs():
 def federation(tmp_path_factory):
     """Returns (config, its simulation, its clients by id); compiled once."""
     config = small_config()
-    experiment, simulation = simulation_of(config)
-    return config, simulation, sites_of(config, experiment, tmp_path_factory.mktemp("sites"))
+    arm, simulation = simulation_of(config)
+    return config, simulation, sites_of(config, arm, tmp_path_factory.mktemp("sites"))
 
 
 def simulated(simulation, rounds):

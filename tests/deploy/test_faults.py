@@ -29,8 +29,8 @@ from tests.faults import some_or_all, try_faults
 def federation(tmp_path_factory):
     """Returns (config, rows of its simulation, its clients by id)."""
     config = small_config()
-    experiment, simulation = simulation_of(config)
-    sites = sites_of(config, experiment, tmp_path_factory.mktemp("sites"))
+    arm, simulation = simulation_of(config)
+    sites = sites_of(config, arm, tmp_path_factory.mktemp("sites"))
     return config, run(simulation, 2)[1], sites
 
 

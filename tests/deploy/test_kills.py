@@ -85,10 +85,10 @@ def compare(folder: Path) -> None:
     assert [row["round"] for row in rows] == list(range(ROUNDS + 1))
     spans = present_spans(ROUNDS, VICTIM, missed)
     profile = Profile(available=by_trace(4, spans))
-    experiment, simulation = simulation_of(
+    arm, simulation = simulation_of(
         small_config("fedproto", rounds=ROUNDS), devices_profile=profile
     )
-    (federation,) = experiment.federations.values()
+    federation = arm.federation
     end, expected = run(simulation, ROUNDS)
     assert_same_rows(*trained_columns(expected, rows))
     for i, state in enumerate(each_client(federation, end)):

@@ -282,10 +282,8 @@ def test_a_deployment_by_secure_sums_is_the_simulation_but_for_rounding(monkeypa
     """FedProto: a client is lost in the second round once its shares are dealt."""
     config, lines = small_config("fedproto"), []
     spans = [(i, k, k) for i in range(4) for k in range(2) if (i, k) != (2, 1)]
-    experiment, simulation = simulation_of(
-        config, devices_profile=Profile(available=by_trace(4, spans))
-    )
-    sites = sites_of(config, experiment, tmp_path, secure_sums=True)
+    arm, simulation = simulation_of(config, devices_profile=Profile(available=by_trace(4, spans)))
+    sites = sites_of(config, arm, tmp_path, secure_sums=True)
     clients = {node: functools.partial(answer, sites[i]) for i, node in enumerate(NODES)}
     link, rounds_masked = LocalLink(monkeypatch, clients), []
 

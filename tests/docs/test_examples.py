@@ -100,7 +100,10 @@ def test_the_tutorials_data_and_models_run(tmp_path, monkeypatch, blank_pictures
     config.update_from_flattened_dict({"rounds": 1, "compare": (), "training.steps": 1})
     result = train_and_evaluate(config, tmp_path / "run")
     train = sum(len(client.train) for client in result.experiment.partitions[0])
-    assert (train, sorted({b.name for b in result.experiment.federations["fedssa"].buckets})) == (
+    assert (
+        train,
+        sorted({b.name for b in result.experiment.arms["fedssa"].federation.buckets}),
+    ) == (
         2994,
         ["small_12", "small_4", "small_8"],
     )

@@ -287,7 +287,7 @@ def test_entries_have_what_fits_their_own_training(tiny_config):
     config = config_of(tiny_config)
     config.entries = ("local", "local:training.batch_size=40", "local:training.epochs=2")
     config.devices_profile.memory = "5e4"
-    names = {label: f.buckets[0].name for label, f in build(config).federations.items()}
+    names = {label: arm.federation.buckets[0].name for label, arm in build(config).arms.items()}
     assert list(names.values()) == ["mlp_wide", "mlp_narrow", "mlp_wide"]
 
 
@@ -326,7 +326,7 @@ def test_a_run_on_devices_goes_on_and_shows_its_seconds(tiny_config, tmp_path):
             == sum(row["simulated_seconds"] for row in history[1:])
             > 0
         )
-    assert {b.name for b in whole.experiment.federations["local"].buckets} == {"mlp_wide"}
+    assert {b.name for b in whole.experiment.arms["local"].federation.buckets} == {"mlp_wide"}
     page = (tmp_path / "whole" / "report.html").read_text()
     assert (
         "simulated s to best" in page

@@ -8,7 +8,7 @@ import pytest
 from fedjax_ht.configs import quickstart_fedtgp
 from fedjax_ht.configs.base import base_config, method_config, typed_config
 from fedjax_ht.experiment.build import build
-from fedjax_ht.experiment.entries import as_run, changes, described, entries_of, recorded
+from fedjax_ht.experiment.entries import changes, described, entries_of, recorded
 from fedjax_ht.experiment.run_folder import read_config, remember_config
 
 
@@ -36,17 +36,12 @@ def test_training_and_models_may_be_an_entrys_own():
     config = config_of(
         "local", "local:training.learning_rate=0.2:training.epochs=2:model.group=cnn4"
     )
-    experiment = build(config)
-    first, other = experiment.federations.values()
-    assert (len(first.buckets), len(other.buckets)) == (5, 1)
-    entry_config = as_run(tuple(experiment.entries.values())[1], typed_config(config))
-    assert (
-        entry_config.training.learning_rate,
-        entry_config.training.epochs,
-        entry_config.model.group,
-    ) == (0.2, 2, "cnn4")
+    first, other = build(config).arms.values()
+    assert (len(first.federation.buckets), len(other.federation.buckets)) == (5, 1)
+    training, group = other.config.training, other.config.model.group
+    assert (training.learning_rate, training.epochs, group) == (0.2, 2, "cnn4")
     assert config.training.learning_rate == 0.01 and config.model.group == "cnn5"
-    assert [method.training.epochs for method in experiment.methods.values()] == [1, 2]
+    assert [arm.method.training.epochs for arm in (first, other)] == [1, 2]
 
 
 def test_tuned_entries_are_marked_in_every_spelling():

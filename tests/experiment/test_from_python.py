@@ -49,14 +49,14 @@ def begun(by_name, tmp_path_factory):
         patch.setattr("fedjax_ht.report.figures.rendered", lambda figure, kind: b"<svg></svg>")
         config = by_name.copy_and_resolve_references()
         config.rounds = 1
-        fl.run_experiment(fl.make_experiment(config, **objects_of(config)), folder)
+        fl.train_and_evaluate(fl.make_experiment(config, **objects_of(config)), folder)
     return folder
 
 
 def test_a_run_of_objects_is_the_run_of_their_names(by_name, begun, tmp_path, blank_pictures):
     """The second round is of another call, with objects that were made anew."""
     experiment = fl.make_experiment(by_name, **objects_of(by_name))
-    result = fl.run_experiment(experiment, begun)
+    result = fl.train_and_evaluate(experiment, begun)
     named = fl.train_and_evaluate(by_name, tmp_path)
     assert metrics(begun, "local") == metrics(tmp_path, "local")
     (rows,) = named.histories["local"]
@@ -95,7 +95,7 @@ def test_a_folder_refuses_other_objects(by_name, begun, changed, line):
     if changed in substitutes:
         objects[changed] = substitutes[changed]
     with pytest.raises(ValueError, match=line) as error:
-        fl.run_experiment(fl.make_experiment(by_name, **objects), begun)
+        fl.train_and_evaluate(fl.make_experiment(by_name, **objects), begun)
     assert "\n" not in str(error.value)
 
 
@@ -108,7 +108,7 @@ def test_a_folder_of_objects_is_read_with_its_experiment(by_name, begun, blank_p
     experiment = fl.make_experiment(by_name, **objects_of(by_name))
     text, written = fl.report_run(begun, experiment)
     assert "| local |" in text and written[-1] == begun / "report.html"
-    assert load_run(begun, experiment=experiment).method == "local"
+    assert load_run(begun, experiment=experiment).arm.label == "local"
     other = fl.make_experiment(by_name, **objects_of(by_name, rate=0.5))
     with pytest.raises(ValueError, match=r"another config \(local\.training\.optimizer"):
         fl.report_run(begun, other)
@@ -121,10 +121,13 @@ def test_methods_run_beside_the_entries_of_compare():
     experiment = fl.make_experiment(
         config, dataset=TABLE, models=PAIR, methods={"mine": fl.local(RECIPE)}
     )
-    assert list(experiment.entries) == ["mine", "fedproto:weight=3.0"]
-    assert experiment.methods["mine"].training is RECIPE
-    assert experiment.entries["mine"].training["optimizer"].startswith("object:")
-    assert [bucket.name for bucket in experiment.federations["mine"].buckets] == ["narrow", "wide"]
+    assert list(experiment.arms) == ["mine", "fedproto:weight=3.0"]
+    assert experiment.arms["mine"].method.training is RECIPE
+    assert experiment.arms["mine"].entry.training["optimizer"].startswith("object:")
+    assert [bucket.name for bucket in experiment.arms["mine"].federation.buckets] == [
+        "narrow",
+        "wide",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -45,4 +45,4 @@ def test_wrong_settings_are_one_line(tiny_config, fields, line):
 def test_sound_settings_are_built(tiny_config):
     config = config_of(tiny_config)
     config.method, config.privacy.unit = method_config("lg_fedavg"), "client"
-    assert set(build(config).methods) == {"lg_fedavg", "local"}
+    assert set(build(config).arms) == {"lg_fedavg", "local"}

@@ -7,7 +7,8 @@ import pytest
 import fedjax_ht as fl
 from fedjax_ht.configs.base import typed_config
 from fedjax_ht.deploy.plan import make_plan
-from fedjax_ht.experiment.build import build, simulate
+from fedjax_ht.experiment.arm import simulate
+from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.notes import notes
 from fedjax_ht.experiment.settle import settle
 from fedjax_ht.report.setting import setting
@@ -32,7 +33,7 @@ def test_a_share_is_held_out_before_the_split():
     owned = np.concatenate([indices for client in partition for indices in client])
     assert len(dataset.public) == 30 and len(owned) == 270
     assert not set(owned) & set(dataset.public)
-    assert experiment.federations["fedmd"].public_set.samples == 30
+    assert experiment.arms["fedmd"].federation.public_set.samples == 30
     assert not [line for line in notes(experiment) if "public" in line]
 
 
@@ -47,12 +48,12 @@ def test_the_samples_of_another_set_lie_behind_the_clients(tmp_path):
     assert not dataset.public_set.is_labelled  # of other classes
     config.method.options = {"public_per_round": 40}
     with pytest.raises(ValueError, match="set pretrain_epochs to 0"):
-        simulate("fedmd", build(config))
+        simulate(build(config).arms["fedmd"])
 
 
 def test_the_setting_of_a_run_names_its_public_samples():
     config = config_of(public_per_round=20)
-    assert "a client, and 30 public ones; split iid" in setting(typed_config(config), build(config))
+    assert "a client, and 30 public ones; split iid" in setting(build(config))
 
 
 def test_a_deployment_refuses_a_method_that_reads_a_public_set():

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedjax_ht.configs import quickstart_sensors
-from fedjax_ht.configs.base import typed_config
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.experiment.build import build
 from fedjax_ht.models.registry import SENSORS
@@ -25,20 +24,20 @@ def test_persons_are_clients_and_the_second_time_tests():
         assert (
             set(dataset.labels[client.train]) == set(dataset.labels[client.test]) == set(range(6))
         )
-    assert list(experiment.methods) == ["fedtgp", "local"]
-    names = [bucket.name for bucket in experiment.federations["fedtgp"].buckets]
+    assert list(experiment.arms) == ["fedtgp", "local"]
+    names = [bucket.name for bucket in experiment.arms["fedtgp"].federation.buckets]
     assert tuple(names) == SENSORS[config.model.group]
-    text = setting(typed_config(config), experiment)
+    text = setting(experiment)
     assert "10 clients on har_10persons: 516 training windows, 38 to 62 a client" in text
 
 
 def test_a_client_is_scored_on_windows(capsys):
     """`evaluate` names samples as the data set does: they are no images."""
-    experiment = build(quickstart_sensors.get_config())
+    arm = build(quickstart_sensors.get_config()).arms["local"]
     accuracy, counts = {"test": {"head": np.full(10, 0.5)}}, {"test": np.full(10, 7)}
     evaluation = SimpleNamespace(accuracy=accuracy, counts=counts)
     simulation = SimpleNamespace(evaluate=lambda state, clients: evaluation)
-    run = LoadedRun(experiment, simulation, SimpleNamespace(round=3), "local")
+    run = LoadedRun(arm, simulation, SimpleNamespace(round=3))
     print_scores(run, client=2)
     assert capsys.readouterr().out.endswith("  test accuracy by head: 50.00 % of 7 windows\n")
 

@@ -33,7 +33,7 @@ def config(tmp_path):
 def test_a_set_of_texts_and_its_models(config):
     experiment = build(config)
     assert experiment.dataset.inputs.shape == (400, 10) and experiment.dataset.vocabulary == 52
-    (federation,) = experiment.federations.values()
+    (federation,) = (arm.federation for arm in experiment.arms.values())
     assert [bucket.name for bucket in federation.buckets] == [
         "fasttext",
         "text_logistic",

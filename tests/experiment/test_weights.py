@@ -13,7 +13,8 @@ from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.states import first_states
 from fedjax_ht.data.files.torch_files import load_state_dict, save_safetensors
-from fedjax_ht.experiment.build import build, simulate
+from fedjax_ht.experiment.arm import simulate
+from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.run_folder import read_config
 from fedjax_ht.models import model_group
 from fedjax_ht.models.weights import state_dict
@@ -209,12 +210,12 @@ def test_fields_are_checked(config, tmp_path, arrays):
 def test_an_exported_client_is_where_another_run_starts(config, tmp_path, suffix, no_pictures):
     train_and_evaluate(config, tmp_path / "first")
     run = load_run(tmp_path / "first")
-    federation, file = run.experiment.federations["local"], tmp_path / f"client.{suffix}"
+    federation, file = run.arm.federation, tmp_path / f"client.{suffix}"
     trained = client_state(run, 1)
     export(trained, file, federation.buckets[1])
     later = with_model(config, weights={federation.buckets[1].name: str(file)}, weights_head=True)
     experiment = build(later)
-    simulation = simulate("local", experiment)
+    simulation = simulate(experiment.arms["local"])
     state = simulation.init()
     began = simulation.read_clients(state, federation.buckets[1].name, np.array([0, 1]))
     for row in (0, 1):

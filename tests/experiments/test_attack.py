@@ -129,7 +129,7 @@ def private_run(tiny_config):
         config = config_of(tiny_config)
         config.method, config.privacy.unit = method_config("lg_fedavg"), unit
         config.privacy.noise = 2.0
-        return LoadedRun(build(config), None, None, "lg_fedavg")
+        return LoadedRun(build(config).arms["lg_fedavg"], None, None)
 
     return make
 
@@ -140,7 +140,7 @@ def test_epsilon_is_of_what_the_attacker_looks_at(private_run):
         assert epsilon(private_run(unit), 1, 0, 20, noisy=True) == expected
         assert epsilon(private_run(unit), 1, 0, 20, noisy=False) == math.inf
     run = private_run("sample")
-    count = len(run.experiment.partitions[0][1].train)
+    count = len(run.arm.partitions[0][1].train)
     steps = 20 * (count // 10)
     for noisy in (True, False):
         assert epsilon(run, 1, 0, 20, noisy) == poisson_epsilon(2.0, 10, count, steps, 1e-5)

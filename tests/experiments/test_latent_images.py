@@ -50,12 +50,9 @@ def run_with(server, prototypes=None, unit=1.0, generator="natural_32"):
     method = SimpleNamespace(
         view=View(prototypes=prototypes), pretrained=SimpleNamespace(variables=weights)
     )
-    experiment = SimpleNamespace(
-        methods={"one": method}, entries={"one": SimpleNamespace(options={"generator": generator})}
-    )
-    return SimpleNamespace(
-        experiment=experiment, method="one", state=SimpleNamespace(server=server)
-    )
+    entry = SimpleNamespace(options={"generator": generator})
+    arm = SimpleNamespace(label="one", method=method, entry=entry)
+    return SimpleNamespace(arm=arm, state=SimpleNamespace(server=server))
 
 
 def test_random_vectors_lie_as_far_out_as_they_are_named_after():

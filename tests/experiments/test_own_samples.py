@@ -52,7 +52,7 @@ def test_own_samples_of_a_run(run_module, tiny_config, tmp_path):
 
     loaded = load_run(tmp_path / "run", "fedssa")
     samples = own_samples(loaded, "train", 5)
-    partition, labels = loaded.experiment.partitions[0], loaded.experiment.dataset.labels
+    partition, labels = loaded.arm.partitions[0], loaded.arm.dataset.labels
     for client, sets in enumerate(partition):
         shown = samples.clients == client
         assert shown.sum() == min(5, len(sets.train))

@@ -10,7 +10,8 @@ import pytest
 
 import fedjax_ht as fl
 from fedjax_ht.configs.base import typed_config
-from fedjax_ht.experiment.build import build, simulate
+from fedjax_ht.experiment.arm import simulate
+from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import parse_entry
 from fedjax_ht.generators import open_generator
 from tests.docs.test_examples import blocks
@@ -116,7 +117,7 @@ def test_a_config_takes_it(folder, tiny_config):
         fl.method_config("fedktl", generator="my_gan:generator", server_epochs=1),
     )
     experiment = build(config)
-    state, _ = (simulation := simulate("fedktl", experiment)).run_round(simulation.init())
+    state, _ = (simulation := simulate(experiment.arms["fedktl"])).run_round(simulation.init())
     assert state.round == 1
     entry = parse_entry("fedktl:generator=my_gan:generator:mu=2", typed_config(config), {})
     assert entry.options["generator"] == "my_gan:generator" and entry.options["mu"] == 2

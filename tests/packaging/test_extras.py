@@ -28,7 +28,6 @@ NEED_CONFIGS = (
     "method_config",
     "partition_config",
     "report_run",
-    "run_experiment",
     "train_and_evaluate",
 )
 

@@ -9,13 +9,14 @@ import pytest
 from fedjax_ht.configs import attacked
 from fedjax_ht.configs.base import base_config, typed_config
 from fedjax_ht.core.method import View
-from fedjax_ht.experiment.build import build, simulate
+from fedjax_ht.experiment.arm import simulate
+from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.options import evaluated_clients, simulation_options
 from fedjax_ht.report.bad_clients import Notes, outliers, why_silent
 from fedjax_ht.runner.course import Listeners
 from fedjax_ht.runner.run import execute
 from fedjax_ht.runner.train import GaveUp, train_and_evaluate
-from fedjax_ht.runner.train_entry import train_entry, with_noted_lanes
+from fedjax_ht.runner.train_arm import train_arm, with_noted_lanes
 from fedjax_ht.trust.attacks import Attack, attackers
 from tests.runs import config_of
 
@@ -88,14 +89,10 @@ def test_the_log_tells_it_at_once_also_where_nothing_is_evaluated(tiny_config, t
 def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
     config = config_of(tiny_config)
     config.entries, config.trials, config.devices, config.rounds = ("local",), 2, 1, 2
-    experiment = build(config)
-    warned = []
-    method = experiment.methods["local"]._replace(
-        view=View(warn=lambda row: "odd" if row["trial"] == 0 else None)
-    )
-    experiment.methods["local"] = method
+    (arm,), warned = build(config).arms.values(), []
+    view = View(warn=lambda row: "odd" if row["trial"] == 0 else None)
     listeners = Listeners(None, warned.append, lambda line: None)
-    train_entry("local", experiment, tmp_path, listeners, [])
+    train_arm(arm._replace(method=arm.method._replace(view=view)), tmp_path, listeners, [])
     assert warned == ["local, trial 0, round 1: odd"]
 
 
@@ -186,11 +183,11 @@ def test_entries_of_other_architectures_note_their_lanes_in_one_file(tiny_config
         "local:training.epochs=2",
     )
     config.dataset.image_size = 16
-    experiment, noted = build(config), tmp_path / "lanes.json"
+    arms, noted = build(config).arms, tmp_path / "lanes.json"
     for name in config.entries:
-        with_noted_lanes(name, experiment, noted, writes=True)
+        with_noted_lanes(arms[name], noted, writes=True)
     known = json.loads(noted.read_text())
     assert {"mlp_narrow", "mlp_wide"} < set(known) and len(known) == 3
     noted.write_text(json.dumps(dict.fromkeys(known, 2)))
-    noted_experiment = with_noted_lanes("local", experiment, noted, writes=True)
-    assert set(simulate("local", noted_experiment).lanes.values()) == {2}
+    arm = with_noted_lanes(arms["local"], noted, writes=True)
+    assert set(simulate(arm).lanes.values()) == {2}

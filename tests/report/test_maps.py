@@ -10,7 +10,8 @@ import pytest
 
 from fedjax_ht.core.method import View
 from fedjax_ht.data.dataset import ClientIndices
-from fedjax_ht.experiment.build import build, simulate
+from fedjax_ht.experiment.arm import simulate
+from fedjax_ht.experiment.build import build
 from fedjax_ht.report import map_plot, maps
 from fedjax_ht.report.map_plot import embedded, feature_picture, principal
 from fedjax_ht.report.maps import (
@@ -45,24 +46,24 @@ def a_map(clients: int = 2, widths=(4, 4), prototypes: int = 0, **changes) -> Fe
 
 @pytest.fixture(scope="module")
 def entry(tiny_config):
-    """The experiment, its entry fedtgp's simulation, and a state."""
-    experiment = build(config_of(tiny_config))
-    simulation = simulate("fedtgp", experiment)
-    return experiment, simulation, simulation.run_round(simulation.init())[0]
+    """FedTGP's arm, its simulation, and a state."""
+    arm = build(config_of(tiny_config)).arms["fedtgp"]
+    simulation = simulate(arm)
+    return arm, simulation, simulation.run_round(simulation.init())[0]
 
 
 def test_a_map_is_computed_once_a_round(entry, tmp_path, monkeypatch):
-    experiment, simulation, state = entry
+    arm, simulation, state = entry
     messages = []
-    remember_map("fedtgp", experiment, simulation, state, tmp_path, True, messages.append)
+    remember_map(arm, simulation, state, tmp_path, write=True, warn=messages.append)
     feature_map = load_map(tmp_path)
     assert (
         feature_map.round == 1
         and len(feature_map.clients) == 4
         and len(feature_map.labels) <= maps.IMAGES
     )
-    test = np.concatenate([client.test for client in experiment.partitions[0]])
-    assert np.isin(feature_map.labels, experiment.dataset.labels[test]).all()
+    test = np.concatenate([client.test for client in arm.partitions[0]])
+    assert np.isin(feature_map.labels, arm.dataset.labels[test]).all()
     assert {x.shape for x in feature_map.features} == {
         (len(feature_map.labels), feature_map.prototypes.shape[1])
     }
@@ -71,50 +72,34 @@ def test_a_map_is_computed_once_a_round(entry, tmp_path, monkeypatch):
     )
     calls = []
     monkeypatch.setattr(maps, "feature_map", lambda *arguments: calls.append(arguments[-1].round))
-    remember_map("fedtgp", experiment, simulation, state, tmp_path, True, messages.append)
+    remember_map(arm, simulation, state, tmp_path, write=True, warn=messages.append)
     assert not calls
-    remember_map(
-        "fedtgp", experiment, simulation, state._replace(round=2), tmp_path, True, messages.append
-    )
+    later = state._replace(round=2)
+    remember_map(arm, simulation, later, tmp_path, write=True, warn=messages.append)
     assert calls == [2] and not messages
 
 
 def test_only_one_process_writes(entry, tmp_path):
-    experiment, simulation, state = entry
-    remember_map("fedtgp", experiment, simulation, state, tmp_path, False, print)
+    arm, simulation, state = entry
+    remember_map(arm, simulation, state, tmp_path, write=False, warn=print)
     assert load_map(tmp_path) is None
 
 
 def test_a_method_whose_features_fail_ends_no_run(entry, tmp_path):
-    experiment, simulation, state = entry
+    arm, simulation, state = entry
     messages = []
 
     def fail(*arguments):
         raise KeyError("params")
 
-    remember_map(
-        "fedtgp",
-        experiment,
-        simulation._replace(features=fail),
-        state,
-        tmp_path,
-        True,
-        messages.append,
-    )
+    failing = simulation._replace(features=fail)
+    remember_map(arm, failing, state, tmp_path, write=True, warn=messages.append)
     assert (
         messages == ["fedtgp: no map of its features (KeyError: 'params')"]
         and load_map(tmp_path) is None
     )
-    method = experiment.methods["fedtgp"]._replace(view=View(features=None))
-    remember_map(
-        "fedtgp",
-        experiment._replace(methods={"fedtgp": method}),
-        None,
-        state,
-        tmp_path,
-        True,
-        messages.append,
-    )
+    without = arm._replace(method=arm.method._replace(view=View(features=None)))
+    remember_map(without, None, state, tmp_path, write=True, warn=messages.append)
     assert len(messages) == 1
 
 

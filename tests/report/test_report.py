@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedjax_ht
-from fedjax_ht.configs.base import base_config, typed_config
+from fedjax_ht.configs.base import base_config
 from fedjax_ht.configs.run_sections import ReportConfig
 from fedjax_ht.experiment import environment
 from fedjax_ht.experiment.build import build
@@ -43,7 +43,7 @@ def runs(*accuracies, trials=1, **columns):
 def entries_shown(experiment, histories):
     """Equal rows of the experiment's entries."""
     return Compared(
-        entries=tuple(experiment.entries[label] for label in histories),
+        entries=tuple(experiment.arms[label].entry for label in histories),
         histories=histories,
         unequal={},
         shared="All rows share the split.",
@@ -52,7 +52,7 @@ def entries_shown(experiment, histories):
 
 
 @pytest.fixture(scope="module")
-def run():
+def experiment():
     config = base_config()
     config.entries, config.partition.num_clients, config.dataset.subset = (
         ("local", "fedproto:weight=2.0"),
@@ -60,11 +60,10 @@ def run():
         800,
     )
     config.participation, config.training.epochs = 0.5, 3
-    return typed_config(config), build(config)
+    return build(config)
 
 
-def test_the_page_stands_by_itself(run, tmp_path):
-    config, experiment = run
+def test_the_page_stands_by_itself(experiment, tmp_path):
     histories = {
         "local": runs(0.1, 0.6),
         "fedproto:weight=2.0": runs(0.1, 0.7, not_finite=[2]),
@@ -87,7 +86,7 @@ def test_the_page_stands_by_itself(run, tmp_path):
     )
     rows = [["local", "1 < 2"], ["fedproto:weight=2.0", "3"]]
     results = Document([Table(["a", "b"], rows, winner="fedproto:weight=2.0")])
-    page = write_report(config, experiment, shown, results, tmp_path, "fedjax-ht run").read_text()
+    page = write_report(experiment, shown, results, tmp_path, "fedjax-ht run").read_text()
     assert re.findall("<h2>(.*?)</h2>", page) == [
         *("Result", "Accuracy", "Cost", "Clients", "Split", "Features and prototypes"),
         *("Images made by the servers", "How to repeat it"),
@@ -143,8 +142,8 @@ def test_wide_figures_scroll_on_a_small_screen(tmp_path):
         assert ('class="wide"' in figure(tmp_path / "a.svg", "")) == (points > WIDE)
 
 
-def test_the_setting_in_words(run):
-    text = setting(*run)
+def test_the_setting_in_words(experiment):
+    text = setting(experiment)
     assert text.startswith(
         "4 clients on fashion_mnist_10k, of whom 50 % take part in a round: 599 training images, "
     )
@@ -154,21 +153,16 @@ def test_the_setting_in_words(run):
     assert text.endswith("100 rounds, seed 0.")
 
 
-def test_entries_with_a_training_of_their_own_are_named_with_it(run):
-    config, experiment = run
-    faster = parse_entry("local:training.learning_rate=0.21", config, {})
-    local = experiment.entries["local"]
-    entries = {"local": faster, "a": local, "b": local}
-    experiment = experiment._replace(
-        entries=entries,
-        configs={label: as_run(entry, config) for label, entry in entries.items()},
-        federations=dict.fromkeys(entries, experiment.federations["local"]),
-    )
-    text = setting(config, experiment)
+def test_entries_with_a_training_of_their_own_are_named_with_it(experiment):
+    faster = parse_entry("local:training.learning_rate=0.21", experiment.config, {})
+    local = experiment.arms["local"]
+    changed = local._replace(entry=faster, config=as_run(faster, experiment.config))
+    experiment = experiment._replace(arms={"local": changed, "a": local, "b": local})
+    text = setting(experiment)
     assert (
         "Training: sgd at 0.21 (local), sgd at 0.01 (a, b), batches of 10, 3 local epochs a" in text
     )
-    assert "Training: sgd at 0.21, batches of 10, 3 local" in setting(config, experiment, ["local"])
+    assert "Training: sgd at 0.21, batches of 10, 3 local" in setting(experiment, ["local"])
 
 
 def test_captions_speak_of_what_is_there():
@@ -259,27 +253,23 @@ def test_sent_bytes_are_means_over_rounds():
     assert line == "| a | 4.00 KiB | 2.00 KiB | 2.00 KiB | 12.00 KiB |"
 
 
-def test_many_entries_are_counted_in_the_title(run, tmp_path):
-    config, experiment = run
+def test_many_entries_are_counted_in_the_title(experiment, tmp_path):
     histories = {str(i): runs(0.1, 0.6) for i in range(FEW + 1)}
-    local, federation = experiment.entries["local"], experiment.federations["local"]
-    entries = {label: local._replace(label=label) for label in histories}
-    experiment = experiment._replace(
-        entries=entries,
-        configs=dict.fromkeys(histories, experiment.configs["local"]),
-        federations=dict.fromkeys(histories, federation),
-    )
+    local, arms = experiment.arms["local"], {}
+    for label in histories:
+        arms[label] = local._replace(entry=local.entry._replace(label=label))
+    experiment = experiment._replace(arms=arms)
     shown = entries_shown(experiment, histories)
     plots.write_plots(shown, experiment.dataset, experiment.partitions[0], tmp_path)
-    page = write_report(config, experiment, shown, Document(), tmp_path, "").read_text()
+    page = write_report(experiment, shown, Document(), tmp_path, "").read_text()
     assert "<title>5 entries on fashion_mnist_10k</title>" in page and "To watch" not in page
 
 
-def test_a_report_without_maps_has_no_word_of_them(run, tmp_path):
-    config, experiment = run
-    config = dataclasses.replace(config, report=ReportConfig(maps="none"))
+def test_a_report_without_maps_has_no_word_of_them(experiment, tmp_path):
+    config = dataclasses.replace(experiment.config, report=ReportConfig(maps="none"))
+    experiment = experiment._replace(config=config)
     histories = {"local": runs(0.1, 0.6)}
     shown = entries_shown(experiment, histories)
     plots.write_plots(shown, experiment.dataset, experiment.partitions[0], tmp_path)
-    page = write_report(config, experiment, shown, Document(), tmp_path, "").read_text()
+    page = write_report(experiment, shown, Document(), tmp_path, "").read_text()
     assert "Features" not in page

@@ -251,7 +251,7 @@ def test_rates_make_a_federation_of_slices():
     fields = {"group": "conv4_quarter", "rates": "1,1/4", "norm": "static_batch", "scaler": False}
     config = config_with(**{f"model.{name}": value for name, value in fields.items()})
     config.method = method_config("fedrolex")
-    federation = build(config).federations["fedrolex"]
+    federation = build(config).arms["fedrolex"].federation
     assert [b.width for b in federation.buckets] == [1.0, 0.25] and federation.assignment[:3] == (
         0,
         1,

@@ -200,11 +200,9 @@ def test_no_run_and_no_rows(run, tmp_path):
     (tmp_path / "config.json").write_text((run / "config.json").read_text())
     with pytest.raises(ValueError, match="has no evaluation yet"):
         report_run(tmp_path)
-    config, experiment = read_run(tmp_path)
-    assert (
-        config.rounds == json.loads((run / "config.json").read_text())["rounds"]
-        and len(experiment.methods) == 2
-    )
+    experiment = read_run(tmp_path)
+    assert experiment.config.rounds == json.loads((run / "config.json").read_text())["rounds"]
+    assert len(experiment.arms) == 2
 
 
 def test_an_unfinished_entry_is_shown_and_not_compared(run, tmp_path, blank_pictures):

@@ -38,11 +38,11 @@ def test_methods_are_compared_by_their_composed_names():
     )
     experiment = build(config)
     names = ["heterofl", "fedrolex+dfrd", "fedftg"]
-    assert [(name, method.name) for name, method in experiment.methods.items()] == list(
-        zip(names, names)
-    )
+    assert {name: arm.method.name for name, arm in experiment.arms.items()} == {
+        name: name for name in names
+    }
     # as its paper has it
-    assert experiment.entries["fedrolex+dfrd"].options["alpha"] == 0.5 and config.trials == 2
+    assert experiment.arms["fedrolex+dfrd"].entry.options["alpha"] == 0.5 and config.trials == 2
 
 
 def test_options_that_it_does_not_have():

@@ -34,7 +34,7 @@ def test_a_fault_while_a_folder_of_an_earlier_version_is_noted(tmp_path, which):
 
     def note(folder):
         with locked(folder, print):
-            page = Page(tuple(experiment.entries), None, "run")
+            page = Page(tuple(experiment.arms), None, "run")
             begin(experiment, page, folder, None, writes=True)
 
     def check(folder, is_through):

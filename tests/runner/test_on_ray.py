@@ -62,8 +62,8 @@ def inline(monkeypatch):
 
 
 def trainer(cluster):
-    def train(experiment, config, workdir, listeners, caught):
-        train_on(lambda: cluster, None, experiment, config, workdir, listeners, caught)
+    def train(experiment, workdir, listeners, caught):
+        train_on(lambda: cluster, None, experiment, workdir, listeners, caught)
 
     return train
 

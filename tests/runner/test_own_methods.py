@@ -133,7 +133,7 @@ def test_a_partition_of_ones_own_is_known_again_too(run, written, monkeypatch):
     line = rf"in_turn is none of the library's partitions: {written} registers it; .* by --trust"
     with pytest.raises(ValueError, match=line):
         load_run(run)
-    assert load_run(run, trust=True).experiment.partitions[0][1].test.tolist() == [1, 5]
+    assert load_run(run, trust=True).arm.partitions[0][1].test.tolist() == [1, 5]
 
 
 def test_a_registered_method_needs_no_trust(run, written):
@@ -210,9 +210,8 @@ def test_a_module_beside_the_config_file_is_found_again(run, written, tiny_confi
         load_run(run)
     loaded = load_run(run, trust=True)
     assert loaded.state.round == 1
-    (entry,), config = loaded.experiment.entries.values(), read_trusted_run(run, True)[0]
-    assert set(own_code(entry, config)) == {"code.method_beside.py", "code.data_beside.py"}
-    names = own_names({"it": entry}, {"it": config})
+    assert set(own_code(loaded.arm)) == {"code.method_beside.py", "code.data_beside.py"}
+    names = own_names(read_trusted_run(run, True))
     assert names["own_modules"] == ["data_beside:dataset"]
 
 
@@ -248,10 +247,9 @@ def test_a_method_by_module_and_function(by_module, written, monkeypatch):
     SPLITS.pop("in_turn")
     monkeypatch.setattr(sys, "path", sys.path[:-1])
     run = load_run(by_module, trust=True)
-    assert run.method == "method_beside:beside" and run.state.round == 1
-    (entry,), config = run.experiment.entries.values(), read_trusted_run(by_module, True)[0]
-    assert "code.method_beside.py" in own_code(entry, config)
-    names = own_names({"it": entry}, {"it": config})
+    assert run.arm.label == "method_beside:beside" and run.state.round == 1
+    assert "code.method_beside.py" in own_code(run.arm)
+    names = own_names(read_trusted_run(by_module, True))
     assert (names["own_methods"], names["own_modules"]) == ([], ["method_beside:beside"])
 
 

@@ -178,13 +178,11 @@ def test_warnings_of_a_method_are_printed_once(monkeypatch, blank_pictures, tiny
     config.compare, config.method = (), method_config("local")
 
     def with_warning(config, **options):
-        experiment, line = (
-            build(config, **options),
-            lambda row: "it swings" if row["round"] > 1 else None,
-        )
-        return experiment._replace(
-            methods={"local": experiment.methods["local"]._replace(view=View(warn=line))}
-        )
+        experiment = build(config, **options)
+        view = View(warn=lambda row: "it swings" if row["round"] > 1 else None)
+        arm = experiment.arms["local"]
+        arm = arm._replace(method=arm.method._replace(view=view))
+        return experiment._replace(arms={"local": arm})
 
     warnings = []
     monkeypatch.setattr(train, "build", with_warning)

@@ -42,7 +42,7 @@ def test_the_config_names_the_auxiliary_model():
     group = model_group("cnn5", 10, (28, 28, 1))
     for name, module in (("", "cnn5"), ("cnn2", "cnn2")):
         config.model.shared = name
-        assert build(config).federations["fedtgp"].shared.module == group[module]
+        assert build(config).arms["fedtgp"].federation.shared.module == group[module]
 
 
 def test_a_pair_begins_with_the_model_that_other_methods_begin_with():

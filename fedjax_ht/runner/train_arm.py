@@ -1,4 +1,4 @@
-"""Trains one entry of a run, from the start or from its newest checkpoint."""
+"""Trains one arm of an experiment, from the start or from its newest checkpoint."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ import jax
 from fedjax_ht.checkpoints.trials import TrialCheckpoints
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.experiment.build import Experiment, entry_lanes, simulate, simulate_trials
+from fedjax_ht.experiment.arm import Arm, lanes_of, simulate, simulate_trials
 from fedjax_ht.experiment.environment import environment
 from fedjax_ht.experiment.identity import begin_again, remember_rounds
 from fedjax_ht.experiment.json_files import read_json
@@ -28,9 +28,8 @@ from fedjax_ht.simulation.simulation import Simulation, SimulationState
 from fedjax_ht.simulation.together import fastest
 
 
-def train_entry(
-    label: str,
-    experiment: Experiment,
+def train_arm(
+    arm: Arm,
     folder: Path,
     listeners: Listeners,
     caught: Sequence[int],
@@ -38,18 +37,17 @@ def train_entry(
     *,
     trial: int | None = None,
 ) -> list[list[Row]]:
-    """Trains the runs of an entry from its newest checkpoint on.
+    """Trains the runs of an arm from its newest checkpoint on.
 
     Args:
-      label: the entry's label.
-      experiment: the experiment built from the run's config.
-      folder: the entry's folder, in the run's.
+      arm: the arm.
+      folder: the arm's folder, in the run's.
       listeners: the functions to call as it goes on.
       caught: numbers of signals; one in it stops the run when the round in progress is saved.
       writable: False for a run on a read-only disk, which must be finished.
       trial: the number of one run to train alone, while others may be trained elsewhere; only its
         checkpoints are written then, and rows are returned when a signal has stopped it, too. A
-        call without it finds them, and writes the files of the entry.
+        call without it finds them, and writes the files of the arm.
 
     Returns:
       The rows of each run, see `simulation.history`.
@@ -58,27 +56,25 @@ def train_entry(
       ValueError: weights are gone, or a run that is not finished is on a read-only disk. One line.
       Interrupted: by a signal.
     """
-    config, writes = experiment.configs[label], writable and is_primary()
-    experiment = with_noted_lanes(label, experiment, folder.parent / "lanes.json", writes)
-    numbers, simulations = _runs(label, experiment, trial)
+    config, writes = arm.config, writable and is_primary()
+    arm = with_noted_lanes(arm, folder.parent / "lanes.json", writes)
+    numbers, simulations = _runs(arm, trial)
     writes = writes and trial is None
     place, keep = folder / "checkpoints", config.checkpoint.keep
     checkpointer = TrialCheckpoints(place, simulations, keep, background=True, numbers=numbers)
     states, histories = checkpointer.restore(listeners.warn)
     if not writable:
-        _refuse_unfinished(label, folder, _is_finished(states, histories, config))
+        _refuse_unfinished(arm.label, folder, _is_finished(states, histories, config))
     stop_if_signalled(caught)
     if not any(histories):
-        _prepare_start(label, experiment, config, folder, listeners, writes)
+        _prepare_start(arm, folder, listeners, writes)
     if rounds_done(states) < config.rounds:
-        _tell_of_compiling(label, experiment, config, listeners)
-    course = Course(
-        label, experiment, config, folder, checkpointer, listeners, caught, writes, numbers
-    )
-    course.programs = environment() | own_code(experiment.entries[label], config)
+        _tell_of_compiling(arm, listeners)
+    course = Course(arm, folder, checkpointer, listeners, caught, writes, numbers)
+    course.programs = environment() | own_code(arm)
     course.saved = rounds_done(states)
     for number, rows in zip(numbers, histories):
-        course.divergence[number] = Divergence(experiment.dataset.num_classes, rows)
+        course.divergence[number] = Divergence(arm.dataset.num_classes, rows)
     reached, histories = run_each(
         simulations,
         config.rounds,
@@ -102,21 +98,19 @@ def train_entry(
         return histories
     course.write(histories)
     stop_if_signalled(caught)
-    remember_map(label, experiment, simulations[0], reached[0], folder, writes, listeners.warn)
+    remember_map(arm, simulations[0], reached[0], folder, write=writes, warn=listeners.warn)
     return histories
 
 
-def _runs(
-    label: str, experiment: Experiment, trial: int | None
-) -> tuple[Sequence[int], list[Simulation]]:
-    """Returns the numbers and the simulations of an entry's runs, or of one of them alone."""
+def _runs(arm: Arm, trial: int | None) -> tuple[Sequence[int], list[Simulation]]:
+    """Returns the numbers and the simulations of an arm's runs, or of one of them alone."""
     if trial is None:
-        return range(experiment.config.trials), simulate_trials(label, experiment)
-    return [trial], [simulate(label, experiment, trial)]
+        return range(arm.config.trials), simulate_trials(arm)
+    return [trial], [simulate(arm, trial)]
 
 
 def _refuse_unfinished(label: str, folder: Path, is_finished: bool) -> None:
-    """Refuses an entry on a read-only disk that has rounds left to do."""
+    """Refuses an arm on a read-only disk that has rounds left to do."""
     if not is_finished:
         raise ValueError(f"{folder} cannot be written to, and {label} is not finished")
 
@@ -124,7 +118,7 @@ def _refuse_unfinished(label: str, folder: Path, is_finished: bool) -> None:
 def _is_finished(
     states: Sequence[SimulationState | None], histories: Sequence[list[Row]], config: Config
 ) -> bool:
-    """Returns True where an entry has no rounds left to do."""
+    """Returns True where an arm has no rounds left to do."""
     known = [state for state in states if state is not None]
     is_whole = len(known) == len(states) and all(histories)
     return is_whole and all_done(known, histories, config.rounds, _ends(config))
@@ -134,60 +128,49 @@ def _ends(config: Config) -> Ends:
     return functools.partial(is_over, patience=config.evaluate.patience, give_up=config.give_up)
 
 
-def _prepare_start(
-    label: str,
-    experiment: Experiment,
-    config: Config,
-    folder: Path,
-    listeners: Listeners,
-    writes: bool,
-) -> None:
-    """Checks that an entry can start at round 0, and moves aside the results of another course."""
-    gone = missing(weights_of_model(config.model))
+def _prepare_start(arm: Arm, folder: Path, listeners: Listeners, writes: bool) -> None:
+    """Checks that an arm can start at round 0, and moves aside the results of another course."""
+    gone = missing(weights_of_model(arm.config.model))
     if gone:
-        raise ValueError(f"no weights at {gone[0]}, which {label} starts from at round 0")
+        raise ValueError(f"no weights at {gone[0]}, which {arm.label} starts from at round 0")
     aside = begin_again(folder) if writes else None
     if aside:
         listeners.warn(
-            f"{label}: {folder} has no checkpoint that can be read; it starts again at round 0, "
-            f"and what was there is now in {aside}"
+            f"{arm.label}: {folder} has no checkpoint that can be read; it starts again at round "
+            f"0, and what was there is now in {aside}"
         )
 
 
-def _tell_of_compiling(
-    label: str, experiment: Experiment, config: Config, listeners: Listeners
-) -> None:
+def _tell_of_compiling(arm: Arm, listeners: Listeners) -> None:
     """Tells of the programs compiled in the first round, in the first process."""
     if not is_primary():
         return
-    devices = config.devices or len(jax.devices())
-    num_programs = len(experiment.federations[label].buckets)
+    devices = arm.config.devices or len(jax.devices())
+    num_programs = len(arm.federation.buckets)
     programs = "1 architecture" if num_programs == 1 else f"{num_programs} architectures"
     kind = jax.devices()[0].device_kind
-    listeners.stage(f"{label}: compiling {programs} for {devices} x {kind}, in the first round")
+    listeners.stage(f"{arm.label}: compiling {programs} for {devices} x {kind}, in the first round")
 
 
-def with_noted_lanes(label: str, experiment: Experiment, noted: Path, writes: bool) -> Experiment:
-    """Returns the experiment with the lanes that this run has noted for an entry.
+def with_noted_lanes(arm: Arm, noted: Path, writes: bool) -> Arm:
+    """Returns the arm with the lanes that its experiment has noted.
 
     Where lanes are chosen, a run notes them for each architecture before it first trains it, so
     that it goes on with the same.
 
     Args:
-      label: the entry's label.
-      experiment: the experiment that has the entry.
+      arm: the arm.
       noted: a JSON file, architecture -> lanes.
       writes: False notes nothing.
     """
-    options, federation = experiment.options, experiment.federations[label]
-    if options.lanes is not None:
-        return experiment
+    if arm.options.lanes is not None:
+        return arm
     known = read_json(noted) if noted.exists() else {}
-    names = {bucket.name for bucket in federation.buckets}
+    names = {bucket.name for bucket in arm.federation.buckets}
     if not names <= set(known):
-        known = entry_lanes(label, experiment, runs=len(experiment.partitions)) | known
+        known = lanes_of(arm, runs=len(arm.partitions)) | known
         if writes:
             with atomic_open(noted) as file:
                 json.dump(known, file, indent=2)
     lanes = {name: known[name] for name in names}
-    return experiment._replace(options=dataclasses.replace(options, lanes=lanes))
+    return arm._replace(options=dataclasses.replace(arm.options, lanes=lanes))
