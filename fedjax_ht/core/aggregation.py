@@ -4,12 +4,13 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Int
 
 from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.trees import select
+from fedjax_ht.core.trees import Array, select
 
 
 def server_step(method: Method, federation: Federation) -> Callable:
@@ -34,7 +35,7 @@ def server_step(method: Method, federation: Federation) -> Callable:
     return run
 
 
-def _with_rounds(received: Received, round: jax.Array) -> Received:
+def _with_rounds(received: Received, round: Int[Array, ""]) -> Received:
     """Returns uplinks with the round in which they were sent: this one, where nothing is late."""
     if received.sent_round is not None:
         return received

@@ -6,9 +6,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Bool, Float, Int, Key
 
 from fedjax_ht.core.samples import Data, Split
-from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
 
 
 class Batch(NamedTuple):
@@ -21,24 +22,28 @@ class Batch(NamedTuple):
     """
 
     x: PyTree
-    y: jax.Array
-    mask: jax.Array
+    y: Int[Array, " B"]
+    mask: Bool[Array, " B"]
 
 
 class ClassSums(NamedTuple):
     """Sums over samples by class: `sums` float32 [C, D], `counts` float32 [C]."""
 
-    sums: jax.Array
-    counts: jax.Array
+    sums: Float[Array, "C D"]
+    counts: Float[Array, " C"]
 
 
-def inputs_at(data: Data, index: jax.Array) -> PyTree:
+def inputs_at(data: Data, index: Int[HostArray, " B"]) -> PyTree:
     """Returns the model's input of the samples at indices int32 [B]."""
     return data.preprocess(jax.tree.map(lambda x: x[index], data.inputs))
 
 
 def take_batch(
-    data: Data, order: jax.Array, count: jax.Array, start: jax.Array, size: int
+    data: Data,
+    order: Int[HostArray, " samples"],
+    count: Int[HostNumber, ""],
+    start: Int[Array, ""] | int,
+    size: int,
 ) -> Batch:
     """Takes `size` samples of `order` from `start`; positions at or past `count` are masked out."""
     positions = start + jnp.arange(size)
@@ -47,7 +52,7 @@ def take_batch(
     return Batch(inputs_at(data, index), data.labels[index], positions < count)
 
 
-def shuffled(key: jax.Array, split: Split) -> jax.Array:
+def shuffled(key: Key[Array, ""], split: Split) -> Int[Array, " samples"]:
     """Returns the split's indices in random order, padding last.
 
     The order does not depend on the length of the padding.
@@ -60,14 +65,14 @@ def shuffled(key: jax.Array, split: Split) -> jax.Array:
     return split.indices[jnp.argsort(bits, stable=True)]
 
 
-def class_sums(rows: jax.Array, batch: Batch, num_classes: int) -> ClassSums:
+def class_sums(rows: Float[Array, "B D"], batch: Batch, num_classes: int) -> ClassSums:
     """Sums rows float [B, D] by label, masked samples left out."""
     membership = jax.nn.one_hot(batch.y, num_classes) * batch.mask[:, None]  # [B, C]
     # A padded row may hold anything; zero times NaN would still be NaN.
     return ClassSums(membership.T @ jnp.where(batch.mask[:, None], rows, 0), membership.sum(0))
 
 
-def class_means(sums: ClassSums) -> jax.Array:
+def class_means(sums: ClassSums) -> Float[Array, "C D"]:
     """Computes the means by class, float32 [C, D]; zero where a class has no sample."""
     return sums.sums / jnp.maximum(sums.counts, 1)[:, None]
 
@@ -81,7 +86,7 @@ def forward_batch() -> int:
 
 
 def sum_by_class(
-    extract: Callable[[jax.Array, jax.Array], jax.Array],
+    extract: Callable[[PyTree, Bool[Array, " B"]], Float[Array, "B D"]],
     data: Data,
     num_classes: int,
     batch_size: int | None = None,

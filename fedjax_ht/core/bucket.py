@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float, Key
 
 from fedjax_ht.core.inputs import InputShape, zeros
 from fedjax_ht.core.module_checks import FROZEN, STREAM, check_module, keep_all, traced
@@ -77,7 +79,7 @@ def make_bucket(
     return bucket, size
 
 
-def init_variables(bucket: Bucket, key: jax.Array) -> PyTree:
+def init_variables(bucket: Bucket, key: Key[Array, ""]) -> PyTree:
     """Draws a client's first model.
 
     Args:
@@ -163,7 +165,7 @@ def traceable(bucket: Bucket) -> Bucket:
     return _put_frozen(bucket, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form))
 
 
-def _init_frozen(bucket: Bucket, key: jax.Array) -> PyTree:
+def _init_frozen(bucket: Bucket, key: Key[Array, ""]) -> PyTree:
     return bucket.module.init(key, zeros(bucket.input_shape))[FROZEN]
 
 
@@ -197,12 +199,12 @@ def features(
     bucket: Bucket,
     params: PyTree,
     stats: PyTree,
-    x: jax.Array,
-    mask: jax.Array,
+    x: PyTree,
+    mask: Bool[Array, " B"],
     *,
     train: bool,
-    key: jax.Array | None = None,
-):
+    key: Key[Array, ""] | None = None,
+) -> tuple[Float[Array, "B K"], PyTree]:
     """Runs the feature extractor.
 
     Args:
@@ -223,7 +225,7 @@ def features(
     return out, changed.get("batch_stats", stats)
 
 
-def counting_key(bucket: Bucket) -> jax.Array | None:
+def counting_key(bucket: Bucket) -> Key[Array, ""] | None:
     """Returns a key for traces of training that are counted and not run: None drops nothing, and
     suits all modules but those that draw by more than nn.Dropout."""
     return jax.random.key(0) if bucket.draws else None
@@ -233,13 +235,13 @@ def run_features(
     bucket: Bucket,
     params: PyTree,
     stats: PyTree,
-    x: jax.Array,
-    mask: jax.Array,
+    x: PyTree,
+    mask: Bool[Array, " B"],
     *,
     train: bool,
-    key: jax.Array | None,
+    key: Key[Array, ""] | None,
     mutable: tuple[str, ...],
-) -> tuple[jax.Array, PyTree]:
+) -> tuple[Float[Array, "B K"], PyTree]:
     """Runs the feature extractor; returns its features and the collections that it changed.
 
     Args:
@@ -262,7 +264,9 @@ def _run(module, mutable, params, stats, frozen, x, mask, *, train: bool, key):
     return run(variables, x, train, mask, rngs={STREAM: key})
 
 
-def own_features(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) -> jax.Array:
+def own_features(
+    bucket: Bucket, client: PyTree, x: PyTree, mask: Bool[Array, " B"]
+) -> Float[Array, "B K"]:
     """Runs a client's feature extractor in evaluation mode.
 
     Args:
@@ -277,12 +281,17 @@ def own_features(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) 
     return features(bucket, client["params"], client["stats"], x, mask, train=False)[0]
 
 
-def logits(bucket: Bucket, params: PyTree, representations: jax.Array) -> Array:
+def logits(
+    bucket: Bucket, params: PyTree, representations: Float[Array, "B K"]
+) -> Float[Array, "B C"]:
     """Runs the head: float [B, K] -> [B, num_classes]."""
-    return bucket.module.apply({"params": params}, representations, method="classify")
+    scores: Any = bucket.module.apply({"params": params}, representations, method="classify")
+    return scores
 
 
-def head_scores(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) -> jax.Array:
+def head_scores(
+    bucket: Bucket, client: PyTree, x: PyTree, mask: Bool[Array, " B"]
+) -> Float[Array, "B C"]:
     """Computes a client's logits in evaluation mode, [B, num_classes]; as `own_features`."""
     return logits(bucket, client["params"], own_features(bucket, client, x, mask))
 

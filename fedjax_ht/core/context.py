@@ -3,14 +3,14 @@ and a bucket's uplinks at the server."""
 
 from typing import NamedTuple
 
-import jax
+from jaxtyping import Bool, Float, Int, Key
 
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.samples import Data
-from fedjax_ht.core.trees import Array, PyTree
+from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
 
-Metrics = dict[str, jax.Array]  # name -> float32 scalar
+Metrics = dict[str, Float[Array, ""]]  # by name
 
 
 class ClientInfo(NamedTuple):
@@ -24,10 +24,10 @@ class ClientInfo(NamedTuple):
         elsewhere.
     """
 
-    id: Array
-    num_samples: Array
-    last_round: Array
-    sent_round: Array = None
+    id: Int[HostNumber, "*clients"]
+    num_samples: Int[HostNumber, "*clients"]
+    last_round: Int[HostNumber, "*clients"]
+    sent_round: Int[HostNumber, "*clients"] | None = None
 
 
 class Context(NamedTuple):
@@ -48,17 +48,17 @@ class Context(NamedTuple):
         `forms.uplink_form`; None elsewhere.
     """
 
-    key: Array
-    round: Array
+    key: Key[Array, ""]
+    round: Int[Array, ""]
     info: ClientInfo | None
     pretrained: PyTree = ()
-    shared_key: Array = None
+    shared_key: Key[Array, ""] | None = None
     data: Data | None = None
     federation: Federation | None = None
 
 
 def client_context(
-    purpose: Purpose, root: jax.Array, round: jax.Array, info: ClientInfo
+    purpose: Purpose, root: Key[Array, ""], round: Int[Array, ""], info: ClientInfo
 ) -> Context:
     """Makes the context of a client's call in a round."""
     shared = round_key(root, Purpose.SHARED, round)
@@ -77,10 +77,10 @@ class Received(NamedTuple):
 
     uplink: PyTree
     info: ClientInfo
-    arrived: Array
+    arrived: Bool[HostArray, " P"]
 
     @property
-    def sent_round(self) -> Array:
+    def sent_round(self) -> Int[HostNumber, " P"] | None:
         """The round whose downlink each uplink answers, int32 [P]: an earlier one for uploads that
         arrive late."""
         return self.info.sent_round

@@ -6,18 +6,19 @@ class. `Wire.counts` says what a method counts.
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float, Num
 
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.local_training import num_steps
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.trees import Array, HostNumber, PyTree
 from fedjax_ht.core.wire import Metadata, dense, from_leaves, leaves_of, over_rows
 
 SLACK = 1 + 1e-4  # of sums in float32, which are exact up to 2^24
 LARGEST = 2.0**31 - 2**8  # near the largest float32 that an int32 holds
 
 
-def counts_of(uplink: PyTree) -> list[jax.Array]:
+def counts_of(uplink: PyTree) -> list[Num[Array, "..."]]:
     """Returns the counts in an upload, 0 where nothing is sent; flags, which are bool, are none."""
     counts = []
     for leaf in leaves_of(uplink):
@@ -31,7 +32,7 @@ def has_counts(form: PyTree) -> bool:
     return bool(jax.eval_shape(counts_of, form))
 
 
-def with_scaled_counts(uplink: PyTree, factor: jax.Array) -> PyTree:
+def with_scaled_counts(uplink: PyTree, factor: Float[HostNumber, "*clients"] | float) -> PyTree:
     """Multiplies the counts in an upload, and rounds whole numbers down.
 
     Args:
@@ -54,7 +55,7 @@ def with_scaled_counts(uplink: PyTree, factor: jax.Array) -> PyTree:
     return from_leaves(uplink, leaves)
 
 
-def counts_fit(method: Method, received: Received, architecture: str = "") -> jax.Array:
+def counts_fit(method: Method, received: Received, architecture: str = "") -> Bool[Array, " P"]:
     """Returns whether the counts of each upload are those of a client with its samples, bool [P].
 
     Args:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool
 
 from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.executor import Schedule, run_clients
@@ -16,7 +17,7 @@ from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.scoring_options import NormStatistics
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.statistics import collect_statistics
-from fedjax_ht.core.trees import Array, PyTree
+from fedjax_ht.core.trees import HostNumber, PyTree
 
 
 class EvaluationRequest(NamedTuple):
@@ -29,8 +30,8 @@ class EvaluationRequest(NamedTuple):
       splits: name of a clients' set -> bool, score it.
     """
 
-    received: Array
-    splits: dict[str, Array]
+    received: Bool[HostNumber, ""]
+    splits: dict[str, Bool[HostNumber, ""]]
 
 
 def received_where(
@@ -58,7 +59,7 @@ def score_splits(
     client,
     downlink,
     data: Data,
-    requested: dict[str, jax.Array],
+    requested: dict[str, Bool[HostNumber, ""]],
     batch_size: int,
 ) -> dict[str, Scores]:
     """Scores one client on its own sets; by class on its test set, by the reported rule.

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Int
 
-from fedjax_ht.core.trees import Array, PyTree
+from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
 
 
 class Schedule(NamedTuple):
@@ -24,9 +25,9 @@ class Schedule(NamedTuple):
         on one device an int32 scalar will do.
     """
 
-    slots: Array
+    slots: Int[HostArray, "chunks lanes"]
     arguments: PyTree
-    count: Array  # pyright: ignore[reportIncompatibleMethodOverride]
+    count: Int[HostNumber, "*devices"]  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def capacity_for(participants: int, bucket_size: int, lanes: int) -> tuple[int, int]:
@@ -45,7 +46,7 @@ def capacity_for(participants: int, bucket_size: int, lanes: int) -> tuple[int, 
     return -(-most // lanes) * lanes, lanes
 
 
-def longest_first(steps: np.ndarray) -> np.ndarray:
+def longest_first(steps: Int[np.ndarray, " P"]) -> Int[np.ndarray, " P"]:
     """Orders participants by number of steps, so that lanes of one chunk finish together.
 
     Args:
@@ -57,7 +58,7 @@ def longest_first(steps: np.ndarray) -> np.ndarray:
     return np.argsort(-np.asarray(steps), kind="stable")
 
 
-def wasted_lane_steps(steps: np.ndarray, lanes: int) -> float:
+def wasted_lane_steps(steps: Int[np.ndarray, " P"], lanes: int) -> float:
     """Returns the share of lane-steps in which a lane has finished and waits for its chunk.
 
     Args:
@@ -131,7 +132,7 @@ def run_clients(
     return lax.fori_loop(0, chunks, chunk, (states, outputs))
 
 
-def _at_slots(states: PyTree, slots: jax.Array) -> PyTree:
+def _at_slots(states: PyTree, slots: Int[HostArray, "*lanes"]) -> PyTree:
     """Reads the states at `slots`; padding, whose slot is out of range, reads the last one."""
 
     def read(x):
@@ -140,7 +141,7 @@ def _at_slots(states: PyTree, slots: jax.Array) -> PyTree:
     return jax.tree.map(read, states)
 
 
-def _rows(tree: PyTree, start: jax.Array, lanes: int) -> PyTree:
+def _rows(tree: PyTree, start: Int[Array, ""], lanes: int) -> PyTree:
     """Reads the rows of a chunk; of a single lane one row, without its axis."""
     if lanes == 1:
         return _row(tree, start)
@@ -151,7 +152,7 @@ def _rows(tree: PyTree, start: jax.Array, lanes: int) -> PyTree:
     return jax.tree.map(cut, tree)
 
 
-def _row(tree: PyTree, i: int | jax.Array) -> PyTree:
+def _row(tree: PyTree, i: Int[Array, ""] | int) -> PyTree:
     def read(x):
         return x[i]
 

@@ -3,6 +3,8 @@
 Nothing is run, and no form need cross a wire.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +22,7 @@ from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import payload_leaves
 
-_NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
+_NUMBER: Any = jax.ShapeDtypeStruct((), jnp.int32)  # in place of an array
 _INFO = ClientInfo(_NUMBER, _NUMBER, _NUMBER)
 
 

@@ -10,6 +10,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Int, Key
+
+from fedjax_ht.core.trees import Array, HostNumber
 
 GENERATOR = (
     "jax_default_prng_impl",
@@ -76,19 +79,24 @@ class Purpose(enum.IntEnum):
     AVAILABILITY = 15
 
 
-def round_key(root: jax.Array, purpose: Purpose, round: jax.Array | int) -> jax.Array:
+def round_key(
+    root: Key[Array, ""], purpose: Purpose, round: Int[HostNumber, ""] | int
+) -> Key[Array, ""]:
     """Returns the server's key of a round; `root` is jax.random.key(seed)."""
     return jax.random.fold_in(jax.random.fold_in(root, purpose), round)
 
 
 def client_key(
-    root: jax.Array, purpose: Purpose, round: jax.Array | int, client_id: jax.Array
-) -> jax.Array:
+    root: Key[Array, ""],
+    purpose: Purpose,
+    round: Int[HostNumber, ""] | int,
+    client_id: Int[HostNumber, ""] | int,
+) -> Key[Array, ""]:
     """Returns a client's key of a round; arguments as for `round_key`."""
     return jax.random.fold_in(round_key(root, purpose, round), client_id)
 
 
-def privacy_key(key: jax.Array, secret: Sequence[int] = ()) -> jax.Array:
+def privacy_key(key: Key[Array, ""], secret: Sequence[int] = ()) -> Key[Array, ""]:
     """Returns the key of noise that hides private data.
 
     Args:

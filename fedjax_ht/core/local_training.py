@@ -5,12 +5,13 @@ Trip counts are dynamic: under `vmap` the loop itself masks a finished client, a
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jaxtyping import Float, Int, Key, Num
 
 from fedjax_ht.core.annotations import Count
 from fedjax_ht.core.batches import (
@@ -24,9 +25,9 @@ from fedjax_ht.core.batches import (
 )
 from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.samples import Data, Split
-from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
 
-Augment = Callable[[jax.Array, jax.Array, jax.Array | float], jax.Array]
+Augment = Callable[[Key[Array, ""], PyTree, Float[Array, " C"] | float], PyTree]
 """(key, normalised images float [B, H, W, C], the value of a black pixel float [C]) -> images.
 
 For inputs that are no images it is called with these and 0.0.
@@ -95,9 +96,9 @@ class Loss(NamedTuple):
       rows: float [B, D] to sum by class, such as features; None sums nothing.
     """
 
-    value: jax.Array
+    value: Float[Array, ""]
     stats: PyTree
-    rows: jax.Array | None = None
+    rows: Float[Array, "B D"] | None = None
 
 
 class TrainingResult(NamedTuple):
@@ -111,14 +112,17 @@ class TrainingResult(NamedTuple):
 
     params: PyTree
     stats: PyTree
-    loss: jax.Array
+    loss: Float[Array, ""]
     class_sums: ClassSums | None
 
 
-LossFn = Callable[[PyTree, PyTree, Batch, jax.Array], Loss]  # (params, stats, batch, key)
+Counts = Num[HostNumber, "..."] | int
+"""Numbers of samples or steps: of one client, or of several."""
+
+LossFn = Callable[[PyTree, PyTree, Batch, Key[Array, ""]], Loss]  # (params, stats, batch, key)
 
 
-def num_steps(training: LocalTraining, num_samples: Any) -> Any:
+def num_steps(training: LocalTraining, num_samples: Counts) -> Counts:
     """Counts the optimiser steps of one round.
 
     Args:
@@ -130,7 +134,7 @@ def num_steps(training: LocalTraining, num_samples: Any) -> Any:
     return training.epochs * _steps_per_epoch(training, num_samples)
 
 
-def _steps_per_epoch(training: LocalTraining, count):
+def _steps_per_epoch(training: LocalTraining, count: Counts) -> Counts:
     size = training.batch_size
     if training.drop_remainder:  # a client below one batch takes one masked step
         return count // size + ((count > 0) & (count < size)) * 1
@@ -144,7 +148,7 @@ def train(
     stats: PyTree,
     data: Data,
     *,
-    key: jax.Array,
+    key: Key[Array, ""],
     num_classes: int,
     split: str = "train",
 ) -> TrainingResult:
@@ -238,8 +242,12 @@ def descend(
 
 
 def label_counts(
-    training: LocalTraining, data: Data, key: jax.Array, num_classes: int, split: str = "train"
-) -> jax.Array:
+    training: LocalTraining,
+    data: Data,
+    key: Key[Array, ""],
+    num_classes: int,
+    split: str = "train",
+) -> Int[Array, " C"]:
     """Counts the labels that `train` steps on, given the same arguments.
 
     Returns:
@@ -262,14 +270,18 @@ def label_counts(
     return lax.fori_loop(0, epochs, epoch, jnp.zeros(num_classes, jnp.int32))
 
 
-def _first_batch(training: LocalTraining, data: Data, per_epoch: jax.Array) -> jax.Array | int:
+def _first_batch(
+    training: LocalTraining, data: Data, per_epoch: Int[Array, ""]
+) -> Int[Array, ""] | int:
     """Returns the number of the epoch's batch that a round begins with."""
     if training.shuffle or training.steps is None or isinstance(data.round, tuple):
         return 0
     return data.round * training.steps % per_epoch
 
 
-def _order(training: LocalTraining, key: jax.Array, epoch: jax.Array, source: Split) -> jax.Array:
+def _order(
+    training: LocalTraining, key: Key[Array, ""], epoch: Int[Array, ""], source: Split
+) -> Int[HostArray, " samples"]:
     """Returns the split's indices in the order of one epoch."""
     return shuffled(jax.random.fold_in(key, epoch), source) if training.shuffle else source.indices
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Int
 
 from fedjax_ht.core.trees import PyTree
 
@@ -120,7 +121,7 @@ def in_one_memory(mesh: Mesh) -> bool:
     return _is_cpu(mesh) and jax.process_count() == 1
 
 
-def collect_rows(mesh: Mesh, tree: PyTree, rows: np.ndarray) -> PyTree:
+def collect_rows(mesh: Mesh, tree: PyTree, rows: Int[np.ndarray, " m"]) -> PyTree:
     """Gathers rows of arrays that are sharded over devices `in_one_memory` on the server's device.
 
     Args:

@@ -20,7 +20,7 @@ then, once, with the uplinks of every bucket:
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-import jax
+from jaxtyping import Bool, Float
 
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, head_scores, init_variables, own_features
@@ -39,7 +39,7 @@ from fedjax_ht.core.method_functions import (
     ServerUpdate,
 )
 from fedjax_ht.core.samples import Data
-from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.trees import Array, PyTree
 
 
 def init_model(bucket: Bucket, ctx: Context) -> PyTree:
@@ -60,8 +60,8 @@ def keep_state(
 
 
 def predict_by_head(
-    bucket: Bucket, client: PyTree, downlink: PyTree, x: PyTree, mask: jax.Array
-) -> dict[str, jax.Array]:
+    bucket: Bucket, client: PyTree, downlink: PyTree, x: PyTree, mask: Bool[Array, " B"]
+) -> dict[str, Float[Array, "B C"]]:
     """Scores by the logits of a client's model, as the rule "head"; the default `predict`."""
     return {"head": head_scores(bucket, client, x, mask)}
 

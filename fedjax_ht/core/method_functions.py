@@ -6,7 +6,7 @@ downlinks are pytrees of the method's own: `PyTree` says that nothing else knows
 
 from typing import Protocol
 
-import jax
+from jaxtyping import Bool, Float, Key
 
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.context import Context, Metrics, Received
@@ -18,7 +18,7 @@ from fedjax_ht.core.trees import Array, PyTree
 class InitServer(Protocol):
     """(federation, key) -> the server's first state."""
 
-    def __call__(self, federation: Federation, key: Array, /) -> PyTree: ...
+    def __call__(self, federation: Federation, key: Key[Array, ""], /) -> PyTree: ...
 
 
 class InitClient(Protocol):
@@ -68,8 +68,14 @@ class Predict(Protocol):
     """(bucket, client, downlink, inputs, mask) -> {rule: scores [B, num_classes]}."""
 
     def __call__(
-        self, bucket: Bucket, client: PyTree, downlink: PyTree, x: PyTree, mask: jax.Array, /
-    ) -> dict[str, jax.Array]: ...
+        self,
+        bucket: Bucket,
+        client: PyTree,
+        downlink: PyTree,
+        x: PyTree,
+        mask: Bool[Array, " B"],
+        /,
+    ) -> dict[str, Float[Array, "B C"]]: ...
 
 
 class Check(Protocol):

@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Int
 
-from fedjax_ht.core.trees import Array
+from fedjax_ht.core.trees import Array, HostNumber
 
 INDEX_BYTES = 4  # an int32 index
 
@@ -27,12 +28,14 @@ def bitmap_bytes(rows: int) -> int:
     return (rows + 7) // 8
 
 
-def takes_bits(rows: int, sent: Any) -> Any:
+def takes_bits(rows: int, sent: Int[HostNumber, ""] | int) -> Bool[HostNumber, ""] | bool:
     """Returns whether bits are shorter than indices, of `sent` rows out of `rows`."""
     return bitmap_bytes(rows) < INDEX_BYTES * sent
 
 
-def position_cost(positions: Any, rows: int, sent: Array) -> tuple[Array, Array]:
+def position_cost(
+    positions: Any, rows: int, sent: Int[Array, ""] | int
+) -> tuple[Int[Array, ""] | int, Int[Array, ""] | int]:
     """Counts the elements and bytes that say which rows are sent.
 
     Args:

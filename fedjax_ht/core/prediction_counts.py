@@ -6,10 +6,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Bool, Float, Int
 
 from fedjax_ht.core.batches import take_batch
 from fedjax_ht.core.samples import Data, Split
-from fedjax_ht.core.trees import Array
+from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
 
 
 class Scores(NamedTuple):
@@ -22,13 +23,17 @@ class Scores(NamedTuple):
         and those of both; () where they are not counted.
     """
 
-    correct: dict[str, Array]
-    count: Array  # pyright: ignore[reportIncompatibleMethodOverride]
-    by_class: Array | tuple[()] = ()
+    correct: dict[str, Int[HostNumber, "*clients"]]
+    count: Int[HostNumber, "*clients"]  # pyright: ignore[reportIncompatibleMethodOverride]
+    by_class: Int[HostArray, "*clients 3 C"] | tuple[()] = ()
 
 
 def score(
-    predict: Callable, data: Data, split: Split, batch_size: int, by_class_of: str | None = None
+    predict: Callable[[PyTree, Bool[Array, " B"]], dict[str, Float[Array, "B C"]] | None],
+    data: Data,
+    split: Split,
+    batch_size: int,
+    by_class_of: str | None = None,
 ) -> Scores:
     """Counts predictions over a split.
 

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Float, Num
 
-from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.trees import Array, PyTree
 
 PIECE = 1024  # columns whose rows stay in a core's cache while they are sorted
 
 
-def weighted_sum(stacked: PyTree, weights: jax.Array) -> PyTree:
+def weighted_sum(stacked: PyTree, weights: Num[Array, "P ..."]) -> PyTree:
     """Sums the rows of stacked arrays, each times its weight.
 
     Args:
@@ -29,7 +30,7 @@ def weighted_sum(stacked: PyTree, weights: jax.Array) -> PyTree:
     return lax.platform_dependent(stacked, weights, cpu=_one_by_one, default=_fused)
 
 
-def _one_by_one(stacked: PyTree, weights: jax.Array) -> PyTree:
+def _one_by_one(stacked: PyTree, weights: Num[Array, "P ..."]) -> PyTree:
     def row(x, i):
         return lax.dynamic_index_in_dim(x, i, keepdims=False)
 
@@ -44,20 +45,20 @@ def _one_by_one(stacked: PyTree, weights: jax.Array) -> PyTree:
     return jax.tree.map(lambda total, form: total.astype(form.dtype), totals, forms)
 
 
-def _fused(stacked: PyTree, weights: jax.Array) -> PyTree:
+def _fused(stacked: PyTree, weights: Num[Array, "P ..."]) -> PyTree:
     def total(x):
         return jnp.sum(_weighted(x, weights), axis=0).astype(x.dtype)
 
     return jax.tree.map(total, stacked)
 
 
-def _weighted(x: jax.Array, weights: jax.Array) -> jax.Array:
+def _weighted(x: Num[Array, "..."], weights: Num[Array, "..."]) -> Num[Array, "..."]:
     weights = weights.reshape(weights.shape + (1,) * (x.ndim - weights.ndim))
     # `where` besides the product: zero times NaN is NaN.
     return jnp.where(weights > 0, x, 0) * weights
 
 
-def sorted_rows(x: jax.Array) -> jax.Array:
+def sorted_rows(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Sorts each column of stacked arrays over the clients.
 
     Args:
@@ -71,11 +72,11 @@ def sorted_rows(x: jax.Array) -> jax.Array:
     return lax.platform_dependent(x, cpu=_sorted_in_pieces, default=_sorted)
 
 
-def _sorted(x: jax.Array) -> jax.Array:
+def _sorted(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return jnp.sort(x, axis=0)
 
 
-def _sorted_in_pieces(x: jax.Array) -> jax.Array:
+def _sorted_in_pieces(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     if x.size == 0:
         return x
     clients, columns = len(x), math.prod(x.shape[1:])
@@ -92,7 +93,7 @@ def _sorted_in_pieces(x: jax.Array) -> jax.Array:
     return ordered[:, :columns].reshape(x.shape)
 
 
-def _bitonic_sort(x: jax.Array) -> jax.Array:
+def _bitonic_sort(x: Float[Array, "P D"]) -> Float[Array, "P D"]:
     """Sorts rows [P, D] over P by Batcher's bitonic network, all columns at once."""
     rows = 1 << (len(x) - 1).bit_length()  # the next power of two; the rows beyond end up last
     ordered = jnp.pad(x, ((0, rows - len(x)), (0, 0)), constant_values=jnp.inf)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Int, Key, UInt32
 
 from fedjax_ht.core import wire
 from fedjax_ht.core.bucket import Bucket, put_frozen
@@ -18,7 +19,7 @@ from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.states import any_state
-from fedjax_ht.core.trees import Array, PyTree, select, take
+from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree, select, take
 
 
 class Participant(NamedTuple):
@@ -31,10 +32,10 @@ class Participant(NamedTuple):
       dropped: True if the client's uplink gets lost.
     """
 
-    member: Array
+    member: Int[HostNumber, "*clients"]
     info: ClientInfo
-    valid: Array
-    dropped: Array
+    valid: Bool[HostNumber, "*clients"]
+    dropped: Bool[HostNumber, "*clients"]
 
 
 class RunServer(NamedTuple):
@@ -48,7 +49,7 @@ class RunServer(NamedTuple):
     """
 
     state: PyTree
-    seed: Array
+    seed: UInt32[HostArray, ""]
     settings: PyTree = ()
     frozen: PyTree = ()
 
@@ -71,8 +72,8 @@ class ClientResult(NamedTuple):
     """
 
     uplink: PyTree
-    arrived: Array
-    finite: Array
+    arrived: Bool[HostArray, "*clients"]
+    finite: Bool[HostArray, "*clients"]
     metrics: Metrics
     uplink_cost: wire.WireCost
     downlink_cost: wire.WireCost
@@ -129,8 +130,8 @@ def send(
     channel: Channel,
     *,
     server: PyTree,
-    root: jax.Array,
-    round: jax.Array,
+    root: Key[Array, ""],
+    round: Int[Array, ""],
     info: ClientInfo,
     call: Call = call_directly,
 ) -> PyTree:
@@ -158,7 +159,15 @@ def send(
 
 
 def receive(
-    method: Method, bucket: Bucket, client, downlink, data: Data, *, root, round, info
+    method: Method,
+    bucket: Bucket,
+    client: PyTree,
+    downlink: PyTree,
+    data: Data,
+    *,
+    root: Key[Array, ""],
+    round: Int[Array, ""],
+    info: ClientInfo,
 ) -> PyTree:
     """Returns the client's state after receipt."""
     ctx = client_context(Purpose.RECEIVE, root, round, info)

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fedjax_ht.core.trees import Array, PyTree
+from jaxtyping import Int
+
+from fedjax_ht.core.trees import HostArray, HostNumber, PyTree
 
 PUBLIC = "public"
 """The split of `Data.splits` that the server and all clients have, of methods that read it."""
@@ -17,8 +19,9 @@ class Split(NamedTuple):
       count: int32 scalar.
     """
 
-    indices: Array
-    count: Array  # hides tuple.count  # pyright: ignore[reportIncompatibleMethodOverride]
+    indices: Int[HostArray, "*clients samples"]
+    # hides tuple.count
+    count: Int[HostNumber, "*clients"]  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 class Data(NamedTuple):
@@ -38,7 +41,7 @@ class Data(NamedTuple):
     """
 
     inputs: PyTree
-    labels: Array
+    labels: Int[HostArray, " N"]
     preprocess: PyTree
     splits: dict[str, Split]
     round: PyTree = ()

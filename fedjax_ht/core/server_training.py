@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jaxtyping import Bool, Float, Key
 
 from fedjax_ht.core.batches import shuffled
 from fedjax_ht.core.samples import Split
-from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.trees import Array, PyTree
 
 
-def compact(valid: jax.Array) -> Split:
+def compact(valid: Bool[Array, " M"]) -> Split:
     """Lists the valid rows as a split, so that padding between them changes nothing.
 
     Args:
@@ -28,16 +29,16 @@ def compact(valid: jax.Array) -> Split:
 
 def train_on_rows(
     optimizer: optax.GradientTransformation,
-    loss_fn: Callable[[PyTree, PyTree, jax.Array, jax.Array], jax.Array],
+    loss_fn: Callable[[PyTree, PyTree, Bool[Array, " B"], Key[Array, ""]], Float[Array, ""]],
     params: PyTree,
     rows: PyTree,
-    valid: jax.Array,
+    valid: Bool[Array, " M"],
     *,
-    key: jax.Array,
+    key: Key[Array, ""],
     epochs: int,
     batch_size: int,
     drop_single: bool = False,
-) -> tuple[PyTree, jax.Array]:
+) -> tuple[PyTree, Float[Array, ""]]:
     """Trains parameters on the valid rows, shuffled anew in each epoch.
 
     The last batch of an epoch is masked. The number of steps follows the number of valid rows at
@@ -79,17 +80,20 @@ def train_on_rows(
 
 def train_with_stats(
     optimizer: optax.GradientTransformation,
-    loss_fn: Callable[[PyTree, PyTree, PyTree, jax.Array, jax.Array], tuple[jax.Array, PyTree]],
+    loss_fn: Callable[
+        [PyTree, PyTree, PyTree, Bool[Array, " B"], Key[Array, ""]],
+        tuple[Float[Array, ""], PyTree],
+    ],
     params: PyTree,
     stats: PyTree,
     *,
     rows: PyTree,
-    valid: jax.Array,
-    key: jax.Array,
+    valid: Bool[Array, " M"],
+    key: Key[Array, ""],
     epochs: int,
     batch_size: int,
     drop_single: bool = False,
-) -> tuple[PyTree, PyTree, jax.Array]:
+) -> tuple[PyTree, PyTree, Float[Array, ""]]:
     """Trains as `train_on_rows`, a model that keeps batch statistics.
 
     Args:

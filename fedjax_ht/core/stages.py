@@ -6,16 +6,17 @@ An extractor notes them by `note_stage`, which does nothing where nobody asks fo
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float, Key
 
 from fedjax_ht.core.bucket import Bucket, init_variables, run_features
 from fedjax_ht.core.inputs import zeros
-from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.trees import Array, PyTree
 
 STAGES = "stages"
 """The collection that features are noted in."""
 
 
-def note_stage(extractor: nn.Module, features: jax.Array) -> None:
+def note_stage(extractor: nn.Module, features: Float[Array, "B ..."]) -> None:
     """Notes the features after a stage of an extractor, in the order of its stages.
 
     Args:
@@ -41,12 +42,12 @@ def stage_features(
     bucket: Bucket,
     params: PyTree,
     stats: PyTree,
-    x: jax.Array,
-    mask: jax.Array,
+    x: PyTree,
+    mask: Bool[Array, " B"],
     *,
     train: bool,
-    key: jax.Array | None = None,
-) -> tuple[list[jax.Array], PyTree]:
+    key: Key[Array, ""] | None = None,
+) -> tuple[list[Float[Array, "B _"]], PyTree]:
     """Runs the feature extractor; arguments as of `core.bucket.features`.
 
     Returns:

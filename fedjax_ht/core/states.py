@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
+from jaxtyping import Key
 
 from fedjax_ht.core.bucket import Bucket, put_weights
 from fedjax_ht.core.compiling import compiler_options, platform_of
@@ -14,11 +15,11 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.trees import Array, PyTree
 
 
 def any_state(
-    method: Method, bucket: Bucket, key: jax.Array, federation: Federation | None = None
+    method: Method, bucket: Bucket, key: Key[Array, ""], federation: Federation | None = None
 ) -> PyTree:
     """Returns a newcomer's state in its first round: by its form, or where a downlink overwrites
     it, any client's. Without the federation a client has no memory of messages."""

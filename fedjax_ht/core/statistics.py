@@ -12,16 +12,17 @@ import flax.traverse_util
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Bool, Float
 
 from fedjax_ht.core.batches import take_batch
 from fedjax_ht.core.bucket import Bucket, frozen_collection
 from fedjax_ht.core.samples import Data, Split
-from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.trees import Array, PyTree
 
 
 def norm_moments(
-    bucket: Bucket, params: PyTree, x: jax.Array, mask: jax.Array
-) -> tuple[jax.Array, PyTree]:
+    bucket: Bucket, params: PyTree, x: PyTree, mask: Bool[Array, " B"]
+) -> tuple[Float[Array, "B K"], PyTree]:
     """Runs the feature extractor in evaluation mode, and collects the moments of norms' inputs.
 
     Args:

@@ -1,17 +1,44 @@
-"""Takes entries of pytrees of arrays, selects between two such pytrees, and joins several."""
+"""Types of arrays and pytrees, and functions of pytrees: take entries, select between two, join
+several."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool
 
 PyTree = Any
 
-Array = jax.Array | Any
-"""An array of a pytree: a `jax.Array` in compiled programs, on the host also NumPy's or a number,
-and in forms a `jax.ShapeDtypeStruct`. Where a field's text says so, () or None stand for no array.
+if TYPE_CHECKING:
+    Array = jax.Array
+else:  # a form of a pytree has forms of arrays, and jax takes NumPy's arrays as well
+    Array = jax.Array | np.ndarray | jax.ShapeDtypeStruct
+"""An array, for signatures and fields that give dtype and axes: `Float[Array, "C D"]`.
+
+The axes of this package:
+
+* B: samples of a batch. N: samples of a data set, stored once for all clients.
+* C: classes. K: features. D: any row, such as features that are summed by class.
+* P: rows of a bucket's schedule and of its uplinks, one a participant, the last ones padding; on
+  each device as many.
+* M: rows that a server trains on.
+* `samples`: entries of a client's split, padding last. `chunks lanes`: the two axes of P, see
+  `executor.Schedule`. `devices`: of the mesh.
+* `*clients`: no axis where a value is one client's, and one where clients are stacked; all fields
+  of one value have the same.
+* `*m` and `*rest`: of a `wire.Masked`.
+
+A function of one client has no axis of clients: under `vmap` it is checked client by client.
 """
+
+HostArray = Array | np.ndarray
+"""An array of a field that is filled on the host: NumPy's there, and a `jax.Array` in the programs
+that it is an argument of."""
+
+HostNumber = HostArray | np.integer | np.bool
+"""A number of a field that is filled on the host, or an array of one for each client."""
 
 
 def take(tree: PyTree, index: Any) -> PyTree:
@@ -44,6 +71,6 @@ def join_trees(combine: Callable[[Sequence[Any]], Any], trees: Sequence[PyTree])
     return jax.tree.map(at_one_place, *trees)
 
 
-def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
+def select(condition: Bool[HostNumber, ""], yes: PyTree, no: PyTree) -> PyTree:
     """Selects `yes` where a scalar condition holds, else `no`, leaf by leaf, typed keys too."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

@@ -14,16 +14,17 @@ disturbs messages goes through the functions of this module.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Int, Key, Shaped
 
 from fedjax_ht.core.annotations import NonNegative, Share
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.positions import Shortest, position_cost
-from fedjax_ht.core.trees import Array, PyTree
+from fedjax_ht.core.trees import Array, HostArray, PyTree
 
 Late = Literal["lost", "arrives"]
 """An upload that misses its round's deadline is dropped, or counts in a later round."""
@@ -60,8 +61,8 @@ class Masked(NamedTuple):
         index with each, and `SHORTEST` bits where these are shorter.
     """
 
-    values: Array
-    mask: Array
+    values: Shaped[Array, "..."]
+    mask: Bool[Array, "*m"]
     pattern: Pattern | Shortest | None = None
 
 
@@ -75,6 +76,10 @@ class Metadata(NamedTuple):
     value: PyTree
 
 
+Number = Int[HostArray, "*clients"] | int
+"""A number of a `WireCost`: of one message, or of the messages of stacked clients."""
+
+
 class WireCost(NamedTuple):
     """Elements and bytes of one message; ints, or int32 scalars where a mask decides.
 
@@ -83,13 +88,13 @@ class WireCost(NamedTuple):
       metadata_elements, metadata_bytes: sizes of `Metadata`, and of indices that sent rows need.
     """
 
-    payload_elements: Array
-    payload_bytes: Array
-    metadata_elements: Array
-    metadata_bytes: Array
+    payload_elements: Number
+    payload_bytes: Number
+    metadata_elements: Number
+    metadata_bytes: Number
 
     @property
-    def bytes(self) -> Array:
+    def bytes(self) -> Number:
         """Payload and metadata."""
         return self.payload_bytes + self.metadata_bytes
 
@@ -117,20 +122,22 @@ def from_leaves(message: PyTree, leaves: Sequence) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(message, is_leaf=is_leaf), leaves)
 
 
-def values_of(leaf: Any) -> jax.Array:
+def values_of(leaf: Any) -> Shaped[Array, "..."]:
     """Returns the array of a leaf that is no `Metadata`, with the rows that are not sent."""
     return leaf.values if is_masked(leaf) else leaf
 
 
 # Sent rows
 
+Rows = TypeVar("Rows", jax.Array, np.ndarray)
 
-def over_rows(x: Array, values: Array) -> Array:
+
+def over_rows(x: Rows, values: Shaped[Array, "..."]) -> Rows:
     """Appends axes of length 1 to an array by row, [*m], so that it broadcasts to [*m, *rest]."""
     return x.reshape(x.shape + (1,) * (values.ndim - x.ndim))
 
 
-def sent_rows(leaf: Any) -> jax.Array:
+def sent_rows(leaf: Any) -> Bool[Array, "..."]:
     """Returns which entries of a leaf are sent, bool, broadcastable to its array."""
     if is_masked(leaf):
         return over_rows(leaf.mask, leaf.values)
@@ -162,7 +169,7 @@ def sent(message: PyTree) -> PyTree:
     return jax.tree.map(cleared, message, is_leaf=is_masked)
 
 
-def all_finite(tree: PyTree) -> jax.Array:
+def all_finite(tree: PyTree) -> Bool[Array, ""]:
     """Returns whether every float that would be read is finite; masked-out entries are not read."""
     broken = []
     for leaf in jax.tree.leaves(sent(tree)):
@@ -190,7 +197,7 @@ def payload_leaves(message: PyTree) -> dict[int, Any]:
     return {place: leaf for place, leaf in enumerate(leaves_of(message)) if is_payload(leaf)}
 
 
-def with_payload(message: PyTree, arrays: dict[int, jax.Array]) -> PyTree:
+def with_payload(message: PyTree, arrays: dict[int, Shaped[Array, "..."]]) -> PyTree:
     """Replaces arrays of a message's payload; masks and all other leaves stay.
 
     Args:
@@ -243,7 +250,7 @@ def wire_elements(message: PyTree) -> WireCost:
 # Transforms
 
 # (key, message) -> message of the same structure
-Transform = Callable[[jax.Array, PyTree], PyTree]
+Transform = Callable[[Key[Array, ""], PyTree], PyTree]
 
 
 @checked

@@ -79,10 +79,10 @@ def sum_groups(
     def stacked_form(leaf):
         return jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype)
 
-    received = {}
+    received, unknown = {}, np.zeros(1, np.int32)
     for name, form in forms.items():
         stacked = jax.tree.map(stacked_form, form)
-        received[name] = Received(stacked, ClientInfo(None, None, None), np.ones(1, bool))
+        received[name] = Received(stacked, ClientInfo(unknown, unknown, unknown), np.ones(1, bool))
     members = {bucket.name: federation.members(bucket) for bucket in federation.buckets}
     groups = {}
     for buckets in comparable(received, nested=False):

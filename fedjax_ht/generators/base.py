@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 
-from fedjax_ht.core.trees import Array, PyTree
+from fedjax_ht.core.trees import HostArray, PyTree
 
 
 class Card(NamedTuple):
@@ -66,7 +66,7 @@ class Generator(NamedTuple):
     card: Card
     latent_dim: int
     sample_w: Callable[[PyTree, jax.Array, int], jax.Array]
-    synthesize: Callable[[PyTree, jax.Array], Array]
+    synthesize: Callable[[PyTree, jax.Array], HostArray]
     variables: PyTree = ()
     conditional: Callable[[PyTree, jax.Array, jax.Array], jax.Array] | None = None
     num_labels: int = 0

@@ -7,6 +7,8 @@ matrices this is as fast at 36 pixels and nine times faster at 532, and ten time
 convolution with one channel.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -50,7 +52,7 @@ def filtered_leaky_relu(
     if down_filter.ndim == 1:
         return _downsample(_downsample(x, down_filter, down, axis=1), down_filter, down, axis=2)
     # A radial filter is no product of two: a horizontal one for each of its rows.
-    total = 0
+    total: Any = 0
     for row, weights in zip(_taps(x, len(down_filter), down, axis=1), down_filter):
         total = total + _downsample(row, weights, down, axis=2)
     return total
@@ -90,7 +92,7 @@ def _upsample(
 
 def _downsample(x: jax.Array, weights: jax.Array, down: int, axis: int) -> Array:
     """Convolves without padding and keeps every `down`-th sample."""
-    total = 0
+    total: Any = 0
     for weight, tap in zip(weights, _taps(x, len(weights), down, axis)):
         total = total + weight * tap
     return total

@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_ht.core.trees import HostArray
 from fedjax_ht.generators.base import Generator
 
 LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 BATCH = 10  # images synthesised at once
 
 
-def fit(images: jax.Array, shape: tuple[int, ...], antialias: bool = True) -> jax.Array:
+def fit(images: HostArray, shape: tuple[int, ...], antialias: bool = True) -> jax.Array:
     """Scales images to a shape bilinearly and cuts out their centre.
 
     The shorter side is scaled to the target's; a grey target gets the luminance.

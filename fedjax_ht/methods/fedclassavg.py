@@ -29,7 +29,7 @@ Settled here:
 """
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +82,9 @@ def check(federation: Federation) -> None:
 
 def proximity(head: PyTree, start: PyTree) -> Array:
     """Sums over a classifier's tensors the mean squared distance to those of `start`."""
-    return sum(jax.tree.leaves(jax.tree.map(lambda w, v: jnp.mean((w - v) ** 2), head, start)))
+    distances = jax.tree.map(lambda w, v: jnp.mean((w - v) ** 2), head, start)
+    total: Any = sum(jax.tree.leaves(distances))
+    return total
 
 
 @checked

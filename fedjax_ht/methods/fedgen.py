@@ -153,7 +153,8 @@ def fedgen(
         """Returns the noise drawn, and the features generated from it."""
         module = FeatureGenerator(bucket.num_classes, hidden_dim, bucket.feature_dim)
         noise = jax.random.uniform(key, (labels.shape[0], noise_dim))
-        return noise, module.apply({"params": generator}, noise, labels, mask)
+        generated: PyTree = module.apply({"params": generator}, noise, labels, mask)
+        return noise, generated
 
     def init_server(federation, key):
         head_key, generator_key = jax.random.split(key)

@@ -102,7 +102,8 @@ def mix(bucket: Bucket, params: PyTree, rows: Rows, x: PyTree) -> Array:
     """Projects the features of both models: float [B, d] and [B, K] -> m, float [B, K]; a
     `Mixer.mix`."""
     both = jnp.concatenate([rows.shared, rows.private], axis=1)
-    return Linear(bucket.feature_dim).apply({"params": params["projection"]}, both)
+    mixed: PyTree = Linear(bucket.feature_dim).apply({"params": params["projection"]}, both)
+    return mixed
 
 
 MIXER = Mixer("projection", mix)

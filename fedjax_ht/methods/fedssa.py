@@ -85,8 +85,8 @@ class Server(NamedTuple):
     """
 
     rows: jax.Array
-    held: Array
-    newest: Array
+    held: Array | tuple[()]
+    newest: Array | tuple[()]
 
 
 def stabilisation(

@@ -60,7 +60,8 @@ class Redrawing(nn.Module):
 
 def redrawn(extractor: PyTree, x: jax.Array) -> Array:
     """Computes G(x), float [B, H, W, C], of images of that shape."""
-    return Redrawing().apply({"params": extractor}, x)
+    images: PyTree = Redrawing().apply({"params": extractor}, x)
+    return images
 
 
 def require_images(federation: Federation) -> None:

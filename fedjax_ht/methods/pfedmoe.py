@@ -38,7 +38,7 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import described, zeros
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View, Wire
-from fedjax_ht.core.trees import Array, PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared import small_part
 from fedjax_ht.methods.shared.averaging import ModelUplink, sent_samples
@@ -110,7 +110,7 @@ def mixer_of(gate_width: int) -> Mixer:
 
     def mix(bucket: Bucket, params: PyTree, rows: Rows, x: PyTree) -> jax.Array:
         gate = {"params": params["gate"]}
-        weights: Array = Gate(gate_width).apply(gate, gate_input(params["own"], x))
+        weights: PyTree = Gate(gate_width).apply(gate, gate_input(params["own"], x))
         return weights[:, :1] * rows.shared + weights[:, 1:] * rows.private
 
     return Mixer("gate", mix)

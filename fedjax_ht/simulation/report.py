@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_ht.core.mesh import fetch
 from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.round import ClientResult
-from fedjax_ht.core.trees import Array, join_trees, take
+from fedjax_ht.core.trees import HostNumber, join_trees, take
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.serving import ServerResult
@@ -197,7 +197,7 @@ def joined_report(
     uplink, num_earlier = take(result.uplink_cost, arrived), 0
     if earlier is not None:
         uplink = WireCost(*map(np.append, uplink, earlier))
-        num_earlier = len(earlier.payload_elements)
+        num_earlier = np.size(earlier.payload_elements)
     outlying = np.flatnonzero(server.far >= FAR_OFF)
     return RoundReport(
         participants=ids,
@@ -257,7 +257,7 @@ def _mean(values: np.ndarray) -> float:
     return float(np.mean(values))
 
 
-def _share(correct: Array, count: Array) -> np.ndarray:
+def _share(correct: HostNumber, count: HostNumber) -> np.ndarray:
     return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
 
 

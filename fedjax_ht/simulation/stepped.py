@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.round import Call, ClientResult, call_directly, client_step, send, view
-from fedjax_ht.core.trees import Array, PyTree, join_trees, take
+from fedjax_ht.core.trees import HostNumber, PyTree, join_trees, take
 from fedjax_ht.core.wire import all_finite, is_masked
 from fedjax_ht.simulation.compiled import compiled_round, participant_of, read_clients
 from fedjax_ht.simulation.program import Program
@@ -153,7 +153,7 @@ def _play_bucket(
 
 
 def _player(
-    program: Program, state: SimulationState, bucket: Bucket, row: int, dropped: Array
+    program: Program, state: SimulationState, bucket: Bucket, row: int, dropped: HostNumber
 ) -> Callable[[Call], tuple[ClientInfo, ClientResult]]:
     """Returns the function that plays the round of one row by the calls that it is given."""
     clients, channel = program.clients[bucket.name], program.engine.channel

@@ -241,7 +241,7 @@ def _after_round(
         sent[name] = _put(sent[name], new, collect(devices.mesh, slots))
         left[ids] = part.seconds[rows] - deadline
         for old, of_bucket in zip(cost, part.results.uplink_cost):
-            old[ids] = of_bucket[rows]
+            old[ids] = np.asarray(of_bucket)[rows]
     return Waiting(sent, left, cost)
 
 

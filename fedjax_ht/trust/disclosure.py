@@ -45,11 +45,12 @@ def exposure(method: Method, federation: Federation) -> Exposure:
     def row(x):
         return jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
 
-    received, sources = {}, Sources()
+    received, sources, unknown = {}, Sources(), np.zeros(1, np.int32)
     for bucket in federation.buckets:
         (_, _, uplink), (_, _, uplink_sources) = traced_round(method, federation, bucket)
         form = jax.tree.map(row, uplink)
-        received[bucket.name] = Received(form, ClientInfo(None, None, None), np.ones(1, bool))
+        info = ClientInfo(unknown, unknown, unknown)
+        received[bucket.name] = Received(form, info, np.ones(1, bool))
         sources |= union(uplink_sources)
     leaves = [leaf for r in received.values() for leaf in leaves_of(r.uplink)]
     if not any(map(is_payload, leaves)):

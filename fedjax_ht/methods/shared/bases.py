@@ -36,7 +36,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.names import meant
 from fedjax_ht.core.statistics import norm_moments
-from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.core.trees import HostArray, PyTree, select
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.feddropout import feddropout
 from fedjax_ht.methods.fedrolex import fedrolex
@@ -190,7 +190,7 @@ def label_weights(counts: jax.Array, present: jax.Array) -> tuple[jax.Array, jax
     return weights, of_class / jnp.maximum(of_class.sum(), 1)
 
 
-def keep_present(tree: PyTree, present: jax.Array) -> PyTree:
+def keep_present(tree: PyTree, present: HostArray) -> PyTree:
     """Sets rows of leaves [P, ...] to zero where `present` bool [P] is False.
 
     All teachers run, and the values of absent ones may be NaN.

@@ -43,7 +43,7 @@ class Client(NamedTuple):
     """
 
     model: PyTree
-    seen: Array
+    seen: Array | tuple[()]
 
 
 class Uplink(NamedTuple):
@@ -63,12 +63,12 @@ class Uplink(NamedTuple):
 def count(
     kind: Counts,
     training: LocalTraining,
-    seen: Array,
+    seen: PyTree,
     *,
     data: Data,
     key: jax.Array,
     num_classes: int,
-) -> tuple[Array, Metadata | tuple]:
+) -> tuple[Array | tuple[()], Metadata | tuple]:
     """Counts the labels of a client's round.
 
     Args:

@@ -181,7 +181,8 @@ def _latents_of_prototypes(
         return setup.generator.sample_w(weights, key, n)
 
     def unbounded(params, rows, mask) -> Array:
-        return setup.transformer.apply({"params": params}, rows, mask)
+        latents: PyTree = setup.transformer.apply({"params": params}, rows, mask)
+        return latents
 
     def inside(params, rows, mask) -> Array:
         return into(weights.ball, unbounded(params, rows, mask))

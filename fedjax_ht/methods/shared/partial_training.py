@@ -87,7 +87,10 @@ def slice_plan(
       per_layer: True draws every layer by itself, see `PreActResNet.channels`.
     """
     widths = federation.server_model.module.base.channels(per_layer).widths
-    key = jax.random.fold_in(ctx.shared_key, client_id) if mode == "random" else None
+    key = None
+    if mode == "random":
+        assert ctx.shared_key is not None  # as in every round
+        key = jax.random.fold_in(ctx.shared_key, client_id)
     return make_plan(widths, rate, mode, ctx.round, key)
 
 

@@ -63,6 +63,7 @@ def no_targets(samples: int, *shape: int) -> Targets:
 def draw(federation: Federation, samples: int, ctx: Context) -> jax.Array:
     """Draws a round's public samples, int32 [samples], each at most once; server and clients draw
     the same."""
+    assert ctx.shared_key is not None  # as in every round
     size = (samples,)
     chosen = jax.random.choice(ctx.shared_key, federation.public_set.samples, size, replace=False)
     return chosen.astype(jnp.int32)

@@ -66,7 +66,7 @@ def widest_first(federation: Federation) -> list[Bucket]:
 
 
 def make_plan(
-    widths: dict[str, int], rate: float, mode: Mode, round: jax.Array, key: Array = None
+    widths: dict[str, int], rate: float, mode: Mode, round: jax.Array, key: Array | None = None
 ) -> Plan:
     """Chooses the channels of a slice.
 
@@ -81,6 +81,7 @@ def make_plan(
     def indices(number: int, width: int) -> jax.Array:
         kept = sliced_width(width, rate)
         if mode == "random":
+            assert key is not None
             channels = jax.random.permutation(jax.random.fold_in(key, number), width)
             return channels[:kept].astype(jnp.int32)
         first = jnp.arange(kept, dtype=jnp.int32)

@@ -16,7 +16,7 @@ Settled here:
 """
 
 import functools
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,8 @@ class Inverted(NamedTuple):
 
 def total_variation(images: jax.Array) -> Array:
     """Averages absolute differences of neighbouring pixels of [B, H, W, C], along both axes."""
-    return sum(jnp.mean(jnp.abs(jnp.diff(images, axis=axis))) for axis in (1, 2))
+    total: Any = sum(jnp.mean(jnp.abs(jnp.diff(images, axis=axis))) for axis in (1, 2))
+    return total
 
 
 def relative_square(change: jax.Array, target: jax.Array) -> jax.Array:
