@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Int
+from jaxtyping import Int, Real
 
 from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
 
@@ -46,11 +46,11 @@ def capacity_for(participants: int, bucket_size: int, lanes: int) -> tuple[int, 
     return -(-most // lanes) * lanes, lanes
 
 
-def longest_first(steps: Int[np.ndarray, " P"]) -> Int[np.ndarray, " P"]:
+def longest_first(steps: Real[np.ndarray, " P"]) -> Int[np.ndarray, " P"]:
     """Orders participants by number of steps, so that lanes of one chunk finish together.
 
     Args:
-      steps: int [P], of each participant.
+      steps: int or float [P], steps of each participant, or what they cost.
 
     Returns:
       int [P], positions in `steps`; equal ones keep their order.

@@ -9,9 +9,6 @@ from jaxtyping import TypeCheckError
 import fedjax_ht as fl
 from fedjax_ht.core.batches import class_sums, shuffled
 from fedjax_ht.core.context import ClientInfo
-from fedjax_ht.core.counts import counts_fit
-from fedjax_ht.core.evaluation import EvaluationRequest
-from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.reductions import sorted_rows
 from fedjax_ht.core.round import Participant, view
 from fedjax_ht.core.server_training import compact
@@ -33,7 +30,9 @@ CLIENT = Participant(np.int32(1), INFO, valid=np.True_, dropped=np.False_)
         lambda: shuffled(jax.random.PRNGKey(0), fl.Split(jnp.arange(4), jnp.int32(3))),
         lambda: shuffled(jax.random.key(0), SPLITS),
         lambda: view(DATA, CLIENT._replace(info=INFO._replace(id=np.float32(3)))),
-        lambda: view(DATA._replace(splits={"train": SPLITS._replace(count=COUNTS[:, None])}), CLIENT),
+        lambda: view(
+            DATA._replace(splits={"train": SPLITS._replace(count=COUNTS[:, None])}), CLIENT
+        ),
         lambda: compact(jnp.arange(3)),
         lambda: sorted_rows(jnp.arange(3)),
     ],
