@@ -1,3 +1,5 @@
 """Tests of the library."""
 
-import tests.shapes  # noqa: F401, before the library, whose calls it checks
+from tests.shapes import check_core
+
+check_core()  # before the library is imported

@@ -1,27 +1,85 @@
-"""Checks calls of the library in tests against the dtypes and axes that it declares.
+"""Checks calls of `core` in tests against the dtypes and axes that its signatures declare.
 
-pyproject.toml gives `checked` to jaxtyping's plugin, which wraps all functions of the packages
-named there. Each call has axes of its own; so has each NamedTuple among its values.
+Losses and array functions are checked by jaxtyping's plugin of pytest (pyproject.toml). It wraps
+inner functions as well, each time that they are made: of `core`, whose functions make others in
+every trace, this module wraps those alone that stand at the top of a module, and looks into the
+NamedTuples that they take and return. Each call has axes of its own, and so has each NamedTuple.
 """
 
 import functools
+import importlib.abc
+import importlib.machinery
+import inspect
+import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from beartype import beartype
 from beartype.door import is_bearable
 from beartype.vale import Is
 from jaxtyping import AbstractArray, jaxtyped
 
-F = TypeVar("F", bound=Callable)
+MODULES = (
+    "aggregation",
+    "batches",
+    "bucket",
+    "context",
+    "counts",
+    "evaluation",
+    "executor",
+    "keys",
+    "local_training",
+    "mesh",
+    "positions",
+    "prediction_counts",
+    "reductions",
+    "round",
+    "server_training",
+    "stages",
+    "states",
+    "statistics",
+    "trees",
+    "wire",
+)
+"""The modules of `core` whose functions take or return arrays."""
 
 
-def checked(function: F) -> F:
-    """Makes a function check its arguments and its result, and the fields of NamedTuples there."""
-    # A dataclass says itself, in one line, what is wrong with an option.
-    if function.__name__ == "__init__":
-        return function
+class _CheckedModules(importlib.abc.MetaPathFinder):
+    """Wraps the functions of `MODULES` as soon as they are imported, before anyone has them."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        package, _, name = fullname.rpartition(".")
+        if package != "fedjax_ht.core" or name not in MODULES:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        assert spec is not None
+        loader: Any = spec.loader
+        run = loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            _check_functions(module)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def check_core() -> None:
+    """Checks calls of the modules that are imported from here on."""
+    sys.meta_path.insert(0, _CheckedModules())
+
+
+def _check_functions(module: types.ModuleType) -> None:
+    """Replaces a module's functions; those that a decorator has wrapped stay, it may refuse first."""
+    for name, function in list(vars(module).items()):
+        is_own = inspect.isfunction(function) and function.__module__ == module.__name__
+        if is_own and not hasattr(function, "__wrapped__"):
+            setattr(module, name, jaxtyped(function, typechecker=_checked))
+
+
+def _checked(function: Callable) -> Callable:
+    """Makes a function check its arguments and result, and the arrays of NamedTuples there."""
     hints = function.__annotations__.items()
     function.__annotations__ = {name: _with_fields(hint) for name, hint in hints}
     return beartype(function)
