@@ -7,6 +7,9 @@ from pathlib import Path
 import jax
 import pytest
 
+import tests.shapes  # noqa: F401, before the library, whose functions it wraps
+
+# isort: split
 from fedjax_ht.simulation.engine import forget_engines
 from tests.changed_code import MonkeyPatch
 from tests.compilations import compiled  # noqa: F401, a fixture

@@ -4,6 +4,7 @@ Losses and array functions are checked by jaxtyping's plugin of pytest (pyprojec
 inner functions as well, each time that they are made: of `core`, whose functions make others in
 every trace, this module wraps those alone that stand at the top of a module, and looks into the
 NamedTuples that they take and return. Each call has axes of its own, and so has each NamedTuple.
+What is imported after this module is checked.
 """
 
 import functools
@@ -65,11 +66,6 @@ class _CheckedModules(importlib.abc.MetaPathFinder):
         return spec
 
 
-def check_core() -> None:
-    """Checks calls of the modules that are imported from here on."""
-    sys.meta_path.insert(0, _CheckedModules())
-
-
 def _check_functions(module: types.ModuleType) -> None:
     """Replaces a module's functions; those that a decorator has wrapped stay, it may refuse first."""
     for name, function in list(vars(module).items()):
@@ -129,3 +125,6 @@ def _fits(value: Any) -> bool:
             if name in hints and not is_bearable(field, hints[name]):
                 raise TypeError(f"{type(value).__name__}.{name} is {field!r}, not {hints[name]}")
     return True
+
+
+sys.meta_path.insert(0, _CheckedModules())
