@@ -46,9 +46,10 @@ from fedjax_ht.configs.former_names import under_new_names
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.experiment.entries import folder_of
 from fedjax_ht.experiment.run_folder import FREE_FIELDS, NAMING
+from fedjax_ht.report.column_notes import PARTICIPANTS_NOTE
 from fedjax_ht.report.document import Paragraph
 from fedjax_ht.report.figures import save
-from fedjax_ht.report.results import NOTE, PARTICIPANTS
+from fedjax_ht.report.results import PARTICIPANTS
 from fedjax_ht.report.rows import after_start, mean, values
 from fedjax_ht.report.table import Table, human_bytes, percent, rounds_of
 from fedjax_ht.runner.cli import fail, parse_flags
@@ -250,7 +251,7 @@ def markdown(
         rows.sort(key=lambda cells: -float(cells[1].split()[0]))
         parts.append(f"## {dataset}\n\n{Table(head, rows).markdown()}")
     if differs(PARTICIPANTS, score, runs):
-        parts.append(Paragraph(NOTE).markdown())
+        parts.append(Paragraph(PARTICIPANTS_NOTE).markdown())
     return "\n\n".join(parts)
 
 

@@ -12,7 +12,14 @@ from fedjax_ht.core.csv_text import csv_text
 from fedjax_ht.core.files import atomic_open, named, plain_open
 from fedjax_ht.simulation.history import Row, Runs, merged
 
-LISTS = ("clients", "accuracy_samples", "client_ids", "class_accuracy", "client_classes")
+LISTS = (
+    "clients",
+    "accuracy_samples",
+    "client_ids",
+    "class_accuracy",
+    "client_classes",
+    "client_auc",
+)
 """Columns of metrics.jsonl with a value a client or a class."""
 FILES = ("metrics.csv", "metrics.jsonl", "clients.csv")
 
@@ -23,7 +30,8 @@ def write_runs(runs: Runs, workdir: Path | str, written: int = 0) -> int:
 
     metrics.jsonl holds every row; metrics.csv the same without `LISTS`; clients.csv
     the accuracy of every evaluated client on its own test set, one line an evaluation of a run
-    (empty where a client has no test sample), and behind them that on each class, client by client.
+    (empty where a client has no test sample), behind them that on each class, client by client, and
+    the AUC of every client, where it was computed.
 
     Args:
       runs: all rows of each run.
@@ -128,14 +136,17 @@ def _header(path: Path) -> list[str]:
 
 def _client_columns(rows: Sequence[Row]) -> list[str]:
     """The columns of clients.csv: client_3 of each evaluated client, and client_3_class_0 of each
-    class where rows have them."""
-    clients, num_classes = {}, 0
+    class and client_3_auc where rows have them."""
+    clients, num_classes, with_auc = {}, 0, {}
     for row in filter(_is_evaluation, rows):
         clients |= dict.fromkeys(_client_ids(row))
         if "client_classes" in row:
             num_classes = len(row["class_accuracy"])
+        if "client_auc" in row:
+            with_auc |= dict.fromkeys(_client_ids(row))
     by_class = [f"client_{i}_class_{label}" for i in clients for label in range(num_classes)]
-    return ["round", "trial", *(f"client_{i}" for i in clients), *by_class]
+    areas = [f"client_{i}_auc" for i in with_auc]
+    return ["round", "trial", *(f"client_{i}" for i in clients), *by_class, *areas]
 
 
 def _client_ids(row: Row) -> Sequence[int]:
@@ -148,13 +159,16 @@ def _is_evaluation(row: Row) -> bool:
 
 def _accuracies(row: Row) -> dict[str, Any]:
     """Column of clients.csv -> cell of an evaluation; a client or a class without test samples has
-    none."""
+    none, nor has a client whose AUC is not defined."""
     cells = {"round": row["round"], "trial": row["trial"]}
     of_classes = row.get("client_classes") or [{}] * len(row["clients"])
     for i, accuracy, by_class in zip(_client_ids(row), row["clients"], of_classes):
         if accuracy is not None:
             cells[f"client_{i}"] = accuracy
         cells |= {f"client_{i}_class_{label}": share for label, share in by_class.items()}
+    for i, auc in zip(_client_ids(row), row.get("client_auc", ())):
+        if auc is not None:
+            cells[f"client_{i}_auc"] = auc
     return cells
 
 

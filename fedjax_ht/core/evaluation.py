@@ -61,6 +61,8 @@ def score_splits(
     data: Data,
     requested: dict[str, Bool[HostNumber, ""]],
     batch_size: int,
+    *,
+    auc: bool = False,
 ) -> dict[str, Scores]:
     """Scores one client on its own sets; by class on its test set, by the reported rule.
 
@@ -70,6 +72,7 @@ def score_splits(
       data: the client's own data.
       requested: name of a set -> bool scalar; a set that is not requested counts as empty.
       batch_size: samples a call.
+      auc: True computes the AUC on the test set, too, by the reported rule.
     """
 
     def predict(x, mask):
@@ -81,7 +84,9 @@ def score_splits(
         # Requests are traced: an empty set takes no turn of the loop over batches.
         split = split._replace(count=jnp.where(is_requested, split.count, 0))
         reported = method.rules[0] if name == "test" else None
-        scores[name] = score(predict, data, split, batch_size, by_class_of=reported)
+        scores[name] = score(
+            predict, data, split, batch_size, by_class_of=reported, auc=auc and name == "test"
+        )
     return scores
 
 
@@ -144,12 +149,15 @@ def client_evaluation(
     channel: Channel,
     batch_size: int,
     keeps: bool = True,
+    *,
+    auc: bool = False,
 ) -> Callable:
     """Makes the evaluation of one client.
 
     Args:
       method, federation, bucket, channel, keeps: arguments as for `make_scored_state`.
       batch_size: samples a call.
+      auc: True computes the AUC, too.
 
     Returns:
       (client, Participant, RunServer, data, round, EvaluationRequest) -> {split: Scores}; a set
@@ -178,6 +186,7 @@ def client_evaluation(
             data=data,
             requested=request.splits,
             batch_size=batch_size,
+            auc=auc,
         )
 
     return run
@@ -190,6 +199,8 @@ def bucket_evaluation(
     channel: Channel,
     batch_size: int,
     keeps: bool = True,
+    *,
+    auc: bool = False,
 ) -> Callable:
     """Makes the evaluation of a bucket's clients on one device.
 
@@ -199,13 +210,14 @@ def bucket_evaluation(
       batch_size: samples a call.
       keeps: True if clients keep a state between rounds; else the states are (), see
         `make_scored_state`.
+      auc: True computes the AUC, too.
 
     Returns:
       (states, schedule of Participant, RunServer, data, (round, EvaluationRequest)) -> {split:
       Scores [P]}. The states stay as they are.
     """
     evaluate = client_evaluation(
-        method, federation, bucket, channel=channel, batch_size=batch_size, keeps=keeps
+        method, federation, bucket, channel=channel, batch_size=batch_size, keeps=keeps, auc=auc
     )
 
     def run(
@@ -229,7 +241,12 @@ def bucket_evaluation(
 
 
 def global_evaluation(
-    method: Method, federation: Federation, statistics: NormStatistics, batch_size: int
+    method: Method,
+    federation: Federation,
+    statistics: NormStatistics,
+    batch_size: int,
+    *,
+    auc: bool = False,
 ) -> Callable:
     """Makes the evaluation of the server's own model by its head.
 
@@ -238,6 +255,7 @@ def global_evaluation(
       statistics: the samples that "static_batch" norms take their statistics from: each batch of
         the pass ("batch"), or all clients' training samples ("training").
       batch_size: samples a call.
+      auc: True computes the AUC, too.
 
     Returns:
       ((server, {"train", "test"} -> Split), data) -> Scores.
@@ -256,6 +274,6 @@ def global_evaluation(
             representations, _ = features(bucket, params, stats, x, mask, train=False)
             return {"head": logits(bucket, params, representations)}
 
-        return score(predict, data, splits["test"], batch_size)
+        return score(predict, data, splits["test"], batch_size, by_class_of="head", auc=auc)
 
     return run

@@ -24,6 +24,7 @@ class Scoring:
       batch_size: Samples of a forward pass; 0: as the device likes, or 64 where norms of a model go
         by the batch they see.
       train: Accuracy on training samples, too (train_accuracy).
+      auc: The area under the ROC curve, too, of evaluations on test sets (auc).
       global_statistics: Statistics of static_batch norms of a model on the server: of the pass, or
         of all training samples.
 
@@ -34,6 +35,7 @@ class Scoring:
     state: ScoredState = "received"
     batch_size: OptionalCount = None
     train: bool = False
+    auc: bool = False
     global_statistics: NormStatistics = "batch"
 
     def __post_init__(self):

@@ -126,6 +126,7 @@ def _check_simulated_fields(config: Config) -> None:
         ("dataset.normalisation", config.dataset.normalisation, "half"),
         ("dataset.shift", plain["dataset"]["shift"], ""),
         ("dataset.public", plain["dataset"]["public"], ""),
+        ("scoring.auc", config.scoring.auc, False),
         ("evaluate.participants", config.evaluate.participants, 1),
         ("time_stages", config.time_stages, False),
         ("devices_profile", plain["devices_profile"], to_plain(DevicesConfig())),

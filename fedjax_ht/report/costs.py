@@ -8,12 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.core.files import atomic_open
+from fedjax_ht.report.column_notes import column_notes, explanation
 from fedjax_ht.report.document import Document, Folded, Paragraph
 from fedjax_ht.report.gains import Gains
-from fedjax_ht.report.results import F1_NOTE, GLOBAL, MACRO_F1, NOTE, PARTICIPANTS
+from fedjax_ht.report.results import AUC, GLOBAL, MACRO_F1, PARTICIPANTS, SERVER_AUC, SERVER_F1
 from fedjax_ht.report.rows import after_start, mean, tops_of, values
 from fedjax_ht.report.table import Table, human_bytes, human_count, human_flops, table_of
-from fedjax_ht.simulation.history import History, Runs, best, wire_bytes
+from fedjax_ht.simulation.history import History, Row, Runs, best, wire_bytes
 
 UPLINK = "numbers in one client's uplinks"
 FLOPS = "one client's FLOPs"
@@ -52,11 +53,14 @@ class Line(NamedTuple):
         best rounds' accuracies on the test sets.
       macro_f1: mean over trials of the macro F1 in the best rounds; NaN where it is not known, as
         in rows of an earlier version.
+      auc: mean over trials of the AUC in the best rounds; NaN where it was not asked for.
       best_rounds: the best round of each trial.
       participants_accuracy: mean over trials of the highest accuracy of a round's participants; NaN
         without any.
       server_accuracy: mean over trials of the best accuracy of the server's own model; NaN without
         one.
+      server_macro_f1, server_auc: means over trials of the macro F1 and the AUC of the server's own
+        model in the rounds of `server_accuracy`; NaN where they are not known.
       reached: number of trials that reached the target.
       cost: the mean cost of these trials; None without any.
       seconds_per_round, seconds: seconds of the median round and of the whole run, all trials
@@ -66,9 +70,12 @@ class Line(NamedTuple):
     accuracy: float
     accuracy_std: float
     macro_f1: float
+    auc: float
     best_rounds: list[int]
     participants_accuracy: float
     server_accuracy: float
+    server_macro_f1: float
+    server_auc: float
     reached: int
     cost: Cost | None
     seconds_per_round: float
@@ -163,22 +170,30 @@ def costs(
 
 def summarise(runs: Runs, target: float, score: str = "accuracy") -> Line:
     """Computes an entry's line of a comparison."""
-    tops = [best(history).on_test for history in runs]
+    tops, of_server = [best(history).on_test for history in runs], tops_of(runs, GLOBAL)
     reaching = [cost_to_reach(history, target, score) for history in runs]
     costs = [cost for cost in reaching if cost is not None]
     scores, first = values(tops, "accuracy"), runs[0]  # rows have the seconds of all runs together
     return Line(
         accuracy=float(np.mean(scores)),
         accuracy_std=float(np.std(scores)),
-        macro_f1=float(np.mean([row.get(MACRO_F1, math.nan) for row in tops])),
+        macro_f1=_mean_of_all(tops, MACRO_F1),
+        auc=_mean_of_all(tops, AUC),
         best_rounds=values(tops, "round"),
         participants_accuracy=mean(values(tops_of(runs, PARTICIPANTS), PARTICIPANTS), math.nan),
-        server_accuracy=mean(values(tops_of(runs, GLOBAL), GLOBAL), math.nan),
+        server_accuracy=mean(values(of_server, GLOBAL), math.nan),
+        server_macro_f1=_mean_of_all(of_server, SERVER_F1),
+        server_auc=_mean_of_all(of_server, SERVER_AUC),
         reached=len(costs),
         cost=Cost(*np.mean(costs, axis=0).tolist()) if costs else None,
         seconds_per_round=float(np.median(values(after_start(first), "seconds_round"))),
         seconds=math.fsum(row["seconds_round"] + row["seconds_evaluation"] for row in first),
     )
+
+
+def _mean_of_all(rows: Sequence[Row], score: str) -> float:
+    """Returns the mean of a score over rows; NaN unless all of them have it."""
+    return mean([row.get(score, math.nan) for row in rows], math.nan)
 
 
 def comparison_text(
@@ -194,17 +209,14 @@ def comparison_text(
     """
     aim = f"{100 * target:.2f} %"
     costs = [f"rounds to {aim}", f"bytes to {aim}", f"FLOPs to {aim}", UPLINK, FLOPS]
-    titles = ["method", "accuracy %", "macro F1 %", "participants %", "server's model %"]
-    titles += ["best round", *costs, "s/round", "seconds"]
+    titles = ["method", "accuracy %", "macro F1 %", "AUC %", "participants %"]
+    titles += ["server's model %", "best round", *costs, "s/round", "seconds"]
     important = ["accuracy %", "server's model %", *costs[:3], "s/round", "best round"]
     rows = [line_cells(label, line, costs) for label, line in lines.items()]
     table = table_of(rows, titles, important, winner)
     several = any(len(line.best_rounds) > 1 for line in lines.values())
-    notes = [Paragraph(explanation("server's model %" in table.head, several))]
-    if "macro F1 %" in table.head:
-        notes.append(Paragraph(F1_NOTE))
-    if "participants %" in table.head:
-        notes.append(Paragraph(NOTE))
+    meaning = Paragraph(explanation("server's model %" in table.head, several))
+    notes = [meaning, *column_notes(table.head).values()]
     target_line = Paragraph(f"Target: {aim} ({origin}).")
     return Document([target_line, table, Folded("What the columns mean", notes)])
 
@@ -218,6 +230,8 @@ def line_cells(label: str, line: Line, cost_titles: Sequence[str]) -> dict[str, 
     cells = {"method": label, "accuracy %": accuracy}
     if not math.isnan(line.macro_f1):
         cells["macro F1 %"] = f"{100 * line.macro_f1:.2f}"
+    if not math.isnan(line.auc):
+        cells["AUC %"] = f"{100 * line.auc:.2f}"
     if not math.isnan(line.participants_accuracy):
         cells["participants %"] = f"{100 * line.participants_accuracy:.2f}"
     if not math.isnan(line.server_accuracy):
@@ -237,32 +251,6 @@ def line_cells(label: str, line: Line, cost_titles: Sequence[str]) -> dict[str, 
         ]
         cells |= zip(cost_titles, shown)
     return cells | {"s/round": f"{line.seconds_per_round:.2f}", "seconds": f"{line.seconds:.0f}"}
-
-
-def explanation(with_server: bool, several: bool) -> str:
-    """Explains the columns of a comparison.
-
-    Args:
-      with_server: True if there is a column of the server's own model.
-      several: True if there are several trials.
-    """
-    accuracy = "Accuracies are those of the best round on the test sets"
-    costs = (
-        "Bytes are those of all clients, up and down, and FLOPs those of all clients' training, "
-        "through the first evaluation at or above the target"
-    )
-    seconds = "Seconds are the median round, and the whole run with evaluation and compilation"
-    client = (
-        "One client's cost is counted as FedSSA and FedRAL do: the rounds to the target times what "
-        "one participant uploads (numbers of payload, one way) and computes in a round"
-    )
-    if several:
-        accuracy += ", mean and standard deviation over trials"
-        costs += ", as means over the trials that got there"
-        seconds += ", of all trials together"
-    if with_server:
-        accuracy += "; of the server's own model, on all test samples and in its own best round"
-    return f"{accuracy}. {costs}. {seconds}. {client}."
 
 
 def write_csv(

@@ -5,21 +5,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedjax_ht.report.document import Block, Document, Folded, Paragraph
+from fedjax_ht.report.column_notes import column_notes
+from fedjax_ht.report.document import Block, Document, Folded
 from fedjax_ht.report.rows import after_start, has_clock, mean, reporting, tops_of, values
 from fedjax_ht.report.table import Table, human_bytes, human_flops, percent, rounds_of, table_of
 from fedjax_ht.simulation.history import Row, Runs, best, evaluated, merged, wire_bytes
 
 GLOBAL = "global_accuracy_head"  # of the server's own model
+SERVER_F1, SERVER_AUC = "global_macro_f1_head", "global_auc_head"
 PARTICIPANTS = "accuracy_participants"
-MACRO_F1, BY_CLASS = "macro_f1", "class_accuracy"
-F1_NOTE = """\
-"macro F1": of a client the mean of the F1 of the classes that its test samples or its predictions \
-have, in the round of the accuracy beside it; as a mean over clients."""
-NOTE = """\
-"participants": the mean over one round's participants, freshly trained, in the round where it is \
-highest. FedSSA's code reports this score; as a maximum over rounds and over draws of participants \
-it is biased upwards (docs/results.md)."""
+MACRO_F1, AUC, BY_CLASS = "macro_f1", "auc", "class_accuracy"
 STAGES = ("train", "score", "serve", "host")  # see `RoundReport.stages`
 TITLES = (
     "method",
@@ -30,6 +25,7 @@ TITLES = (
     "± clients",
     "weighted %",
     "macro F1 %",
+    "AUC %",
     "best round",
     "last %",
     "worst 10 %",
@@ -53,6 +49,7 @@ IMPORTANCE = (
     "by validation %",
     "worst 10 %",
     "macro F1 %",
+    "AUC %",
     "participants %",
     "downlink",
     "FLOPs",
@@ -66,10 +63,10 @@ def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Doc
     Accuracies are those of the best round on the test sets, "last" of the last round; of several
     trials means, with the standard deviation (of the population) behind them, and the best round of
     each. A column that no entry has a value for is left out: "by validation", the test accuracy in
-    the round that is best on validation sets; "participants", see `NOTE`; the server's own model on
-    all test samples, in its own best round; seconds by stage; the devices' seconds until the best
-    round. Traffic and FLOPs are means per round over all clients together; seconds are those of the
-    median round, of all trials together.
+    the round that is best on validation sets; "participants", see `column_notes`; the server's own
+    model on all test samples, in its own best round; seconds by stage; the devices' seconds until
+    the best round. Traffic and FLOPs are means per round over all clients together; seconds are
+    those of the median round, of all trials together.
 
     Args:
       histories: label of an entry -> its runs.
@@ -78,10 +75,8 @@ def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Doc
     rows = list(map(run_cells, histories, histories.values()))
     table = table_of(rows, TITLES, IMPORTANCE, winner)
     blocks: list[Block] = [table]
-    if "macro F1 %" in table.head:
-        blocks.append(Folded('What "macro F1" means', [Paragraph(F1_NOTE)]))
-    if "participants %" in table.head:
-        blocks.append(Folded('What "participants" means', [Paragraph(NOTE)]))
+    for title, note in column_notes(table.head).items():
+        blocks.append(Folded(f'What "{title.removesuffix(" %")}" means', [note]))
     return Document(blocks)
 
 
@@ -98,7 +93,8 @@ def run_cells(label: str, runs: Runs) -> dict[str, str]:
     shown = {
         "participants %": (PARTICIPANTS, tops_of(runs, PARTICIPANTS)),
         "server's model %": (GLOBAL, tops_of(runs, GLOBAL)),
-        "macro F1 %": (MACRO_F1, tops if all(MACRO_F1 in row for row in tops) else []),
+        "macro F1 %": (MACRO_F1, _all_with(tops, MACRO_F1)),
+        "AUC %": (AUC, _all_with(tops, AUC)),
     }
     for title, (score, rows) in shown.items():
         if rows:
@@ -122,6 +118,11 @@ def run_cells(label: str, runs: Runs) -> dict[str, str]:
         clocks = [row.get("simulated_clock", 0.0) for row in tops]
         cells["simulated s to best"] = f"{np.mean(clocks):.4g}"
     return cells
+
+
+def _all_with(rows: Sequence[Row], score: str) -> Sequence[Row]:
+    """Returns the rows if all of them have the score, else none."""
+    return rows if all(score in row for row in rows) else []
 
 
 def mean_bytes(rows: Sequence[Row], *ways: str) -> float:

@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.report.document import Document, Folded, Paragraph
-from fedjax_ht.report.results import MACRO_F1
+from fedjax_ht.report.results import AUC, MACRO_F1
 from fedjax_ht.report.table import Table
 from fedjax_ht.simulation.history import Row, Runs, best
 
@@ -186,8 +186,8 @@ def shown(values: Sequence[float], interval: Interval, form: str) -> str:
 def write_trials(
     histories: Mapping[str, Runs], seed: int, splits: Sequence[int], path: Path
 ) -> Path:
-    """Writes a row for each entry and trial, accuracies in [0, 1], and the macro F1 in the best
-    round; empty where it is not known.
+    """Writes a row for each entry and trial, accuracies in [0, 1], and the macro F1 and the AUC
+    in the best round; empty where they are not known.
 
     Args:
       histories: label of an entry -> its runs.
@@ -202,10 +202,12 @@ def write_trials(
             by_validation = ends.on_val["accuracy"] if ends.on_val else ""
             scores = [ends.on_test["accuracy"], by_validation, ends.last["accuracy"]]
             place = [label, seed + number, splits[number]]
-            cells = [*place, *scores, ends.on_test["round"], ends.on_test.get(MACRO_F1, "")]
+            beside = [ends.on_test.get(score, "") for score in (MACRO_F1, AUC)]
+            cells = [*place, *scores, ends.on_test["round"], *beside]
             rows.append(list(map(str, cells)))
+    head = ["entry", "seed", "split", *SCORES, "best_round", MACRO_F1, AUC]
     with atomic_open(path) as file:
-        file.write(Table(["entry", "seed", "split", *SCORES, "best_round", MACRO_F1], rows).csv())
+        file.write(Table(head, rows).csv())
     return path
 
 

@@ -59,6 +59,7 @@ class Blueprint:
       batch_size: samples of a forward pass that scores.
       keep_trained: True if clients keep what their training left, because an evaluation scores it.
       client_store: name in `STORES`.
+      auc: True if evaluations compute the AUC, too.
       statistics: the statistics that norms of the server's model take in its evaluation.
       outlier_bound: `SimulationOptions.refuse_outliers`, 0 beside `privacy`.
       uplink, downlink, attack, privacy, robust: the fields of `SimulationOptions`.
@@ -70,6 +71,7 @@ class Blueprint:
     batch_size: int
     keep_trained: bool
     client_store: str
+    auc: bool
     statistics: NormStatistics
     outlier_bound: float
     uplink: tuple[wire.Transform, ...]
@@ -167,7 +169,7 @@ def _new_engine(blueprint: Blueprint) -> Engine:
     method.check(federation)
     require_server_statistics(method, federation)
     channel = Channel(wire.chain(blueprint.uplink), wire.chain(blueprint.downlink))
-    size, buckets, train, score = blueprint.batch_size, {}, {}, {}
+    size, auc, buckets, train, score = blueprint.batch_size, blueprint.auc, {}, {}, {}
     for bucket in federation.buckets:
         bound, name = (method, federation, bucket, channel), bucket.name
         keeps = blueprint.keep_trained or keeps_state(*bound)
@@ -180,8 +182,8 @@ def _new_engine(blueprint: Blueprint) -> Engine:
         # Clients that keep nothing are scored where they train, before their models are gone.
         score_trained = None if keeps else client_evaluation(*bound, size)
         train[name] = bucket_round(*bound, score_trained)
-        score[name] = bucket_evaluation(*bound, size, keeps)
-    evaluate_global = global_evaluation(method, federation, blueprint.statistics, size)
+        score[name] = bucket_evaluation(*bound, size, keeps, auc=auc)
+    evaluate_global = global_evaluation(method, federation, blueprint.statistics, size, auc=auc)
     return Engine(
         method=method,
         channel=channel,

@@ -157,6 +157,7 @@ def bind(
         # "trained" evaluation asks for what training left, whatever comes down.
         keep_trained=options.scoring.state == "trained",
         client_store=options.client_store,
+        auc=options.scoring.auc,
         statistics=options.scoring.global_statistics,
         outlier_bound=options.outlier_bound,
         uplink=options.uplink,

@@ -19,6 +19,9 @@ FAR_OFF = 30.0
 `trust.outliers.outlier_scores`. Uploads of honest clients reach 28, those of a hundredfold update
 22 to 312 (docs/bad_clients.md)."""
 
+NOT_SCORED = Scores({}, np.zeros(0))
+"""Scores of a block of clients none of whom has a sample of the set."""
+
 
 class RoundReport(NamedTuple):
     """One round.
@@ -96,12 +99,19 @@ class Evaluation(NamedTuple):
         without a model.
       by_class: int32 [num_clients, 3, C], counts of the test sets by the reported rule, see
         `core.prediction_counts.Scores`; None in a deployment, whose clients do not send them.
+      auc: float64 [num_clients], see `core.auc.macro_auc`, on the test sets by the reported rule;
+        NaN where it is not defined; None where it was not asked for.
+      global_by_class: int32 [3, C], counts as `by_class`, of the server's model; None without one.
+      global_auc: the AUC of the server's model; None without one, and where it was not asked for.
     """
 
     accuracy: dict[str, dict[str, np.ndarray]]
     counts: dict[str, np.ndarray]
     global_accuracy: dict[str, float]
     by_class: np.ndarray | None = None
+    auc: np.ndarray | None = None
+    global_by_class: np.ndarray | None = None
+    global_auc: float | None = None
 
 
 def round_report(
@@ -188,7 +198,7 @@ def joined_report(
     joined = join_trees(np.concatenate, parts)
     # Means, too, are taken in the order of ids: whatever device a client was on.
     ids, result, scores = take(joined, np.argsort(joined[0]))
-    test = scores.get("test", Scores({}, np.zeros(0)))
+    test = scores.get("test", NOT_SCORED)
     finite, arrived = result.finite, result.arrived
     honest = np.where(attackers[ids], np.nan, 1.0)
     metrics = {}
@@ -229,7 +239,7 @@ def evaluation(
       pooled: scores of the server's own model on all test samples, or None.
     """
     accuracy: dict[str, dict[str, np.ndarray]] = {}
-    by_class = None
+    by_class, auc = None, None
     num_clients = len(train_counts)
     counts = {"train": np.array(train_counts, np.int64)}  # a copy: scores are written into it
     for ids, splits in scored:
@@ -239,16 +249,29 @@ def evaluation(
             for rule, correct in scores.correct.items():
                 row = by_rule.setdefault(rule, np.full(num_clients, np.nan))
                 row[ids] = _share(correct, scores.count)
-        counted = np.asarray(splits["test"].by_class if "test" in splits else ())
+        test = splits.get("test", NOT_SCORED)
+        counted = np.asarray(test.by_class)
         if counted.size:
             if by_class is None:
                 by_class = np.zeros((num_clients, *counted.shape[1:]), np.int32)
             by_class[ids] = counted
-    global_accuracy = {}
-    if pooled is not None:
-        for rule, correct in pooled.correct.items():
-            global_accuracy[rule] = float(correct / max(1, pooled.count))
-    return Evaluation(accuracy, counts, global_accuracy, by_class)
+        if np.size(test.auc):
+            if auc is None:
+                auc = np.full(num_clients, np.nan)
+            auc[ids] = test.auc
+    of_clients = Evaluation(accuracy, counts, {}, by_class, auc=auc)
+    return of_clients if pooled is None else _with_global(of_clients, pooled)
+
+
+def _with_global(evaluation: Evaluation, pooled: Scores) -> Evaluation:
+    """Adds the scores of the server's own model."""
+    shares = {rule: float(c / max(1, pooled.count)) for rule, c in pooled.correct.items()}
+    evaluation = evaluation._replace(global_accuracy=shares)
+    if np.size(pooled.by_class):
+        evaluation = evaluation._replace(global_by_class=np.asarray(pooled.by_class))
+    if np.size(pooled.auc):
+        evaluation = evaluation._replace(global_auc=float(np.asarray(pooled.auc)))
+    return evaluation
 
 
 def _mean(values: np.ndarray) -> float:

@@ -36,7 +36,11 @@ def evaluation_row(
       train_accuracy (where it is evaluated), accuracy_<rule> for every rule,
       macro_f1 (mean over clients) and class_accuracy (of all test samples of each class; None
       without any), by the reported rule and not in a deployment,
-      global_accuracy_head (with a global model, DFRD's G.acc), clients (accuracy per client),
+      auc (mean over the clients for whom it is defined; absent where it is for none),
+      auc_undefined (number of clients whose test samples are of one class) and client_auc (per
+      client, None where it is not defined), where it was asked for,
+      global_accuracy_head (with a global model, DFRD's G.acc), global_macro_f1_head and, where it
+      was asked for, global_auc_head, clients (accuracy per client),
       accuracy_samples (test samples per client, of which `clients` are shares), client_classes
       (per client {class: accuracy} of the classes that it has test samples of, where macro_f1 is),
       and, where only some were evaluated, client_ids.
@@ -53,6 +57,10 @@ def evaluation_row(
             row |= _test_columns(evaluation, summary, rules, only)
     for rule, value in evaluation.global_accuracy.items():
         row[f"global_accuracy_{rule}"] = value
+    if evaluation.global_by_class is not None:
+        row["global_macro_f1_head"] = float(macro_f1(evaluation.global_by_class[None])[0])
+    if evaluation.global_auc is not None:
+        row["global_auc_head"] = evaluation.global_auc
     return row
 
 
@@ -73,6 +81,8 @@ def _test_columns(
     if evaluation.by_class is not None:
         row["macro_f1"] = summarise(macro_f1(evaluation.by_class), counts).mean
         row["class_accuracy"] = _or_none(class_accuracy(evaluation.by_class))
+    if evaluation.auc is not None:
+        row |= _auc_columns(evaluation.auc, counts, only)
     clients, samples = reported, counts
     if only is not None:
         clients, samples = reported[only], counts[only]
@@ -84,6 +94,22 @@ def _test_columns(
     if only is not None:
         row["client_ids"] = [int(i) for i in only]
     return row
+
+
+def _auc_columns(auc: np.ndarray, counts: np.ndarray, only: np.ndarray | None) -> Row:
+    """Returns the columns of the clients' AUC.
+
+    Args:
+      auc: float64 [num_clients], NaN where it is not defined.
+      counts: int [num_clients], test samples of the clients that were evaluated, 0 of the others.
+      only: ids of the clients that were evaluated; None for all.
+    """
+    scored = counts > 0
+    defined = scored & ~np.isnan(auc)
+    row: Row = {"auc_undefined": int(np.sum(scored & ~defined))}
+    if defined.any():
+        row["auc"] = summarise(auc, defined).mean
+    return row | {"client_auc": _or_none(auc if only is None else auc[only])}
 
 
 def _by_class(counts: np.ndarray) -> dict[str, float]:

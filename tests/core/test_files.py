@@ -131,6 +131,12 @@ def test_clients_have_a_column_for_each_class_that_is_empty_without_samples(tmp_
         ["1", "0", "0.5", "", "", "0.5", "", ""],
         ["2", "0", "0.5", "", "", "0.5", "", ""],
     ]
+    write_runs([[late | {"auc_undefined": 1, "auc": 0.75, "client_auc": [0.75, None]}]], tmp_path)
+    first, second = csv.reader((tmp_path / "clients.csv").open())
+    assert first[-2:] == ["client_0_auc", "client_1_auc"] and second[-2:] == ["0.75", ""]
+    columns = list(csv.reader((tmp_path / "metrics.csv").open()))
+    assert columns == [["round", "trial", "auc_undefined", "auc"], ["1", "0", "1", "0.75"]]
+    write_runs([[late]], tmp_path)
     assert next(csv.reader((tmp_path / "metrics.csv").open())) == ["round", "trial"]
 
 

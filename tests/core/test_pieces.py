@@ -58,15 +58,16 @@ def test_scores_of_any_number_of_samples():
             right = jax.nn.one_hot((x[:, :1] == ROWS[:, 0]).argmax(1) % 4, 4)
             return {"right": right, "wrong": -right, "none": jnp.full((len(x), 4), -jnp.inf)}
 
-        return score(predict, data, data.splits["train"], SIZE, by_class_of="right")
+        return score(predict, data, data.splits["train"], SIZE, by_class_of="right", auc=True)
 
     compiled = jax.jit(scores)
     for count in COUNTS:
-        correct, of_count, by_class = compiled(count)
+        correct, of_count, by_class, auc = compiled(count)
         # of each class, predicted to be of it, and both
         np.testing.assert_array_equal(by_class, [np.bincount(LABELS[:count], minlength=4)] * 3)
         assert (correct["right"], correct["none"], of_count) == (count, 0, count)
         assert correct["wrong"] == 0
+        np.testing.assert_equal(float(auc), 1.0 if count > 1 else np.nan)  # of two classes or more
 
 
 @pytest.mark.parametrize("count", COUNTS)

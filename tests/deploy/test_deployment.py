@@ -382,12 +382,13 @@ def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"scoring.auc": True}, "scoring.auc is True; a deployment, whose clients are real"),
         ({"trials": 2}, "trials is 2; a deployment, whose clients are real, needs 1"),
         ({"drop_rate": 0.5}, "drop_rate is 0.5"),
         ({"devices_profile.available": "0.5"}, "devices_profile is {.*'available': '0.5'"),
         ({"dataset.normalisation": "dataset"}, "dataset.normalisation is 'dataset'"),
     ],
-    ids=["trials", "drops", "devices", "moments"],
+    ids=["auc", "trials", "drops", "devices", "moments"],
 )
 def test_fields_of_simulations_are_refused(change, message):
     config = small_config()

@@ -170,11 +170,13 @@ def test_the_result_in_a_sentence():
 def test_ranks_are_within_trials_and_over_settings(tmp_path):
     def trained(accuracies):
         both = [[a - 0.1, a] for a in accuracies]
-        return [runs(scores, val_accuracy=scores, macro_f1=scores)[0] for scores in both]
+        return [
+            runs(scores, val_accuracy=scores, macro_f1=scores, auc=scores)[0] for scores in both
+        ]
 
     histories = {"a": trained([0.5, 0.9]), "b": trained([0.6, 0.7]), "c": trained([0.6, 0.2])}
     path = write_trials(histories, 3, [1, 2], tmp_path / "x.csv")
-    assert read_trials(path, "macro_f1") == read_trials(path, "best")
+    assert read_trials(path, "macro_f1") == read_trials(path, "auc") == read_trials(path, "best")
     trials = read_trials(path, "best")
     assert trials == {"a": [0.5, 0.9], "b": [0.6, 0.7], "c": [0.6, 0.2]}
     assert read_trials(path, "by_validation") == trials

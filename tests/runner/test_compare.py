@@ -202,20 +202,24 @@ def test_macro_f1_stands_beside_the_accuracy_of_its_round(tmp_path):
     """Rows of an earlier version have none: a dash, and an empty place in no mean."""
     trained = runs([0.1, 0.9, 0.2], [0.1, 0.7, 0.8])
     for row in itertools.chain(*trained):
-        row |= {"macro_f1": row["accuracy"] / 2, "accuracy_worst10": 0.0}
+        row |= {"macro_f1": row["accuracy"] / 2, "auc": 0.75, "accuracy_worst10": 0.0}
         row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"]}
-    older = [[{k: v for k, v in row.items() if k != "macro_f1"} for row in trained[0]]]
+    older = [[{k: v for k, v in row.items() if k not in ("macro_f1", "auc")} for row in trained[0]]]
     histories = {"with": trained, "without": older}
     lines = {name: summarise(entry, 0.2) for name, entry in histories.items()}
     text = comparison_text(lines, 0.2, "as asked").markdown()
     assert (
-        "| with | 85.00 ± 5.00 | 42.50 | 1, 2 |" in text and "| without | 90.00 | - | 1 |" in text
+        "| with | 85.00 ± 5.00 | 42.50 | 75.00 | 1, 2 |" in text
+        and "| without | 90.00 | - | - | 1 |" in text
     )
+    assert '"AUC": of a client' in text
     assert '"macro F1": of a client' in text
     first, second = csv.DictReader(write_csv(lines, 0.2, tmp_path / "x.csv").open())
     assert float(first["macro_f1"]) == pytest.approx(0.425) and second["macro_f1"] == "nan"
+    assert float(first["auc"]) == pytest.approx(0.75) and second["auc"] == "nan"
     text = run_results(histories).markdown()
-    assert "| weighted % | macro F1 % | best round |" in text and "| 42.50 ± 2.50 | 1, 2 |" in text
+    assert "| weighted % | macro F1 % | AUC % | best round |" in text
+    assert "| 42.50 ± 2.50 | 75.00 ± 0.00 | 1, 2 |" in text
 
 
 def test_the_picture_places_accuracies_by_bytes():

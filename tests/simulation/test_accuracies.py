@@ -1,5 +1,6 @@
 """Accuracies of clients and participants, by the probe, whose predictions are known in advance."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,7 +21,14 @@ from tests.federations import (
     samples,
     to_host,
 )
-from tests.simulation.probe import FEDERATION, capped_accuracy, probe, simulation
+from tests.reference import auc
+from tests.simulation.probe import (
+    FEDERATION,
+    capped_accuracy,
+    capped_scores,
+    probe,
+    simulation,
+)
 
 
 @pytest.mark.parametrize(
@@ -138,3 +146,27 @@ def test_training_samples_are_scored_where_asked():
     assert row["client_classes"] == [whole[i] for i in (0, 3, 5)]
     assert row["train_accuracy"] == pytest.approx(np.mean(train[[0, 5]]))
     assert set(simulation().evaluate(state).accuracy) == {"test"}
+
+
+@pytest.mark.parametrize("options", [{}, {"lanes": 2, "client_store": "host"}])
+def test_the_auc_of_every_client_is_computed_where_asked(options):
+    """Scores are those that predictions are chosen by; one client's test samples are of one class."""
+    dataset, split = samples()
+    plain = simulation()
+    sim = simulation(scoring=Scoring(auc=True, batch_size=2), **options)
+    state = sim.init()
+    scored, without = sim.evaluate(state), plain.evaluate(plain.init())
+    want = []
+    for client in split:
+        scores = capped_scores(jnp.asarray(dataset.inputs[client.test] / 127.5 - 1), 1.0)
+        want.append(auc.macro(np.asarray(scores), dataset.labels[client.test]))
+    np.testing.assert_allclose(scored.auc, want, rtol=1e-6)
+    np.testing.assert_array_equal(scored.accuracy["test"]["cap"], without.accuracy["test"]["cap"])
+    assert without.auc is None and 0 < np.isnan(want).sum() < NUM_CLIENTS
+    row, old = evaluation_row(scored, ("cap",)), evaluation_row(without, ("cap",))
+    assert row.keys() - old.keys() == {"auc", "auc_undefined", "client_auc"}
+    assert row["auc"] == pytest.approx(np.nanmean(want))
+    assert row["auc_undefined"] == np.isnan(want).sum() - sum(count == 0 for count in TEST_COUNTS)
+    assert [x is None for x in row["client_auc"]] == list(np.isnan(want))
+    some = evaluation_row(sim.evaluate(state, np.array([0, 3])), ("cap",), np.array([0, 3]))
+    assert some["client_auc"] == [row["client_auc"][i] for i in (0, 3)]

@@ -7,6 +7,7 @@ import pytest
 from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.rows import evaluation_row
 from fedjax_ht.simulation.simulation import Simulation, make_simulation
 from tests.federations import (
     TRAINING,
@@ -16,13 +17,14 @@ from tests.federations import (
     to_device,
     to_host,
 )
+from tests.reference import auc
 
 FEDERATION, DATA, BATCH_SIZE = normed_federation(), federation_data(normed_federation()), 5
 
 
 def simulation(statistics: str = "batch") -> Simulation:
     options = SimulationOptions(
-        scoring=Scoring(batch_size=BATCH_SIZE, global_statistics=statistics)
+        scoring=Scoring(batch_size=BATCH_SIZE, global_statistics=statistics, auc=True)
     )
     return make_simulation(METHODS["heterofl"](TRAINING), FEDERATION, DATA, options)
 
@@ -40,8 +42,8 @@ def batches(name: str) -> list[np.ndarray]:
     return [indices[i : i + BATCH_SIZE] for i in range(0, len(indices), BATCH_SIZE)]
 
 
-def accuracy_by_hand(params, statistics: str) -> float:
-    """A linear layer, the norm and the head, in float64."""
+def scores_by_hand(params, statistics: str) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and labels of all test samples: a linear layer, the norm and the head, in float64."""
     dataset, _ = samples()
     (fc, norm), head = (params["base"][name] for name in ("fc", "norm")), params["head"]
 
@@ -51,16 +53,27 @@ def accuracy_by_hand(params, statistics: str) -> float:
 
     seen = [hidden(rows) for rows in batches("train")]
     mean, var = (np.mean([of(x, axis=0) for x in seen], axis=0) for of in (np.mean, np.var))
-    right = []
+    scores, labels = [], []
     for rows in batches("test"):
         x = hidden(rows)
         if statistics == "batch":
             mean, var = x.mean(0), x.var(0)
         x = (x - mean) / np.sqrt(var + 1e-5) * norm["scale"] + norm["bias"]
-        right.extend(
-            (x @ np.float64(head["kernel"]) + head["bias"]).argmax(1) == dataset.labels[rows]
-        )
-    return float(np.mean(right))
+        scores.append(x @ np.float64(head["kernel"]) + head["bias"])
+        labels.append(dataset.labels[rows])
+    return np.concatenate(scores), np.concatenate(labels)
+
+
+def accuracy_of(scores: np.ndarray, labels: np.ndarray) -> float:
+    return float(np.mean(scores.argmax(1) == labels))
+
+
+def macro_f1_of(scores: np.ndarray, labels: np.ndarray) -> float:
+    guesses, values = scores.argmax(1), []
+    for c in set(labels) | set(guesses):
+        right = np.sum((guesses == c) & (labels == c))
+        values.append(2 * right / (np.sum(guesses == c) + np.sum(labels == c)))
+    return float(np.mean(values))
 
 
 @pytest.mark.parametrize("statistics", ["batch", "training"])
@@ -71,8 +84,12 @@ def test_it_is_scored_on_all_test_samples(statistics):
     state, told_apart = to_host(sim.init()), False
     for seed in range(6):
         server = drawn(state.server, seed)
-        by_hand = {kind: accuracy_by_hand(server, kind) for kind in ("batch", "training")}
+        scores = {kind: scores_by_hand(server, kind) for kind in ("batch", "training")}
+        by_hand = {kind: accuracy_of(*of_kind) for kind, of_kind in scores.items()}
         scored = sim.evaluate(to_device(state._replace(server=server)))
         assert scored.global_accuracy == {"head": pytest.approx(by_hand[statistics])}
+        row = evaluation_row(scored, ("head",))
+        assert row["global_macro_f1_head"] == pytest.approx(macro_f1_of(*scores[statistics]))
+        assert row["global_auc_head"] == pytest.approx(auc.macro(*scores[statistics]), rel=1e-6)
         told_apart |= by_hand["batch"] != by_hand["training"]
     assert told_apart
