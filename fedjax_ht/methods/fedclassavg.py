@@ -15,7 +15,10 @@
 Settled here:
 * The contrastive loss is that of Khosla et al. on features as they are, at temperature 100.
   variant="released" is the authors' code, which multiplies it by temperature / 0.07, that is by
-  1428.6.
+  1428.6. Features have any length |f|, so that a pair's similarity is |f|^2 / temperature and the
+  slope |f| / temperature: the temperatures of 0.05 to 0.5 that contrastive losses have for features
+  of length 1 make steps that training does not survive, whatever the arithmetic. A fair comparison
+  searches between a tenth and ten times the default.
 * The classifier is the model's head behind a ReLU, in training and in prediction.
 * Views are cut, flipped, jittered and greyed on the device, in place of `training.augmentation`.
 * The pretrained classifier is overwritten in the first round, as released. A client that has not
@@ -92,7 +95,7 @@ def fedclassavg(
     training: LocalTraining,
     *,
     mu: Annotated[NonNegative, SearchRange(0.01, 1.0)] = 0.1,
-    temperature: Annotated[Positive, SearchRange(0.05, 0.5)] = 100.0,
+    temperature: Annotated[Positive, SearchRange(10.0, 1000.0)] = 100.0,
     variant: Variant = "paper",
 ) -> Method:
     """Makes FedClassAvg, whose algorithm the module's docstring gives.

@@ -36,6 +36,18 @@ def test_value_and_gradient_equal_the_reference(temperature):
     )
 
 
+def test_long_features_at_a_low_temperature_have_a_finite_loss_with_steep_slopes():
+    """The softmax is taken without overflow; that slopes grow by 1 / temperature is the loss itself."""
+    first, second = 100 * FIRST, 100 * SECOND
+    slopes = []
+    for temperature in (0.05, 0.5):
+        value, gradients = compiled()(first, second, LABELS, MASK, temperature)
+        want = reference.supervised_contrastive(first, second, LABELS, MASK, temperature)
+        np.testing.assert_allclose(value, want, rtol=1e-5)
+        slopes.append(np.linalg.norm(gradients))
+    assert slopes[0] == pytest.approx(10 * slopes[1], rel=1e-3) and slopes[1] > 100
+
+
 def test_padding_is_never_read():
     clean, _ = compiled()(FIRST, SECOND, LABELS, MASK, 1.0)
     first, second = (np.where(MASK[:, None], x, np.nan) for x in (FIRST, SECOND))

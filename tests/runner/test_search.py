@@ -224,7 +224,7 @@ SEARCHED = {
     "fedgen": {"alpha": (0.1, 30, True), "beta": (0.1, 30, True)},
     "fedgh": {"server_lr": (0.001, 0.1, True)},
     "fd": {"weight": (0.01, 10, True)},
-    "fedclassavg": {"mu": (0.01, 1, True), "temperature": (0.05, 0.5, True)},
+    "fedclassavg": {"mu": (0.01, 1, True), "temperature": (10, 1000, True)},
     "fml": {"alpha": (0, 1, False), "beta": (0, 1, False)},
     "dense": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
     "fedftg": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
