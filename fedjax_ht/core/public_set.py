@@ -1,7 +1,10 @@
-"""Checks that a method which reads a public set has one."""
+"""The public set of a method that reads one: that there is one, and its bytes."""
 
-from fedjax_ht.core.federation import Federation
+import jax
+
+from fedjax_ht.core.federation import Federation, PublicSet
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.samples import Data
 
 
 def lacks_public_set(method: Method) -> str:
@@ -29,3 +32,19 @@ def require_public_set(method: Method, federation: Federation) -> None:
             f"set has {federation.public.samples}; set public_per_round to at most that, or "
             "enlarge dataset.public"
         )
+
+
+def public_bytes(public: PublicSet | None, data: Data | None) -> int | None:
+    """Computes the bytes of the public set's stored samples, and of its labels where these are
+    known; None for methods that read none.
+
+    Args:
+      public: the size of the public set.
+      data: samples among which the public ones are.
+    """
+    if public is None or data is None:
+        return None
+    arrays = [*jax.tree.leaves(data.inputs)]
+    if public.is_labelled:
+        arrays.append(data.labels)
+    return public.samples * sum(x.nbytes // len(x) for x in arrays)

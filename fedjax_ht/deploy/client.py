@@ -19,11 +19,12 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.forms import downlink_form, sends_payload, uplink_form, uplink_forms
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.round import client_step
-from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.states import any_state
-from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.trees import PyTree, take
 from fedjax_ht.data.client_data import mixed, stack
 from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.data.public import beside
 from fedjax_ht.deploy.noise import (
     LEDGER_FILE,
     Entropy,
@@ -33,6 +34,7 @@ from fedjax_ht.deploy.noise import (
     update_noise,
 )
 from fedjax_ht.deploy.plan import Plan, description, make_models, task_as_json
+from fedjax_ht.deploy.public import public_split
 from fedjax_ht.deploy.secure_sums import sum_groups
 from fedjax_ht.experiment.federation import Task
 from fedjax_ht.metrics.flops import bucket_flops
@@ -64,7 +66,7 @@ class Client(NamedTuple):
       plan: the config.
       client_id: number of the client, from 0.
       init_id: id of the client whose first state it has: its own, or its architecture's first.
-      data: the client's samples, on its device.
+      data: the client's samples, and behind them the public ones, on its device.
       counts: split -> number of samples.
       noise: the noise that it adds itself; None where it adds none.
       downlink_form: shapes and dtypes of the server's messages.
@@ -125,7 +127,9 @@ def make_client(
             "client adds no noise of its own; leave --most_epsilon out"
         )
     task = Task(dataset.input_shape, dataset.num_classes, dataset.vocabulary)
-    federation = make_models(plan, task)
+    if plan.public is not None:
+        dataset = beside(dataset, plan.public)
+    federation = make_models(plan, task, dataset.public_set)
     if plan.secure_sums:
         forms = uplink_forms(plan.method, federation, plan.channel)
         sum_groups(plan.method, federation, forms)  # refuses what the server would refuse
@@ -147,7 +151,7 @@ def make_client(
         plan=plan,
         client_id=client_id,
         init_id=federation.members(bucket)[0] if plan.options.shared_init else client_id,
-        data=jax.device_put(stacked._replace(splits=jax.tree.map(lambda x: x[0], stacked.splits))),
+        data=jax.device_put(_of_one_client(stacked)),
         counts=counts,
         noise=noise and noise._replace(max_epsilon=max_epsilon),
         downlink_form=downlink_form(plan.method, federation, bucket, plan.channel),
@@ -160,17 +164,28 @@ def make_client(
 
 
 def _stacked_data(dataset: Dataset, indices: ClientIndices) -> Data:
-    """Returns a client's samples as of a bucket with one client: splits have an axis of size 1."""
+    """Returns a client's samples as of a bucket with one client: splits of its own have an axis of
+    size 1."""
     splits = {"train": stack([indices.train])}
     for name in ("val", "test"):
         splits[name] = stack([mixed(getattr(indices, name))])
+    splits |= public_split(dataset)
     return Data(dataset.inputs, dataset.labels, dataset.preprocess, splits)
+
+
+def _of_one_client(stacked: Data) -> Data:
+    splits = {}
+    for name, split in stacked.splits.items():
+        splits[name] = (
+            split if name == PUBLIC else take(split, 0)
+        )  # all clients have one public set
+    return stacked._replace(splits=splits)
 
 
 def _round_flops(plan: Plan, federation: Federation, bucket: Bucket, data: Data) -> float:
     """Computes the FLOPs of a client's round; of one sample where their number is hidden."""
     if plan.unit == "upload":
-        splits = {}
+        splits = dict(data.splits)
         for name, count in PLACEHOLDER_COUNTS.items():
             splits[name] = Split(np.zeros((1, 1), np.int32), np.array([count], np.int32))
         data = data._replace(splits=splits)

@@ -1,4 +1,4 @@
-"""A client's samples in a file of its own."""
+"""A client's samples in a file of its own, and public samples in another."""
 
 import dataclasses
 import itertools
@@ -9,9 +9,11 @@ import numpy as np
 
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.inputs import AsStored, Pixels, Standardised
-from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.data.standardise import is_pending, standardised
+
+PUBLIC_FILE = "public.npz"
 
 
 def read_samples(
@@ -56,6 +58,7 @@ def client_dataset(dataset: Dataset, indices: ClientIndices) -> tuple[Dataset, C
         groups=None if dataset.groups is None else dataset.groups[order],
         official=dict(zip(ClientIndices._fields, parts)),
         clients=None,
+        public=None,  # an index into the whole set
     )
     return taken, parts
 
@@ -88,3 +91,16 @@ def write_samples(path: Path, dataset: Dataset, indices: ClientIndices) -> None:
         arrays["vocabulary"] = np.int64(taken.vocabulary)
     with atomic_open(path, "wb") as file:
         np.savez_compressed(file, **arrays)
+
+
+def write_split(folder: Path, dataset: Dataset, partition: Partition) -> list[Path]:
+    """Writes each client's samples to client_0.npz and so on, and public ones that have labels to
+    `PUBLIC_FILE`; returns the paths. Errors as of `write_samples`."""
+    files = {f"client_{i}.npz": indices for i, indices in enumerate(partition)}
+    # an .npz has labels: those of another set without them can be given by that set's name alone
+    if dataset.public is not None and dataset.public_is_labelled:
+        nothing = np.zeros(0, np.int64)
+        files[PUBLIC_FILE] = ClientIndices(dataset.public, val=nothing, test=nothing)
+    for name, indices in files.items():
+        write_samples(folder / name, dataset, indices)
+    return [folder / name for name in files]

@@ -31,7 +31,7 @@ from fedjax_ht.data.description import describe
 from fedjax_ht.deploy.answers import answer, request_bytes
 from fedjax_ht.deploy.audit import lifetime, open_audit
 from fedjax_ht.deploy.client import make_client
-from fedjax_ht.deploy.client_samples import read_samples, write_samples
+from fedjax_ht.deploy.client_samples import read_samples, write_split
 from fedjax_ht.deploy.contacts import MOST_SAMPLES
 from fedjax_ht.deploy.plan import DeploymentEnded, Plan, make_plan
 from fedjax_ht.deploy.run import serve
@@ -95,12 +95,9 @@ tell = functools.partial(print, flush=True)
 
 
 def split(config: Config, workdir: Path) -> list[Path]:
-    """Writes each client's samples of a config to a file of its own; returns the paths."""
+    """Writes a config's samples to files, see `client_samples.write_split`; returns the paths."""
     experiment = build(config)
-    paths = [workdir / f"client_{i}.npz" for i in range(config.partition.num_clients)]
-    for path, indices in zip(paths, experiment.partitions[0]):
-        write_samples(path, experiment.dataset, indices)
-    return paths
+    return write_split(workdir, experiment.dataset, experiment.partitions[0])
 
 
 def keys(workdir: Path) -> None:

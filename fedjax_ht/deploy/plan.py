@@ -4,6 +4,7 @@ Each side has its own copy of the config. What the other side sends is compared 
 takes its place.
 """
 
+import dataclasses
 import json
 from typing import Any, NamedTuple
 
@@ -14,13 +15,16 @@ from fedjax_ht.configs.run_sections import DevicesConfig
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.configs.typed import to_json, to_plain
 from fedjax_ht.core import wire
-from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.federation import Federation, PublicSet
 from fedjax_ht.core.inputs import InputShape
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.public_set import require_public_set
 from fedjax_ht.core.round import Channel
 from fedjax_ht.core.server_statistics import require_server_statistics
 from fedjax_ht.core.version import library_version
+from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.deploy.noise import check_scores, noisy_method
+from fedjax_ht.deploy.public import checksum, public_size, read_public
 from fedjax_ht.deploy.secure_sums import check_server_reads
 from fedjax_ht.experiment.federation import Task, make_clients
 from fedjax_ht.experiment.run_folder import FREE_FIELDS, NAMING, flatten
@@ -57,6 +61,7 @@ class Plan(NamedTuple):
       channel: transforms of the messages.
       fields: values that both sides must have alike, field -> JSON value.
       secure_sums: True if the server gets sums of uplinks alone, see `secure_sums`.
+      public: this side's copy of the public set; None for methods that read none.
     """
 
     label: str
@@ -66,6 +71,7 @@ class Plan(NamedTuple):
     channel: Channel
     fields: dict[str, Any]
     secure_sums: bool
+    public: Dataset | None = None
 
     @property
     def num_clients(self) -> int:
@@ -85,18 +91,19 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
       secure_sums: the flag --secure_sums.
 
     Raises:
-      ValueError: the config is wrong, or needs what only a simulation has. One line.
+      ValueError, OSError: the config is wrong, needs what only a simulation has, or names a public
+        set that cannot be read. One line.
       ImportError: it has privacy, and the accountant is not installed. One line.
     """
     settled = settle(typed_config(config))
     label, entry = next(iter(settled.entries.items()))
     method, options = settled.methods[label], settled.options
-    if method.public_samples:
-        raise ValueError(
-            f"{method.name} reads a public set, which a deployment does not carry to its clients "
-            "yet; choose another method, or simulate"
-        )
     _check_simulated_fields(settled.config)
+    if settled.config.dataset.public and not method.public_samples:
+        raise ValueError(
+            f"dataset.public is {settled.config.dataset.public!r}, and {method.name} reads no "
+            "public set; leave it empty"
+        )
     if method.sees_data:
         raise ValueError(
             f"the server of {method.name} reads the clients' samples, which no real server can; "
@@ -105,14 +112,19 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
     check_scores(settled.config, options.privacy)
     if secure_sums:
         _check_secure_sums(method, entry.options, options)
+    public, fields = None, _shared_fields(settled.configs[label], entry, secure_sums)
+    if method.public_samples:
+        public = read_public(settled.config.dataset)
+        fields["dataset.public"] = checksum(public)  # the name of its file is each side's own
     return Plan(
         label=label,
         config=settled.configs[label],
         method=noisy_method(method, options.privacy, options.robust),
         options=options,
         channel=Channel(wire.chain(options.uplink), wire.chain(options.downlink)),
-        fields=_shared_fields(settled.configs[label], entry, secure_sums),
+        fields=fields,
         secure_sums=secure_sums,
+        public=public,
     )
 
 
@@ -125,7 +137,6 @@ def _check_simulated_fields(config: Config) -> None:
         ("attack.kind", plain["attack"]["kind"], "none"),
         ("dataset.normalisation", config.dataset.normalisation, "half"),
         ("dataset.shift", plain["dataset"]["shift"], ""),
-        ("dataset.public", plain["dataset"]["public"], ""),
         ("scoring.auc", config.scoring.auc, False),
         ("evaluate.participants", config.evaluate.participants, 1),
         ("time_stages", config.time_stages, False),
@@ -167,13 +178,20 @@ def _shared_fields(config: Config, entry: Any, secure_sums: bool) -> dict[str, A
     return fields
 
 
-def make_models(plan: Plan, task: Task) -> Federation:
+def make_models(plan: Plan, task: Task, public: PublicSet | None = None) -> Federation:
     """Makes the federation's models and assigns them to clients.
+
+    Args:
+      plan: the config.
+      task: shapes and classes of the samples.
+      public: the size of the public set; None takes that of `public.public_size`.
 
     Raises:
       ValueError: the method cannot run on them. One line.
     """
-    federation = make_clients(plan.config, task)
+    public = public or public_size(plan.public, task.num_classes)
+    federation = dataclasses.replace(make_clients(plan.config, task), public=public)
+    require_public_set(plan.method, federation)
     plan.method.check(federation)
     require_server_statistics(plan.method, federation)
     return federation

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh, collect
+from fedjax_ht.core.public_set import public_bytes
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.deploy.contacts import ClientHeaders, contact_clients
 from fedjax_ht.deploy.noise import draw, record_epsilons
@@ -89,6 +90,7 @@ def play(
         devices=Devices(None, lambda: server.flops, client_mesh(1), {}, num_clients),
         attackers=np.zeros(num_clients, bool),
         epsilon=lambda rounds_done: epsilon,
+        public_bytes=public_bytes(server.federation.public, server.public),
     )
     new, report = run_round(answered, state, score)
     num_absent = int(np.sum(~drawn.reachable)) + len(drawn.ids) - len(replies)
@@ -115,7 +117,7 @@ def _serve(
         seed=_seed(server),
         settings=jax.tree.map(jnp.asarray, secret),
         pretrained=server.pretrained,
-        data=None,
+        data=server.public,
     )
     return serving.serve(of_round, client_mesh(1), state, delivery)
 

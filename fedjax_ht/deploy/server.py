@@ -21,6 +21,7 @@ from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.forms import result_form, sends_payload
 from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.round import send
+from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy.audit import Audit, no_audit
@@ -35,6 +36,7 @@ from fedjax_ht.deploy.noise import (
     update_noise,
 )
 from fedjax_ht.deploy.plan import Plan, make_models, task_from_json
+from fedjax_ht.deploy.public import server_data
 from fedjax_ht.deploy.secure_sums import sum_groups
 from fedjax_ht.experiment.run_folder import read_json
 from fedjax_ht.simulation.engine import first_server
@@ -59,6 +61,7 @@ class Server(NamedTuple):
       serve: `simulation.serving.run_server`.
       first: `simulation.engine.first_server`.
       pretrained: `Pretrained.variables` of the method, on its device.
+      public: the public set, on the server's device; None for methods that read none.
       noise: the noise that the server adds itself; None where it adds none.
       ledger: file of what was sent under noise, see `noise.add_to_ledger`.
       saved: `last_round` of each checkpoint that is kept, int32 [num_clients].
@@ -83,6 +86,7 @@ class Server(NamedTuple):
     serve: Callable
     first: Callable
     pretrained: PyTree
+    public: Data | None
     noise: Noise | None
     ledger: Path
     saved: deque
@@ -144,8 +148,7 @@ def make_server(
     headers = all_headers(
         plan, transport, warn, folder=folder, most_samples=most_samples, audit=audit
     )
-    task = headers[0]["task"]
-    federation = make_models(plan, task_from_json(task))
+    federation = make_models(plan, task_from_json(headers[0]["task"]))
     counts = {
         split: np.array([headers[i]["counts"][split] for i in range(plan.num_clients)], np.int64)
         for split in ClientIndices._fields
@@ -176,6 +179,7 @@ def make_server(
         serve=run_server(method, federation, outlier_bound),
         first=first_server(method, federation),
         pretrained=collect(client_mesh(1), method.pretrained.variables),
+        public=server_data(plan.public),
         noise=_server_noise(plan, forms, folder / LEDGER_FILE, entropy),
         ledger=folder / LEDGER_FILE,
         saved=deque(maxlen=keep),

@@ -14,7 +14,7 @@ from fedjax_ht.core.evaluation import EvaluationRequest
 from fedjax_ht.core.federation import Federation, with_frozen_variables
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.public_set import require_public_set
+from fedjax_ht.core.public_set import public_bytes, require_public_set
 from fedjax_ht.core.round import RunServer
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.trees import PyTree
@@ -96,15 +96,8 @@ class Program(NamedTuple):
 
     @property
     def public_bytes(self) -> int | None:
-        """Bytes of the public set's stored samples, and of its labels where these are known; None
-        for methods that read none."""
-        public = self.federation.public
-        if public is None:
-            return None
-        arrays = [*jax.tree.leaves(self.samples.inputs)]
-        if public.is_labelled:
-            arrays.append(self.samples.labels)
-        return public.samples * sum(x.nbytes // len(x) for x in arrays)
+        """`public_set.public_bytes` of the simulation."""
+        return public_bytes(self.federation.public, self.samples)
 
     @property
     def frozen_bytes(self) -> np.ndarray | None:

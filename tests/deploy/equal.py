@@ -29,6 +29,7 @@ from tests.deploy.sites import (
     sites_of,
     small_config,
     transport,
+    with_public_file,
 )
 
 
@@ -39,6 +40,7 @@ def main(method: str, code: str | None = None) -> None:
         config.uplink = ((code,),)
     arm, simulation = simulation_of(config)
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("float32"):
+        config = with_public_file(config, arm, Path(folder))
         sites = sites_of(config, arm, Path(folder))
         deployed = serve(make_plan(config), Path(folder) / "server", transport(sites), print)
         _, simulated = run(simulation, 2)

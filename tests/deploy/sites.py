@@ -1,5 +1,6 @@
 """A small federation twice: as a simulation, and as clients that are asked by calls, not a wire."""
 
+import copy
 import dataclasses
 import functools
 from pathlib import Path
@@ -8,7 +9,7 @@ from fedjax_ht.configs.base import base_config, method_config, partition_config
 from fedjax_ht.core.function_keys import Keyed, key_of
 from fedjax_ht.deploy.answers import answer
 from fedjax_ht.deploy.client import make_client
-from fedjax_ht.deploy.client_samples import client_dataset
+from fedjax_ht.deploy.client_samples import PUBLIC_FILE, client_dataset, write_split
 from fedjax_ht.deploy.contacts import Transport
 from fedjax_ht.deploy.messages import Envelope, from_bytes, to_bytes
 from fedjax_ht.deploy.noise import LEDGER_FILE
@@ -20,6 +21,7 @@ from fedjax_ht.models.cnn import mlp
 from fedjax_ht.simulation.rows import round_row
 from tests.federations import ONE_ARCHITECTURE, SLICES
 
+PUBLIC = ("fedmd", "dsfl", "ktpfl", "fedhenn")
 CLOCK = ("seconds_round", "seconds_evaluation", "seconds_client", "wasted_lane_steps")
 UNSENT = (
     "macro_f1",
@@ -44,6 +46,19 @@ def small_config(method: str = "fedproto", rounds: int = 2, clients: int = 4):
     if method in SLICES:
         config.model.update({"group": "conv4_quarter", "rates": "1,1/2", "norm": "static_batch"})
     config.dataset.seen_before = method == "fedktl"
+    if method in PUBLIC:
+        config.dataset.public = "hold_out:0.2"
+        config.method.options.public_per_round = 8
+    return config
+
+
+def with_public_file(config, arm, folder: Path):
+    """Returns the config of a deployment, whose public set is in a file; of other methods as it is."""
+    if not config.dataset.public:
+        return config
+    write_split(folder, arm.dataset, arm.partitions[0])
+    config = copy.deepcopy(config)
+    config.dataset.public = f"npz:{folder / PUBLIC_FILE}"
     return config
 
 

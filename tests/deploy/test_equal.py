@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-METHODS = ["local", "fedtgp", "fedssa", "fedktl", "fedrolex", "fml", "fedgen"]
+METHODS = ["local", "fedtgp", "fedssa", "fedktl", "fedrolex", "fml", "fedgen", "fedmd", "dsfl"]
 
 
 def compare(*arguments: str) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 import fedjax_ht as fl
 from fedjax_ht.configs.base import typed_config
-from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.experiment.arm import simulate
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.notes import notes
@@ -54,14 +53,6 @@ def test_the_samples_of_another_set_lie_behind_the_clients(tmp_path):
 def test_the_setting_of_a_run_names_its_public_samples():
     config = config_of(public_per_round=20)
     assert "a client, and 30 public ones; split iid" in setting(build(config))
-
-
-def test_a_deployment_refuses_a_method_that_reads_a_public_set():
-    """Before it refuses the set itself, which would lead in a circle."""
-    with pytest.raises(ValueError, match="fedmd reads a public set, which a deployment does not"):
-        make_plan(config_of(public_per_round=20))
-    with pytest.raises(ValueError, match=r"dataset\.public is 'hold_out:0.1'; a deployment"):
-        make_plan(config_of(method="local"))
 
 
 def test_a_public_set_that_nothing_reads_is_said():
