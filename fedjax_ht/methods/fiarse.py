@@ -22,9 +22,13 @@ Settled here:
   gradient on; and a client counts at the entries that it has changed, so that one whose gradient
   happened to be 0 counts as absent. By default it counts at all entries that it held at the round's
   start; `holders` chooses apart from the variant.
-* Client i has shares[i modulo their number]. Magnitudes are compared over all layers; ties at
-  theta_i keep more entries than gamma_i says. Biases that start at 0 are not held below share 1,
-  and at share 1 theta_i is min |w|, so that the factor is not exactly 1 there.
+* Client i has shares[i modulo their number]. Magnitudes are compared over the whole model;
+  masks="layer" compares them within each layer, the paper's other form, so that each keeps the
+  share of its own entries. A layer is the head, or a module directly below the extractor (a
+  convolution, a residual block) with all its parameters; the authors' are the first convolution,
+  each stage and the last layer. Ties at theta_i keep more entries than gamma_i says. Biases that
+  start at 0 are not held below share 1, and at share 1 theta_i is min |w|, so that the factor is
+  not exactly 1 there.
 * Which entries a message has is told by a bit for each entry of the model, or by an index with each
   that is sent, whichever is shorter.
 * Kernels stay dense: a mask saves bytes and no arithmetic, and the FLOPs that are counted are those
@@ -55,7 +59,8 @@ from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense
 from fedjax_ht.methods.shared.architectures import groups_of, joined, part_for
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
-from fedjax_ht.methods.shared.norms import entries_of, in_norms
+from fedjax_ht.methods.shared.layers import Compared, layers_of, magnitudes
+from fedjax_ht.methods.shared.norms import entries_of
 from fedjax_ht.methods.shared.supervised import train_where
 from fedjax_ht.methods.shared.variants import Variant, settled
 
@@ -75,8 +80,8 @@ class Server(NamedTuple):
     Attributes:
       params: w, {"base", "head"}.
       stats: running statistics of its norms.
-      thresholds: float32 [number of shares], theta of each share; here and not in every client's
-        message, so that magnitudes are sorted once a round.
+      thresholds: float32 [number of shares], theta of each share, or [number of shares, layers];
+        here and not in every client's message, so that magnitudes are sorted once a round.
     """
 
     params: PyTree
@@ -134,6 +139,7 @@ def fiarse(
     variant: Variant = "paper",
     holders: Literal["mask", "change"] | None = None,
     server_lr: Annotated[Positive, SearchRange(0.1, 1.0)] = 1.0,
+    masks: Compared = "model",
 ) -> Method:
     """Makes FIARSE, whose algorithm the module's docstring gives.
 
@@ -146,14 +152,20 @@ def fiarse(
         those with a "change" there; None takes the variant's, "mask" (paper) or "change"
         (released).
       server_lr: eta_g, the server's learning rate.
+      masks: entries whose magnitudes are compared, those of the whole "model" or of each "layer".
     """
     by_change = settled(variant, {"holders": holders}, FORMS)["holders"] == "change"
     biased = variant == "paper"
 
     def served(bucket, params, stats) -> Server:
-        sizes = jnp.sort(jnp.abs(entries_of(bucket, params).weights))
-        places = [sizes.size - held_entries(share, sizes.size) for share in shares]
-        return Server(params, stats, sizes[jnp.array(places)])
+        thresholds = []
+        for sizes in magnitudes(layers_of(bucket, params, masks), params):
+            sizes = jnp.sort(jnp.concatenate(list(map(jnp.ravel, sizes))))
+            places = [sizes.size - held_entries(share, sizes.size) for share in shares]
+            thresholds.append(sizes[jnp.array(places)])
+        if masks == "model":
+            return Server(params, stats, thresholds[0])
+        return Server(params, stats, jnp.stack(thresholds, 1))
 
     def init_server(federation, key):
         servers = []
@@ -165,7 +177,13 @@ def fiarse(
     def broadcast(federation, bucket, server, ctx):
         params, stats, thresholds = part_for(federation, bucket, server)
         weights, norms, _ = entries_of(bucket, params)
-        held = jnp.abs(weights) >= thresholds[ctx.info.id % len(shares)]
+        of_layers = jnp.atleast_1d(thresholds[ctx.info.id % len(shares)])
+
+        def is_held(w, number):
+            return jnp.abs(w) >= of_layers[number]
+
+        numbers, _ = layers_of(bucket, params, masks)
+        held = entries_of(bucket, jax.tree.map(is_held, params, numbers)).weights
         return Message(Masked(weights, held, SHORTEST), _all_of(norms), stats)
 
     def receive(bucket, client, downlink, data, ctx):
@@ -177,13 +195,17 @@ def fiarse(
     def client_update(bucket, client, downlink, data, ctx):
         received, mask = client["params"], downlink.weights.mask
         sizes = jnp.where(mask, jnp.abs(downlink.weights.values), jnp.inf)
-        threshold = jnp.min(sizes)  # the smallest entry that was sent is theta itself
-        norm = in_norms(bucket, received)
+        entries, layers = entries_of(bucket, received), layers_of(bucket, received, masks)
+        thresholds = []
+        for of_layer in magnitudes(layers, entries.model(sizes, entries.norms)):
+            # the smallest entry of a layer that was sent is theta itself
+            thresholds.append(jnp.min(jnp.stack(list(map(jnp.min, of_layer)))))
+
+        def masked_leaf(w, number):
+            return w if number < 0 else masked(w, thresholds[number], biased)
 
         def part(params):
-            return jax.tree.map(
-                lambda w, keep: w if keep else masked(w, threshold, biased), params, norm
-            )
+            return jax.tree.map(masked_leaf, params, layers[0])
 
         client, result = train_where(
             training, bucket, client, data, key=ctx.key, trained=received, put=part

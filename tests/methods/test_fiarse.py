@@ -9,7 +9,8 @@ import pytest
 
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.wire import FIRST_ROWS
+from fedjax_ht.core.positions import SHORTEST
+from fedjax_ht.core.wire import FIRST_ROWS, Masked
 from fedjax_ht.methods.fiarse import Message, Server, fiarse, held_entries, masked
 from fedjax_ht.methods.shared.norms import entries_of
 from fedjax_ht.models.sliced import ConvNet, sliced_model
@@ -41,24 +42,48 @@ def served(method) -> list[Server]:
     return [server._replace(params=W, thresholds=jnp.asarray(sizes[places], jnp.float32))]
 
 
+def served_by_layer(method) -> list[Server]:
+    """The server's state with the model W after a round in which nobody changed it."""
+    start = [method.init_server(FEDERATION, jax.random.key(0))[0]._replace(params=W)]
+    rows = entries_of(BUCKET, W).weights[None] * 0
+    uplink = Message(Masked(rows, rows == 0, SHORTEST), (), {})
+    received = {BUCKET.name: Received(uplink, tiny.infos([0], 5), jnp.ones(1, bool))}
+    server, _ = method.server_update(FEDERATION, start, received, None)
+    return server
+
+
 def flat(entries) -> dict[str, np.ndarray]:
     """A vector of entries as the reference names them."""
     return tiny.flat_params(entries_of(BUCKET, W).model(jnp.asarray(entries), jnp.zeros(0)))
 
 
-def sent_to(method, i: int) -> Message:
+def sent_to(method, i: int, by_layer: bool = False) -> Message:
     ctx = tiny.context(i)
-    return method.broadcast(FEDERATION, BUCKET, served(method), ctx)
+    server = served_by_layer(method) if by_layer else served(method)
+    return method.broadcast(FEDERATION, BUCKET, server, ctx)
 
 
-@pytest.mark.parametrize("variant", ["paper", "released"])
-@pytest.mark.parametrize("i", [0, 1])
-def test_a_client_trains_its_largest_entries(variant, i):
-    method = fiarse(TRAINING, shares=SHARES, variant=variant)
-    downlink = sent_to(method, i)
+@pytest.mark.parametrize(
+    ("variant", "i", "masks"),
+    [
+        ("paper", 0, "model"),
+        ("paper", 1, "model"),
+        ("released", 0, "model"),
+        ("released", 1, "model"),
+        ("paper", 1, "layer"),
+    ],
+)
+def test_a_client_trains_its_largest_entries(variant, i, masks):
+    method, by_layer = (
+        fiarse(TRAINING, shares=SHARES, variant=variant, masks=masks),
+        masks == "layer",
+    )
+    downlink = sent_to(method, i, by_layer)
     start = {"params": model(9), "stats": {}}
     received, trained, uplink, metrics = play(method, start, downlink)
-    params, held = reference.client(FLAT, SHARES[i], BATCHES, LR, variant == "paper")
+    params, held = reference.client(
+        FLAT, SHARES[i], BATCHES, LR, variant == "paper", by_layer=by_layer
+    )
     check_model(received["params"], {k: v * held[k] for k, v in FLAT.items()})
     change = {k: (FLAT[k] - params[k]) * held[k] for k in params}
     values = jnp.where(uplink.weights.mask, uplink.weights.values, 0)
@@ -68,8 +93,8 @@ def test_a_client_trains_its_largest_entries(variant, i):
     for name, value in flat(uplink.weights.mask.astype(jnp.float32)).items():
         np.testing.assert_array_equal(value.astype(bool), expected[name], err_msg=name)
     # it predicts by what is still as large
-    theta = reference.threshold(FLAT, SHARES[i])
-    check_model(trained["params"], {k: v * (np.abs(v) >= theta) for k, v in params.items()})
+    still = reference.mask(params, reference.thresholds(FLAT, SHARES[i], by_layer))
+    check_model(trained["params"], {k: v * still[k] for k, v in params.items()})
     assert float(metrics["kept"]) == pytest.approx(
         np.mean(np.concatenate([v.ravel() for v in held.values()]))
     )
@@ -94,7 +119,7 @@ def test_an_entry_is_averaged_over_its_holders(order):
     """Client 3 is lost, 4 is padding."""
     method = fiarse(TRAINING, shares=SHARES, server_lr=0.5)
     trained = [tiny.flat_params(model(10 + i)) for i in range(3)]
-    held = [reference.mask(FLAT, reference.threshold(FLAT, share)) for share in SHARES]
+    held = [reference.mask(FLAT, reference.thresholds(FLAT, share, False)) for share in SHARES]
 
     def row(i):
         message = sent_to(method, min(i, 2))
@@ -111,6 +136,20 @@ def test_an_entry_is_averaged_over_its_holders(order):
     check_model(new.params, expected)
     theta = [reference.threshold(tiny.flat_params(new.params), share) for share in SHARES]
     np.testing.assert_allclose(new.thresholds, theta, rtol=1e-6)
+
+
+def test_thresholds_of_layers_are_those_of_their_own_entries():
+    """Each layer keeps its share, by a threshold of its own."""
+    method = fiarse(TRAINING, shares=SHARES, masks="layer")
+    (server,) = served_by_layer(method)
+    assert server.thresholds.shape == (len(SHARES), 2)
+    for i, share in enumerate(SHARES):
+        want = reference.thresholds(FLAT, share, True)
+        assert set(np.float32(list(want.values()))) == set(np.asarray(server.thresholds[i]))
+        message = method.broadcast(FEDERATION, BUCKET, [server], tiny.context(i))
+        held = flat(message.weights.mask.astype(jnp.float32))
+        for name, value in reference.mask(FLAT, want).items():
+            np.testing.assert_array_equal(held[name].astype(bool), value, err_msg=name)
 
 
 def test_an_entry_that_nobody_holds_stays():
