@@ -1,0 +1,104 @@
+"""Three rounds of a simulation against the same rounds in NumPy, from equal weights: what clients keep
+while they are absent, and what a server makes of a part of its clients."""
+
+import numpy as np
+import pytest
+
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.data.client_data import arranged
+from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.methods import METHODS
+from fedjax_ht.simulation.simulation import make_simulation
+from tests import tiny
+from tests.federations import each_client, play, to_host
+from tests.methods.one_architecture import LR, TRAINING, check_model
+from tests.reference import whole_rounds as reference
+
+FEDERATION: Federation = tiny.linear_federation(buckets=1, clients=3)
+SAMPLES = {0: 5, 1: 3, 2: 4}
+ROUNDS = [[0, 1], [1, 2], [0, 2]]
+LABELS = np.array([0, 2, 2, 0, 3, 1, 1, 0, 3, 3, 2, 3], np.int32)
+IMAGES = np.random.default_rng(0).integers(0, 256, (12, 2, 2), np.uint8)
+
+
+def indices() -> list[np.ndarray]:
+    ends = np.cumsum(list(SAMPLES.values()))
+    return np.split(np.arange(12), ends[:-1])
+
+
+def batches() -> dict[int, list]:
+    """The batches of each client: three samples, and what is left."""
+    x, size = (IMAGES.reshape(12, -1) / 255 - 0.5) / 0.5, TRAINING.batch_size
+    of_clients = {}
+    for i, own in enumerate(indices()):
+        starts = range(0, len(own), size)
+        of_clients[i] = [(x[own[s : s + size]], LABELS[own[s : s + size]]) for s in starts]
+    return of_clients
+
+
+def simulated(method):
+    """Plays the rounds; returns the first state and the last one, and the clients of both."""
+    nothing = np.zeros(0, int)
+    dataset = Dataset("tiny", IMAGES, LABELS, tuple("abcd"))
+    partition = tuple(ClientIndices(own, nothing, nothing) for own in indices())
+    simulation = make_simulation(method, FEDERATION, arranged(dataset, partition, FEDERATION))
+    first = state = to_host(simulation.init())
+    for ids in ROUNDS:
+        state, _ = play(simulation, state, ids)
+    before, after = (each_client(FEDERATION, to_host(s)) for s in (first, state))
+    return first.server, before, state.server, after
+
+
+def flat(params) -> dict[str, np.ndarray]:
+    return tiny.flat_params(params)
+
+
+def zeros(params) -> dict[str, np.ndarray]:
+    return {name: 0 * value for name, value in flat(params).items()}
+
+
+@pytest.mark.parametrize("name", ["fedprox", "ditto", "apfl"])
+def test_methods_whose_server_has_a_mean(name):
+    options = {"fedprox": {"mu": 0.5}, "ditto": {"lam": 0.7}, "apfl": {"alpha": 0.3}}[name]
+    start, _, server, clients = simulated(METHODS[name](TRAINING, **options))
+    form = getattr(reference, name)(LR, *options.values())
+    absent = dict.fromkeys(SAMPLES)
+    model, states = reference.play(form, flat(start[0]), absent, ROUNDS, batches())
+    check_model(server[0], model)
+    if name == "fedprox":  # its clients keep nothing
+        return
+    for i, client in enumerate(clients):
+        kept = states[i]
+        if name == "apfl":
+            kept, share = states[i]
+            np.testing.assert_allclose(client["share"], share, rtol=1e-4)
+        check_model(client["params"], kept)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+def test_methods_with_sums_over_all_clients(name):
+    own, of_server, options = "control", "control", {}
+    if name == "feddyn":
+        own, of_server, options = "slope", "drift", {"alpha": 0.2}
+    start, _, server, clients = simulated(METHODS[name](TRAINING, **options))
+    form = getattr(reference, name)(LR, *options.values())
+    first = flat(start[0].params), zeros(start[0].params)
+    kept = {i: zeros(start[0].params) for i in SAMPLES}
+    (model, total), states = reference.play(form, first, kept, ROUNDS, batches())
+    check_model(server[0].params, model)
+    check_model(getattr(server[0], of_server), total)
+    for i, client in enumerate(clients):
+        check_model(client[own], states[i])
+
+
+def test_fedrep_shares_extractors_and_keeps_heads_apart():
+    start, before, server, clients = simulated(METHODS["fedrep"](TRAINING, head_epochs=2))
+    models = {i: flat(client["params"]) for i, client in enumerate(before)}
+    base = flat({"base": start[0], "head": before[0]["params"]["head"]})
+    base = {name: value for name, value in base.items() if name.startswith("base")}
+    form = reference.fedrep(LR, 2)
+    shared, models = reference.play(form, base, models, ROUNDS, batches())
+    head = clients[0]["params"]["head"]
+    check_model({"base": server[0], "head": head}, models[0] | shared)
+    for i, client in enumerate(clients):
+        check_model(client["params"], models[i])

@@ -1,0 +1,111 @@
+"""Whole rounds of methods of one architecture, by the steps of `one_architecture`."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.reference import one_architecture as steps
+from tests.reference.one_architecture import Model
+
+
+class Form(NamedTuple):
+    """A method, as functions of a server's state and of one client's.
+
+    Attributes:
+      client: (server, client, batches) -> (client, upload); a client is None before its first round.
+      server: (server, {id: upload}, {id: samples}, number of all clients) -> server.
+    """
+
+    client: Callable[[Any, Any, list], tuple[Any, Any]]
+    server: Callable[[Any, dict, dict, int], Any]
+
+
+def play(form: Form, server, clients: dict, rounds: list[list[int]], batches: dict) -> tuple:
+    """Plays rounds, each a list of its participants' ids; returns the server's state and the
+    clients' states."""
+    samples = {i: sum(len(y) for _, y in own) for i, own in batches.items()}
+    for ids in rounds:
+        uploads = {}
+        for i in ids:
+            clients[i], uploads[i] = form.client(server, clients[i], batches[i])
+        server = form.server(server, uploads, samples, len(batches))
+    return server, clients
+
+
+def mean(server: Model, uploads: dict, samples: dict, clients: int) -> Model:
+    """The mean of models by samples; arrays that nobody sends stay."""
+    total, new = sum(samples[i] for i in uploads), dict(server)
+    for name in next(iter(uploads.values())):
+        new[name] = sum(samples[i] / total * upload[name] for i, upload in uploads.items())
+    return new
+
+
+def fedprox(lr: float, mu: float) -> Form:
+    def client(w, _, batches):
+        trained = steps.fedprox(w, batches, lr, mu)
+        return trained, trained
+
+    return Form(client, mean)
+
+
+def scaffold(lr: float) -> Form:
+    """A server is (w, c), a client its c_i."""
+
+    def client(server, control, batches):
+        w, c = server
+        way, change = steps.scaffold(w, c, control, batches, lr)
+        return {k: control[k] + change[k] for k in control}, (way, change)
+
+    def serve(server, uploads, samples, clients):
+        w, c = server
+        ways, changes = zip(*uploads.values())
+        w = {k: w[k] + np.mean([way[k] for way in ways], axis=0) for k in w}
+        return w, {k: c[k] + sum(change[k] for change in changes) / clients for k in c}
+
+    return Form(client, serve)
+
+
+def feddyn(lr: float, alpha: float) -> Form:
+    """A server is (w, h), a client its s_i."""
+
+    def client(server, slope, batches):
+        trained, slope = steps.feddyn(server[0], slope, batches, lr, alpha)
+        return slope, trained
+
+    def serve(server, uploads, samples, clients):
+        return steps.feddyn_server(*server, list(uploads.values()), clients, alpha)
+
+    return Form(client, serve)
+
+
+def ditto(lr: float, lam: float) -> Form:
+    """A client is its v_i, at first the server's model."""
+
+    def client(w, v, batches):
+        trained = steps.ditto(w if v is None else v, w, batches, lr, lam)
+        return trained, steps.fedprox(w, batches, lr, 0.0)
+
+    return Form(client, mean)
+
+
+def apfl(lr: float, share: float) -> Form:
+    """A client is (v_i, alpha_i), at first the server's model and `share`."""
+
+    def client(w, own, batches):
+        v, alpha = (w, share) if own is None else own
+        v, trained, alpha = steps.apfl(v, w, alpha, batches, lr)
+        return (v, alpha), trained
+
+    return Form(client, mean)
+
+
+def fedrep(lr: float, head_epochs: int) -> Form:
+    """A client is its whole model, of which the server has the extractor."""
+
+    def client(base, own, batches):
+        model = steps.of_part(own | base, "head", batches * head_epochs, lr)
+        model = steps.of_part(model, "base", batches, lr)
+        return model, {k: v for k, v in model.items() if k.startswith("base")}
+
+    return Form(client, mean)
