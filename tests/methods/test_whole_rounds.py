@@ -30,9 +30,9 @@ def batches() -> dict[int, list]:
     """The batches of each client: three samples, and what is left."""
     x, size = (IMAGES.reshape(12, -1) / 255 - 0.5) / 0.5, TRAINING.batch_size
     of_clients = {}
-    for i, own in enumerate(indices()):
-        starts = range(0, len(own), size)
-        of_clients[i] = [(x[own[s : s + size]], LABELS[own[s : s + size]]) for s in starts]
+    for i, places in enumerate(indices()):
+        starts = range(0, len(places), size)
+        of_clients[i] = [(x[places[s : s + size]], LABELS[places[s : s + size]]) for s in starts]
     return of_clients
 
 
@@ -40,7 +40,7 @@ def simulated(method):
     """Plays the rounds; returns the first state and the last one, and the clients of both."""
     nothing = np.zeros(0, int)
     dataset = Dataset("tiny", IMAGES, LABELS, tuple("abcd"))
-    partition = tuple(ClientIndices(own, nothing, nothing) for own in indices())
+    partition = tuple(ClientIndices(places, nothing, nothing) for places in indices())
     simulation = make_simulation(method, FEDERATION, arranged(dataset, partition, FEDERATION))
     first = state = to_host(simulation.init())
     for ids in ROUNDS:
@@ -77,9 +77,9 @@ def test_methods_whose_server_has_a_mean(name):
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn"])
 def test_methods_with_sums_over_all_clients(name):
-    own, of_server, options = "control", "control", {}
+    kept_as, of_server, options = "control", "control", {}
     if name == "feddyn":
-        own, of_server, options = "slope", "drift", {"alpha": 0.2}
+        kept_as, of_server, options = "slope", "drift", {"alpha": 0.2}
     start, _, server, clients = simulated(METHODS[name](TRAINING, **options))
     form = getattr(reference, name)(LR, *options.values())
     first = flat(start[0].params), zeros(start[0].params)
@@ -88,7 +88,7 @@ def test_methods_with_sums_over_all_clients(name):
     check_model(server[0].params, model)
     check_model(getattr(server[0], of_server), total)
     for i, client in enumerate(clients):
-        check_model(client[own], states[i])
+        check_model(client[kept_as], states[i])
 
 
 def test_fedrep_shares_extractors_and_keeps_heads_apart():

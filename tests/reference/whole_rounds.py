@@ -24,7 +24,7 @@ class Form(NamedTuple):
 def play(form: Form, server, clients: dict, rounds: list[list[int]], batches: dict) -> tuple:
     """Plays rounds, each a list of its participants' ids; returns the server's state and the
     clients' states."""
-    samples = {i: sum(len(y) for _, y in own) for i, own in batches.items()}
+    samples = {i: sum(len(y) for _, y in of_client) for i, of_client in batches.items()}
     for ids in rounds:
         uploads = {}
         for i in ids:
@@ -92,8 +92,8 @@ def ditto(lr: float, lam: float) -> Form:
 def apfl(lr: float, share: float) -> Form:
     """A client is (v_i, alpha_i), at first the server's model and `share`."""
 
-    def client(w, own, batches):
-        v, alpha = (w, share) if own is None else own
+    def client(w, kept, batches):
+        v, alpha = (w, share) if kept is None else kept
         v, trained, alpha = steps.apfl(v, w, alpha, batches, lr)
         return (v, alpha), trained
 
@@ -103,8 +103,8 @@ def apfl(lr: float, share: float) -> Form:
 def fedrep(lr: float, head_epochs: int) -> Form:
     """A client is its whole model, of which the server has the extractor."""
 
-    def client(base, own, batches):
-        model = steps.of_part(own | base, "head", batches * head_epochs, lr)
+    def client(base, kept, batches):
+        model = steps.of_part(kept | base, "head", batches * head_epochs, lr)
         model = steps.of_part(model, "base", batches, lr)
         return model, {k: v for k, v in model.items() if k.startswith("base")}
 
