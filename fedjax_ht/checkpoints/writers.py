@@ -1,4 +1,5 @@
-"""Writes and reads the rows of an entry's runs: metrics.csv, metrics.jsonl, clients.csv."""
+"""Writes and reads the rows of an entry's runs: metrics.csv, metrics.jsonl, clients.csv and
+classes.csv."""
 
 import csv
 import json
@@ -17,25 +18,28 @@ LISTS = (
     "accuracy_samples",
     "client_ids",
     "class_accuracy",
-    "client_classes",
+    "client_class_counts",
     "client_auc",
 )
 """Columns of metrics.jsonl with a value a client or a class."""
-FILES = ("metrics.csv", "metrics.jsonl", "clients.csv")
+FILES = ("metrics.csv", "metrics.jsonl", "clients.csv", "classes.csv")
+CLASS_COLUMNS = ("round", "trial", "client", "class", "samples", "correct")
+"""Columns of classes.csv."""
 
 
 def write_runs(runs: Runs, workdir: Path | str, written: int = 0) -> int:
-    """Brings the three files up to date with the runs of an entry, whose rows stand round by round
+    """Brings the four files up to date with the runs of an entry, whose rows stand round by round
     in all of them; "trial" says which run a row is of.
 
     metrics.jsonl holds every row; metrics.csv the same without `LISTS`; clients.csv
     the accuracy of every evaluated client on its own test set, one line an evaluation of a run
-    (empty where a client has no test sample), behind them that on each class, client by client, and
-    the AUC of every client, where it was computed.
+    (empty where a client has no test sample), and behind these its AUC, where it was computed;
+    classes.csv the test samples of every class of every evaluated client, and how many of them are
+    classified correctly, a line each.
 
     Args:
       runs: all rows of each run.
-      workdir: the folder of the three files.
+      workdir: the folder of the four files.
       written: number of rows that this process has written before; only the later ones are then
         appended, unless they bring a column that the files lack. 0 writes the files anew, so that a
         resumed run leaves no row twice.
@@ -51,14 +55,16 @@ def write_runs(runs: Runs, workdir: Path | str, written: int = 0) -> int:
     of_clients = _client_columns(new)
     if written:
         known, known_clients = (_header(workdir / name) for name in ("metrics.csv", "clients.csv"))
-        if known and set(columns) <= set(known) and set(of_clients) <= set(known_clients):
+        has_columns = set(columns) <= set(known) and set(of_clients) <= set(known_clients)
+        if known and has_columns and (workdir / "classes.csv").exists():
             _append(_texts(new, known, known_clients), workdir)
             return len(rows)
     columns, of_clients = columns_of(rows), _client_columns(rows)
-    heads = {"metrics.csv": csv_text([columns]), "clients.csv": csv_text([of_clients])}
+    heads = {"metrics.csv": columns, "clients.csv": of_clients, "classes.csv": CLASS_COLUMNS}
     for name, text in _texts(rows, columns, of_clients).items():
+        head = csv_text([heads[name]]) if name in heads else ""
         with atomic_open(workdir / name) as file:
-            file.write(heads.get(name, "") + text)
+            file.write(head + text)
     return len(rows)
 
 
@@ -112,17 +118,19 @@ def _texts(
     rows: Sequence[Row], columns: Sequence[str], of_clients: Sequence[str]
 ) -> dict[str, str]:
     """File -> lines for these rows, with the columns of metrics.csv and of clients.csv."""
-    lines, cells, scores = [], [], []
+    lines, cells, scores, counts = [], [], [], []
     for row in rows:
         lines.append(json.dumps(row) + "\n")
         cells.append([_cell(row.get(name, "")) for name in columns])
         if _is_evaluation(row):
             accuracies = _accuracies(row)
             scores.append([_cell(accuracies.get(name, "")) for name in of_clients])
+            counts += _class_cells(row)
     return {
         "metrics.jsonl": "".join(lines),
         "clients.csv": csv_text(scores),
-        # the last one, since its header says whether all three have these rows
+        "classes.csv": csv_text(counts),
+        # the last one, since its header says whether all four have these rows
         "metrics.csv": csv_text(cells),
     }
 
@@ -135,18 +143,15 @@ def _header(path: Path) -> list[str]:
 
 
 def _client_columns(rows: Sequence[Row]) -> list[str]:
-    """The columns of clients.csv: client_3 of each evaluated client, and client_3_class_0 of each
-    class and client_3_auc where rows have them."""
-    clients, num_classes, with_auc = {}, 0, {}
+    """The columns of clients.csv: client_3 of each evaluated client, and client_3_auc where rows
+    have it."""
+    clients, with_auc = {}, {}
     for row in filter(_is_evaluation, rows):
         clients |= dict.fromkeys(_client_ids(row))
-        if "client_classes" in row:
-            num_classes = len(row["class_accuracy"])
         if "client_auc" in row:
             with_auc |= dict.fromkeys(_client_ids(row))
-    by_class = [f"client_{i}_class_{label}" for i in clients for label in range(num_classes)]
-    areas = [f"client_{i}_auc" for i in with_auc]
-    return ["round", "trial", *(f"client_{i}" for i in clients), *by_class, *areas]
+    columns = [f"client_{i}" for i in clients] + [f"client_{i}_auc" for i in with_auc]
+    return ["round", "trial", *columns]
 
 
 def _client_ids(row: Row) -> Sequence[int]:
@@ -158,18 +163,26 @@ def _is_evaluation(row: Row) -> bool:
 
 
 def _accuracies(row: Row) -> dict[str, Any]:
-    """Column of clients.csv -> cell of an evaluation; a client or a class without test samples has
-    none, nor has a client whose AUC is not defined."""
+    """Column of clients.csv -> cell of an evaluation; a client without test samples has none, nor
+    has one whose AUC is not defined."""
     cells = {"round": row["round"], "trial": row["trial"]}
-    of_classes = row.get("client_classes") or [{}] * len(row["clients"])
-    for i, accuracy, by_class in zip(_client_ids(row), row["clients"], of_classes):
+    for i, accuracy in zip(_client_ids(row), row["clients"]):
         if accuracy is not None:
             cells[f"client_{i}"] = accuracy
-        cells |= {f"client_{i}_class_{label}": share for label, share in by_class.items()}
     for i, auc in zip(_client_ids(row), row.get("client_auc", ())):
         if auc is not None:
             cells[f"client_{i}_auc"] = auc
     return cells
+
+
+def _class_cells(row: Row) -> list[list[Any]]:
+    """Returns the lines of classes.csv of an evaluation; one that counted nothing by class has
+    none."""
+    lines = []
+    for i, counts in zip(_client_ids(row), row.get("client_class_counts", ())):
+        for label, (samples, correct) in counts.items():
+            lines.append([row["round"], row["trial"], i, label, samples, correct])
+    return lines
 
 
 def _cell(value: Any) -> Any:

@@ -12,6 +12,7 @@ from fedjax_ht.data.description import describe
 from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.entries import Entry, described
 from fedjax_ht.report import html_page
+from fedjax_ht.report.client_classes import client_class_tables
 from fedjax_ht.report.compared import Compared
 from fedjax_ht.report.document import Bullets, Document, Paragraph, folded
 from fedjax_ht.report.figures import FEW
@@ -78,6 +79,7 @@ def write_report(
     by_class = class_table(histories, experiment.dataset.class_names)
     if by_class.rows:
         sections["Clients"] += folded("Accuracy by class", by_class.html())
+    sections["Clients"] += client_class_tables(histories, experiment.dataset.class_names)
     sections["Cost"] += folded("What each entry sent", sent(histories).html())
     if experiment.config.report.maps != "none":
         sections["Features and prototypes"] = maps(folders)

@@ -41,9 +41,10 @@ def evaluation_row(
       client, None where it is not defined), where it was asked for,
       global_accuracy_head (with a global model, DFRD's G.acc), global_macro_f1_head and, where it
       was asked for, global_auc_head, clients (accuracy per client),
-      accuracy_samples (test samples per client, of which `clients` are shares), client_classes
-      (per client {class: accuracy} of the classes that it has test samples of, where macro_f1 is),
-      and, where only some were evaluated, client_ids.
+      accuracy_samples (test samples per client, of which `clients` are shares),
+      client_class_counts (per client {class: [test samples, those classified correctly]} of the
+      classes that it has test samples of, where macro_f1 is), and, where only some were evaluated,
+      client_ids.
     """
     row: Row = {}
     reported = rules[0]
@@ -90,7 +91,7 @@ def _test_columns(
     row["accuracy_samples"] = [int(count) for count in samples]
     if evaluation.by_class is not None:
         of_clients = evaluation.by_class if only is None else evaluation.by_class[only]
-        row["client_classes"] = list(map(_by_class, of_clients))
+        row["client_class_counts"] = list(map(_counts_by_class, of_clients))
     if only is not None:
         row["client_ids"] = [int(i) for i in only]
     return row
@@ -112,12 +113,13 @@ def _auc_columns(auc: np.ndarray, counts: np.ndarray, only: np.ndarray | None) -
     return row | {"client_auc": _or_none(auc if only is None else auc[only])}
 
 
-def _by_class(counts: np.ndarray) -> dict[str, float]:
-    """Returns a client's accuracy on each class that it has test samples of; counts int [3, C]."""
+def _counts_by_class(counts: np.ndarray) -> dict[str, list[int]]:
+    """Returns a client's test samples, and those classified correctly, of each class that it has
+    test samples of; counts int [3, C]."""
     samples, _, correct = counts
     # few of many classes in most splits; keys are text, as JSON has them
     owned = np.flatnonzero(samples)
-    return {str(label): float(correct[label] / samples[label]) for label in owned}
+    return {str(label): [int(samples[label]), int(correct[label])] for label in owned}
 
 
 def _or_none(values: np.ndarray) -> list[float | None]:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from fedjax_ht.checkpoints.writers import read_runs, write_runs
+from fedjax_ht.checkpoints.writers import FILES, read_runs, write_runs
 from fedjax_ht.core import csv_text
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.report.table import Table
@@ -66,7 +66,7 @@ def test_only_new_rows_are_appended_until_one_brings_a_new_column(tmp_path):
         {"round": 2, "trial": 0, "loss": 1.0},
         {"round": 3, "trial": 0, "accuracy": 0.5, "clients": [1.0, 0.5], "not_finite": []},
     ]
-    names, whole = ("metrics.jsonl", "metrics.csv", "clients.csv"), tmp_path / "whole"
+    names, whole = FILES, tmp_path / "whole"
     written, kept = 0, []
     for rows in range(1, 5):
         written = write_runs([history[:rows]], tmp_path / "piecewise", written)
@@ -117,23 +117,22 @@ def test_a_sample_of_clients_is_named_in_the_header(tmp_path):
     assert next(csv.reader((tmp_path / "metrics.csv").open())) == ["round", "trial"]
 
 
-def test_clients_have_a_column_for_each_class_that_is_empty_without_samples(tmp_path):
-    early = {"round": 0, "trial": 0, "clients": [0.5, None]}
-    late = early | {"round": 1, "class_accuracy": [0.5, 1.0], "client_classes": [{"1": 0.5}, {}]}
+def test_clients_have_a_line_for_each_class_of_their_test_samples(tmp_path):
+    early = {"round": 0, "trial": 0, "clients": [0.5, None], "client_ids": [3, 70]}
+    late = early | {"round": 1, "class_accuracy": [0.5, 1.0]}
+    late["client_class_counts"] = [{"0": [2, 0], "1": [4, 3]}, {}]
     written = write_runs([[early]], tmp_path)  # of a version that counted nothing by class
     for rows in ([early, late], [early, late, late | {"round": 2}]):
         written = write_runs([rows], tmp_path, written)
-    lines = list(csv.reader((tmp_path / "clients.csv").open()))
-    by_class = [f"client_{i}_class_{label}" for i in (0, 1) for label in (0, 1)]
-    assert lines == [
-        ["round", "trial", "client_0", "client_1", *by_class],
-        ["0", "0", "0.5", *[""] * 5],
-        ["1", "0", "0.5", "", "", "0.5", "", ""],
-        ["2", "0", "0.5", "", "", "0.5", "", ""],
+    assert (tmp_path / "classes.csv").read_text().split() == [
+        "round,trial,client,class,samples,correct",
+        *("1,0,3,0,2,0", "1,0,3,1,4,3"),
+        *("2,0,3,0,2,0", "2,0,3,1,4,3"),
     ]
+    assert (tmp_path / "clients.csv").read_text().split()[0] == "round,trial,client_3,client_70"
     write_runs([[late | {"auc_undefined": 1, "auc": 0.75, "client_auc": [0.75, None]}]], tmp_path)
     first, second = csv.reader((tmp_path / "clients.csv").open())
-    assert first[-2:] == ["client_0_auc", "client_1_auc"] and second[-2:] == ["0.75", ""]
+    assert first[-2:] == ["client_3_auc", "client_70_auc"] and second[-2:] == ["0.75", ""]
     columns = list(csv.reader((tmp_path / "metrics.csv").open()))
     assert columns == [["round", "trial", "auc_undefined", "auc"], ["1", "0", "1", "0.75"]]
     write_runs([[late]], tmp_path)

@@ -26,7 +26,7 @@ CLOCK = ("seconds_round", "seconds_evaluation", "seconds_client", "wasted_lane_s
 UNSENT = (
     "macro_f1",
     "class_accuracy",
-    "client_classes",
+    "client_class_counts",
 )  # clients of a deployment count nothing by class
 FIXED = (0xDEADBEEF, 0xCAFEF00D, 0x8BADF00D, 0xFEEDFACE)
 

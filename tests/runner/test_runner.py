@@ -37,7 +37,7 @@ def test_a_run_writes_what_it_says(finished):
     written = [
         line.strip() for line in done.stdout.split("written:")[1].splitlines() if line.strip()
     ]
-    assert len(written) == 18
+    assert len(written) == 20
     for path in written:
         assert (ROOT / path).exists(), path
     pictures = [f"plots/{name}.png" for name in ("accuracy", "costs", "clients", "spread", "split")]
@@ -46,7 +46,10 @@ def test_a_run_writes_what_it_says(finished):
     assert (workdir / "report.html").read_text().count("After round 3, trial 0.") == len(METHODS)
     for method in METHODS:
         assert [row["round"] for row in metrics(workdir, method)] == [0, 1, 2, 3]
-        assert len(list(csv.reader((workdir / method / "clients.csv").open()))[1]) == 2 + 4 + 4 * 4
+        assert len(list(csv.reader((workdir / method / "clients.csv").open()))[1]) == 2 + 4
+        of_classes = list(csv.DictReader((workdir / method / "classes.csv").open()))
+        samples = {(row["round"], row["client"]): 0 for row in of_classes}
+        assert set(samples) == {(str(i), str(client)) for i in range(4) for client in range(4)}
     samples, classes, setting, *lines = done.stderr.splitlines()
     assert samples.endswith("200 images of 6x6x1 uint8, 0 to 209")
     assert classes == "4 classes: 0, 1, 2, 3, of 50 each"

@@ -132,9 +132,9 @@ def test_training_samples_are_scored_where_asked():
     counted = everybody.by_class.sum(0)
     by_class = np.array(row["class_accuracy"], float)
     assert np.nansum(by_class * counted[0]) / counted[0].sum() == row["accuracy_weighted"]
-    for of_client, (counts, _, correct) in zip(row["client_classes"], everybody.by_class):
+    for of_client, (counts, _, correct) in zip(row["client_class_counts"], everybody.by_class):
         assert sorted(map(int, of_client)) == list(np.flatnonzero(counts))
-        assert all(share == correct[int(c)] / counts[int(c)] for c, share in of_client.items())
+        assert all(pair == [counts[int(c)], correct[int(c)]] for c, pair in of_client.items())
     assert 0 < row["macro_f1"] <= 1 and counted[1].sum() == counted[0].sum()
     assert row["train_accuracy"] == pytest.approx(np.nanmean(train))
     assert row["train_accuracy_weighted"] == pytest.approx(
@@ -142,8 +142,8 @@ def test_training_samples_are_scored_where_asked():
     )
     row = evaluation_row(some, ("cap",), np.array([0, 3, 5]))
     # client 3 has no sample to train on
-    whole = evaluation_row(everybody, ("cap",))["client_classes"]
-    assert row["client_classes"] == [whole[i] for i in (0, 3, 5)]
+    whole = evaluation_row(everybody, ("cap",))["client_class_counts"]
+    assert row["client_class_counts"] == [whole[i] for i in (0, 3, 5)]
     assert row["train_accuracy"] == pytest.approx(np.mean(train[[0, 5]]))
     assert set(simulation().evaluate(state).accuracy) == {"test"}
 
