@@ -134,6 +134,8 @@ from .models import from_nnx as from_nnx
 from .models import mlp as mlp
 from .models import model_group as model_group
 from .models import sliced_network as sliced_network
+from .runner.evaluate import load_run as load_run
+from .runner.fair import fairly_tuned as fairly_tuned
 from .runner.report import report_run as report_run
 from .runner.train import train_and_evaluate as train_and_evaluate
 from .simulation.history import best as best

@@ -49,10 +49,10 @@ def make_experiment(
       >>> experiment = fl.make_experiment(fl.base_config(), methods=methods)  # doctest: +SKIP
       >>> fl.train_and_evaluate(experiment, "runs/two")  # doctest: +SKIP
     """
-    return build(config, objects=_objects(dataset, models, methods))
+    return build(config, objects=given_objects(dataset, models, methods))
 
 
-def _objects(dataset: Any, models: Any, methods: Any) -> Objects:
+def given_objects(dataset: Any, models: Any, methods: Any = None) -> Objects:
     """Returns the objects that a user gives, with names that a config and a folder can have."""
     for argument, values in (("models", models), ("methods", methods)):
         if values is not None and not values:

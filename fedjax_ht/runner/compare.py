@@ -189,9 +189,9 @@ def main(_) -> None:
             config = fairly_tuned(
                 config,
                 labels,
-                _FAIR.value,
                 workdir,
-                tell,
+                points=_FAIR.value,
+                tell=tell,
                 recipe=recipe,
                 trainer=point_trainer(open_cluster),
             )

@@ -61,7 +61,11 @@ def load_run(
     trial: int = 0,
     experiment: Experiment | None = None,
 ) -> LoadedRun:
-    """Restores a run.
+    """Reads a run of a folder as its newest checkpoint left it, to look into it.
+
+        >>> run = fl.load_run("runs/first", "fedssa@tuned")  # doctest: +SKIP
+        >>> images = run.experiment.dataset.inputs[:10]  # doctest: +SKIP
+        >>> run.simulation.predict(run.state, 3, images)  # doctest: +SKIP
 
     Args:
       workdir: the folder of the run.
@@ -69,6 +73,10 @@ def load_run(
       trial: number of the entry's run, from 0.
       trust: True lets code that the run's config names be run, see `own_methods.read_trusted_run`.
       experiment: the run's experiment, of a run that was given objects from Python.
+
+    Returns:
+      The run's `experiment` (its `dataset`, and `partitions`, one a trial), `simulation`, `state`,
+      and the label of the entry, `method`.
 
     Raises:
       ValueError, OSError: there is no run there, or none of this method or number, its data are

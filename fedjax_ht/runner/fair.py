@@ -2,13 +2,20 @@
 rounds, on validation sets, before it is compared."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import flax.linen as nn
+
+from fedjax_ht.configs.base import AnyConfig, typed_config
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.annotations import SearchRange, search_ranges
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.files import atomic_open
+from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.experiment.entry_text import split_spec
+from fedjax_ht.experiment.from_python import given_objects
 from fedjax_ht.methods import method_factory
 from fedjax_ht.runner.points import searched
 from fedjax_ht.runner.search import Space, points_of
@@ -49,6 +56,21 @@ def check_recipe(recipe: Space) -> None:
             )
 
 
+def _names_of(methods: Sequence[str]) -> list[str]:
+    """Returns the names of the methods of entries.
+
+    Raises:
+      ValueError: a method is there twice, or is tuned already.
+    """
+    names = [split_spec(method)[0] for method in methods]
+    if len(set(names)) < len(names) or any("@" in name for name in names):
+        raise ValueError(
+            f"methods is {','.join(methods)!r}; a fair comparison takes each method once, and "
+            "tunes it itself"
+        )
+    return names
+
+
 def described_space(space: Space) -> str:
     """Returns the settings of a space: "weight from 0.01 to 10, training.epochs 1 or 10"."""
     parts = []
@@ -60,42 +82,57 @@ def described_space(space: Space) -> str:
     return ", ".join(parts)
 
 
+@checked
+@with_standard_numerics
 def fairly_tuned(
-    config: Config,
+    config: AnyConfig,
     methods: Sequence[str],
-    points: int,
-    workdir: Path,
-    tell: Callable[[str], None],
+    workdir: Path | str,
     *,
+    points: int = 9,
+    tell: Callable[[str], None] = print,
     recipe: Space | None = None,
+    dataset: Dataset | None = None,
+    models: Mapping[str, nn.Module] | None = None,
     trainer: Trainer | None = None,
 ) -> Config:
-    """Returns a config that compares methods, each by the best of `points` settings.
+    """Searches the settings of methods with equal budgets, on validation sets, and returns a config
+    that compares the best of each.
 
-    One of them is the method as its paper has it; the others are drawn from its space. The search
-    takes the first trial's seed and split.
+    One of a method's settings is the method as its paper has it; the others are drawn from its
+    space. The search takes the first trial's seed and split.
+
+        >>> config = fl.fairly_tuned(
+        ...     config, ["local", "fedssa"], "runs/fair", points=9
+        ... )  # doctest: +SKIP
+        >>> fl.train_and_evaluate(config, "runs/fair")  # doctest: +SKIP
 
     Args:
-      config: the config of the comparison.
-      methods: the entries to tune.
+      config: the config of the comparison, whose partition has validation sets.
+      methods: the entries to tune, by name, such as those of `register_method`.
+      workdir: the comparison's folder; searches are in search/ there, and go on from what is in it.
       points: number of settings of each, at least 2.
-      workdir: the comparison's folder; searches are in search/ there.
       tell: called with a line about every point.
-      recipe: fields of `training` that are searched, too, see `space_of`.
+      recipe: fields of `training` that are searched, too, with their values as text, or a
+        `SearchRange`: {"training.batch_size": ("64", "512")}. All methods have the same draws.
+      dataset: the data set in place of the config's name, see `make_experiment`, which the config
+        that is returned then needs.
+      models: architecture -> module, likewise.
       trainer: trains the points elsewhere; None trains them here.
 
     Raises:
-      ValueError: a method is given twice, `points` is below 2, or as `searched` and `check_recipe`.
+      ValueError, OSError: a method is given twice, `points` is below 2, the config has no
+        validation sets, or the folder is of another search. One line.
+      Interrupted: by a signal.
     """
-    names = [split_spec(method)[0] for method in methods]
-    if len(set(names)) < len(names) or any("@" in name for name in names):
-        raise ValueError(
-            f"--methods is {','.join(methods)!r}; --fair takes each method once, and tunes it "
-            "itself"
-        )
+    config, workdir = typed_config(config), Path(workdir)
+    names = _names_of(methods)
     if points < 2:
-        raise ValueError(f"--fair is {points}; it must be at least 2 settings a method")
+        raise ValueError(
+            f"a fair comparison of {points}; it must be of at least 2 settings a method"
+        )
     check_recipe(recipe or {})
+    objects = given_objects(dataset, models)
     single = dataclasses.replace(config, trials=1)
     halvings = min(HALVINGS, config.rounds.bit_length() - 1)
     spaces = {name: space_of(name, config, recipe) for name in names}
@@ -104,7 +141,14 @@ def fairly_tuned(
         folder = workdir / "search" / name
         labels = points_of(method, space, points - 1)
         result = searched(
-            single, labels, halvings, together=None, workdir=folder, tell=tell, trainer=trainer
+            single,
+            labels,
+            halvings,
+            together=None,
+            workdir=folder,
+            tell=tell,
+            trainer=trainer,
+            objects=objects,
         )
         with atomic_open(folder / "sweep.md") as file:
             file.write(table(result) + "\n")

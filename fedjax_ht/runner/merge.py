@@ -192,4 +192,7 @@ def main(arguments: Sequence[str]) -> None:
     except (ValueError, OSError) as error:
         fail(error)
     print(f"{', '.join(labels)}: now in {_WORKDIR.value}, from {len(arguments) - 1} folders.")
-    print(f"fedjax-ht report --workdir={_WORKDIR.value} shows them.")
+    print(
+        f"The command of the parts with --workdir={_WORKDIR.value} and without --entries trains "
+        "what is missing, and writes the tables of the whole."
+    )

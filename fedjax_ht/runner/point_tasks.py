@@ -1,6 +1,5 @@
 """Trains the points of a search as tasks of a cluster, see tasks.py."""
 
-import functools
 import os
 import pickle
 import signal
@@ -21,7 +20,7 @@ from fedjax_ht.runner.train_points import (
     UntraceableSetting,
     train_company,
 )
-from fedjax_ht.runner.workplace import Event, Report, Workplace, in_place, workplace
+from fedjax_ht.runner.workplace import Event, Report, Workplace, in_place, kept, workplace
 
 
 def train_points_on(
@@ -82,7 +81,7 @@ def point_task(
             caught.append(signal.SIGTERM)
 
     with in_place(place, report):
-        search = _search_of(config, place.workdir, trace, together)
+        search = kept(_search_of, config, place.workdir, trace, together)
         try:
             with jax.default_matmul_precision(search.config.precision):
                 return train_company(
@@ -99,9 +98,8 @@ def point_task(
             raise UntraceableSetting(str(error).partition("\n")[0]) from None
 
 
-@functools.lru_cache(maxsize=1)
 def _search_of(config: bytes, workdir: Path, trace: bool, together: int) -> Search:
-    """Returns a search whose points the tasks of one process train by shared programs."""
+    """Makes the search of a pickled config, whose points share programs."""
     known = pickle.loads(config)
     experiment = build(known)
     groups = families(experiment, trace)

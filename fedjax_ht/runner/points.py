@@ -8,6 +8,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from fedjax_ht.core.files import atomic_open
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.families import Family, families, point_simulations
 from fedjax_ht.experiment.fingerprints import fingerprints
+from fedjax_ht.experiment.objects import NO_OBJECTS, Objects
 from fedjax_ht.experiment.run_folder import remember_config
 from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.runner.search import better_half, rungs
@@ -44,6 +46,7 @@ def searched(
     workdir: Path,
     tell: Callable[[str], None],
     trainer: Trainer | None = None,
+    objects: Objects = NO_OBJECTS,
 ) -> SearchResult:
     """Searches among entries, on the config's split and seeds.
 
@@ -56,6 +59,7 @@ def searched(
       tell: called with a line about every point.
       trainer: trains points elsewhere, one in a program unless `together` says otherwise; None
         trains them here.
+      objects: objects from Python in place of names of the config; they are in this process alone.
 
     Raises:
       ValueError, OSError: the config is wrong or has no validation sets, or `workdir` is in use or
@@ -68,7 +72,7 @@ def searched(
         )
     config = dataclasses.replace(config, entries=tuple(labels))
     at = rungs(config.rounds, halvings)
-    experiment = build(config)
+    experiment = build(config, objects=objects)
     if not any(len(client.val) for client in experiment.partitions[0]):
         raise ValueError(
             "the clients have no validation sets to choose by; give them a share of each client's "
@@ -81,7 +85,10 @@ def searched(
         catch_signals() as caught,
         jax.default_matmul_precision(config.precision),
     ):
-        prints = fingerprints(experiment.dataset, experiment.partitions)
+        prints: dict[str, Any] = dict(fingerprints(experiment.dataset, experiment.partitions))
+        if experiment.object_sums:
+            prints["objects"] = experiment.object_sums
+        config = experiment.config  # with the names of objects
         entries = [arm.entry for arm in experiment.arms.values()]
         remember_config(config, entries, workdir, prints)
 
@@ -190,7 +197,7 @@ def _scores(
             best = [max(row[SCORE] for row in run if SCORE in row) for run in runs]
             scores[label] = float(np.mean(best))
             outcome = f"{100 * scores[label]:.2f} % on validation"
-        search.tell(f"{label}, {rounds} rounds: {outcome}")
+        search.tell(f"{label}, up to round {rounds}: {outcome}")
     return scores
 
 

@@ -41,7 +41,10 @@ def table(result: SearchResult) -> str:
     def rank(label: str) -> list[float]:
         return [-result.scores[r].get(label, -1) for r in reversed(rounds)]
 
-    rows = [["entry", *(f"{r} rounds, validation %" for r in rounds)], ["---"] * (1 + len(rounds))]
+    rows = [
+        ["entry", *(f"up to round {r}, validation %" for r in rounds)],
+        ["---"] * (1 + len(rounds)),
+    ]
     for label in sorted(result.scores[rounds[0]], key=rank):
         rows.append([label, *(_cell(result.scores[r], label) for r in rounds)])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)

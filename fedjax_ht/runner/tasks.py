@@ -7,7 +7,6 @@ whatever machine. The driver shows the rows of all tasks and writes the files of
 """
 
 import contextlib
-import functools
 import pickle
 import signal
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -28,7 +27,7 @@ from fedjax_ht.runner.course import Listeners
 from fedjax_ht.runner.own_methods import own_code
 from fedjax_ht.runner.signals import Interrupted
 from fedjax_ht.runner.train_arm import train_arm
-from fedjax_ht.runner.workplace import Event, Report, Workplace, in_place, workplace
+from fedjax_ht.runner.workplace import Event, Report, Workplace, in_place, kept, workplace
 from fedjax_ht.simulation.history import Row
 
 POLL = 0.5  # seconds between two looks at the tasks
@@ -69,11 +68,9 @@ class Outcome(NamedTuple):
     programs: dict[str, str]
 
 
-@functools.lru_cache(maxsize=1)
-def _built(config: bytes) -> tuple[Config, Experiment]:
-    """Returns a pickled config, and its experiment, which tasks of one process share."""
-    known = pickle.loads(config)
-    return known, build(known, begun=True)
+def _begun(config: bytes) -> Experiment:
+    """Builds the experiment of a pickled config, whose run has begun."""
+    return build(pickle.loads(config), begun=True)
 
 
 def train_task(
@@ -95,12 +92,13 @@ def train_task(
             caught.append(signal.SIGTERM)
 
     with in_place(place, report) as listeners:
-        known, experiment = _built(config)
+        experiment = kept(_begun, config)
         arm = experiment.arms[label]
         listeners = listeners._replace(progress=progress)
         folder, runs = place.workdir / folder_of(label), []
+        precision = experiment.config.precision
         # a task that was stopped before its first round has nothing to tell
-        with contextlib.suppress(Interrupted), jax.default_matmul_precision(known.precision):
+        with contextlib.suppress(Interrupted), jax.default_matmul_precision(precision):
             runs = train_arm(arm, folder, listeners, caught, trial=trial)
         programs = environment() | own_code(arm)
     return Outcome(runs, programs)

@@ -98,6 +98,8 @@ class WandB:
             group=run.group,
             config=dict(run.settings),
             reinit="create_new",
+            # it would print thirty lines at the end of each trial, between those of the run
+            settings=wandb.Settings(quiet=True),
         )
 
     def write(self, scores: Mapping[str, float], round: int) -> None:

@@ -7,9 +7,9 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -20,6 +20,8 @@ from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.runner.config_files import read_config_file
 from fedjax_ht.runner.course import Listeners
 from fedjax_ht.runner.own_methods import own_names
+
+T = TypeVar("T")
 
 SEEN = 15.0
 """Seconds in which a new file is seen on all machines: file systems of networks remember for a
@@ -110,6 +112,14 @@ def in_place(place: Workplace, report: Report) -> Iterator[Listeners]:
     with user_modules_in(*place.folders):
         _register(place.config_file)
         yield Listeners(None, warn, stage)
+
+
+@functools.lru_cache(maxsize=1)
+def kept(make: Callable[..., T], *of: Hashable) -> T:
+    """Returns `make(*of)`, which the tasks of this process share that ask for the same, so that a
+    process builds and compiles once for many runs or points. The last one alone is kept, since it
+    holds samples and programs."""
+    return make(*of)
 
 
 @functools.cache  # a process does several tasks; devices are chosen before any computation

@@ -36,6 +36,7 @@ OTHERS = (
     "JAX_PLATFORMS=cpu",
     ".pkl",
     "clients.csv",
+    "classes.csv",
 )
 OTHERS += ("metrics.csv", "generator", "step/1/0.99", "received", "trained", "experiments.attack")
 OTHERS += ("sweep --over", "compare --fair", "compare --entries=1/8", "merge", "fl.flwr_partition")

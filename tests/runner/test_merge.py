@@ -1,6 +1,7 @@
 """Runs of single entries become one run, or are refused in one line."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,7 @@ from experiments.run_folders import read_folder, trial_scores
 from fedjax_ht.configs.base import typed_config
 from fedjax_ht.report.costs import Aim
 from fedjax_ht.report.page import Page, read_page, write_page
+from fedjax_ht.runner import merge as merging
 from fedjax_ht.runner.compare import comparison, share_of
 from fedjax_ht.runner.merge import merge
 from tests.experiments.folders import history, write_run
@@ -63,6 +65,14 @@ def test_unlike_runs_are_refused(tmp_path, other, message):
     with pytest.raises(ValueError, match=message):
         merge([first, second], tmp_path / "whole")
     assert not (tmp_path / "whole").exists()
+
+
+def test_the_next_command_is_told(tmp_path, monkeypatch, capsys):
+    """`report` would ask for --trust of own methods, and writes no tables of a comparison."""
+    parts = [part(tmp_path / name, name) for name in ("local", "fedtgp")]
+    monkeypatch.setattr(merging, "_WORKDIR", SimpleNamespace(value=str(tmp_path / "whole")))
+    merging.main(["merge", *map(str, parts)])
+    assert f"with --workdir={tmp_path / 'whole'} and without --entries" in capsys.readouterr().out
 
 
 def test_what_changes_no_number_may_differ(tmp_path):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,7 +59,8 @@ class Inline:
 def inline(monkeypatch):
     """An `Inline` cluster, whose tasks leave the settings of this process as they are."""
     monkeypatch.setattr(workplace, "_prepare_process", lambda devices: None)
-    return Inline()
+    yield Inline()
+    workplace.kept.cache_clear()
 
 
 def trainer(cluster):
@@ -88,6 +90,7 @@ def test_a_cluster_leaves_the_folder_of_one_process(tiny_config, tmp_path, inlin
     assert sorted((row["trial"], row["round"]) for _, row in rows) == [
         (trial, round) for trial in range(2) for round in range(2)
     ]
+    assert workplace.kept.cache_info()[:2] == (1, 1)  # built for the first task, and for the second
     alone, in_tasks = (
         {path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*")}
         for name in ("one", "many")
@@ -95,6 +98,18 @@ def test_a_cluster_leaves_the_folder_of_one_process(tiny_config, tmp_path, inlin
     assert alone == in_tasks
     train_and_evaluate(config, tmp_path / "many", trainer=trainer(inline))
     assert len(inline.calls) == 2  # what is finished needs no cluster
+
+
+def test_tasks_of_one_process_share_what_they_build_and_keep_the_last_alone():
+    def make(*of):
+        return set(of)
+
+    first = workplace.kept(make, "run", 1)
+    assert workplace.kept(make, "run", 1) is first
+    gone = weakref.ref(first)
+    del first
+    assert workplace.kept(make, "search", 1) == {"search", 1} and gone() is None
+    workplace.kept.cache_clear()
 
 
 def test_the_first_error_comes_when_the_others_have_stopped(inline):

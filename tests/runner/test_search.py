@@ -14,6 +14,7 @@ from fedjax_ht.configs.base import typed_config
 from fedjax_ht.core.annotations import Count, SearchRange
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
+from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import described, entries_of
 from fedjax_ht.experiment.families import families
@@ -175,10 +176,12 @@ def test_without_validation_sets_nothing_is_chosen(config, tmp_path):
 
 
 def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
+    """The data set is given as an object."""
     config.rounds = 4
-    messages = []
+    messages, dataset = [], load_dataset(config.dataset.name)
+    tell = {"points": 2, "tell": messages.append}
     tuned = fairly_tuned(
-        typed_config(config), ["local", "fedtgp:server_epochs=2"], 2, tmp_path, messages.append
+        config, ["local", "fedtgp:server_epochs=2"], tmp_path, dataset=dataset, **tell
     )
     local, fedtgp = entries_of(tuned)
     assert [local.label, fedtgp.label] == ["local@tuned", "fedtgp@tuned"]
@@ -190,9 +193,11 @@ def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
     for name in ("local", "fedtgp"):
         assert len(json.loads((tmp_path / "search" / name / "search.json").read_text())["1"]) == 2
     with pytest.raises(ValueError, match="each method once"):
-        fairly_tuned(
-            typed_config(config), ["fedtgp", "fedtgp:weight=1"], 2, tmp_path, messages.append
-        )
+        fairly_tuned(config, ["fedtgp", "fedtgp:weight=1"], tmp_path, **tell)
+    noted = json.loads((tmp_path / "search" / "local" / "config.json").read_text())
+    assert noted["dataset"]["name"] == f"object:{dataset.name}" in noted["run"]["objects"]
+    best = messages[4].removeprefix("chosen: ")
+    assert tuned.tuned[0] == best and messages[0].startswith("local, up to round 1: ")
 
 
 def test_the_recipe_is_searched_at_the_same_draws_for_all_methods(config):
@@ -210,9 +215,7 @@ def test_the_recipe_is_searched_at_the_same_draws_for_all_methods(config):
     with pytest.raises(
         ValueError, match="--over names 'weight'; beside --fair it must name a field"
     ):
-        fairly_tuned(
-            typed_config(config), ["fedproto"], 2, "", print, recipe=parse_space(["weight=1,2"])
-        )
+        fairly_tuned(config, ["fedproto"], "", recipe=parse_space(["weight=1,2"]))
 
 
 SEARCHED = {
@@ -295,7 +298,7 @@ def test_a_registered_method_is_searched_as_the_others_are(config, tmp_path, mon
 
 def test_few_rounds_are_halved_less_often(config, tmp_path):
     config.rounds = 2
-    tuned = fairly_tuned(typed_config(config), ["local"], 2, tmp_path, lambda line: None)
+    tuned = fairly_tuned(config, ["local"], tmp_path, points=2, tell=lambda line: None)
     assert tuned.tuned_on.startswith("2 settings, 3 rounds of training")
 
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,6 +110,14 @@ def test_a_tracker_that_fails_is_told_of_once_and_nothing_else_suffers(tracking)
     failing, well = Recorder.opened
     assert lines == ["mlflow gets no more rows of this run: no answer"]
     assert [round for round, _ in failing.rows] == [0] and len(well.rows) == 3
+
+
+def test_wandb_prints_no_summary_between_the_lines_of_a_run(tracking, monkeypatch):
+    opened = []
+    package = SimpleNamespace(init=lambda **options: opened.append(options), Settings=dict)
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    trackers.WandB(trackers.TrackedRun("a", "b", {}, None, 0, None))
+    assert opened[0]["settings"] == {"quiet": True}
 
 
 def test_a_missing_package_is_one_line_before_anything_is_read(monkeypatch, tmp_path):
