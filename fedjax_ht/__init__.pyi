@@ -18,6 +18,8 @@ from .core.annotations import Positive as Positive
 from .core.annotations import SearchRange as SearchRange
 from .core.annotations import Share as Share
 from .core.batches import Batch as Batch
+from .core.batches import shuffled as shuffled
+from .core.batches import take_batch as take_batch
 from .core.bounds import checked as checked
 from .core.bucket import Bucket as Bucket
 from .core.bucket import features as features
@@ -37,11 +39,13 @@ from .core.inputs import Pixels as Pixels
 from .core.inputs import Standardised as Standardised
 from .core.local_training import LocalTraining as LocalTraining
 from .core.local_training import Loss as Loss
+from .core.local_training import num_steps as num_steps
 from .core.local_training import train as train
 from .core.method import Method as Method
 from .core.method import Pretrained as Pretrained
 from .core.method import View as View
 from .core.method import Wire as Wire
+from .core.method import around as around
 from .core.method import varied as varied
 from .core.recipes import by_architecture as by_architecture
 from .core.samples import Data as Data
@@ -126,6 +130,7 @@ from .methods.shared.averaging import weighted_mean as weighted_mean
 from .methods.shared.checking import check_method as check_method
 from .methods.shared.coded import quantised as quantised
 from .methods.shared.coded import top_k as top_k
+from .methods.shared.corrections import learning_rate as learning_rate
 from .methods.shared.prototypes import class_sums as class_sums
 from .methods.shared.prototypes import mean_by_class as mean_by_class
 from .methods.shared.supervised import train_model as train_model

@@ -50,7 +50,7 @@ from fedjax_ht.losses import sample_prototype_mse
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.architectures import groups_of, init_parts, joined, part_for
 from fedjax_ht.methods.shared.averaging import client_weights, sent_samples, weighted_mean
-from fedjax_ht.methods.shared.parts import train_part
+from fedjax_ht.methods.shared.supervised import train_model
 
 ITERATIONS = 500
 """Accelerated steps towards the shares a; the value is then within 2 L / 500^2 of the least."""
@@ -215,10 +215,10 @@ def fedpac(
             distance = sample_prototype_mse(rows, batch.y, batch.mask, means.values, means.mask)
             return lam * distance
 
-        client, _ = train_part(of_head, "head", bucket, client, data, key=ctx.key)
-        key = jax.random.fold_in(ctx.key, 1)
-        client, result = train_part(
-            training, "base", bucket, client, data, key=key, regulariser=pull
+        client, _ = train_model(of_head, bucket, client, data, ctx, part="head")
+        ctx = ctx._replace(key=jax.random.fold_in(ctx.key, 1))
+        client, result = train_model(
+            training, bucket, client, data, ctx, part="base", regulariser=pull
         )
         sums = prototypes.class_sums(bucket, client, data)
         rows = jnp.concatenate([moments, class_means(sums)], 1)

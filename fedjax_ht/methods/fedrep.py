@@ -28,7 +28,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.methods.shared.architectures import share_extractors
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
-from fedjax_ht.methods.shared.parts import train_part
+from fedjax_ht.methods.shared.supervised import train_model
 
 
 @checked
@@ -48,9 +48,9 @@ def fedrep(
     shared = share_extractors()
 
     def client_update(bucket, client, downlink, data, ctx):
-        client, _ = train_part(of_head, "head", bucket, client, data, key=ctx.key)
-        key = jax.random.fold_in(ctx.key, 1)
-        client, result = train_part(training, "base", bucket, client, data, key=key)
+        client, _ = train_model(of_head, bucket, client, data, ctx, part="head")
+        ctx = ctx._replace(key=jax.random.fold_in(ctx.key, 1))
+        client, result = train_model(training, bucket, client, data, ctx, part="base")
         uplink = ModelUplink(client["params"]["base"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 

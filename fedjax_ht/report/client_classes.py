@@ -12,9 +12,9 @@ from fedjax_ht.simulation.history import Runs, best, evaluated
 CLIENTS, CLASSES = 50, 30  # at most, that a page shows
 READING = (
     "Percent of a client's test samples of a class that are classified correctly in the best "
-    "round, of several trials all samples together; the darker, the more. A pointer over a cell "
-    "shows the number of samples; a cell is empty where there are none. classes.csv has these "
-    "numbers of all evaluations."
+    "round, of several trials all samples together. A pointer over a cell shows the number of "
+    "samples; a cell is empty where there are none. classes.csv has these numbers of all "
+    "evaluations."
 )
 TOO_MANY = (
     f"Of more than {CLIENTS} clients or {CLASSES} classes, accuracy by client and class stands in "

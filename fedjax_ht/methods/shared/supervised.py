@@ -1,6 +1,7 @@
 """Local training of a client's model by cross-entropy, which most methods share."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,26 +38,37 @@ def train_model(
     data: Data,
     ctx: Context,
     *,
+    part: Literal["base", "head"] | None = None,
     regulariser: Regulariser | None = None,
+    penalty: Callable[[PyTree], jax.Array] | None = None,
     gather_features: bool = False,
     classes: jax.Array | None = None,
 ) -> tuple[PyTree, TrainingResult]:
-    """Trains a client's whole model by cross-entropy, plus a regulariser of its features.
+    """Trains a client's model by cross-entropy, plus terms of its features and parameters.
+
+    Batch norms normalise by the batch, and keep its statistics, whichever part is trained.
 
     Args:
       training: the recipe of local training.
       bucket: the bucket of the client.
       client: the client's state, with the model as "params" and "stats"; other entries stay.
-      data, ctx: the client's data and its context, as for `client_update`.
+      data, ctx: the client's data and its context, as for `client_update`. A second training in a
+        round takes a key of its own, `ctx._replace(key=jax.random.fold_in(ctx.key, 1))`.
+      part: "base", the feature extractor, or "head", which is then trained alone; None trains both.
       regulariser: (features float [B, K], batch) -> scalar added to the loss; None adds nothing.
+      penalty: (the parameters that are trained) -> scalar added to the loss; None adds nothing.
       gather_features: True sums by class the features that the training computes.
       classes: bool [num_classes]; the logits of other classes count as 0 in the loss. None takes
         all logits as they are.
 
     Returns:
-      The client's new state, and the result of the training, with class sums of the features if
-      `gather_features`.
+      The client's new state, and the result of the training, whose parameters are those that were
+      trained, with class sums of the features if `gather_features`.
     """
+    params = client["params"]
+
+    def put(trained: PyTree) -> PyTree:
+        return trained if part is None else params | {part: trained}
 
     return train_where(
         training,
@@ -64,9 +76,10 @@ def train_model(
         client,
         data,
         key=ctx.key,
-        trained=client["params"],
-        put=_unchanged,
+        trained=params if part is None else params[part],
+        put=put,
         regulariser=regulariser,
+        penalty=penalty,
         gather_features=gather_features,
         classes=classes,
     )
@@ -88,8 +101,7 @@ def train_where(
 ) -> tuple[PyTree, TrainingResult]:
     """Trains values from which the parameters of a client's model are made, by cross-entropy.
 
-    The values are the parameters themselves in `train_model`, and a part of them in
-    `parts.train_part`.
+    The values are the parameters themselves, or a part of them, in `train_model`.
 
     Args:
       training, bucket, client, data, regulariser, gather_features, classes: arguments as of
@@ -120,7 +132,3 @@ def train_where(
         training, loss, trained, client["stats"], data, key=key, num_classes=bucket.num_classes
     )
     return client | {"params": put(result.params), "stats": result.stats}, result
-
-
-def _unchanged(params: PyTree) -> PyTree:
-    return params
