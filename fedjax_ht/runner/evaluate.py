@@ -64,7 +64,7 @@ def load_run(
     """Reads a run of a folder as its newest checkpoint left it, to look into it.
 
         >>> run = fl.load_run("runs/first", "fedssa@tuned")  # doctest: +SKIP
-        >>> images = run.experiment.dataset.inputs[:10]  # doctest: +SKIP
+        >>> images = run.arm.dataset.inputs[:10]  # doctest: +SKIP
         >>> run.simulation.predict(run.state, 3, images)  # doctest: +SKIP
 
     Args:
@@ -75,8 +75,8 @@ def load_run(
       experiment: the run's experiment, of a run that was given objects from Python.
 
     Returns:
-      The run's `experiment` (its `dataset`, and `partitions`, one a trial), `simulation`, `state`,
-      and the label of the entry, `method`.
+      The run's `simulation` and `state`, and its `arm`, which has the entry's `label` and `method`,
+      the `dataset`, and `partitions`, one a trial.
 
     Raises:
       ValueError, OSError: there is no run there, or none of this method or number, its data are

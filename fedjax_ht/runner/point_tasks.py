@@ -14,8 +14,8 @@ from fedjax_ht.experiment.families import families, point_simulations
 from fedjax_ht.runner.signals import Interrupted
 from fedjax_ht.runner.tasks import Cluster, play
 from fedjax_ht.runner.train_points import (
-    Course,
     Histories,
+    Rung,
     Search,
     UntraceableSetting,
     train_company,
@@ -27,7 +27,7 @@ def train_points_on(
     open_cluster: Callable[[], Cluster],
     config_file: str | None,
     search: Search,
-    course: Course,
+    rung: Rung,
     done: Callable[[Histories], None],
 ) -> None:
     """Trains each company of points in a task. Bound to its first two arguments it is a
@@ -36,16 +36,16 @@ def train_points_on(
     Raises:
       Interrupted: by a signal.
     """
-    if not course.companies:
+    if not rung.companies:
         return
     cluster = open_cluster()
     place = workplace(search.experiment, search.workdir, config_file, cluster.accelerated)
-    folders = {label: os.path.abspath(path) for label, path in course.folders.items()}
-    before = {label: os.path.abspath(path) for label, path in course.before.items()}
-    kind = (pickle.dumps(search.config), search.trace, search.together)
+    folders = {label: os.path.abspath(path) for label, path in rung.folders.items()}
+    before = {label: os.path.abspath(path) for label, path in rung.before.items()}
+    kind = (pickle.dumps(search.experiment.config), search.trace, search.together)
     calls = {}
-    for company in course.companies:
-        arguments = (*kind, tuple(company), folders, course.rounds, before)
+    for company in rung.companies:
+        arguments = (*kind, tuple(company), folders, rung.rounds, before)
         calls[tuple(company)] = (point_task, place, *arguments)
 
     def told(event: Event) -> None:
@@ -83,7 +83,7 @@ def point_task(
     with in_place(place, report):
         search = kept(_search_of, config, place.workdir, trace, together)
         try:
-            with jax.default_matmul_precision(search.config.precision):
+            with jax.default_matmul_precision(search.experiment.config.precision):
                 return train_company(
                     search._replace(caught=caught, look=look),
                     company,
@@ -100,12 +100,10 @@ def point_task(
 
 def _search_of(config: bytes, workdir: Path, trace: bool, together: int) -> Search:
     """Makes the search of a pickled config, whose points share programs."""
-    known = pickle.loads(config)
-    experiment = build(known)
+    experiment = build(pickle.loads(config))
     groups = families(experiment, trace)
     return Search(
         experiment=experiment,
-        config=known,
         workdir=workdir,
         simulations=point_simulations(experiment, groups, together),
         caught=(),

@@ -25,8 +25,8 @@ from fedjax_ht.runner.search import better_half, rungs
 from fedjax_ht.runner.search_result import SearchResult, divergence
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.train_points import (
-    Course,
     Histories,
+    Rung,
     Search,
     Trainer,
     UntraceableSetting,
@@ -98,7 +98,6 @@ def searched(
             return _search(
                 Search(
                     experiment=experiment,
-                    config=config,
                     workdir=workdir,
                     simulations=simulations,
                     caught=caught,
@@ -142,7 +141,7 @@ def _search(
         note = functools.partial(_note, search, scores_at, rounds=rounds, order=order)
 
         left = [company for company in companies if not set(company) <= set(scores)]
-        trainer(search, Course(left, new_places, rounds, places), note)
+        trainer(search, Rung(left, new_places, rounds, places), note)
         scores = scores_at[rounds]
         _remove_checkpoints(places.values())
         places = new_places

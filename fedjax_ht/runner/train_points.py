@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from fedjax_ht.checkpoints.trials import TrialCheckpoints
 from fedjax_ht.checkpoints.writers import write_runs
-from fedjax_ht.configs.sections import Config
 from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.options import evaluated_clients
 from fedjax_ht.runner.signals import Interrupted
@@ -24,7 +23,6 @@ class Search(NamedTuple):
 
     Attributes:
       experiment: the experiment, with the points as its entries.
-      config: the config that it was built from.
       workdir: the search's folder.
       simulations: label of a point -> the simulations of its runs.
       caught: numbers of signals; one in it stops the search, when the round in progress is saved.
@@ -35,7 +33,6 @@ class Search(NamedTuple):
     """
 
     experiment: Experiment
-    config: Config
     workdir: Path
     simulations: Callable[[str], list[Simulation]]
     caught: Sequence[int]
@@ -45,8 +42,8 @@ class Search(NamedTuple):
     look: Callable[[], None] = lambda: None
 
 
-class Course(NamedTuple):
-    """Points to be trained up to a number of rounds.
+class Rung(NamedTuple):
+    """Points to be trained up to a number of rounds, a step of the search.
 
     Attributes:
       companies: labels of the points that train in one program at a time.
@@ -62,8 +59,8 @@ class Course(NamedTuple):
 
 
 Histories = dict[str, list[list[Row]]]
-Trainer = Callable[[Search, Course, Callable[[Histories], None]], None]
-"""(search, course, done): trains the companies, on other machines, say, and calls `done` with the
+Trainer = Callable[[Search, Rung, Callable[[Histories], None]], None]
+"""(search, rung, done): trains the companies, on other machines, say, and calls `done` with the
 rows of each company that is trained."""
 
 
@@ -71,10 +68,10 @@ class UntraceableSetting(Exception):
     """A setting cannot vary within a program."""
 
 
-def train_here(search: Search, course: Course, done: Callable[[Histories], None]) -> None:
+def train_here(search: Search, rung: Rung, done: Callable[[Histories], None]) -> None:
     """Trains companies one after another, see `Trainer`."""
-    for company in course.companies:
-        done(train_company(search, company, course.folders, course.rounds, before=course.before))
+    for company in rung.companies:
+        done(train_company(search, company, rung.folders, rung.rounds, before=rung.before))
 
 
 class _Point(NamedTuple):
@@ -95,7 +92,7 @@ def train_company(
 ) -> Histories:
     """Trains some points up to `rounds`, from where they stand: in their `folders`, in those where
     they were trained for fewer rounds, or nowhere. Returns the rows of each point's runs."""
-    config = search.config
+    config = search.experiment.config
     points, simulations, states, histories = [], [], [], []
     for label in company:
         made = search.simulations(label)
