@@ -11,32 +11,41 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 
 from fedjax_ht.core import wire
 from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.compiling import buckets_on_mesh, compiled, enable_compilation_cache
-from fedjax_ht.core.evaluation import (
-    bucket_evaluation,
-    client_evaluation,
-    global_evaluation,
-    received_state,
-)
-from fedjax_ht.core.federation import Federation, put_all_weights, without_weights
-from fedjax_ht.core.forms import keeps_state, uplink_forms
+from fedjax_ht.core.compiling import enable_compilation_cache
+from fedjax_ht.core.evaluation import received_state
+from fedjax_ht.core.federation import Federation, without_weights
+from fedjax_ht.core.forms import keeps_state
 from fedjax_ht.core.function_keys import Keyed, key_of
-from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.round import Channel, bucket_round
+from fedjax_ht.core.round import Channel
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.scoring_options import NormStatistics
 from fedjax_ht.core.server_statistics import require_server_statistics
 from fedjax_ht.core.states import first_states
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.metrics.flops import bucket_work
-from fedjax_ht.simulation.serving import run_server
+from fedjax_ht.simulation.parts import (
+    ALL,
+    FIRST_SERVER,
+    FIRST_STATE,
+    GLOBAL_SCORES,
+    SCORES,
+    STATE,
+    first_server,
+    forget_parts,
+    global_scoring,
+    made_by,
+    remembered_forms,
+    remembered_work,
+    scoring,
+    serving,
+    shared_parts,
+    training,
+)
 from fedjax_ht.simulation.store import STORES, ClientStore, no_store
 from fedjax_ht.trust.attacks import Attack
 from fedjax_ht.trust.defences import Defence, defended
@@ -144,14 +153,12 @@ def make_engine(blueprint: Blueprint) -> Engine:
 def forget_engines() -> None:
     """Frees the programs that no simulation uses any more."""
     _engine.cache_clear()
+    forget_parts()
 
 
 def blueprint_key(blueprint: Blueprint) -> Hashable:
     """Returns a key that two blueprints with the same programs share."""
-    method = blueprint.method
-    # Numbers that vary are arguments, as are pretrained variables.
-    made_by = method.vary or method._replace(pretrained=method.pretrained._replace(variables=()))
-    return key_of((made_by, dataclasses.replace(blueprint, method=None)))
+    return key_of((made_by(blueprint.method), dataclasses.replace(blueprint, method=None)))
 
 
 @functools.lru_cache(KEPT)
@@ -169,60 +176,35 @@ def _new_engine(blueprint: Blueprint) -> Engine:
     method.check(federation)
     require_server_statistics(method, federation)
     channel = Channel(wire.chain(blueprint.uplink), wire.chain(blueprint.downlink))
-    size, auc, buckets, train, score = blueprint.batch_size, blueprint.auc, {}, {}, {}
+    part = shared_parts(
+        hidden, federation, made_by(blueprint.method), blueprint.attack, blueprint.privacy
+    )
+    buckets, keeps = {}, []
     for bucket in federation.buckets:
-        bound, name = (method, federation, bucket, channel), bucket.name
-        keeps = blueprint.keep_trained or keeps_state(*bound)
-        buckets[name] = BucketPrograms(
-            keeps=keeps,
-            first_states=first_states(method, federation, bucket, mesh),
-            store=STORES[blueprint.client_store](mesh) if keeps else no_store(mesh),
-            received=None if keeps else received_state(*bound),
+        keep = blueprint.keep_trained or part(keeps_state, STATE, bucket, channel)
+        buckets[bucket.name] = BucketPrograms(
+            keeps=keep,
+            first_states=part(first_states, FIRST_STATE, bucket, mesh),
+            store=STORES[blueprint.client_store](mesh) if keep else no_store(mesh),
+            received=None if keep else part(received_state, STATE, bucket, channel),
         )
-        # Clients that keep nothing are scored where they train, before their models are gone.
-        score_trained = None if keeps else client_evaluation(*bound, size)
-        train[name] = bucket_round(*bound, score_trained)
-        score[name] = bucket_evaluation(*bound, size, keeps, auc=auc)
-    evaluate_global = global_evaluation(method, federation, blueprint.statistics, size, auc=auc)
+        keeps.append(keep)
+    size, auc = blueprint.batch_size, blueprint.auc
+    where = channel, tuple(keeps), mesh
     return Engine(
         method=method,
         channel=channel,
         buckets=buckets,
-        train=buckets_on_mesh(train, mesh, donate=True),
-        score=buckets_on_mesh(score, mesh, donate=False),
-        first_server=first_server(method, federation),
-        serve=run_server(method, federation, blueprint.outlier_bound),
-        score_global=compiled(evaluate_global),
-        uplink_forms=functools.cache(functools.partial(uplink_forms, method, federation, channel)),
-        work=functools.partial(_remembered_work, {}, method, federation),
+        # Only clients that keep nothing are scored where they train, and so by this size.
+        train=part(training, ALL, *where, 0 if all(keeps) else size),
+        score=part(scoring, SCORES, *where, size, auc),
+        first_server=part(first_server, FIRST_SERVER),
+        serve=part(serving, ALL, blueprint.robust, blueprint.outlier_bound),
+        score_global=part(global_scoring, GLOBAL_SCORES, blueprint.statistics, size, auc),
+        uplink_forms=part(remembered_forms, ALL, channel),
+        work=part(remembered_work, ALL),
         exposure=None if blueprint.privacy is None else exposure(hidden, federation),
     )
-
-
-def first_server(method: Method, federation: Federation) -> Callable:
-    """Returns (root seed, settings, `all_weights` of the federation) -> the server's first state;
-    compiled."""
-
-    def init(seed, settings, weights):
-        key = round_key(jax.random.key(seed), Purpose.INIT_SERVER, 0)
-        return method.at(settings).init_server(put_all_weights(federation, weights), key)
-
-    return compiled(init)
-
-
-def _remembered_work(
-    traced: dict[Hashable, ClosedJaxpr],
-    method: Method,
-    federation: Federation,
-    bucket: Bucket,
-    form: Data,
-) -> ClosedJaxpr:
-    """Returns `flops.bucket_work`, from an earlier trace where there is one."""
-    leaves, structure = jax.tree.flatten(form)
-    key = bucket.name, structure, tuple((x.shape, x.dtype) for x in leaves)
-    if key not in traced:
-        traced[key] = bucket_work(method, federation, bucket, form)
-    return traced[key]
 
 
 def _memory_maps() -> int:

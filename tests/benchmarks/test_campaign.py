@@ -21,7 +21,7 @@ from fedjax_ht.data.partition import partition_options
 from fedjax_ht.experiment import options as experiment_options
 from fedjax_ht.experiment.entries import changes, entries_of
 from fedjax_ht.experiment.training import local_training
-from fedjax_ht.simulation import engine
+from fedjax_ht.simulation import engine, parts
 
 MACHINE = {"device": "a device"}
 
@@ -367,8 +367,8 @@ def test_a_group_that_was_not_compiled_has_no_cost_of_a_kernel(monkeypatch):
 
 
 def test_simulations_compiled_another_way_find_no_programs_of_the_usual_one():
-    usual = engine.buckets_on_mesh
+    usual = parts.buckets_on_mesh
     with rounds.compiled(graphs=False, together=False):
-        assert engine.buckets_on_mesh is rounds.apart
+        assert parts.buckets_on_mesh is rounds.apart
         assert engine._engine.cache_info().currsize == 0
-    assert engine.buckets_on_mesh is usual
+    assert parts.buckets_on_mesh is usual

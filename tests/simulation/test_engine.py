@@ -15,7 +15,7 @@ from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.core.wire import gaussian_noise
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.methods.fedproto import fedproto
-from fedjax_ht.simulation import engine, program
+from fedjax_ht.simulation import engine, parts, program
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, make_simulation
 from fedjax_ht.trust.attacks import Attack
@@ -82,6 +82,33 @@ OTHERS = {
 }
 
 
+# programs: of the server's step, of each bucket's training, of each bucket's scores
+SERVER, TRAINING, SCORES = 1, 2, 2
+
+
+@pytest.mark.parametrize(
+    ("what", "programs"),
+    [
+        ("method", TRAINING + SERVER),
+        ("recipe", TRAINING + SERVER),
+        ("bound of outliers", SERVER),
+        ("defence", SERVER),
+        ("scored at once", SCORES),
+        ("statistics", 0),
+        ("store", 0),
+    ],
+)
+def test_only_the_programs_that_know_of_a_difference_are_compiled(first, compiled, what, programs):
+    changes = dict(OTHERS[what])
+    made, federation = changes.pop("method", method()), federation_for("fedproto")
+    options = dataclasses.replace(OPTIONS, **changes)
+    compiled.clear()
+    results = played(make_simulation(made, federation, federation_data(federation), options))
+    assert len(compiled) == programs
+    # a weight of prototypes counts from the second round on
+    assert identical(results, first) == (what not in ("recipe", "defence"))
+
+
 @pytest.mark.parametrize("what", OTHERS)
 def test_programs_of_another_kind_are_others(monkeypatch, what):
     blueprints = []
@@ -122,10 +149,12 @@ def test_first_weights_are_an_argument(first):
 def test_programs_go_before_the_memory_maps_are_too_many(monkeypatch, first):
     federation = federation_for("fedproto")
 
-    def made():
-        make_simulation(method(), federation, federation_data(federation), OPTIONS)
-        return engine._engine.cache_info().currsize
+    def made(method: Method):
+        make_simulation(method, federation, federation_data(federation), OPTIONS)
+        return engine._engine.cache_info().currsize, parts._part.cache_info().currsize
 
-    assert made() >= 1
+    engine.forget_engines()
+    engines, kept = made(method())
+    assert engines == 1 < kept and made(method(rate=0.2)) > (2, kept)
     monkeypatch.setattr(engine, "MOST_MAPS", 0)
-    assert made() == 1
+    assert made(method()) == (1, kept)
