@@ -38,6 +38,8 @@ FIRST_SERVER = ("init_server",)
 STATE = ("init_server", "init_client", "broadcast", "receive")
 SCORES = (*STATE, "predict")
 GLOBAL_SCORES = ("global_params", "global_stats", "global_bucket")
+# Attacks and privacy leave these as they are.
+UNTOUCHED = frozenset([*FIRST_STATE, *FIRST_SERVER, *GLOBAL_SCORES])
 FUNCTIONS = (*SCORES, *GLOBAL_SCORES, "client_update", "server_update", "check")
 
 
@@ -61,12 +63,12 @@ def shared_parts(
       made: the method's own `made_by`.
       attack, privacy: the attack and the privacy around the method.
     """
-    # What varies, attacks or hides is around all functions at once.
-    is_plain = isinstance(made, Method) and attack.kind is None and privacy is None
+    # A method that varies is made anew for its numbers, with all functions at once.
+    is_fixed, is_plain = isinstance(made, Method), attack.kind is None and privacy is None
 
     def part(make: Callable, uses: tuple[str, ...], *further: Any) -> Any:
         method, depends = hidden, (made, attack, privacy)
-        if uses and is_plain:
+        if uses and is_fixed and (is_plain or UNTOUCHED.issuperset(uses)):
             method, depends = _only(hidden, uses), _only(made, uses)
         key = key_of((depends, federation, further))
         return _part(make, Keyed((method, federation, *further), key))

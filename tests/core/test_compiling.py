@@ -25,7 +25,7 @@ OPTIONS = SimulationOptions(participation=0.6, lanes=2, devices=1)
 def two_rounds():
     federation = mixed_federation()
     sim = make_simulation(
-        METHODS["fedtgp"](TRAINING), federation, federation_data(federation), OPTIONS
+        METHODS["lg_fedavg"](TRAINING), federation, federation_data(federation), OPTIONS
     )
     state, reports = sim.init(), []
     for _ in range(2):

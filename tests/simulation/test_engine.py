@@ -2,6 +2,7 @@
 and one of another kind does."""
 
 import dataclasses
+from typing import get_args
 
 import jax
 import numpy as np
@@ -18,8 +19,10 @@ from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.simulation import engine, parts, program
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, make_simulation
-from fedjax_ht.trust.attacks import Attack
+from fedjax_ht.trust.attacks import Attack, Kind
 from fedjax_ht.trust.defences import DEFENCES
+from fedjax_ht.trust.hardening import concealed
+from fedjax_ht.trust.privacy import Privacy, Unit
 from tests.federations import federation_data, federation_for, identical, samples
 
 OPTIONS = SimulationOptions(devices=1, lanes=1)
@@ -107,6 +110,16 @@ def test_only_the_programs_that_know_of_a_difference_are_compiled(first, compile
     assert len(compiled) == programs
     # a weight of prototypes counts from the second round on
     assert identical(results, first) == (what not in ("recipe", "defence"))
+
+
+@pytest.mark.parametrize("kind", [None, *get_args(Kind)])
+@pytest.mark.parametrize("unit", get_args(Unit))
+def test_attacks_and_privacy_leave_first_states_as_they_are(kind, unit):
+    made, privacy = method(), Privacy(unit, clip=1.0, noise=1.0)
+    hidden = concealed(made, Attack(kind, share=0.25), privacy, 4)
+    for name in parts.UNTOUCHED:
+        function = getattr(hidden, name)
+        assert getattr(function, "__wrapped__", function) is getattr(made, name)
 
 
 @pytest.mark.parametrize("what", OTHERS)
