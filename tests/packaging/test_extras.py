@@ -24,6 +24,8 @@ sys.modules.update(dict.fromkeys({[*BLOCKED, "scipy.io", "scipy.optimize", "scip
 NEED_CONFIGS = (
     "apply_argument",
     "base_config",
+    "fairly_tuned",
+    "load_run",
     "make_experiment",
     "method_config",
     "partition_config",
