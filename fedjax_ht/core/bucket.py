@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -205,7 +204,7 @@ def features(
     train: bool,
     key: Key[Array, ""] | None = None,
 ) -> tuple[Float[Array, "B K"], PyTree]:
-    """Runs the feature extractor.
+    """Runs the feature extractor; returns its features and the new batch statistics.
 
     Args:
       bucket: the bucket of the client; its module runs.
@@ -215,9 +214,6 @@ def features(
       train: True normalises by batch statistics, and drops out where there is a key; False
         normalises by running statistics.
       key: the key of the module's dropout; None drops nothing.
-
-    Returns:
-      float [B, K], and the new batch statistics.
     """
     out, changed = run_features(
         bucket, params, stats, x, mask, train=train, key=key, mutable=("batch_stats",)
@@ -267,16 +263,13 @@ def _run(module, mutable, params, stats, frozen, x, mask, *, train: bool, key):
 def own_features(
     bucket: Bucket, client: PyTree, x: PyTree, mask: Bool[Array, " B"]
 ) -> Float[Array, "B K"]:
-    """Runs a client's feature extractor in evaluation mode.
+    """Runs a client's feature extractor in evaluation mode: float [B, K].
 
     Args:
       bucket: the bucket of the client.
       client: the client's state, with the model as "params" and "stats".
       x: the model's input, such as images float [B, H, W, C].
       mask: bool [B], the real samples.
-
-    Returns:
-      float [B, K].
     """
     return features(bucket, client["params"], client["stats"], x, mask, train=False)[0]
 
@@ -285,7 +278,7 @@ def logits(
     bucket: Bucket, params: PyTree, representations: Float[Array, "B K"]
 ) -> Float[Array, "B C"]:
     """Runs the head: float [B, K] -> [B, num_classes]."""
-    scores: Any = bucket.module.apply({"params": params}, representations, method="classify")
+    scores: PyTree = bucket.module.apply({"params": params}, representations, method="classify")
     return scores
 
 

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool
+from jaxtyping import Bool, Int, Key
 
 from fedjax_ht.core.bucket import Bucket, features, logits
+from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method
@@ -17,7 +18,7 @@ from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.scoring_options import NormStatistics
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.statistics import collect_statistics
-from fedjax_ht.core.trees import HostNumber, PyTree
+from fedjax_ht.core.trees import Array, HostNumber, PyTree
 
 
 class EvaluationRequest(NamedTuple):
@@ -35,7 +36,16 @@ class EvaluationRequest(NamedTuple):
 
 
 def received_where(
-    method: Method, bucket: Bucket, client, downlink, data: Data, root, round, info, received
+    method: Method,
+    bucket: Bucket,
+    client: PyTree,
+    downlink: PyTree,
+    data: Data,
+    *,
+    root: Key[Array, ""],
+    round: Int[Array, ""],
+    info: ClientInfo,
+    received: Bool[HostNumber, ""] | bool,
 ) -> PyTree:
     """Returns the client's state after receipt where `received` is True, else as it is.
 

@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float, Shaped
 
 from fedjax_ht.core.names import kind_of_value
+from fedjax_ht.core.trees import Array
 
 InputShape = Any
 """The form of one sample as a model sees it: the shape of a float32 array, such as (H, W, C); a
@@ -32,26 +34,26 @@ class Pixels(NamedTuple):
     mean: Any = 0.5
     std: Any = 0.5
 
-    def __call__(self, images: jax.Array) -> jax.Array:
+    def __call__(self, images: Shaped[Array, "... C"]) -> Float[Array, "... C"]:
         return self.normalise(self.scaled(images))
 
-    def scaled(self, images: jax.Array) -> jax.Array:
+    def scaled(self, images: Shaped[Array, "... C"]) -> Float[Array, "... C"]:
         """Images as they are stored -> float32 of the same shape in [0, 1]."""
         pixels = images.astype(jnp.float32)
         if images.dtype == jnp.uint8:
             return pixels / 255.0
         return pixels
 
-    def normalise(self, pixels: jax.Array) -> jax.Array:
+    def normalise(self, pixels: Float[Array, "... C"]) -> Float[Array, "... C"]:
         """float [..., C] in [0, 1] -> what a model sees."""
         return (pixels - self.mean) / self.std
 
-    def pixels(self, x: jax.Array) -> jax.Array:
+    def pixels(self, x: Float[Array, "... C"]) -> Float[Array, "... C"]:
         """Inverts `normalise`: what a model sees -> float [..., C] in [0, 1]."""
         return x * self.std + self.mean
 
     @property
-    def black(self) -> jax.Array:
+    def black(self) -> Float[Array, " C"]:
         """A black pixel as a model sees it, float [C]."""
         return -self.mean / self.std
 

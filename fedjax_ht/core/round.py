@@ -240,21 +240,11 @@ def client_round(
         of_client, info = view(data, participant), participant.info
         root, bound = jax.random.key(server.seed), method.at(server.settings)
         model = server.with_frozen(bucket)
-        downlink = send(
-            bound,
-            federation,
-            bucket,
-            channel,
-            server=server.state,
-            root=root,
-            round=round,
-            info=info,
-        )
+        place = {"root": root, "round": round, "info": info}
+        downlink = send(bound, federation, bucket, channel, server=server.state, **place)
         if not keeps:
             blank = any_state(bound, model, root, federation)
-            client = receive(
-                bound, model, blank, downlink, of_client, root=root, round=round, info=info
-            )
+            client = receive(bound, model, blank, downlink, of_client, **place)
         step = client_step(bound, model, channel)
         trained, result = step(client, downlink, of_client, root, round, info)
         # A client whose result is not finite keeps its old state, or what came down, and does not

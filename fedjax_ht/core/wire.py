@@ -14,7 +14,7 @@ disturbs messages goes through the functions of this module.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,10 +76,6 @@ class Metadata(NamedTuple):
     value: PyTree
 
 
-Number = Int[HostArray, "*clients"] | int
-"""A number of a `WireCost`: of one message, or of the messages of stacked clients."""
-
-
 class WireCost(NamedTuple):
     """Elements and bytes of one message; ints, or int32 scalars where a mask decides.
 
@@ -88,13 +84,13 @@ class WireCost(NamedTuple):
       metadata_elements, metadata_bytes: sizes of `Metadata`, and of indices that sent rows need.
     """
 
-    payload_elements: Number
-    payload_bytes: Number
-    metadata_elements: Number
-    metadata_bytes: Number
+    payload_elements: Int[HostArray, "*clients"] | int
+    payload_bytes: Int[HostArray, "*clients"] | int
+    metadata_elements: Int[HostArray, "*clients"] | int
+    metadata_bytes: Int[HostArray, "*clients"] | int
 
     @property
-    def bytes(self) -> Number:
+    def bytes(self) -> Int[HostArray, "*clients"] | int:
         """Payload and metadata."""
         return self.payload_bytes + self.metadata_bytes
 
@@ -129,10 +125,8 @@ def values_of(leaf: Any) -> Shaped[Array, "..."]:
 
 # Sent rows
 
-Rows = TypeVar("Rows", jax.Array, np.ndarray)
 
-
-def over_rows(x: Rows, values: Shaped[Array, "..."]) -> Rows:
+def over_rows(x: Any, values: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
     """Appends axes of length 1 to an array by row, [*m], so that it broadcasts to [*m, *rest]."""
     return x.reshape(x.shape + (1,) * (values.ndim - x.ndim))
 
