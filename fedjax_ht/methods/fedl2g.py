@@ -7,7 +7,7 @@
     server:  V <- V - eta_s g, g_c the mean of class c's rows over the clients that sent one, all
              rows together clipped to norm 100
     predict: the client's own model
-    up:      C_B D: a row for each class in B, D = C or K
+    up:      C_B D: a row for each class in B whose row is not 0, D = C or K
     down:    C D: a guiding vector for each class
     fits:    any models (logits) or models of one feature width (features); long runs, as the first
              rounds train V alone
@@ -17,7 +17,8 @@ Settled here:
 * o are the logits (D = C) or the features (D = K), G's mean is over samples and entries.
 * g is the gradient of the quiz's loss in V, through the virtual step, in closed form: a pass
   backwards at theta', and J_o q at theta by transposing the pass backwards there. No gradient of a
-  gradient is taken. Rows of classes outside of B are 0 and not sent.
+  gradient is taken. Rows that are 0 are not sent and count in no mean, as in the released code:
+  those of classes outside of B, and of samples through whose features no gradient passes.
 * The first `warmup` rounds train V alone, and clients stay as they are; as in the released code
   they count as rounds. `schedule` and momentum do not enter the virtual step, clipping neither.
 * A client whose samples do not fill more than the quiz cannot send g. It trains on all of them,
@@ -180,7 +181,10 @@ def vector_gradient(
         return scale * members.T @ jnp.where(batch.mask[:, None], pushed, 0), members.any(0)
 
     rows, present = jax.lax.map(rows_of_batch, jnp.arange(form.study_batches))
-    return Masked(rows.mean(0), present.any(0) & (quiz.count > 0)), loss
+    rows = rows.mean(0)
+    # A row of a class in the batches is 0, too, where no gradient passes, as by ReLUs that are off.
+    sent = present.any(0) & (rows != 0).any(1)
+    return Masked(rows, sent & (quiz.count > 0)), loss
 
 
 def warn(metrics: dict[str, Any]) -> str | None:

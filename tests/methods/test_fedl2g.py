@@ -85,6 +85,21 @@ def test_several_batches_are_a_mean_over_as_many():
         np.testing.assert_array_equal(uplink.mask, [True, True, True, False])
 
 
+def test_rows_without_a_gradient_are_not_sent():
+    """ReLUs that are off for all samples pass none to the features; the logits have their bias."""
+    federation = make_federation({"mlp": mlp(C, (K,))}, (2, 2, 1), C, num_clients=1)
+    (bucket,) = federation.buckets
+    params = bucket.module.init(jax.random.key(3), np.zeros((1, 2, 2, 1)))["params"]
+    params["base"]["fc1"]["bias"] -= 100
+    client, ctx = {"params": params, "stats": {}}, context()
+    for guide, sent in (("features", []), ("logits", [0, 2])):
+        method = fedl2g(TRAINING, guide=guide, warmup=2)
+        run = jax.jit(
+            lambda v, method=method: method.client_update(bucket, client, v, DATA, ctx)[1]
+        )
+        assert np.flatnonzero(run(vectors(guide)).mask).tolist() == sent
+
+
 def test_in_the_first_rounds_clients_stay_as_they_are():
     method = fedl2g(TRAINING, warmup=2)
     run, client = update(method, round=1)
