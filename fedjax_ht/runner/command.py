@@ -4,6 +4,7 @@ fedjax-ht run."""
 import functools
 import importlib
 import io
+import os
 import sys
 from types import ModuleType
 from typing import NamedTuple
@@ -74,10 +75,10 @@ def main(command: str | None = None) -> None:
     print_any_text()
     arguments = sys.argv[1:] if command is None else [command, *sys.argv[1:]]
     if not arguments or arguments[0] in ("help", "-h", "-help", "--help"):
-        print(overview())
+        show(overview())
         sys.exit(0 if arguments else 2)
     if arguments[0] == "--version":
-        print(library_version())
+        show(library_version())
         sys.exit(0)
     from absl import app
 
@@ -98,7 +99,7 @@ def main(command: str | None = None) -> None:
 
         use_standard_numerics()
     if HELP & set(rest):
-        print(usage(name, module))
+        show(usage(name, module))
         sys.exit(0)
     parse = functools.partial(parse_flags, takes_words=COMMANDS[name].takes_words)
     main_beside = beside_config(module.main)
@@ -110,6 +111,14 @@ def print_any_text() -> None:
     Python's standard error does."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def show(text: str) -> None:
+    """Prints the text that a command is called for."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def overview() -> str:

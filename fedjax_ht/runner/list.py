@@ -14,9 +14,7 @@ Fields are set by --config.FIELD=VALUE; options by --config.method.options.NAME=
 import ast
 import importlib
 import inspect
-import os
 import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -33,6 +31,7 @@ from fedjax_ht.methods import METHODS, method_factory, names_user_method
 from fedjax_ht.models import GROUPS, model_group
 from fedjax_ht.models.registry import example
 from fedjax_ht.runner.cli import fail
+from fedjax_ht.runner.command import show
 from fedjax_ht.runner.listed_options import Option, fields, having, of_method, of_partition
 
 FIELDS = "fields"  # the kind that is searched by text
@@ -197,8 +196,6 @@ def filled(text: str, width: int, indent: str) -> str:
 def main(arguments: Sequence[str]) -> None:
     width = min(shutil.get_terminal_size((120, 0)).columns, 120)
     try:
-        print(listed(arguments[1:], width), flush=True)
+        show(listed(arguments[1:], width))
     except ValueError as error:
         fail(error)
-    except BrokenPipeError:  # a reader such as `head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,7 @@
 """fedjax-ht: its commands, their help, what can be listed, and a run that is shown again."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -55,6 +56,16 @@ def test_help_names_every_command_without_a_slow_import():
     assert subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True
     ).stdout.endswith("False\n")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("merge", "--help")])
+def test_a_reader_that_has_seen_enough_is_no_error(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "fedjax_ht", *arguments]
+    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
