@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from tests.forked import Forks
+from tests.forked import Forks, blank
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMING = ("seconds_round", "seconds_evaluation")
@@ -87,22 +88,35 @@ def environment(home: Path) -> dict[str, str]:
     return os.environ | overrides | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
+def shared_programs() -> dict[str, str]:
+    """The environment by which a process reads the programs that the tests' own have compiled, and
+    leaves them its own. One that is killed while it compiles would leave half a file there."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory):
-    """Runs commands, all with one home: they share a compilation cache."""
+    """Runs commands, all with one home."""
     home = tmp_path_factory.mktemp("home")
-    forks = Forks(ROOT, environment(home))
+    forks = Forks(ROOT, environment(home) | shared_programs())
     yield forks, home
     forks.close()
 
 
 @pytest.fixture(scope="session")
 def run_module(forks):
-    """(module, *arguments) -> the finished module of experiments, or `fedjax-ht MODULE`."""
+    """(module, *arguments) -> the finished module of experiments, or `fedjax-ht MODULE`. Its
+    figures are blank as files, unless `drawn`."""
     start, home = forks
 
-    def run(module: str, *arguments: str, timeout: int = 240) -> subprocess.CompletedProcess:
-        return start.run(*words_of(module), *arguments, timeout=timeout)
+    def run(
+        module: str, *arguments: str, timeout: int = 240, drawn: bool = False
+    ) -> subprocess.CompletedProcess:
+        return start.run(*words_of(module), *arguments, timeout=timeout, drawn=drawn)
 
     run.home = home
     return run
@@ -112,7 +126,7 @@ def run_module(forks):
 def blank_pictures(monkeypatch):
     """Figures are made, but not drawn, which takes longer than a tiny run: for tests that look at
     no picture. tests/runner/test_command.py has a run whose pictures are drawn twice."""
-    monkeypatch.setattr("fedjax_ht.report.figures.rendered", lambda figure, kind: b"<svg></svg>")
+    monkeypatch.setattr("fedjax_ht.report.figures.rendered", blank)
 
 
 @pytest.fixture(scope="session")

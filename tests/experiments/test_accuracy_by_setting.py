@@ -177,7 +177,7 @@ def test_runs_without_the_round_that_counts_are_refused(folders):
 def test_the_command_writes_both_and_refuses_in_one_line(run_module, folders, tmp_path):
     of = f"--of={folders[0].path},{folders[1].path}"
     table, drawn = f"--csv={tmp_path / 'a.csv'}", f"--picture={tmp_path / 'a.png'}"
-    done = run_module("accuracy_by_setting", f"--setting={ALPHA}", of, table, drawn)
+    done = run_module("accuracy_by_setting", f"--setting={ALPHA}", of, table, drawn, drawn=True)
     assert done.returncode == 0, done.stderr
     assert "| fedssa | 75.00 ± 5.00 | 50.00 ± 0.00 |" in done.stdout
     assert (tmp_path / "a.png").exists()

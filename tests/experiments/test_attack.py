@@ -242,7 +242,7 @@ def test_uploads_of_a_private_run_are_attacked(run_module, tiny_config, tmp_path
         "--epsilon_rounds=20",
         f"--csv={table}",
     )
-    done = run_module("attack", run, *attack)
+    done = run_module("attack", run, *attack, drawn=True)
     assert done.returncode == 0, done.stderr
     rows = read(table)
     inversions = {(r.method, r.state, r.image) for r in rows if r.attack == "dlg"}

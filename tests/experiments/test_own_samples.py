@@ -43,7 +43,9 @@ def test_own_samples_of_a_run(run_module, tiny_config, tmp_path):
     done = run_module("main", f"--config={tiny_config}:runlocal", run, entries)
     assert done.returncode == 0, done.stderr
     table, drawn = tmp_path / "a.csv", tmp_path / "a.png"
-    done = run_module("own_samples", run, f"--csv={table}", f"--picture={drawn}", "--samples=5")
+    done = run_module(
+        "own_samples", run, f"--csv={table}", f"--picture={drawn}", "--samples=5", drawn=True
+    )
     assert done.returncode == 0, done.stderr
     assert "| fedssa | 1 | 4 |" in done.stdout and drawn.exists()
     with table.open() as file:

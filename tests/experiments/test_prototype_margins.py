@@ -45,7 +45,7 @@ def test_margins_of_a_run(run_module, tiny_config, tmp_path):
     done = run_module("main", f"--config={tiny_config}:runlocal", run, entries)
     assert done.returncode == 0, done.stderr
     table, drawn = tmp_path / "a.csv", tmp_path / "a.png"
-    done = run_module("prototype_margins", run, f"--csv={table}", f"--picture={drawn}")
+    done = run_module("prototype_margins", run, f"--csv={table}", f"--picture={drawn}", drawn=True)
     assert done.returncode == 0, done.stderr
     assert "local has no global prototypes" in done.stdout and drawn.exists()
 

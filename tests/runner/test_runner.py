@@ -15,7 +15,7 @@ from fedjax_ht.configs.base import method_config
 from fedjax_ht.core.method import View
 from fedjax_ht.experiment.build import build
 from fedjax_ht.runner import train
-from tests.runs import ROOT, command, config_of, environment, metrics
+from tests.runs import ROOT, command, config_of, environment, metrics, shared_programs
 
 METHODS = ("fedtgp", "local")
 KEEP = "--config.checkpoint.keep=1000"  # else the second may be gone before anybody looks
@@ -25,7 +25,7 @@ KEEP = "--config.checkpoint.keep=1000"  # else the second may be gone before any
 def finished(run_module, tiny_config, tmp_path_factory):
     """An uninterrupted run of three rounds."""
     workdir = tmp_path_factory.mktemp("finished") / "run"
-    done = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}")
+    done = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}", drawn=True)
     assert done.returncode == 0, done.stderr
     return workdir, done
 
@@ -66,7 +66,7 @@ def test_a_run_writes_what_it_says(finished):
 def test_the_same_command_again_runs_nothing_and_loses_nothing(run_module, tiny_config, finished):
     workdir, first = finished
     before = {m: (workdir / m / "metrics.jsonl").read_text() for m in METHODS}
-    again = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}")
+    again = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}", drawn=True)
     assert again.returncode == 0, again.stderr
     assert {m: (workdir / m / "metrics.jsonl").read_text() for m in METHODS} == before
     assert again.stdout == first.stdout
@@ -90,7 +90,8 @@ def start(run_module, tiny_config, workdir):
     process = subprocess.Popen(
         command("main", *arguments),
         cwd=ROOT,
-        env=environment(run_module.home),
+        # it is stopped when it has compiled
+        env=environment(run_module.home) | shared_programs(),
         stderr=subprocess.PIPE,
         text=True,
     )
