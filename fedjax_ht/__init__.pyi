@@ -34,6 +34,7 @@ from .core.context import Received as Received
 from .core.federation import Federation as Federation
 from .core.federation import make_federation as make_federation
 from .core.federation import make_sliced_federation as make_sliced_federation
+from .core.forms import uplink_form as uplink_form
 from .core.inputs import AsStored as AsStored
 from .core.inputs import Pixels as Pixels
 from .core.inputs import Standardised as Standardised

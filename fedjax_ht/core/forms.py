@@ -22,6 +22,7 @@ from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import payload_leaves
 
+PLAIN = Channel()
 _NUMBER: Any = jax.ShapeDtypeStruct((), jnp.int32)  # in place of an array
 _INFO = ClientInfo(_NUMBER, _NUMBER, _NUMBER)
 
@@ -70,8 +71,24 @@ def result_form(
     return jax.eval_shape(step, no_data(bucket), downlink, _key(), _NUMBER, _INFO)
 
 
-def uplink_form(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> PyTree:
-    """Returns the shapes and dtypes of the uplink of a bucket's clients, see `result_form`."""
+def uplink_form(
+    method: Method, federation: Federation, bucket: Bucket, channel: Channel = PLAIN
+) -> PyTree:
+    """Returns the shapes and dtypes of the uplink of a bucket's clients, found by tracing.
+
+    A method around another finds by it what the inner one sends, such as a residual's shapes:
+
+        form = fl.uplink_form(method, ctx.federation, bucket)
+        residual = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
+
+    Args:
+      method: the method whose `client_update` is traced; no channel transforms what it sends.
+      federation, bucket: the federation and the sender's bucket.
+      channel: transforms of messages; they may change shapes.
+
+    Returns:
+      An upload of `jax.ShapeDtypeStruct`s.
+    """
     return result_form(method, federation, bucket, channel).uplink
 
 

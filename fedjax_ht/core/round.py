@@ -88,8 +88,8 @@ class ClientResult(NamedTuple):
 class Channel(NamedTuple):
     """Transforms of messages that cross the wire, each (key, message) -> message."""
 
-    uplink: wire.Transform
-    downlink: wire.Transform
+    uplink: wire.Transform = wire.chain(())
+    downlink: wire.Transform = wire.chain(())
 
 
 Call = Callable[..., PyTree]

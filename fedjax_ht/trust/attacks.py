@@ -31,7 +31,7 @@ from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.method import Method, around
 from fedjax_ht.core.round import Channel, without_samples
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.wire import chain, leaves_of, payload_leaves, values_of, with_payload
+from fedjax_ht.core.wire import leaves_of, payload_leaves, values_of, with_payload
 
 Kind = Literal["label_flip", "sign_flip", "scaled", "noise", "shift", "counts"]
 
@@ -118,8 +118,7 @@ def _attacked(attack: Attack, bad: np.ndarray, method: Method) -> Method:
 
     def check(federation):
         method.check(federation)
-        channel = Channel(chain(()), chain(()))
-        forms = uplink_forms(method, federation, channel).values()
+        forms = uplink_forms(method, federation, Channel()).values()
         if attack.kind == "counts" and not any(map(has_counts, forms)):
             raise ValueError(
                 f"attack.kind is 'counts', and clients of {method.name} send no counts; choose "

@@ -25,11 +25,10 @@ from fedjax_ht.core.context import Context
 from fedjax_ht.core.forms import no_data, uplink_form
 from fedjax_ht.core.local_training import no_training
 from fedjax_ht.core.method import Method, around
-from fedjax_ht.core.round import Channel, without_samples
+from fedjax_ht.core.round import without_samples
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import (
-    chain,
     dense,
     is_payload,
     leaves_of,
@@ -157,7 +156,7 @@ def _coded(scheme: _Scheme, method: Method) -> Method:
         method.check(federation)
         _check_meaning(scheme, method)
         for bucket in federation.buckets:
-            if not _coded_leaves(scheme, _plain_form(method, federation, bucket)):
+            if not _coded_leaves(scheme, uplink_form(method, federation, bucket)):
                 raise ValueError(
                     f"{scheme.name}: clients of {method.name} send no whole arrays that it could "
                     "code; leave it out"
@@ -166,7 +165,7 @@ def _coded(scheme: _Scheme, method: Method) -> Method:
     def init_client(bucket, ctx):
         if ctx.federation is None:
             raise ValueError(f"{scheme.name}: init_client needs ctx.federation, for its memory")
-        form = _plain_form(method, ctx.federation, bucket)
+        form = uplink_form(method, ctx.federation, bucket)
         left_out = [jnp.zeros(x.shape, x.dtype) for x in _coded_leaves(scheme, form).values()]
         return Client(method.init_client(bucket, ctx), tuple(left_out))
 
@@ -229,10 +228,6 @@ def _check_meaning(scheme: _Scheme, method: Method) -> None:
             "another round or at another client, and what was left out of it has no place there; "
             "choose another method"
         )
-
-
-def _plain_form(method: Method, federation, bucket: Bucket) -> PyTree:
-    return uplink_form(method, federation, bucket, Channel(chain(()), chain(())))
 
 
 def _coded_leaves(scheme: _Scheme, uplink: PyTree) -> dict[int, Any]:

@@ -18,7 +18,7 @@ from fedjax_ht.core.round import Channel, client_step, send
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.wire import chain, sent
+from fedjax_ht.core.wire import sent
 from fedjax_ht.methods.shared.players import Player, Pool, cast, replaced
 
 SEEN = 4  # samples that are scored, beside as many masked ones
@@ -107,7 +107,7 @@ def _client_round(method: Method, federation: Federation, bucket: Bucket) -> Cal
       (server, client, samples, split, info, root, round) -> {"client_update": its three values,
       "predict": scores}, with zeros where a value may not be read.
     """
-    channel = Channel(chain(()), chain(()))
+    channel = Channel()
 
     def run(server, client, samples: Data, split: Split, info: ClientInfo, root, round):
         splits = dict.fromkeys(("train", "val", "test"), split)

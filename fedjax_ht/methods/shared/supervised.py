@@ -39,6 +39,7 @@ def train_model(
     ctx: Context,
     *,
     part: Literal["base", "head"] | None = None,
+    split: str = "train",
     regulariser: Regulariser | None = None,
     penalty: Callable[[PyTree], jax.Array] | None = None,
     gather_features: bool = False,
@@ -55,6 +56,7 @@ def train_model(
       data, ctx: the client's data and its context, as for `client_update`. A second training in a
         round takes a key of its own, `ctx._replace(key=jax.random.fold_in(ctx.key, 1))`.
       part: "base", the feature extractor, or "head", which is then trained alone; None trains both.
+      split: the samples to train on, a key of `data.splits`.
       regulariser: (features float [B, K], batch) -> scalar added to the loss; None adds nothing.
       penalty: (the parameters that are trained) -> scalar added to the loss; None adds nothing.
       gather_features: True sums by class the features that the training computes.
@@ -78,6 +80,7 @@ def train_model(
         key=ctx.key,
         trained=params if part is None else params[part],
         put=put,
+        split=split,
         regulariser=regulariser,
         penalty=penalty,
         gather_features=gather_features,
@@ -94,6 +97,7 @@ def train_where(
     key: jax.Array,
     trained: PyTree,
     put: Callable[[PyTree], PyTree],
+    split: str = "train",
     regulariser: Regulariser | None = None,
     penalty: Callable[[PyTree], jax.Array] | None = None,
     gather_features: bool = False,
@@ -104,7 +108,7 @@ def train_where(
     The values are the parameters themselves, or a part of them, in `train_model`.
 
     Args:
-      training, bucket, client, data, regulariser, gather_features, classes: arguments as of
+      training, bucket, client, data, split, regulariser, gather_features, classes: arguments as of
         `train_model`.
       key: folds into shuffles and dropout.
       trained: the values; the optimiser has no state of others.
@@ -129,6 +133,13 @@ def train_where(
         return Loss(value, stats, rows if gather_features else None)
 
     result = train(
-        training, loss, trained, client["stats"], data, key=key, num_classes=bucket.num_classes
+        training,
+        loss,
+        trained,
+        client["stats"],
+        data,
+        key=key,
+        num_classes=bucket.num_classes,
+        split=split,
     )
     return client | {"params": put(result.params), "stats": result.stats}, result
