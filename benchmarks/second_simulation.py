@@ -22,6 +22,7 @@ from absl import app, flags
 import fedjax_ht as fl
 from benchmarks.report import machine, number, publish, table
 from fedjax_ht.runner.cli import parse_flags
+from fedjax_ht.trust.defences import DEFENCES
 
 _METHOD = flags.DEFINE_string("method", "fedproto", "Name of the method.")
 
@@ -37,14 +38,16 @@ def make_dataset() -> fl.Dataset:
     return fl.Dataset("noise", images, rng.integers(0, CLASSES, SAMPLES), tuple("0123456789"))
 
 
-def play(name: str, dataset: fl.Dataset, split: int, seed: int, rate: float) -> None:
+def play(
+    name: str, dataset: fl.Dataset, *, split: int, seed: int, rate: float, robust: tuple = ()
+) -> None:
     """Makes a simulation, all of its parts anew, and runs a round and an evaluation."""
     training = fl.LocalTraining(optax.sgd(rate))
     partition = fl.make_partition("dirichlet", dataset, CLIENTS, seed=split, alpha=0.5)
     federation = fl.make_federation(MODULES, SHAPE, CLASSES, num_clients=CLIENTS)
     data = fl.make_federation_data(dataset, partition, federation)
     method = fl.method_factory(name)(training)
-    options = fl.SimulationOptions(seed=seed)
+    options = fl.SimulationOptions(seed=seed, robust=robust)
     simulation = fl.make_simulation(method, federation, data, options)
     state, _ = simulation.run_round(simulation.init())
     jax.block_until_ready(state.server)
@@ -101,13 +104,14 @@ def main(_) -> None:
     jax.monitoring.register_event_duration_secs_listener(note)
     warnings.simplefilter("ignore")  # what these clients cannot learn
     dataset = make_dataset()
-    first = functools.partial(play, _METHOD.value, dataset=dataset, split=1, seed=0, rate=0.1)
+    first = functools.partial(play, _METHOD.value, dataset, split=1, seed=0, rate=0.1)
     runs = {
         "the first": first,
         "the same again": first,
         "another seed": functools.partial(first, seed=1),
         "another split": functools.partial(first, split=2),
         "another learning rate": functools.partial(first, rate=0.05),
+        "with a defence": functools.partial(first, robust=(DEFENCES["median"](),)),
         "a plain loop of the two models": functools.partial(plain_loop, dataset),
     }
     rows = []
