@@ -1,0 +1,95 @@
+"""Times a round of every method in one setting: CPU seconds, and those of an evaluation.
+
+    python -m benchmarks.method_rounds [--setting=leaderboard_images] [--methods=fedavg,fedproto]
+        [--rounds=5] [--out=benchmarks/results/NAME.md]
+
+Methods share data, split, models and recipe; those that the setting does not fit are named with the
+reason. A row is the median of `--rounds` rounds behind one that compiles, with the participants'
+scores, and one evaluation of all clients behind another. CPU seconds count all threads of the
+process: they tell costs of methods apart on a machine that others use, too, as long as it is not
+short of memory bandwidth.
+"""
+
+import dataclasses
+import itertools
+import statistics
+import time
+import warnings
+from typing import NamedTuple
+
+import jax
+from absl import app, flags
+
+from benchmarks.report import machine, number, publish, table
+from fedjax_ht.configs.base import typed_config
+from fedjax_ht.configs.sections import Config
+from fedjax_ht.experiment.build import Experiment, build, simulate
+from fedjax_ht.methods import METHODS
+from fedjax_ht.runner.cli import parse_flags
+from fedjax_ht.runner.config_files import read_config_file
+from fedjax_ht.runner.fitting import fitting
+from fedjax_ht.simulation.engine import forget_engines
+
+_SETTING = flags.DEFINE_string("setting", "leaderboard_images", "A config, with its argument.")
+_METHODS = flags.DEFINE_list("methods", list(METHODS), "The methods; by default all.")
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Rounds that are timed.", lower_bound=1)
+
+
+class Seconds(NamedTuple):
+    """CPU seconds of one method.
+
+    Attributes:
+      first: the first round and evaluation, with compilation.
+      round: the median of later rounds.
+      evaluation: the second evaluation.
+    """
+
+    first: float
+    round: float
+    evaluation: float
+
+
+def setting_of(name: str, methods: list[str]) -> tuple[Config, list[str]]:
+    """Returns a config with those of the methods as entries that fit it, and a line for each other
+    one."""
+    config, reasons = typed_config(read_config_file(name)), []
+    config = dataclasses.replace(config, trials=1, entries=tuple(methods))
+    return fitting(config, reasons.append), reasons
+
+
+def measured(label: str, experiment: Experiment, rounds: int) -> Seconds:
+    """Plays rounds of one method."""
+    simulation = simulate(label, experiment)
+    state, clocks = simulation.init(), [time.process_time()]
+    for number_done in range(rounds + 1):
+        state, _ = simulation.run_round(state)
+        jax.block_until_ready(state.server)
+        if number_done == 0:
+            simulation.evaluate(state)
+        clocks.append(time.process_time())
+    start = time.process_time()
+    simulation.evaluate(state)
+    evaluation = time.process_time() - start
+    lengths = [after - before for before, after in itertools.pairwise(clocks)]
+    return Seconds(lengths[0], statistics.median(lengths[1:]), evaluation)
+
+
+def main(_) -> None:
+    """Measures all methods."""
+    warnings.simplefilter("ignore")  # what so few rounds cannot learn
+    config, reasons = setting_of(_SETTING.value, _METHODS.value)
+    experiment, rows = build(config), []
+    for label in experiment.methods:
+        seconds = measured(label, experiment, _ROUNDS.value)
+        forget_engines()  # of fifty methods they would fill the memory
+        shown = [number(seconds.round, 3), number(seconds.evaluation, 3), number(seconds.first)]
+        rows.append([label, *shown])
+        print(f"{label}: {seconds.round:.2f} CPU seconds a round", flush=True)
+    rows.sort(key=lambda row: float(row[1].replace(",", "")))
+    head = ["method", "a round", "an evaluation", "the first round with compilation"]
+    parts = [f"{_SETTING.value}, CPU seconds. {machine()}", table(head, rows), *reasons]
+    publish("\n\n".join(parts))
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)
