@@ -139,6 +139,7 @@ def test_a_field_of_a_former_name_has_todays():
         "state": "trained",
         "batch_size": 4,
         "train": True,
+        "auc": False,
         "global_statistics": "batch",
     }
     assert typed_config(fields).scoring == Scoring("trained", 4, train=True)

@@ -82,6 +82,7 @@ OTHERS = {
     "scored at once": {"scoring": Scoring(batch_size=2)},
     "store": {"client_store": "host"},
     "statistics": {"scoring": Scoring(global_statistics="training")},
+    "scores": {"scoring": Scoring(auc=True)},
 }
 
 
