@@ -34,6 +34,7 @@ THEMES = {
             "core.inputs",
             "core.wire",
             "core.codes",
+            "core.forms",
             "core.aggregation",
             "core.trees",
         ),
