@@ -23,7 +23,8 @@ from absl import app, flags
 from benchmarks.report import machine, number, publish, table
 from fedjax_ht.configs.base import typed_config
 from fedjax_ht.configs.sections import Config
-from fedjax_ht.experiment.build import Experiment, build, simulate
+from fedjax_ht.experiment.arm import Arm, simulate
+from fedjax_ht.experiment.build import build
 from fedjax_ht.methods import METHODS
 from fedjax_ht.runner.cli import parse_flags
 from fedjax_ht.runner.config_files import read_config_file
@@ -57,9 +58,9 @@ def setting_of(name: str, methods: list[str]) -> tuple[Config, list[str]]:
     return fitting(config, reasons.append), reasons
 
 
-def measured(label: str, experiment: Experiment, rounds: int) -> Seconds:
+def measured(arm: Arm, rounds: int) -> Seconds:
     """Plays rounds of one method."""
-    simulation = simulate(label, experiment)
+    simulation = simulate(arm)
     state, clocks = simulation.init(), [time.process_time()]
     for number_done in range(rounds + 1):
         state, _ = simulation.run_round(state)
@@ -79,8 +80,8 @@ def main(_) -> None:
     warnings.simplefilter("ignore")  # what so few rounds cannot learn
     config, reasons = setting_of(_SETTING.value, _METHODS.value)
     experiment, rows = build(config), []
-    for label in experiment.methods:
-        seconds = measured(label, experiment, _ROUNDS.value)
+    for label, arm in experiment.arms.items():
+        seconds = measured(arm, _ROUNDS.value)
         forget_engines()  # of fifty methods they would fill the memory
         shown = [number(seconds.round, 3), number(seconds.evaluation, 3), number(seconds.first)]
         rows.append([label, *shown])

@@ -49,3 +49,16 @@ def test_the_dockerfile_copies_what_the_wheel_is_built_of():
     assert {"pyproject.toml", PROJECT["readme"], PROJECT["license-files"][0]} <= set(copied)
     named = re.findall(r"EXTRAS=([\w,]+)", text + (ROOT / "BUILD.md").read_text())
     assert named and {e for each in named for e in each.split(",")} <= EXTRAS
+
+
+def test_the_conda_recipe_requires_what_the_plain_wheel_and_its_commands_do():
+    """No package is built here. Conda's name of matplotlib without a window is its own."""
+    recipe = (ROOT / "conda" / "recipe.yaml").read_text()
+    assert re.search(r'^  version: "(.*)"$', recipe, re.MULTILINE)[1] == fedjax_ht.__version__
+    listed = re.search(r"^  run:\n((?:    - .*\n)+)", recipe, re.MULTILINE)[1]
+    names = listed.replace("matplotlib-base", "matplotlib")
+    required = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["run"]]
+    required.append(f"python{PROJECT['requires-python']}")
+    assert {line.strip(" -").replace(" ", "") for line in names.splitlines()} == set(required)
+    (command,) = PROJECT["scripts"].items()
+    assert f"- {' = '.join(command)}\n" in recipe
