@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -53,9 +54,9 @@ class Bucket:
 
 
 def make_bucket(
-    name: str, module: nn.Module, input_shape: InputShape, num_classes: int
+    name: str, module: Any, input_shape: InputShape, num_classes: int
 ) -> tuple[Bucket, int]:
-    """Makes the bucket of a module, and counts the module's parameters."""
+    """Makes the bucket of a module, which is checked, and counts the module's parameters."""
     check_module(name, module)
     trace = traced(name, module, input_shape)
     features, logits = trace.features, trace.logits

@@ -280,7 +280,7 @@ def _first_batch(
 
 
 def _order(
-    training: LocalTraining, key: Key[Array, ""], epoch: Int[Array, ""], source: Split
+    training: LocalTraining, key: Key[Array, ""], epoch: Int[Array, ""] | int, source: Split
 ) -> Int[HostArray, " samples"]:
     """Returns the split's indices in the order of one epoch."""
     return shuffled(jax.random.fold_in(key, epoch), source) if training.shuffle else source.indices

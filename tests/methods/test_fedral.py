@@ -230,7 +230,7 @@ def test_upload_sizes_of_table_4(blocks, kilobytes):
 @pytest.mark.parametrize(("classes", "kilobytes"), [(2, 3.91), (10, 19.53), (100, 195.31)])
 def test_fedtgps_upload_sizes_of_table_4(classes, kilobytes):
     """Beside which class a prototype is of, an index of 4 bytes with 2,000."""
-    counts = jnp.arange(100) < classes
+    counts = jnp.float32(jnp.arange(100) < classes)
     cost = wire_elements(prototype_uplink(ClassSums(jnp.ones((100, 500)), counts)))
     assert int(cost.payload_bytes) == pytest.approx(1024 * kilobytes, abs=6)
     assert int(cost.metadata_bytes) == 4 * classes
