@@ -242,7 +242,7 @@ def test_uploads_of_a_private_run_are_attacked(run_module, tiny_config, tmp_path
         "--epsilon_rounds=20",
         f"--csv={table}",
     )
-    done = run_module("attack", run, *attack, drawn=True)
+    done = run_module("attack", run, "--trust", *attack, drawn=True)
     assert done.returncode == 0, done.stderr
     rows = read(table)
     inversions = {(r.method, r.state, r.image) for r in rows if r.attack == "dlg"}
@@ -254,5 +254,6 @@ def test_uploads_of_a_private_run_are_attacked(run_module, tiny_config, tmp_path
     assert {*hidden} == {float(f"{gaussian_epsilon(0.01, 20, 1e-5):.6g}")}
     assert all(r.epsilon == math.inf for r in rows if r.attack == "membership" and r.state == OWN)
     assert (tmp_path / "a_lg_fedavg_upload0.01.png").exists()
-    few = refused(run_module, run, "--attack=dlg", "--method=fedavg", "--uploads=64", "--batch=16")
+    many = "--attack=dlg", "--method=fedavg", "--uploads=64", "--batch=16"
+    few = refused(run_module, run, "--trust", *many)
     assert "training samples, fewer than --uploads=64 times --batch=16" in few
