@@ -2,9 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
+
+from fedjax_ht.core.trees import Array
 
 
-def macro_auc(scores: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
+def macro_auc(
+    scores: Float[Array, "N C"], labels: Int[Array, " N"], mask: Bool[Array, " N"]
+) -> Float[Array, ""]:
     """Computes the mean, over the classes among the labels, of the one-vs-rest AUC: the probability
     that a sample of the class has a higher score for it than one of another class, where equal
     scores count half (Mann and Whitney's U).

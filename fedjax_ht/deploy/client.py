@@ -176,9 +176,8 @@ def _stacked_data(dataset: Dataset, indices: ClientIndices) -> Data:
 def _of_one_client(stacked: Data) -> Data:
     splits = {}
     for name, split in stacked.splits.items():
-        splits[name] = (
-            split if name == PUBLIC else take(split, 0)
-        )  # all clients have one public set
+        # all clients have one public set, which has no axis of clients
+        splits[name] = split if name == PUBLIC else take(split, 0)
     return stacked._replace(splits=splits)
 
 

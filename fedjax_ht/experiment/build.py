@@ -23,6 +23,7 @@ from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.data.standardise import is_pending, standardised, with_scale
 from fedjax_ht.experiment.arm import Arm
 from fedjax_ht.experiment.devices import client_values
+from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.federation import make_clients
 from fedjax_ht.experiment.method import check_pretraining
 from fedjax_ht.experiment.objects import NO_OBJECTS, Objects, object_sums
@@ -47,6 +48,11 @@ class Experiment(NamedTuple):
     partitions: tuple[Partition, ...]
     arms: dict[str, Arm]
     object_sums: dict[str, str]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The entries of all arms, in their order."""
+        return [arm.entry for arm in self.arms.values()]
 
 
 def build(

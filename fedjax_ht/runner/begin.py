@@ -36,8 +36,7 @@ def begin(
     Raises:
       ValueError: the folder holds a run of something else, or of more rounds. One line.
     """
-    config, version = experiment.config, version_of(workdir)
-    entries = [arm.entry for arm in experiment.arms.values()]
+    config, entries, version = experiment.config, experiment.entries, version_of(workdir)
     fields = checked_fields(config, entries, workdir, _noted(experiment, config_file))
     identities = identities_of(entries, config, fields["run"])
     check_entries(identities, workdir, config.rounds)
@@ -76,6 +75,5 @@ def read_experiment(workdir: Path, trust: bool, experiment: Experiment | None) -
     """
     if experiment is None or not (workdir / "config.json").exists():
         return read_trusted_run(workdir, trust)
-    entries = [arm.entry for arm in experiment.arms.values()]
-    checked_fields(experiment.config, entries, workdir, _noted(experiment))
+    checked_fields(experiment.config, experiment.entries, workdir, _noted(experiment))
     return experiment

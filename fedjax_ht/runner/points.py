@@ -89,8 +89,7 @@ def searched(
         if experiment.object_sums:
             prints["objects"] = experiment.object_sums
         config = experiment.config  # with the names of objects
-        entries = [arm.entry for arm in experiment.arms.values()]
-        remember_config(config, entries, workdir, prints)
+        remember_config(config, experiment.entries, workdir, prints)
 
         def search(trace: bool) -> SearchResult:
             groups = families(experiment, trace)

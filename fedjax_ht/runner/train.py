@@ -148,7 +148,7 @@ def _in_folder(
     """Trains the arms in a folder that no other process uses, and shows and writes the result."""
     config, writes = experiment.config, writable and is_primary()
     identities = begin(experiment, page, workdir, config_file, writes=writes)
-    entries = [arm.entry for arm in experiment.arms.values()]
+    entries = experiment.entries
     folders = {entry.label: workdir / entry.folder for entry in entries}
     _announce(experiment, workdir, listeners, writable)
     pictures = []

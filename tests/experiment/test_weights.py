@@ -21,7 +21,7 @@ from fedjax_ht.models.weights import state_dict
 from fedjax_ht.runner import train
 from fedjax_ht.runner.evaluate import check_export, client_state, export, load_run
 from fedjax_ht.runner.train import train_and_evaluate
-from fedjax_ht.simulation.engine import first_server
+from fedjax_ht.simulation.parts import first_server
 from tests.runs import config_of, metrics
 
 SHAPE = (6, 6, 1)
