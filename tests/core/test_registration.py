@@ -1,6 +1,7 @@
 """Names that a user registers: which are taken, and which functions fit."""
 
 import functools
+import sys
 
 import optax
 import pytest
@@ -10,6 +11,7 @@ from fedjax_ht.data.partition import PARTITIONS
 from tests.registered import nothing_registered
 
 TRAINING = fl.LocalTraining(optax.sgd(0.1))
+KEYWORD = "keyword-only " if sys.version_info >= (3, 12) else ""  # what `inspect` says
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +84,7 @@ def test_a_registered_method_and_partition_are_known_by_name():
             "mine",
             lambda training, *, weight: None,
             "takes (training, *, weight); it must take (training, *, options with defaults): "
-            "missing a required argument: 'weight'",
+            f"missing a required {KEYWORD}argument: 'weight'",
         ),
         (
             fl.register_partition,
