@@ -23,7 +23,7 @@ from fedjax_ht.experiment.run_folder import read_config
 from fedjax_ht.report.document import Document
 from fedjax_ht.report.table import Table
 from fedjax_ht.runner.cli import fail
-from fedjax_ht.simulation.history import evaluated
+from fedjax_ht.simulation.rows import evaluated
 from fedjax_ht.trust.attacks import Attack, attackers
 
 

@@ -15,7 +15,8 @@ from fedjax_ht.report.curves import draw_accuracy, rounds_evaluated
 from fedjax_ht.report.figures import FEW, legend, subplots
 from fedjax_ht.report.results import PARTICIPANTS
 from fedjax_ht.report.rows import values
-from fedjax_ht.simulation.history import Row, best_by, evaluated, wire_bytes
+from fedjax_ht.simulation.history import best_by, wire_bytes
+from fedjax_ht.simulation.rows import Row, evaluated
 
 COLUMNS = (
     "dataset",

@@ -17,7 +17,8 @@ from fedjax_ht.experiment.json_files import flatten
 from fedjax_ht.experiment.run_folder import FREE_FIELDS, NAMING
 from fedjax_ht.report.results import MACRO_F1
 from fedjax_ht.runner.config_files import read_config_file
-from fedjax_ht.simulation.history import Row, best_by, evaluated, wire_bytes
+from fedjax_ht.simulation.history import best_by, wire_bytes
+from fedjax_ht.simulation.rows import Row, evaluated
 
 COLUMNS = (
     "method",

@@ -14,7 +14,7 @@ from experiments.evaluations import read_evaluations
 from experiments.paper_manifest import filled
 from experiments.rows import late_mean
 from fedjax_ht.report.table import Table
-from fedjax_ht.simulation.history import evaluated
+from fedjax_ht.simulation.rows import evaluated
 
 VERDICTS = ("reproduced", "refuted", "open")
 SEEDS = 3

@@ -53,7 +53,8 @@ from fedjax_ht.report.results import PARTICIPANTS
 from fedjax_ht.report.rows import after_start, mean, values
 from fedjax_ht.report.table import Table, human_bytes, percent, rounds_of
 from fedjax_ht.runner.cli import fail, parse_flags
-from fedjax_ht.simulation.history import evaluated, wire_bytes
+from fedjax_ht.simulation.history import wire_bytes
+from fedjax_ht.simulation.rows import evaluated
 
 _RUNS = flags.DEFINE_string("runs", None, "Folder with runs, at any depth.")
 _PUBLISHED = flags.DEFINE_string(

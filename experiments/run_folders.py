@@ -16,7 +16,8 @@ from fedjax_ht.experiment.json_files import flatten, naming
 from fedjax_ht.experiment.run_folder import read_config
 from fedjax_ht.report.compared import compared, unequal_lines
 from fedjax_ht.report.statistics import SCORES
-from fedjax_ht.simulation.history import Row, best_by
+from fedjax_ht.simulation.history import best_by
+from fedjax_ht.simulation.rows import Row
 
 LATE = "late"  # the mean over the last third of the rounds
 BY = (*SCORES, LATE)

@@ -23,8 +23,9 @@ from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import model_group
-from fedjax_ht.simulation.history import Row, best, best_by, evaluated, merged
+from fedjax_ht.simulation.history import best, best_by, merged
 from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.rows import Row, evaluated
 from fedjax_ht.simulation.runs import run_each
 from fedjax_ht.simulation.simulation import Simulation, bound_simulation, make_simulation
 from fedjax_ht.simulation.together import side_by_side

@@ -24,8 +24,9 @@ from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import model_group
-from fedjax_ht.simulation.history import evaluated, run
+from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.rows import evaluated
 from fedjax_ht.simulation.simulation import make_simulation
 
 # Behind pfl-research's convolutions and behind its hidden layer, which the peers leave out.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.checkpoints.writers import write_runs
-from fedjax_ht.simulation.history import Row
+from fedjax_ht.simulation.rows import Row
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 CHECKPOINTS = "checkpoints"  # as in the folder of an entry

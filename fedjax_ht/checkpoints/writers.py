@@ -11,7 +11,8 @@ from typing import Any
 
 from fedjax_ht.core.csv_text import csv_text
 from fedjax_ht.core.files import atomic_open, named, plain_open
-from fedjax_ht.simulation.history import Row, Runs, merged
+from fedjax_ht.simulation.history import merged
+from fedjax_ht.simulation.rows import Row, Runs
 
 LISTS = (
     "clients",

@@ -11,6 +11,7 @@ from typing import Any
 
 import chex
 import jax
+import jax.numpy as jnp
 
 from fedjax_ht.core.codes import require_floats
 from fedjax_ht.core.method import Method, around
@@ -71,6 +72,7 @@ def _check_client_update(method: Method, arguments: tuple, out: Any) -> tuple:
     values = "(client, uplink, metrics)"
     new, uplink, metrics = _require_values(method, "client_update", out, values)
     _require_state(method, "client_update", "client", client, new)
+    uplink = jax.tree.map(jnp.asarray, uplink)  # of a count that is a constant NumPy makes scalars
     require_floats(method.name, uplink)
     return new, uplink, _require_metrics(method, "client_update", metrics)
 

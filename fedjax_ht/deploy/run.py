@@ -17,12 +17,13 @@ from fedjax_ht.deploy.noise import Entropy, fresh_secret
 from fedjax_ht.deploy.plan import DeploymentEnded, Plan
 from fedjax_ht.deploy.rounds import as_rounds
 from fedjax_ht.deploy.server import Server, make_server, run_name
-from fedjax_ht.experiment.options import evaluated_clients
+from fedjax_ht.experiment.options import ending_of, evaluated_clients
 from fedjax_ht.experiment.run_folder import remember_fields
 from fedjax_ht.report.bad_clients import Notes, why_silent
 from fedjax_ht.report.results import run_results
 from fedjax_ht.simulation.divergence import Divergence
-from fedjax_ht.simulation.history import Row, run_rounds
+from fedjax_ht.simulation.history import run_rounds
+from fedjax_ht.simulation.rows import Row
 from fedjax_ht.simulation.state import SimulationState
 
 MOST_FAILURES = 10
@@ -109,8 +110,7 @@ def serve(
         progress_fn=records.show,
         after_round=records.after_round,
         only=evaluated_clients(config),
-        patience=config.evaluate.patience,
-        give_up=config.give_up,
+        ending=ending_of(config),
     )
     write_runs([history], workdir)
     if config.give_up and (silence := why_silent(plan.label, [history], config.give_up)):

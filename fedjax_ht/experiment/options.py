@@ -15,6 +15,7 @@ from fedjax_ht.core.names import unknown
 from fedjax_ht.core.wire import TRANSFORMS
 from fedjax_ht.experiment.devices import make_profile
 from fedjax_ht.methods.shared.coded import CODES
+from fedjax_ht.simulation.ending import Ending
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.attacks import attackers
 from fedjax_ht.trust.defences import DEFENCES
@@ -68,6 +69,11 @@ def evaluated_clients(config: Config) -> np.ndarray | None:
     clients = clients[~attackers(config.attack, num_clients)[clients]]
     sample = np.sort(clients[: config.evaluate.sample])
     return None if len(sample) == num_clients else sample
+
+
+def ending_of(config: Config) -> Ending:
+    """Returns the limits at which the config's runs end before their last round."""
+    return Ending(config.evaluate.patience, config.give_up)
 
 
 def steps_of(what: str, field: str, entries: Iterable, known: Mapping[str, Callable]) -> tuple:

@@ -5,7 +5,9 @@ import operator
 from collections.abc import Hashable, Iterable, Sequence
 
 from fedjax_ht.report.rows import reporting, values
-from fedjax_ht.simulation.history import Row, Runs, merged, silent
+from fedjax_ht.simulation.ending import silent
+from fedjax_ht.simulation.history import merged
+from fedjax_ht.simulation.rows import Row, Runs
 
 MOST_NAMED = 3
 """Outlying uploads that a line about a round names."""

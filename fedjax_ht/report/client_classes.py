@@ -7,7 +7,8 @@ import numpy as np
 
 from fedjax_ht.report.document import folded
 from fedjax_ht.report.html_page import caption
-from fedjax_ht.simulation.history import Runs, best, evaluated
+from fedjax_ht.simulation.history import best
+from fedjax_ht.simulation.rows import Runs, evaluated
 
 CLIENTS, CLASSES = 50, 30  # at most, that a page shows
 READING = (

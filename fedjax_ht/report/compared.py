@@ -21,9 +21,11 @@ from fedjax_ht.experiment.identity import (
     some,
 )
 from fedjax_ht.experiment.json_files import flatten
+from fedjax_ht.experiment.options import ending_of
 from fedjax_ht.report.conclusion import headline, reached, winner
 from fedjax_ht.report.rows import are_evaluated
-from fedjax_ht.simulation.history import Runs, out_of_patience, silent
+from fedjax_ht.simulation.ending import Reason
+from fedjax_ht.simulation.rows import Runs
 
 MOST_NAMED = 2
 """Differences that a headline names; the warnings below it have all."""
@@ -41,6 +43,7 @@ class Compared(NamedTuple):
       unequal: label -> what sets its rows apart from those of the run that the table is of; a label
         without a line has the rows of that run.
       shared: a sentence on what all rows share, and in what they differ; "" of one entry alone.
+      ended: a sentence on the entries that patience ended before the last round; "" for none.
       mixed: sentences on different versions of the library, its packages or a user's own code that
         trained the entries; "" where there is one of each.
     """
@@ -49,6 +52,7 @@ class Compared(NamedTuple):
     histories: dict[str, Runs]
     unequal: dict[str, list[str]]
     shared: str
+    ended: str
     mixed: str
 
     @property
@@ -131,6 +135,7 @@ def compared(
         histories=shown,
         unequal=unequal,
         shared=shared,
+        ended=_ended(rounds, shown, config),
         mixed=" ".join(_mixed(trained.values())),
     )
 
@@ -149,14 +154,29 @@ def _progress(runs: Runs, config: Config) -> list[str]:
         reasons.append(f"has {len(runs)} of {config.trials} trials")
     if done > config.rounds:
         reasons.append(f"has {done} rounds instead of {config.rounds}")
-    elif done < config.rounds and all(silent(history, config.give_up) for history in runs):
-        reasons.append(f"stopped in round {done} of {config.rounds}, since nothing arrived")
     elif done < config.rounds:
-        patience = config.evaluate.patience
-        # an end by patience is the end that was asked for
-        if not all(out_of_patience(history, patience) for history in runs):
+        reason = _reason(runs, config)
+        if reason == "silence":
+            reasons.append(f"stopped in round {done} of {config.rounds}, since nothing arrived")
+        elif reason is None:  # an end by patience is the end that was asked for
             reasons.append(f"has {done} of {config.rounds} rounds")
     return reasons
+
+
+def _reason(runs: Runs, config: Config) -> Reason | None:
+    """Returns why all runs of an entry ended before the last round, None without one reason."""
+    reasons = {ending_of(config).reason(history) for history in runs}
+    return reasons.pop() if len(reasons) == 1 else None
+
+
+def _ended(rounds: Mapping[str, int], histories: Mapping[str, Runs], config: Config) -> str:
+    """Returns a sentence on the entries that patience ended before the last round, "" for none."""
+    early = []
+    for label, done in rounds.items():
+        if done < config.rounds and _reason(histories[label], config) == "patience":
+            early.append(f"{label} in round {done} of {config.rounds}")
+    patience = config.evaluate.patience
+    return f"Ended by evaluate.patience={patience}: {', '.join(early)}." if early else ""
 
 
 def _origin(stored: Identity | None, expected: Identity, version: int) -> list[str]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from fedjax_ht.report.statistics import best_scores, means_of, paired_difference
-from fedjax_ht.simulation.history import Runs
+from fedjax_ht.simulation.rows import Runs
 
 
 def headline(histories: Mapping[str, Runs], baseline: str) -> str:

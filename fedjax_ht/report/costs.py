@@ -14,7 +14,8 @@ from fedjax_ht.report.gains import Gains
 from fedjax_ht.report.results import AUC, GLOBAL, MACRO_F1, PARTICIPANTS, SERVER_AUC, SERVER_F1
 from fedjax_ht.report.rows import after_start, mean, tops_of, values
 from fedjax_ht.report.table import Table, human_bytes, human_count, human_flops, table_of
-from fedjax_ht.simulation.history import History, Row, Runs, best, wire_bytes
+from fedjax_ht.simulation.history import best, wire_bytes
+from fedjax_ht.simulation.rows import History, Row, Runs
 
 UPLINK = "numbers in one client's uplinks"
 FLOPS = "one client's FLOPs"

@@ -9,7 +9,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from fedjax_ht.report.figures import FEW, legend, styles, subplots
 from fedjax_ht.report.rows import has_clock, rows_of_all, values
-from fedjax_ht.simulation.history import History, Runs, evaluated, wire_bytes
+from fedjax_ht.simulation.history import wire_bytes
+from fedjax_ht.simulation.rows import History, Runs, evaluated
 
 ACCURACY = "test accuracy, mean over clients (%)"
 MARKS = 10  # small marks on a curve, about

@@ -10,7 +10,8 @@ import numpy as np
 from fedjax_ht.experiment.entries import BASELINE, baseline_of, method_of
 from fedjax_ht.report.document import Document, Paragraph
 from fedjax_ht.report.table import Table
-from fedjax_ht.simulation.history import Row, Runs, best, evaluated
+from fedjax_ht.simulation.history import best
+from fedjax_ht.simulation.rows import Row, Runs, evaluated
 
 ERRORS = 2
 """Standard errors that a gain or a loss must have to be more than noise."""

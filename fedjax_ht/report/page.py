@@ -72,8 +72,7 @@ def text_of(shown: Compared, aim: Aim | None) -> Document:
     if lines := to_watch(shown):
         blocks += [Paragraph("To watch:"), Bullets(lines)]
     blocks.append(results(shown, aim))
-    if shown.shared:
-        blocks.append(Paragraph(shown.shared))
+    blocks += map(Paragraph, filter(None, (shown.shared, shown.ended)))
     if aim is not None and shown.compares:
         blocks.append(differences_to(shown.baseline, shown.histories))
         blocks.append(gain_table(shown.histories))

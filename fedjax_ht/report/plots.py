@@ -14,7 +14,8 @@ from fedjax_ht.data.partition import class_counts
 from fedjax_ht.report.compared import Compared
 from fedjax_ht.report.curves import accuracy_curves, costs
 from fedjax_ht.report.figures import COLOURS, FEW, VECTOR, legend, save, styles, subplots
-from fedjax_ht.simulation.history import Runs, best
+from fedjax_ht.simulation.history import best
+from fedjax_ht.simulation.rows import Runs
 
 WIDE = 11  # inches, so that a page need not shrink a picture until its words are too small
 ROOM = 50  # clients that are shown one by one

@@ -25,7 +25,7 @@ from fedjax_ht.report.rows import has_clock, rows_of_all, values
 from fedjax_ht.report.run_warnings import to_watch
 from fedjax_ht.report.setting import setting
 from fedjax_ht.report.statistics import differences_to, listed
-from fedjax_ht.simulation.history import Runs, evaluated
+from fedjax_ht.simulation.rows import Runs, evaluated
 
 RESULT = "Accuracy is the mean over clients, each on its own test samples, in the best round."
 MAPS = (
@@ -63,8 +63,8 @@ def write_report(
     folders = {entry.label: workdir / entry.folder for entry in shown.entries}
     watch = html_page.warning_box(to_watch(shown))
     result = html_page.caption(RESULT) + results.html()
-    if shown.shared:
-        result += html_page.caption(shown.shared)
+    for sentence in filter(None, (shown.shared, shown.ended)):
+        result += html_page.caption(sentence)
     if shown.compares:
         result += differences_to(shown.baseline, histories).html()
         result += gain_table(histories).html()

@@ -9,7 +9,8 @@ from fedjax_ht.report.column_notes import column_notes
 from fedjax_ht.report.document import Block, Document, Folded
 from fedjax_ht.report.rows import after_start, has_clock, mean, reporting, tops_of, values
 from fedjax_ht.report.table import Table, human_bytes, human_flops, percent, rounds_of, table_of
-from fedjax_ht.simulation.history import Row, Runs, best, evaluated, merged, wire_bytes
+from fedjax_ht.simulation.history import best, merged, wire_bytes
+from fedjax_ht.simulation.rows import Row, Runs, evaluated
 
 GLOBAL = "global_accuracy_head"  # of the server's own model
 SERVER_F1, SERVER_AUC = "global_macro_f1_head", "global_auc_head"

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ht.simulation.history import Row, Runs, best_by, evaluated
+from fedjax_ht.simulation.history import best_by
+from fedjax_ht.simulation.rows import Row, Runs, evaluated
 
 
 def values(rows: Iterable[Row], key: str) -> list[Any]:

@@ -9,7 +9,8 @@ from fedjax_ht.report.compared import Compared, unequal_lines
 from fedjax_ht.report.plots import evaluated_ids, mean_of_clients
 from fedjax_ht.report.rows import reporting, values
 from fedjax_ht.simulation.divergence import Divergence
-from fedjax_ht.simulation.history import Row, Runs, merged
+from fedjax_ht.simulation.history import merged
+from fedjax_ht.simulation.rows import Row, Runs
 
 FAR = 3  # Tukey's "far out", in lengths of the box
 LEAST_POINTS = 5.0  # percentage points that a client must be outside the box

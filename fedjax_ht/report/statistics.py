@@ -14,7 +14,8 @@ from fedjax_ht.core.files import atomic_open
 from fedjax_ht.report.document import Document, Folded, Paragraph
 from fedjax_ht.report.results import AUC, MACRO_F1
 from fedjax_ht.report.table import Table
-from fedjax_ht.simulation.history import Row, Runs, best
+from fedjax_ht.simulation.history import best
+from fedjax_ht.simulation.rows import Row, Runs
 
 LEVEL = 0.95
 RESAMPLES = 10_000

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from fedjax_ht.core.csv_text import csv_text
-from fedjax_ht.simulation.history import Row
+from fedjax_ht.simulation.rows import Row
 
 MAIN_COLUMNS = 6
 """Columns that a page shows at once; it folds the others."""

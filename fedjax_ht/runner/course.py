@@ -21,7 +21,7 @@ from fedjax_ht.report.figures import save
 from fedjax_ht.report.plots import image_grid
 from fedjax_ht.runner.signals import Interrupted
 from fedjax_ht.simulation.divergence import Divergence
-from fedjax_ht.simulation.history import Row
+from fedjax_ht.simulation.rows import Row
 from fedjax_ht.simulation.simulation import SimulationState
 
 ProgressFn = Callable[[str, Row], None]  # (label of an entry, new row)

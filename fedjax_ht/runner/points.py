@@ -32,7 +32,7 @@ from fedjax_ht.runner.train_points import (
     UntraceableSetting,
     train_here,
 )
-from fedjax_ht.simulation.history import Row
+from fedjax_ht.simulation.rows import Row
 
 SCORE = "val_accuracy"
 

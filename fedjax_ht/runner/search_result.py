@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.runner.search import rounds_trained, rungs
-from fedjax_ht.simulation.history import Runs
+from fedjax_ht.simulation.rows import Runs
 
 
 class SearchResult(NamedTuple):

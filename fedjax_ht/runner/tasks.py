@@ -28,7 +28,7 @@ from fedjax_ht.runner.own_methods import own_code
 from fedjax_ht.runner.signals import Interrupted
 from fedjax_ht.runner.train_arm import train_arm
 from fedjax_ht.runner.workplace import Event, Report, Workplace, in_place, kept, workplace
-from fedjax_ht.simulation.history import Row
+from fedjax_ht.simulation.rows import Row
 
 POLL = 0.5  # seconds between two looks at the tasks
 

@@ -21,7 +21,7 @@ from fedjax_ht.configs.typed import to_json
 from fedjax_ht.core.extras import needing, require
 from fedjax_ht.experiment.entries import folder_of
 from fedjax_ht.experiment.json_files import flatten, read_json, write_json
-from fedjax_ht.simulation.history import Row
+from fedjax_ht.simulation.rows import Row
 
 NOTES = "tracked.json"
 

@@ -33,7 +33,7 @@ from fedjax_ht.runner.course import Listeners, ProgressFn
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.trackers import Tracking, check_trackers
 from fedjax_ht.runner.train_arm import train_arm
-from fedjax_ht.simulation.history import Row, Runs
+from fedjax_ht.simulation.rows import Row, Runs
 
 
 class GaveUp(Exception):

@@ -1,7 +1,6 @@
 """Trains one arm of an experiment, from the start or from its newest checkpoint."""
 
 import dataclasses
-import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,15 +14,15 @@ from fedjax_ht.experiment.arm import Arm, lanes_of, simulate, simulate_trials
 from fedjax_ht.experiment.environment import environment
 from fedjax_ht.experiment.identity import begin_again, remember_rounds
 from fedjax_ht.experiment.json_files import read_json
-from fedjax_ht.experiment.options import evaluated_clients
+from fedjax_ht.experiment.options import ending_of, evaluated_clients
 from fedjax_ht.experiment.run_lock import is_primary
 from fedjax_ht.experiment.weights import missing, weights_of_model
 from fedjax_ht.report.maps import remember_map
 from fedjax_ht.runner.course import Course, Listeners, rounds_done, stop_if_signalled
 from fedjax_ht.runner.own_methods import own_code
 from fedjax_ht.simulation.divergence import Divergence
-from fedjax_ht.simulation.history import Row, is_over
-from fedjax_ht.simulation.runs import Ends, all_done, run_each
+from fedjax_ht.simulation.rows import Row
+from fedjax_ht.simulation.runs import all_done, run_each
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 from fedjax_ht.simulation.together import fastest
 
@@ -81,7 +80,7 @@ def train_arm(
         states,
         histories=histories,
         eval_every=config.evaluate.every,
-        ends=_ends(config),
+        ending=ending_of(config),
         each=fastest(simulations),
         numbers=numbers,
         progress_fn=course.show,
@@ -121,11 +120,7 @@ def _is_finished(
     """Returns True where an arm has no rounds left to do."""
     known = [state for state in states if state is not None]
     is_whole = len(known) == len(states) and all(histories)
-    return is_whole and all_done(known, histories, config.rounds, _ends(config))
-
-
-def _ends(config: Config) -> Ends:
-    return functools.partial(is_over, patience=config.evaluate.patience, give_up=config.give_up)
+    return is_whole and all_done(known, histories, config.rounds, ending_of(config))
 
 
 def _prepare_start(arm: Arm, folder: Path, listeners: Listeners, writes: bool) -> None:

@@ -10,7 +10,7 @@ from fedjax_ht.checkpoints.writers import write_runs
 from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.options import evaluated_clients
 from fedjax_ht.runner.signals import Interrupted
-from fedjax_ht.simulation.history import Row
+from fedjax_ht.simulation.rows import Row
 from fedjax_ht.simulation.runs import run_each
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 from fedjax_ht.simulation.together import fastest

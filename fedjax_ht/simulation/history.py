@@ -1,6 +1,5 @@
 """The loop over rounds, and its history: plain rows, see `rows`."""
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +9,8 @@ import numpy as np
 from fedjax_ht.core.annotations import Count, Whole
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.simulation.divergence import Divergence
-from fedjax_ht.simulation.rows import History, Row, Runs
+from fedjax_ht.simulation.ending import Ending
+from fedjax_ht.simulation.rows import Row, Runs, evaluated
 from fedjax_ht.simulation.runs import run_each
 from fedjax_ht.simulation.simulation import Rounds, Simulation
 from fedjax_ht.simulation.state import SimulationState, copy_state
@@ -39,11 +39,6 @@ def merged(runs: Runs) -> list[Row]:
     """Returns the rows of all runs of an entry, round by round."""
     # sorted() is stable: within a round the runs stay in their order.
     return sorted(itertools.chain(*runs), key=lambda row: row["round"])
-
-
-def evaluated(history: History) -> list[Row]:
-    """Returns the rows of a run that hold an evaluation."""
-    return [row for row in history if "accuracy" in row]
 
 
 @checked
@@ -84,31 +79,6 @@ def best_by(history: Sequence[Row], score: str) -> Row | None:
         if score in row and (best_row is None or row[score] > best_row[score]):
             best_row = row
     return best_row
-
-
-def out_of_patience(history: Sequence[Row], patience: int | None) -> bool:
-    """Returns True once a run has had `patience` evaluations without a new best, on validation
-    where there is one, else on test."""
-    rows = evaluated(history)
-    if patience is None or not rows:
-        return False
-    key = "accuracy"
-    if "val_accuracy" in rows[-1]:
-        key = "val_accuracy"
-    scores = [row[key] for row in rows]
-    return len(scores) - 1 - int(np.argmax(scores)) >= patience
-
-
-def silent(history: Sequence[Row], rounds: int | None) -> bool:
-    """Returns True once nothing has arrived in so many rounds of a run in a row; one without
-    participants is none."""
-    arrived = [row["arrived"] for row in history if "arrived" in row and row.get("participants", 1)]
-    return bool(rounds) and len(arrived) >= rounds and not any(arrived[-rounds:])
-
-
-def is_over(history: Sequence[Row], patience: int | None, give_up: int | None) -> bool:
-    """Returns whether a run ends before its last round."""
-    return out_of_patience(history, patience) or silent(history, give_up)
 
 
 @checked
@@ -169,11 +139,10 @@ def run(
         state,
         history=history,
         eval_every=eval_every,
-        patience=patience,
+        ending=Ending(patience, give_up),
         progress_fn=watched,
         after_round=after_round,
         only=only,
-        give_up=give_up,
         score_every=score_every,
     )
 
@@ -237,13 +206,12 @@ def run_rounds(
     state: SimulationState | None = None,
     *,
     history: Sequence[Row] = (),
-    patience: int | None = None,
-    give_up: int | None = None,
     after_round: Callable[[SimulationState, list[Row]], bool] | None = None,
     **options: Any,
 ) -> tuple[SimulationState, list[Row]]:
     """Runs as `run` does, without warnings, and on the arrays of `state` themselves, which are gone
-    afterwards: for callers that hold states once and tell of their rows in their own way."""
+    afterwards: for callers that hold states once and tell of their rows in their own way. Options
+    are those of `run_each`."""
 
     def after(states: list[SimulationState], histories: list[list[Row]]) -> bool:
         return after_round is not None and after_round(states[0], histories[0])
@@ -253,7 +221,6 @@ def run_rounds(
         rounds,
         [state],
         histories=[history],
-        ends=functools.partial(is_over, patience=patience, give_up=give_up),
         after_round=after,
         **options,
     )

@@ -20,6 +20,11 @@ Runs = Sequence[History]
 """The runs of an entry, a seed each, in the order of their seeds."""
 
 
+def evaluated(history: History) -> list[Row]:
+    """Returns the rows of a run that hold an evaluation."""
+    return [row for row in history if "accuracy" in row]
+
+
 def evaluation_row(
     evaluation: Evaluation, rules: Sequence[str], only: np.ndarray | None = None
 ) -> Row:

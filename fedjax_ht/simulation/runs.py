@@ -7,21 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ht.simulation.ending import NEVER, Ending
 from fedjax_ht.simulation.report import RoundReport
 from fedjax_ht.simulation.rows import Row, evaluation_row, round_row
 from fedjax_ht.simulation.simulation import Rounds, Simulation
 from fedjax_ht.simulation.state import SimulationState
 
-Ends = Callable[[Sequence[Row]], bool]
-"""(rows of a run) -> whether it ends here."""
-
 Each = Callable[[Callable[[Any, SimulationState], Any], Sequence[Any], Sequence[Any]], list]
 """(function of a simulation and its state, simulations, their states) -> the results."""
-
-
-def never(history: Sequence[Row]) -> bool:
-    """Returns False: no run ends before its last round."""
-    return False
 
 
 def one_after_another(
@@ -40,7 +33,7 @@ def run_each(
     *,
     histories: Sequence[Sequence[Row]],
     after_round: Callable[[list[SimulationState], list[list[Row]]], bool] | None = None,
-    ends: Ends = never,
+    ending: Ending = NEVER,
     each: Each = one_after_another,
     numbers: Sequence[int] | None = None,
     eval_every: int = 1,
@@ -56,7 +49,7 @@ def run_each(
       states: each run's last state, or None. They may stand at different rounds, as after a process
         that was killed while it saved them: those behind go on first.
       histories: each run's rows.
-      ends: says where a run ends before its last round.
+      ending: limits at which a run ends before its last round.
       after_round: called with all states and histories after each round, or None; True stops the
         runs.
       each: calls a round, or an evaluation, of some of the runs.
@@ -79,7 +72,7 @@ def run_each(
         progress_fn=progress_fn,
     )
     course.begin()
-    while not all_done(course.states, course.histories, rounds, ends):
+    while not all_done(course.states, course.histories, rounds, ending):
         number = 1 + min(state.round for state in course.states)
         is_scored = _is_due(number, score_every, rounds)
         course.play(number, is_scored, evaluates=_is_due(number, eval_every, rounds))
@@ -166,13 +159,13 @@ def all_done(
     states: Sequence[SimulationState],
     histories: Sequence[Sequence[Row]],
     rounds: int,
-    ends: Ends,
+    ending: Ending,
 ) -> bool:
     """Returns whether all runs stand at one round, and none has rounds left to do."""
     done = {state.round for state in states}
     if len(done) > 1:
         return False
-    return done.pop() >= rounds or all(map(ends, histories))
+    return done.pop() >= rounds or all(ending.reason(history) for history in histories)
 
 
 def _append(history: list[Row], row: Row, progress_fn: Callable[[Row], None] | None) -> None:

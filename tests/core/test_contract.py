@@ -93,6 +93,14 @@ def test_valid_results_pass():
     assert call("predict", {"nearest": SCORES, "head": SCORES}).keys() == {"nearest", "head"}
 
 
+def test_uploads_are_arrays():
+    """A client without samples has a constant number of them, and what is made of it is none."""
+    upload = {"steps": np.float32(3), "rate": 0.5, "w": jnp.ones(2)}
+    _, sent, _ = call("client_update", (STATE, upload, {"loss": 0.5}))
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(sent))
+    assert {name: leaf.dtype for name, leaf in sent.items()} == dict.fromkeys(upload, jnp.float32)
+
+
 def test_errors_name_the_method_before_any_compilation():
     def client_update(bucket, client, downlink, data, ctx):
         return client, (), {"loss": 1.0 if ctx.round > 0 else 0.0}

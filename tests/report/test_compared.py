@@ -147,6 +147,9 @@ def test_an_end_by_patience_is_the_end_that_was_asked_for(tmp_path):
     result = shown(config, histories, tmp_path)
     assert result.headline == "fedssa is ahead of local by 20.0 points, in one trial."
     assert "they differ in rounds 2 (local), 3 (fedssa)." in result.shared
+    ended = "Ended by evaluate.patience=1: local in round 2 of 9, fedssa in round 3 of 9."
+    assert result.ended == ended and ended in text_of(result, None).markdown()
+    assert shown(config_of("local", rounds=2), {"local": runs(0.1, 0.5, 0.4)}, tmp_path).ended == ""
 
 
 def test_rows_of_different_versions_are_named(tmp_path):

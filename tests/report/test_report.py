@@ -47,6 +47,7 @@ def entries_shown(experiment, histories):
         histories=histories,
         unequal={},
         shared="All rows share the split.",
+        ended="",
         mixed="",
     )
 

@@ -6,16 +6,11 @@ import pytest
 
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.methods import METHODS
-from fedjax_ht.simulation.history import (
-    best,
-    evaluated,
-    out_of_patience,
-    run,
-    run_rounds,
-)
+from fedjax_ht.simulation.ending import Ending
+from fedjax_ht.simulation.history import best, run, run_rounds
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.report import Evaluation, RoundReport
-from fedjax_ht.simulation.rows import evaluation_row, round_row
+from fedjax_ht.simulation.rows import evaluated, evaluation_row, round_row
 from fedjax_ht.simulation.simulation import Rounds, SimulationState, make_simulation
 from fedjax_ht.simulation.state import copy_state
 from tests.federations import TRAINING, federation_data, identical, mixed_federation, to_host
@@ -167,7 +162,7 @@ def test_validation_chooses_where_there_is_one():
         for i, (a, v) in enumerate([(0.1, 0.9), (0.8, 0.2)])
     ]
     assert best(rows).on_test["round"] == 1 and best(rows).on_val["round"] == 0
-    assert out_of_patience(rows, 1) and not out_of_patience(rows, 2)
+    assert Ending(patience=1).reason(rows) == "patience" and Ending(patience=2).reason(rows) is None
 
 
 def test_the_first_rule_is_reported_and_clients_without_samples_are_none():

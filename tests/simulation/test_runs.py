@@ -1,11 +1,10 @@
 """Several runs, round by round, on scripts: nothing is compiled."""
 
-import functools
-
 import numpy as np
 import pytest
 
-from fedjax_ht.simulation.history import best, is_over, merged, run_together
+from fedjax_ht.simulation.ending import Ending
+from fedjax_ht.simulation.history import best, merged, run_together
 from fedjax_ht.simulation.runs import run_each
 from tests.simulation.test_history import scripted
 
@@ -18,7 +17,7 @@ def played(rounds, states=(None, None), histories=((), ()), *, patience=None, **
         rounds,
         states,
         histories=histories,
-        ends=functools.partial(is_over, patience=patience, give_up=None),
+        ending=Ending(patience),
         **{"after_round": lambda states, histories: False} | options,
     )
 
