@@ -98,7 +98,8 @@ class Wire(NamedTuple):
       counts: the kind of numbers that `Metadata` of an uplink holds. "samples": the client's
         training samples, in all or by class. "steps": by class, the samples that its round trains
         on, each as often as it does. An upload with other counts is refused, see `core.counts`.
-        "other": no counts; nothing is refused.
+        "other": no counts; nothing is refused. A number that is none, such as that of a client's
+        steps, is sent as a float of the payload: noise and bounds take it like all of that.
       code: the form in which uplinks cross the wire, see `core.codes`; None sends them as they are.
     """
 
