@@ -47,7 +47,9 @@ def trial(seed, correct, best=0.0):
 
 def test_the_page_is_what_the_command_makes_from_the_committed_files():
     text = PAGE.read_text(encoding="utf-8")
-    assert page(text, RESULTS) == text, "run python -m experiments.leaderboard (--fit: a new method)"
+    assert page(text, RESULTS) == text, (
+        "run python -m experiments.leaderboard (--fit: a new method)"
+    )
 
 
 def test_links_of_the_page_lead_to_headings():
