@@ -103,7 +103,7 @@ def repeat() -> str:
     arguments = shlex.join(sys.argv[1:])
     command = "a call from Python"
     if main:
-        command = f"python -m {main.name} {arguments}"
+        command = f"python -m {main.name.removesuffix('.__main__')} {arguments}"
     elif Path(sys.argv[0]).name == PROGRAM:
         command = f"{PROGRAM} {arguments}"
     return "\n".join([command, *environment_lines(environment())])

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import itertools
 import re
+import sys
 import types
 
 import numpy as np
@@ -135,6 +136,15 @@ def test_the_page_names_the_library_and_its_commit(monkeypatch):
             environment.importlib.metadata, "distribution", lambda name, pip=pip: pip
         )
         assert environment.commit() == commit
+
+
+@pytest.mark.parametrize("module", ["fedjax_ht", "experiments.main"])
+def test_the_page_names_the_command(monkeypatch, module):
+    """Of a package Python runs the module __main__, which nobody writes."""
+    spec = types.SimpleNamespace(name={"fedjax_ht": "fedjax_ht.__main__"}.get(module, module))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    monkeypatch.setattr(sys, "argv", ["file.py", "run", "--config=a b"])
+    assert repeat().splitlines()[0] == f"python -m {module} run '--config=a b'"
 
 
 def test_wide_figures_scroll_on_a_small_screen(tmp_path):
