@@ -44,6 +44,10 @@ PAIRS = {
     "fedgen": Pair(RELEASED, False, "servergen", "FedGen", {}),
     "fml": Pair(RELEASED, True, "serverfml", "FML", {"alpha": 0.5, "beta": 0.5}),
     "fedkd": Pair(RELEASED, True, "serverkd", "FedKD", {}),
+    "fedmrl": Pair({"dim": 12}, False, "servermrl", "FedMRL", {"sub_feature_dim": 12}),
+    "fedl2g": Pair(
+        {"warmup": 0}, False, "serverl2g_logit", "FedL2G", {"server_learning_rate": 0.1}
+    ),
 }
 
 
@@ -133,6 +137,7 @@ def job(
         "generator_learning_rate": 0.005, "server_epochs": 100,
         "alpha": 1.0, "beta": 1.0, "mentee_learning_rate": 0.01, "T_start": 0.95, "T_end": 0.98,
         "server_learning_rate": 0.01, "margin_threthold": 100.0,
+        "meta_study_batches": 1, "meta_quiz_batches": 1, "warm_up_rounds": 0,
         "algorithm": pair.server, "dataset": "clients", "device": device,
         "num_classes": num_classes,
         "num_clients": num_clients, "feature_dim": feature_dim, "join_ratio": 1.0, "batch_size": 10,
