@@ -165,7 +165,7 @@ def _progress(runs: Runs, config: Config) -> list[str]:
 
 def _reason(runs: Runs, config: Config) -> Reason | None:
     """Returns why all runs of an entry ended before the last round, None without one reason."""
-    reasons = {ending_of(config).reason(history) for history in runs}
+    reasons: set[Reason | None] = {ending_of(config).reason(history) for history in runs}
     return reasons.pop() if len(reasons) == 1 else None
 
 

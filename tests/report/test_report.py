@@ -140,7 +140,7 @@ def test_the_page_names_the_library_and_its_commit(monkeypatch):
 
 @pytest.mark.parametrize("module", ["fedjax_ht", "experiments.main"])
 def test_the_page_names_the_command(monkeypatch, module):
-    """Of a package Python runs the module __main__, which nobody writes."""
+    """A package is run as its module __main__, and written without it."""
     spec = types.SimpleNamespace(name={"fedjax_ht": "fedjax_ht.__main__"}.get(module, module))
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
     monkeypatch.setattr(sys, "argv", ["file.py", "run", "--config=a b"])
