@@ -154,7 +154,7 @@ def main(_) -> None:
             rows.append(cells)
             print(*cells, sep=" | ", flush=True)
     text = (
-        f"Processor's seconds of a whole round, median of {_ROUNDS.value}, one core each: the "
+        f"Processor's seconds of a whole round, median of {_ROUNDS.value}, one core each: "
         "quickstart_fedtgp's 20 clients with CNN-1..5, 7,492 training and 2,508 test images."
     )
     notes = f"HtFLlib under PyTorch {version}, one thread. The ratio is to the faster of its two."
