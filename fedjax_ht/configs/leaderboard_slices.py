@@ -13,7 +13,12 @@ from fedjax_ht.configs.base import apply_argument
 
 def get_config(argument=None):
     config = leaderboard_images.get_config()
-    config.given = ("fedmd:public_per_round=1000",)
+    # as there, but for a warm-up that ends before the first settings are left out, after 5 rounds
+    config.given = (
+        "fedktl:generator=natural_32:latents=spread",
+        "fedl2g:warmup=3",
+        "fedmd:public_per_round=1000",
+    )
     config.model.group = "conv4_quarter"
     config.model.norm = "static_batch"
     config.model.rates = "1,0.5,0.25"
