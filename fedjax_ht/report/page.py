@@ -1,5 +1,7 @@
-"""The contents of a run's page and of its printed result: which entries, and which tables of them.
-The choice is kept beside the page, so that `fedjax-ht report` shows the same."""
+"""The contents of a run's page: which entries, and which tables of them.
+
+The choice is kept beside the page, so that `fedjax-ht report` shows the same.
+"""
 
 import json
 from pathlib import Path
@@ -7,14 +9,7 @@ from typing import NamedTuple
 
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.experiment.json_files import naming, read_json
-from fedjax_ht.report.compared import Compared
-from fedjax_ht.report.costs import Aim, costs
-from fedjax_ht.report.document import Block, Bullets, Document, Paragraph
-from fedjax_ht.report.gains import gain_table
-from fedjax_ht.report.report import entry_settings
-from fedjax_ht.report.results import run_results
-from fedjax_ht.report.run_warnings import to_watch
-from fedjax_ht.report.statistics import differences_to
+from fedjax_ht.report.costs import Aim
 
 FILE = "report.json"
 
@@ -54,26 +49,3 @@ def read_page(workdir: Path) -> Page | None:
     with naming(path):
         aim = None if fields["aim"] is None else Aim(**fields["aim"])
         return Page(tuple(fields["labels"]), aim, fields["command"])
-
-
-def results(shown: Compared, aim: Aim | None) -> Document:
-    """Makes the first table: of a comparison with the cost of an accuracy, else of a run."""
-    if aim is None:
-        return run_results(shown.histories, shown.winner)
-    return costs(shown.histories, *aim, winner=shown.winner).text
-
-
-def text_of(shown: Compared, aim: Aim | None) -> Document:
-    """Makes the text that a command prints: the result in a sentence, warnings, tables, the
-    settings that all rows share, and each entry's."""
-    blocks: list[Block] = []
-    if sentence := shown.headline:
-        blocks.append(Paragraph(sentence))
-    if lines := to_watch(shown):
-        blocks += [Paragraph("To watch:"), Bullets(lines)]
-    blocks.append(results(shown, aim))
-    blocks += map(Paragraph, filter(None, (shown.shared, shown.ended)))
-    if aim is not None and shown.compares:
-        blocks.append(differences_to(shown.baseline, shown.histories))
-        blocks.append(gain_table(shown.histories))
-    return Document([*blocks, entry_settings(shown.entries)])

@@ -3,28 +3,28 @@ network."""
 
 import html
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.data.description import describe
 from fedjax_ht.experiment.build import Experiment
-from fedjax_ht.experiment.entries import Entry, described
 from fedjax_ht.report import html_page
 from fedjax_ht.report.client_classes import client_class_tables
 from fedjax_ht.report.compared import Compared
-from fedjax_ht.report.document import Bullets, Document, Paragraph, folded
+from fedjax_ht.report.document import Paragraph, folded
 from fedjax_ht.report.figures import FEW
-from fedjax_ht.report.gains import gain_table
 from fedjax_ht.report.map_plot import one_space
 from fedjax_ht.report.maps import load_map
+from fedjax_ht.report.page import Page
 from fedjax_ht.report.plots import ROOM
 from fedjax_ht.report.results import class_table, sent
 from fedjax_ht.report.rows import has_clock, rows_of_all, values
 from fedjax_ht.report.run_warnings import to_watch
 from fedjax_ht.report.setting import setting
-from fedjax_ht.report.statistics import differences_to, listed
+from fedjax_ht.report.statistics import listed
+from fedjax_ht.report.summary import comparisons, entry_settings, remarks, results
 from fedjax_ht.simulation.rows import Runs, evaluated
 
 RESULT = "Accuracy is the mean over clients, each on its own test samples, in the best round."
@@ -43,32 +43,21 @@ READING_MAPS = (
 )
 
 
-def write_report(
-    experiment: Experiment,
-    shown: Compared,
-    results: Document,
-    workdir: Path,
-    command: str,
-) -> Path:
+def write_report(experiment: Experiment, shown: Compared, page: Page, workdir: Path) -> Path:
     """Writes report.html into a run's folder, which has the pictures already.
 
     Args:
       experiment: the experiment built from it.
       shown: the run's entries and their rows.
-      results: the first table.
+      page: the target of its first table, and how to repeat the run.
       workdir: the run's folder.
-      command: the instructions to repeat the run, see `setting.repeat`.
     """
     histories = shown.histories
     folders = {entry.label: workdir / entry.folder for entry in shown.entries}
     watch = html_page.warning_box(to_watch(shown))
-    result = html_page.caption(RESULT) + results.html()
-    for sentence in filter(None, (shown.shared, shown.ended)):
-        result += html_page.caption(sentence)
-    if shown.compares:
-        result += differences_to(shown.baseline, histories).html()
-        result += gain_table(histories).html()
-    sections = {"Result": result + watch}
+    result = html_page.caption(RESULT) + results(shown, page.aim).html()
+    result += "".join(map(html_page.caption, remarks(shown)))
+    sections = {"Result": result + comparisons(shown).html() + watch}
     baseline = shown.baseline if shown.compares else None
     for heading, pictures in captions(histories, baseline).items():
         figures = []
@@ -85,7 +74,7 @@ def write_report(
         sections["Features and prototypes"] = maps(folders)
     sections["Images made by the servers"] = newest_images(folders)
     about_run = Paragraph(setting(experiment, histories)).html()
-    command = f"<pre>{html.escape(command)}</pre>"
+    command = f"<pre>{html.escape(page.command)}</pre>"
     sections["How to repeat it"] = command + about_run + entry_settings(shown.entries).html()
     labels = listed(shown.labels) if len(shown.entries) <= FEW else f"{len(shown.entries)} entries"
     about = f"{labels} on {experiment.dataset.name}"
@@ -102,11 +91,6 @@ def size(config: Config) -> str:
     """Counts a run's clients, rounds and trials."""
     trials = f"{config.trials} trials" if config.trials > 1 else "one trial"
     return f"{config.partition.num_clients} clients, {config.rounds} rounds, {trials}"
-
-
-def entry_settings(entries: Iterable[Entry]) -> Bullets:
-    """Lists each entry's changes to the defaults, and its tuning."""
-    return Bullets([described([entry]).removeprefix("* ") for entry in entries])
 
 
 def captions(

@@ -37,7 +37,7 @@ def begin(
       ValueError: the folder holds a run of something else, or of more rounds. One line.
     """
     config, entries, version = experiment.config, experiment.entries, version_of(workdir)
-    fields = checked_fields(config, entries, workdir, _noted(experiment, config_file))
+    fields = checked_fields(config, entries, workdir, noted(experiment, config_file))
     identities = identities_of(entries, config, fields["run"])
     check_entries(identities, workdir, config.rounds)
     if writes:
@@ -47,7 +47,7 @@ def begin(
     return identities
 
 
-def _noted(experiment: Experiment, config_file: str | None = None) -> dict[str, Any]:
+def noted(experiment: Experiment, config_file: str | None = None) -> dict[str, Any]:
     """Returns what config.json notes of a run: checksums, and places of a user's own code."""
     models = [arm.config.model for arm in experiment.arms.values()]
     weights = [*map(weights_of_model, models), *files_of(experiment.config.devices_profile)]
@@ -75,5 +75,5 @@ def read_experiment(workdir: Path, trust: bool, experiment: Experiment | None) -
     """
     if experiment is None or not (workdir / "config.json").exists():
         return read_trusted_run(workdir, trust)
-    checked_fields(experiment.config, experiment.entries, workdir, _noted(experiment))
+    checked_fields(experiment.config, experiment.entries, workdir, noted(experiment))
     return experiment

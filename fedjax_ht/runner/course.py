@@ -17,6 +17,7 @@ from fedjax_ht.experiment.arm import Arm
 from fedjax_ht.experiment.identity import remember_rounds
 from fedjax_ht.experiment.run_lock import agreed, is_primary
 from fedjax_ht.report.bad_clients import place_of
+from fedjax_ht.report.document import Document
 from fedjax_ht.report.figures import save
 from fedjax_ht.report.plots import image_grid
 from fedjax_ht.runner.signals import Interrupted
@@ -34,11 +35,13 @@ class Listeners(NamedTuple):
       progress: called with the entry's label and each new row, or None.
       warn: called with each line about trouble.
       stage: called with a line when something begins that takes time.
+      result: called with the result, before anything is drawn.
     """
 
     progress: ProgressFn | None
     warn: Callable[[str], None]
     stage: Callable[[str], None]
+    result: Callable[[Document], None] = lambda result: None
 
 
 @dataclasses.dataclass

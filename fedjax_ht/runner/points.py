@@ -8,7 +8,6 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,10 +16,10 @@ from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.families import Family, families, point_simulations
-from fedjax_ht.experiment.fingerprints import fingerprints
 from fedjax_ht.experiment.objects import NO_OBJECTS, Objects
 from fedjax_ht.experiment.run_folder import remember_config
 from fedjax_ht.experiment.run_lock import locked
+from fedjax_ht.runner.begin import noted
 from fedjax_ht.runner.search import better_half, rungs
 from fedjax_ht.runner.search_result import SearchResult, divergence
 from fedjax_ht.runner.signals import catch_signals
@@ -85,11 +84,8 @@ def searched(
         catch_signals() as caught,
         jax.default_matmul_precision(config.precision),
     ):
-        prints: dict[str, Any] = dict(fingerprints(experiment.dataset, experiment.partitions))
-        if experiment.object_sums:
-            prints["objects"] = experiment.object_sums
         config = experiment.config  # with the names of objects
-        remember_config(config, experiment.entries, workdir, prints)
+        remember_config(config, experiment.entries, workdir, noted(experiment))
 
         def search(trace: bool) -> SearchResult:
             groups = families(experiment, trace)

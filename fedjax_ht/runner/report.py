@@ -20,9 +20,10 @@ from fedjax_ht.experiment.run_folder import read_config
 from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.report.compared import compared
 from fedjax_ht.report.document import Document
-from fedjax_ht.report.page import FILE, Page, read_page, text_of
+from fedjax_ht.report.page import FILE, Page, read_page
 from fedjax_ht.report.rows import are_evaluated
 from fedjax_ht.report.setting import repeat
+from fedjax_ht.report.summary import text_of
 from fedjax_ht.runner.begin import read_experiment
 from fedjax_ht.runner.cli import TRUST, fail
 from fedjax_ht.runner.progress import print_files, print_result

@@ -25,9 +25,10 @@ from fedjax_ht.report.compared import Compared, compared
 from fedjax_ht.report.costs import Aim
 from fedjax_ht.report.document import Document
 from fedjax_ht.report.map_plot import write_maps
-from fedjax_ht.report.page import Page, results, text_of
+from fedjax_ht.report.page import Page
 from fedjax_ht.report.report import write_report
 from fedjax_ht.report.setting import repeat, setting
+from fedjax_ht.report.summary import text_of
 from fedjax_ht.runner.begin import begin
 from fedjax_ht.runner.course import Listeners, ProgressFn
 from fedjax_ht.runner.signals import catch_signals
@@ -125,8 +126,7 @@ def train_and_evaluate(
             workdir,
             Page(tuple(experiment.arms), aim, repeat()),
             config_file=config_file,
-            listeners=Listeners(progress_fn, warn, stage),
-            show_result=show_result,
+            listeners=Listeners(progress_fn, warn, stage, show_result),
             trainer=trainer,
             writable=writable,
         )
@@ -141,7 +141,6 @@ def _in_folder(
     *,
     config_file: str | None,
     listeners: Listeners,
-    show_result: Callable[[Document], None],
     trainer: Trainer | None,
     writable: bool,
 ) -> Result:
@@ -161,7 +160,7 @@ def _in_folder(
             config, entries, identities, histories=histories, workdir=workdir, version=version
         )
         summary = text_of(shown, page.aim)
-        show_result(summary)
+        listeners.result(summary)
         if writes:
             listeners.stage(_drawing(config))
             pictures = write_results(experiment, shown, page, workdir, listeners.warn)
@@ -271,5 +270,4 @@ def write_results(
     if experiment.config.report.maps != "none":
         folders = {entry.label: workdir / entry.folder for entry in shown.entries}
         pictures += write_maps(folders, experiment, warn)
-    first = results(shown, page.aim)
-    return [*pictures, write_report(experiment, shown, first, workdir, page.command)]
+    return [*pictures, write_report(experiment, shown, page, workdir)]

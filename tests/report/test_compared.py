@@ -8,8 +8,8 @@ from fedjax_ht.configs.base import base_config, typed_config
 from fedjax_ht.experiment.entries import entries_of
 from fedjax_ht.experiment.identity import identities_of, write_identity
 from fedjax_ht.report.compared import compared
-from fedjax_ht.report.page import text_of
 from fedjax_ht.report.run_warnings import to_watch
+from fedjax_ht.report.summary import text_of
 
 NOTED = {"data": "d" * 64, "split": "5" * 64}
 VERSIONS = {"fedjax_ht": "0.1.0", "commit": "abc", "jax": "0.10.2", "machine": "2 x CPU"}

@@ -18,16 +18,21 @@ from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import as_run, parse_entry
 from fedjax_ht.report import plots
 from fedjax_ht.report.compared import Compared
-from fedjax_ht.report.document import Document
 from fedjax_ht.report.figures import FEW
 from fedjax_ht.report.html_page import WIDE, figure
 from fedjax_ht.report.map_plot import write_maps
 from fedjax_ht.report.maps import FeatureMap, save_map
+from fedjax_ht.report.page import Page
 from fedjax_ht.report.report import captions, write_report
 from fedjax_ht.report.results import class_table, sent
 from fedjax_ht.report.run_warnings import warnings
 from fedjax_ht.report.setting import repeat, setting
-from fedjax_ht.report.table import Table
+
+
+def scores(accuracy):
+    """Scores of clients that are alike."""
+    keys = ("accuracy", "accuracy_weighted", "accuracy_worst10")
+    return dict.fromkeys(keys, accuracy) | {"accuracy_std": 0.0}
 
 
 def runs(*accuracies, trials=1, **columns):
@@ -36,7 +41,7 @@ def runs(*accuracies, trials=1, **columns):
     same = zeros | {"seconds_round": 1.0, "flops": 1e9} | columns
     made = []
     for trial in range(trials):
-        rows = [{"round": i, "trial": trial, "accuracy": a} for i, a in enumerate(accuracies)]
+        rows = [{"round": i, "trial": trial, **scores(a)} for i, a in enumerate(accuracies)]
         made.append([{"clients": [row["accuracy"]] * 4} | row | same for row in rows])
     return made
 
@@ -86,19 +91,16 @@ def test_the_page_stands_by_itself(experiment, tmp_path):
         {"local": tmp_path / "local", "fedproto:weight=2.0": tmp_path / "fedproto:weight=2.0"},
         experiment,
     )
-    rows = [["local", "1 < 2"], ["fedproto:weight=2.0", "3"]]
-    results = Document([Table(["a", "b"], rows, winner="fedproto:weight=2.0")])
-    page = write_report(experiment, shown, results, tmp_path, "fedjax-ht run").read_text()
+    contents = Page(tuple(histories), None, "run 1 < 2")
+    page = write_report(experiment, shown, contents, tmp_path).read_text()
     assert re.findall("<h2>(.*?)</h2>", page) == [
         *("Result", "Accuracy", "Cost", "Clients", "Split", "Features and prototypes"),
         *("Images made by the servers", "How to repeat it"),
     ]
     assert "<h1>fedproto:weight=2.0 is ahead of local by 10.0 points, in one trial</h1>" in page
-    assert (
-        page.count('<tr><td>fedproto:weight=2.0</td><td class="best">3</td></tr>') == 1
-        and "<pre>fedjax-ht run</pre>" in page
-    )
+    assert page.count('<tr><td>fedproto:weight=2.0</td><td class="best">70.00') == 1
     assert re.findall("<details><summary>(.*?)</summary>", page) == [
+        "More columns",
         *("Differences to local, paired by trial", "What each entry sent", "local"),
         "How to read the maps",
     ]
@@ -111,7 +113,7 @@ def test_the_page_stands_by_itself(experiment, tmp_path):
     assert page.count("After round 7, trial 0.") == page.count(": no map, for want") == 1
     assert page.count("data:image/png;base64,bWFkZQ==") == 1
     assert (
-        "<td>1 &lt; 2</td>" in page
+        "<pre>run 1 &lt; 2</pre>" in page
         and "+10.00" in page
         and "weight=2.0; on what that was chosen is not recorded" in page
     )
@@ -272,7 +274,7 @@ def test_many_entries_are_counted_in_the_title(experiment, tmp_path):
     experiment = experiment._replace(arms=arms)
     shown = entries_shown(experiment, histories)
     plots.write_plots(shown, experiment.dataset, experiment.partitions[0], tmp_path)
-    page = write_report(experiment, shown, Document(), tmp_path, "").read_text()
+    page = write_report(experiment, shown, Page((), None, ""), tmp_path).read_text()
     assert "<title>5 entries on fashion_mnist_10k</title>" in page and "To watch" not in page
 
 
@@ -282,5 +284,5 @@ def test_a_report_without_maps_has_no_word_of_them(experiment, tmp_path):
     histories = {"local": runs(0.1, 0.6)}
     shown = entries_shown(experiment, histories)
     plots.write_plots(shown, experiment.dataset, experiment.partitions[0], tmp_path)
-    page = write_report(experiment, shown, Document(), tmp_path, "").read_text()
+    page = write_report(experiment, shown, Page((), None, ""), tmp_path).read_text()
     assert "Features" not in page

@@ -129,7 +129,7 @@ def test_points_of_other_batches_or_epochs_have_programs_of_their_own(config):
     assert [len(family.labels) for family in groups] == [2] * 4
 
 
-def run(config, folder, halvings=1, together=1, labels=POINTS):
+def run(config, folder, halvings=1, together=1, labels=POINTS, **more):
     return searched(
         typed_config(config),
         labels,
@@ -137,6 +137,7 @@ def run(config, folder, halvings=1, together=1, labels=POINTS):
         together=together,
         workdir=folder,
         tell=lambda line: None,
+        **more,
     )
 
 
@@ -167,6 +168,18 @@ def test_points_together_or_apart_and_stopped_are_the_same(config, tmp_path, mon
     assert whole.scores[4][apart.best] == apart.scores[4][apart.best]
     monkeypatch.setattr(train_points, "train_company", None)
     assert run(config, tmp_path / "apart") == apart
+
+
+def test_a_search_that_goes_on_refuses_another_file_of_devices(config, tmp_path):
+    def stop(*_):
+        raise Interrupted(2)
+
+    table = tmp_path / "devices.csv"
+    config.devices_profile.csv = str(table)
+    for speed, error, line in ((1, Interrupted, "SIGINT"), (2, ValueError, "began from another")):
+        table.write_text("client,up\n" + "".join(f"{i},{speed}\n" for i in range(4)))
+        with pytest.raises(error, match=line):
+            run(config, tmp_path / "search", labels=["local"], trainer=stop)
 
 
 def test_without_validation_sets_nothing_is_chosen(config, tmp_path):
