@@ -1,7 +1,7 @@
 """Settles a config: finds all mistakes that show before data are read."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from fedjax_ht.configs.sections import Config, DatasetConfig, PartitionConfig
 from fedjax_ht.core.annotations import MAX_SEED, Rest
@@ -69,7 +69,8 @@ def settle(config: Config, trust: bool = True, objects: Objects = NO_OBJECTS) ->
         width_rates(entry_config.model.rates, config.partition.num_clients)
         check_group(entry_config.model.group)
     if not trust:
-        _refuse_code(named_code(entries, configs))
+        named = [named_code(entry, configs[label]) for label, entry in entries.items()]
+        _refuse_code(set().union(*named))
     codes = uplink_steps(config, CODES)
     methods = {
         label: make_method(entry, configs[label].training, codes, objects=objects.methods)
@@ -84,39 +85,39 @@ def settle(config: Config, trust: bool = True, objects: Objects = NO_OBJECTS) ->
     )
 
 
-def named_code(entries: Mapping[str, Entry], configs: Mapping[str, Config]) -> list[str]:
-    """Returns every "module:function" that methods, their options, models and data sets name,
-    sorted.
+def named_code(entry: Entry, config: Config) -> set[str]:
+    """Returns each "module:function" that an entry's method, its options, models and data name.
 
     Building a run imports these modules, which runs them. Names of the library's own are none.
+
+    Args:
+      entry: the entry.
+      config: the config of the entry.
     """
-    values: list[Any] = []
-    for label, entry in entries.items():
-        values += entry.options.values()
-        values += [x for x in vars(configs[label].model).values() if not _names_folder(x)]
-    names = {value for value in values if isinstance(value, str) and names_user_function(value)}
-    names |= {c.dataset.name for c in configs.values() if names_user_data(c.dataset.name)}
-    names |= {entry.method for entry in entries.values() if names_user_method(entry.method)}
-    return sorted(names)
+    texts = [value for value in vars(config.model).values() if isinstance(value, str)]
+    texts = [text for text in texts if not names_folder(text)]
+    texts += [value for value in entry.options.values() if isinstance(value, str)]
+    names = set(filter(names_user_function, texts))
+    if names_user_data(config.dataset.name):
+        names.add(config.dataset.name)
+    if names_user_method(entry.method):
+        names.add(entry.method)
+    return names
 
 
-def _names_folder(value: Any) -> bool:
-    return isinstance(value, str) and names_folder(value)
-
-
-def _method_code(config: Config) -> list[str]:
+def _method_code(config: Config) -> set[str]:
     """Returns every method that is a "module:function", of a config whose entries are not read."""
     names = {config.method.name}
     for spec in (*config.entries, *config.compare, *config.given, *config.tuned):
         names.add(str(spec.get("method")) if isinstance(spec, Mapping) else method_of(spec))
-    return sorted(filter(names_user_method, names))
+    return set(filter(names_user_method, names))
 
 
-def _refuse_code(names: Sequence[str]) -> None:
+def _refuse_code(names: Collection[str]) -> None:
     """Refuses code of a user's own that nobody has allowed to be run."""
     if names:
         raise ValueError(
-            f"the config names {', '.join(names)}, which would be imported from "
+            f"the config names {', '.join(sorted(names))}, which would be imported from "
             f"{' or '.join(module_folders())} or where it is installed, and run; if you know whose "
             "code that is, allow it by --trust, from Python by trust=True"
         )

@@ -64,7 +64,7 @@ def own_code(arm: Arm) -> dict[str, str]:
     kind = config.partition.kind
     if kind not in LIBRARY:
         files.add(_file_of((PLANS | PARTITIONS).get(kind)))
-    for name in named_code({entry.label: entry}, {entry.label: config}):
+    for name in named_code(entry, config):
         files.add(user_file(name))
     sums = {}
     for file in sorted(filter(None, files)):
@@ -88,12 +88,11 @@ def _file_of(factory: Any) -> str | None:
 def own_names(experiment: Experiment) -> dict[str, list[str]]:
     """Returns the names of a run that a user has registered, or whose modules are a user's, by the
     note of `run_folder.OWN`."""
-    arms = experiment.arms
-    entries = {label: arm.entry for label, arm in arms.items()}
-    configs = {label: arm.config for label, arm in arms.items()}
-    methods = [entry.method for entry in entries.values() if _is_own_by_name(entry.method)]
-    kinds = {config.partition.kind for config in configs.values()}
-    return dict(zip(OWN, (methods, sorted(kinds - set(LIBRARY)), named_code(entries, configs))))
+    arms = experiment.arms.values()
+    methods = [arm.entry.method for arm in arms if _is_own_by_name(arm.entry.method)]
+    kinds = {arm.config.partition.kind for arm in arms} - set(LIBRARY)
+    modules = set().union(*(named_code(arm.entry, arm.config) for arm in arms))
+    return dict(zip(OWN, (methods, sorted(kinds), sorted(modules))))
 
 
 def _register(note: str, noted: Mapping[str, Any], trust: bool) -> None:
