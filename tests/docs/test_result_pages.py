@@ -177,28 +177,6 @@ def test_the_two_forms_of_dfrd(file, methods):
         assert expected in rows_of("dfrd.md"), name
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("FedKTL", ""),
-        ("-L_M", " mu=0.0"),
-        ("-L_MSE", " mse_weight=0.0"),
-        ("-L_MMD", " mmd_weight=0.0"),
-        ("-ETF", " classifier=head"),
-        ("-Qbar", " transfer=images"),
-        ("scale 1", " scale=1.0 margin=0.0"),
-    ],
-)
-def test_the_parts_of_fedktl(name, options):
-    runs = percents("fedktl_ablations.csv", "accuracy", "npz:tiny_imagenet_32.npz")
-    history = runs[f"fedktl{options}"][0]
-    rounds = [history[r] for r in (5, 10, 15, 20, 25, 30)]
-    expected = [*rounds, statistics.mean(rounds[-3:]), max(history.values())]
-    section = (RESULTS / "fedktl.md").read_text(encoding="utf-8")
-    section = section.split("### What each part is worth")[1].split("\n#")[0]
-    assert f"| {name} | {' | '.join(f'{value:.2f}' for value in expected)} |" in section
-
-
 def test_the_global_matrix_of_fedral():
     text = (RESULTS / "class_shares.md").read_text(encoding="utf-8")
     for dataset in ("cifar10", "fashion_mnist"):
