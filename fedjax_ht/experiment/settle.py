@@ -1,5 +1,6 @@
 """Settles a config: finds all mistakes that show before data are read."""
 
+import itertools
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -94,9 +95,9 @@ def named_code(entry: Entry, config: Config) -> set[str]:
       entry: the entry.
       config: the config of the entry.
     """
-    texts = [value for value in vars(config.model).values() if isinstance(value, str)]
-    texts = [text for text in texts if not names_folder(text)]
-    texts += [value for value in entry.options.values() if isinstance(value, str)]
+    of_model = [value for value in vars(config.model).values() if isinstance(value, str)]
+    of_method = [value for value in entry.options.values() if isinstance(value, str)]
+    texts = [*of_method, *itertools.filterfalse(names_folder, of_model)]
     names = set(filter(names_user_function, texts))
     if names_user_data(config.dataset.name):
         names.add(config.dataset.name)

@@ -29,6 +29,16 @@ def percents(file: str, score: str, dataset: str) -> dict[str, dict[int, dict[in
     return scores
 
 
+def spread(values: list[float]) -> str:
+    """Writes the mean of values, and their deviation."""
+    return f"{statistics.mean(values):.2f} ± {statistics.pstdev(values):.2f}"
+
+
+def best(runs: dict[int, dict[int, float]]) -> str:
+    """Writes the mean of the runs' best rounds, and their deviation."""
+    return spread([max(history.values()) for history in runs.values()])
+
+
 def late(history: dict[int, float]) -> float:
     """Averages the evaluations in the last third of the rounds."""
     return statistics.mean(value for r, value in history.items() if 3 * r > 2 * max(history))

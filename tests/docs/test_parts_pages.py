@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from tests.docs.results import RESULTS, late, percents
+from tests.docs.results import RESULTS, best, late, percents, spread
 
 TINY = "npz:tiny_imagenet_32.npz"
 
@@ -23,14 +23,6 @@ def row_of(text: str, name: str) -> list[str]:
 
 def means(runs: dict[int, dict[int, float]], rounds: tuple[int, ...]) -> list[str]:
     return [f"{statistics.mean(history[r] for history in runs.values()):.2f}" for r in rounds]
-
-
-def spread(values: list[float]) -> str:
-    return f"{statistics.mean(values):.2f} ± {statistics.pstdev(values):.2f}"
-
-
-def best(runs: dict[int, dict[int, float]]) -> str:
-    return spread([max(history.values()) for history in runs.values()])
 
 
 def end(runs: dict[int, dict[int, float]], rounds: tuple[int, ...]) -> str:

@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 from experiments import leaks_table
-from tests.docs.results import RESULTS, ROOT, late, margins, percents, rows_of
+from tests.docs.results import RESULTS, ROOT, best, late, margins, percents, rows_of, spread
 
 BENCHMARKS = ROOT / "benchmarks" / "results"
 ELSEWHERE = {  # rows of fedtgp.md: the CSV, and what stands behind each name there
@@ -37,14 +37,6 @@ def test_a_papers_page_begins_with_what_holds(page):
     ] == []
     head = "\n".join(claims)
     assert "(papers.md#when-a-claim-stands)" in head and "efuted" in head
-
-
-def spread(values: list[float]) -> str:
-    return f"{statistics.mean(values):.2f} ± {statistics.pstdev(values):.2f}"
-
-
-def best(runs: dict[int, dict[int, float]]) -> str:
-    return spread([max(history.values()) for history in runs.values()])
 
 
 @pytest.mark.parametrize("name", ["local", "FedProto", "FedTGP"])
@@ -306,8 +298,8 @@ def test_the_searched_runs_of_cifar10():
         cells = [f"{100 * float(value):.2f}" if value else "-" for value in values]
         assert f"| {label} | {' | '.join(cells)} |" in section
     file = "class_shares_searched.csv"
-    for name, score, best, label in SEARCHED:
-        assert f"| {label} | {cells_of(file, name, score, best)} |" in section, label
+    for name, score, best_score, label in SEARCHED:
+        assert f"| {label} | {cells_of(file, name, score, best_score)} |" in section, label
     assert_leads_of_fedssa(file, section)
 
 
@@ -348,8 +340,8 @@ def test_the_searched_runs_of_the_dirichlet_column():
     section = (RESULTS / "class_shares.md").read_text(encoding="utf-8")
     section = section.split("## CIFAR-10, Dirichlet(0.4)")[1].split("\n## ")[0]
     file = "class_shares_dirichlet_searched.csv"
-    for name, score, best, label in DIRICHLET:
-        assert f"| {label} | {cells_of(file, name, score, best)} |" in section, label
+    for name, score, best_score, label in DIRICHLET:
+        assert f"| {label} | {cells_of(file, name, score, best_score)} |" in section, label
     assert_leads_of_fedssa(file, section)
     local, *fedral = (
         [measure(run) for run in percents(file, score, "cifar10")[name].values()]
