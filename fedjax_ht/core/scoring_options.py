@@ -6,7 +6,7 @@ from typing import Literal
 from fedjax_ht.core.annotations import OptionalCount
 from fedjax_ht.core.bounds import check_fields
 
-ScoredState = Literal["received", "trained"]
+ScoredState = Literal["received", "trained", "both"]
 NormStatistics = Literal["batch", "training"]
 """Statistics that "static_batch" norms of the server's model use in its evaluation: those of the
 samples of a pass, or those of all clients' training samples (`core.statistics`)."""
@@ -19,8 +19,9 @@ class Scoring:
     It is also the section `scoring` of a config.
 
     Attributes:
-      state: State of a client that is scored: after it took the newest downlink ("received"), or as
-        its training left it ("trained").
+      state: State of a client that is scored: after it took the newest downlink ("received"), as
+        its training left it ("trained"), or "both": the second in columns of its own
+        (trained_accuracy and others).
       batch_size: Samples of a forward pass; 0: as the device likes, or 64 where norms of a model go
         by the batch they see.
       train: Accuracy on training samples, too (train_accuracy).

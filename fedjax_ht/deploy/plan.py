@@ -130,13 +130,14 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
 
 def _check_simulated_fields(config: Config) -> None:
     """Refuses values that only simulated clients can have."""
-    plain = to_plain(config)
+    plain, state = to_plain(config), config.scoring.state
     for field, value, required in (
         ("trials", config.trials, 1),
         ("drop_rate", config.drop_rate, 0.0),
         ("attack.kind", plain["attack"]["kind"], "none"),
         ("dataset.normalisation", config.dataset.normalisation, "half"),
         ("dataset.shift", plain["dataset"]["shift"], ""),
+        ("scoring.state", state, "received" if state == "both" else state),
         ("scoring.auc", config.scoring.auc, False),
         ("evaluate.participants", config.evaluate.participants, 1),
         ("time_stages", config.time_stages, False),

@@ -17,6 +17,7 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.public_set import public_bytes, require_public_set
 from fedjax_ht.core.round import RunServer
 from fedjax_ht.core.samples import PUBLIC, Data, Split
+from fedjax_ht.core.scoring_options import ScoredState
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import FederationData, with_public
 from fedjax_ht.metrics.flops import data_form, work_flops
@@ -43,6 +44,14 @@ class Clients(NamedTuple):
     programs: BucketPrograms
 
 
+# Of each state that an evaluation scores, whether clients receive the newest downlink first.
+RECEIVED: dict[ScoredState, tuple[bool, ...]] = {
+    "received": (True,),
+    "trained": (False,),
+    "both": (True, False),
+}
+
+
 class Program(NamedTuple):
     """The parts of a simulation that its rounds share.
 
@@ -60,7 +69,8 @@ class Program(NamedTuple):
       clients: bucket name -> its clients.
       after_training: the request that scores a round's participants before anything comes down.
       nothing: the request that scores nothing.
-      in_evaluation: the request that scores clients in an evaluation.
+      in_evaluation: the requests that score clients in an evaluation, one for each scored state,
+        the reported one first.
       server: the server, as a round serves it.
       pooled: all clients' samples as one split, for scoring a model that only the server holds.
       flops: () -> `client_flops` of the simulation; counted once.
@@ -79,7 +89,7 @@ class Program(NamedTuple):
     clients: dict[str, Clients]
     after_training: EvaluationRequest
     nothing: EvaluationRequest
-    in_evaluation: EvaluationRequest
+    in_evaluation: tuple[EvaluationRequest, ...]
     server: Server
     pooled: dict[str, Split]
     flops: Callable[[], np.ndarray]
@@ -148,7 +158,7 @@ def bind(
         mesh=mesh,
         batch_size=evaluation_batch(federation, options, data),
         # "trained" evaluation asks for what training left, whatever comes down.
-        keep_trained=options.scoring.state == "trained",
+        keep_trained=options.scoring.state != "received",
         client_store=options.client_store,
         auc=options.scoring.auc,
         statistics=options.scoring.global_statistics,
@@ -199,7 +209,7 @@ def bind(
         clients=clients,
         after_training=request(False, ("test",)),
         nothing=request(False, ()),
-        in_evaluation=request(options.scoring.state == "received", splits),
+        in_evaluation=tuple(request(it, splits) for it in RECEIVED[options.scoring.state]),
         server=server,
         pooled=pooled,
         flops=functools.cache(functools.partial(client_flops, engine, federation, data)),

@@ -103,6 +103,8 @@ class Evaluation(NamedTuple):
         NaN where it is not defined; None where it was not asked for.
       global_by_class: int32 [3, C], counts as `by_class`, of the server's model; None without one.
       global_auc: the AUC of the server's model; None without one, and where it was not asked for.
+      trained: the evaluation of the clients as their training left them, without the server's
+        model; None unless both states are scored.
     """
 
     accuracy: dict[str, dict[str, np.ndarray]]
@@ -112,6 +114,7 @@ class Evaluation(NamedTuple):
     auc: np.ndarray | None = None
     global_by_class: np.ndarray | None = None
     global_auc: float | None = None
+    trained: "Evaluation | None" = None
 
 
 def round_report(

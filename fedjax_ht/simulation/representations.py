@@ -162,7 +162,7 @@ def _outputs_of(program: Program, bucket: Bucket, output: Callable) -> Callable:
 
     def run(client, participant: Participant, server: RunServer, data: Data, shown: Data, round):
         of_client = view(data, participant)
-        received = options.scoring.state == "received"
+        received = options.scoring.state != "trained"
         bound, client, downlink = prepare(
             client, participant, server, data=of_client, round=round, received=received
         )

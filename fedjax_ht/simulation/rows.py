@@ -49,7 +49,8 @@ def evaluation_row(
       accuracy_samples (test samples per client, of which `clients` are shares),
       client_class_counts (per client {class: [test samples, those classified correctly]} of the
       classes that it has test samples of, where macro_f1 is), and, where only some were evaluated,
-      client_ids.
+      client_ids. Where both states are scored, the clients' columns again of clients as their
+      training left them, each with "trained_" before its name.
     """
     row: Row = {}
     reported = rules[0]
@@ -61,6 +62,9 @@ def evaluation_row(
         row[f"{prefix}accuracy_weighted"] = summary.weighted
         if split == "test":
             row |= _test_columns(evaluation, summary, rules, only)
+    if evaluation.trained is not None:
+        of_trained = evaluation_row(evaluation.trained, rules, only)
+        row |= {f"trained_{name}": value for name, value in of_trained.items()}
     for rule, value in evaluation.global_accuracy.items():
         row[f"global_accuracy_{rule}"] = value
     if evaluation.global_by_class is not None:

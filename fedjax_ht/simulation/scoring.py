@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 
+from fedjax_ht.core.evaluation import EvaluationRequest
 from fedjax_ht.core.mesh import fetch
 from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.trees import take
@@ -28,7 +29,10 @@ def evaluate(
     ids = np.arange(program.federation.num_clients)
     if only is not None:
         ids = _client_ids(only, len(ids))
-    layouts, scores = _score_blocks(program, state, round_inputs(program, state), ids)
+    inputs, layouts, scores = round_inputs(program, state), [], []
+    for request in program.in_evaluation:
+        layouts, of_request = _score_blocks(program, state, inputs, ids=ids, request=request)
+        scores.append(of_request)
     pooled = None
     method = program.method
     if method.global_params is not None and method.global_bucket(program.federation) is not None:
@@ -36,11 +40,16 @@ def evaluate(
             (state.server, program.pooled), program.placed.on_server
         )
     scores, pooled = fetch((scores, pooled))
-    scored = []
-    for (roster, layout), of_block in zip(layouts, scores):
-        scored_ids, where = clients_of(roster, layout)
-        scored.append((scored_ids, take(of_block, where)))
-    return evaluation(program.train_counts, scored, pooled)
+    evaluations = []
+    for of_request in scores:
+        scored = []
+        for (roster, layout), of_block in zip(layouts, of_request):
+            scored_ids, where = clients_of(roster, layout)
+            scored.append((scored_ids, take(of_block, where)))
+        evaluations.append(evaluation(program.train_counts, scored, pooled))
+        pooled = None  # the server's model has one state
+    reported, *trained = evaluations
+    return reported._replace(trained=trained[0]) if trained else reported
 
 
 def _client_ids(only: np.ndarray, num_clients: int) -> np.ndarray:
@@ -60,9 +69,14 @@ def _client_ids(only: np.ndarray, num_clients: int) -> np.ndarray:
 
 
 def _score_blocks(
-    program: Program, state: SimulationState, inputs: RoundInputs, ids: np.ndarray
+    program: Program,
+    state: SimulationState,
+    inputs: RoundInputs,
+    *,
+    ids: np.ndarray,
+    request: EvaluationRequest,
 ) -> tuple[list[tuple[Roster, np.ndarray]], list[dict[str, Scores]]]:
-    """Scores the clients `ids`, as many at a time as a device has room for.
+    """Scores the clients `ids` as a request says, as many at a time as a device has room for.
 
     Returns:
       The roster and the layout of each block's clients, and their scores.
@@ -82,7 +96,7 @@ def _score_blocks(
             layouts_of[name] = clients.roster, layout
             states[name] = clients.programs.store.load(state.clients[name], clients.roster, layout)
             schedules[name] = device_schedule(program, name, layout, inputs, nobody)
-        scores = score_states(program, states, schedules, inputs, program.in_evaluation)
+        scores = score_states(program, states, schedules, inputs, request)
         for name, of_bucket in layouts_of.items():
             all_layouts.append(of_bucket)
             all_scores.append(scores[name])
@@ -91,7 +105,7 @@ def _score_blocks(
 
 def _with_samples(program: Program, ids: np.ndarray) -> np.ndarray:
     """Returns those of `ids` that have any sample to be scored on; all of them where none has."""
-    splits = program.in_evaluation.splits
+    splits = program.in_evaluation[0].splits
     counts = sum(program.data.counts[split][ids] for split in splits)
     if not np.any(counts):
         return ids

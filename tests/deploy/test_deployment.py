@@ -383,12 +383,13 @@ def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):
     ("change", "message"),
     [
         ({"scoring.auc": True}, "scoring.auc is True; a deployment, whose clients are real"),
+        ({"scoring.state": "both"}, "scoring.state is 'both'; a deployment, whose clients are"),
         ({"trials": 2}, "trials is 2; a deployment, whose clients are real, needs 1"),
         ({"drop_rate": 0.5}, "drop_rate is 0.5"),
         ({"devices_profile.available": "0.5"}, "devices_profile is {.*'available': '0.5'"),
         ({"dataset.normalisation": "dataset"}, "dataset.normalisation is 'dataset'"),
     ],
-    ids=["auc", "trials", "drops", "devices", "moments"],
+    ids=["auc", "both states", "trials", "drops", "devices", "moments"],
 )
 def test_fields_of_simulations_are_refused(change, message):
     config = small_config()

@@ -156,7 +156,9 @@ BAD = {
     },
     "unknown augmentation 'blur'": {"training.augmentation": ("blur",)},
     "unknown transform 'zip'": {"uplink": (("zip", 1),)},
-    "scoring.state is 'never'; it must be 'received' or 'trained'": {"scoring.state": "never"},
+    "scoring.state is 'never'; it must be 'received', 'trained' or 'both'": {
+        "scoring.state": "never"
+    },
     "client_store is 'disk'": {"client_store": "disk"},
     "trials is 0; it must be an integer of at least 1": {"trials": 0},
     "devices is -1; it must be an integer of at least 0": {"devices": -1},

@@ -64,6 +64,37 @@ def test_accuracy_of_every_client(scoring, options):
     assert identical(before, to_host(state))
 
 
+@pytest.mark.parametrize("options", [{}, {"client_store": "host", "lanes": 2}])
+def test_both_states_are_those_of_two_runs(options):
+    """A run that scores both states has the reports of a run that scores each."""
+    rows = {}
+    for which in ("received", "trained", "both"):
+        sim = simulation(scoring=Scoring(which), **options)
+        with chosen([1, 4]):
+            state, _ = sim.run_round(sim.init())
+        rows[which] = evaluation_row(sim.evaluate(state), ("cap",))
+    assert rows["received"]["clients"] != rows["trained"]["clients"]
+    trained = {f"trained_{name}": value for name, value in rows["trained"].items()}
+    assert rows["both"] == rows["received"] | trained
+
+
+def test_scoring_both_states_changes_no_run():
+    """FedProx's clients keep nothing between rounds, unless what training left is scored."""
+    federation, scores = mixed_federation(), {}
+    for which in ("received", "both"):
+        options = SimulationOptions(scoring=Scoring(which), devices=1)
+        sim = make_simulation(
+            METHODS["fedprox"](TRAINING), federation, federation_data(federation), options
+        )
+        state, _ = sim.run_round(sim.init())
+        state, report = sim.run_round(state)
+        scores[which] = sim.evaluate(state)
+        trained = report.accuracy["head"]
+    received, both = (scores[which].accuracy["test"]["head"] for which in ("received", "both"))
+    np.testing.assert_array_equal(both, received)
+    np.testing.assert_array_equal(scores["both"].trained.accuracy["test"]["head"], trained)
+
+
 def test_expected_accuracies_tell_the_caps_apart():
     """The test above would compare nothing if every cap scored alike."""
     tests = [client.test for client in samples()[1] if len(client.test)]
