@@ -33,6 +33,17 @@ def test_the_last_samples_test():
     assert clients[0].val.tolist() == [14, 15, 16] and clients[0].test.tolist() == [17, 18, 19]
 
 
+def test_of_recordings_every_class_validates():
+    """A person does 0, 1 and 2 twice, each for five samples."""
+    labels = np.repeat([0, 1, 2, 0, 1, 2], 5)
+    dataset = Dataset("d", np.arange(30.0)[:, None], labels, ("a", "b", "c"), groups=[4] * 30)
+    options = {"train_share": 0.3, "val_share": 0.2}
+    (client,) = make_partition("natural", dataset, 1, tested="last", **options)
+    assert client.train.tolist() == [0, 1, 2, 5, 6, 7, 10, 11, 12]
+    assert client.val.tolist() == [3, 4, 8, 9, 13, 14]
+    assert client.test.tolist() == list(range(15, 30))
+
+
 def test_those_that_nobody_met_test():
     clients = make_partition("natural", DATASET, 2, seed=3, tested="new_groups")
     held = [set(GROUPS[c.train].tolist()) for c in clients]

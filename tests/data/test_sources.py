@@ -30,7 +30,7 @@ def test_image_size_is_checked(size):
     assert "image_size" in load_error(ValueError, "fashion_mnist_10k", None, size)
 
 
-EMBEDDED = ("fashion_mnist_10k", "har_10persons")
+EMBEDDED = ("fashion_mnist_10k", "har_10persons", "har_30persons")
 UNFETCHED = {
     "ag_news": "take them out of the authors' ag_news_csv.tar.gz",
     "ag_news_test": "take them out of the authors' ag_news_csv.tar.gz",

@@ -178,6 +178,16 @@ def test_embedded_har():
     assert (folder / "har_10persons.npz").stat().st_size < 3e6
 
 
+def test_thirty_persons_begin_with_the_ten():
+    ten, thirty = load_dataset("har_10persons"), load_dataset("har_30persons")
+    of_ten = thirty.groups <= 10
+    np.testing.assert_array_equal(thirty.inputs[of_ten], ten.inputs)
+    np.testing.assert_array_equal(thirty.labels[of_ten], ten.labels)
+    assert thirty.name == "har_30persons" and set(thirty.groups) == set(range(1, 31))
+    assert len(thirty.labels) == 3350 and np.bincount(thirty.groups)[1:].min() == 77
+    assert zlib.crc32(thirty.inputs.tobytes()) == 795789532
+
+
 @pytest.mark.parametrize("name", ["har", "pamap2"])
 def test_sets_without_published_sums_are_fetched_by_hand(tmp_path, name):
     message = load_error(FileNotFoundError, name, tmp_path)
@@ -186,7 +196,7 @@ def test_sets_without_published_sums_are_fetched_by_hand(tmp_path, name):
         get(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["har", "har_10persons", "pamap2"])
+@pytest.mark.parametrize("name", ["har", "har_10persons", "har_30persons", "pamap2"])
 def test_no_size_for_what_has_no_images(tmp_path, name):
     message = load_error(ValueError, name, tmp_path, 32)
     assert message == f"image_size is 32, but {name} holds no images; leave it at 0 (None)"

@@ -28,7 +28,8 @@ def natural(
 
     Args:
       tested: samples that test. "random": a random part of a client's own samples. "last": the
-        last part in stored order, which for recordings is time; validation comes before.
+        last part in stored order, which for recordings is time; of what comes before, the last
+        samples of each class validate.
         "new_groups": clients train on all they have, and the samples of groups that no client has
         test, dealt out at random, which measures how well models serve people they never met.
       train_share: share of a client's samples that train; with tested="new_groups" all that do not
@@ -53,7 +54,9 @@ def natural(
     for group in chosen:
         parts += _deal(np.flatnonzero(dataset.groups == group), each, rng)
     if tested == "last":
-        return tuple(_split_in_order(part, train_share, val_share) for part in parts)
+        return tuple(
+            _split_in_order(part, dataset.labels, train_share, val_share) for part in parts
+        )
     if tested == "random":
         return tuple(
             split_client(part, dataset.labels, rng, train_share, val_share, stratified=False)
@@ -92,11 +95,20 @@ def _owners(
     return owners
 
 
-def _split_in_order(part: np.ndarray, train_share: float, val_share: float) -> ClientIndices:
-    """Splits a client's samples in stored order: training, validation, test."""
+def _split_in_order(
+    part: np.ndarray, labels: np.ndarray, train_share: float, val_share: float
+) -> ClientIndices:
+    """Splits a client's samples in stored order: the last ones test, and before them the last ones
+    of each class validate."""
     # the margin is for floats: 0.6 + 0.3 is just below 0.9, yet 9 of 10 samples are meant
-    ends = [int(share * len(part) + 1e-9) for share in (train_share, train_share + val_share)]
-    return ClientIndices(*np.split(part, ends))
+    before, test = np.split(part, [int((train_share + val_share) * len(part) + 1e-9)])
+    is_val = np.zeros(len(before), bool)
+    # People do one thing after another: the end of all that comes before would hold few classes.
+    for label in np.unique(labels[before]):
+        of_class = np.flatnonzero(labels[before] == label)
+        kept = len(of_class) - round(len(of_class) * val_share / (train_share + val_share))
+        is_val[of_class[kept:]] = True
+    return ClientIndices(before[~is_val], before[is_val], test)
 
 
 def _deal(indices: np.ndarray, clients: int, rng: np.random.RandomState) -> list[np.ndarray]:

@@ -1,5 +1,7 @@
 """The sets that come inside the package, so that examples and tests run without a download."""
 
+import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,21 +30,31 @@ def read_fashion_mnist_10k(data_dir: Path | None, image_size: int | None) -> Dat
     )
 
 
-def read_har_10persons(data_dir: Path | None, image_size: int | None) -> Dataset:
-    """1,039 windows of persons 1 to 10 of UCI HAR (Anguita et al. 2013, CC BY 4.0).
+def read_har(
+    data_dir: Path | None, image_size: int | None, *, name: str, files: Sequence[str]
+) -> Dataset:
+    """Windows of persons of UCI HAR (Anguita et al. 2013, CC BY 4.0).
 
     About a third of theirs, as of set "har" but float16 [128, 9]; groups are the persons. It has no
     official sets; partition "natural" splits each person's windows. LICENSE-har_10persons.txt says
     how it was selected, and what about it is not quite sure. `data_dir` is not looked at.
     """
-    refuse_image_size(image_size, "har_10persons")
-    with np.load(_FOLDER / "har_10persons.npz") as arrays:
-        windows, labels, persons = arrays["windows"], arrays["labels"], arrays["persons"]
-    return Dataset("har_10persons", windows, labels, CLASSES, groups=persons, reading=Reading())
+    refuse_image_size(image_size, name)
+    parts = []
+    for file in files:
+        with np.load(_FOLDER / file) as arrays:
+            parts.append((arrays["windows"], arrays["labels"], arrays["persons"]))
+    windows, labels, persons = map(np.concatenate, zip(*parts))
+    return Dataset(name, windows, labels, CLASSES, groups=persons, reading=Reading())
+
+
+def _har(name: str, *files: str) -> Source:
+    return Source(name, _ABOUT, functools.partial(read_har, name=name, files=files))
 
 
 _ABOUT = "it is part of the package, and nothing is to be downloaded"
 FASHION_MNIST_10K = Source(
     name="fashion_mnist_10k", about=_ABOUT, read=read_fashion_mnist_10k, moments=MNIST_MOMENTS
 )
-HAR_10PERSONS = Source(name="har_10persons", about=_ABOUT, read=read_har_10persons)
+HAR_10PERSONS = _har("har_10persons", "har_10persons.npz")  # 1 to 10: 1,039 windows
+HAR_30PERSONS = _har("har_30persons", "har_10persons.npz", "har_20persons.npz")  # 3,350 windows

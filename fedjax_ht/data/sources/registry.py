@@ -51,6 +51,7 @@ _LOGGER = logging.getLogger(__name__)
 _ALL = (
     embedded.FASHION_MNIST_10K,
     embedded.HAR_10PERSONS,
+    embedded.HAR_30PERSONS,
     idx.FASHION_MNIST,
     idx.MNIST,
     cifar.CIFAR10,
@@ -151,7 +152,8 @@ def load_dataset(
         that returns a `Dataset`, the module in the current folder or installed.
       data_dir: the folder with the publisher's files, or with a folder of the set's name that has
         them. A path after a prefix is one of the current folder, or else below `data_dir`.
-        `fashion_mnist_10k` and `har_10persons` come with the package and need none.
+        `fashion_mnist_10k`, `har_10persons` and `har_30persons` come with the package and need
+        none.
       image_size: height and width in pixels to resize to (central square, bilinear); None keeps the
         native size, or 64 for sets of mixed sizes (flowers102, food101, domains:PATH). For images
         only.
