@@ -20,27 +20,31 @@ of one architecture start from the same weights, and the score to put beside the
 is `accuracy`. `dataset=cifar100` is the papers' columns of CIFAR-100: ten classes a client, and all
 else as here.
 
-The recipe of training:
+`recipe=` sets the training:
 
-    recipe=paper          SGD at 0.1, batches of 64, the last short one as well (the default)
-    recipe=small_batches  SGD at 0.01, batches of 10, the last short one left out
-    recipe=released       as FedSSA's released code: 25 epochs in batches of 512, SGD at 0.005 with
+    recipe=paper          the papers' texts: SGD at 0.01, batches of 64, one epoch (the default)
+    recipe=searched       the same at 0.1
+    recipe=small_batches  SGD at 0.01, batches of 10, without the last short batch
+    recipe=released       FedSSA's released code: 25 epochs in batches of 512, SGD at 0.005 with
                           momentum 0.9, weight decay 5e-5, gradients clipped at 50, pixels
                           normalised by ImageNet's moments
 
-The papers search over batches of 32 to 512, 1 or 10 local epochs, 100 or 500 rounds and each
-method's own options; their texts have plain SGD at 0.01. The default is the point of batches of 64
-or 512 and rates of 0.01 to 0.3 that validation chose on CIFAR-10 after 152 rounds of one epoch, for
-local training, FedSSA, FedRAL, LG-FedAvg and FedTGP alike (FedProto: 0.03). Batches of 10, in
-neither paper's grid, are those of most earlier runs. Local epochs and the methods' own options are
-not searched: the methods' defaults, and for FedRAL 5 x 5 blocks. The released recipe has FedSSA's
-T_stable, too, 2 where all clients take part and 45 elsewhere, in global rounds; the code has values
-for ten of 10 and ten of 50 clients, none for ten of 100. FedSSA's Table 1, one model for all, is
+Both texts fix plain SGD at 0.01. They search batches of 64 to 512 (FedRAL also 32), 1 or 10 local
+epochs, 100 or 500 rounds and each method's own options, so that `paper` is one point of their grid.
+`searched` is the point that validation chose on CIFAR-10 among batches of 64 and 512 and rates of
+0.01 to 0.3, after 152 rounds, for all methods that were searched but FedProto (0.03). Its rate and
+the batches of `small_batches` are outside the papers' grid. Beside searches, all recorded runs have
+one or the other. FedRAL has 5 x 5 blocks, and other options their defaults.
+
+The released recipe also sets FedSSA's T_stable in global rounds: 2 where all clients take part and
+45 elsewhere. The code has values for ten of 10 and ten of 50 clients, none for ten of 100. FedSSA's
+Table 1, one model for all, is
 
     ...:method=fedssa,recipe=released --config.model.group=fedssa_cnn1 --config.training.epochs=10
 
-with the ten epochs of the authors' script for it. FedRAL's code has not been at hand; its recipe of
-training is not known.
+with the ten epochs of the authors' script. FedRAL's code has not been at hand.
+
+Each trial has a split of its own. Recorded runs share one, `--config.partition.per_trial=False`.
 
 Results and what they say: experiments/results/class_shares.md. Needs CIFAR-10, or CIFAR-100 (python
 or binary version), in `data/`.
@@ -57,8 +61,11 @@ from fedjax_ht.configs.base import (
 PARTICIPANTS = 10  # of a round, however many clients there are
 CLASSES = {"cifar10": 2, "cifar100": 10}  # of a client, by data set
 
-PAPER = {"learning_rate": 0.1, "batch_size": 64, "drop_remainder": False}
-"""Fields of `training` at the point of the papers' grid that a search on validation sets chose."""
+PAPER = {"learning_rate": 0.01, "batch_size": 64, "drop_remainder": False}
+"""Fields of `training` at a point of the papers' grid."""
+
+SEARCHED = {"learning_rate": 0.1, "batch_size": 64, "drop_remainder": False}
+"""Fields of `training` that a search by validation chose."""
 
 SMALL_BATCHES = {"learning_rate": 0.01, "batch_size": 10, "drop_remainder": True}
 """Fields of `training` of most earlier runs."""
@@ -74,7 +81,12 @@ RELEASED = {
 }
 """Fields of `training` by which FedSSA's released script for five architectures trains."""
 
-RECIPES = {"paper": PAPER, "small_batches": SMALL_BATCHES, "released": RELEASED}
+RECIPES = {
+    "paper": PAPER,
+    "searched": SEARCHED,
+    "small_batches": SMALL_BATCHES,
+    "released": RELEASED,
+}
 
 
 def get_config(argument=None):
@@ -100,7 +112,7 @@ def set_clients(config, value):
 
 def set_recipe(config, value):
     if value not in RECIPES:
-        raise ValueError(f"recipe is {value!r}; it must be paper, small_batches or released")
+        raise ValueError(f"recipe is {value!r}; it must be one of {', '.join(RECIPES)}")
     config.training.update(RECIPES[value])
     # the code has no Fashion-MNIST, whose pixels stay as they are
     if value == "released" and config.dataset.name != "fashion_mnist":
@@ -144,6 +156,7 @@ def setting(dataset_name, fedral_blocks, argument, **setters):
     config.scoring.state = "trained"
     arguments = {"clients": set_clients, "recipe": set_recipe, **setters}
     config = apply_argument(config, argument, arguments, rounds=1)
+    config.partition.per_trial = True
     options = method_options(config, fedral_blocks)
     config.given = tuple(as_entry(method, fixed) for method, fixed in options.items())
     config.method = method_config(config.method.name, **options.get(config.method.name, {}))

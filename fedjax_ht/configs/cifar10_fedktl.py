@@ -10,6 +10,7 @@ r"""FedKTL with the generator of garments on 10,000 images of CIFAR-10: 20 clien
 Dirichlet 0.1, the generator trained on Fashion-MNIST. The small form of FedKTL's Table 1 for a
 machine without a GPU: the paper has all 60,000 images, eight large models and 1,000 rounds.
 
+Each trial has a split of its own; recorded runs share one, `--config.partition.per_trial=False`.
 Results and what they say: experiments/results/fedktl.md. Needs CIFAR-10 (python or binary version)
 in `data/`.
 """
@@ -26,4 +27,6 @@ def get_config(argument=None):
     config.partition = partition_config("practical", alpha=0.1)
     config.rounds = 50
     config.evaluate.every = 5
-    return apply_argument(config, argument, rounds=1)
+    config = apply_argument(config, argument, rounds=1)
+    config.partition.per_trial = True
+    return config

@@ -14,8 +14,8 @@ and along what clients are pulled to the global prototypes:
                           the released code: mean square between sample and prototype, lambda 10
 
 FedTGP's authors' script has lambda 10, and their code starts clients of one architecture from the
-same weights, so that the published numbers are of the second with `shared_init`. Results and what
-they say: experiments/results/fedtgp.md.
+same weights, so that the published numbers are of the second with `shared_init`. Each trial has a
+split of its own. Results and what they say: experiments/results/fedtgp.md.
 
 Needs CIFAR-10 (python or binary version) in `data/`.
 """
@@ -38,4 +38,6 @@ def setting(partition, argument):
     config.evaluate.every = 5
     if "method=" not in (argument or ""):
         config.compare = FORMS
-    return apply_argument(config, argument, rounds=1)
+    config = apply_argument(config, argument, rounds=1)
+    config.partition.per_trial = True
+    return config

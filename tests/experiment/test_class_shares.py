@@ -35,7 +35,7 @@ def test_a_bad_number_of_clients_is_one_line(value):
 
 
 @CONFIGS
-@pytest.mark.parametrize("recipe", ["paper", "small_batches", "released"])
+@pytest.mark.parametrize("recipe", ["paper", "searched", "small_batches", "released"])
 def test_every_method_has_the_same_training_and_starts_from_shared_weights(file, recipe):
     """A table compares methods; what they are trained by is not chosen method by method."""
     trainings = set()
@@ -50,17 +50,25 @@ def test_every_method_has_the_same_training_and_starts_from_shared_weights(file,
 
 
 @CONFIGS
-def test_the_default_recipe_is_the_point_that_the_search_chose(file):
+def test_the_default_recipe_is_a_point_of_the_papers_grid(file):
+    """Both texts have plain SGD at 0.01; a search by validation chose 0.1."""
     assert file.get_config("recipe=paper").to_json() == file.get_config().to_json()
-    training, before = file.get_config().training, file.get_config("recipe=small_batches").training
-    assert (training.momentum, training.epochs) == (before.momentum, before.epochs) == (0.0, 1)
-    assert (training.learning_rate, training.batch_size, training.drop_remainder) == (
-        0.1,
-        64,
-        False,
-    )
-    assert (before.learning_rate, before.batch_size, before.drop_remainder) == (0.01, 10, True)
-    assert file.get_config("recipe=small_batches,recipe=paper").training == training
+    fields = ("learning_rate", "batch_size", "drop_remainder", "momentum", "epochs", "optimizer")
+    for recipe, expected in (
+        ("paper", (0.01, 64, False)),
+        ("searched", (0.1, 64, False)),
+        ("small_batches", (0.01, 10, True)),
+    ):
+        training = file.get_config(f"recipe={recipe}").training
+        assert tuple(training[name] for name in fields) == (*expected, 0.0, 1, "sgd")
+    again = file.get_config("recipe=small_batches,recipe=paper").training
+    assert again == file.get_config().training
+
+
+@CONFIGS
+@pytest.mark.parametrize("partition", ["class_shares", "practical"])
+def test_each_trial_has_a_split_of_its_own(file, partition):
+    assert file.get_config(f"partition={partition}").partition.per_trial
 
 
 @CONFIGS
@@ -100,7 +108,8 @@ def test_the_released_recipe_has_fedssas_released_t_stable(file, clients, stable
 @pytest.mark.parametrize("value", ["text", "code", ""])
 def test_a_bad_recipe_is_one_line(value):
     with pytest.raises(
-        ValueError, match=f"^recipe is '{value}'; it must be paper, small_batches or released$"
+        ValueError,
+        match=f"^recipe is '{value}'; it must be one of paper, searched, small_batches, released$",
     ):
         cifar10_class_shares.get_config(f"recipe={value}")
 

@@ -17,7 +17,7 @@ def test_both_forms_of_both_methods_stand_beside_local_training(file):
         (method, variant) for method in ("fedproto", "fedtgp") for variant in ("paper", "released")
     }
     assert forms == both | {("local", None)} and len(entries) == 5
-    assert file.get_config().partition.num_clients == 20
+    assert file.get_config().partition.num_clients == 20 and file.get_config().partition.per_trial
 
 
 @CONFIGS

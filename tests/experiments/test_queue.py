@@ -26,33 +26,40 @@ def test_a_command_makes_a_config_without_a_mistake(name):
     plan = PLANS[name]
     settled = settle(plan.config)
     assert len(settled.methods) == len(entries_of(plan.config)) > 0 and plan.rounds > 0
-    if name.endswith(("local", "fedtgp")):  # searches choose by validation
-        options = plan.config.partition.options
-        assert options.get("val_size") or options["val_share"]
 
 
 def test_the_rows_are_those_that_were_asked_for_in_their_order():
-    assert [row.number for row in ROWS] == list(range(1, 10))
-    assert len(PLANS["row1-local"].config.entries) == 8
-    assert PLANS["row1-local"].rounds == 8 * 152
-    assert PLANS["row2-local"].rounds == 8 * 38 + 4 * 38 + 2 * 76
-    entries = PLANS["row1-compare"].config.entries
-    assert entries == (
-        "local",
-        "fedssa",
-        "fedral:blocks=10",
-        "fedral:blocks=100",
-        "lg_fedavg",
-        "fedproto",
-        "fedtgp",
-    )
-    assert PLANS["row1-compare"].rounds == 500 * 7 and PLANS["row1-compare"].config.trials == 3
-    assert PLANS["row4-compare"].config.partition.options["classes_per_client"] == 10
-    assert PLANS["row9-parts"].config.entries[0] == "fedavg+dfrd:alpha=0.0"
+    """Row 6 is the leaderboard's, which has commands of its own."""
+    assert [row.number for row in ROWS] == [1, 2, 3, 4, 5, 7]
+    assert PLANS["two-classes-local"].rounds == 2 * 500
+    assert PLANS["practical-cifar10"].rounds == 4 * 500
+    assert PLANS["two-classes-seeds"].config.entries == ("local", "fedssa", "fedral:blocks=100")
+    assert PLANS["dfrd-parts"].config.entries[0] == "fedavg+dfrd:alpha=0.0"
+
+
+def test_seeds_have_splits_of_their_own():
     for name, plan in PLANS.items():
-        assert plan.config.training.drop_remainder != name.startswith(
-            ("row1-", "row2-", "row3-", "row4-")
-        )
+        partition = plan.config.partition
+        assert partition.per_trial or plan.config.trials == 1 or name.startswith("dfrd"), name
+    seeds = PLANS["two-classes-seeds"].config
+    search = PLANS["two-classes-local"].config
+    assert (seeds.seed, seeds.trials, search.seed) == (1, 2, 0)
+    assert seeds.partition.seed == search.partition.seed + 1
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PLANS if name.startswith(("level", "practical", "two", "fedral"))]
+)
+def test_runs_in_the_papers_setting_train_inside_its_grid(name):
+    """The texts fix plain SGD at 0.01; they search batches, epochs and rounds."""
+    settled = settle(PLANS[name].config)
+    options = PLANS[name].config.partition.options
+    assert options.get("val_size") or options["val_share"]  # searches choose by validation
+    for config in settled.configs.values():
+        training = config.training
+        assert (training.optimizer, training.learning_rate, training.momentum) == ("sgd", 0.01, 0.0)
+        assert training.batch_size in (32, 64, 512) and training.epochs in (1, 10)
+        assert not training.drop_remainder and config.rounds == 500
 
 
 def searched(folder, points):
@@ -63,19 +70,21 @@ def searched(folder, points):
 
 
 def test_a_comparison_takes_what_the_searches_chose(tmp_path):
-    """The points that searches of row 1 chose are entries that row 3 settles with."""
-    names = ["row1-local", "row1-fedssa", "row1-fedral100"]
+    """The points that searches of row 3 chose are entries that its comparison settles with."""
+    names = ["two-classes-local", "two-classes-fedssa", "two-classes-fedral"]
     entries = []
     for name in names:
         searched(tmp_path / name, list(PLANS[name].config.entries))
         entries.append(chosen(tmp_path / name, None, score="accuracy", by="best"))
-    (command,) = (row.commands[0] for row in ROWS if row.number == 3)
+    (command,) = (
+        command for row in ROWS for command in row.commands if command.name == "two-classes-seeds"
+    )
     before = command.arguments.partition(" --methods=")[0].split()
     plan, _ = plan_of("compare", [*before, f"--methods={','.join(entries)}"])
     settled = settle(plan.config)
     assert list(settled.methods) == entries
     training = [config.training for config in settled.configs.values()]
-    assert {(t.batch_size, t.learning_rate, t.epochs) for t in training} == {(512, 0.3, 10)}
+    assert {(t.batch_size, t.learning_rate, t.epochs) for t in training} == {(64, 0.01, 1)}
 
 
 def test_the_form_that_wins_is_taken_apart(tmp_path):
@@ -116,29 +125,22 @@ def test_a_choice_of_a_later_command_is_refused(tmp_path):
 
 
 def test_the_status_counts_rounds_of_runs_and_of_searches(tmp_path):
-    searched(tmp_path / "row1-local", ["local:training.batch_size=64", "local"])
+    searched(tmp_path / "two-classes-local", ["local:training.epochs=10", "local"])
     histories = {label: history(*[0.1] * rounds) for label, rounds in (("a", 51), ("b", 11))}
-    histories = {"fedproto": histories["a"], "fedtgp": histories["b"]}
-    write_run(tmp_path / "row5", histories, rounds=50, trials=3)
+    histories = {"fedtgp": histories["a"], "fedproto": histories["b"]}
+    write_run(tmp_path / "fedtgp-ten-clients", histories, rounds=50, trials=3)
     lines = {line[3]: line for line in table_of(ROWS, tmp_path).rows}
     assert list(lines) == list(PLANS)
-    assert lines["row1-local"][:3] == ["1", ROWS[0].settles, "3 + 7"]
-    assert lines["row1-local"][4:] == ["4", "1,216", "0", "done"]
-    assert lines["row1-compare"] == [
-        "",
-        "",
-        "",
-        "row1-compare",
-        "0",
-        "3,500",
-        "0, 1, 2",
-        "not begun",
-    ]
-    assert lines["row5"][4:] == ["60", "200", "0, 1, 2", "begun"]
+    (row,) = (row for row in ROWS if row.number == 3)
+    assert lines["two-classes-local"][:3] == ["3", row.settles, "13 + 24"]
+    assert lines["two-classes-local"][4:] == ["4", "1,000", "0", "done"]
+    name = "two-classes-seeds"
+    assert lines[name] == ["", "", "", name, "0", "1,500", "1, 2", "not begun"]
+    assert lines["fedtgp-ten-clients"][4:] == ["60", "750", "0, 1, 2", "begun"]
 
 
 FEDJAX_HT = """#!/bin/sh
-case "$*" in *--workdir=*/row1-local*) test -e "$RUNS/healed" || exit 2;; esac
+case "$*" in *--workdir=*/level-cifar10*) test -e "$RUNS/healed" || exit 2;; esac
 echo "$@" >> "$RUNS/called"
 """
 
@@ -167,11 +169,11 @@ def test_make_works_the_commands_off_once_each_and_goes_on_after_a_failure(tmp_p
         assert all(line.endswith(" --config.devices=1") for line in lines)
         return [line.partition(f" --workdir={runs}/")[2].split()[0] for line in lines]
 
-    assert make() == 2  # row1-local fails
-    assert called() == [name for name in PLANS if name != "row1-local"]
+    assert make() == 2  # the first fails
+    assert called() == [name for name in PLANS if name != "level-cifar10"]
     assert " --methods=local " in (runs / "called").read_text()
     (runs / "healed").touch()
-    assert make() == 0 and called()[-1] == "row1-local" and len(called()) == len(PLANS)
+    assert make() == 0 and called()[-1] == "level-cifar10" and len(called()) == len(PLANS)
     assert make() == 0 and len(called()) == len(PLANS)
 
 
