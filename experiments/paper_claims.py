@@ -1,14 +1,18 @@
-"""Reads experiments/results/claims.toml: the papers' headline claims, and which of them stand here.
+"""Reads experiments/results/claims.toml: the papers' headline claims, and which of them hold here.
 
-Its head explains the fields; `experiments.paper_tables` makes the table of papers.md of it. A claim
-that one method is above another stands by one rule, which `decided` is.
+Its head explains the fields; `experiments.paper_tables` makes the table of papers.md. Whether one
+method is above another is decided by one rule, `verdict`.
 """
 
+import math
 import statistics
 import tomllib
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
+
+from scipy.special import stdtrit
 
 from experiments.evaluations import read_evaluations
 from experiments.paper_manifest import filled
@@ -16,9 +20,13 @@ from experiments.rows import late_mean
 from fedjax_ht.report.table import Table
 from fedjax_ht.simulation.rows import evaluated
 
-VERDICTS = ("reproduced", "refuted", "open")
+SMALL = " in a small form"
+VERDICTS = ("reproduced", "contradicted", f"reproduced{SMALL}", f"contradicted{SMALL}", "open")
 SEEDS = 3
-"""Fewest seeds that decide an order."""
+"""Fewest seeds of an interval that counts."""
+AGREEING = 5
+"""Fewest seeds that count by their agreement alone."""
+LEVEL = 0.95
 HEAD = ("claim", "the paper", "seen here", "verdict", "what decides it", "core-hours")
 
 
@@ -34,9 +42,9 @@ class Order(NamedTuple):
     than_csv: str = ""
     score: str = "accuracy"
     than_score: str = ""
-    published_form: bool = False
+    distance: int = 1
+    own_splits: bool = False
     todays_code: bool = True
-    papers_setting: bool = False
 
 
 class Claim(NamedTuple):
@@ -45,7 +53,7 @@ class Claim(NamedTuple):
     paper: str
     claim: str
     published: str
-    verdict: str
+    verdict: str = ""
     orders: Sequence[Order] = ()
     seen: str = ""
     decides: str = ""
@@ -53,28 +61,38 @@ class Claim(NamedTuple):
 
 
 class Lead(NamedTuple):
-    """A method's lead in points, means over the seeds that both methods have.
+    """A method's lead in points, seed by seed.
 
     Attributes:
       best: between the rounds that are best for each.
       late: between the means over the last third of the rounds.
-      seeds: their number.
     """
 
-    best: float
-    late: float
-    seeds: int
+    best: Sequence[float]
+    late: Sequence[float]
+
+
+class Verdict(NamedTuple):
+    """What runs say of a claim.
+
+    Attributes:
+      verdict: one of `VERDICTS`.
+      opposed: orders further from the paper's setting that say the opposite.
+    """
+
+    verdict: str
+    opposed: Sequence[Order] = ()
 
 
 def read_claims(path: Path, results: Path) -> list[Claim]:
-    """Reads the claims, and holds their verdicts against the runs.
+    """Reads the claims; `verdict` of a claim with orders is what its runs say.
 
     Args:
       path: of the file.
       results: folder of its CSVs.
 
     Raises:
-      ValueError: the file has a mistake, or a verdict is not what the runs say. One line.
+      ValueError: the file has a mistake. One line.
     """
     try:
         fields = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -84,46 +102,93 @@ def read_claims(path: Path, results: Path) -> list[Claim]:
     for values in fields.get("claims", ()):
         claim = filled(Claim, values, "claims")
         orders = [filled(Order, order, claim.claim) for order in values.get("orders", ())]
-        claims.append(claim._replace(orders=orders))
-        check_claim(claims[-1], results)
+        claims.append(settled(claim._replace(orders=orders), results))
     return claims
 
 
-def check_claim(claim: Claim, results: Path) -> None:
-    """Raises a ValueError where a claim's verdict is not what `decided` says of its runs."""
-    if claim.verdict not in VERDICTS:
+def settled(claim: Claim, results: Path) -> Claim:
+    """Returns the claim with its verdict.
+
+    Raises:
+      ValueError: a field is missing, unknown, or given beside runs that decide. One line.
+    """
+    if bool(claim.orders) == bool(claim.verdict):
+        raise ValueError(f"{claim.claim}: give either `orders`, whose runs decide, or `verdict`")
+    if not claim.orders and not claim.seen:
+        raise ValueError(f"{claim.claim}: `seen` or `orders` must say what was seen")
+    if claim.orders:
+        leads = [(order, lead(order, results)) for order in claim.orders]
+        found = verdict(leads)
+        text = found.verdict
+        if found.opposed:
+            text += f"; the opposite further away ({found.opposed[0].what})"
+        claim = claim._replace(verdict=text)
+    elif claim.verdict not in VERDICTS:
         raise ValueError(
             f"{claim.claim}: the verdict is {claim.verdict!r}; it must be one of "
             f"{', '.join(VERDICTS)}"
         )
-    if not claim.orders and not claim.seen:
-        raise ValueError(f"{claim.claim}: `seen` or `orders` must say what was seen")
     if claim.verdict == "open" and not (claim.decides and claim.hours):
         raise ValueError(f"{claim.claim} is open: `decides` and `hours` must say what decides it")
-    if not claim.orders:  # of one run's figure, or of messages
-        return
-    verdicts = {decided(order, lead(order, results)) for order in claim.orders} - {"open"}
-    expected = verdicts.pop() if len(verdicts) == 1 else "open"
-    if claim.verdict != expected:
-        raise ValueError(f"{claim.claim}: the verdict is {claim.verdict}; by its runs {expected}")
+    return claim
 
 
-def decided(order: Order, lead: Lead) -> str:
-    """Returns what two methods' runs say of a claim that the first is above the second.
+def verdict(leads: Sequence[tuple[Order, Lead]]) -> Verdict:
+    """Decides a claim that one method is above another.
 
-    Both measures must agree, on at least `SEEDS` seeds, by today's code, in the form that the
-    published numbers are of. What is below is refuted in the paper's setting alone.
+    The orders at the smallest distance at which any lead counts decide, and must agree. Distance 0
+    is the paper's setting; further away a claim holds or fails in a small form.
     """
-    comparable = order.published_form and order.todays_code and lead.seeds >= SEEDS
-    if comparable and min(lead.best, lead.late) > 0:
-        return "reproduced"
-    if comparable and order.papers_setting and max(lead.best, lead.late) < 0:
-        return "refuted"
-    return "open"
+
+    def distance(counted: tuple[Order, int]) -> int:
+        return counted[0].distance
+
+    counted = sorted([(order, direction(order, lead)) for order, lead in leads], key=distance)
+    for nearest, group in groupby(counted, distance):
+        signs = {sign for _, sign in group}
+        if signs == {0}:
+            continue
+        if len(signs) > 1:
+            return Verdict("open")
+        (sign,) = signs
+        found = "reproduced" if sign > 0 else "contradicted"
+        opposed = [order for order, other in counted if other == -sign]
+        return Verdict(found + SMALL * (nearest > 0), opposed)
+    return Verdict("open")
+
+
+def direction(order: Order, lead: Lead) -> int:
+    """Returns 1 where a lead counts, -1 where the opposite does, and 0 where neither does.
+
+    Both scores must count, every seed must have its own split, and today's code must make the runs.
+    """
+    best, late = sign_of(lead.best), sign_of(lead.late)
+    return best if best == late and order.own_splits and order.todays_code else 0
+
+
+def sign_of(differences: Sequence[float]) -> int:
+    """Returns the sign of a mean difference that is beyond its interval, or that of all seeds where
+    there are `AGREEING`; 0 of neither."""
+    if len(differences) >= AGREEING:
+        if min(differences) > 0:
+            return 1
+        if max(differences) < 0:
+            return -1
+    if len(differences) < SEEDS:
+        return 0
+    mean, half = statistics.mean(differences), half_interval(differences)
+    return (mean > half) - (mean < -half)
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Computes half of the width of Student's interval of a mean."""
+    count = len(values)
+    quantile = float(stdtrit(count - 1, (1 + LEVEL) / 2))
+    return quantile * statistics.stdev(values) / math.sqrt(count)
 
 
 def lead(order: Order, results: Path) -> Lead:
-    """Computes the lead of the first method over the second.
+    """Computes the lead of the first method over the second, of the seeds that both have.
 
     Raises:
       ValueError: there are no such runs.
@@ -134,11 +199,11 @@ def lead(order: Order, results: Path) -> Lead:
     seeds = sorted(set(first) & set(second))
     if not seeds:
         raise ValueError(f"{order.csv} has no {order.method!r} and {order.than!r} of one seed")
-    leads = [
-        statistics.mean(first[seed][measure] - second[seed][measure] for seed in seeds)
+    best, late = (
+        [100 * (first[seed][measure] - second[seed][measure]) for seed in seeds]
         for measure in (0, 1)
-    ]
-    return Lead(100 * leads[0], 100 * leads[1], len(seeds))
+    )
+    return Lead(best, late)
 
 
 def scores_of(path: Path, dataset: str, method: str, score: str) -> dict[int, tuple[float, float]]:
@@ -162,17 +227,27 @@ def claims_markdown(claims: Sequence[Claim], results: Path) -> str:
         seen = [sentence(order, lead(order, results)) for order in claim.orders]
         if claim.seen:
             seen.append(" ".join(claim.seen.split()))
-        verdict = f"**{claim.verdict}**"
         about = f"{claim.paper}: {' '.join(claim.claim.split())}"
         decides = " ".join(claim.decides.split())
-        rows.append([about, claim.published, "; ".join(seen), verdict, decides, claim.hours])
-    counts = []
-    for verdict in VERDICTS:
-        counts.append(f"{sum(claim.verdict == verdict for claim in claims)} {verdict}")
-    return f"Of {len(claims)} claims: {', '.join(counts)}.\n\n{Table(HEAD, rows).markdown()}"
+        cells = [about, claim.published, "; ".join(seen), f"**{claim.verdict}**", decides]
+        rows.append([*cells, claim.hours])
+    found = [claim.verdict.partition(";")[0] for claim in claims]
+    counts = ", ".join(f"{found.count(kind)} {kind}" for kind in VERDICTS)
+    return f"Of {len(claims)} claims: {counts}.\n\n{Table(HEAD, rows).markdown()}"
 
 
 def sentence(order: Order, lead: Lead) -> str:
     """Says what was seen of an order."""
-    seeds = "1 seed" if lead.seeds == 1 else f"{lead.seeds} seeds"
-    return f"[{order.what}]({order.page}): best {lead.best:+.2f}, late {lead.late:+.2f}, {seeds}"
+    seeds = len(lead.best)
+    about = "1 seed" if seeds == 1 else f"{seeds} seeds"
+    if seeds > 1:
+        about += ", a split each" if order.own_splits else ", one split"
+    return (
+        f"[{order.what}]({order.page}): best {points(lead.best)}, late {points(lead.late)}, {about}"
+    )
+
+
+def points(values: Sequence[float]) -> str:
+    """Formats a mean, with half of its interval where there are enough seeds."""
+    mean = f"{statistics.mean(values):+.2f}"
+    return f"{mean} ± {half_interval(values):.2f}" if len(values) >= SEEDS else mean

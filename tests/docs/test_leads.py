@@ -2,7 +2,10 @@
 
 import statistics
 
-from tests.docs.results import differences, late, margins, percents, text_of
+import pytest
+
+from experiments.paper_claims import points
+from tests.docs.results import ROOT, differences, late, margins, percents, rows_of, text_of
 
 HAR = ("fedtgp", "fd", "fedssa", "lg_fedavg")
 
@@ -77,6 +80,48 @@ def test_todays_fedktl_beside_fedproto_and_fedtgp():
     assert f"{best:.1f} points above in the best round, {-last:.1f} below in the last third" in page
     best, last = leads("fedproto", "local")
     assert f"FedProto is {-best:.1f} and {-last:.1f} below." in page
+
+
+@pytest.mark.parametrize(
+    ("label", "options"),
+    [
+        ("no margin", "margin=0.0"),
+        ("margin fixed at 100", "margin=100.0"),
+        ("no F", "use_f=false"),
+        ("tau 1", "tau=1.0"),
+        ("1 server epoch", "server_epochs=1"),
+    ],
+)
+def test_what_fedtgps_parts_are_worth_by_seed(label, options):
+    runs = percents("fedtgp_parts.csv", "accuracy", "cifar10")
+    cells = []
+    for measure in (lambda history: max(history.values()), late):
+        leads = [
+            measure(runs["fedtgp"][seed]) - measure(runs[f"fedtgp {options}"][seed])
+            for seed in range(3)
+        ]
+        cells += [", ".join(f"{lead:+.2f}" for lead in leads), points(leads)]
+    assert [row[1:5] for row in rows_of("fedtgp.md") if row[0] == label][-1] == cells
+
+
+def test_the_readmes_leads_of_the_quickstart():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    best, chosen = (
+        [
+            statistics.mean(differences("quickstart.csv", column, method, "local@tuned"))
+            for method in ("fedapen", "fedssa@tuned")
+        ]
+        for column in ("best", "by_validation")
+    )
+    assert f"FedAPEN leads by {best[0]:.2f} points in it" in text
+    assert f"and FedSSA by {best[1]:.2f} (" in text
+    assert f"validation chooses by {chosen[0]:.2f} and {chosen[1]:.2f} (" in text
+    for entry in ("fedssa@tuned", "lg_fedavg@tuned", "local@tuned"):
+        leads = [
+            differences("demo.csv", column, entry, "local@tuned")
+            for column in ("best", "by_validation")
+        ]
+        assert leads[0] == leads[1]  # as the caption of the demo says
 
 
 def test_the_papers_order_of_dfrds_rows_by_either_measure():

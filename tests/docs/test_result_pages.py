@@ -26,17 +26,17 @@ PAPERS = ("fedtgp.md", "fedktl.md", "class_shares.md", "dfrd.md")
 
 @pytest.mark.parametrize("page", PAPERS)
 def test_a_papers_page_begins_with_what_holds(page):
-    """Eleven lines: the paper's form here, and what is reproduced, refuted or open, each with its
-    run, by the rule of papers.md."""
+    """Eleven lines: the paper's form here, and what is reproduced, contradicted or open, each with
+    its run, by the rule of papers.md."""
     lines = (RESULTS / page).read_text(encoding="utf-8").splitlines()[:11]
     form, *claims = "\n".join(lines).split("\n* ")
     assert re.search(r"papers?'s? form here", form)
     assert [claim for claim in claims if not re.search(r"\]\([#\w./]", claim)] == []
     assert [
-        claim for claim in claims if not re.match(r"\*\*(Reproduced|Refuted|Open)", claim)
+        claim for claim in claims if not re.match(r"\*\*(Reproduced|Contradicted|Open)", claim)
     ] == []
     head = "\n".join(claims)
-    assert "(papers.md#when-a-claim-stands)" in head and "efuted" in head
+    assert "(papers.md#when-a-claim-stands)" in head and "ontradicted" in head
 
 
 @pytest.mark.parametrize("name", ["local", "FedProto", "FedTGP"])

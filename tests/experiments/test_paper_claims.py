@@ -1,10 +1,23 @@
-"""The papers' headline claims: their table is made of the runs, and a verdict obeys the one rule."""
+"""The papers' headline claims: the runs make their table, and one rule decides every verdict."""
 
 from pathlib import Path
 
 import pytest
 
-from experiments.paper_claims import Claim, Lead, Order, check_claim, decided, lead, read_claims
+from experiments.paper_claims import (
+    Claim,
+    Lead,
+    Order,
+    claims_markdown,
+    direction,
+    half_interval,
+    lead,
+    read_claims,
+    sentence,
+    settled,
+    sign_of,
+    verdict,
+)
 from experiments.paper_tables import with_claims
 from tests.docs.links import assert_links_lead_to_headings
 
@@ -47,44 +60,119 @@ def test_every_paper_has_claims():
 def test_a_lead_is_of_the_best_round_and_of_the_last_third(results):
     """Round 30 alone is in the last third of 30; seed 1 has one method only."""
     leads = lead(an_order(), results)
-    assert (round(leads.best, 9), round(leads.late, 9), leads.seeds) == (30.0, -20.0, 1)
+    assert leads.best == pytest.approx([30.0]) and leads.late == pytest.approx([-20.0])
     with pytest.raises(ValueError, match="no 'a' and 'c' of one seed"):
         lead(an_order()._replace(than="c"), results)
 
 
-AHEAD, BEHIND, SWINGS = Lead(1.0, 0.5, 3), Lead(-1.0, -0.5, 3), Lead(1.0, -0.5, 3)
+def test_half_an_interval_is_students():
+    """Tables have 4.303 for three values and 2.776 for five; deviations are those of samples."""
+    assert half_interval([1.0, 2.0, 3.0]) == pytest.approx(4.303 / 3**0.5, rel=1e-3)
+    assert half_interval([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.776 * 0.5**0.5, rel=1e-3)
+
+
+UP, DOWN = [1.0, 1.1, 0.9], [-1.0, -1.1, -0.9]
+WIDE = [0.1, 0.2, 3.0]  # all above 0, and the interval holds 0
+AHEAD, BEHIND, LEVEL = Lead(UP, UP), Lead(DOWN, DOWN), Lead(UP, WIDE)
 
 
 @pytest.mark.parametrize(
-    ("measured", "changes", "verdict"),
+    ("differences", "sign"),
     [
-        (AHEAD, {}, "reproduced"),
-        (SWINGS, {}, "open"),
-        (AHEAD._replace(seeds=2), {}, "open"),
-        (AHEAD, {"published_form": False}, "open"),
-        (AHEAD, {"todays_code": False}, "open"),
-        (BEHIND, {}, "open"),
-        (BEHIND, {"papers_setting": True}, "refuted"),
-        (BEHIND._replace(seeds=2), {"papers_setting": True}, "open"),
-        (Lead(-1.0, 0.5, 3), {"papers_setting": True}, "open"),
+        (UP, 1),
+        (DOWN, -1),
+        (WIDE, 0),
+        ([-0.5, 0.1, 0.5], 0),
+        ([1.0, 1.0], 0),  # two seeds
+        ([0.1, 0.2, 0.3, 9.0], 0),  # four that agree
+        ([0.1, 0.2, 0.3, 0.1, 9.0], 1),  # five that agree
+        ([-0.1, -0.2, -0.3, -0.1, -9.0], -1),
+        ([-0.1, 0.2, 0.3, 0.1, 9.0], 0),
+        ([-0.1, 1.0, 1.1, 0.9, 1.0], 1),  # four of five, beyond the interval
     ],
 )
-def test_the_rule(measured, changes, verdict):
-    order = an_order(**({"published_form": True} | changes))
-    assert decided(order, measured) == verdict
+def test_a_lead_counts_beyond_its_interval_or_where_five_agree(differences, sign):
+    assert sign_of(differences) == sign
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("measured", "changes", "sign"),
     [
-        ({"verdict": "likely"}, "the verdict is 'likely'; it must be one of reproduced, refuted"),
-        ({"orders": (), "seen": ""}, "`seen` or `orders` must say what was seen"),
-        ({"hours": ""}, "it is open: `decides` and `hours` must say what decides it"),
-        ({"verdict": "reproduced"}, "the verdict is reproduced; by its runs open"),
+        (AHEAD, {}, 1),
+        (BEHIND, {}, -1),
+        (LEVEL, {}, 0),
+        (Lead(WIDE, UP), {}, 0),
+        (Lead(UP, DOWN), {}, 0),
+        (AHEAD, {"own_splits": False}, 0),
+        (BEHIND, {"own_splits": False}, 0),
+        (AHEAD, {"todays_code": False}, 0),
     ],
 )
-def test_a_verdict_that_the_runs_do_not_bear_is_refused(results, changes, message):
-    claim = Claim("X", "it", "+1", "open", (an_order(),), decides="runs", hours="1")
-    check_claim(claim, results)
+def test_both_scores_count_on_splits_of_their_own(measured, changes, sign):
+    assert direction(an_order(**({"own_splits": True} | changes)), measured) == sign
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected", "opposed"),
+    [
+        ([(0, AHEAD)], "reproduced", 0),
+        ([(0, BEHIND)], "contradicted", 0),
+        ([(1, AHEAD)], "reproduced in a small form", 0),
+        ([(1, BEHIND)], "contradicted in a small form", 0),
+        ([(0, LEVEL)], "open", 0),
+        ([], "open", 0),
+        # the nearest runs that decide outweigh those further away, in whatever order they come
+        ([(2, BEHIND), (0, AHEAD)], "reproduced", 1),
+        ([(0, BEHIND), (1, AHEAD)], "contradicted", 1),
+        ([(1, AHEAD), (2, BEHIND), (3, BEHIND)], "reproduced in a small form", 2),
+        ([(1, BEHIND), (3, AHEAD)], "contradicted in a small form", 1),
+        ([(0, LEVEL), (1, AHEAD)], "reproduced in a small form", 0),
+        ([(0, LEVEL), (1, BEHIND)], "contradicted in a small form", 0),
+        ([(0, AHEAD), (1, AHEAD)], "reproduced", 0),
+        # equally near runs must agree
+        ([(1, AHEAD), (1, BEHIND)], "open", 0),
+        ([(1, AHEAD), (1, LEVEL)], "open", 0),
+        ([(1, AHEAD), (1, LEVEL), (2, BEHIND)], "open", 0),
+        ([(1, AHEAD), (1, AHEAD)], "reproduced in a small form", 0),
+    ],
+)
+def test_the_verdict_in_every_direction(rows, expected, opposed):
+    leads = [(an_order(distance=distance, own_splits=True), lead) for distance, lead in rows]
+    decided = verdict(leads)
+    assert (decided.verdict, len(decided.opposed)) == (expected, opposed)
+
+
+def test_a_claim_says_what_its_runs_do(tmp_path):
+    lines = ["dataset,method,seed,round,accuracy"]
+    for seed, score in enumerate((0.90, 0.91, 0.92)):
+        for method, value in (("a", score), ("b", 0.5), ("c", 0.99)):
+            lines.append(f"digits,{method},{seed},10,{value}")
+    (tmp_path / "runs.csv").write_text("\n".join(lines) + "\n")
+    near = an_order(distance=0, own_splits=True)
+    far = near._replace(what="other", than="c", distance=1)
+    claim = settled(Claim("X", "it", "+1", orders=(near, far)), tmp_path)
+    assert claim.verdict == "reproduced; the opposite further away (other)"
+    assert "1 reproduced, 0 contradicted, " in claims_markdown([claim], tmp_path)
+    assert sentence(near, lead(near, tmp_path)) == (
+        "[all](page.md): best +41.00 ± 2.48, late +41.00 ± 2.48, 3 seeds, a split each"
+    )
+
+
+OPEN = Claim("X", "it", "+1", orders=(an_order(),), decides="runs", hours="1")
+COUNTED = Claim("X", "it", "+1", verdict="reproduced", seen="counted")
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        (COUNTED._replace(verdict="likely"), "the verdict is 'likely'; it must be one of reprod"),
+        (COUNTED._replace(seen=""), "`seen` or `orders` must say what was seen"),
+        (COUNTED._replace(verdict=""), "give either `orders`, whose runs decide, or `verdict`"),
+        (OPEN._replace(verdict="open"), "give either `orders`, whose runs decide, or `verdict`"),
+        (OPEN._replace(hours=""), "it is open: `decides` and `hours` must say what decides it"),
+    ],
+)
+def test_a_mistake_in_a_claim_is_one_line(results, claim, message):
+    assert settled(OPEN, results).verdict == "open" and settled(COUNTED, results) == COUNTED
     with pytest.raises(ValueError, match=message):
-        check_claim(claim._replace(**changes), results)
+        settled(claim, results)
