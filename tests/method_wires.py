@@ -328,11 +328,11 @@ def label_indices(sent: Sent, participants, arrived) -> Sent:
 
 
 def fedpac_metadata(sent: Sent, participants, arrived) -> Sent:
-    """Counts the number of samples and an index for each of a client's classes, and down one for
-    each class mean."""
+    """Counts the samples of each class and an index for each of a client's classes, and down one
+    for each class mean."""
     model = model_wire(participants, arrived, [])
     up, _ = label_indices(sent, participants, arrived)
-    return Sent(COUNT * len(arrived) + up, INDEX * (sent.down - model.down) // FEATURE_DIM)
+    return Sent(COUNTS * len(arrived) + up, INDEX * (sent.down - model.down) // FEATURE_DIM)
 
 
 def public_indices(width: int) -> Callable:

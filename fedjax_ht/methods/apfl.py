@@ -11,18 +11,21 @@
     paper:   https://arxiv.org/abs/2003.13461
 
 Settled here:
-* v_i is what is trained and kept; the mixture is made anew for each batch and score. PFLlib stores
-  the mixture as v_i after every epoch, so that mixtures pile up, and trains v_i on a loss of its
-  own; FL-bench mixes logits, and leaves gradients of the first backward pass in the second.
+* v_i is what is trained and kept; the mixture is made anew for each batch and score. The authors'
+  code (MLOPTPSU/FedTorch) and FL-bench mix logits in place of parameters, and FL-bench leaves
+  gradients of the first backward pass in the second. PFLlib stores the mixture as v_i after every
+  round, so that mixtures pile up, and trains v_i on a loss of its own.
 * v_i starts as the first w that the client receives; alpha_i starts at `alpha`, 0.5. PFLlib's 1.0
   is a model without a share of w.
-* alpha_i is learned at every step by the clients' optimiser, whose weight decay, if any, shrinks
-  it, too; learned=False keeps it.
+* alpha_i takes a step with every batch, as the text's equation. alpha_every="round" takes that of a
+  round's first batch alone, as the authors' code does, which also adds 0.02 alpha_i to the slope;
+  alpha_every="never" keeps `alpha`. Its optimiser is the clients', whose weight decay, if any,
+  shrinks it too.
 * The paper has one architecture; here every architecture has a mean of its own, by samples. Batch
   statistics of w_i and of the mixture stay with each client, as in `fedavg`.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -49,12 +52,29 @@ def mixture(share: jax.Array, personal: PyTree, shared: PyTree) -> PyTree:
     return jax.tree.map(lambda v, w: share * v + (1 - share) * w, personal, shared)
 
 
+def first_step_of(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Takes an optimizer's first step of a round, whose state is made anew, and no other."""
+
+    def init(params):
+        return jnp.bool_(True), optimizer.init(params)
+
+    def update(updates, state, params=None):
+        first, state = state
+        updates, state = optimizer.update(updates, state, params)
+        return jax.tree.map(lambda u: jnp.where(first, u, 0), updates), (
+            jnp.zeros_like(first),
+            state,
+        )
+
+    return optax.GradientTransformation(init, update)
+
+
 @checked
 def apfl(
     training: LocalTraining,
     *,
     alpha: Annotated[Share, SearchRange(0.0, 1.0, log=False)] = 0.5,
-    learned: bool = True,
+    alpha_every: Literal["step", "round", "never"] = "step",
     weighting: Weighting = "samples",
 ) -> Method:
     """Makes APFL, whose algorithm the module's docstring gives.
@@ -62,15 +82,17 @@ def apfl(
     Args:
       training: local training, of both models and of the share.
       alpha: every client's first share of its own model.
-      learned: clients learn their share; False keeps the first.
+      alpha_every: the steps at which a client learns its share: all, the first of a round as in the
+        authors' code, or none.
       weighting: weights of the mean, the clients' numbers of training samples or equal.
     """
     optimizer = training.optimizer
-    optimizers = {
-        "own": optimizer,
-        "shared": optimizer,
-        "beside": in_unit_interval(optimizer) if learned else optax.set_to_zero(),
+    of_share = {
+        "step": in_unit_interval(optimizer),
+        "round": in_unit_interval(first_step_of(optimizer)),
+        "never": optax.set_to_zero(),
     }
+    optimizers = {"own": optimizer, "shared": optimizer, "beside": of_share[alpha_every]}
 
     def init_client(bucket, ctx):
         return init_both(bucket, ctx) | {"share": jnp.asarray(alpha, jnp.float32)}

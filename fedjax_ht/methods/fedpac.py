@@ -5,9 +5,9 @@
              V_i = (mean |phi|^2 - sum_c |h_i^c|^2) / n_i; trains the head for an epoch, the
              extractor being fixed, then the extractor for local epochs on CE and lam times the mean
              square to P of the sample's class, the head being fixed; uploads both, h_i, V_i and its
-             class means
-    server:  base <- sum_i n_i base_i / sum_i n_i; P^c <- the mean of c's uploads; for each client i
-             that sent, head_i <- sum_j a_j head_j, a on the simplex minimising
+             class means m_i^c, with their numbers of samples n_i^c
+    server:  base <- sum_i n_i base_i / sum_i n_i; P^c <- sum_i n_i^c m_i^c / sum_i n_i^c; for each
+             client i that sent, head_i <- sum_j a_j head_j, a on the simplex minimising
              sum_j a_j^2 V_j + |h_i - sum_j a_j h_j|^2
     predict: the averaged extractor and the client's head
     up:      W + 2 C_i K + 1: the model, h_i and class means, V_i
@@ -18,19 +18,24 @@
 
 Settled here:
 * a^T (diag(V) + D_i) a of the paper, with D_i[j, l] = <h_i - h_j, h_i - h_l>, is the sum above for
-  any a on the simplex. It is minimised by accelerated projected gradients instead of a solver of
-  quadratic programs; shares below 0.001 count as 0, and the rest is not scaled up, as released.
-* h_i and class means are taken in evaluation mode; h_i before training, class means after. A class
-  that nobody sent keeps its P.
-* A client's head is the server's newest for it. Released code takes another client's head where not
-  all take part: it counts by ids where it stores by order.
-* lam is 1. The mean square is over entries, as in PFLlib.
+  any a on the simplex. Accelerated projected gradients minimise it, instead of a solver of
+  quadratic programs. As in the authors' code (JianXu95/FedPAC), shares below 0.001 become 0 and the
+  rest is divided by its sum.
+* variant="pfllib" is PFLlib's form: class means weigh alike, whatever their numbers of samples, and
+  the shares left are not divided by their sum.
+* h_i and class means are taken in evaluation mode; h_i before training, class means after.
+* A class that nobody sent keeps its P, and a class without P pulls nothing, as in PFLlib. The
+  authors' code pulls such samples to the client's own class mean before training.
+* The head trains at the rate of the extractor. The authors' code gives it 0.1 whatever that is.
+* Statistics, heads and clients are matched by id. PFLlib draws the order of uploaded heads anew and
+  keeps statistics in the order of selection, so that a client gets the shares of another.
+* lam is 1, and the mean square is over entries, as in both codes.
 * The paper has one architecture; here every architecture has all of this by itself. Batch
   statistics stay with each client, as in `fedavg`.
 """
 
 import dataclasses
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,8 +54,10 @@ from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import sample_prototype_mse
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.architectures import groups_of, init_parts, joined, part_for
-from fedjax_ht.methods.shared.averaging import client_weights, sent_samples, weighted_mean
+from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 from fedjax_ht.methods.shared.supervised import train_model
+
+Variant = Literal["paper", "pfllib"]
 
 ITERATIONS = 500
 """Accelerated steps towards the shares a; the value is then within 2 L / 500^2 of the least."""
@@ -66,13 +73,13 @@ class Uplink(NamedTuple):
       params: the client's model {"base", "head"}.
       classes: Masked float32 [C, 2 K], of each class h_i and behind it the class mean.
       variance: float32 scalar, V_i.
-      num_samples: Metadata(int32), the client's number of training samples.
+      label_counts: Metadata(int32 [C]), the client's training samples by class.
     """
 
     params: PyTree
     classes: Masked
     variance: jax.Array
-    num_samples: Metadata | tuple
+    label_counts: Metadata
 
 
 class Server(NamedTuple):
@@ -98,14 +105,17 @@ def onto_simplex(values: jax.Array, valid: jax.Array) -> jax.Array:
     return jnp.where(valid, jnp.maximum(values - excess[kept - 1], 0), 0)
 
 
-def head_shares(rows: jax.Array, variances: jax.Array, valid: jax.Array) -> jax.Array:
-    """Computes every client's shares of the heads.
+def head_shares(
+    rows: jax.Array, variances: jax.Array, valid: jax.Array, *, scaled: bool
+) -> jax.Array:
+    """Computes every client's shares of the heads; those below `LEAST_SHARE` become 0.
 
     Args:
       rows: float [P, D], each client's h.
       variances: float [P], each client's V.
       valid: bool [P], clients that arrived and have samples; others have no shares, and none of
         them.
+      scaled: the shares left are divided by their sum.
 
     Returns:
       float32 [P, P], row i the shares a of client i.
@@ -126,7 +136,10 @@ def head_shares(rows: jax.Array, variances: jax.Array, valid: jax.Array) -> jax.
 
     start = project(jnp.zeros_like(products), valid)
     shares, _, _ = lax.fori_loop(0, ITERATIONS, descend, (start, start, jnp.float32(1)))
-    return jnp.where((shares >= LEAST_SHARE) & valid[:, None], shares, 0)
+    shares = jnp.where((shares >= LEAST_SHARE) & valid[:, None], shares, 0)
+    if scaled:
+        shares = shares / jnp.maximum(shares.sum(1, keepdims=True), LEAST_SHARE)
+    return shares
 
 
 def feature_statistics(bucket: Bucket, client: PyTree, data: Data) -> tuple[jax.Array, jax.Array]:
@@ -143,19 +156,22 @@ def feature_statistics(bucket: Bucket, client: PyTree, data: Data) -> tuple[jax.
     return moments, (square - jnp.sum(moments * moments)) / count
 
 
-def serve(old: Server, uploads: Received) -> Server:
+def serve(old: Server, uploads: Received, variant: Variant) -> Server:
     """Computes the next state of one architecture's server.
 
     Args:
       old: the state so far.
       uploads: uploads of the architecture's clients.
+      variant: an option of `fedpac`.
     """
     uplink = uploads.uplink
-    weights = client_weights(uploads, uplink.num_samples)
+    counts = uplink.label_counts.value
+    weights = client_weights(uploads, Metadata(counts.sum(1)))
     valid = weights > 0
     present = uplink.classes.mask & uploads.arrived[:, None]
     moments, means = jnp.split(jnp.where(present[..., None], uplink.classes.values, 0), 2, -1)
-    shares = head_shares(moments.reshape(len(valid), -1), uplink.variance, valid)
+    rows = moments.reshape(len(valid), -1)
+    shares = head_shares(rows, uplink.variance, valid, scaled=variant == "paper")
 
     def mixed(stacked, rows):
         rows = jnp.where(valid.reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0)
@@ -166,7 +182,7 @@ def serve(old: Server, uploads: Received) -> Server:
 
     heads = jax.tree.map(mixed, old.heads, uplink.params["head"])
     sent = present.any(0)
-    values = prototypes.mean_by_class(means, present)
+    values = prototypes.mean_by_class(means, present, counts if variant == "paper" else None)
     new = Server(
         base=weighted_mean(uplink.params["base"], weights),
         heads=heads,
@@ -180,6 +196,8 @@ def fedpac(
     training: LocalTraining,
     lam: Annotated[NonNegative, SearchRange(0.1, 10.0)] = 1.0,
     head_epochs: Count = 1,
+    *,
+    variant: Variant = "paper",
 ) -> Method:
     """Makes FedPAC, whose algorithm the module's docstring gives.
 
@@ -187,6 +205,8 @@ def fedpac(
       training: local training, of the extractor; the head takes the same with `head_epochs`.
       lam: weight of the pull of features towards the means of their classes.
       head_epochs: passes over the client's samples in which its head is trained.
+      variant: the form of the paper and its authors' code, or that of PFLlib; the module's
+        docstring says in what they differ.
     """
     of_head = dataclasses.replace(training, epochs=head_epochs, steps=None)
 
@@ -226,12 +246,13 @@ def fedpac(
             params=client["params"],
             classes=Masked(rows, sums.counts > 0),
             variance=variance,
-            num_samples=sent_samples(ctx, "samples"),
+            label_counts=Metadata(sums.counts.astype(jnp.int32)),
         )
         return client, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
-        return list(map(serve, server, joined(federation, received))), {}
+        uploads = joined(federation, received)
+        return [serve(old, new, variant) for old, new in zip(server, uploads)], {}
 
     return Method(
         name="fedpac",

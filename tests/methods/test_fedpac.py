@@ -65,10 +65,12 @@ def test_a_client_trains_its_head_and_then_the_extractor():
     for c, mean in linear_client.class_means(linear_client.features(params, x), LABELS).items():
         np.testing.assert_allclose(uplink.classes.values[c, K:], mean, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(uplink.variance, variance, rtol=1e-4)
+    np.testing.assert_array_equal(uplink.label_counts.value, [2, 0, 2, 1])
 
 
+@pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
-def test_shares_are_the_optima_of_the_quadratic_programs(scale):
+def test_shares_are_the_optima_of_the_quadratic_programs(scale, scaled):
     """Some clients are like each other, some alone; two rows do not count."""
     rng = np.random.default_rng(3)
     centres = scale * rng.normal(size=(2, C * K))
@@ -80,11 +82,25 @@ def test_shares_are_the_optima_of_the_quadratic_programs(scale):
         jnp.asarray(rows),
         jnp.asarray(np.insert(variances, [1, 4], np.nan), jnp.float32),
         jnp.asarray(valid),
+        scaled=scaled,
     )
     assert not got[~valid].any() and not got[:, ~valid].any()
-    want = np.array([reference.shares(list(h), variances.tolist(), i) for i in range(4)])
+    want = np.array([reference.shares(list(h), variances.tolist(), i, scaled) for i in range(4)])
     np.testing.assert_allclose(got[np.ix_(valid, valid)], want, rtol=0, atol=2e-3)
     assert 0 < (want > 0).sum() < want.size
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_share_that_is_dropped_leaves_a_sum_of_one_by_the_paper(scaled):
+    """Three clients, the last of which differs so much that its share is 0.0005."""
+    h, variances = [np.zeros(2), np.zeros(2), np.zeros(2)], [1.0, 1.0, 1000.0]
+    valid = jnp.ones(3, bool)
+    got = head_shares(
+        jnp.asarray(h, jnp.float32), jnp.asarray(variances, jnp.float32), valid, scaled=scaled
+    )
+    want = np.array([reference.shares(h, variances, i, scaled) for i in range(3)])
+    assert (want[:, 2] == 0).all() and (want.sum(1) < 1).all() == (not scaled)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
 
 
 def test_onto_simplex():
@@ -96,8 +112,9 @@ def test_onto_simplex():
     assert not onto_simplex(jnp.array([1.0, 9.0, 1.0]), ~everyone).any()
 
 
+@pytest.mark.parametrize("variant", ["paper", "pfllib"])
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [4, 2, 0, 3, 1, 4]])
-def test_a_server_mixes_heads_and_keeps_those_of_the_absent(order):
+def test_a_server_mixes_heads_and_keeps_those_of_the_absent(order, variant):
     """Clients 1 and 2 arrive, of different numbers of samples; 0 has none and 3 is lost."""
     rng, counts = np.random.default_rng(0), {0: 0, 1: 4, 2: 12, 3: 9, 4: 9}
     old = model(0)
@@ -105,13 +122,16 @@ def test_a_server_mixes_heads_and_keeps_those_of_the_absent(order):
     server = Server(old["base"], heads, Masked(jnp.asarray(MEANS), jnp.asarray(KNOWN)))
     values = rng.normal(size=(4, C, 2 * K)).astype(np.float32)
     mask = np.array([[0, 0, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]], bool)
+    by_class = np.array([[0] * 4, [1, 3, 0, 0], [12, 0, 0, 0], [4, 3, 1, 1]], np.int32)
+    method = fedpac(TRAINING, variant=variant)
     variances = np.array([0.0, 0.5, 1.5, 1.0], np.float32)
     models = [model(10 + i) for i in range(4)]
 
     def row(i):
         lost = i >= 3
         i = min(i, 3)
-        uplink = Uplink(models[i], Masked(values[i], mask[i]), variances[i], Metadata(counts[i]))
+        classes = Masked(values[i], mask[i])
+        uplink = Uplink(models[i], classes, variances[i], Metadata(by_class[i]))
         if not lost:
             return uplink
         return uplink._replace(
@@ -122,27 +142,24 @@ def test_a_server_mixes_heads_and_keeps_those_of_the_absent(order):
     arrived = jnp.array([i < 3 for i in order])
     info = tiny.infos(order, [counts[i] for i in order])
     received = {BUCKET.name: Received(uplink, info, arrived)}
-    (new,), _ = jax.jit(lambda r: fedpac(TRAINING).server_update(FEDERATION, [server], r, None))(
-        received
-    )
+    (new,), _ = jax.jit(lambda r: method.server_update(FEDERATION, [server], r, None))(received)
     flat = [tiny.flat_params(m) for m in models]
     for name, part in (("kernel", "base_kernel"), ("bias", "base_bias")):
         want = (4 * flat[1][part] + 12 * flat[2][part]) / 16
         np.testing.assert_allclose(new.base["fc"][name], want, rtol=1e-5, atol=1e-6)
     h = [np.where(mask[i][:, None], values[i][:, :K], 0) for i in (1, 2)]
     for place, i in enumerate((1, 2)):
-        a = reference.shares(h, [0.5, 1.5], place)
+        a = reference.shares(h, [0.5, 1.5], place, scaled=variant == "paper")
         want = a[0] * flat[1]["head_kernel"] + a[1] * flat[2]["head_kernel"]
         np.testing.assert_allclose(new.heads["kernel"][i], want, rtol=0, atol=1e-2)
-        sent, _ = fedpac(TRAINING).broadcast(
+        sent, _ = method.broadcast(
             FEDERATION, BUCKET, [new], context()._replace(info=tiny.infos(i, 5))
         )
         np.testing.assert_array_equal(sent["head"]["kernel"], new.heads["kernel"][i])
     for i in (0, 3):
         np.testing.assert_array_equal(new.heads["kernel"][i], heads["kernel"][i])
-    np.testing.assert_allclose(
-        new.means.values[0], (values[1, 0, K:] + values[2, 0, K:]) / 2, rtol=1e-5
-    )
-    np.testing.assert_allclose(new.means.values[1], values[1, 1, K:], rtol=1e-5)
+    weights = by_class if variant == "paper" else np.sign(by_class)
+    means = reference.centroids(values[1:3, :, K:], weights[1:3])
+    np.testing.assert_allclose(new.means.values[:2], means[:2], rtol=1e-5)
     np.testing.assert_array_equal(new.means.values[3], MEANS[3])  # nobody sent it
     np.testing.assert_array_equal(new.means.mask, [True, True, False, True])

@@ -54,12 +54,13 @@ def test_a_personal_model_starts_as_the_first_received(make):
     check_equal(method.receive(BUCKET, both(), W, None, later)["params"], V)
 
 
+@pytest.mark.parametrize("every", ["step", "round"])
 @pytest.mark.parametrize("share", [0.3, 1.0])
-def test_apfl_learns_model_and_share_by_the_mixture(share):
+def test_apfl_learns_model_and_share_by_the_mixture(share, every):
     """A share that would leave [0, 1] stays at its end."""
     client = both(share=jnp.float32(share))
-    _, trained, uplink, metrics = play(apfl(TRAINING), client, W)
-    v, w, after = reference.apfl(V_FLAT, W_FLAT, share, BATCHES, LR)
+    _, trained, uplink, metrics = play(apfl(TRAINING, alpha_every=every), client, W)
+    v, w, after = reference.apfl(V_FLAT, W_FLAT, share, BATCHES, LR, every)
     check_model(trained["params"], v)
     check_model(uplink.params, w)
     np.testing.assert_allclose([trained["share"], metrics["share"]], after, rtol=1e-5)
@@ -68,7 +69,7 @@ def test_apfl_learns_model_and_share_by_the_mixture(share):
 
 def test_apfls_share_may_be_kept():
     client = both(share=jnp.float32(0.3))
-    _, trained, _, _ = play(apfl(TRAINING, learned=False), client, W)
+    _, trained, _, _ = play(apfl(TRAINING, alpha_every="never"), client, W)
     assert trained["share"] == np.float32(0.3)
 
 

@@ -16,10 +16,16 @@ def moments(features: np.ndarray, labels: np.ndarray, num_classes: int):
     return h, variance
 
 
-def shares(h: list[np.ndarray], variances: list[float], i: int) -> np.ndarray:
+def centroids(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """sum_i n_i^c m_i^c / sum_i n_i^c of every class c that a client has, of means [N, C, K] and
+    counts [N, C]."""
+    return np.einsum("nc,nck->ck", counts, means) / np.maximum(counts.sum(0), 1)[:, None]
+
+
+def shares(h: list[np.ndarray], variances: list[float], i: int, scaled: bool = True) -> np.ndarray:
     """Minimises a^T (diag(V) + D_i) a over the simplex, D_i[j, l] = <h_i - h_j, h_i - h_l>: of the
     optima over the clients of each set, which solve a linear system, the lowest that is no share
-    below 0; shares below 0.001 are 0."""
+    below 0; shares below 0.001 are 0, and what is left sums to 1 where `scaled`."""
     differences = np.array([(h[i] - row).ravel() for row in h])
     matrix = np.diag(variances) + differences @ differences.T
     best, lowest = None, np.inf
@@ -32,4 +38,5 @@ def shares(h: list[np.ndarray], variances: list[float], i: int) -> np.ndarray:
             if (a >= 0).all() and value < lowest:
                 best, lowest = np.zeros(len(h)), value
                 best[list(chosen)] = a
-    return np.where(best >= 1e-3, best, 0)
+    best = np.where(best >= 1e-3, best, 0)
+    return best / best.sum() if scaled else best

@@ -69,16 +69,20 @@ def mixed(v: Model, w: Model, share: float) -> Model:
     return {k: share * v[k] + (1 - share) * w[k] for k in v}
 
 
-def apfl(v: Model, w: Model, share: float, batches, lr: float) -> tuple[Model, Model, float]:
-    """All three take their step from the same point; the share is clipped to [0, 1]."""
-    for x, y in batches:
+def apfl(
+    v: Model, w: Model, share: float, batches, lr: float, every: str = "step"
+) -> tuple[Model, Model, float]:
+    """All three take their step from the same point; the share is clipped to [0, 1], and with
+    every="round" moves at the first batch alone."""
+    for number, (x, y) in enumerate(batches):
         g, g_w = gradient(mixed(v, w, share), x, y), gradient(w, x, y)
         slope = sum(float(np.sum((v[k] - w[k]) * g[k])) for k in v)
         v, w = (
             {k: v[k] - lr * share * g[k] for k in v},
             {k: w[k] - lr * g_w[k] for k in w},
         )
-        share = float(np.clip(share - lr * slope, 0, 1))
+        if every == "step" or number == 0:
+            share = float(np.clip(share - lr * slope, 0, 1))
     return v, w, share
 
 
