@@ -61,7 +61,7 @@ def fedmd(
     *,
     digest_loss: DigestLoss = "mae",
     public_per_round: Count = 5000,
-    digest_epochs: Count = 1,
+    digest_epochs: Whole = 1,
     digest_batch_size: Count = 256,
     pretrain_epochs: Whole = 10,
 ) -> Method:
@@ -71,10 +71,11 @@ def fedmd(
       training: local training, and the optimiser of all phases.
       digest_loss: the loss of the digest, "mae" or "mse".
       public_per_round: public samples of a round, P.
-      digest_epochs, digest_batch_size: epochs and batch size of the digest.
+      digest_epochs, digest_batch_size: epochs and batch size of the digest. 0 epochs are local
+        training that begins on the public labels, whose uploads change no client.
       pretrain_epochs: epochs of the first phase on the public labels.
     """
-    recipe = public.recipe_on_public(training, digest_batch_size, digest_epochs)
+    recipe = public.recipe_on_public(training, digest_batch_size, max(1, digest_epochs))
     first = public.recipe_on_public(training, digest_batch_size, max(1, pretrain_epochs))
 
     def check(federation):
@@ -101,16 +102,18 @@ def fedmd(
             whole = whole._replace(count=jnp.where(client["is_pretrained"], 0, whole.count))
             shown = public.on_split(data, whole)
             client, _ = train_model(first, bucket, client, shown, ctx._replace(key=keys[0]))
-        targets = public.received_targets(downlink)
-        client, distance = public.digest(
-            recipe,
-            DISTANCES[digest_loss],
-            bucket,
-            model=client,
-            data=data,
-            targets=targets,
-            key=keys[1],
-        )
+        distance = jnp.zeros(())
+        if digest_epochs:
+            targets = public.received_targets(downlink)
+            client, distance = public.digest(
+                recipe,
+                DISTANCES[digest_loss],
+                bucket,
+                model=client,
+                data=data,
+                targets=targets,
+                key=keys[1],
+            )
         client, result = train_model(training, bucket, client, data, ctx._replace(key=keys[2]))
         client = client | {"is_pretrained": jnp.ones((), bool)}
         scores = public.outputs_of(bucket, client, data, downlink.requested.value)

@@ -81,6 +81,17 @@ def test_the_first_round_of_fedmd_trains_on_public_labels_once():
     check_model(again["params"], params)
 
 
+def test_without_a_digest_fedmd_is_local_training():
+    targets = np.random.default_rng(1).normal(size=(P, C))
+    start = {"params": model(3), "stats": {}, "is_pretrained": jnp.ones((), bool)}
+    client, _, metrics = update(
+        fedmd(TRAINING, digest_epochs=0, **SETTINGS), start, downlink(targets)
+    )
+    params, _, _ = linear_client.train(tiny.flat_params(start["params"]), OWN, LR)
+    check_model(client["params"], params)
+    assert metrics["digest_loss"] == 0
+
+
 def test_a_client_of_dsfl_learns_from_sharpened_labels():
     targets = reference.softmax(np.random.default_rng(1).normal(size=(P, C)))
     start = {"params": model(3), "stats": {}}
