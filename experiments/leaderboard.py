@@ -2,17 +2,18 @@
 
     python -m experiments.leaderboard
     python -m experiments.leaderboard --add=dirichlet RUNS/dirichlet/fedavg RUNS/dirichlet/fedssa
+    python -m experiments.leaderboard --add=dirichlet:released RUNS/dirichlet/released
     python -m experiments.leaderboard --fit
 
 Run it in the repository's root. experiments/results/leaderboard.toml says which settings there are;
 its head explains the fields. --add first puts the methods of runs' folders into a setting's CSV, in
-place of earlier rows of these methods. --fit first finds out which methods cannot run in the
-settings, and why (leaderboard_unfit.csv). Of the page only what is between two marks changes.
+place of earlier rows of these methods; behind a colon it names the form that the runs' config has.
+--fit first finds out which methods cannot run in the settings, and why (leaderboard_unfit.csv). Of
+the page only what is between two marks changes.
 """
 
 import csv
 import functools
-import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,16 +21,26 @@ from typing import NamedTuple
 
 from absl import app, flags
 
-from experiments.leaderboard_ranks import Standing, overall, standings
-from experiments.leaderboard_rows import add_runs, read_trials, rows_of_runs
+from experiments.leaderboard_rows import (
+    Rank,
+    Standing,
+    add_runs,
+    overall,
+    read_trials,
+    rows_of_runs,
+    standings,
+)
 from experiments.paper_parts import wrapped
 from experiments.paper_tables import around_marks
 from experiments.rows import write_rows
 from fedjax_ht.configs.base import typed_config
+from fedjax_ht.configs.leaderboard_images import FORMS
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.names import unknown
 from fedjax_ht.experiment.entries import BASELINE
+from fedjax_ht.experiment.entry_text import split_spec
 from fedjax_ht.methods import METHODS
+from fedjax_ht.report.statistics import Interval
 from fedjax_ht.report.table import Table, human_bytes, human_flops
 from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.runner.compare import ALL, comparison
@@ -41,12 +52,9 @@ UNFIT = "leaderboard_unfit.csv"
 UNFIT_COLUMNS = ("config", "method", "needs")
 LEFT_OUT = " is left out: "  # of the lines of `fitting`
 MARKS = "<!-- made by python -m experiments.leaderboard -->", "<!-- until here -->"
-HEAD = (
-    "rank",
-    "method",
-    "by validation %",
-    "minus local, points",
-    "ahead in",
+FIRST = ("rank", "method", "by validation %", "minus local, points", "Student's t", "ahead in")
+TRAINED = ("rank as trained", "as trained %", "minus local as trained", "its Student's t")
+REST = (
     "best round %",
     "macro F1 %",
     "clients that lose %",
@@ -60,29 +68,42 @@ _ADD = flags.DEFINE_string("add", None, "Name of the setting that the runs' fold
 _FIT = flags.DEFINE_bool("fit", False, "Find out anew which methods cannot run in the settings.")
 
 
+def names_of_rows() -> list[str]:
+    """Returns the names of all rows that a setting may have: methods, and forms of them."""
+    names = list(METHODS)
+    for form, specs in FORMS.items():
+        names += [f"{split_spec(spec)[0]} {form}" for spec in specs]
+    return names
+
+
 class Setting(NamedTuple):
     """A setting of the leaderboard; its fields are explained in leaderboard.toml."""
 
     name: str
     title: str
     csv: str
+    config: str
     points: int
     short: str
-    made: str
-    config: str = ""
+    made: str = ""
     notes: str = ""
 
+    @property
+    def has_both(self) -> bool:
+        """Whether its runs have both scores."""
+        return read_config_file(self.config).scoring.state == "both"
 
-def read_settings(results: Path) -> list[Setting]:
-    """Reads the settings.
+
+def read_settings(results: Path) -> tuple[list[Setting], dict[str, str]]:
+    """Reads the settings, and the marks of rows.
 
     Raises:
       ValueError: a field is missing or unknown. One line.
     """
     path = results / "leaderboard.toml"
-    tables = tomllib.loads(path.read_text(encoding="utf-8"))["settings"]
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
     try:
-        return [Setting(**table) for table in tables]
+        return [Setting(**table) for table in content["settings"]], content["marks"]
     except TypeError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -114,49 +135,65 @@ def board(results: Path) -> str:
     Raises:
       ValueError, OSError: a file is missing or wrong. One line.
     """
-    settings = read_settings(results)
+    settings, marks = read_settings(results)
     rows = {}
     for setting in settings:
         if (results / setting.csv).exists():
             rows[setting.name] = standings(read_trials(results / setting.csv))
     unfit = read_unfit(results)
-    sections = [overall_markdown(rows)]
+    sections = [overall_markdown(settings, rows)]
     for setting in settings:
+        of_setting = rows.get(setting.name, {})
         reasons = unfit.get(setting.config, {})
-        if setting.name in rows:
-            sections.append(setting_markdown(setting, rows[setting.name], reasons))
-        else:
-            sections.append(empty_markdown(setting, reasons))
+        sections.append(setting_markdown(setting, of_setting, reasons, marks=marks))
     return "\n\n".join(sections)
 
 
-def overall_markdown(rows: Mapping[str, Mapping[str, Standing]]) -> str:
+def overall_markdown(
+    settings: Sequence[Setting], rows: Mapping[str, Mapping[str, Standing]]
+) -> str:
     """Makes the table over all settings."""
+    first, trained = {}, {}
+    for setting in settings:
+        of_setting = rows.get(setting.name, {})
+        first[setting.name] = {name: row.first for name, row in of_setting.items()}
+        second = {name: row.trained for name, row in of_setting.items() if row.trained}
+        if not setting.has_both:
+            trained[setting.name] = first[setting.name]
+        elif len(second) == len(of_setting):  # ranks among a few rows would count as those of all
+            trained[setting.name] = second
+    shares, of_trained = overall(first), overall(trained)
     lines = []
-    for method, share in overall(rows).items():
+    for method, share in shares.items():
         cells = [method, f"{100 * share:.0f}"]
-        for of_setting in rows.values():
-            cells.append(place(of_setting.get(method), len(of_setting)))
-        lines.append([*cells, str(sum(method in of_setting for of_setting in rows.values()))])
-    head = ["method", "ahead of, % of the others", *rows, "settings"]
+        cells.append(f"{100 * of_trained[method]:.0f}" if method in of_trained else "")
+        for ranks in first.values():
+            cells.append(place(ranks.get(method), len(ranks)))
+        lines.append([*cells, str(sum(method in ranks for ranks in first.values()))])
+    head = ["method", "ahead of, % of the others", "as trained", *first, "settings"]
     return f"## Over settings\n\n{Table(head, lines).markdown()}"
 
 
-def place(row: Standing | None, methods: int) -> str:
+def place(rank: Rank | None, methods: int) -> str:
     """Formats a rank among so many methods, "3 of 37"."""
-    return "" if row is None else f"{row.rank:g} of {methods}"
+    return "" if rank is None else f"{rank.rank:g} of {methods}"
 
 
 def setting_markdown(
-    setting: Setting, rows: Mapping[str, Standing], unfit: Mapping[str, str]
+    setting: Setting,
+    rows: Mapping[str, Standing],
+    unfit: Mapping[str, str],
+    *,
+    marks: Mapping[str, str],
 ) -> str:
     """Makes a setting's section."""
-    table = Table(HEAD, [cells_of(method, row) for method, row in rows.items()])
-    made = f"{setting.short} {setting.points} settings a method. Made on {setting.made}. "
-    made += f"Rows: [{setting.csv}](../experiments/results/{setting.csv})."
-    if not any(row.gains for row in rows.values()):
-        made += " Costs and single clients were not kept; the bootstrap is over trials alone."
-    text = [f"## {setting.title}", wrapped(made), table.markdown()]
+    text = [f"## {setting.title}", wrapped(setting.short)]
+    if rows:
+        made = f"{setting.points} settings a method. Made on {setting.made}. "
+        made += f"Rows: [{setting.csv}](../experiments/results/{setting.csv}). "
+        made += scores_text(setting, rows)
+        text[1] = wrapped(f"{setting.short} {made}")
+        text.append(table_of(rows, marks))
     public = {round(row.public_bytes) for row in rows.values()} - {0}
     if public:
         named = [method for method, row in rows.items() if row.public_bytes]
@@ -166,21 +203,84 @@ def setting_markdown(
         )
     if setting.notes:
         text.append(setting.notes.strip())
-    if setting.config:
-        text += absent(setting, rows, unfit)
-    return "\n\n".join(text)
+    return "\n\n".join([*text, *absent(rows, unfit)])
 
 
-def empty_markdown(setting: Setting, unfit: Mapping[str, str]) -> str:
-    """Makes the section of a setting in which nothing has been run yet."""
-    text = [f"## {setting.title}", wrapped(setting.short), *absent(setting, {}, unfit)]
-    return "\n\n".join(text)
+def scores_text(setting: Setting, rows: Mapping[str, Standing]) -> str:
+    """Says which rows have which scores."""
+    if not setting.has_both:
+        return "All rows have one score, as trained."
+    named = [method for method, row in rows.items() if row.trained]
+    if len(named) == len(rows):
+        return "All rows have both scores."
+    if not named:
+        return "No row has the second score, as trained, yet."
+    return f"Only {', '.join(named)} have the second score, as trained, and are ranked by it."
 
 
-def absent(setting: Setting, rows: Mapping[str, Standing], unfit: Mapping[str, str]) -> list[str]:
+def table_of(rows: Mapping[str, Standing], marks: Mapping[str, str]) -> str:
+    """Makes a setting's table; the second score has columns where any row has it."""
+    has_trained = any(row.trained for row in rows.values())
+    lines = []
+    for method, row in rows.items():
+        mark = f" ({marks[method]})" if method in marks else ""
+        cells = [rank_text(row.first), method + mark, *score_cells(method, row.first)]
+        cells.append("" if method == BASELINE else f"{row.first.ahead} of {row.trials}")
+        if has_trained:
+            second = [""] * len(TRAINED)
+            if row.trained:
+                second = [rank_text(row.trained), *score_cells(method, row.trained)]
+            cells += second
+        lines.append(cells + rest_of(row))
+    head = [*FIRST, *(TRAINED if has_trained else ()), *REST]
+    return Table(head, lines).markdown()
+
+
+def rank_text(rank: Rank) -> str:
+    """Formats a rank with its interval."""
+    return f"{rank.rank:g} ({rank.low:g} to {rank.high:g})"
+
+
+def score_cells(method: str, rank: Rank) -> list[str]:
+    """Formats a score, and its lead over local training with two intervals."""
+    if method == BASELINE:
+        return [f"{100 * rank.chosen:.2f}", "", ""]
+    lead = f"{100 * rank.lead.mean:+.2f} ({ends(rank.lead)})"
+    return [f"{100 * rank.chosen:.2f}", lead, ends(rank.student)]
+
+
+def ends(interval: Interval) -> str:
+    """Formats an interval's ends in points."""
+    return f"{100 * interval.low:+.2f} to {100 * interval.high:+.2f}"
+
+
+def rest_of(row: Standing) -> list[str]:
+    """Formats the cells of `REST`."""
+    lose = gain = ""
+    if row.gains is not None:
+        lose, gain = f"{100 * row.gains.losing:.0f}", f"{100 * row.gains.gaining:.0f}"
+    sent, computed = human_bytes(row.cost.bytes), human_flops(row.cost.flops)
+    if not row.cost.reached:
+        sent = computed = "not reached"
+    elif row.cost.reached < row.trials:
+        sent += f" ({row.cost.reached} of {row.trials})"
+    return [
+        f"{100 * row.best:.2f}",
+        f"{100 * row.macro_f1:.2f}",
+        lose,
+        gain,
+        sent,
+        computed,
+        row.settings.replace("training.", ""),
+    ]
+
+
+def absent(rows: Mapping[str, Standing], unfit: Mapping[str, str]) -> list[str]:
     """Says which methods a setting lacks: those that have not been run, and those that cannot."""
-    text = []
-    missing = [method for method in METHODS if method not in rows and method not in unfit]
+    text, missing = [], []
+    for name in names_of_rows():
+        if name not in rows and name.split()[0] not in unfit:
+            missing.append(name)
     if missing:
         text.append(wrapped(f"**Not run yet** ({len(missing)}): {', '.join(missing)}."))
     reasons: dict[str, list[str]] = {}
@@ -194,57 +294,40 @@ def absent(setting: Setting, rows: Mapping[str, Standing], unfit: Mapping[str, s
     return text
 
 
-def cells_of(method: str, row: Standing) -> list[str]:
-    """Formats a method's row of a setting's table; its order is that of `HEAD`."""
-    lead = ahead = lose = gain = ""
-    if method != BASELINE:
-        ends = f"{100 * row.lead_low:+.2f} to {100 * row.lead_high:+.2f}"
-        lead = f"{100 * row.lead:+.2f} ({ends})"
-        ahead = f"{row.ahead} of {row.trials}"
-    if row.gains is not None:
-        lose, gain = f"{100 * row.gains.losing:.0f}", f"{100 * row.gains.gaining:.0f}"
-    sent = computed = ""
-    if row.cost is not None:
-        sent, computed = human_bytes(row.cost.bytes), human_flops(row.cost.flops)
-        if not row.cost.reached:
-            sent = computed = "not reached"
-        elif row.cost.reached < row.trials:
-            sent += f" ({row.cost.reached} of {row.trials})"
-    return [
-        f"{row.rank:g} ({row.rank_low:g} to {row.rank_high:g})",
-        method,
-        f"{100 * row.chosen:.2f}",
-        lead,
-        ahead,
-        f"{100 * row.best:.2f}",
-        "" if math.isnan(row.macro_f1) else f"{100 * row.macro_f1:.2f}",
-        lose,
-        gain,
-        sent,
-        computed,
-        row.settings.replace("training.", ""),
-    ]
-
-
 def page(text: str, results: Path) -> str:
     """Makes the page anew between its marks; errors as of `board`."""
     before, after = around_marks(text, MARKS)
     return before + board(results) + after
 
 
-def add(name: str, folders: Sequence[str]) -> None:
+def add(spec: str, folders: Sequence[str]) -> None:
     """Puts the methods of runs' folders into a setting's CSV.
 
+    Args:
+      spec: name of the setting, with ":FORM" behind it for runs of a form.
+      folders: paths of the runs.
+
     Raises:
-      ValueError, OSError: there is no such setting, or a folder is no run of it. One line.
+      ValueError, OSError: there is no such setting or form, or a folder is no run of it. One line.
     """
-    settings = {each.name: each for each in read_settings(RESULTS) if each.config}
+    name, _, form = spec.partition(":")
+    settings = {each.name: each for each in read_settings(RESULTS)[0]}
     if name not in settings:
         raise ValueError(unknown("setting", name, list(settings)))
     if not folders:
-        raise ValueError(f"--add={name} needs folders of runs behind it")
+        raise ValueError(f"--add={spec} needs folders of runs behind it")
     setting = settings[name]
-    rows = rows_of_runs(map(Path, folders), setting.config, setting.points)
+    config = setting.config
+    if form:
+        if form not in FORMS:
+            raise ValueError(unknown("form", form, FORMS))
+        config += f"{',' if ':' in config else ':'}form={form}"
+    rows = rows_of_runs(map(Path, folders), config, points=setting.points, form=form)
+    wrong = sorted(rows.keys() - set(names_of_rows()))
+    if form and wrong:
+        raise ValueError(
+            f"--add={spec}: the form has no row {wrong[0]!r}; it has {', '.join(FORMS[form])}"
+        )
     add_runs(RESULTS / setting.csv, rows)
     print(f"{', '.join(rows)}: now in {RESULTS / setting.csv}")
 
@@ -255,8 +338,8 @@ def main(arguments: Sequence[str]) -> None:
             raise ValueError(f"unexpected argument {arguments[1]!r}; folders stand behind --add")
         if _FIT.value:
             rows = []
-            for setting in read_settings(RESULTS):
-                rows += find_unfit(setting.config) if setting.config else []
+            for setting in read_settings(RESULTS)[0]:
+                rows += find_unfit(setting.config)
             write_rows(RESULTS / UNFIT, UNFIT_COLUMNS, rows)
         if _ADD.value is not None:
             add(_ADD.value, arguments[1:])

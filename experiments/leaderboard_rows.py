@@ -1,4 +1,5 @@
-"""The rows of the leaderboard: a CSV for each setting, and what its folders of runs give to it."""
+"""Rows of the leaderboard: what folders of runs give to a setting's CSV, and the ranks, intervals
+and costs that its trials make."""
 
 import csv
 import json
@@ -7,21 +8,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from experiments.rows import grouped, write_rows
 from experiments.run_folders import RunFolder, read_folder, runs_of, unequal_rows
 from fedjax_ht.configs.base import method_options, typed_config
 from fedjax_ht.configs.sections import Config
 from fedjax_ht.configs.typed import to_json
+from fedjax_ht.experiment.entries import BASELINE
 from fedjax_ht.experiment.identity import some
 from fedjax_ht.experiment.json_files import flatten
 from fedjax_ht.experiment.run_folder import FREE_FIELDS, NAMING
+from fedjax_ht.report.gains import Gains, gains_of_run
 from fedjax_ht.report.results import MACRO_F1
+from fedjax_ht.report.statistics import LEVEL, Interval, mean_interval
 from fedjax_ht.runner.config_files import read_config_file
 from fedjax_ht.simulation.history import best_by, wire_bytes
 from fedjax_ht.simulation.rows import Row, evaluated
 
 COLUMNS = (
-    "method",
+    "method",  # and its form: "fedtgp released"
     "seed",
     "split",
     "round",
@@ -34,8 +40,14 @@ COLUMNS = (
     "correct",  # right test samples of each client, in the round that validation chooses
     "samples",  # test samples of each client, there
     "settings",  # what the search chose, there
+    "trained_accuracy",  # of clients as their training left them, as are the next two
+    "trained_val_accuracy",
+    "trained_correct",  # in the round that trained_val_accuracy chooses
 )
 FREE = frozenset(FREE_FIELDS) - {"rounds"}  # rows of one table have as many rounds
+NAMES = frozenset(NAMING) - {"given"}  # rows of one table begin their searches alike
+RESAMPLES = 2_000
+TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 
 
 class Evaluation(NamedTuple):
@@ -49,29 +61,39 @@ class Evaluation(NamedTuple):
     flops: float
 
 
+class Score(NamedTuple):
+    """The score of one state of the clients, in the round that validation of that state chooses.
+
+    Attributes:
+      chosen: mean test accuracy, in [0, 1].
+      correct: right test samples of each client.
+    """
+
+    chosen: float
+    correct: tuple[int, ...]
+
+
 class Trial(NamedTuple):
     """A trial of a method.
 
     Attributes:
       seed, split: seeds of the training and of the split.
-      chosen: test accuracy, in [0, 1], in the round that validation chooses.
-      best: the highest test accuracy of a round.
-      macro_f1: in the round that validation chooses; NaN where it is not known.
-      evaluations: of all rounds that were evaluated; () where they are not known.
-      correct, samples: right and all test samples of each client in the chosen round; () where they
-        are not known.
+      score: of the state that the config scores.
+      trained: of clients as their training left them; None in a run without this second score.
+      macro_f1: in the round that validation chooses.
+      evaluations: of all rounds that were evaluated.
+      samples: test samples of each client.
       public_bytes: bytes of the public set that went to clients.
       settings: the method's settings that differ from its paper's, as text.
     """
 
     seed: int
     split: int
-    chosen: float
-    best: float
-    macro_f1: float = math.nan
-    evaluations: tuple[Evaluation, ...] = ()
-    correct: tuple[int, ...] = ()
-    samples: tuple[int, ...] = ()
+    score: Score
+    trained: Score | None
+    macro_f1: float
+    evaluations: tuple[Evaluation, ...]
+    samples: tuple[int, ...]
     public_bytes: float = 0.0
     settings: str = ""
 
@@ -80,25 +102,16 @@ Trials = dict[str, list[Trial]]  # method -> its trials, in order of seeds
 
 
 def read_trials(path: Path) -> Trials:
-    """Reads a setting's CSV: one of `COLUMNS`, or trials.csv of a comparison, which knows neither
-    costs nor clients.
+    """Reads a setting's CSV.
 
     Raises:
-      ValueError, OSError: it is neither, or methods have other trials than the others. One line.
+      ValueError, OSError: methods have other trials than the others. One line.
     """
     with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        lines = list(reader)
-    if reader.fieldnames is None or not {"seed", "split"} <= set(reader.fieldnames):
-        raise ValueError(f"{path} has no columns seed and split; it must be a CSV of runs")
-    if "entry" in reader.fieldnames:
-        trials: Trials = {}
-        for line in lines:
-            trials.setdefault(line["entry"].partition("@")[0], []).append(plain_trial(line))
-    else:
-        trials = {}
-        for (method, *_), rows in grouped(lines, trial_key).items():
-            trials.setdefault(method, []).append(full_trial(rows))
+        lines = list(csv.DictReader(file))
+    trials: Trials = {}
+    for (method, *_), rows in grouped(lines, trial_key).items():
+        trials.setdefault(method, []).append(read_trial(rows))
     seeds = {tuple((trial.seed, trial.split) for trial in each) for each in trials.values()}
     if len(seeds) > 1:
         raise ValueError(f"{path} does not have the same trials of every method")
@@ -110,46 +123,46 @@ def trial_key(line: Mapping[str, str]) -> tuple[str, str, str]:
     return line["method"], line["seed"], line["split"]
 
 
-def plain_trial(line: Mapping[str, str]) -> Trial:
-    """Reads a line of a comparison's trials.csv."""
-    return Trial(
-        seed=int(line["seed"]),
-        split=int(line["split"]),
-        chosen=float(line["by_validation"]),
-        best=float(line["best"]),
-    )
-
-
-def full_trial(lines: Sequence[Mapping[str, str]]) -> Trial:
-    """Reads the lines of one trial in a CSV of `COLUMNS`."""
+def read_trial(lines: Sequence[Mapping[str, str]]) -> Trial:
+    """Reads the lines of one trial."""
     evaluations = []
     for line in lines:
         numbers = [float(line[name]) for name in Evaluation._fields[1:]]
         evaluations.append(Evaluation(int(line["round"]), *numbers))
-    chosen = next(line for line in lines if line["samples"])
+    score = read_score(lines, "")
+    assert score is not None  # as of every run
+    (chosen,) = (line for line in lines if line["samples"])
     return Trial(
         seed=int(chosen["seed"]),
         split=int(chosen["split"]),
-        chosen=float(chosen["accuracy"]),
-        best=max(each.accuracy for each in evaluations),
+        score=score,
+        trained=read_score(lines, "trained_"),
         macro_f1=float(chosen["macro_f1"]),
         evaluations=tuple(evaluations),
-        correct=tuple(map(int, chosen["correct"].split())),
         samples=tuple(map(int, chosen["samples"].split())),
         public_bytes=float(lines[-1]["public_bytes"]),
         settings=chosen["settings"],
     )
 
 
+def read_score(lines: Sequence[Mapping[str, str]], prefix: str) -> Score | None:
+    """Reads a score of one trial, whose columns begin with `prefix`; None where there is none."""
+    for line in lines:
+        if correct := line[f"{prefix}correct"]:
+            return Score(float(line[f"{prefix}accuracy"]), tuple(map(int, correct.split())))
+    return None
+
+
 def rows_of_runs(
-    paths: Iterable[Path], config_name: str, points: int
+    paths: Iterable[Path], config_name: str, *, points: int, form: str = ""
 ) -> dict[str, list[list[Any]]]:
     """Reads the rows of folders of runs.
 
     Args:
       paths: of the folders.
-      config_name: the setting's config, as --config names it.
+      config_name: the setting's config, as --config names it, with the form.
       points: number of settings that each method was searched in.
+      form: form of the methods, which becomes a part of their names; "" for none.
 
     Returns:
       Method -> rows of `COLUMNS`.
@@ -171,17 +184,17 @@ def rows_of_runs(
                     f"{path}: {label} was not searched in {points} settings; run the command with "
                     f"--fair={points}"
                 )
-            rows[entry["method"]] = rows_of_entry(folder, label)
+            name = f"{entry['method']} {form}".strip()
+            rows[name] = rows_of_entry(folder, label, name)
     return rows
 
 
 def require_config(folder: RunFolder, config: Config, name: str) -> None:
     """Raises a ValueError where a run has other settings than a config; its methods, and what
     changes no number, may differ. One line."""
-    ignored = tuple(f"{field}." for field in NAMING)
     expected = flatten(to_json(config))
     for field in sorted(expected | folder.config):
-        if field in FREE or field in NAMING or field.startswith(ignored):
+        if field in FREE or field.partition(".")[0] in NAMES:
             continue
         if folder.config.get(field) != expected.get(field):
             raise ValueError(
@@ -190,7 +203,7 @@ def require_config(folder: RunFolder, config: Config, name: str) -> None:
             )
 
 
-def rows_of_entry(folder: RunFolder, label: str) -> list[list[Any]]:
+def rows_of_entry(folder: RunFolder, label: str, name: str) -> list[list[Any]]:
     """Returns the rows of an entry, a row for each trial and evaluation."""
     step = int(folder.config["partition.per_trial"])
     rows = []
@@ -198,17 +211,20 @@ def rows_of_entry(folder: RunFolder, label: str) -> list[list[Any]]:
         chosen = best_by(history, "val_accuracy")
         if chosen is None:
             raise ValueError(f"{folder.path}: {label} has no validation accuracies to choose by")
+        trained = best_by(history, "trained_val_accuracy")
         for row in evaluated(history):
             cells = row | costs_until(history, row["round"])
             cells |= {
-                "method": folder.entries[label]["method"],
+                "method": name,
                 "seed": folder.config["seed"] + number,
                 "split": folder.config["partition.seed"] + step * number,
                 "macro_f1": row.get(MACRO_F1, math.nan),
             }
             if row is chosen:
-                cells["correct"], cells["samples"] = counts_of(row)
+                cells["correct"], cells["samples"] = counts_of(row, "clients")
                 cells["settings"] = settings_text(folder.entries[label])
+            if row is trained:
+                cells["trained_correct"], _ = counts_of(row, "trained_clients")
             rows.append([cells.get(column, "") for column in COLUMNS])
     return rows
 
@@ -223,11 +239,11 @@ def costs_until(history: Sequence[Row], last: int) -> dict[str, float]:
     }
 
 
-def counts_of(row: Row) -> tuple[str, str]:
+def counts_of(row: Row, accuracies: str) -> tuple[str, str]:
     """Returns the right and all test samples of each client, as text; clients without test samples
     are left out."""
     samples = [count for count in row["accuracy_samples"] if count]
-    shares = [share for share in row["clients"] if share is not None]
+    shares = [share for share in row[accuracies] if share is not None]
     correct = [round(share * count) for share, count in zip(shares, samples, strict=True)]
     return " ".join(map(str, correct)), " ".join(map(str, samples))
 
@@ -268,3 +284,178 @@ def add_runs(path: Path, rows: Mapping[str, Sequence[Sequence[Any]]]) -> None:
             )
     added = [row for method in rows for row in rows[method]]
     write_rows(path, COLUMNS, [*kept, *added])
+
+
+class Cost(NamedTuple):
+    """The mean cost of the trials that reach the target, and their number."""
+
+    bytes: float
+    flops: float
+    reached: int
+
+
+class Rank(NamedTuple):
+    """A method by one of its scores.
+
+    Attributes:
+      rank, low, high: by the mean over trials, and the ends of its interval.
+      chosen: mean over trials.
+      lead: mean difference to local training, with the bootstrap's interval.
+      student: the same with Student's interval over trials.
+      ahead: number of trials in which it is above 0.
+    """
+
+    rank: float
+    low: float
+    high: float
+    chosen: float
+    lead: Interval
+    student: Interval
+    ahead: int
+
+
+class Standing(NamedTuple):
+    """A method's row of a setting's table.
+
+    Attributes:
+      first: by the score of the state that the config scores.
+      trained: by the second score, among the methods that have it; None without.
+      best: highest test accuracy of a round, mean over trials.
+      macro_f1, settings, public_bytes: means over trials, as of `Trial`.
+      gains: over clients, means over trials; None of local training itself.
+      cost: until the target.
+      trials: number of trials.
+    """
+
+    first: Rank
+    trained: Rank | None
+    best: float
+    macro_f1: float
+    gains: Gains | None
+    cost: Cost
+    trials: int
+    settings: str
+    public_bytes: float
+
+
+def standings(trials: Trials) -> dict[str, Standing]:
+    """Computes the rows of a setting's table, best method first.
+
+    Raises:
+      ValueError: there is no local training among the methods. One line.
+    """
+    if BASELINE not in trials:
+        raise ValueError(f"there are no trials of {BASELINE}, which all others are compared to")
+    samples = [trial.samples for trial in trials[BASELINE]]
+    first, trained = {}, {}
+    for method, of_method in trials.items():
+        first[method] = [trial.score for trial in of_method]
+        second = [trial.trained for trial in of_method if trial.trained]
+        if len(second) == len(of_method):
+            trained[method] = second
+    of_first = ranks(first, samples)
+    of_trained = ranks(trained, samples) if BASELINE in trained else {}
+    rows = {}
+    for method in sorted(trials, key=lambda method: of_first[method].rank):
+        of_method = trials[method]
+        best = [max(each.accuracy for each in trial.evaluations) for trial in of_method]
+        rows[method] = Standing(
+            first=of_first[method],
+            trained=of_trained.get(method),
+            best=float(np.mean(best)),
+            macro_f1=float(np.mean([trial.macro_f1 for trial in of_method])),
+            gains=gains_over(of_method, trials[BASELINE]),
+            cost=cost_of(of_method, trials[BASELINE]),
+            trials=len(of_method),
+            settings=of_method[0].settings,
+            public_bytes=float(np.mean([trial.public_bytes for trial in of_method])),
+        )
+    return rows
+
+
+def ranks(scores: Mapping[str, list[Score]], samples: list[tuple[int, ...]]) -> dict[str, Rank]:
+    """Ranks methods by one score of theirs; `samples` are the clients' test samples, by trial."""
+    # [methods, trials]: the mean over clients, as the run computed it
+    chosen = np.array([[score.chosen for score in each] for each in scores.values()])
+    leads = chosen - chosen[list(scores).index(BASELINE)]
+    right = np.array([[score.correct for score in each] for each in scores.values()])
+    drawn = resampled_means(right / np.array(samples))
+    drawn_leads = drawn - drawn[:, [list(scores).index(BASELINE)]]
+    of_means = ranks_of(chosen.mean(1))
+    # ranks are whole numbers: the interval's ends are ranks that were drawn
+    low, high = np.quantile(ranks_of(drawn), TAILS, axis=0, method="closest_observation")
+    lead_low, lead_high = np.quantile(drawn_leads, TAILS, axis=0)
+    rows = {}
+    for i, method in enumerate(scores):
+        rows[method] = Rank(
+            rank=float(of_means[i]),
+            low=float(low[i]),
+            high=float(high[i]),
+            chosen=float(chosen[i].mean()),
+            lead=Interval(float(leads[i].mean()), float(lead_low[i]), float(lead_high[i])),
+            student=mean_interval(leads[i].tolist(), least=2),
+            ahead=int((leads[i] > 0).sum()),
+        )
+    return rows
+
+
+def ranks_of(means: np.ndarray) -> np.ndarray:
+    """Ranks [..., methods] along the last axis; 1 is the highest, equal ones share the mean of
+    their ranks."""
+    higher = np.sum(means[..., None, :] > means[..., None], -1)
+    equal = np.sum(means[..., None, :] == means[..., None], -1)
+    return higher + (equal + 1) / 2
+
+
+def resampled_means(accuracies: np.ndarray) -> np.ndarray:
+    """Draws means of accuracies [methods, trials, clients], float [RESAMPLES, methods], by a
+    bootstrap in two stages: trials, and in each of them clients. All methods have the same draws,
+    which are always the same ones."""
+    _, num_trials, num_clients = accuracies.shape
+    rng = np.random.default_rng(0)
+    means = []
+    for _ in range(RESAMPLES):
+        which = rng.integers(num_trials, size=num_trials)
+        clients = rng.integers(num_clients, size=(num_trials, num_clients))
+        # [methods, trials, clients]: clients are drawn anew in each drawn trial
+        means.append(accuracies[:, which[:, None], clients].mean((1, 2)))
+    return np.array(means)
+
+
+def gains_over(trials: list[Trial], baseline: list[Trial]) -> Gains | None:
+    """Computes the gains of single clients over local training of the same seed and split, means
+    over trials; None of local training itself."""
+    if trials is baseline:
+        return None
+    gains = []
+    for trial, other in zip(trials, baseline):
+        samples = np.array(trial.samples)
+        own, alone = (np.array(each.score.correct) / samples for each in (trial, other))
+        gains.append(gains_of_run(own, alone, samples))
+    return Gains(*np.mean(gains, axis=0).tolist())
+
+
+def cost_of(trials: list[Trial], baseline: list[Trial]) -> Cost:
+    """Computes the cost until the accuracy that local training has, in the round that validation
+    chooses for it, in the same trial."""
+    costs = []
+    for trial, other in zip(trials, baseline):
+        for row in trial.evaluations:
+            if row.accuracy >= other.score.chosen:
+                costs.append((row.bytes, row.flops))
+                break
+    if not costs:
+        return Cost(np.nan, np.nan, 0)
+    sent, computed = np.mean(costs, axis=0).tolist()
+    return Cost(sent, computed, len(costs))
+
+
+def overall(ranks: Mapping[str, Mapping[str, Rank]]) -> dict[str, float]:
+    """Returns the mean share of other methods that each method is ahead of, over the settings where
+    it has a rank, best method first; `ranks` is setting -> method -> its rank."""
+    shares: dict[str, list[float]] = {}
+    for rows in ranks.values():
+        for method, row in rows.items():
+            shares.setdefault(method, []).append((len(rows) - row.rank) / (len(rows) - 1))
+    means = {method: float(np.mean(values)) for method, values in shares.items()}
+    return dict(sorted(means.items(), key=lambda item: -item[1]))

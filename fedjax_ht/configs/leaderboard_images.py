@@ -3,17 +3,30 @@
     fedjax-ht compare --config=leaderboard_images --fair=5 --trials=3 --methods=all --skip_unfit
     fedjax-ht compare --config=leaderboard_images:classes=4 --fair=5 --trials=3 --methods=all \\
         --skip_unfit
+    fedjax-ht compare --config=leaderboard_images:form=released --fair=5 --trials=3 \\
+        --methods=fedtgp,fedproto
 
 A tenth of the embedded images of Fashion-MNIST is a public set, also for methods that read none.
 The rest is split by Dirichlet(0.3), or, with classes=4, into four classes a client: a fifth of a
 client's samples trains, a fifth validates, three fifths test, and every trial has a split of its
-own. Clients have perceptrons of two widths. Results: docs/leaderboard.md.
+own. Clients have perceptrons of two widths, and are scored after the newest downlink and as their
+training left them. `form` gives methods another form, see `FORMS`. Results: docs/leaderboard.md.
 """
 
 from typing import Any
 
 from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
+from fedjax_ht.core.names import unknown
 
+FORMS = {
+    # as published code runs: all clients of an architecture start from the same weights, too
+    "released": ("fedtgp:variant=released", "fedproto:variant=released"),
+    # without the first phase, on the labels of the public set
+    "unlabelled": ("fedmd:public_per_round=1000:pretrain_epochs=0",),
+    # local training behind that phase: nothing that is sent is read
+    "alone": ("fedmd:public_per_round=1000:digest_epochs=0",),
+}
+"""Name of a form -> the methods that have it, with its settings."""
 SHARES: dict[str, Any] = {"train_share": 0.2, "val_share": 0.2}
 
 
@@ -35,9 +48,11 @@ def get_config(argument=None):
     config.model.group = "mlp2"
     config.training.learning_rate = 0.05
     config.trials = 3
+    config.scoring.state = "both"
     config.rounds = 40
     config.evaluate.every = 5
-    return apply_argument(config, argument, {"classes": set_classes}, rounds=2, trials=1)
+    setters = {"classes": set_classes, "form": set_form}
+    return apply_argument(config, argument, setters, rounds=2, trials=1)
 
 
 def set_classes(config, value):
@@ -46,3 +61,11 @@ def set_classes(config, value):
         raise ValueError(f"classes is {value!r}; it must be an integer, such as 4")
     config.partition = partition_config("pathological", classes_per_client=int(value), **SHARES)
     config.partition.per_trial = True
+
+
+def set_form(config, value):
+    """Gives the methods of a form its settings."""
+    if value not in FORMS:
+        raise ValueError(unknown("form", value, FORMS))
+    config.given = (*config.given, *FORMS[value])
+    config.shared_init = value == "released"

@@ -24,6 +24,5 @@ def get_config(argument=None):
     config.model.rates = "1,0.5,0.25"
     config.scoring.state = "trained"
     config.rounds = 20
-    return apply_argument(
-        config, argument, {"classes": leaderboard_images.set_classes}, rounds=2, trials=1
-    )
+    setters = {"classes": leaderboard_images.set_classes, "form": leaderboard_images.set_form}
+    return apply_argument(config, argument, setters, rounds=2, trials=1)

@@ -1,7 +1,5 @@
-"""Statistics over trials: means with intervals, differences between entries paired by trial, and
-ranks."""
+"""Statistics over trials: means with intervals, and differences between entries paired by trial."""
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +36,7 @@ VALUES = (
 
 
 class Interval(NamedTuple):
-    """A mean, and where it lies with 95 % confidence; NaN of fewer than `LEAST` values."""
+    """A mean, and where it lies with 95 % confidence; NaN of too few values."""
 
     mean: float
     low: float
@@ -61,10 +59,10 @@ class Difference(NamedTuple):
     trials: int
 
 
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Computes Student's interval of a mean."""
+def mean_interval(values: Sequence[float], least: int = LEAST) -> Interval:
+    """Computes Student's interval of a mean; `least` values or more have one."""
     mean, count = float(np.mean(values)), len(values)
-    if count < LEAST:
+    if count < least:
         return Interval(mean, math.nan, math.nan)
     half = float(stdtrit(count - 1, (1 + LEVEL) / 2) * np.std(values, ddof=1) / math.sqrt(count))
     return Interval(mean, mean - half, mean + half)
@@ -210,60 +208,3 @@ def write_trials(
     with atomic_open(path) as file:
         file.write(Table(head, rows).csv())
     return path
-
-
-def read_trials(path: Path, score: str) -> Trials:
-    """Reads a comparison's trials.csv.
-
-    Raises:
-      ValueError: it is no such file, the score is not in it, or an entry lacks a trial. One line.
-    """
-    scores: dict[str, dict[tuple[str, str], float]] = {}
-    with path.open(newline="") as file:
-        try:
-            for row in csv.DictReader(file):
-                scores.setdefault(row["entry"], {})[row["seed"], row["split"]] = float(row[score])
-        except (KeyError, ValueError):
-            raise ValueError(
-                f"{path} has no {score} of every trial; it must be trials.csv of a comparison"
-            ) from None
-    keys = {tuple(sorted(trials)) for trials in scores.values()}
-    if len(keys) != 1:
-        raise ValueError(f"{path} does not have the same trials of every entry")
-    (keys,) = keys
-    return {label: list(map(trials.__getitem__, keys)) for label, trials in scores.items()}
-
-
-def mean_ranks(trials: Trials) -> dict[str, float]:
-    """Returns each entry's rank among all, mean over trials; 1 is the best."""
-    from scipy.stats import rankdata  # takes a second to import
-
-    by_trial_ranks = rankdata(-np.array(list(trials.values())), axis=0)
-    return dict(zip(trials, map(float, by_trial_ranks.mean(1))))
-
-
-def ranked(settings: Mapping[str, Trials]) -> Table:
-    """Makes a table of entries by their mean rank, with the mean accuracy, its interval and the
-    rank in every setting.
-
-    Raises:
-      ValueError: the settings do not have the same entries.
-    """
-    labels = list(next(iter(settings.values())))
-    head = ["entry", "mean rank"]
-    for name, trials in settings.items():
-        if differing := sorted(set(labels) ^ set(trials)):
-            raise ValueError(f"{name} does not have the same entries as the others: {differing[0]}")
-        head += [f"{name} %", "rank"]
-    ranks = dict(zip(settings, map(mean_ranks, settings.values())))
-    overall = {}
-    for label in labels:
-        overall[label] = float(np.mean([of_entries[label] for of_entries in ranks.values()]))
-    rows = []
-    for label in sorted(labels, key=overall.__getitem__):
-        cells = [label, f"{overall[label]:.2f}"]
-        for name, trials in settings.items():
-            values = [100 * value for value in trials[label]]
-            cells += [shown(values, mean_interval(values), ".2f"), f"{ranks[name][label]:.2f}"]
-        rows.append(cells)
-    return Table(head, rows)

@@ -6,20 +6,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.leaderboard import find_unfit, page, read_settings, read_unfit
-from experiments.leaderboard_ranks import overall, ranks_of, standings
+from experiments.leaderboard import (
+    find_unfit,
+    names_of_rows,
+    page,
+    read_settings,
+    read_unfit,
+    scores_text,
+)
 from experiments.leaderboard_rows import (
     COLUMNS,
     Evaluation,
+    Score,
     Trial,
     add_runs,
+    overall,
+    ranks_of,
     read_trials,
     require_config,
     rows_of_entry,
+    standings,
 )
 from experiments.run_folders import read_folder
 from fedjax_ht.configs.base import base_config, typed_config
-from fedjax_ht.methods import METHODS
 from tests.docs.links import assert_links_lead_to_headings
 from tests.experiments.folders import write_run
 
@@ -31,16 +40,19 @@ EVALUATIONS = tuple(
 )
 
 
-def trial(seed, correct, best=0.0):
+def score(correct):
+    return Score(float(np.mean(correct)) / 100, tuple(correct))
+
+
+def trial(seed, correct, trained=None):
     """A trial of clients with 100 test samples each."""
     return Trial(
         seed=seed,
         split=seed + 1,
-        chosen=float(np.mean(correct)) / 100,
-        best=best,
+        score=score(correct),
+        trained=trained and score(trained),
         macro_f1=0.5,
         evaluations=EVALUATIONS,
-        correct=tuple(correct),
         samples=(100,) * len(correct),
     )
 
@@ -58,20 +70,20 @@ def test_links_of_the_page_lead_to_headings():
 
 def test_every_method_stands_once_in_a_setting():
     unfit = read_unfit(RESULTS)
-    for setting in read_settings(RESULTS):
+    settings, marks = read_settings(RESULTS)
+    for setting in settings:
         path = RESULTS / setting.csv
         rows = set(read_trials(path)) if path.exists() else set()
-        reasons = set(unfit.get(setting.config, ()))
-        assert rows | reasons <= set(METHODS) and not rows & reasons
+        reasons = set(unfit[setting.config])
+        assert rows | reasons | set(marks) <= set(names_of_rows()) and not rows & reasons
 
 
 @pytest.mark.slow
 def test_the_committed_reasons_are_those_of_the_library():
     unfit = read_unfit(RESULTS)
-    for setting in read_settings(RESULTS):
-        if setting.config:
-            rows = find_unfit(setting.config)
-            assert {method: needs for _, method, needs in rows} == unfit[setting.config]
+    for setting in read_settings(RESULTS)[0]:
+        rows = find_unfit(setting.config)
+        assert {method: needs for _, method, needs in rows} == unfit[setting.config]
 
 
 def test_equal_means_share_a_rank():
@@ -87,16 +99,36 @@ def test_a_method_that_is_ahead_everywhere_is_first_in_every_resample():
     }
     rows = standings(trials)
     assert next(iter(rows)) == "fedapen"
-    first, local = rows["fedapen"], rows["local"]
-    assert (first.rank, first.rank_low, first.rank_high) == (1, 1, 1)
-    assert (local.rank, local.rank_low, local.rank_high) == (2.5, 2, 3)
-    np.testing.assert_allclose(first.lead, (0.3 + 0.275) / 2)
-    assert first.lead_low <= first.lead <= first.lead_high and first.ahead == 2
-    assert local.lead == local.lead_low == local.lead_high == 0 and local.gains is None
-    assert first.gains is not None
-    assert first.gains.gaining == 1 and first.gains.losing == 0
-    shares = overall({"a": rows, "b": {name: rows[name] for name in ("local", "fd")}})
+    first, local = rows["fedapen"].first, rows["local"].first
+    assert (first.rank, first.low, first.high) == (1, 1, 1)
+    assert (local.rank, local.low, local.high) == (2.5, 2, 3)
+    np.testing.assert_allclose(first.lead.mean, (0.3 + 0.275) / 2)
+    assert first.lead.low <= first.lead.mean <= first.lead.high and first.ahead == 2
+    assert local.lead == local.student == (0, 0, 0) and rows["local"].gains is None
+    # of two trials: 12.706 standard errors of 0.0125
+    np.testing.assert_allclose(first.student.high - first.student.mean, 0.158828, rtol=1e-5)
+    gains = rows["fedapen"].gains
+    assert gains is not None and gains.gaining == 1 and gains.losing == 0
+    ranks = {name: row.first for name, row in rows.items()}
+    shares = overall({"a": ranks, "b": {name: ranks[name] for name in ("local", "fd")}})
     assert shares["fedapen"] == 1 and next(iter(shares)) == "fedapen"
+    assert rows["fedapen"].trained is None
+
+
+def test_the_second_score_has_ranks_among_those_that_have_it():
+    trials = {
+        "local": [trial(0, [50, 60], [50, 60]), trial(1, [55, 50], [55, 50])],
+        "fd": [trial(0, [70, 80]), trial(1, [70, 80])],
+        "fedprox": [trial(0, [40, 40], [60, 60]), trial(1, [40, 40], [60, 60])],
+    }
+    rows = standings(trials)
+    assert [rows[name].first.rank for name in ("fd", "local", "fedprox")] == [1, 2, 3]
+    trained = rows["fedprox"].trained
+    assert trained is not None and rows["fd"].trained is None
+    assert (trained.rank, trained.chosen, trained.ahead) == (1, 0.6, 2)
+    np.testing.assert_allclose(trained.lead.mean, (0.05 + 0.075) / 2)
+    (setting, *_), _ = read_settings(RESULTS)
+    assert scores_text(setting, rows).startswith("Only local, fedprox have the second score")
 
 
 def test_costs_are_those_until_local_training_is_reached_in_the_same_trial():
@@ -121,6 +153,8 @@ def folder(tmp_path):
             row = {"round": at, "trial": number, "accuracy": share, "val_accuracy": share}
             row |= {"uplink_payload_bytes": 5 * at, "flops": 2.0 * at, "macro_f1": 0.4}
             row |= {"clients": [share, share], "accuracy_samples": [10, 20]}
+            row |= {"trained_accuracy": share + 0.1, "trained_val_accuracy": 0.1 * at}
+            row |= {"trained_clients": [share + 0.1] * 2}
             rows.append(row)
     return read_folder(write_run(tmp_path / "run", {"fedssa:mu=0.75": rows}, trials=2, rounds=2))
 
@@ -128,18 +162,19 @@ def folder(tmp_path):
 def test_rows_of_a_run_are_read_back(folder, tmp_path):
     (label,) = folder.entries
     path = tmp_path / "rows.csv"
-    add_runs(path, {"fedssa": rows_of_entry(folder, label)})
-    add_runs(path, {"fedssa": rows_of_entry(folder, label)})  # in place of the first
+    add_runs(path, {"fedssa": rows_of_entry(folder, label, "fedssa")})
+    add_runs(path, {"fedssa": rows_of_entry(folder, label, "fedssa")})  # in place of the first
     first, second = read_trials(path)["fedssa"]
-    assert (first.seed, second.seed, first.chosen, first.settings) == (0, 1, 0.6, "mu=0.75")
-    assert first.correct == (6, 12) and first.samples == (10, 20)
+    assert (first.seed, second.seed, first.settings) == (0, 1, "mu=0.75")
+    assert first.score == (0.6, (6, 12)) and first.samples == (10, 20)
+    assert first.trained == (0.6, (6, 12))  # of round 2, which its own validation chooses
     assert first.evaluations[-1][:2] == (2, 0.5) and first.evaluations[-1].bytes == 15
     assert first.evaluations[-1].flops == 6
 
 
 def test_rows_with_other_test_samples_are_refused(folder, tmp_path):
     (label,) = folder.entries
-    path, rows = tmp_path / "rows.csv", rows_of_entry(folder, label)
+    path, rows = tmp_path / "rows.csv", rows_of_entry(folder, label, "fedssa")
     add_runs(path, {"fedssa": rows})
     samples = COLUMNS.index("samples")
     other = [["fd", *row[1:samples], row[samples] and "10 21", *row[samples + 1 :]] for row in rows]
@@ -155,4 +190,7 @@ def test_a_run_of_another_config_is_refused(folder):
     require_config(folder, typed_config(config), "it")
     config.rounds = 3
     with pytest.raises(ValueError, match="no run of it: rounds is 2 there and 3 here"):
+        require_config(folder, typed_config(config), "it")
+    config.rounds, config.given = 2, ("fedtgp:variant=released",)
+    with pytest.raises(ValueError, match=r"no run of it: given is \[\] there and \['fedtgp"):
         require_config(folder, typed_config(config), "it")

@@ -9,10 +9,7 @@ from fedjax_ht.report.document import Document
 from fedjax_ht.report.statistics import (
     differences_to,
     mean_interval,
-    mean_ranks,
     paired_difference,
-    ranked,
-    read_trials,
     write_trials,
 )
 
@@ -167,26 +164,11 @@ def test_the_result_in_a_sentence():
     assert headline({"a": a, "none": runs([math.nan], [math.nan])}, "a") == ""
 
 
-def test_ranks_are_within_trials_and_over_settings(tmp_path):
-    def trained(accuracies):
-        both = [[a - 0.1, a] for a in accuracies]
-        return [
-            runs(scores, val_accuracy=scores, macro_f1=scores, auc=scores)[0] for scores in both
-        ]
-
-    histories = {"a": trained([0.5, 0.9]), "b": trained([0.6, 0.7]), "c": trained([0.6, 0.2])}
-    path = write_trials(histories, 3, [1, 2], tmp_path / "x.csv")
-    assert read_trials(path, "macro_f1") == read_trials(path, "auc") == read_trials(path, "best")
-    trials = read_trials(path, "best")
-    assert trials == {"a": [0.5, 0.9], "b": [0.6, 0.7], "c": [0.6, 0.2]}
-    assert read_trials(path, "by_validation") == trials
-    assert mean_ranks(trials) == {"a": 2.0, "b": 1.75, "c": 2.25}  # 3 and 1, 1.5 and 2, 1.5 and 3
-    table = ranked({"x": trials, "y": {"c": [0.9], "b": [0.8], "a": [0.1]}})
-    assert [row[:2] for row in table.rows] == [["c", "1.62"], ["b", "1.88"], ["a", "2.50"]]
-    with pytest.raises(ValueError, match="y does not have the same entries as the others: c"):
-        ranked({"x": trials, "y": {"a": [0.1], "b": [0.2]}})
-    (tmp_path / "x.csv").write_text("entry,seed,split,best\na,1,1,0.5\nb,1,1,0.5\nb,2,1,0.5\n")
-    with pytest.raises(ValueError, match="does not have the same trials"):
-        read_trials(tmp_path / "x.csv", "best")
-    with pytest.raises(ValueError, match="no last of every trial"):
-        read_trials(tmp_path / "x.csv", "last")
+def test_a_file_of_trials_has_their_scores(tmp_path):
+    both = [0.4, 0.5]
+    histories = {"a": runs(both, val_accuracy=both, macro_f1=both, auc=both)}
+    path = write_trials(histories, 3, [1], tmp_path / "x.csv")
+    assert path.read_text().splitlines() == [
+        "entry,seed,split,best,by_validation,last,best_round,macro_f1,auc",
+        "a,3,1,0.5,0.5,0.5,1,0.5,0.5",
+    ]
