@@ -18,7 +18,7 @@ from absl import app, flags
 
 from benchmarks import htfllib
 from benchmarks.report import machine, publish, table
-from fedjax_ht.runner.cli import parse_flags
+from fedjax_ht.lab.cli import parse_flags
 from tests.alignment_steps import draws
 from tests.fedktl_problem import KEY, LARGE, SMALL, Problem, ours, problem, sample_w
 

@@ -22,11 +22,11 @@ from benchmarks.report import machine, publish, table
 from fedjax_ht.core.context import ClientInfo, Context
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import Masked
-from fedjax_ht.generators.base import Card, Generator
+from fedjax_ht.lab.cli import parse_flags
 from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.methods.shared.etf_classifier import simplex_etf
 from fedjax_ht.methods.shared.pairs import Pairs, draw_in_passes, first_projection
-from fedjax_ht.runner.cli import parse_flags
+from fedjax_ht.models.generator import Card, Generator
 from tests.tiny import client_data, linear_federation
 
 _HTFLLIB = flags.DEFINE_string("htfllib", None, "A checkout of HtFLlib.", allow_override=True)

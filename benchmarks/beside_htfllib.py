@@ -27,12 +27,12 @@ from ml_collections import ConfigDict
 from benchmarks import htfllib
 from benchmarks.htfllib import PAIRS
 from benchmarks.report import in_a_process, machine, number, publish, table
-from fedjax_ht.configs import quickstart_fedtgp
-from fedjax_ht.configs.base import method_config
 from fedjax_ht.core.compiling import enable_compilation_cache
-from fedjax_ht.experiment.build import build
-from fedjax_ht.runner.cli import parse_flags
-from fedjax_ht.runner.train import train_and_evaluate
+from fedjax_ht.lab.cli import parse_flags
+from fedjax_ht.lab.config.base import method_config
+from fedjax_ht.lab.configs import quickstart_fedtgp
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.train import train_and_evaluate
 
 WARM = 2  # rounds of ours that are not counted: the first compiles
 

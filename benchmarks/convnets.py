@@ -20,7 +20,7 @@ from benchmarks.beside_torch import BATCH, CLIENTS, CORES, HOW, STEPS
 from benchmarks.peers.network import split_model
 from benchmarks.peers.protocols import BLAZEFL_CNN, PFL_CNN, Network
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.runner.cli import parse_flags
+from fedjax_ht.lab.cli import parse_flags
 
 _VGG = (
     (64, True),

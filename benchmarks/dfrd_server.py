@@ -21,6 +21,7 @@ from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import Federation, make_sliced_federation
+from fedjax_ht.lab.cli import parse_flags
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.dfrd import dfrd, distil
 from fedjax_ht.methods.shared.bases import Server, Teachers, ask, label_weights
@@ -29,7 +30,6 @@ from fedjax_ht.methods.shared.distillation import Distillation
 from fedjax_ht.methods.shared.image_generator import init_generator, make_generator
 from fedjax_ht.metrics.flops import program_flops
 from fedjax_ht.models import sliced_network, width_budgets
-from fedjax_ht.runner.cli import parse_flags
 
 CLASSES, CLIENTS, SHAPE = 10, 10, (32, 32, 3)
 _ITERATIONS = flags.DEFINE_integer(

@@ -16,12 +16,12 @@ from absl import app, flags
 
 from benchmarks.report import machine, number, publish, table
 from fedjax_ht.core.compiling import compiler_options
-from fedjax_ht.generators import Card, Generator, embedded
-from fedjax_ht.generators.images import synthesise
-from fedjax_ht.generators.units import in_units, into
+from fedjax_ht.lab.cli import parse_flags
+from fedjax_ht.lab.generators import Card, Generator, embedded
 from fedjax_ht.methods.fedktl import FORMS
 from fedjax_ht.methods.shared.alignment import Alignment, FeatureTransformer, Uploads, align
-from fedjax_ht.runner.cli import parse_flags
+from fedjax_ht.methods.shared.generator_images import synthesise
+from fedjax_ht.methods.shared.units import in_units, into
 
 CLASSES, CLIENTS, OWN, LATENT = 100, 20, 45, 512
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Timed calls of each.")

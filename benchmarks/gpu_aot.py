@@ -38,9 +38,9 @@ from benchmarks.thunks import loop_turns, loops, read_thunks, step_bytes, steps_
 from fedjax_ht.core.compiling import buckets_on_mesh
 from fedjax_ht.core.mesh import AXIS, REPLICATED, SHARDED
 from fedjax_ht.core.trees import PyTree
+from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.methods import METHODS
 from fedjax_ht.metrics.flops import sample_flops
-from fedjax_ht.runner.cli import fail, parse_flags
 
 TARGET = Path(__file__).parent / "h100.txtpb"
 # of an H100's data sheet, and what a kernel of a CUDA graph was thought to cost (1.4e-6 s when it

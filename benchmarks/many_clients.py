@@ -25,16 +25,16 @@ import optax
 from absl import app, flags
 
 from benchmarks.report import machine, publish
-from fedjax_ht.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
-from fedjax_ht.data.sources import load_dataset
+from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.lab.cli import parse_flags
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.models import model_group
-from fedjax_ht.runner.cli import parse_flags
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.rows import evaluation_row
 from fedjax_ht.simulation.simulation import make_simulation

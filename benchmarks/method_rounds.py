@@ -21,14 +21,14 @@ import jax
 from absl import app, flags
 
 from benchmarks.report import machine, number, publish, table
-from fedjax_ht.configs.base import typed_config
-from fedjax_ht.configs.sections import Config
-from fedjax_ht.experiment.arm import Arm, simulate
-from fedjax_ht.experiment.build import build
+from fedjax_ht.lab.cli import parse_flags
+from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.config.config_files import read_config_file
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.runs.arm import Arm, simulate
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.fitting import fitting
 from fedjax_ht.methods import METHODS
-from fedjax_ht.runner.cli import parse_flags
-from fedjax_ht.runner.config_files import read_config_file
-from fedjax_ht.runner.fitting import fitting
 from fedjax_ht.simulation.engine import forget_engines
 
 _SETTING = flags.DEFINE_string("setting", "leaderboard_images", "A config, with its argument.")

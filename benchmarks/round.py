@@ -25,10 +25,10 @@ from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.method import Method
 from fedjax_ht.data.client_data import FederationData, make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
-from fedjax_ht.data.sources import load_dataset
+from fedjax_ht.lab.readers import load_dataset
+from fedjax_ht.lab.runs.processes import use_all_cores
 from fedjax_ht.methods.fedtgp import fedtgp
 from fedjax_ht.models import cnn4, model_group
-from fedjax_ht.runner.processes import use_all_cores
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.rows import evaluation_row
 from fedjax_ht.simulation.simulation import make_simulation

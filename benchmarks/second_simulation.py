@@ -21,7 +21,7 @@ from absl import app, flags
 
 import fedjax_ht as fl
 from benchmarks.report import machine, number, publish, table
-from fedjax_ht.runner.cli import parse_flags
+from fedjax_ht.lab.cli import parse_flags
 from fedjax_ht.trust.defences import DEFENCES
 
 _METHOD = flags.DEFINE_string("method", "fedproto", "Name of the method.")

@@ -17,8 +17,8 @@ from absl import app, flags
 from benchmarks import beside_torch
 from benchmarks.beside_torch import BATCH, CLIENTS, CORES, HOW, STEPS
 from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.lab.cli import parse_flags
 from fedjax_ht.models import text_model, text_transformer
-from fedjax_ht.runner.cli import parse_flags
 
 MODELS = ("fasttext", "text_logistic", "lstm", "gru", "bilstm", "transformer")
 LENGTH, VOCABULARY, CLASSES = 200, 32_000, 4

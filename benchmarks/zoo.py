@@ -29,9 +29,9 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.lab.cli import parse_flags
 from fedjax_ht.methods.local import local
 from fedjax_ht.models import model_group
-from fedjax_ht.runner.cli import parse_flags
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 

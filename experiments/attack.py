@@ -22,12 +22,12 @@ from absl import app, flags
 from experiments.leaks_of_runs import Inversions, invert, memberships
 from experiments.leaks_table import Inverted, Row, add, markdown, picture, read
 from fedjax_ht.core.names import unknown
-from fedjax_ht.experiment.run_folder import read_run
-from fedjax_ht.runner.cli import fail, parse_flags
-from fedjax_ht.runner.evaluate import load_run
+from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.runs.evaluate import load_run
+from fedjax_ht.lab.runs.run_folder import read_run
 from fedjax_ht.trust.leaks import inversion
 
-# --workdir, --method, --client, --trial and --trust are those of fedjax_ht.runner.evaluate.
+# --workdir, --method, --client, --trial and --trust are those of fedjax_ht.lab.runs.evaluate.
 _ATTACK = flags.DEFINE_list("attack", None, "dlg, geiping, membership.")
 _UPLOADS = flags.DEFINE_integer("uploads", 1, "Uploads that are inverted, one after another.")
 _BATCH = flags.DEFINE_integer("batch", 1, "Images of the step that is inverted, 1 to 16.")

@@ -1,4 +1,4 @@
-"""Honest clients' accuracy in runs of configs/attacked.py, as a CSV and a table.
+"""Honest clients' accuracy in runs of experiments/configs/attacked.py, as a CSV and a table.
 
     python -m experiments.attack_table checkpoints/runs experiments/results/attacked.csv
     python -m experiments.attack_table experiments/results/attacked.csv
@@ -17,12 +17,12 @@ import numpy as np
 from absl import app
 
 from experiments.rows import column, grouped, write_rows
-from fedjax_ht.checkpoints.writers import read_runs
-from fedjax_ht.experiment.entries import folder_of
-from fedjax_ht.experiment.run_folder import read_config
-from fedjax_ht.report.document import Document
-from fedjax_ht.report.table import Table
-from fedjax_ht.runner.cli import fail
+from fedjax_ht.lab.checkpoints.writers import read_runs
+from fedjax_ht.lab.cli import fail
+from fedjax_ht.lab.config.entries import folder_of
+from fedjax_ht.lab.report.document import Document
+from fedjax_ht.lab.report.table import Table
+from fedjax_ht.lab.runs.run_folder import read_config
 from fedjax_ht.simulation.rows import evaluated
 from fedjax_ht.trust.attacks import Attack, attackers
 

@@ -20,8 +20,8 @@ from absl import app, flags
 from experiments.rows import column
 from experiments.run_folders import RunFolder, read_folder, require_score, trial_scores, unfinished
 from experiments.searches import RECORD, choice, read_search
-from fedjax_ht.report.statistics import SCORES
-from fedjax_ht.runner.cli import fail, parse_flags
+from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.report.statistics import SCORES
 
 # allow_override: other programs have flags of these names, and one process may import several
 _RUNS = flags.DEFINE_string("runs", ".", "The folder of the words.", allow_override=True)

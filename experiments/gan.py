@@ -26,8 +26,8 @@ import optax
 
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.augment import flip
-from fedjax_ht.generators import embedded
-from fedjax_ht.generators.embedded import activate, dense, normal
+from fedjax_ht.lab.generators import embedded
+from fedjax_ht.lab.generators.embedded import activate, dense, normal
 from fedjax_ht.ops import conv2d
 
 # outside loops and vmap, as here, XLA's own convolution takes half as long as a product of patches

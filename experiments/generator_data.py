@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.core.inputs import described, is_image
-from fedjax_ht.data.files.arrays import opened_npz
-from fedjax_ht.data.sources import load_dataset
-from fedjax_ht.data.sources.npz import read_jpegs
-from fedjax_ht.generators.embedded import SIZE
-from fedjax_ht.generators.npz import one_line
+from fedjax_ht.lab.generators.embedded import SIZE
+from fedjax_ht.lab.generators.npz import one_line
+from fedjax_ht.lab.readers import load_dataset
+from fedjax_ht.lab.readers.npz import read_jpegs
+from fedjax_ht.lab.safe.arrays import opened_npz
 
 
 class Pictures(NamedTuple):

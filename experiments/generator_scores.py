@@ -12,11 +12,11 @@ import optax
 from PIL import Image, ImageDraw
 
 from experiments.generator_data import Pictures
-from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.generators import embedded
-from fedjax_ht.generators.base import Generator
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.generators import embedded
 from fedjax_ht.models.cnn import ConvFeatures, ConvLayer
+from fedjax_ht.models.generator import Generator
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.split import SplitModel
 

@@ -14,10 +14,10 @@ import numpy as np
 from experiments.gan import GanState, Recipe, is_penalised, train_step
 from experiments.generator_data import Pictures
 from experiments.generator_scores import score, write_comparison, write_grid
-from fedjax_ht.core.files import atomic_open
-from fedjax_ht.data.files.arrays import opened_npz
-from fedjax_ht.generators import embedded, embedded_files
-from fedjax_ht.generators.base import Card
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.generators import embedded, embedded_files
+from fedjax_ht.lab.safe.arrays import opened_npz
+from fedjax_ht.models.generator import Card
 
 SAVE_SECONDS = 300
 LOG_STEPS = 50

@@ -26,18 +26,18 @@ from matplotlib.figure import Figure
 
 from experiments.generator_scores import laplacian_variance, pair_distance, render_all
 from experiments.rows import column, grouped, write_rows
-from fedjax_ht.experiment.run_folder import read_run
-from fedjax_ht.generators import Generator, open_generator
-from fedjax_ht.generators.images import BATCH
-from fedjax_ht.generators.units import in_units
+from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.generators import Generator, open_generator
+from fedjax_ht.lab.report.figures import save
+from fedjax_ht.lab.report.plots import image_grid
+from fedjax_ht.lab.report.table import Table
+from fedjax_ht.lab.runs.evaluate import LoadedRun, load_run
+from fedjax_ht.lab.runs.run_folder import read_run
+from fedjax_ht.methods.shared.generator_images import BATCH
 from fedjax_ht.methods.shared.pair_server import Server, latents_of
-from fedjax_ht.report.figures import save
-from fedjax_ht.report.plots import image_grid
-from fedjax_ht.report.table import Table
-from fedjax_ht.runner.cli import fail, parse_flags
-from fedjax_ht.runner.evaluate import LoadedRun, load_run
+from fedjax_ht.methods.shared.units import in_units
 
-# --workdir and --trust are those of fedjax_ht.runner.evaluate.
+# --workdir and --trust are those of fedjax_ht.lab.runs.evaluate.
 _GENERATOR = flags.DEFINE_string("generator", "natural_32", "As of generators.open_generator.")
 _COUNT = flags.DEFINE_integer("count", 10, "Images of each kind without classes.", lower_bound=2)
 _SEED = flags.DEFINE_integer("seed", 0, "Of the draws.", allow_override=True)

@@ -22,14 +22,14 @@ from absl import app, flags
 from matplotlib.figure import Figure
 
 from experiments.rows import write_rows
-from fedjax_ht.experiment.run_folder import read_run
-from fedjax_ht.report.figures import save, subplots
-from fedjax_ht.report.map_plot import COLOURS, principal, tsne, without_numbers
-from fedjax_ht.report.table import Table
-from fedjax_ht.runner.cli import fail, parse_flags
-from fedjax_ht.runner.evaluate import LoadedRun, load_run
+from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.report.figures import save, subplots
+from fedjax_ht.lab.report.map_plot import COLOURS, principal, tsne, without_numbers
+from fedjax_ht.lab.report.table import Table
+from fedjax_ht.lab.runs.evaluate import LoadedRun, load_run
+from fedjax_ht.lab.runs.run_folder import read_run
 
-# --workdir, --method and --trust are those of fedjax_ht.runner.evaluate.
+# --workdir, --method and --trust are those of fedjax_ht.lab.runs.evaluate.
 _CSV = flags.DEFINE_string("csv", None, "File to write.", allow_override=True)
 _PICTURE = flags.DEFINE_string("picture", None, "PNG to write.", allow_override=True)
 _SAMPLES = flags.DEFINE_integer("samples", 20, "Samples of a client, at most.", lower_bound=1)

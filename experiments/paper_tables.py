@@ -19,9 +19,9 @@ from experiments.paper_claims import claims_markdown, read_claims
 from experiments.paper_coverage import counts_markdown, coverage_markdown, read_coverage
 from experiments.paper_manifest import UNKNOWN, Manifest, Table, read_manifest
 from experiments.paper_parts import WIDTH, part_markdown, selected, wrapped
-from fedjax_ht.core.files import atomic_open
-from fedjax_ht.report.figures import save
-from fedjax_ht.runner.cli import fail, parse_flags
+from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.report.figures import save
 
 RESULTS, PAGE = Path("experiments/results"), Path("experiments/results/papers.md")
 COVERAGE = Path("experiments/results/coverage.md")

@@ -27,16 +27,16 @@ from experiments.rows import column, grouped, write_rows
 from fedjax_ht.core.batches import class_means
 from fedjax_ht.core.samples import Data
 from fedjax_ht.data.client_data import stack
-from fedjax_ht.experiment.run_folder import read_run
+from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.report.figures import save, subplots
+from fedjax_ht.lab.report.rows import mean
+from fedjax_ht.lab.report.table import Table
+from fedjax_ht.lab.runs.evaluate import LoadedRun, client_state, load_run
+from fedjax_ht.lab.runs.run_folder import read_run
 from fedjax_ht.methods.shared.prototypes import class_sums
 from fedjax_ht.metrics.margins import prototype_margins
-from fedjax_ht.report.figures import save, subplots
-from fedjax_ht.report.rows import mean
-from fedjax_ht.report.table import Table
-from fedjax_ht.runner.cli import fail, parse_flags
-from fedjax_ht.runner.evaluate import LoadedRun, client_state, load_run
 
-# --workdir, --method, --trial and --trust are those of fedjax_ht.runner.evaluate.
+# --workdir, --method, --trial and --trust are those of fedjax_ht.lab.runs.evaluate.
 _CSV = flags.DEFINE_string("csv", None, "File to write.", allow_override=True)
 _PICTURE = flags.DEFINE_string("picture", None, "PNG to write.", allow_override=True)
 

@@ -16,12 +16,12 @@ from typing import NamedTuple
 from absl import flags
 
 from experiments.chosen import entries_with
-from fedjax_ht.configs.base import typed_config
-from fedjax_ht.configs.sections import Config
-from fedjax_ht.experiment.entries import entries_of
-from fedjax_ht.runner.compare import comparison
-from fedjax_ht.runner.config_files import define_config
-from fedjax_ht.runner.search import parse_space, points_of, rounds_trained, rungs
+from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.config.config_files import define_config
+from fedjax_ht.lab.config.entries import entries_of
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.runs.compare import comparison
+from fedjax_ht.lab.runs.search import parse_space, points_of, rounds_trained, rungs
 
 QUEUE = Path(__file__).parent / "queue" / "commands.txt"
 HEADING = re.compile(r"# row (\d+) \((.+) core-hours?\): (.+)")

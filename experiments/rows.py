@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedjax_ht.core.files import atomic_open
-from fedjax_ht.report.table import Table
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.report.table import Table
 
 T = TypeVar("T")
 

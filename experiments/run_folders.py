@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.rows import late_mean
-from fedjax_ht.checkpoints.writers import read_runs
-from fedjax_ht.configs.base import typed_config
 from fedjax_ht.core.names import unknown
-from fedjax_ht.experiment.entries import folder_of, recorded
-from fedjax_ht.experiment.identity import identities_of
-from fedjax_ht.experiment.json_files import flatten, naming
-from fedjax_ht.experiment.run_folder import read_config
-from fedjax_ht.report.compared import compared, unequal_lines
-from fedjax_ht.report.statistics import SCORES
+from fedjax_ht.lab.checkpoints.writers import read_runs
+from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.config.entries import folder_of, recorded
+from fedjax_ht.lab.report.compared import compared, unequal_lines
+from fedjax_ht.lab.report.statistics import SCORES
+from fedjax_ht.lab.runs.identity import identities_of
+from fedjax_ht.lab.runs.json_files import flatten, naming
+from fedjax_ht.lab.runs.run_folder import read_config
 from fedjax_ht.simulation.history import best_by
 from fedjax_ht.simulation.rows import Row
 

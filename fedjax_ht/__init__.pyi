@@ -1,16 +1,9 @@
 """The public names: what `fedjax_ht.NAME` imports when it is first used, and what type checkers
 read."""
 
-from . import generators as generators
 from . import losses as losses
 from . import models as models
 from . import trust as trust
-from .checkpoints.from_python import load as load
-from .checkpoints.from_python import save as save
-from .configs.base import apply_argument as apply_argument
-from .configs.base import base_config as base_config
-from .configs.base import method_config as method_config
-from .configs.base import partition_config as partition_config
 from .core.aggregation import gather_received as gather_received
 from .core.annotations import Count as Count
 from .core.annotations import NonNegative as NonNegative
@@ -60,17 +53,28 @@ from .core.wire import Pattern as Pattern
 from .data.client_data import make_federation_data as make_federation_data
 from .data.dataset import ClientIndices as ClientIndices
 from .data.dataset import Dataset as Dataset
-from .data.description import describe as describe
-from .data.files.torch_files import load_state_dict as load_state_dict
 from .data.partition import class_counts as class_counts
 from .data.partition import flwr_partition as flwr_partition
 from .data.partition import make_partition as make_partition
 from .data.partition import register_partition as register_partition
 from .data.shift import shifted as shifted
-from .data.sources import load_dataset as load_dataset
 from .data.standardise import standardised as standardised
-from .experiment.from_python import make_experiment as make_experiment
-from .experiment.weights import with_weights as with_weights
+from .lab import generators as generators
+from .lab.checkpoints.from_python import load as load
+from .lab.checkpoints.from_python import save as save
+from .lab.config.base import apply_argument as apply_argument
+from .lab.config.base import base_config as base_config
+from .lab.config.base import method_config as method_config
+from .lab.config.base import partition_config as partition_config
+from .lab.readers import load_dataset as load_dataset
+from .lab.readers.description import describe as describe
+from .lab.runs.evaluate import load_run as load_run
+from .lab.runs.fair import fairly_tuned as fairly_tuned
+from .lab.runs.from_python import make_experiment as make_experiment
+from .lab.runs.report import report_run as report_run
+from .lab.runs.train import train_and_evaluate as train_and_evaluate
+from .lab.safe.torch_files import load_state_dict as load_state_dict
+from .lab.weights.start import with_weights as with_weights
 from .methods import METHODS as METHODS
 from .methods import method_factory as method_factory
 from .methods import register_method as register_method
@@ -140,10 +144,6 @@ from .models import from_nnx as from_nnx
 from .models import mlp as mlp
 from .models import model_group as model_group
 from .models import sliced_network as sliced_network
-from .runner.evaluate import load_run as load_run
-from .runner.fair import fairly_tuned as fairly_tuned
-from .runner.report import report_run as report_run
-from .runner.train import train_and_evaluate as train_and_evaluate
 from .simulation.history import best as best
 from .simulation.history import run as run
 from .simulation.history import run_together as run_together

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-_SHARED = ("fedjax_ht.runner.train", "fedjax_ht.generators", "scipy.stats")
+_SHARED = ("fedjax_ht.lab.runs.train", "fedjax_ht.lab.generators", "scipy.stats")
 
 
 class Forks:
@@ -82,7 +82,7 @@ def _run(
     if folder is not None:
         os.chdir(folder)
     if not drawn:
-        from fedjax_ht.report import figures
+        from fedjax_ht.lab.report import figures
 
         figures.rendered = blank
     for number, file in enumerate(("/dev/null", *outputs)):

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.generators import Card, Generator
+from fedjax_ht.lab.generators import Card, Generator
 
 LATENT_DIM, SIDE = 6, 5
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from fedjax_ht.data.files.torch_files import save_safetensors
+from fedjax_ht.lab.safe.torch_files import save_safetensors
 
 CONFIGS = {
     "bert": {

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TIMING = ("seconds_round", "seconds_evaluation")
 
 CONFIG = """
-from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
+from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config
 
 def get_config(argument=None):
     config = base_config()
@@ -125,8 +125,8 @@ def run_module(forks):
 @pytest.fixture
 def blank_pictures(monkeypatch):
     """Figures are made, but not drawn, which takes longer than a tiny run: for tests that look at
-    no picture. tests/runner/test_command.py has a run whose pictures are drawn twice."""
-    monkeypatch.setattr("fedjax_ht.report.figures.rendered", blank)
+    no picture. tests/lab/runs/test_command.py has a run whose pictures are drawn twice."""
+    monkeypatch.setattr("fedjax_ht.lab.report.figures.rendered", blank)
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,9 @@ import types
 import pytest
 
 from fedjax_ht.core import round as client_rounds
+from fedjax_ht.lab.runs import train
 from fedjax_ht.losses import mmd
 from fedjax_ht.methods.registry import FACTORIES
-from fedjax_ht.runner import train
 from fedjax_ht.simulation import engine
 from tests.changed_code import MonkeyPatch, is_of_programs
 
@@ -23,7 +23,7 @@ from tests.changed_code import MonkeyPatch, is_of_programs
         (pytest, True),
         (train, False),
         (train.Page, False),
-        ("fedjax_ht.runner.train_arm.environment", False),
+        ("fedjax_ht.lab.runs.train_arm.environment", False),
         (os, False),
         (types.SimpleNamespace(), False),
     ],

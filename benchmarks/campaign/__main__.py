@@ -29,7 +29,7 @@ from absl import app, flags
 from benchmarks.campaign import slices
 from benchmarks.campaign.plan import SLICES
 from benchmarks.report import publish
-from fedjax_ht.runner.cli import fail, parse_flags
+from fedjax_ht.lab.cli import fail, parse_flags
 
 _SLICE = flags.DEFINE_integer("slice", None, "Which slice to run; without one --rehearse runs all.")
 _LIST = flags.DEFINE_bool("list", False, "Print slices and items.")

@@ -18,9 +18,9 @@ from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.data.augment import compose
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import Dataset, Partition
-from fedjax_ht.data.moments import normalised
 from fedjax_ht.data.partition import make_partition
-from fedjax_ht.data.sources import load_dataset
+from fedjax_ht.lab.readers import load_dataset
+from fedjax_ht.lab.readers.moments import normalised
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import model_group
 from fedjax_ht.simulation.history import best, best_by, merged

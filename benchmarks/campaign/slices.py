@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_ht.core.files import atomic_open
+from fedjax_ht.lab.files import atomic_open
 
 GRACE = 60.0  # seconds that an item may take beyond the budget
 

@@ -45,7 +45,7 @@ class Pixels(NamedTuple):
         return pixels
 
     def normalise(self, pixels: Float[Array, "... C"]) -> Float[Array, "... C"]:
-        """float [..., C] in [0, 1] -> what a model sees."""
+        """Float [..., C] in [0, 1] -> what a model sees."""
         return (pixels - self.mean) / self.std
 
     def pixels(self, x: Float[Array, "... C"]) -> Float[Array, "... C"]:

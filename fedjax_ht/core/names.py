@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Collection, Iterable
+import reprlib
+from collections.abc import Collection, Iterable, Sequence
 
 SHOWN = 5  # clients that a line names
 SEPARATORS = re.compile(r"[^a-z0-9]+")
@@ -106,3 +107,30 @@ def listed_clients(ids: Iterable[int]) -> str:
     if len(names) > SHOWN:
         listed += f" and {len(names) - SHOWN} more"
     return f"client{'s' if len(names) > 1 else ''} {listed}"
+
+
+def short(value: object, length: int = 60) -> str:
+    """Shows a value in a message, in about `length` characters at most."""
+    if type(value) is int and abs(value) < 1 << 64:
+        text = f"{value:,}"
+    elif isinstance(value, str | bytes):
+        text = repr(value[: length + 1])  # it may have any length
+    else:
+        text = reprlib.repr(value)  # lists in lists may be without end
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Lists names in a message: the first of them, and how many more there are.
+
+    Examples:
+      >>> listed(["ant", "bee", "cow", "dog"], most=2)
+      'ant, bee and 2 more'
+    """
+    shown = [name if len(name) <= _NAME else f"{name[:_NAME]}..." for name in names[:most]]
+    if len(names) <= most:
+        return ", ".join(shown)
+    return f"{', '.join(shown)} and {len(names) - most} more"
+
+
+_NAME = 60  # characters: a file may hold a name of any length

@@ -1,0 +1,1 @@
+"""Data sets, partitions, and one copy of the samples for all clients."""

@@ -152,7 +152,7 @@ def random_grayscale(key: jax.Array, x: jax.Array, probability: float = 0.2) -> 
 
 
 def luminance(x: jax.Array) -> jax.Array:
-    """float [..., C] -> [..., 1], by the weights of ITU-R 601; grey images as they are."""
+    """Float [..., C] -> [..., 1], by the weights of ITU-R 601; grey images as they are."""
     return x @ jnp.array([[0.299], [0.587], [0.114]]) if x.shape[-1] == 3 else x
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_ht.core.annotations import FLOAT
 from fedjax_ht.core.inputs import CHANNELS, looks_like_image
-from fedjax_ht.data.files import limits
+from fedjax_ht.core.names import listed
 
 _INT32 = np.iinfo(np.int32)
 _LOOKED_AT = 1 << 16  # values of a column that are compared with their float32
@@ -92,7 +92,7 @@ def _no_numbers(name: str, given_inputs: Any, x: np.ndarray) -> str:
         texts = [str(column) for column, kind in kinds.items() if not _is_number(kind)]
         if texts:
             return (
-                f"{name}: inputs have columns that are no numbers, {limits.listed(texts)}; leave "
+                f"{name}: inputs have columns that are no numbers, {listed(texts)}; leave "
                 "them out, or make them numbers"
             )
     return (

@@ -1,6 +1,7 @@
 """The data of one federation before it is split: samples, labels and the rule of preprocessing."""
 
 import dataclasses
+import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,11 @@ from fedjax_ht.data.labels import as_labels, label_doubts, refuse_no_label
 from fedjax_ht.data.reading import Reading
 
 _LOGGER = logging.getLogger(__name__)
+
+
+def _reader(name: str) -> Any:
+    """Returns a module of `lab.readers`, loaded by the first `Dataset.from_*`."""
+    return importlib.import_module(f"fedjax_ht.lab.readers.{name}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -198,7 +204,7 @@ class Dataset:
           >>> frame = pd.read_excel("patients.xlsx")  # doctest: +SKIP
           >>> dataset = fl.Dataset.from_pandas(frame, "outcome", group="site")  # doctest: +SKIP
         """
-        from fedjax_ht.data.sources import in_memory, sizes
+        in_memory, sizes = _reader("in_memory"), _reader("sizes")
 
         return in_memory.of_frame(
             frame,
@@ -237,7 +243,7 @@ class Dataset:
           ValueError, FileNotFoundError: as of `from_pandas`, or there is no such folder. One line.
           ImportError: a path is given, and `datasets` is not installed. One line.
         """
-        from fedjax_ht.data.sources import hf, in_memory, sizes
+        hf, in_memory, sizes = _reader("hf"), _reader("in_memory"), _reader("sizes")
 
         path = ""
         if isinstance(dataset, str | os.PathLike):
@@ -272,6 +278,6 @@ class Dataset:
         Raises:
           ValueError: an item is no such pair, or differs when it is read again. One line.
         """
-        from fedjax_ht.data.sources import in_memory
+        in_memory = _reader("in_memory")
 
         return in_memory.of_torch(dataset, class_names, name)

@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ht.core.names import listed
 from fedjax_ht.data.conversion import as_array
-from fedjax_ht.data.files import limits
+
+CLASSES = 100_000  # the most of a set; ImageNet-21k has 21,841
 
 _NO_LABEL = 255  # what many sets have for a sample that nobody has labelled
 
@@ -43,10 +45,10 @@ def as_labels(name: str, labels: Any) -> np.ndarray:
                 f"{name}: labels have values such as {broken[0]:g}; they must be whole numbers "
                 "from 0"
             )
-    if values.size and not 0 <= int(values.min()) <= int(values.max()) < limits.CLASSES:
+    if values.size and not 0 <= int(values.min()) <= int(values.max()) < CLASSES:
         raise ValueError(
             f"{name}: labels run from {values.min():g} to {values.max():g}; they must be from 0 to "
-            f"{limits.CLASSES - 1:,}"
+            f"{CLASSES - 1:,}"
         )
     return values.astype(np.int64)
 
@@ -93,7 +95,7 @@ def label_doubts(labels: np.ndarray, class_names: Sequence[str]) -> tuple[str, .
         name = class_names[int(counts.argmax())]
         lines.append(f"all {counts.sum()} samples are of one class, {name}")
     if len(empty):
-        names = limits.listed([class_names[c] for c in empty])
+        names = listed([class_names[c] for c in empty])
         verb = "class" if len(empty) == 1 else "classes"
         text = f"{len(empty)} of {len(class_names)} classes have no sample: {verb} {names}"
         lowest, highest = labels.min(), labels.max()

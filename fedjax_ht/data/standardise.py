@@ -6,8 +6,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from fedjax_ht.core.inputs import AsStored, Standardised
+from fedjax_ht.core.names import listed
 from fedjax_ht.data.dataset import Dataset, Partition
-from fedjax_ht.data.files import limits
 
 Standardise = Literal["auto", "on", "off"]
 """auto: sets whose reader says so, which are tables (`csv:PATH`). on: any floats as stored. off:
@@ -117,7 +117,7 @@ def scale_doubt(dataset: Dataset, partition: Partition) -> str:
         )
     return (
         f"{dataset.name}: {len(large)} of {len(sizes)} features are of another scale than models "
-        f"learn from: {limits.listed(shown)}; {remedy}"
+        f"learn from: {listed(shown)}; {remedy}"
     )
 
 

@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.checkpoints import sealed
-from fedjax_ht.checkpoints.trees import load_tree, save_tree
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.dataset import ClientIndices
@@ -30,6 +28,8 @@ from fedjax_ht.deploy.messages import Envelope, max_bytes, pack, unpack
 from fedjax_ht.deploy.noise import draw
 from fedjax_ht.deploy.plan import description, difference
 from fedjax_ht.deploy.secure_sums import SHARE_BYTES, uplink_vector
+from fedjax_ht.lab.checkpoints import sealed
+from fedjax_ht.lab.checkpoints.trees import load_tree, save_tree
 
 MAX_STATES = 1000
 """Most states that a client keeps, of all runs together. In one run a server may go back to about

@@ -7,11 +7,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.inputs import AsStored, Pixels, Standardised
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
-from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.data.standardise import is_pending, standardised
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.readers import load_dataset
 
 PUBLIC_FILE = "public.npz"
 

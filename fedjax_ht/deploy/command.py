@@ -1,10 +1,10 @@
-"""Runs a federation of real clients, by Flower. Needs pip install 'fedjax_ht[flower]'.
+r"""Runs a federation of real clients, by Flower. Needs pip install 'fedjax_ht[flower]'.
 
     fedjax-ht deploy split  --config=quickstart:runlocal --workdir=sites   a file a client, to try
     fedjax-ht deploy keys   --workdir=keys --client_id=3 --superlink=HOST:8000
-    fedjax-ht deploy server --config=quickstart:runlocal --workdir=run --certificates=certs \\
+    fedjax-ht deploy server --config=quickstart:runlocal --workdir=run --certificates=certs \
         --keys=keys
-    fedjax-ht deploy client --config=quickstart:runlocal --workdir=client3 --client_id=3 \\
+    fedjax-ht deploy client --config=quickstart:runlocal --workdir=client3 --client_id=3 \
         --data=npz:client_3.npz --superlink=HOST:8000 --certificates=certs --key=client3.key
 
 Server and clients each have the config, and it must be the same. docs/deploy.md describes every
@@ -23,11 +23,8 @@ from typing import Any
 import jax
 from absl import flags
 
-from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.core.extras import require
-from fedjax_ht.core.version import library_version
-from fedjax_ht.data.description import describe
 from fedjax_ht.deploy.answers import answer, request_bytes
 from fedjax_ht.deploy.audit import lifetime, open_audit
 from fedjax_ht.deploy.client import make_client
@@ -36,12 +33,15 @@ from fedjax_ht.deploy.contacts import MOST_SAMPLES
 from fedjax_ht.deploy.plan import DeploymentEnded, Plan, make_plan
 from fedjax_ht.deploy.run import serve
 from fedjax_ht.deploy.secure_sums import MAX_RANGE, MIN_RANGE
-from fedjax_ht.experiment.build import build
-from fedjax_ht.experiment.run_lock import locked
-from fedjax_ht.runner.cli import fail
-from fedjax_ht.runner.processes import check_port, use_all_cores
-from fedjax_ht.runner.run import configured
-from fedjax_ht.runner.signals import catch_signals
+from fedjax_ht.lab.cli import fail
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.readers.description import describe
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.processes import check_port, use_all_cores
+from fedjax_ht.lab.runs.run import configured
+from fedjax_ht.lab.runs.run_lock import locked
+from fedjax_ht.lab.runs.signals import catch_signals
+from fedjax_ht.lab.version import library_version
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "This side's own folder.", allow_override=True)
 _CLIENT = flags.DEFINE_integer("client_id", None, "keys, client: its id, from 0.")

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.files import atomic_open
 from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.headers import invalid_hello, printable
 from fedjax_ht.deploy.messages import Envelope
 from fedjax_ht.deploy.plan import Plan, description
-from fedjax_ht.experiment.run_folder import read_json
-from fedjax_ht.report.bad_clients import named
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.report.bad_clients import named
+from fedjax_ht.lab.runs.run_folder import read_json
 
 CLIENTS_FILE = "clients.json"
 KEPT_ENTRIES = ("client", "counts", "flops", "task")

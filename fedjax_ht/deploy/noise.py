@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ht.checkpoints import sealed
-from fedjax_ht.configs.sections import Config
-from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.method import Method, varied
 from fedjax_ht.deploy.headers import MAX_AMOUNT
+from fedjax_ht.lab.checkpoints import sealed
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.trust.defences import Defence, defended
 from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
 from fedjax_ht.trust.privacy import Privacy, private

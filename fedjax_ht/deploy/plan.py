@@ -10,10 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_ht.configs.base import AnyConfig, typed_config
-from fedjax_ht.configs.run_sections import DevicesConfig
-from fedjax_ht.configs.sections import Config
-from fedjax_ht.configs.typed import to_json, to_plain
 from fedjax_ht.core import wire
 from fedjax_ht.core.federation import Federation, PublicSet
 from fedjax_ht.core.inputs import InputShape
@@ -21,14 +17,18 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.public_set import require_public_set
 from fedjax_ht.core.round import Channel
 from fedjax_ht.core.server_statistics import require_server_statistics
-from fedjax_ht.core.version import library_version
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.deploy.noise import check_scores, noisy_method
 from fedjax_ht.deploy.public import checksum, public_size, read_public
 from fedjax_ht.deploy.secure_sums import check_server_reads
-from fedjax_ht.experiment.federation import Task, make_clients
-from fedjax_ht.experiment.run_folder import FREE_FIELDS, NAMING, flatten
-from fedjax_ht.experiment.settle import settle
+from fedjax_ht.lab.config.base import AnyConfig, typed_config
+from fedjax_ht.lab.config.run_sections import DevicesConfig
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.config.typed import to_json, to_plain
+from fedjax_ht.lab.runs.federation import Task, make_clients
+from fedjax_ht.lab.runs.run_folder import FREE_FIELDS, NAMING, flatten
+from fedjax_ht.lab.runs.settle import settle
+from fedjax_ht.lab.version import library_version
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.privacy import Unit
 

@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from fedjax_ht.configs.sections import DatasetConfig
 from fedjax_ht.core.federation import PublicSet
 from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.public import hold_out_share
-from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.data.standardise import is_pending
 from fedjax_ht.deploy.client_samples import PUBLIC_FILE
-from fedjax_ht.experiment.fingerprints import fingerprints
+from fedjax_ht.lab.config.sections import DatasetConfig
+from fedjax_ht.lab.readers import load_dataset
+from fedjax_ht.lab.runs.fingerprints import fingerprints
 
 
 def read_public(config: DatasetConfig) -> Dataset:

@@ -6,9 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedjax_ht.checkpoints.checkpoint import Checkpointer, make_checkpointer
-from fedjax_ht.checkpoints.writers import write_runs
-from fedjax_ht.core.files import atomic_open
 from fedjax_ht.deploy.answers import MAX_STATES
 from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.contacts import MOST_SAMPLES, Transport
@@ -17,10 +14,13 @@ from fedjax_ht.deploy.noise import Entropy, fresh_secret
 from fedjax_ht.deploy.plan import DeploymentEnded, Plan
 from fedjax_ht.deploy.rounds import as_rounds
 from fedjax_ht.deploy.server import Server, make_server, run_name
-from fedjax_ht.experiment.options import ending_of, evaluated_clients
-from fedjax_ht.experiment.run_folder import remember_fields
-from fedjax_ht.report.bad_clients import Notes, why_silent
-from fedjax_ht.report.results import run_results
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer, make_checkpointer
+from fedjax_ht.lab.checkpoints.writers import write_runs
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.report.bad_clients import Notes, why_silent
+from fedjax_ht.lab.report.results import run_results
+from fedjax_ht.lab.runs.options import ending_of, evaluated_clients
+from fedjax_ht.lab.runs.run_folder import remember_fields
 from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.history import run_rounds
 from fedjax_ht.simulation.rows import Row

@@ -17,7 +17,6 @@ import numpy as np
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.codes import decoded
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.forms import result_form, sends_payload
 from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.round import send
@@ -38,7 +37,8 @@ from fedjax_ht.deploy.noise import (
 from fedjax_ht.deploy.plan import Plan, make_models, task_from_json
 from fedjax_ht.deploy.public import server_data
 from fedjax_ht.deploy.secure_sums import sum_groups
-from fedjax_ht.experiment.run_folder import read_json
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.runs.run_folder import read_json
 from fedjax_ht.simulation.engine import first_server
 from fedjax_ht.simulation.serving import run_server
 

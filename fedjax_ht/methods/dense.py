@@ -80,7 +80,6 @@ def dense(
       selection: samples of L_adv, see `losses.distillation.Selection`.
       normaliser: divisor of L_adv, see `losses.distillation.Normaliser`.
     """
-
     chosen = {"selection": selection, "normaliser": normaliser}
 
     def generator_loss(batch: Synthetic) -> jax.Array:

@@ -280,7 +280,6 @@ def dfrd(
       normaliser: divisor of L_tran, see `losses.distillation.Normaliser`.
       diversity: distances of L_div, see `losses.image_diversity`.
     """
-
     chosen = {"selection": selection, "normaliser": normaliser}
 
     def generator_loss(batch: Synthetic) -> jax.Array:

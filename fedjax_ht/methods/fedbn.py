@@ -44,7 +44,6 @@ def fedbn(training: LocalTraining, weighting: Weighting = "samples") -> Method:
       training: local training.
       weighting: weights of the mean, the clients' numbers of training samples or equal.
     """
-
     shared = sharing(outside_norms, filled_in)
 
     def client_update(bucket, client, downlink, data, ctx):

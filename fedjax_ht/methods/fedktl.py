@@ -48,6 +48,7 @@ Settled here:
 
 import functools
 import math
+import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -63,8 +64,6 @@ from fedjax_ht.core.inputs import image_shape
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Pretrained, View
 from fedjax_ht.core.wire import Masked
-from fedjax_ht.generators import Generator, open_generator
-from fedjax_ht.generators.units import Latents, in_units
 from fedjax_ht.losses.mmd import BANDWIDTHS
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.alignment import Alignment, Widths, warn
@@ -78,7 +77,9 @@ from fedjax_ht.methods.shared.etf_classifier import (
 )
 from fedjax_ht.methods.shared.pair_server import PairServer, Source, init_pairs, pair_update
 from fedjax_ht.methods.shared.pairs import Pairs, PairTraining, Transfer, clip_each, train_on_pairs
+from fedjax_ht.methods.shared.units import Latents, in_units
 from fedjax_ht.methods.shared.variants import Variant, settled
+from fedjax_ht.models.generator import Generator
 
 Median = tuple[Literal["median"]]  # a tuple, so that a command line can give numbers instead
 
@@ -178,8 +179,9 @@ def fedktl(
     # The method may be made where a program is traced (`Method.vary`); the generator's units are
     # measured now, as constants.
     with jax.ensure_compile_time_eval():
-        opened = generator if isinstance(generator, Generator) else open_generator(generator)
-        generator = in_units(opened, latents)
+        if not isinstance(generator, Generator):  # only files need the laboratory
+            generator = pkgutil.resolve_name("fedjax_ht.lab.generators:open_generator")(generator)
+        generator = in_units(generator, latents)
     open_options = {"bandwidths": bandwidths, "bounded": bounded, "antialias": antialias}
     form = Form(**settled(variant, open_options, FORMS))
     released = variant == "released"

@@ -30,7 +30,7 @@ Settled here:
   The authors' code has T_stable = 2 where all clients take part, and 45 for ten of 50.
 * Local training is the config's. The text has SGD at 0.01; the code SGD at 0.005 with momentum 0.9,
   weight decay 5e-5, gradients clipped at 50, batches of 512 and 25 epochs: `recipe=released` of
-  configs/cifar10_class_shares.py.
+  experiments/configs/cifar10_class_shares.py.
 * The fused row is no convex mix: Eq. 4 as it stands. Where all clients take part together, a row
   that learns nothing grows by the product of all 1 + mu_t; where they take turns, by a few times
   that, since newcomers go on fusing into rows that others have lengthened. Settings whose product

@@ -1,0 +1,1 @@
+"""Accuracy, FLOPs and memory."""

@@ -3,6 +3,7 @@
 A user's own modules go to `make_federation` and need no entry here.
 """
 
+import pkgutil
 from collections.abc import Callable, Iterable
 
 import flax.linen as nn
@@ -22,7 +23,6 @@ from fedjax_ht.models.groups import (
     GroupArguments,
     Modules,
 )
-from fedjax_ht.models.hugging_face.folder import folder_group, names_folder
 from fedjax_ht.models.norm import NormKind
 from fedjax_ht.models.sensors import require_windows
 from fedjax_ht.models.sliced import sliced_model
@@ -38,6 +38,15 @@ __all__ = [
     "model_group",
     "sliced_network",
 ]
+
+
+_FOLDER_GROUP = "fedjax_ht.lab.weights.hugging_face.folder:folder_group"
+"""The builder of groups "hf:FOLDER", loaded when one is asked for."""
+
+
+def names_folder(group: str) -> bool:
+    """Returns whether a model group is a folder of Hugging Face's, "hf:FOLDER"."""
+    return group.startswith("hf:")
 
 
 def example(name: str) -> tuple[InputShape, int | None]:
@@ -110,6 +119,7 @@ def model_group(
                 f"norm and output_relu are for the library's own models, not for {name!r}"
             )
         if names_folder(name):
+            folder_group = pkgutil.resolve_name(_FOLDER_GROUP)
             return folder_group(name, num_classes, input_shape, feature_dim, vocabulary)
         return _users_group(name, num_classes, input_shape, feature_dim)
     if name not in GROUPS:

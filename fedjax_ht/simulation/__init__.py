@@ -1,0 +1,1 @@
+"""A federation over rounds: states, participants, transports and reports."""

@@ -15,12 +15,12 @@ from benchmarks.campaign import checks, pages, peer_pages, protocols, rounds, sl
 from benchmarks.campaign.peers import PEER_SLICES
 from benchmarks.campaign.plan import SLICES
 from benchmarks.campaign.slices import Item, Slice
-from fedjax_ht.configs.base import typed_config
-from fedjax_ht.configs.fashion_mnist_class_shares import get_config
+from experiments.configs.fashion_mnist_class_shares import get_config
 from fedjax_ht.data.partition import partition_options
-from fedjax_ht.experiment import options as experiment_options
-from fedjax_ht.experiment.entries import changes, entries_of
-from fedjax_ht.experiment.training import local_training
+from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.config.entries import changes, entries_of
+from fedjax_ht.lab.runs import options as experiment_options
+from fedjax_ht.lab.runs.training import local_training
 from fedjax_ht.simulation import engine, parts
 
 MACHINE = {"device": "a device"}

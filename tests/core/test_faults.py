@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_ht.checkpoints.writers import write_runs
-from fedjax_ht.core.files import atomic_open
+from fedjax_ht.lab.checkpoints.writers import write_runs
+from fedjax_ht.lab.files import atomic_open
 from tests.faults import CALLS, CODES, injected, try_faults
 
 HISTORY = [

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.checkpoints.segments import pieces
 from fedjax_ht.core.batches import sum_by_class
 from fedjax_ht.core.inputs import AsStored
 from fedjax_ht.core.prediction_counts import score
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.data.dataset import ClientIndices, Dataset
-from fedjax_ht.data.files import arrays
-from fedjax_ht.data.sources import pamap2
-from fedjax_ht.experiment.fingerprints import fingerprints
+from fedjax_ht.lab.checkpoints.segments import pieces
+from fedjax_ht.lab.readers import pamap2
+from fedjax_ht.lab.runs.fingerprints import fingerprints
+from fedjax_ht.lab.safe import arrays
 from fedjax_ht.simulation.roster import PADDING, blocks
 from fedjax_ht.simulation.spending import BLOCK, participations
 

@@ -4,14 +4,14 @@ import sys
 
 import pytest
 
-from fedjax_ht.configs.base import base_config
 from fedjax_ht.core.user_code import (
     call_user_function,
     user_function,
     user_modules_in,
     user_place,
 )
-from fedjax_ht.experiment.build import build
+from fedjax_ht.lab.config.base import base_config
+from fedjax_ht.lab.runs.build import build
 from fedjax_ht.models import model_group
 
 MINE = """

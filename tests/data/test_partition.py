@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.data.partition import PARTITIONS, PLANS, class_counts, make_partition
-from tests.data.toy_dataset import make_dataset
+from tests.lab.readers.toy_dataset import make_dataset
 
 GOLDEN = json.loads(Path(__file__).with_name("golden_partition.json").read_text())
 MNIST_SIZES = GOLDEN["pfllib"]["practical MNIST"]["class_sizes"]

@@ -7,7 +7,7 @@ from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.data.partition import class_counts, make_partition
 from fedjax_ht.data.partition.few_classes import pathological
 from tests.data.test_partition import SETS, counts_of, sizes, used
-from tests.data.toy_dataset import make_dataset
+from tests.lab.readers.toy_dataset import make_dataset
 
 
 def test_iid_parts_are_equal_and_random():

@@ -1,7 +1,7 @@
 import pytest
 
 from fedjax_ht.data.partition import PARTITIONS, PLANS, check_partition, make_partition
-from tests.data.toy_dataset import make_dataset
+from tests.lab.readers.toy_dataset import make_dataset
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.configs.base import base_config, partition_config
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.inputs import Pixels, pixels_of
 from fedjax_ht.core.local_training import LocalTraining
@@ -16,7 +15,8 @@ from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.shift import CORRUPTIONS, parse_shift, shifted
-from fedjax_ht.experiment.build import build
+from fedjax_ht.lab.config.base import base_config, partition_config
+from fedjax_ht.lab.runs.build import build
 from fedjax_ht.methods.fedclassavg import fedclassavg
 from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.models import SplitModel

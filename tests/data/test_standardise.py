@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import fedjax_ht as fl
-from fedjax_ht.configs.base import base_config, partition_config
-from fedjax_ht.experiment.build import build
-from fedjax_ht.experiment.run_folder import completed
-from tests.data.source_files import write
+from fedjax_ht.lab.config.base import base_config, partition_config
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.run_folder import completed
+from tests.lab.readers.source_files import write
 
 RNG = np.random.default_rng(0)
 LABELS = np.arange(60) % 2

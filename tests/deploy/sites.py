@@ -5,7 +5,6 @@ import dataclasses
 import functools
 from pathlib import Path
 
-from fedjax_ht.configs.base import base_config, method_config, partition_config
 from fedjax_ht.core.function_keys import Keyed, key_of
 from fedjax_ht.deploy.answers import answer
 from fedjax_ht.deploy.client import make_client
@@ -15,8 +14,9 @@ from fedjax_ht.deploy.messages import Envelope, from_bytes, to_bytes
 from fedjax_ht.deploy.noise import LEDGER_FILE
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.server import Server, make_server
-from fedjax_ht.experiment.arm import simulate
-from fedjax_ht.experiment.build import build
+from fedjax_ht.lab.config.base import base_config, method_config, partition_config
+from fedjax_ht.lab.runs.arm import simulate
+from fedjax_ht.lab.runs.build import build
 from fedjax_ht.models.cnn import mlp
 from fedjax_ht.simulation.rows import round_row
 from tests.federations import ONE_ARCHITECTURE, SLICES

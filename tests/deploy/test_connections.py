@@ -222,7 +222,7 @@ def test_strangers_lines_in_the_log_have_an_end(tmp_path, monkeypatch):
 SERVER = """
 import sys, time
 from pathlib import Path
-from fedjax_ht.core.files import atomic_open
+from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.deploy.link import open_link
 
 with open_link("127.0.0.1", int(sys.argv[1]), None, {0: b"x"}, print):

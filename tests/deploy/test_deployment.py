@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 import fedjax_ht
-from fedjax_ht.checkpoints.checkpoint import Checkpointer
-from fedjax_ht.checkpoints.writers import read_runs
 from fedjax_ht.deploy import answers, rounds
 from fedjax_ht.deploy import run as deploy_run
 from fedjax_ht.deploy.answers import answer
@@ -17,6 +15,8 @@ from fedjax_ht.deploy.command import serve
 from fedjax_ht.deploy.contacts import hello
 from fedjax_ht.deploy.messages import Envelope, pack
 from fedjax_ht.deploy.plan import DeploymentEnded, make_plan
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
+from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.simulation.history import run
 from tests.deploy.sites import (
     assert_same_rows,

@@ -7,12 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ht.checkpoints.writers import read_runs
 from fedjax_ht.deploy import run as deploy_run
 from fedjax_ht.deploy.answers import answer, load_state
 from fedjax_ht.deploy.audit import open_audit
 from fedjax_ht.deploy.command import serve
 from fedjax_ht.deploy.plan import make_plan
+from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.simulation.history import run
 from tests.deploy.sites import (
     assert_same_rows,

@@ -17,7 +17,7 @@ from fedjax_ht.deploy.noise import LEDGER_FILE, fresh_secret
 from fedjax_ht.deploy.plan import description, make_plan
 from fedjax_ht.deploy.rounds import as_rounds
 from fedjax_ht.deploy.server import make_server
-from fedjax_ht.experiment.build import build
+from fedjax_ht.lab.runs.build import build
 from tests.deploy.sites import (
     CLOCK,
     FIXED,

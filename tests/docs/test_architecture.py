@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 LIBRARY = Path(__file__).parents[2] / "fedjax_ht"
-BELOW = {
+BELOW = {  # packages of the library -> those that they may import
     "core": "",
     "ops": "",
     "trust": "core",
@@ -16,15 +16,9 @@ BELOW = {
     "losses": "ops",
     "models": "core ops",
     "simulation": "core data metrics trust",
-    "checkpoints": "core simulation",
-    "generators": "core data ops",
-    "methods": "core data generators losses models ops",
-    "configs": "core data methods models ops trust",
-    "experiment": "configs core checkpoints data methods metrics models ops simulation trust",
-    "report": "configs core data experiment simulation",
-    "runner": "configs core checkpoints data experiment generators methods models report simulation",
-    "deploy": "configs core checkpoints data experiment metrics report runner simulation trust",
+    "methods": "core data losses models ops",
 }
+LAYERS = {"lab": "", "deploy": "lab"}  # beside the library, which both may import
 
 
 def imports(path: Path) -> set[str]:
@@ -37,14 +31,30 @@ def imports(path: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize(
-    "package", sorted(path.parent.name for path in LIBRARY.glob("*/__init__.py"))
-)
-def test_one_way(package):
-    allowed = {f"fedjax_ht.{below}" for below in (package, *BELOW[package].split())}
-    for path in (LIBRARY / package).rglob("*.py"):
-        internal = {name for name in imports(path) if name.split(".")[0] == "fedjax_ht"}
-        assert {".".join(name.split(".")[:2]) for name in internal} <= allowed, path
+def internal(package: str) -> dict[Path, set[str]]:
+    """Returns the packages of fedjax_ht that each file of a package imports."""
+    names = {path: imports(path) for path in (LIBRARY / package).rglob("*.py")}
+    return {
+        path: {name.split(".")[1] for name in found if name.startswith("fedjax_ht.")}
+        for path, found in names.items()
+    }
+
+
+def test_every_package_is_in_a_layer():
+    packages = {path.parent.name for path in LIBRARY.glob("*/__init__.py")}
+    assert packages == BELOW.keys() | LAYERS.keys()
+
+
+@pytest.mark.parametrize("package", BELOW)
+def test_the_library_imports_itself_alone_and_one_way(package):
+    allowed = {package, *BELOW[package].split()}
+    assert all(found <= allowed for found in internal(package).values())
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_imports_those_below(layer):
+    allowed = {layer, *BELOW, *LAYERS[layer].split()}
+    assert all(found <= allowed for found in internal(layer).values())
 
 
 def test_library_stands_alone():

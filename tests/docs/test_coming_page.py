@@ -11,15 +11,15 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
-from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
-from fedjax_ht.data.sources import dataset_names
-from fedjax_ht.experiment.training import schedule
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.readers import dataset_names
+from fedjax_ht.lab.runs.train import train_and_evaluate
+from fedjax_ht.lab.runs.training import schedule
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import GROUPS
-from fedjax_ht.runner.train import train_and_evaluate
 from fedjax_ht.simulation.simulation import Simulation
 from tests.registered import nothing_registered
 

@@ -9,13 +9,13 @@ from absl import flags
 
 from experiments.paper_coverage import Item, check_item, read_coverage
 from experiments.paper_tables import coverage_page
-from fedjax_ht.configs.base import typed_config
-from fedjax_ht.configs.sections import Config
-from fedjax_ht.experiment.entries import entries_of
-from fedjax_ht.experiment.settle import settle
-from fedjax_ht.generators import SHIPPED, open_generator
-from fedjax_ht.runner.compare import comparison
-from fedjax_ht.runner.config_files import define_config
+from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.config.config_files import define_config
+from fedjax_ht.lab.config.entries import entries_of
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.generators import SHIPPED, open_generator
+from fedjax_ht.lab.runs.compare import comparison
+from fedjax_ht.lab.runs.settle import settle
 from tests.docs.links import assert_links_lead_to_headings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_ht.runner.train import train_and_evaluate
+from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.registered import nothing_registered
 
 ROOT = Path(__file__).resolve().parents[2]

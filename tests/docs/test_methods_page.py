@@ -11,8 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.configs.base import method_config
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.registry import DISTILLING
 

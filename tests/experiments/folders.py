@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedjax_ht.configs.base import base_config, typed_config
-from fedjax_ht.configs.typed import to_json
-from fedjax_ht.experiment.entries import entries_of, folder_of
+from fedjax_ht.lab.config.base import base_config, typed_config
+from fedjax_ht.lab.config.entries import entries_of, folder_of
+from fedjax_ht.lab.config.typed import to_json
 
 History = Sequence[Mapping]
 

@@ -21,10 +21,10 @@ from experiments.leaks_table import (
     picture,
     read,
 )
-from fedjax_ht.configs.base import method_config
 from fedjax_ht.core.wire import chain, gaussian_noise
-from fedjax_ht.experiment.build import build
-from fedjax_ht.runner.evaluate import LoadedRun
+from fedjax_ht.lab.config.base import method_config
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.evaluate import LoadedRun
 from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
 from fedjax_ht.trust.leaks.imitation import payload
 from tests import tiny
@@ -231,7 +231,7 @@ def test_uploads_of_a_private_run_are_attacked(run_module, tiny_config, tmp_path
         f"--config.dataset.name=npz:{tmp_path / 'data.npz'}",
         "--config.entries=('fedavg','lg_fedavg')",
     ]
-    settings += ["--config.model.group=fedjax_ht.configs.private:perceptron"]
+    settings += ["--config.model.group=experiments.configs.private:perceptron"]
     settings += ["--config.privacy.unit=upload", "--config.privacy.noise=0.01"]
     done = run_module("main", f"--config={tiny_config}:runlocal", run, *settings)
     assert done.returncode == 0, done.stderr

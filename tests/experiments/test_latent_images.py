@@ -23,10 +23,10 @@ from experiments.latent_images import (
 )
 from fedjax_ht.core.method import View
 from fedjax_ht.core.wire import Masked
-from fedjax_ht.generators import Card, Generator, open_generator
-from fedjax_ht.generators.units import in_units
+from fedjax_ht.lab.generators import Card, Generator, open_generator
+from fedjax_ht.lab.runs.evaluate import load_run
 from fedjax_ht.methods.shared.pair_server import Server
-from fedjax_ht.runner.evaluate import load_run
+from fedjax_ht.methods.shared.units import in_units
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 12

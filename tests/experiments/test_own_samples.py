@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.own_samples import OwnSamples, agreement, own_samples, picture, table_of
-from fedjax_ht.runner.evaluate import load_run
+from fedjax_ht.lab.runs.evaluate import load_run
 
 # Clients 0 and 1 agree on class 0, client 2's class 1 lies beside the others' class 0.
 OWN = OwnSamples(

@@ -1,7 +1,6 @@
 """The page of results beside the papers': it is what its command makes, and it compares like with
 like alone."""
 
-import importlib
 import re
 import shutil
 from pathlib import Path
@@ -12,6 +11,7 @@ from experiments import paper_tables
 from experiments.paper_manifest import Part, Selection, read_manifest
 from experiments.paper_parts import part_markdown, selected
 from experiments.paper_tables import page
+from fedjax_ht.lab.config.config_files import read_config_file
 from tests.docs.links import assert_links_lead_to_headings
 
 ROOT = Path(__file__).parents[2]
@@ -219,9 +219,7 @@ def test_files_commands_and_settings_that_the_page_names_exist():
             for command in re.sub(r"\\\n", " ", part.command).strip().splitlines():
                 file, argument = re.search(r"--config=(\w+):?(\S*)", command).groups()
                 assert f"{file}.py" in table.configs
-                config = importlib.import_module(f"fedjax_ht.configs.{file}").get_config(
-                    argument or None
-                )
+                config = read_config_file(f"{file}:{argument}" if argument else file)
                 for key in re.findall(r"--config\.([\w.]+)=", command):
                     *folders, name = key.split(".")
                     inner = config

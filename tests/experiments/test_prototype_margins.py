@@ -14,7 +14,7 @@ from experiments.prototype_margins import (
     rows_of,
     table_of,
 )
-from fedjax_ht.runner.evaluate import load_run
+from fedjax_ht.lab.runs.evaluate import load_run
 
 ROWS = [
     Row("fedproto", 0, 5, "0", 0, 1.0, 2.0),

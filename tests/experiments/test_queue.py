@@ -11,8 +11,8 @@ import pytest
 from experiments.chosen import chosen, entries_with
 from experiments.queue_commands import QUEUE, plan_of, plans_of, read_queue
 from experiments.queue_status import table_of
-from fedjax_ht.experiment.entries import entries_of
-from fedjax_ht.experiment.settle import settle
+from fedjax_ht.lab.config.entries import entries_of
+from fedjax_ht.lab.runs.settle import settle
 from tests.docs.links import assert_links_lead_to_headings
 from tests.experiments.folders import history, write_run
 

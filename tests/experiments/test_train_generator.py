@@ -13,8 +13,8 @@ from PIL import Image
 from experiments import generator_scores, generator_training
 from experiments.gan import Recipe, batch_rows, discriminate, init_gan, is_penalised, train_step
 from experiments.generator_data import Pictures, load_pictures
-from fedjax_ht.generators import embedded, embedded_files
-from fedjax_ht.generators.base import Card
+from fedjax_ht.lab.generators import embedded, embedded_files
+from fedjax_ht.models.generator import Card
 
 RECIPE = Recipe(channels=(4, 4, 4, 2), latent_dim=8, batch_size=4, penalty_every=2)
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 1), dtype=np.uint8)

@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_ht.core.bucket import features, init_variables
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.data.files.torch_files import load_state_dict
+from fedjax_ht.lab.safe.torch_files import load_state_dict
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.registry import model_group
 from fedjax_ht.models.resnets import ResNet

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedjax_ht.core.extras import PACKAGES, needing, require
-from fedjax_ht.runner.command import COMMANDS
+from fedjax_ht.lab.command import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -107,7 +107,7 @@ def test_a_public_name_says_which_package_it_needs():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_says_which_extra_it_needs(command):
-    code = "from fedjax_ht.runner.command import main; main()"
+    code = "from fedjax_ht.lab.command import main; main()"
     done = without_extras(code, command, "--config=quickstart")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == (
@@ -117,7 +117,7 @@ def test_a_command_says_which_extra_it_needs(command):
 
 
 def test_the_programs_name_and_version_need_no_extra():
-    code = "from fedjax_ht.runner.command import main; main()"
+    code = "from fedjax_ht.lab.command import main; main()"
     assert without_extras(code, "--help").stdout.startswith("usage: fedjax-ht COMMAND")
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", without_extras(code, "--version").stdout)
 

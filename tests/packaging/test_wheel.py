@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_ht.configs import shipped
-from fedjax_ht.generators import SHIPPED
+from fedjax_ht.lab.generators import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[2]
+IN_THE_WHEEL = ("demo", "few_samples", "quickstart", "quickstart_fedtgp")
 FORWARDED = ("__init__", "main")
 
 
@@ -29,17 +29,19 @@ def test_the_wheel_has_all_that_the_runner_reads(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
-    assert {f"fedjax_ht/configs/{name}.py" for name in shipped()} <= names
+    assert {f"fedjax_ht/lab/configs/{name}.py" for name in IN_THE_WHEEL} <= names
     assert {
-        f"fedjax_ht/generators/shipped/{name}.{kind}" for name in SHIPPED for kind in ("npz", "md")
+        f"fedjax_ht/lab/generators/shipped/{name}.{kind}"
+        for name in SHIPPED
+        for kind in ("npz", "md")
     } <= names
     assert {
         f"fedjax_ht/{name}"
-        for name in ("__init__.pyi", "py.typed", "runner/command.py", "report/page.css")
+        for name in ("__init__.pyi", "py.typed", "lab/command.py", "lab/report/page.css")
     } <= names
     assert "fedjax_ht/data/embedded/har_20persons.npz" in names
     for name in ("fashion_mnist_10k", "har_10persons"):
-        assert f"fedjax_ht/data/embedded/{name}.npz" in names
+        assert f"fedjax_ht/lab/readers/shipped/{name}.npz" in names
         assert any(path.endswith(f"/LICENSE-{name}.txt") for path in names)
     top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert top == {"fedjax_ht", "experiments"}

@@ -5,8 +5,8 @@ import math
 import pytest
 
 import fedjax_ht as fl
-from fedjax_ht.configs.base import method_config
-from fedjax_ht.runner import train
+from fedjax_ht.lab.config.base import method_config
+from fedjax_ht.lab.runs import train
 from fedjax_ht.simulation.divergence import Divergence
 from tests.runs import config_of
 from tests.simulation.test_history import scripted

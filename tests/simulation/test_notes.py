@@ -11,7 +11,7 @@ import pytest
 import fedjax_ht as fl
 from fedjax_ht.core.local_training import num_steps
 from fedjax_ht.data.client_data import arranged
-from fedjax_ht.experiment.notes import notes
+from fedjax_ht.lab.runs.notes import notes
 from fedjax_ht.models.norm import Norm
 from fedjax_ht.simulation.notes import batch_notes, smallest_batch
 
@@ -100,7 +100,7 @@ def models(num_classes, input_shape, feature_dim):
 
 def test_a_run_begins_with_its_notes(tiny_config):
     """Once, though both entries have the same."""
-    from fedjax_ht.experiment.build import build
+    from fedjax_ht.lab.runs.build import build
     from tests.runs import config_of
 
     config = config_of(tiny_config)
@@ -115,7 +115,7 @@ def test_a_run_begins_with_its_notes(tiny_config):
 
 
 def test_a_run_tells_of_a_warm_up_that_has_no_end(tiny_config):
-    from fedjax_ht.experiment.build import build
+    from fedjax_ht.lab.runs.build import build
     from tests.runs import config_of
 
     config = config_of(tiny_config)

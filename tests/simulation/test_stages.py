@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_ht.lab.report.results import run_results
 from fedjax_ht.methods import METHODS
-from fedjax_ht.report.results import run_results
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.programs import influences, union
+from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants

@@ -127,7 +127,7 @@ def make_partition(
         message names it.
 
     Examples:
-      >>> from fedjax_ht.data.sources import load_dataset
+      >>> from fedjax_ht.lab.readers import load_dataset
       >>> dataset = load_dataset("har_10persons")
       >>> partition = make_partition("dirichlet", dataset, num_clients=4, alpha=1.0)
       >>> sum(len(client.train) + len(client.test) for client in partition)

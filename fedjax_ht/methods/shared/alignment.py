@@ -17,9 +17,9 @@ from fedjax_ht.core.batches import Batch, class_means, class_sums
 from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.server_training import compact, train_on_rows
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.generators.units import Ball
 from fedjax_ht.losses import kernel_means, masked_mean, mmd_loss
 from fedjax_ht.methods.shared.prototypes import Uploads
+from fedjax_ht.methods.shared.units import Ball
 from fedjax_ht.methods.shared.variants import Variant
 from fedjax_ht.models.layers import Linear, uniform_fan_in
 from fedjax_ht.models.norm import Norm

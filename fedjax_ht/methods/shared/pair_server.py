@@ -25,11 +25,11 @@ from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.trees import Array, PyTree
-from fedjax_ht.generators import Generator
-from fedjax_ht.generators.images import synthesise
-from fedjax_ht.generators.units import SAMPLES, Weights, into
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.alignment import Alignment, FeatureTransformer, align, off_manifold
+from fedjax_ht.methods.shared.generator_images import synthesise
+from fedjax_ht.methods.shared.units import SAMPLES, Weights, into
+from fedjax_ht.models.generator import Generator
 
 Source = Literal["prototypes", "labels", "valid", "noise"]
 FIXED = ("valid", "noise")  # drawn once

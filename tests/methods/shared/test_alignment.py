@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.generators.units import Ball, into
 from fedjax_ht.losses.mmd import BANDWIDTHS
 from fedjax_ht.methods.shared.alignment import (
     Alignment,
@@ -16,6 +15,7 @@ from fedjax_ht.methods.shared.alignment import (
     off_manifold,
 )
 from fedjax_ht.methods.shared.prototypes import Uploads
+from fedjax_ht.methods.shared.units import Ball, into
 from tests.alignment_steps import as_reference, assert_close, draws
 from tests.fedktl_problem import SMALL as PROBLEM
 from tests.fedktl_problem import ours, problem

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.configs.base import base_config, typed_config
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.forms import result_form
 from fedjax_ht.core.local_training import LocalTraining
@@ -16,7 +15,8 @@ from fedjax_ht.core.method import Method, Wire, varied
 from fedjax_ht.core.round import Channel
 from fedjax_ht.core.wire import Masked, Metadata, chain, wire_elements
 from fedjax_ht.deploy.messages import Envelope, from_bytes, pack, to_bytes, unpack
-from fedjax_ht.experiment.settle import settle
+from fedjax_ht.lab.config.base import base_config, typed_config
+from fedjax_ht.lab.runs.settle import settle
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 from fedjax_ht.methods.shared.checking import check_method

@@ -9,10 +9,10 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.configs.base import method_config
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining, label_counts
+from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.methods.dense import dense
 from fedjax_ht.methods.dfrd import dfrd

@@ -7,11 +7,11 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.configs.base import base_config
 from fedjax_ht.core.bucket import count_parameters
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.method import init_model
-from fedjax_ht.experiment.build import build
+from fedjax_ht.lab.config.base import base_config
+from fedjax_ht.lab.runs.build import build
 from fedjax_ht.methods.shared.mutual import init_pair, separately
 from fedjax_ht.models import mlp, model_group
 from tests.methods import pairs

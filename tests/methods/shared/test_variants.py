@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.configs.base import method_config
 from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.forms import uplink_form
 from fedjax_ht.core.round import Channel
 from fedjax_ht.core.wire import Metadata, chain
+from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.methods.dfrd import Synthetic, dfrd, student_loss
 from fedjax_ht.methods.shared.averaging import ModelUplink

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.wire import gaussian_noise
-from fedjax_ht.data.sources import load_dataset
+from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.metrics.images import psnr
 from fedjax_ht.models import mlp
 from fedjax_ht.trust.leaks import inversion

@@ -1,0 +1,1 @@
+"""Configs of this repository's results: `--config=cifar10_fedktl` is cifar10_fedktl.py here."""

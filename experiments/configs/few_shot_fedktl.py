@@ -1,0 +1,33 @@
+r"""One edge client with a few images of every class learns from a server's generator (FedKTL).
+
+    fedjax-ht run --config=few_shot_fedktl --config.partition.options.shots=9
+
+FedKTL, Appendix B: the paper's clients hold 23, 9 or 2 images of each class of CIFAR-100 and the
+4-layer CNN, and test on as many more as make it 3:1; the default here is CIFAR-10, tested on all
+the rest. The paper's smallest cell, with 100 test images:
+
+    ... --config.dataset.name=cifar100 --config.partition.options.shots=2 \
+        --config.partition.options.test_shots=1
+
+and 9 with 3, 23 with 7. With one client aggregation is the identity; :method=local is the client by
+itself.
+
+Results: experiments/results/fedktl.md. They are in units of the latents' spread:
+--config.method.options.latents=spread makes them again. Needs CIFAR-10 (python or binary version)
+in `data/`.
+"""
+
+from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config
+
+
+def get_config(argument=None):
+    config = base_config()
+    config.given = ("fedktl:generator=fashion_mnist_32",)
+    config.method = method_config("fedktl", generator="fashion_mnist_32")
+    config.dataset.name = "cifar10"
+    config.partition = partition_config("few_shot", num_clients=1, shots=23)
+    config.model.group = "cnn4"
+    config.rounds = 200
+    config.evaluate.every = 5
+    config.evaluate.patience = 20  # evaluations
+    return apply_argument(config, argument, rounds=2)

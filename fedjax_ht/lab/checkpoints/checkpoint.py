@@ -1,0 +1,244 @@
+"""Saves and restores runs, bit for bit, by checkpoints that write changed states only.
+
+The newest few stay.
+
+A run's first client states are a pure function of its config and seed, so a client that never
+changed is not stored. A checkpoint writes the states that changed since the one that it builds on
+as a segment (`segments`), and beside it what is small: server, history, and for every client which
+segment holds its newest state. Restoring is `simulation.init()` and the states of the segments
+written over it.
+
+Where two or more checkpoints stay, each builds on the one before the last, or on none where its
+process has neither written nor read that: two in a row share no file, so that no single damage
+takes both. Where few clients change between checkpoints that is up to twice the bytes written, and
+up to four times the states that have ever changed kept; where all do, it is not one byte more.
+
+Every folder carries the checksums of its files, and a checkpoint those of its segments (`sealed`):
+they are looked at before anything is read. What cannot be read is passed over, and moved aside when
+the run goes on; it is never deleted.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from fedjax_ht.core.keys import OtherGenerator, random_generator
+from fedjax_ht.lab.checkpoints import sealed
+from fedjax_ht.lab.checkpoints.content import RANDOM, Copied, OtherTrial, copy, read
+from fedjax_ht.lab.checkpoints.segments import (
+    Placement,
+    delete_unused,
+    sealed_segments,
+    segments_of,
+    unused_segments,
+    write_segments,
+)
+from fedjax_ht.lab.checkpoints.trees import save_tree
+from fedjax_ht.lab.files import PASSING, is_caused_by
+from fedjax_ht.simulation.simulation import Simulation, SimulationState
+
+_LOGGER = logging.getLogger(__name__)
+
+CHAINS = 2  # checkpoints in a row that share no segment
+COPIED_BYTES = 4 << 30  # for more the run waits, until all is written
+
+
+def make_checkpointer(
+    directory: Path | str,
+    simulation: Simulation,
+    keep: int = 2,
+    *,
+    background: bool = False,
+    trial: int = 0,
+) -> "Checkpointer":
+    """Checkpoints of a simulation in `directory` and "`directory`.segments".
+
+    Args:
+      directory: folder of the checkpoints, one folder each, named by its round.
+      simulation: the simulation of the run.
+      keep: number of checkpoints that stay, the newest.
+      background: True writes in a thread while the run goes on. With several processes, or more
+        than `COPIED_BYTES` to write, the run waits all the same.
+      trial: number of the run among those of its entry; of another than the first the name of the
+        folder ends in it.
+
+    Raises:
+      ValueError: `keep` is below 1.
+    """
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; it must be at least 1")
+    return Checkpointer(Path(directory).absolute(), simulation, keep, background, trial)
+
+
+class Checkpointer:
+    """Saves and restores a run; see `make_checkpointer`."""
+
+    def __init__(
+        self, directory: Path, simulation: Simulation, keep: int, background: bool, trial: int
+    ):
+        self._first, self._trial = directory, trial
+        self._directory = of_trial(directory, trial)
+        self._segments = segments_of(self._directory)
+        self._simulation, self._keep = simulation, keep
+        self._chains = min(keep, CHAINS)
+        self._placements: list[Placement] = []  # of the newest that this object saved or read
+        self._reached = -1  # round of the last of them
+        threaded = background and jax.process_count() == 1
+        self._pool = ThreadPoolExecutor(1, "checkpoint") if threaded else None
+        self._writing: Future | None = None
+
+    def save(self, state: SimulationState, history: list[dict]) -> None:
+        """Writes a checkpoint, whole or not at all, named by the state's round.
+
+        Returns when all is on disk; in the background, when what changed is copied, and what then
+        goes wrong is raised by the next `save`, `check` or `wait`. The round that was saved or
+        restored last is left as it is. Checkpoints of later rounds than that one are of another
+        course of the run, such as broken ones that were passed over; they are moved aside.
+        """
+        self.wait()
+        if self._reached > state.round:
+            self._placements, self._reached = [], -1
+        base = self._base(state)
+        copied = copy(self._simulation, state, history, base)
+        if self._pool is None or copied.size > COPIED_BYTES:
+            self._write(copied, base)
+        else:
+            # the list reads all states now, before the run changes them
+            copied = copied._replace(parts=list(copied.parts))
+            self._writing = self._pool.submit(self._write, copied, base)
+
+    def wait(self) -> None:
+        """Returns when all that was saved is on disk."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def check(self) -> None:
+        """Raises the error of a write in the background since the last call; it waits for
+        nothing."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def restore(
+        self, warn: Callable[[str], None] = _LOGGER.warning
+    ) -> tuple[SimulationState, list[dict]] | None:
+        """The newest state and history that can be read; None if there is none.
+
+        A checkpoint that cannot be read is passed over with one line to `warn`, for the one before
+        it. On another kind of device than it was saved on, initial states may differ in their last
+        bit.
+
+        Raises:
+          OtherGenerator: this process draws other random numbers than the run: states of clients
+            that never took part, which no checkpoint holds, would be others.
+          OSError: too much is open to read it, or the like; see `PASSING`.
+        """
+        self.wait()
+        directory, part = self._directory, 0
+        if not sealed.numbers(directory):
+            # Earlier versions had all trials in the folder of the first.
+            directory, part = self._first, self._trial
+        for step in reversed(sealed.numbers(directory)):
+            path = directory / str(step)
+            try:
+                state, placed, history = read(path, self._simulation, part)
+            except OtherGenerator:
+                raise
+            except OtherTrial:
+                return None
+            # whatever is wrong with one file, an older checkpoint may be whole
+            except Exception as error:
+                if is_caused_by(error, PASSING):
+                    raise  # the checkpoint may be whole: nothing is to be trained twice for it
+                lines = str(error).splitlines()
+                reason = lines[0][:300] if lines else type(error).__name__
+                warn(f"checkpoint {path} cannot be read ({reason}); trying the one before it")
+                continue
+            self._placements, self._reached = [], step
+            if placed is not None:
+                self._placements.append(placed)
+            return state, history
+        return None
+
+    def follow(self, history: Sequence[dict]) -> None:
+        """Takes the newest checkpoint whose rows `history` begins with for the one that the run
+        goes on from, without reading its states: later ones are of another course."""
+        self.wait()
+        for step in reversed(sealed.numbers(self._directory)):
+            with contextlib.suppress(OSError, ValueError):  # damaged: it is of no known course
+                past = sealed.read_json(self._directory / str(step), "history.json")
+                if past == list(history[: len(past)]):
+                    self._placements, self._reached = [], step
+                    return
+
+    def _base(self, state: SimulationState) -> Placement:
+        """The placement that the next checkpoint builds on, or that of no checkpoint."""
+        if len(self._placements) == self._chains:
+            base = self._placements[0]
+            # segments may have been deleted under the run
+            if all((self._segments / str(segment)).exists() for segment in base.held):
+                return base
+        where = {name: np.zeros(len(x), np.int32) for name, x in state.changed.items()}
+        return Placement(-1, where, {})
+
+    def _write(self, copied: Copied, base: Placement) -> None:
+        directory, is_first = self._directory, jax.process_index() == 0
+        if copied.round == self._reached and copied.round in sealed.numbers(directory):
+            return
+        if is_first:
+            make_room(directory, self._reached)
+        _together("room for a checkpoint")
+        placed = write_segments(self._segments, copied.parts, copied.round, base)
+        path = directory / str(copied.round)
+        half = sealed.temporary(path)
+        save_tree(half / "small", (*copied.small, placed.where, copied.waiting))
+        if is_first:
+            held = sealed_segments(self._segments, placed.held)
+            sealed.write_json(half / "segments.json", held)
+            sealed.write_json(half / "history.json", copied.history)
+            sealed.write_json(half / RANDOM, random_generator())
+            sealed.place(path)
+            # the checkpoint is in place; what cannot be deleted goes before the next one, which
+            # names it if it cannot be deleted then either
+            with contextlib.suppress(OSError):
+                for step in sealed.numbers(directory)[: -self._keep]:
+                    sealed.remove(directory / str(step))
+                delete_unused(directory)
+        _together("a checkpoint")
+        self._placements = [*self._placements, placed][-self._chains :]
+        self._reached = copied.round
+
+
+def of_trial(directory: Path, trial: int) -> Path:
+    """The folder with the checkpoints of one of an entry's trials."""
+    return directory.with_name(f"{directory.name}.{trial}") if trial else directory
+
+
+def make_room(directory: Path, reached: int) -> None:
+    """Clears the folders before a run goes on from round `reached`, -1 for none.
+
+    Later checkpoints, and segments that no other has, are moved aside; what a killed process left
+    half written goes.
+    """
+    for folder in (directory, segments_of(directory)):
+        folder.mkdir(parents=True, exist_ok=True)
+        sealed.remove_half_written(folder)
+    steps = sealed.numbers(directory)
+    later = [directory / str(step) for step in steps if step > reached]
+    if later:
+        unused = unused_segments(directory, [step for step in steps if step <= reached])
+        # the segments first: were this to end halfway, the checkpoints that need them are still
+        # later ones, and the next call moves the rest
+        sealed.set_aside([*unused, *later], directory.parent)
+
+
+def _together(point: str) -> None:
+    """Waits until every process of the run has come to this point."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(point)

@@ -1,0 +1,211 @@
+"""Segments: folders with the client states that changed from one checkpoint to a later one.
+
+For every client a checkpoint says which segment holds its newest state. A new segment holds the
+states that changed since the checkpoint that it builds on. As in a log-structured file system
+(Rosenblum and Ousterhout, ACM TOCS 1992) the emptiest segments' states move along into the next
+one, so that the segments of one checkpoint hold at most twice the states that have ever changed.
+Segments that no checkpoint refers to any more are deleted.
+"""
+
+import copy
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.lab.checkpoints import sealed
+from fedjax_ht.lab.checkpoints.trees import save_tree
+
+Rows = dict[str, np.ndarray]  # bucket -> int64 [m], ascending rows of its stacked states
+Part = tuple[Rows, dict[str, PyTree]]  # rows, and bucket -> their states
+
+# a file that is missing, or that is a folder; other errors may pass
+_DAMAGE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class Placement(NamedTuple):
+    """The segments in which a checkpoint's client states are.
+
+    Attributes:
+      round: the number of the checkpoint's round; -1 for no checkpoint.
+      where: bucket -> int32 [rows], the segment with each row's newest state, 0 where that is still
+        the initial one.
+      held: segment -> bucket -> number of rows in it, whether still the newest or not.
+    """
+
+    round: int
+    where: dict[str, np.ndarray]
+    held: dict[int, dict[str, int]]
+
+
+def segments_of(directory: Path) -> Path:
+    """The folder with the segments of a folder of checkpoints."""
+    return directory.with_name(f"{directory.name}.segments")
+
+
+def rows_to_write(
+    base: Placement, changed: dict[str, np.ndarray], row_bytes: dict[str, int]
+) -> Rows:
+    """Rows for the next segments: those changed since `base`, and those of its emptiest segments.
+
+    So many of the latter that the segments in use then hold at most twice the bytes of the rows
+    ever changed.
+
+    Args:
+      base: the placement of the checkpoint that the next one builds on.
+      changed: bucket -> int32 [rows], the round in which each row changed last; 0 for never.
+      row_bytes: bucket -> bytes of one row.
+    """
+    taken, bound = {}, 0
+    for name, rounds in changed.items():
+        taken[name] = rounds > max(base.round, 0)
+        bound += 2 * int((rounds > 0).sum()) * row_bytes[name]
+    total = sum(int(mask.sum()) * row_bytes[name] for name, mask in taken.items())
+    live = _live_bytes(base, taken, row_bytes)
+    sizes = _held_bytes(base, row_bytes)
+    total += sum(sizes[segment] for segment in live)
+    for segment in sorted(live, key=lambda s: live[s] / sizes[s]):
+        if total <= bound:
+            break
+        total -= sizes[segment] - live[segment]
+        for name in taken:
+            taken[name] = taken[name] | (base.where[name] == segment)
+    return dict(zip(taken, map(np.flatnonzero, taken.values())))
+
+
+def _live_bytes(
+    base: Placement, taken: dict[str, np.ndarray], row_bytes: dict[str, int]
+) -> dict[int, int]:
+    """Segment -> bytes of the rows whose newest state it holds, rows in `taken` left out.
+
+    Segments without any such row are left out, too.
+    """
+    live = dict.fromkeys(base.held, 0)
+    for name, where in base.where.items():
+        numbers, counts = np.unique(where[~taken[name]], return_counts=True)
+        for segment, count in zip(numbers.tolist(), counts.tolist()):
+            if segment:  # 0 stands for the initial state, which no segment holds
+                live[segment] += count * row_bytes[name]
+    return {segment: size for segment, size in live.items() if size}
+
+
+def _held_bytes(base: Placement, row_bytes: dict[str, int]) -> dict[int, int]:
+    """Segment -> bytes of all its rows."""
+    sizes = dict.fromkeys(base.held, 0)
+    for segment, rows in base.held.items():
+        for name, count in rows.items():
+            sizes[segment] += count * row_bytes[name]
+    return sizes
+
+
+def pieces(rows: Rows, row_bytes: dict[str, int], limit: int) -> Iterator[Rows]:
+    """Cuts rows into parts of about `limit` bytes."""
+    lengths = [len(x) for x in rows.values()]
+    cost = np.repeat([row_bytes[name] for name in rows], lengths)
+    start = np.cumsum(cost) - cost  # bytes before each row
+    numbers = np.split(start // limit, np.cumsum(lengths)[:-1])  # a bucket's rows -> their parts
+    for number in np.unique(np.concatenate(numbers)):
+        piece = {}
+        for (name, x), parts in zip(rows.items(), numbers):
+            if (parts == number).any():
+                piece[name] = x[parts == number]
+        yield piece
+
+
+def write_segments(segments: Path, parts: Iterable[Part], round: int, base: Placement) -> Placement:
+    """Writes the states that changed since `base`; each segment is there as a whole or not at all.
+
+    Args:
+      segments: folder of the segments.
+      parts: rows and their states, one part a segment.
+      round: the number of the round of the checkpoint that the segments belong to.
+      base: the placement of the checkpoint that it builds on.
+    """
+    where, held = copy.deepcopy(base.where), dict(base.held)
+    last = max(sealed.numbers(segments), default=0)
+    if jax.process_count() > 1:
+        # the first process's count: another may look before a folder shows on its file system
+        last = int(multihost_utils.broadcast_one_to_all(np.int32(last)))
+    # a number is never used twice
+    for number, (piece, states) in enumerate(parts, last + 1):
+        tree, held[number] = {}, {}
+        for name, x in piece.items():
+            tree[name] = (x.astype(np.int32), states[name])
+            where[name][x] = number
+            held[number][name] = len(x)
+        path = segments / str(number)
+        save_tree(sealed.temporary(path), tree)
+        if jax.process_index() == 0:
+            sealed.place(path)
+    used = set()
+    for x in where.values():
+        used |= set(np.unique(x).tolist())
+    for segment in held.keys() - used:
+        del held[segment]
+    return Placement(round, where, held)
+
+
+def is_older(path: Path) -> bool:
+    """Returns whether a checkpoint was written before there were checksums.
+
+    It can be read, and nothing is built on it.
+    """
+    return (path / "held").is_dir()
+
+
+def held_segments(path: Path) -> dict[int, dict]:
+    """Segment -> its "rows", see `Placement.held`, and its "seal", of a checkpoint.
+
+    Raises:
+      ValueError, OSError: it is damaged.
+    """
+    if is_older(path):
+        held = json.loads((path / "held" / "metadata").read_text())
+        return {int(s): {"rows": rows, "seal": None} for s, rows in held.items()}
+    return {int(s): entry for s, entry in sealed.read_json(path, "segments.json").items()}
+
+
+def sealed_segments(segments: Path, held: Mapping[int, dict[str, int]]) -> dict[str, dict]:
+    """The content of segments.json: segment -> its "rows" and its "seal"; see `held_segments`."""
+    entries = {}
+    for segment, rows in held.items():
+        seal = sealed.seal_of(segments / str(segment))
+        entries[str(segment)] = {"rows": rows, "seal": seal}
+    return entries
+
+
+def used_segments(directory: Path, steps: Iterable[int]) -> set[int] | None:
+    """The segments that these checkpoints refer to.
+
+    None where a checkpoint is damaged: it may need any of them.
+
+    Raises:
+      OSError: a checkpoint cannot be read now, which says nothing about what it needs.
+    """
+    used = set()
+    try:
+        for step in steps:
+            used |= held_segments(directory / str(step)).keys()
+    except (ValueError, AttributeError, *_DAMAGE):
+        return None
+    return used
+
+
+def unused_segments(directory: Path, steps: Iterable[int]) -> list[Path]:
+    """The segments that none of these checkpoints refers to, ascending."""
+    used, segments = used_segments(directory, steps), segments_of(directory)
+    if used is None:
+        return []
+    unused = sorted(set(sealed.numbers(segments)) - used)
+    return [segments / str(number) for number in unused]
+
+
+def delete_unused(directory: Path) -> None:
+    """Deletes the segments that no checkpoint refers to."""
+    for path in unused_segments(directory, sealed.numbers(directory)):
+        sealed.remove(path)

@@ -1,0 +1,190 @@
+"""Writes and reads the rows of an entry's runs: metrics.csv, metrics.jsonl, clients.csv and
+classes.csv."""
+
+import csv
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_ht.lab.csv_text import csv_text
+from fedjax_ht.lab.files import atomic_open, named, plain_open
+from fedjax_ht.simulation.history import merged
+from fedjax_ht.simulation.rows import Row, Runs
+
+LISTS = (
+    "clients",
+    "accuracy_samples",
+    "client_ids",
+    "class_accuracy",
+    "client_class_counts",
+    "client_auc",
+)
+"""Columns of metrics.jsonl with a value a client or a class."""
+FILES = ("metrics.csv", "metrics.jsonl", "clients.csv", "classes.csv")
+CLASS_COLUMNS = ("round", "trial", "client", "class", "samples", "correct")
+"""Columns of classes.csv."""
+
+
+def write_runs(runs: Runs, workdir: Path | str, written: int = 0) -> int:
+    """Brings the four files up to date with the runs of an entry, whose rows stand round by round
+    in all of them; "trial" says which run a row is of.
+
+    metrics.jsonl holds every row; metrics.csv the same without `LISTS`; clients.csv
+    the accuracy of every evaluated client on its own test set, one line an evaluation of a run
+    (empty where a client has no test sample), and behind these its AUC, where it was computed;
+    classes.csv the test samples of every class of every evaluated client, and how many of them are
+    classified correctly, a line each.
+
+    Args:
+      runs: all rows of each run.
+      workdir: the folder of the four files.
+      written: number of rows that this process has written before; only the later ones are then
+        appended, unless they bring a column that the files lack. 0 writes the files anew, so that a
+        resumed run leaves no row twice.
+
+    Returns:
+      How many rows the files hold: all.
+
+    Raises:
+      OSError: they cannot be written. The same call may be made again, and leaves no row twice.
+    """
+    workdir, rows = Path(workdir), merged(runs)
+    new, columns = rows[written:], columns_of(rows[written:])
+    of_clients = _client_columns(new)
+    if written:
+        known, known_clients = (_header(workdir / name) for name in ("metrics.csv", "clients.csv"))
+        has_columns = set(columns) <= set(known) and set(of_clients) <= set(known_clients)
+        if known and has_columns and (workdir / "classes.csv").exists():
+            _append(_texts(new, known, known_clients), workdir)
+            return len(rows)
+    columns, of_clients = columns_of(rows), _client_columns(rows)
+    heads = {"metrics.csv": columns, "clients.csv": of_clients, "classes.csv": CLASS_COLUMNS}
+    for name, text in _texts(rows, columns, of_clients).items():
+        head = csv_text([heads[name]]) if name in heads else ""
+        with atomic_open(workdir / name) as file:
+            file.write(head + text)
+    return len(rows)
+
+
+def _append(texts: Mapping[str, str], workdir: Path) -> None:
+    """Appends to all files of a history, or to none: the same call may be made again."""
+    sizes: dict[str, int] = {}
+    try:
+        for name, text in texts.items():
+            with named(workdir / name), plain_open(workdir / name, "a") as file:
+                sizes[name] = os.fstat(file.fileno()).st_size
+                file.write(text)
+    except OSError:
+        for name, size in sizes.items():
+            os.truncate(workdir / name, size)  # which takes neither room nor a descriptor
+        raise
+
+
+def read_runs(workdir: Path | str) -> list[list[Row]]:
+    """Reads the rows of each run of a metrics.jsonl, in the order of their seeds; no run without
+    that file.
+
+    A last line that was cut off is left out.
+
+    Raises:
+      ValueError: another line is broken.
+    """
+    path = Path(workdir) / "metrics.jsonl"
+    if not path.exists():
+        return []
+    lines, runs = path.read_text().splitlines(), defaultdict(list)
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}, line {number} is not readable as JSON ({error})") from None
+        runs[row["trial"]].append(row)
+    return [runs[trial] for trial in sorted(runs)]
+
+
+def columns_of(rows: Iterable[Row]) -> list[str]:
+    """The columns of metrics.csv, in the order in which the rows first have them."""
+    columns = {}
+    for row in rows:
+        columns |= dict.fromkeys(row)
+    return [name for name in columns if name not in LISTS]
+
+
+def _texts(
+    rows: Sequence[Row], columns: Sequence[str], of_clients: Sequence[str]
+) -> dict[str, str]:
+    """File -> lines for these rows, with the columns of metrics.csv and of clients.csv."""
+    lines, cells, scores, counts = [], [], [], []
+    for row in rows:
+        lines.append(json.dumps(row) + "\n")
+        cells.append([_cell(row.get(name, "")) for name in columns])
+        if _is_evaluation(row):
+            accuracies = _accuracies(row)
+            scores.append([_cell(accuracies.get(name, "")) for name in of_clients])
+            counts += _class_cells(row)
+    return {
+        "metrics.jsonl": "".join(lines),
+        "clients.csv": csv_text(scores),
+        "classes.csv": csv_text(counts),
+        # the last one, since its header says whether all four have these rows
+        "metrics.csv": csv_text(cells),
+    }
+
+
+def _header(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return next(csv.reader(file), [])
+
+
+def _client_columns(rows: Sequence[Row]) -> list[str]:
+    """The columns of clients.csv: client_3 of each evaluated client, and client_3_auc where rows
+    have it."""
+    clients, with_auc = {}, {}
+    for row in filter(_is_evaluation, rows):
+        clients |= dict.fromkeys(_client_ids(row))
+        if "client_auc" in row:
+            with_auc |= dict.fromkeys(_client_ids(row))
+    columns = [f"client_{i}" for i in clients] + [f"client_{i}_auc" for i in with_auc]
+    return ["round", "trial", *columns]
+
+
+def _client_ids(row: Row) -> Sequence[int]:
+    return row.get("client_ids") or range(len(row["clients"]))
+
+
+def _is_evaluation(row: Row) -> bool:
+    return "clients" in row
+
+
+def _accuracies(row: Row) -> dict[str, Any]:
+    """Column of clients.csv -> cell of an evaluation; a client without test samples has none, nor
+    has one whose AUC is not defined."""
+    cells = {"round": row["round"], "trial": row["trial"]}
+    for i, accuracy in zip(_client_ids(row), row["clients"]):
+        if accuracy is not None:
+            cells[f"client_{i}"] = accuracy
+    for i, auc in zip(_client_ids(row), row.get("client_auc", ())):
+        if auc is not None:
+            cells[f"client_{i}_auc"] = auc
+    return cells
+
+
+def _class_cells(row: Row) -> list[list[Any]]:
+    """Returns the lines of classes.csv of an evaluation; one that counted nothing by class has
+    none."""
+    lines = []
+    for i, counts in zip(_client_ids(row), row.get("client_class_counts", ())):
+        for label, (samples, correct) in counts.items():
+            lines.append([row["round"], row["trial"], i, label, samples, correct])
+    return lines
+
+
+def _cell(value: Any) -> Any:
+    return " ".join(map(str, value)) if isinstance(value, list) else value

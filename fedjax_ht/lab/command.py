@@ -1,0 +1,145 @@
+"""Runs `fedjax-ht COMMAND`, the one program of the library; python -m experiments.main is
+fedjax-ht run."""
+
+import functools
+import importlib
+import io
+import os
+import sys
+from types import ModuleType
+from typing import NamedTuple
+
+from fedjax_ht.lab.runs.signals import end_on_signals
+from fedjax_ht.lab.version import library_version
+
+HELP = {"-h", "-help", "--help", "-helpshort", "--helpshort"}
+
+
+class Command(NamedTuple):
+    """A command of the program.
+
+    Attributes:
+      module: name of the module that has its `main`.
+      about: a description for the overview.
+      takes_words: True for a command that takes words beside flags.
+    """
+
+    module: str
+    about: str
+    takes_words: bool = False
+
+
+COMMANDS = {
+    "run": Command("fedjax_ht.lab.runs.run", "train what a config describes"),
+    "compare": Command(
+        "fedjax_ht.lab.runs.compare", "train several methods on one split, and say what each cost"
+    ),
+    "sweep": Command("fedjax_ht.lab.runs.sweep", "search a method's settings on validation sets"),
+    "evaluate": Command(
+        "fedjax_ht.lab.runs.evaluate", "score one client's trained model, or export it"
+    ),
+    "report": Command(
+        "fedjax_ht.lab.runs.report",
+        "show a run again, and write its tables, pictures and page anew",
+    ),
+    "merge": Command(
+        "fedjax_ht.lab.runs.merge",
+        "put entries that were trained in several folders into one run",
+        takes_words=True,
+    ),
+    "data": Command(
+        "fedjax_ht.lab.runs.data",
+        "download data sets, list those that can be read, and show one",
+        takes_words=True,
+    ),
+    "deploy": Command(
+        "fedjax_ht.deploy.command",
+        "split, server or client: a federation whose clients are elsewhere",
+        takes_words=True,
+    ),
+    "list": Command(
+        "fedjax_ht.lab.runs.list",
+        "list methods, models, groups, partitions, datasets, configs, generators, or config fields",
+        takes_words=True,
+    ),
+}
+
+
+def main(command: str | None = None) -> None:
+    """Runs a command on the command line's arguments.
+
+    Args:
+      command: the command's name; by default the first argument.
+    """
+    end_on_signals()  # before anything that takes time to import
+    print_any_text()
+    arguments = sys.argv[1:] if command is None else [command, *sys.argv[1:]]
+    if not arguments or arguments[0] in ("help", "-h", "-help", "--help"):
+        show(overview())
+        sys.exit(0 if arguments else 2)
+    if arguments[0] == "--version":
+        show(library_version())
+        sys.exit(0)
+    from absl import app
+
+    from fedjax_ht.core.extras import require
+    from fedjax_ht.core.names import unknown
+    from fedjax_ht.lab.cli import beside_config, fail, parse_flags
+
+    name, *rest = arguments
+    if name not in COMMANDS:
+        fail(ValueError(unknown("command", name, COMMANDS)))
+    try:
+        require(f"fedjax-ht {name}", "run")
+    except ImportError as error:
+        fail(error)
+    module = importlib.import_module(COMMANDS[name].module)
+    if "jax" in sys.modules:  # not every command needs it
+        from fedjax_ht.core.numerics import use_standard_numerics
+
+        use_standard_numerics()
+    if HELP & set(rest):
+        show(usage(name, module))
+        sys.exit(0)
+    parse = functools.partial(parse_flags, takes_words=COMMANDS[name].takes_words)
+    main_beside = beside_config(module.main)
+    app.run(main_beside, argv=[f"fedjax-ht {name}", *rest], flags_parser=parse)
+
+
+def print_any_text() -> None:
+    """Lets names of classes and files be printed where the locale has no letters for them, as
+    Python's standard error does."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def show(text: str) -> None:
+    """Prints the text that a command is called for."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def overview() -> str:
+    """Returns the text of `fedjax-ht --help`."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items()]
+    usage_line = "usage: fedjax-ht COMMAND [--help] [--FLAG=VALUE ...]"
+    return "\n".join([usage_line, "", *lines, "", "fedjax-ht run --config=quickstart"])
+
+
+def usage(command: str, module: ModuleType) -> str:
+    """Returns the text of a command's --help: its module's docstring and flags."""
+    from absl import flags
+
+    ours = []
+    for name, module_flags in flags.FLAGS.flags_by_module_dict().items():
+        if name.startswith(("fedjax_ht.lab.runs", "fedjax_ht.deploy")):
+            ours += module_flags
+    lines = []
+    for flag in sorted(ours, key=lambda flag: flag.name):
+        default = "" if flag.default in (None, "", [], 0) else f" [{flag.default}]"
+        lines.append(f"  --{flag.name}: {flag.help}{default}")
+    title = f"fedjax-ht {command}: {COMMANDS[command].about}"
+    return "\n".join([title, "", (module.__doc__ or "").strip(), "", *lines])

@@ -1,0 +1,1 @@
+"""Fields of a config, config files and their flags."""

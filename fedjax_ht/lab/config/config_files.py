@@ -1,0 +1,255 @@
+"""Reads config files: the flag --config, and a flag --config.FIELD for each field of the config."""
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from fedjax_ht.core.names import unknown, unknown_option
+from fedjax_ht.core.user_code import importable_from, user_modules_in
+from fedjax_ht.lab.cli import SEE_HELP, BadConfigFile, config_folder
+from fedjax_ht.lab.config.base import ConfigTree, base_config
+from fedjax_ht.lab.config.field_values import CONVERSIONS, to_literal, to_tuple
+from fedjax_ht.lab.config.former_names import unknown_field
+
+MODULE = "config_file"  # the name that a config file's module has
+OPTIONS = ("method.options.", "partition.options.")  # fields that belong to a method or a split
+
+
+class NamedConfig(NamedTuple):
+    """The value of --config: the text that was written, and the result of get_config, in which
+    flags --config.FIELD set fields."""
+
+    name: str
+    fields: ConfigTree
+
+
+class ConfigParser(flags.ArgumentParser):
+    """Reads the config file that --config names, and defines a flag for each field of its config,
+    which may then follow on the command line."""
+
+    def __init__(self, flag_values: flags.FlagValues):
+        self.flag_values = flag_values
+
+    def parse(self, argument: str) -> NamedConfig:
+        config = read_config_file(argument)
+        for path in paths(config):
+            define_field(config, path, self.flag_values)
+        return NamedConfig(argument, config)
+
+    def unknown_flag(self, name: str, argument: str) -> str:
+        """Returns a suggestion for an unknown flag `name`, written as `argument`: for a field of
+        the config, --config.FIELD."""
+        fields = known_fields()
+        if name in fields:
+            setting = f"--config.{name}={argument.partition('=')[2] or 'VALUE'}"
+            return f"unknown flag --{name}; {name} is a field of the config: write {setting}"
+        field = field_of(name)
+        if field is not None:
+            return undefined_field(field)
+        hint = f"{SEE_HELP}, and a field of the config is set by --config.FIELD=VALUE"
+        # fields by their own names: --learning_rate is meant to be training.learning_rate
+        own_flags = [flag for flag in self.flag_values if not flag.startswith("config.")]
+        return unknown("flag", name, [*own_flags, *fields], hint)
+
+
+class FieldParser(flags.ArgumentParser):
+    """Sets a field of a config to the value of its flag. A tuple's flag may be given repeatedly.
+
+    absl shares parsers of equal arguments; since a ConfigDict has no hash, each field has its own.
+    """
+
+    def __init__(self, section: ConfigTree, field: str, convert: Callable[[str], Any]):
+        self.section, self.field, self.convert = section, field, convert
+        self.values: tuple = ()
+
+    def parse(self, argument: str) -> Any:
+        value = self.convert(argument)
+        if self.convert is to_tuple:
+            value = self.values = self.values + value
+        self.section[self.field] = value
+        return value
+
+
+def define_config(flag_values: flags.FlagValues = flags.FLAGS) -> flags.FlagHolder:
+    """Defines the flag --config=FILE[:ARGUMENT], whose value is a `NamedConfig`."""
+    about = "The experiment: a file, or a name of `fedjax-ht list configs`."
+    return flags.DEFINE(ConfigParser(flag_values), "config", None, about, flag_values)
+
+
+def define_field(config: ConfigTree, path: str, flag_values: flags.FlagValues) -> None:
+    """Defines the flag --config.PATH, which sets that field; of a section there is none."""
+    *sections, field = path.split(".")
+    section = config
+    for name in sections:
+        section = section[name]
+    if isinstance(section[field], ConfigDict):
+        return
+    kind = section.get_type(field)  # a placeholder knows its type, though it is None
+    parser = FieldParser(section, field, CONVERSIONS.get(kind, to_literal))
+    # allow_override: a second --config defines the flags of its own fields
+    flag = flags.Flag(
+        parser,
+        None,
+        name=f"config.{path}",
+        default=None,
+        help_string=f"The field {path} of the config.",
+        boolean=kind is bool,
+        allow_override=True,
+    )
+    flags.DEFINE_flag(flag, flag_values)
+
+
+def shipped() -> dict[str, Path]:
+    """Returns the files of configs that have a name: those of the library, and in a clone of the
+    repository those of `experiments/configs`."""
+    folders = (Path("experiments/configs"), Path(__file__).parents[1] / "configs")
+    return {file.stem: file for folder in folders for file in sorted(folder.glob("[!_]*.py"))}
+
+
+def read_config_file(named: str) -> ConfigTree:
+    """Returns the result of a config file's get_config, locked: fields can be set, none added.
+
+    Args:
+      named: a file, or the name of a config that comes with the library; and behind a colon the
+        argument of get_config.
+
+    Raises:
+      BadConfigFile: there is no such file, or it raises something, or returns something else.
+    """
+    file, colon, argument = named.partition(":")
+    file = config_path(file)
+    get_config, config = None, None
+    try:
+        folder = config_folder(file)
+        with importable_from(folder), user_modules_in(folder):
+            get_config = getattr(module_of(file), "get_config", None)
+            if callable(get_config):
+                config = get_config(argument) if colon else get_config()
+    except (Exception, SystemExit) as error:
+        raise BadConfigFile(f"{place(file, error, get_config)}: {text_of(error)}") from error
+    if not callable(get_config):
+        raise BadConfigFile(
+            f"{file}, line 1: there is no function get_config(argument=None) in this file"
+        )
+    if not isinstance(config, ConfigTree):
+        raise BadConfigFile(
+            f"{place(file, None, get_config)}: get_config returns {type(config).__name__}; it "
+            "must return a ConfigDict, such as fedjax_ht.base_config()"
+        )
+    config.lock()
+    return config
+
+
+def module_of(file: str) -> ModuleType:
+    """Runs a config file as a module."""
+    loader = SourceFileLoader(MODULE, file)
+    spec = importlib.util.spec_from_loader(MODULE, loader)
+    assert spec is not None  # as with every loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE] = module
+    loader.exec_module(module)
+    return module
+
+
+def absolute(named: str) -> str:
+    """Returns a config as it was named on the command line, its file by an absolute path."""
+    file, colon, argument = named.partition(":")
+    return f"{Path(config_path(file)).resolve()}{colon}{argument}"
+
+
+def config_path(named: str) -> str:
+    """Returns the path of a config file: `named` itself, or without a folder that of the config of
+    this name that comes with the library."""
+    ours, name = shipped(), named.removesuffix(".py")
+    if Path(named).is_file():
+        return named
+    if name in ours:
+        return str(ours[name])
+    if Path(named).name == named:
+        advice = "`fedjax-ht list configs` shows all of them"
+        raise BadConfigFile(unknown("config", named, ours, advice))
+    line = f"no config file {named}"
+    if Path(name).name in ours:
+        line += f"; the library's own is --config={Path(name).name}"
+    raise BadConfigFile(line)
+
+
+def place(file: str, error: BaseException | None, get_config: object) -> str:
+    """Returns "FILE, line N" of the last line of a config file that led to an error, else of
+    get_config."""
+    here = Path(file).resolve()
+    frames = traceback.extract_tb(error.__traceback__) if error else []
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == here]
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).resolve() == here:
+        lines.append(error.lineno)
+    if not lines:
+        code = getattr(get_config, "__code__", None)
+        lines = [code.co_firstlineno if code else 1]
+    return f"{file}, line {lines[-1]}"
+
+
+def text_of(error: BaseException) -> str:
+    """Returns an error's message; with its type, but of bad values and files, whose messages say
+    all."""
+    if type(error) in (ValueError, FileNotFoundError) and str(error):
+        return str(error)
+    message: object = error
+    # str() of a KeyError has escapes, and ml_collections puts one error into another
+    while isinstance(message, KeyError | AttributeError) and message.args:
+        message = message.args[0]
+    return f"{type(error).__name__}: {message}"
+
+
+def paths(config: ConfigTree, prefix: str = "") -> Iterator[str]:
+    """Yields the paths of all fields and sections: "training" and "training.epochs"."""
+    for name in config:
+        yield f"{prefix}{name}"
+        if isinstance(config[name], ConfigDict):
+            yield from paths(config[name], f"{prefix}{name}.")
+
+
+def known_fields() -> list[str]:
+    """Returns the fields of the config that --config names, else of the base config."""
+    named = flags.FLAGS["config"].value
+    return list(paths(base_config() if named is None else named.fields))
+
+
+def field_of(flag: str) -> str | None:
+    """Returns the field that a flag sets, "config.FIELD" or "noconfig.FIELD"; None of others."""
+    prefix, dot, field = flag.partition(".")
+    return field if dot and prefix in ("config", "noconfig") else None
+
+
+def undefined_field(field: str) -> str:
+    """Returns the message of a flag --config.FIELD that is not defined."""
+    named = flags.FLAGS["config"].value
+    if named is None:
+        return f"--config.{field} sets a field of the config, and there is no --config=FILE"
+    known = list(paths(named.fields))
+    if field in known:
+        section = _at(named.fields, field)
+        if isinstance(section, ConfigDict):
+            return (
+                f"{field} is a section of the config; set one of its fields: {', '.join(section)}"
+            )
+        return f"--config.{field} stands before --config=FILE, which must be the first of them"
+    for prefix in OPTIONS:
+        if field.startswith(prefix):
+            part = named.fields[prefix.partition(".")[0]]
+            owner = part.name if prefix == OPTIONS[0] else f"partition {part.kind!r}"
+            return unknown_option(owner, field.removeprefix(prefix), list(part.options))
+    return unknown_field(field, known)
+
+
+def _at(config: ConfigTree, path: str) -> Any:
+    for name in path.split("."):
+        config = config[name]
+    return config

@@ -1,0 +1,1 @@
+"""Configs that come with the library: `--config=quickstart` is quickstart.py here."""

@@ -1,0 +1,97 @@
+"""Frozen pre-trained image generators, opened from a path."""
+
+from pathlib import Path
+
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.user_code import call_user_function, names_user_function
+from fedjax_ht.lab.generators import npz
+from fedjax_ht.models.generator import Card, Generator
+
+__all__ = ["SHIPPED", "Card", "Generator", "open_generator"]
+
+SHIPPED = {file.stem: file for file in sorted((Path(__file__).parent / "shipped").glob("*.npz"))}
+"""Generators that come with the library, by name; each has a card (.md) beside it."""
+
+
+@checked
+@with_standard_numerics
+def open_generator(path: str | Path) -> Generator:
+    """Opens a generator, whatever its kind.
+
+    Args:
+      path: the name of one that comes with the library, "fashion_mnist_32",
+        "fashion_mnist_classes_32" or "natural_32"; "module:function" for a function of yours that
+        returns one, the module in the current folder or installed; or the path of a StyleGAN3 or
+        StyleGAN-XL snapshot (.pkl), of a file of `generators.convert`, of an embedded generator
+        (both .npz), or of a folder of Stable Diffusion with the sub-folders unet and vae.
+
+    Returns:
+      The generator, with a card that says where it comes from.
+
+    Raises:
+      FileNotFoundError: there is nothing at `path`.
+      ImportError: a folder of Stable Diffusion, and its packages are not installed.
+      ValueError: the file is damaged or of another kind, or there is no function that returns a
+        generator. One line.
+
+    Example:
+      >>> import jax
+      >>> import fedjax_ht as fl
+      >>> generator = fl.generators.open_generator("fashion_mnist_32")
+      >>> generator.card.trained_on
+      ('fashion_mnist', 'fashion_mnist_10k')
+      >>> w = generator.sample_w(generator.variables, jax.random.key(0), 2)
+      >>> generator.synthesize(generator.variables, w).shape
+      (2, 32, 32, 3)
+    """
+    name = str(path)  # before `Path` makes "mine:make" of "./mine:make", which names a file
+    path = SHIPPED.get(name, Path(path))
+    if names_user_function(name) and not path.exists():
+        return _users_generator(name)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"no generator at {path}; those that come with the library are named without a folder: "
+            f"{', '.join(SHIPPED)}"
+        )
+    # Each kind is imported when it is needed: diffusion brings torch.
+    if path.is_dir():
+        if not (path / "unet").is_dir() or not (path / "vae").is_dir():
+            raise ValueError(
+                f"{path}: a folder without unet and vae; expected those of Stable Diffusion"
+            )
+        from fedjax_ht.lab.generators.diffusion import load_diffusion
+
+        return load_diffusion(path)
+    if path.suffix == ".pkl":
+        from fedjax_ht.lab.generators.stylegan3_files import load_snapshot
+
+        return load_snapshot(path)
+    if path.suffix == ".npz":
+        return _npz_generator(path)
+    raise ValueError(f"{path}: expected a .pkl snapshot, a .npz, or a folder with unet and vae")
+
+
+def _users_generator(name: str) -> Generator:
+    generator = call_user_function("generator", name)
+    if not isinstance(generator, Generator):
+        raise ValueError(
+            f"generator {name!r} returns {type(generator).__name__}; it must return a "
+            "fedjax_ht.lab.generators.Generator"
+        )
+    return generator
+
+
+def _npz_generator(path: Path) -> Generator:
+    kind = npz.read(path, arrays=False)[0]["format"]
+    if kind == "stylegan3":
+        from fedjax_ht.lab.generators.stylegan3_files import load_converted
+
+        return load_converted(path)
+    if kind == "embedded":
+        from fedjax_ht.lab.generators.embedded_files import load_embedded
+
+        return load_embedded(path)
+    raise ValueError(
+        f"{path}: holds a generator of format {kind!r}; expected stylegan3 or embedded"
+    )

@@ -1,0 +1,216 @@
+"""Stable Diffusion (Rombach et al., CVPR 2022) as a generator: host code of diffusers and torch.
+
+    w ~ N(0, I), the flat latent that denoising starts from  ->  denoising, guided by one fixed
+    prompt  ->  decoder
+
+There is no mapping network, so that every normal vector is a valid latent. The prompt is encoded
+once and kept beside the networks; only that needs transformers. Only weights and configurations are
+read from the folder, never code.
+"""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_ht.core.extras import needing
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.generators.npz import one_line
+from fedjax_ht.lab.safe.arrays import opened_npz
+from fedjax_ht.models.generator import Card, Generator
+
+PROMPT_FILE = "prompt_embedding.npz"
+_SCHEDULERS = ("PNDMScheduler", "DDIMScheduler")  # they draw no noise: w alone decides the image
+
+
+class Networks(NamedTuple):
+    """The networks of a folder on one device, and the embedded prompts.
+
+    Attributes:
+      unet, vae, scheduler: networks and scheduler of diffusers.
+      prompts: torch float32 [2, tokens, width], of no prompt and of the prompt.
+    """
+
+    unet: Any
+    vae: Any
+    scheduler: Any
+    prompts: Any
+
+
+def load_diffusion(
+    path: Path | str, prompt: str = "a cat", steps: int = 50, guidance: float = 7.5
+) -> Generator:
+    """Loads the generator in a folder of Stable Diffusion; it runs on a GPU where torch has one.
+
+    Args:
+      path: a folder with the sub-folders unet, vae and scheduler; for a new prompt also tokenizer
+        and text_encoder.
+      prompt: a text that describes every image. Its embedding is kept in the folder, if the folder
+        can be written to.
+      steps: number of the scheduler's steps.
+      guidance: factor on the difference between the prompt's prediction and that of no prompt (Ho
+        and Salimans, 2022); 1 predicts by the prompt alone.
+
+    Raises:
+      FileNotFoundError: a sub-folder is missing.
+      ImportError: diffusers or torch is missing, or transformers where the prompt must be encoded.
+      ValueError: a network is damaged, or they do not fit each other. One line.
+    """
+    path = Path(path)
+    for name in ("unet", "vae", "scheduler"):
+        if not (path / name).is_dir():
+            raise FileNotFoundError(
+                f"no {name} in {path}; a folder of Stable Diffusion has unet, vae and scheduler"
+            )
+    networks = _load_networks(path, prompt)
+    shape = _latent_shape(networks.unet)
+    prompt_width = networks.unet.config.cross_attention_dim
+    channels, width = networks.vae.config.latent_channels, networks.prompts.shape[-1]
+    if channels != shape[0] or width != prompt_width:
+        raise ValueError(
+            f"{path}: the unet takes {shape[0]} channels and prompts of {prompt_width}; the vae "
+            f"has {channels}, the text encoder {width}"
+        )
+    dim = int(np.prod(shape))
+
+    def sample_w(_: PyTree, key: jax.Array, n: int) -> jax.Array:
+        return jax.random.normal(key, (n, dim))
+
+    def synthesize(_: PyTree, w: Any) -> np.ndarray:
+        latents = np.array(w, np.float32).reshape(-1, *shape)
+        return np.stack([_denoise(networks, latent, steps, guidance) for latent in latents])
+
+    origin = f"Stable Diffusion folder {path.name}, prompt {prompt!r}, {steps} steps, "
+    origin += f"guidance {guidance}"
+    return Generator(
+        card=Card(path.name, licence="the folder's own", origin=origin),
+        latent_dim=dim,
+        sample_w=sample_w,
+        synthesize=synthesize,
+        host=True,
+    )
+
+
+def _load_networks(path: Path, prompt: str) -> Networks:
+    with needing(f"{path}:"):
+        import diffusers
+        import torch
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    unet = _pretrained(diffusers.UNet2DConditionModel, path / "unet").to(device)
+    vae = _pretrained(diffusers.AutoencoderKL, path / "vae").to(device)
+    scheduler = _load_scheduler(diffusers, path / "scheduler")
+    prompts = torch.from_numpy(_prompt_embedding(path, prompt)).to(device)
+    return Networks(unet=unet, vae=vae, scheduler=scheduler, prompts=prompts)
+
+
+def _pretrained(kind: Any, folder: Path) -> Any:
+    """Loads the network in `folder` as float32; half-precision files are read if there are no
+    others."""
+    files = [file.name for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
+    half = bool(files) and all(".fp16." in name for name in files)
+    try:
+        network = kind.from_pretrained(
+            folder, local_files_only=True, variant="fp16" if half else None
+        )
+    # diffusers, safetensors and torch each raise exceptions of their own for a damaged folder.
+    except Exception as error:
+        raise ValueError(
+            f"{folder}: no {kind.__name__} can be read from it: {one_line(error)}"
+        ) from error
+    return network.float().eval()
+
+
+def _load_scheduler(diffusers: Any, folder: Path) -> Any:
+    try:
+        config = json.loads((folder / "scheduler_config.json").read_text())
+        name = config["_class_name"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{folder}: no scheduler_config.json with a _class_name: {one_line(error)}"
+        ) from error
+    if name not in _SCHEDULERS:
+        raise ValueError(
+            f"{folder}: the scheduler is a {name}; only {' and '.join(_SCHEDULERS)} are supported"
+        )
+    return getattr(diffusers, name).from_config(config)
+
+
+def _prompt_embedding(path: Path, prompt: str) -> np.ndarray:
+    """Returns the embeddings of the empty prompt and of `prompt`, float32 [2, tokens, width].
+
+    They are read from `PROMPT_FILE` if it is of this prompt, else encoded and kept there.
+    """
+    cache = path / PROMPT_FILE
+    if cache.is_file():
+        try:
+            with opened_npz(cache) as file:
+                kept, embedding = str(file["prompt"]), np.asarray(file["embedding"], np.float32)
+        # zipfile, zlib and numpy each raise exceptions of their own for a damaged file.
+        except Exception as error:
+            raise ValueError(
+                f"{cache}: damaged; without it the prompt is encoded anew ({one_line(error)})"
+            ) from error
+        if kept == prompt:
+            return embedding
+    embedding = _encode(path, prompt)
+    # A read-only folder keeps nothing: the prompt is encoded again next time.
+    with contextlib.suppress(OSError), atomic_open(cache, "wb") as file:
+        np.savez(file, prompt=np.array(prompt), embedding=embedding)
+    return embedding
+
+
+def _encode(path: Path, prompt: str) -> np.ndarray:
+    try:
+        import torch
+        from transformers import CLIPTextModel, CLIPTokenizer
+    except ImportError as error:
+        raise ImportError(
+            f"{path}: needs transformers to encode {prompt!r}, once; pip install transformers"
+        ) from error
+    try:
+        tokenizer = CLIPTokenizer.from_pretrained(path / "tokenizer", local_files_only=True)
+        encoder = (
+            CLIPTextModel.from_pretrained(path / "text_encoder", local_files_only=True)
+            .float()
+            .eval()
+        )
+    except Exception as error:  # as _pretrained
+        raise ValueError(
+            f"{path}: no text_encoder and tokenizer can be read from it: {one_line(error)}"
+        ) from error
+    length = tokenizer.model_max_length
+    tokens = tokenizer(
+        ["", prompt], padding="max_length", max_length=length, truncation=True, return_tensors="pt"
+    )
+    with torch.inference_mode():
+        return encoder(tokens.input_ids)[0].numpy()
+
+
+def _latent_shape(unet: Any) -> tuple[int, int, int]:
+    """Returns (channels, height, width) of a latent."""
+    size = unet.config.sample_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return unet.config.in_channels, height, width
+
+
+def _denoise(networks: Networks, latent: np.ndarray, steps: int, guidance: float) -> np.ndarray:
+    """Denoises a latent float32 [channels, height, width] to an image float32 [h, w, 3] in [0, 1].
+
+    Guided without a classifier (Ho and Salimans, 2022).
+    """
+    import torch
+
+    unet, vae, scheduler, prompts = networks
+    with torch.inference_mode():
+        scheduler.set_timesteps(steps, device=prompts.device)
+        x = torch.from_numpy(latent)[None].to(prompts.device) * scheduler.init_noise_sigma
+        for step in scheduler.timesteps:
+            inputs = scheduler.scale_model_input(torch.cat([x, x]), step)
+            free, prompted = unet(inputs, step, encoder_hidden_states=prompts).sample.chunk(2)
+            x = scheduler.step(free + guidance * (prompted - free), step, x).prev_sample
+        image = vae.decode(x / vae.config.scaling_factor).sample[0]
+        return (image / 2 + 0.5).clamp(0, 1).permute(1, 2, 0).cpu().numpy()

@@ -1,0 +1,75 @@
+"""Reads and writes generators as .npz: arrays, and a JSON object with their format and card."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.safe.arrays import opened_npz
+from fedjax_ht.models.generator import Card
+
+METADATA = "metadata"  # the entry that holds the JSON object
+
+
+def write(
+    path: Path | str, metadata: Mapping[str, Any], card: Card, arrays: Mapping[str, Any]
+) -> None:
+    """Writes a generator's file uncompressed; it is replaced as a whole.
+
+    Args:
+      path: the path of the file.
+      metadata: JSON values, with a "format".
+      card: the generator's origin.
+      arrays: a map from names to arrays.
+    """
+    text = json.dumps({**metadata, "card": card._asdict()})
+    entries: dict[str, Any] = {METADATA: np.array(text)}
+    for name, array in arrays.items():
+        entries[name] = np.asarray(array)
+    with atomic_open(path, "wb") as file:
+        np.savez(file, **entries)
+
+
+def read(path: Path | str, arrays: bool = True) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Reads the metadata and the arrays by name. Nothing in the file is executed.
+
+    Args:
+      path: the path of the file.
+      arrays: False reads the metadata alone, and returns no arrays.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the file is damaged or has no such metadata. One line.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no generator at {path}")
+    try:
+        with opened_npz(path) as file:
+            metadata = json.loads(str(file[METADATA]))
+            names = [name for name in file if name != METADATA] if arrays else []
+            values = {name: file[name] for name in names}
+    # zipfile, zlib, numpy and json each raise exceptions of their own for a damaged file.
+    except Exception as error:
+        raise ValueError(
+            f"{path}: not an .npz with an entry {METADATA} that is JSON ({one_line(error)})"
+        ) from error
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("format"), str):
+        raise ValueError(f"{path}: its metadata does not say of what format the generator is")
+    return metadata, values
+
+
+def card(metadata: Mapping[str, Any]) -> Card:
+    """Returns the card in a generator's metadata; fields that cards lack are left out."""
+    fields = {name: value for name, value in metadata["card"].items() if name in Card._fields}
+    fields["trained_on"] = tuple(fields.get("trained_on", ()))
+    return Card(**fields)
+
+
+def one_line(error: Exception) -> str:
+    """Returns the first line of an exception's message, or its type where there is none."""
+    message = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    return (message.splitlines() or [type(error).__name__])[0]

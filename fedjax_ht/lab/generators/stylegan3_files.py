@@ -1,0 +1,253 @@
+"""Reads StyleGAN3 and StyleGAN-XL networks, from snapshots and from `convert`'s .npz files."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ht.core.names import short
+from fedjax_ht.lab.generators import npz
+from fedjax_ht.lab.generators.snapshot import Module, open_snapshot
+from fedjax_ht.lab.generators.stylegan3 import (
+    Layer,
+    Network,
+    Variables,
+    expected_shapes,
+    make_generator,
+)
+from fedjax_ht.models.generator import Card, Generator
+
+FORMAT = "stylegan3"
+_CLASSES = ("Generator", "SuperresGenerator")
+_LICENCE = "the snapshot's own; NVIDIA's are for research and evaluation only"
+
+
+def load_snapshot(path: Path | str) -> Generator:
+    """Loads the generator in a .pkl snapshot; see `open_snapshot`.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the file is damaged, or its network is another one, which the message names. One
+        line.
+    """
+    network, variables = read_snapshot(path)
+    return make_generator(network, variables, snapshot_card(path, network))
+
+
+def snapshot_card(path: Path | str, network: Network) -> Card:
+    """Returns a card with the facts that a snapshot holds of itself: its name and family."""
+    origin = f"{network.family} snapshot {Path(path).name}"
+    return Card(Path(path).stem, licence=_LICENCE, origin=origin)
+
+
+def load_converted(path: Path | str) -> Generator:
+    """Loads the generator in a .npz that `save_converted` wrote. Nothing in the file is executed.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the file is damaged or of another format. One line.
+    """
+    path = Path(path)
+    metadata, arrays = npz.read(path)
+    try:
+        network = _network_from_json(metadata["network"])
+        card = npz.card(metadata)
+        variables = _checked(network, arrays)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path}: no converted StyleGAN3: {npz.one_line(error)}") from error
+    return make_generator(network, variables, card)
+
+
+def save_converted(path: Path | str, network: Network, variables: Variables, card: Card) -> None:
+    """Writes a .npz with the variables, the static description and the card, without pickles."""
+    described = network._asdict() | {"layers": [layer._asdict() for layer in network.layers]}
+    npz.write(path, {"format": FORMAT, "network": described}, card, variables)
+
+
+def read_snapshot(path: Path | str) -> tuple[Network, Variables]:
+    """Reads the static description and the arrays of a .pkl snapshot.
+
+    Raises:
+      FileNotFoundError, ValueError: as `load_snapshot`.
+    """
+    root = open_snapshot(path)
+    try:
+        if root.class_name not in _CLASSES:
+            raise ValueError(
+                f"G_ema is a {root.class_name}; only {' and '.join(_CLASSES)} are supported"
+            )
+        synthesis = root.module("synthesis")
+        if "layer_names" not in synthesis.state:
+            raise ValueError(
+                f"G_ema's synthesis, a {synthesis.class_name}, has no layer_names; it is no "
+                "StyleGAN3 or StyleGAN-XL"
+            )
+        return _read(root, synthesis)
+    except (IndexError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {npz.one_line(error)}") from error
+
+
+def _read(root: Module, synthesis: Module) -> tuple[Network, Variables]:
+    mapping, waves = root.module("mapping"), synthesis.module("input")
+    arrays = {"average": _array(mapping, "w_avg")}
+    num_classes = class_dim = 0
+    if root.number("c_dim"):
+        arrays["classes"] = _class_embeddings(mapping)
+        num_classes, class_dim = arrays["classes"].shape
+    dense = [mapping.module(f"fc{i}") for i in range(int(mapping.number("num_layers")))]
+    layers = [synthesis.module(name) for name in synthesis.attribute("layer_names")]
+    network = Network(
+        family="styleganxl" if _is_xl(root, mapping) else "stylegan3",
+        noise_dim=int(root.number("z_dim")),
+        latent_dim=int(root.number("w_dim")),
+        num_classes=num_classes,
+        class_dim=class_dim,
+        mapping_layers=len(dense),
+        size=tuple(int(length) for length in waves.attribute("size")),
+        sampling_rate=float(waves.number("sampling_rate")),
+        bandwidth=float(waves.number("bandwidth")),
+        output_scale=float(synthesis.number("output_scale")),
+        layers=tuple(_layer(module) for module in layers),
+    )
+    for i, module in enumerate(dense):
+        arrays |= _dense(f"mapping/{i}", module, "lrelu")
+    weight = _array(waves, "weight")
+    arrays |= {
+        "input/transform": _array(waves, "transform"),
+        "input/frequencies": _array(waves, "freqs"),
+        "input/phases": _array(waves, "phases"),
+        "input/weight": weight.T / math.sqrt(len(weight)),
+    }
+    arrays |= _dense("input/style", waves.module("affine"), "linear")
+    for i, (layer, module) in enumerate(zip(network.layers, layers)):
+        arrays |= _layer_arrays(f"layers/{i}", layer, module)
+    return network, _checked(network, arrays)
+
+
+def _is_xl(root: Module, mapping: Module) -> bool:
+    return root.class_name == "SuperresGenerator" or mapping.has_module("embed_proj")
+
+
+def _class_embeddings(mapping: Module) -> np.ndarray:
+    """Returns each class's part of the mapping's input, float [classes, E]."""
+    if not mapping.has_module("embed_proj"):
+        # A dense layer of a one-hot vector picks a row of its weight.
+        embed = _dense("embed", mapping.module("embed"), "linear")
+        return _normalised(embed["embed/weight"] + embed["embed/bias"])
+    project = _dense("project", mapping.module("embed_proj"), "lrelu")
+    embedded = _array(mapping.module("embed"), "weight")
+    x = embedded @ project["project/weight"] + project["project/bias"]
+    return _normalised(np.where(x >= 0, x, 0.2 * x) * math.sqrt(2))
+
+
+def _normalised(x: np.ndarray) -> np.ndarray:
+    return x / np.sqrt(np.mean(x * x, 1, keepdims=True) + 1e-8)
+
+
+def _layer(module: Module) -> Layer:
+    up, down = module.array("up_filter"), module.array("down_filter")
+    clamp = module.attribute("conv_clamp")
+    return Layer(
+        inputs=int(module.number("in_channels")),
+        outputs=int(module.number("out_channels")),
+        kernel=int(module.number("conv_kernel")),
+        up=int(module.number("up_factor")),
+        down=int(module.number("down_factor")),
+        up_taps=1 if up is None else len(up),
+        down_taps=1 if down is None else len(down),
+        radial=down is not None and down.ndim == 2,
+        padding=tuple(int(edge) for edge in module.attribute("padding")),
+        clamp=None if clamp is None else float(clamp),
+        to_rgb=bool(module.attribute("is_torgb")),
+    )
+
+
+def _layer_arrays(name: str, layer: Layer, module: Module) -> dict[str, np.ndarray]:
+    weight = _array(module, "weight")
+    gain = 1 / np.sqrt(_array(module, "magnitude_ema"))
+    if layer.to_rgb:
+        gain = gain / math.sqrt(layer.inputs * layer.kernel**2)
+    else:
+        weight = weight / np.sqrt(np.mean(weight * weight, (1, 2, 3), keepdims=True))
+    arrays = {
+        f"{name}/weight": weight.transpose(2, 3, 1, 0),
+        f"{name}/bias": _array(module, "bias"),
+        f"{name}/gain": gain,
+    }
+    for kind in ("up_filter", "down_filter"):
+        taps = module.array(kind)
+        arrays[f"{name}/{kind}"] = np.ones(1) if taps is None else taps
+    return arrays | _dense(f"{name}/style", module.module("affine"), "linear")
+
+
+def _dense(name: str, module: Module, activation: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of a fully connected layer, its gains multiplied in."""
+    if module.attribute("activation") != activation:
+        raise ValueError(
+            f"{module.name} has the activation {module.attribute('activation')!r}; expected "
+            f"{activation}"
+        )
+    weight = _array(module, "weight") * module.number("weight_gain")
+    bias = module.array("bias")
+    if bias is None:
+        bias = np.zeros(len(weight))
+    else:
+        bias = np.asarray(bias, np.float64) * module.number("bias_gain")
+    return {f"{name}/weight": weight.T, f"{name}/bias": bias}
+
+
+def _array(module: Module, name: str) -> np.ndarray:
+    value = module.array(name)
+    if value is None:
+        raise ValueError(f"{module.name}.{name} is None; expected numbers")
+    return np.asarray(value, np.float64)
+
+
+def _network_from_json(fields: dict[str, Any]) -> Network:
+    """Returns the network that `save_converted` described; JSON has lists in place of tuples."""
+    layers = [Layer(**layer | {"padding": tuple(layer["padding"])}) for layer in fields["layers"]]
+    return Network(**fields | {"size": tuple(fields["size"]), "layers": tuple(layers)})
+
+
+def _checked(network: Network, arrays: dict[str, np.ndarray]) -> Variables:
+    """Returns the arrays as variables, if they fit the network and the network fits together."""
+    _check_network(network, len(arrays))
+    expected = expected_shapes(network)
+    if unknown := arrays.keys() ^ expected.keys():
+        raise ValueError(f"the arrays {', '.join(sorted(unknown))} are missing or unknown")
+    for name, shape in expected.items():
+        if arrays[name].shape != shape:
+            raise ValueError(f"{name} is of shape {arrays[name].shape}; expected {shape}")
+        if not np.isfinite(arrays[name]).all():
+            raise ValueError(f"{name} holds values that are not finite")
+    return {name: jnp.asarray(arrays[name], jnp.float32) for name in expected}
+
+
+def _check_network(network: Network, num_arrays: int) -> None:
+    """Refuses a network whose layers do not fit each other, before anything of its size is made."""
+    if not network.layers:
+        raise ValueError("the synthesis has no layers")
+    if network.mapping_layers > num_arrays:
+        raise ValueError(
+            f"it says {short(network.mapping_layers)} mapping layers and holds {num_arrays} arrays"
+        )
+    channels, (width, height) = network.layers[0].inputs, network.size
+    for i, layer in enumerate(network.layers):
+        is_last = i == len(network.layers) - 1
+        if layer.inputs != channels or layer.to_rgb != is_last or min(layer.up, layer.down) < 1:
+            raise ValueError(f"layer {i} does not fit the one before it: {layer}")
+        width = _length_after(layer, width, sum(layer.padding[:2]))
+        height = _length_after(layer, height, sum(layer.padding[2:]))
+        if min(width, height) < 1:
+            raise ValueError(f"layer {i} leaves an image of {width} x {height} pixels")
+        channels = layer.outputs
+    if channels not in (1, 3):
+        raise ValueError(f"its images have {channels} channels; expected 1 or 3")
+
+
+def _length_after(layer: Layer, length: int, padding: int) -> int:
+    """Returns the side of a layer's output, by `filters.filtered_leaky_relu`'s rule."""
+    lost = layer.up_taps + layer.down_taps - 2
+    return -(-((length + layer.kernel - 1) * layer.up + padding - lost) // layer.down)

@@ -1,0 +1,227 @@
+"""CIFAR-10 and CIFAR-100 in their publisher's python or binary version, as an archive or extracted.
+
+Of a folder that has both, the python version is read, as in torchvision and PFLlib: nobody promises
+that the binary version lists the samples in the same order, and every split depends on the order.
+"""
+
+import functools
+import io
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.reading import Reading
+from fedjax_ht.lab.readers.checksums import check_sum
+from fedjax_ht.lab.readers.images import resize
+from fedjax_ht.lab.readers.source import Moments, Source
+from fedjax_ht.lab.safe.archive import Origin, members, reading, search, take
+from fedjax_ht.lab.safe.safe_pickle import load_pickle
+
+_PIXELS = 3 * 32 * 32  # bytes of an image, plane by plane
+
+
+class _Layout(NamedTuple):
+    """Names in the two versions of a set.
+
+    Attributes:
+      stem: start of the archives' names.
+      folders: folders that the archives extract to, of the python and the binary version.
+      train: names of the training batches, without the binary version's ".bin".
+      test: name of the test batch, without ".bin".
+      meta: files of the class names, of the python and the binary version.
+      names_key: key of the class names in the python version.
+      label_bytes: bytes of labels in a binary record; the last one is the class.
+    """
+
+    stem: str
+    folders: tuple[str, str]
+    train: tuple[str, ...]
+    test: str
+    meta: tuple[str, str]
+    names_key: str
+    label_bytes: int
+
+
+_LAYOUTS = {
+    "cifar10": _Layout(
+        stem="cifar-10",
+        folders=("cifar-10-batches-py", "cifar-10-batches-bin"),
+        train=tuple(f"data_batch_{i}" for i in range(1, 6)),
+        test="test_batch",
+        meta=("batches.meta", "batches.meta.txt"),
+        names_key="label_names",
+        label_bytes=1,
+    ),
+    "cifar100": _Layout(
+        stem="cifar-100",
+        folders=("cifar-100-python", "cifar-100-binary"),
+        train=("train",),
+        test="test",
+        meta=("meta", "fine_label_names.txt"),
+        names_key="fine_label_names",
+        label_bytes=2,
+    ),
+}
+
+
+def _origin(name: str) -> Origin:
+    stem = _LAYOUTS[name].stem
+    return Origin(
+        f"{stem}-python.tar.gz, {stem}-binary.tar.gz or the extracted folder of one",
+        f"download it from the dataset's page (Krizhevsky, {stem.upper()} python version)",
+    )
+
+
+def find_cifar(name: str, data_dir: Path | None) -> tuple[Path, ...]:
+    """The archive, the folder, or a file of the folder; see `archive.search`."""
+    layout = _LAYOUTS[name]
+    archives = []
+    for version in ("python", "binary"):
+        archives += [f"{layout.stem}-{version}.tar.gz", f"{layout.stem}-{version}.tar"]
+    files = (*layout.folders, *archives, *layout.meta)
+    path = search(name, data_dir, (name, ""), files, _origin(name))
+    # data_dir is the extracted folder, under whatever name
+    return (path.parent if path.name in layout.meta else path,)
+
+
+def read_cifar(name: str, data_dir: Path | None, image_size: int | None) -> Dataset:
+    """Reads CIFAR-10 or CIFAR-100; official sets train and test, 32x32x3.
+
+    `name` is "cifar10" or "cifar100", which has its 100 fine classes.
+    """
+    layout = _LAYOUTS[name]
+    (source,) = find_cifar(name, data_dir)
+    with reading(source, _origin(name)):
+        contents, warnings = _contents(name, source)
+        class_names, batches = _parse(layout, contents)
+    images = np.concatenate([images for images, _ in batches])
+    labels = np.concatenate([labels for _, labels in batches])
+    images = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    train = len(images) - len(batches[-1][1])  # the last batch is the test set
+    official = {"train": np.arange(train), "test": np.arange(train, len(images))}
+    return Dataset(
+        name,
+        resize(images, image_size),
+        labels,
+        class_names,
+        official=official,
+        reading=Reading(path=str(source), warnings=warnings),
+    )
+
+
+def _contents(name: str, source: Path) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """File name -> content, of the batches and class names in an archive or a folder; and lines on
+    files that look wrong."""
+    layout = _LAYOUTS[name]
+    batches = "|".join(map(re.escape, (*layout.train, layout.test)))
+    meta = "|".join(map(re.escape, layout.meta))
+    pattern = re.compile(rf"^(?:\./)?(?:[^/]+/)?(?P<file>(?:{batches})(?:\.bin)?|{meta})$")
+    warnings = check_sum(MD5[name], source)
+    contents = {match["file"]: content for match, content in members(source, pattern)}
+    if source.is_dir():
+        for file, content in contents.items():
+            warnings += check_sum(MD5[name], source / file, content)
+    return contents, warnings
+
+
+def _parse(
+    layout: _Layout, contents: dict[str, bytes]
+) -> tuple[tuple[str, ...], list[tuple[np.ndarray, np.ndarray]]]:
+    """Class names, and (images, labels) of each batch, those of the test set last."""
+    python_meta, binary_meta = layout.meta
+    names = (*layout.train, layout.test)
+    if binary_meta in contents:
+        files = [binary_meta, *(f"{name}.bin" for name in names)]
+        meta, *batches = take(contents, files, "files")
+        class_names = tuple(meta.decode().split())
+        return class_names, [_parse_binary(batch, layout.label_bytes) for batch in batches]
+    meta, *batches = take(contents, [python_meta, *names], "files")
+    (class_names,) = take(_load_dict(meta), (layout.names_key,), "entries")
+    if not all(isinstance(name, bytes | str) for name in class_names):
+        raise ValueError(f"{layout.names_key} holds something else than text")
+    texts = [name.decode() if isinstance(name, bytes) else name for name in class_names]
+    return tuple(texts), [_parse_python(batch) for batch in batches]
+
+
+def _parse_binary(content: bytes, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """uint8 images [n, 3072] and labels [n] of records of label bytes and pixels."""
+    size = label_bytes + _PIXELS
+    if not content or len(content) % size:
+        raise ValueError(f"a batch has {len(content)} bytes, not a multiple of {size}")
+    records = np.frombuffer(content, np.uint8).reshape(-1, size)
+    return records[:, label_bytes:], records[:, label_bytes - 1]
+
+
+def _parse_python(content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """uint8 images [n, 3072] and integer labels [n] of a pickled batch."""
+    batch = _load_dict(content)
+    images, labels = batch.get("data"), batch.get("fine_labels", batch.get("labels"))
+    # the labels' types are looked at before numpy sees them, which would walk lists in lists
+    if isinstance(images, np.ndarray) and isinstance(labels, list):
+        sound = images.dtype == np.uint8 and images.shape == (len(labels), _PIXELS)
+        if sound and all(isinstance(label, int | np.integer) for label in labels):
+            return images, np.asarray(labels, np.int64)
+    raise ValueError(f"a batch is not a dict of uint8 data [n, {_PIXELS}] and n labels")
+
+
+def _load_dict(content: bytes) -> dict:
+    """A pickled dict with its keys as text; Python 3 makes bytes of keys that Python 2 wrote."""
+    value = load_pickle(io.BytesIO(content))
+    if not isinstance(value, dict):
+        raise ValueError(f"a pickle holds a {type(value).__name__}, not a dict")
+    entries = {}
+    for key, entry in value.items():
+        entries[key.decode("latin1") if isinstance(key, bytes) else key] = entry
+    return entries
+
+
+MD5 = {  # of the archives, and of what they extract to
+    "cifar10": {
+        "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
+        "cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530",
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+        "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+        "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+        "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+        "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+        "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+        "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+        "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+    },
+    "cifar100": {
+        "cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85",
+        "cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8",
+        "train": "16019d7e3df5f24257cddd939b257f8d",
+        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+        "meta": "7973b15100ade9c7d40fb424638fde48",
+    },
+}
+CIFAR100_MOMENTS = Moments(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762))
+CIFAR10 = Source(
+    name="cifar10",
+    about="60,000 photographs, 32x32, 10 classes",
+    read=functools.partial(read_cifar, "cifar10"),
+    find=functools.partial(find_cifar, "cifar10"),
+    home="https://www.cs.toronto.edu/~kriz/",
+    files={"cifar-10-python.tar.gz": 170_498_071},
+    md5=MD5["cifar10"],
+    moments=Moments(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010)),
+)
+CIFAR100 = Source(
+    name="cifar100",
+    about="60,000 photographs, 32x32, 100 classes",
+    read=functools.partial(read_cifar, "cifar100"),
+    find=functools.partial(find_cifar, "cifar100"),
+    home="https://www.cs.toronto.edu/~kriz/",
+    files={"cifar-100-python.tar.gz": 169_001_437},
+    md5=MD5["cifar100"],
+    moments=CIFAR100_MOMENTS,
+)

@@ -1,0 +1,190 @@
+"""Client folders of PFLlib and HtFLlib: a split that another federated library has made."""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_ht.core.names import listed, short
+from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.data.labels import as_labels
+from fedjax_ht.data.reading import LeftOut, Reading
+from fedjax_ht.lab.readers.as_stored import refuse_image_size
+from fedjax_ht.lab.readers.client_samples import client_inputs
+from fedjax_ht.lab.readers.images import resize
+from fedjax_ht.lab.readers.source import Source
+from fedjax_ht.lab.safe import limits
+from fedjax_ht.lab.safe.archive import Origin, reading, user_path
+from fedjax_ht.lab.safe.bounded import opened_zip, read_whole
+from fedjax_ht.lab.safe.safe_pickle import load_npy
+
+_ORIGIN = Origin(
+    "config.json, train/ID.npz and test/ID.npz, each of integer y [n] and x: images [n, C, H, W] "
+    "of bool, bytes or floats in [-1, 1], other floats, integers [n, L], or n pairs of a list of "
+    "tokens and its length",
+    "make them with a generate_*.py script of PFLlib or HtFLlib",
+)
+
+
+class _Part(NamedTuple):
+    """A client's training or test samples, of which kind, and their labels."""
+
+    kind: str
+    inputs: np.ndarray
+    labels: np.ndarray
+
+
+def read_client_folders(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
+    """Reads PATH/train/ID.npz and PATH/test/ID.npz, PATH one of the current folder or `data_dir`.
+
+    Samples are those of client 0 (train, then test), of client 1 and so on; `clients` says which,
+    without validation sets. Nothing in the pickled files is run. x and y are arrays, or lists of
+    them. What the samples are goes by x:
+
+        float [n, C, H, W], C 1 or 3, of the            images in [-1, 1], kept as bytes
+        proportions of an image                         [n, H, W, C]
+        bool or uint8 [n, C, H, W], [n, H, W, C] or     images, True being 255
+        [n, H, W]
+        float [n, C, H, W], any other                   windows of any range: float32
+                                                        [n, W, H, C], or [n, W, C] of H 1
+        float of other axes                             as it is: rows of a table
+        integer [n, L]                                  tokens
+        n pairs of a list of L tokens and its length    tokens; behind the length must be 0, padding
+
+    Windows are time last for PFLlib and time first here. Its generate_HAR.py has windows [n, 128,
+    9] and makes [n, 9, 1, 128] of them by reshape, not by transpose, so that each channel of its
+    files is a mixture of times and signals: read as they are, they are what its own models see.
+    `inputs.transpose(0, 2, 1).reshape(-1, 128, 9)` gives the windows back, [n, time, signal];
+    nothing in a file says which of the two was done.
+
+    Without a config.json, which generate_Shakespeare.py does not write, the clients are the files
+    of train/. The classes are as many as it says, or as the largest label needs. Labels with gaps,
+    where it counts the labels that there are (generate_iWildCam.py), are numbered anew, and classes
+    have the labels for names.
+    """
+    root = user_path(path, data_dir)
+    num_clients, num_classes = _sizes(root)
+    parts, clients, start = [], [], 0
+    for client in range(num_clients):
+        indices = []
+        for split in ("train", "test"):
+            part = _read_part(root / split / f"{client}.npz")
+            parts.append(part)
+            indices.append(np.arange(start, start + len(part.labels)))
+            start += len(part.labels)
+        clients.append(ClientIndices(train=indices[0], val=np.arange(0), test=indices[1]))
+    with reading(root, _ORIGIN):
+        if not any(len(client.test) for client in clients):
+            raise ValueError("no client has a test sample, so that no model could be scored")
+        kind, inputs, labels = _joined([part for part in parts if len(part.labels)])
+        if kind == "images":
+            inputs = resize(inputs, image_size)
+        else:
+            refuse_image_size(image_size)
+        labels, class_names, converted = _classes(labels, num_classes)
+        left_out = _others(root, num_clients)
+        return Dataset(
+            f"client_folders:{path}",
+            inputs,
+            labels,
+            class_names,
+            clients=tuple(clients),
+            reading=Reading(
+                path=str(root),
+                left_out=left_out,
+                converted=converted,
+                warnings=(*map("left out: {}".format, left_out), *converted),
+            ),
+        )
+
+
+def _classes(
+    labels: np.ndarray, num_classes: int | None
+) -> tuple[np.ndarray, tuple[str, ...], tuple[str, ...]]:
+    """Labels, the classes' names, and a phrase where labels with gaps were numbered anew."""
+    values = np.unique(labels)
+    if num_classes is None or values[-1] < num_classes or len(values) > num_classes:
+        return labels, limits.numbered_classes(num_classes or int(values[-1]) + 1), ()
+    names = tuple(map(str, values.tolist()))
+    phrase = f"labels {listed(names)} numbered 0 to {len(names) - 1}"
+    return np.searchsorted(values, labels), names, (phrase,)
+
+
+def _others(root: Path, num_clients: int) -> tuple[LeftOut, ...]:
+    """Files of clients beyond those that config.json counts."""
+    left_out = []
+    for split in ("train", "test"):
+        files = [
+            file
+            for file in (root / split).glob("*.npz")
+            if not (file.stem.isdecimal() and int(file.stem) < num_clients)
+        ]
+        if files:
+            why = f"config.json has num_clients {num_clients}"
+            left_out.append(LeftOut(len(files), f"file .npz of {split}/", why))
+    return tuple(left_out)
+
+
+def _joined(parts: Sequence[_Part]) -> _Part:
+    """All parts one after another."""
+    kinds = sorted({part.kind for part in parts})
+    if len(kinds) > 1:
+        raise ValueError(f"some clients hold {kinds[0]} and others {kinds[1]}")
+    inputs = np.concatenate([part.inputs for part in parts])
+    return _Part(kinds[0], inputs, np.concatenate([part.labels for part in parts]))
+
+
+def _sizes(root: Path) -> tuple[int, int | None]:
+    """The numbers of clients and classes; None for as many classes as labels need."""
+    with reading(root / "config.json", _ORIGIN):
+        if not (root / "config.json").exists() and (root / "train/0.npz").exists():
+            return len(list((root / "train").glob("*.npz"))), None
+        config = json.loads(read_whole(root / "config.json", limits.TEXT_BYTES))
+        if not isinstance(config, dict):
+            raise ValueError("not a JSON object")
+        num_clients, num_classes = _count(config, "num_clients"), None
+        if "num_classes" in config:  # PFLlib's first versions wrote none
+            num_classes = _count(config, "num_classes")
+            limits.numbered_classes(num_classes)
+        return num_clients, num_classes
+
+
+def _count(config: dict, key: str) -> int:
+    value = config.get(key)
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key} is {short(value)}, not a positive integer")
+    return value
+
+
+def _read_part(path: Path) -> _Part:
+    with reading(path, _ORIGIN):
+        with opened_zip(path) as archive:
+            data = load_npy(io.BytesIO(archive.read("data.npy")))
+        entries = data if isinstance(data, dict) else {}
+        x, y = entries.get("x"), _labels(entries.get("y"))
+        if isinstance(x, np.ndarray | list) and y is not None and y.shape == (len(x),):
+            return _Part(*client_inputs(x), y)
+        raise ValueError("data is not a dict of x, n samples, and integer y [n]")
+
+
+def _labels(y: object) -> np.ndarray | None:
+    """Integers [n] of an array or a list of numbers; None of anything else."""
+    # types before numpy sees them: a text would give each entry its room
+    if isinstance(y, list) and all(isinstance(label, int | float | np.number) for label in y):
+        y = np.array(y)
+    if not isinstance(y, np.ndarray) or y.dtype.kind not in "iubf":
+        return None
+    return as_labels("y", y)
+
+
+CLIENT_FOLDERS = Source(
+    name="client_folders",
+    argument="PATH",
+    place=user_path,
+    about="PFLlib's and HtFLlib's generate_*.py scripts make these folders, and they have no "
+    "address",
+    read=read_client_folders,
+)

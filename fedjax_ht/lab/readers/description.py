@@ -1,0 +1,170 @@
+"""Describes a data set as it was read, as a value that a run and a page can show."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_ht.core.inputs import Pixels, Standardised
+from fedjax_ht.core.names import listed
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.reading import LeftOut, Reading
+from fedjax_ht.lab.safe.archive import printable
+
+_MOST = 8  # classes, columns or groups that a line names
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A data set in numbers and names.
+
+    Attributes:
+      name: the set's name as the user gave it.
+      path: file or folder that was read; "" for arrays in memory.
+      kind: "images", "texts", "windows", "rows" or "samples".
+      count: number of samples.
+      form: shape and dtype of a sample as it is stored, "28x28x1 uint8"; of several arrays each.
+      low, high: smallest and largest stored value; NaN without samples.
+      classes: name of each class -> its samples.
+      label: name of the label's column; "" where it has none.
+      features: names of the columns that are the samples.
+      splits: name of each official set -> its samples.
+      groups: name of each group -> its samples; of persons, hospitals, domains or files.
+      clients: number of clients that the data came split over; 0 without such a split.
+      scaling: the way that a model sees the values, such as "standardised by the training samples".
+      left_out: files that are no samples.
+      converted: changes on the way into the arrays, a phrase each.
+      warnings: lines on choices that may have been meant otherwise.
+    """
+
+    name: str
+    path: str
+    kind: str
+    count: int
+    form: str
+    low: float
+    high: float
+    classes: dict[str, int]
+    label: str
+    features: tuple[str, ...]
+    splits: dict[str, int]
+    groups: dict[str, int]
+    clients: int
+    scaling: str
+    left_out: tuple[LeftOut, ...]
+    converted: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """Two lines: the samples and their origin; classes, sets and the files left out."""
+        place = f" from {self.path}" if self.path else ""
+        samples = f"{self.count:,} {self.kind} of {self.form}, {self.low:.6g} to {self.high:.6g}"
+        first = [f"{self.name}{place}: {samples}"]
+        if self.features:
+            first.append(f"features {listed(self.features, _MOST)}")
+        first += [part for part in (self.scaling, *self.converted) if part]
+        column = f" by column {self.label!r}" if self.label else ""
+        number = "1 class" if len(self.classes) == 1 else f"{len(self.classes)} classes"
+        second = [f"{number}{column}: {_counts(self.classes)}"]
+        if self.splits:
+            second.append(f"official sets: {_counts(self.splits)}")
+        if self.groups:
+            second.append(f"{len(self.groups)} groups: {_counts(self.groups)}")
+        if self.clients:
+            second.append(f"split over {self.clients} clients already")
+        if self.left_out:
+            second.append(f"left out: {', '.join(map(str, self.left_out))}")
+        return "; ".join(first), "; ".join(second)
+
+
+def describe(dataset: Dataset) -> Description:
+    """Describes a data set: samples, classes, sets, and the record of its reader.
+
+    Examples:
+      >>> import fedjax_ht as fl
+      >>> described = describe(fl.load_dataset("har_10persons"))
+      >>> described.count, described.form, described.classes["WALKING"]
+      (1039, '128x9 float16', 202)
+    """
+    reading = dataset.reading or Reading()
+    low, high = _range(dataset.inputs)
+    counts = np.bincount(dataset.labels, minlength=dataset.num_classes)
+    splits = {}
+    for name, indices in dataset.official.items():
+        splits[name] = len(indices)
+    return Description(
+        name=printable(dataset.name),
+        path=printable(reading.path),
+        kind=kind_of(dataset),
+        count=len(dataset.labels),
+        form=_form(dataset.inputs),
+        low=low,
+        high=high,
+        classes=dict(zip(dataset.class_names, counts.tolist())),
+        label=reading.label,
+        features=reading.features,
+        splits=splits,
+        groups=_group_counts(dataset, reading),
+        clients=len(dataset.clients or ()),
+        scaling=_scaling(dataset.preprocess),
+        left_out=reading.left_out,
+        converted=reading.converted,
+        warnings=(*reading.warnings, *dataset.doubts),
+    )
+
+
+def kind_of(dataset: Dataset) -> str:
+    """Returns "images", "texts", "windows", "rows" or "samples", by the model's input."""
+    if isinstance(getattr(dataset.preprocess, "rule", dataset.preprocess), Pixels):
+        return "images"
+    if dataset.vocabulary is not None:
+        return "texts"
+    x = dataset.inputs
+    if isinstance(x, np.ndarray) and x.dtype.kind == "f":
+        return "rows" if x.ndim == 2 else "windows"
+    return "samples"
+
+
+def _form(inputs: Any) -> str:
+    """The shape and dtype of a sample: "28x28x1 uint8"."""
+    forms = []
+    for x in jax.tree.leaves(inputs):
+        sides = "x".join(map(str, x.shape[1:])) or "one"
+        forms.append(f"{sides} {x.dtype}")
+    return " and ".join(forms)
+
+
+def _range(inputs: Any) -> tuple[float, float]:
+    """The smallest and the largest value of all arrays."""
+    arrays = [x for x in jax.tree.leaves(inputs) if x.size]
+    if not arrays:
+        return float("nan"), float("nan")
+    return min(float(x.min()) for x in arrays), max(float(x.max()) for x in arrays)
+
+
+def _group_counts(dataset: Dataset, reading: Reading) -> dict[str, int]:
+    if dataset.groups is None:
+        return {}
+    numbers, counts = np.unique(dataset.groups, return_counts=True)
+    names = reading.group_names
+    groups = {}
+    for number, count in zip(numbers.tolist(), counts.tolist()):
+        groups[names[number] if number < len(names) else str(number)] = count
+    return groups
+
+
+def _scaling(preprocess: Any) -> str:
+    if isinstance(preprocess, Standardised):
+        return "each feature standardised by the training samples"
+    return ""
+
+
+def _counts(counts: dict[str, int]) -> str:
+    """Lists names with their counts; one count for all where they are equal."""
+    names = list(counts)
+    if len(names) > 1 and len(set(counts.values())) == 1:
+        each = next(iter(counts.values()))
+        return f"{listed(names, _MOST)}, of {each:,} each"
+    return listed([f"{name} ({count:,})" for name, count in counts.items()], _MOST)

@@ -1,0 +1,266 @@
+"""Downloads sets from their homes, into the folders where `load_dataset` looks for them.
+
+Archives stay as they are: the readers read them, and nothing is unpacked. The published sum is
+compared before a file gets its name, so that a file that is there is the publisher's; what a
+download lacks is asked for the next time.
+"""
+
+import http.client
+import os
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from fedjax_ht.lab.files import named
+from fedjax_ht.lab.readers.checksums import md5, md5_of_file
+from fedjax_ht.lab.readers.registry import SOURCES
+from fedjax_ht.lab.readers.source import File, Source
+from fedjax_ht.lab.safe.bounded import read_whole
+
+_CHUNK = 1 << 18
+_TRIES = 5  # to go on after a connection broke
+_TIMEOUT = 60  # seconds without a byte
+
+
+def get(
+    name: str,
+    data_dir: str | os.PathLike,
+    say: Callable[[str], None] = print,
+    sources: Mapping[str, Source] | None = None,
+) -> tuple[Path, ...]:
+    """Downloads the missing files of a set; a second call does nothing but compare the sums.
+
+    Args:
+      name: a set of `SOURCES` that has files, or tfds:NAME, which tensorflow-datasets fetches and
+        prepares.
+      data_dir: the folder of the sets, as for `load_dataset`; created if need be.
+      say: a function that takes each line of the report. Progress goes to stderr, if that is a
+        terminal.
+      sources: declarations by name; `SOURCES` if it is not given.
+
+    Returns:
+      The files and folders that `load_dataset` reads.
+
+    Raises:
+      ValueError: no such name, or a file is not the publisher's. One line, with both sums.
+      OSError: no connection, or no room. One line. What has come is kept, and the same call goes on
+        from there.
+      ImportError: an optional package is missing.
+    """
+    root = Path(data_dir).expanduser()
+    prefix, _, argument = name.partition(":")
+    if prefix == "tfds" and argument:
+        return _prepare(argument, root, say)
+    source = _downloadable(name, SOURCES if sources is None else sources)
+    files = {root.resolve() / name / file.name: file for file in source.downloads}
+    for path, file in files.items():
+        if path.exists():
+            _check(path, file)
+    if paths := _present(source, root):
+        say(f"{name} is there: {', '.join(map(str, paths))}")
+        return paths
+    for path, file in files.items():
+        if not path.exists():
+            say(f"{file.url}, {file.size:,} bytes, to {path}")
+            _fetch(file, path)
+    return _find(source, root)
+
+
+def _downloadable(name: str, sources: Mapping[str, Source]) -> Source:
+    if name in sources and sources[name].files:
+        return sources[name]
+    prefix = name.partition(":")[0]
+    if prefix in sources and prefix != "tfds":  # tfds without a name of a set is none
+        raise ValueError(f"{name}: {sources[prefix].about}")
+    known = ", ".join(source.name for source in sources.values() if source.files)
+    raise ValueError(f"unknown dataset {name!r}; there are {known}, tfds:NAME")
+
+
+class Listed(NamedTuple):
+    """A line of `listing`.
+
+    Attributes:
+      name: the set's name, as `load_dataset` takes it.
+      about: a description of the set, or the reason why there is nothing to download.
+      size: bytes to download; None if there is nothing.
+      home: address of the folder that it is downloaded from; "" if there is none.
+      present: the set's files and folders in the data folder.
+    """
+
+    name: str
+    about: str
+    size: int | None
+    home: str
+    present: tuple[Path, ...]
+
+
+def listing(data_dir: str | os.PathLike) -> list[Listed]:
+    """Every name that `load_dataset` knows, and the files of it that are in a folder."""
+    lines = []
+    for source in SOURCES.values():
+        present = _present(source, Path(data_dir)) if source.files else ()
+        lines.append(
+            Listed(
+                name=source.title,
+                about=source.about,
+                size=source.size or None,
+                home=source.home,
+                present=present,
+            )
+        )
+    return lines
+
+
+def _find(source: Source, root: Path) -> tuple[Path, ...]:
+    assert source.find is not None  # as of every set that can be downloaded
+    return tuple(source.find(root.resolve()))
+
+
+def _present(source: Source, root: Path) -> tuple[Path, ...]:
+    """The files and folders of a set; () if one is missing."""
+    try:
+        return _find(source, root)
+    except FileNotFoundError:
+        return ()
+
+
+def _check(path: Path, file: File) -> None:
+    """Refuses a file of another sum.
+
+    The content of a .gz may have the right one instead: gzip writes one content in many ways.
+    """
+    digest = md5_of_file(path)
+    if digest == file.md5:
+        return
+    if file.content_md5 and _content_md5(path) == file.content_md5:
+        return
+    raise ValueError(
+        f"{path}: its MD5 sum is {digest}, the publisher's file has {file.md5}; move it away to "
+        "download that"
+    )
+
+
+def _content_md5(path: Path) -> str:
+    try:
+        return md5(read_whole(path)).hexdigest()
+    except (OSError, EOFError, ValueError, zlib.error):
+        return "damaged"
+
+
+def _fetch(file: File, path: Path) -> None:
+    """Downloads one file; the bytes that have come are in `path`.part, which gets the file's name
+    when it is complete and has the published sum, and is deleted when it has another."""
+    part = path.with_name(f"{file.name}.part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    _complete(part, file)
+    digest = md5_of_file(part)
+    if digest != file.md5:
+        part.unlink()
+        raise ValueError(
+            f"{file.url}: its MD5 sum is {digest}, the publisher's file has {file.md5}; what came "
+            "is deleted, and the same command asks for it again"
+        )
+    os.replace(part, path)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _complete(part: Path, file: File) -> None:
+    """Asks for the bytes that `part` lacks until it has the file's size."""
+    with tqdm(total=file.size, desc=file.name, unit="B", unit_scale=True, disable=None) as bar:
+        have, reason = 0, ""
+        for _ in range(_TRIES):
+            reason = _attempt(file, part, bar)
+            have = _size(part)
+            if have == file.size:
+                return
+            if have > file.size:
+                part.unlink()
+                raise ValueError(
+                    f"{file.url}: it is longer than the {file.size:,} bytes of the publisher's file"
+                )
+    raise OSError(
+        f"{file.url}: ended after {have:,} of {file.size:,} bytes, {_TRIES} times ({reason}); the "
+        "same command goes on from there"
+    )
+
+
+def _attempt(file: File, part: Path, bar: tqdm) -> str:
+    """Goes on with a download once; returns why it ended.
+
+    Raises:
+      OSError: there is no use in another attempt. One line.
+    """
+    url = file.url
+    try:
+        return _go_on(file, part, bar)
+    except urllib.error.HTTPError as error:
+        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise OSError(f"{url}: the server answers {error.code} {error.reason}") from None
+        part.unlink(missing_ok=True)  # it is longer than the server's file
+        return "the part that was here is not its beginning"
+    except urllib.error.URLError as error:
+        raise OSError(f"{url}: no connection ({error.reason})") from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise OSError(f"{url}: {reason}") from None
+
+
+def _go_on(file: File, part: Path, bar: tqdm) -> str:
+    """Asks for the rest of `part`, and takes the whole file from a server that knows no ranges.
+
+    It takes no more than one byte too many. Returns why it ended.
+    """
+    have = bar.n = _size(part)
+    if have == file.size:
+        return "it is complete"
+    # a compressed answer would be another content than the one whose size is known
+    headers = {"User-Agent": "fedjax_ht", "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    request = urllib.request.Request(file.url, headers=headers)
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
+        resumed = response.status == http.HTTPStatus.PARTIAL_CONTENT
+        content_range = response.headers.get("Content-Range", "")
+        if resumed and not content_range.startswith(f"bytes {have}-"):
+            raise OSError("the server sends another part than it was asked for")
+        if not resumed:
+            have = bar.n = 0
+        with named(part), open(part, "ab" if resumed else "wb") as target:
+            return _copy(response, target, have, file.size, bar)
+
+
+def _copy(response: http.client.HTTPResponse, target, have: int, size: int, bar: tqdm) -> str:
+    """Copies an answer to the end of a file of `have` bytes; returns why it ended."""
+    while have <= size:
+        try:
+            chunk = response.read(min(_CHUNK, size + 1 - have))
+        except (OSError, http.client.HTTPException) as error:
+            return str(error) or type(error).__name__
+        if not chunk:
+            return "the connection was closed"
+        have += target.write(chunk)
+        bar.update(len(chunk))
+    return "it is too long"
+
+
+def _prepare(dataset: str, root: Path, say: Callable[[str], None]) -> tuple[Path, ...]:
+    say(f"tfds:{dataset} is fetched and prepared by tensorflow-datasets, in {root}")
+    try:
+        import tensorflow_datasets as tfds
+
+        builder = tfds.builder(dataset, data_dir=str(root), file_format="array_record")
+        builder.download_and_prepare()
+    except ImportError as error:
+        raise ImportError(f"tfds:{dataset}: {error}; run pip install 'fedjax_ht[tfds]'") from error
+    except Exception as error:  # it has dozens of its own, of many lines
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"tfds:{dataset}: tensorflow-datasets says {reason}") from error
+    return (Path(builder.data_dir),)

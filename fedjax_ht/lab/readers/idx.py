@@ -1,0 +1,151 @@
+"""MNIST and Fashion-MNIST in their publishers' idx files, gzipped or not.
+
+The format is described on the MNIST page (LeCun, Cortes and Burges): two zero bytes, a type code (8
+is uint8), the number of dimensions, the dimensions as big-endian uint32, the values.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.reading import Reading
+from fedjax_ht.lab.readers.checksums import check_sum
+from fedjax_ht.lab.readers.images import resize
+from fedjax_ht.lab.readers.source import Moments, Source
+from fedjax_ht.lab.safe.archive import Origin, reading, search
+from fedjax_ht.lab.safe.bounded import read_whole
+
+FASHION_CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+_CLASSES = {"mnist": tuple("0123456789"), "fashion_mnist": FASHION_CLASSES}
+_FOLDERS = {"mnist": ("mnist", "MNIST"), "fashion_mnist": ("fashion_mnist", "FashionMNIST")}
+_FILES = {  # file -> dimensions of its array
+    "train-images-idx3-ubyte": 3,
+    "train-labels-idx1-ubyte": 1,
+    "t10k-images-idx3-ubyte": 3,
+    "t10k-labels-idx1-ubyte": 1,
+}
+_PAGES = {"mnist": "LeCun, MNIST", "fashion_mnist": "Zalando Research, Fashion-MNIST"}
+
+
+def _origin(name: str, file: str) -> Origin:
+    return Origin(f"{file} or {file}.gz", f"download it from the dataset's page ({_PAGES[name]})")
+
+
+def find_idx(name: str, data_dir: Path | None) -> Iterator[Path]:
+    """Yields the four files, each looked for when it is asked for; see `archive.search`."""
+    folders = [f"{folder}/{raw}" for folder in (*_FOLDERS[name], ".") for raw in (".", "raw")]
+    for file in _FILES:
+        yield search(name, data_dir, folders, (file, f"{file}.gz"), _origin(name, file))
+
+
+def read_idx(name: str, data_dir: Path | None, image_size: int | None) -> Dataset:
+    """`name` is "mnist" or "fashion_mnist"; official sets train and test, 28x28x1.
+
+    The two sets have the same file names, so a folder of the set's name is looked at before
+    `data_dir` itself.
+    """
+    parts, warnings, folder = [], (), ""
+    for path, (file, ndim) in zip(find_idx(name, data_dir), _FILES.items()):
+        with reading(path, _origin(name, file)):
+            content = read_whole(path)
+            parts.append(_parse(content, ndim))
+            if ndim == 1 and len(parts[-1]) != len(parts[-2]):
+                raise ValueError(f"{len(parts[-1])} labels for {len(parts[-2])} images")
+            # gzip writes one content in many ways, so the content is compared
+            warnings += check_sum(MD5[name], path.with_name(file), content)
+            folder = str(path.parent)
+    images = resize(np.concatenate(parts[::2])[..., None], image_size)
+    train = len(parts[0])
+    official = {"train": np.arange(train), "test": np.arange(train, len(images))}
+    return Dataset(
+        name,
+        images,
+        np.concatenate(parts[1::2]),
+        _CLASSES[name],
+        official=official,
+        reading=Reading(path=folder, warnings=warnings),
+    )
+
+
+def _parse(content: bytes, ndim: int) -> np.ndarray:
+    """The uint8 array of `ndim` dimensions in an idx file."""
+    magic = bytes((0, 0, 8, ndim))
+    if content[:4] != magic:
+        raise ValueError(f"starts with {content[:4].hex()}, not {magic.hex()}")
+    shape = np.frombuffer(content, ">u4", count=ndim, offset=4).tolist()
+    start = 4 + 4 * ndim
+    if len(content) - start != math.prod(shape):
+        raise ValueError(
+            f"{len(content) - start} bytes of values, but its header says {math.prod(shape)}"
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+MD5 = {  # of the .gz files, and of what they hold
+    "mnist": {
+        "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+    },
+    "fashion_mnist": {
+        "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+        "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+        "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+        "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+    },
+}
+MNIST_MOMENTS = Moments(mean=(0.1307,), std=(0.3081,))
+MNIST = Source(
+    name="mnist",
+    about="70,000 digits, 28x28 grey, 10 classes",
+    read=functools.partial(read_idx, "mnist"),
+    find=functools.partial(find_idx, "mnist"),
+    home="https://ossci-datasets.s3.amazonaws.com/mnist/",  # a mirror, which torchvision uses too
+    files={
+        "train-images-idx3-ubyte.gz": 9_912_422,
+        "train-labels-idx1-ubyte.gz": 28_881,
+        "t10k-images-idx3-ubyte.gz": 1_648_877,
+        "t10k-labels-idx1-ubyte.gz": 4_542,
+    },
+    md5=MD5["mnist"],
+    moments=MNIST_MOMENTS,
+)
+FASHION_MNIST = Source(
+    name="fashion_mnist",
+    about="70,000 pieces of clothing, 28x28 grey, 10 classes",
+    read=functools.partial(read_idx, "fashion_mnist"),
+    find=functools.partial(find_idx, "fashion_mnist"),
+    home="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    files={
+        "train-images-idx3-ubyte.gz": 26_421_880,
+        "train-labels-idx1-ubyte.gz": 29_515,
+        "t10k-images-idx3-ubyte.gz": 4_422_102,
+        "t10k-labels-idx1-ubyte.gz": 5_148,
+    },
+    md5=MD5["fashion_mnist"],
+    moments=MNIST_MOMENTS,  # DFRD's released code has MNIST's
+)

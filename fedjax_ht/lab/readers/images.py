@@ -1,0 +1,260 @@
+"""Decodes and resizes images."""
+
+import io
+import itertools
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedjax_ht.core.extras import needing
+from fedjax_ht.lab.readers.pile import Pile, common_shape
+from fedjax_ht.lab.safe import limits
+from fedjax_ht.lab.safe.archive import members
+from fedjax_ht.lab.safe.bounded import read_whole
+
+# sets of arrays are read without Pillow: functions import it that decode or resize
+if TYPE_CHECKING:
+    from PIL import Image
+
+# none that Pillow gives to another program
+_FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP", "TIFF", "GIF")
+_GREY_MODES = ("1", "L", "LA")
+_COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
+
+
+class Decoded(NamedTuple):
+    """An image, and the changes on the way to its pixels.
+
+    Attributes:
+      pixels: uint8 [H, W, 1 or 3].
+      changes: the entries of `CHANGES` that were applied.
+    """
+
+    pixels: np.ndarray
+    changes: tuple[str, ...]
+
+
+class Members(NamedTuple):
+    """The images and texts of a folder or archive.
+
+    Attributes:
+      pile: the images, decoded and stacked.
+      texts: the text files' content, key -> content.
+      converted: counts of changes on the way to pixels, a phrase each.
+    """
+
+    pile: Pile
+    texts: dict[str, str]
+    converted: tuple[str, ...] = ()
+
+
+TURNED, BLENDED, FIRST = CHANGES = (
+    "turned by their EXIF orientation",
+    "with transparency blended on white",
+    "of several frames, of which the first is taken",
+)
+
+
+def decode_members(
+    source: Path, pattern: re.Pattern, size: int | None, target: Path | None
+) -> Members:
+    """Decodes the images and reads the text files of a publisher's folder or archive, in one pass.
+
+    Args:
+      source: a folder or an archive.
+      pattern: the pattern of the names; its groups `image` and `text`, of which the latter need not
+        exist, match the keys.
+      size: height and width; None for the native ones.
+      target: file in which the pile will be stacked; see `Pile`.
+    """
+    texts = {}
+
+    def encoded():
+        for match, content in members(source, pattern):
+            groups = match.groupdict()
+            if groups["image"]:
+                yield groups["image"], content
+            else:
+                limits.keep(groups["text"], len(content), limits.TEXT_BYTES)
+                texts[groups["text"]] = content.decode()
+
+    decoded = decode_all(encoded(), size)
+    return Members(Pile(((key, image.pixels) for key, image in decoded), target), texts)
+
+
+def decode_files(
+    folder: Path, names: Iterable[str], size: int | None, target: Path | None
+) -> Members:
+    """Decodes image files of anyone's folder as a viewer shows them, and counts the changes.
+
+    Args:
+      folder: the folder of the files.
+      names: relative paths of the files, which are the keys.
+      size, target: size of the images and file of the pile, as for `decode_members`.
+    """
+    encoded = ((name, read_whole(folder / name)) for name in names)
+    counts: Counter[str] = Counter()
+
+    def pixels():
+        for key, image in decode_all(encoded, size, as_shown=True):
+            counts.update(image.changes)
+            yield key, image.pixels
+
+    pile = Pile(pixels(), target)
+    converted = []
+    for change in CHANGES:
+        if counts[change]:
+            images = "image" if counts[change] == 1 else "images"
+            converted.append(f"{counts[change]:,} {images} {change}")
+    return Members(pile, {}, tuple(converted))
+
+
+def decode_all(
+    encoded: Iterable[tuple[Hashable, bytes]], size: int | None, as_shown: bool = False
+) -> Iterator[tuple[Hashable, Decoded]]:
+    """Yields (key, image) of (key, file content) pairs, decoded in threads; see `decode`."""
+
+    def decoded(item: tuple[Hashable, bytes]) -> Decoded:
+        return decode(*item, size, as_shown=as_shown)
+
+    encoded = iter(encoded)
+    with ThreadPoolExecutor() as pool:
+        # bounds how many images are in memory
+        while batch := list(itertools.islice(encoded, 256)):
+            yield from zip((key for key, _ in batch), pool.map(decoded, batch))
+
+
+def decode(name: Hashable, content: bytes, size: int | None, *, as_shown: bool = False) -> Decoded:
+    """Decodes one image file.
+
+    Args:
+      name: the name of the file, for the error.
+      content: the content of the file.
+      size: height and width of the central square to take; None takes all of the image.
+      as_shown: True turns the image as its EXIF orientation says and blends transparent pixels on
+        white, as viewers do. Published sets are used with the pixels as they are stored.
+
+    Raises:
+      ValueError: not an image, a damaged one, one with more than 8 bits a channel, or of more than
+        `limits.PIXELS`.
+    """
+    with needing("decoding images"):
+        from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            return pixels_of(image, size, as_shown=as_shown)
+    except Exception as error:  # Pillow raises nearly anything on a damaged file
+        reason = (
+            "no known image format" if isinstance(error, Image.UnidentifiedImageError) else error
+        )
+        raise ValueError(f"image {name} cannot be decoded ({reason})") from error
+
+
+def pixels_of(image: "Image.Image", size: int | None, *, as_shown: bool = False) -> Decoded:
+    """Returns the pixels of an open image; arguments as of `decode`.
+
+    Raises:
+      ValueError: it has more than 8 bits a channel, or more than `limits.PIXELS`.
+    """
+    changes: list[str] = []
+    limits.keep("it", image.width * image.height, limits.PIXELS, "pixels")
+    if image.mode not in _GREY_MODES + _COLOUR_MODES:
+        raise ValueError(f"mode {image.mode}, not 8-bit grey or colour")
+    image.load()
+    mode = "L" if image.mode in _GREY_MODES else "RGB"
+    if as_shown:
+        image = _as_shown(image, mode, changes)
+    if image.mode != mode:
+        image = image.convert(mode)
+    if size is not None:
+        image = _central_square(image, size)
+    pixels = np.asarray(image)
+    return Decoded(pixels.reshape(*pixels.shape[:2], -1), tuple(changes))
+
+
+def _as_shown(image: "Image.Image", mode: str, changes: list[str]) -> "Image.Image":
+    """Turns and blends an image as viewers do; adds its changes to `changes`."""
+    if getattr(image, "n_frames", 1) > 1:
+        changes.append(FIRST)
+    return _opaque(_upright(image, changes), mode, changes)
+
+
+def _upright(image: "Image.Image", changes: list[str]) -> "Image.Image":
+    """Turns an image as its EXIF orientation says: cameras store pixels as the sensor has them."""
+    from PIL import ExifTags, ImageOps
+
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # damaged metadata of a sound image: Pillow has an error of any kind for it
+        return image
+    if orientation not in range(2, 9):
+        return image
+    changes.append(TURNED)
+    return ImageOps.exif_transpose(image)
+
+
+def _opaque(image: "Image.Image", mode: str, changes: list[str]) -> "Image.Image":
+    """Blends transparent pixels on white: the colour that is stored there is nobody's choice."""
+    from PIL import Image
+
+    if "A" not in image.getbands() and "transparency" not in image.info:
+        return image
+    layers = image.convert("LA" if mode == "L" else "RGBA")
+    alpha = layers.getchannel("A")
+    if alpha.getextrema()[0] == 255:
+        return image
+    changes.append(BLENDED)
+    white = Image.new(mode, image.size, "white")
+    white.paste(layers.convert(mode), mask=alpha)
+    return white
+
+
+def stack(images: list[np.ndarray]) -> np.ndarray:
+    """Stacks images, uint8 [H, W, 1 or 3] each, to [N, H, W, C]; C is 3 if any has 3 channels.
+
+    Empties the list as it copies.
+
+    Raises:
+      ValueError: there are none, or the sizes differ.
+    """
+    stacked = np.empty((len(images), *common_shape([image.shape for image in images])), np.uint8)
+    for i in reversed(range(len(images))):
+        stacked[i] = images.pop()
+    return stacked
+
+
+def resize(images: np.ndarray, size: int | None) -> np.ndarray:
+    """Resizes the central square of each image, uint8 [N, H, W, 1 or 3], to [N, size, size, C].
+
+    The result is contiguous; None keeps H and W.
+    """
+    if size is None or images.shape[1:3] == (size, size):
+        return np.ascontiguousarray(images)
+    with needing("resizing images"):
+        from PIL import Image
+
+    resized = np.empty((len(images), size, size, images.shape[-1]), np.uint8)
+    for source, target in zip(images, resized):
+        if source.shape[-1] == 1:
+            source = source[..., 0]  # Pillow's grey images have two axes
+        image = Image.fromarray(source)
+        target[...] = np.asarray(_central_square(image, size)).reshape(target.shape)
+    return resized
+
+
+def _central_square(image: "Image.Image", size: int) -> "Image.Image":
+    """Resizes the shorter side (bilinear, anti-aliased) and crops the longer one, in one step."""
+    from PIL import Image
+
+    width, height = image.size
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    return image.resize(
+        (size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side)
+    )

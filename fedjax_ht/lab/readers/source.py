@@ -1,0 +1,111 @@
+"""The declaration of a data set. Each stands beside its reader, in `lab/readers/NAME.py`."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from fedjax_ht.data.dataset import Dataset
+
+
+class Moments(NamedTuple):
+    """Mean and standard deviation of pixels in [0, 1], a number for each channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class File(NamedTuple):
+    """A file to download.
+
+    Attributes:
+      url: address of the file; the last part is its name.
+      md5: MD5 sum as published.
+      size: number of bytes.
+      content_md5: MD5 sum of the content of a .gz; None if it is not published.
+    """
+
+    url: str
+    md5: str
+    size: int
+    content_md5: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's name, without the folder it is in."""
+        return self.url.rpartition("/")[2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A data set that `load_dataset` reads, or a kind of them.
+
+    Attributes:
+      name: the set's name; of a kind, the prefix before the colon.
+      about: a description of the set in one line, or the reason why it has no address.
+      read: the reader, (data_dir, size) -> Dataset; of a kind, (text behind the colon, data_dir,
+        size). The size is a `tokens.TextForm` where `texts` is set, else an `image_size`. With
+        `columns` a `columns.Columns` follows.
+      find: a function data_dir -> the files and folders that `read` takes; None where there is no
+        publisher.
+      place: the file or folder that `read` takes, of a kind, as a function of (text behind the
+        colon, data_dir).
+      home: URL of the folder with the files to download; "" where there is no such address.
+      files: sizes in bytes of the files to download into a folder of the set's name, by name.
+      md5: file name -> published MD5 sum, of the files to download and of those that they hold; the
+        content of a .gz goes by the name without that ending.
+      moments: mean and standard deviation of the pixels; None if they are not known.
+      argument: the kind of text behind the colon, such as "PATH"; "" for a set.
+      texts: True if the set holds texts.
+      columns: True if its columns have names, of which one is the label.
+      any_kind: True if its samples may be images or texts: the size is a `frames.Sizes`.
+    """
+
+    name: str
+    about: str
+    read: Callable[..., Dataset]
+    find: Callable[[Path | None], Iterable[Path]] | None = None
+    place: Callable[[str, Path | None], Path] | None = None
+    home: str = ""
+    files: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    md5: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    moments: Moments | None = None
+    argument: str = ""
+    texts: bool = False
+    columns: bool = False
+    any_kind: bool = False
+
+    def files_of(self, argument: str, data_dir: Path | None) -> tuple[Path, ...]:
+        """The files and folders that `read` takes; () where they are not there, or in the package.
+
+        Args:
+          argument: the text behind the colon, of a kind.
+          data_dir: the folder of the sets.
+        """
+        if self.place is not None:
+            return (self.place(argument, data_dir),)
+        if self.find is None:
+            return ()
+        try:
+            return tuple(self.find(data_dir))
+        except (ValueError, FileNotFoundError):  # which `read` raises again
+            return ()
+
+    @property
+    def title(self) -> str:
+        """The name as a list of all sets shows it, such as "cifar10" or "npz:PATH"."""
+        return f"{self.name}:{self.argument}" if self.argument else self.name
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files to download."""
+        return sum(self.files.values())
+
+    @property
+    def downloads(self) -> tuple[File, ...]:
+        """The files to download, with their sums."""
+        downloads = []
+        for name, size in self.files.items():
+            content = self.md5.get(name.removesuffix(".gz")) if name.endswith(".gz") else None
+            downloads.append(File(self.home + name, self.md5[name], size, content))
+        return tuple(downloads)

@@ -1,0 +1,109 @@
+"""Lines on clients whose results are not finite or whose uploads are outliers, and on a run in
+which nothing arrives any more."""
+
+import operator
+from collections.abc import Hashable, Iterable, Sequence
+
+from fedjax_ht.lab.report.rows import reporting, values
+from fedjax_ht.simulation.ending import silent
+from fedjax_ht.simulation.history import merged
+from fedjax_ht.simulation.rows import Row, Runs
+
+MOST_NAMED = 3
+"""Outlying uploads that a line about a round names."""
+
+
+def why_silent(name: str, runs: Runs, rounds: int | None) -> str | None:
+    """Returns one line where nothing arrived in the last rounds of every run: since when, and
+    which uploads were outliers before; None where something arrived.
+
+    Args:
+      name: the entry's label.
+      runs: the entry's runs.
+      rounds: number of rounds in a row that make a silence; None for no number.
+    """
+    if not all(silent(history, rounds) for history in runs):
+        return None
+    rows = merged(runs)
+    last = max(values(reporting(rows, "arrived"), "round"), default=0)
+    accepted, suspects = "finite", ""
+    for row in rows:
+        if row.get("late") and row["round"] > last:
+            accepted = "finite and in time"
+        if row.get("far_off") and row["round"] <= last:
+            suspects = f"; outlying uploads in round {row['round']}: {outliers(row['far_off'])}"
+    return (
+        f"{name} stopped in round {rows[-1]['round']}: since round {last} nothing has arrived "
+        f"that is {accepted}{suspects}; "
+        "set a larger give_up to go on, or robust to defend the server"
+    )
+
+
+def outliers(far_off: Sequence[tuple[int, float]], most: int = MOST_NAMED) -> str:
+    """Names clients with the size of their uploads: "client 2 (21.8x the median norm), client 15
+    (14.8x)".
+
+    A factor is how many times the round's median an upload's length, its distance from the middle
+    of all, or its largest entry is, whichever is most; the text calls all three a norm.
+
+    Args:
+      far_off: (id, factor) of each client, see `trust.outliers.outlier_scores`.
+      most: clients that are named, those of the largest factors.
+    """
+    by_factor = operator.itemgetter(1)
+    # sorted() is stable: equal factors stay in the order of ids.
+    largest = sorted(far_off, key=by_factor, reverse=True)[:most]
+    names, unit = [], " the median norm"
+    for client, factor in sorted(largest):
+        names.append(f"client {int(client)} ({factor:.3g}x{unit})")
+        unit = ""  # said once
+    if len(far_off) > most:
+        names.append(f"and {len(far_off) - most} more")
+    return ", ".join(names)
+
+
+def named(ids: Sequence[int | str]) -> str:
+    """Names clients: "client 2", or "clients 2, 15"."""
+    clients = ", ".join(map(str, ids))
+    return f"clients {clients}" if len(ids) > 1 else f"client {clients}"
+
+
+class Notes:
+    """Notes on faults in the rounds of a run; each client once a trial and kind."""
+
+    def __init__(self):
+        self.noted: set[Hashable] = set()
+
+    def of(self, label: str, row: Row) -> list[str]:
+        """Returns a line for each kind of trouble that a row has and no earlier row had, mostly
+        none."""
+        lines = []
+        if clients := self._new(label, row, "client", row.get("not_finite", ())):
+            lines.append(f"not finite, left out of the round: {named(clients)}")
+        if not row.get("server_finite", True) and self._new(label, row, "server", [0]):
+            lines.append("the server's step was not finite; its last state was kept")
+        factors = {int(client): factor for client, factor in row.get("far_off", ())}
+        if clients := self._new(label, row, "upload", factors):
+            pairs = zip(clients, map(factors.__getitem__, clients))
+            lines.append(f"outlying uploads: {outliers(list(pairs), most=len(clients))}")
+        if clients := self._new(label, row, "refused", row.get("refused", ())):
+            lines.append(f"outlying uploads refused, by refuse_outliers: {named(clients)}")
+        if clients := self._new(label, row, "miscounted", row.get("miscounted", ())):
+            lines.append(f"uploads refused, with counts beyond their samples: {named(clients)}")
+        return lines
+
+    def _new(self, label: str, row: Row, kind: str, ids: Iterable[int]) -> list[int]:
+        new = []
+        for i in ids:
+            key = label, row["trial"], kind, i
+            if key not in self.noted:
+                self.noted.add(key)
+                new.append(i)
+        return new
+
+
+def place_of(label: str, row: Row, trials: int) -> str:
+    """Names an entry's round, and of several trials the trial."""
+    if trials > 1:
+        label += f", trial {row['trial']}"
+    return f"{label}, round {row['round']}"

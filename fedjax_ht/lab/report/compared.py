@@ -1,0 +1,298 @@
+"""The entries of a table: the settings that their rows share, and reasons against a comparison.
+
+Rows may be unequal: an entry is unfinished, has other rounds, or its folder came from a run with
+another recipe, other data or another split. They are shown, and nothing is concluded from them.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_ht.lab.config.entries import Entry, baseline_of
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.report.conclusion import headline, reached, winner
+from fedjax_ht.lab.report.rows import are_evaluated
+from fedjax_ht.lab.runs.environment import CODE, PACKAGES
+from fedjax_ht.lab.runs.identity import (
+    SHA,
+    SINCE,
+    Identity,
+    differences,
+    read_identity,
+    some,
+)
+from fedjax_ht.lab.runs.json_files import flatten
+from fedjax_ht.lab.runs.options import ending_of
+from fedjax_ht.simulation.ending import Reason
+from fedjax_ht.simulation.rows import Runs
+
+MOST_NAMED = 2
+"""Differences that a headline names; the warnings below it have all."""
+
+
+MIXED = "Different versions of the library or its packages trained the rows."
+
+
+class Compared(NamedTuple):
+    """The entries of a table.
+
+    Attributes:
+      entries: the entries in the order of the table, those without rows included.
+      histories: label -> runs, of the entries that have an evaluation.
+      unequal: label -> what sets its rows apart from those of the run that the table is of; a label
+        without a line has the rows of that run.
+      shared: a sentence on what all rows share, and in what they differ; "" of one entry alone.
+      ended: a sentence on the entries that patience ended before the last round; "" for none.
+      mixed: sentences on different versions of the library, its packages or a user's own code that
+        trained the entries; "" where there is one of each.
+    """
+
+    entries: tuple[Entry, ...]
+    histories: dict[str, Runs]
+    unequal: dict[str, list[str]]
+    shared: str
+    ended: str
+    mixed: str
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of all entries."""
+        return [entry.label for entry in self.entries]
+
+    @property
+    def baseline(self) -> str:
+        """The label of the entry that others are compared with."""
+        return baseline_of(self.histories)
+
+    @property
+    def compares(self) -> bool:
+        """True where entries are compared: there are several, and their rows are equal."""
+        return len(self.histories) > 1 and not self.unequal
+
+    @property
+    def winner(self) -> str | None:
+        """The label of the entry that is ahead; None where none is, or rows are unequal."""
+        return None if self.unequal else winner(self.histories)
+
+    @property
+    def headline(self) -> str:
+        """The result in a sentence, or the reasons why the rows have none."""
+        reasons = unequal_lines(self.unequal)
+        if not reasons:
+            sentence = headline(self.histories, self.baseline)
+            return f"{sentence} {self.mixed}".strip() if sentence else sentence
+        if len(self.entries) > 1:
+            return f"No comparison: {some(reasons, MOST_NAMED)}."
+        sentence = reached(self.histories) or f"{self.baseline} has no score."
+        return f"{sentence} Not the run that was asked for: {some(reasons, MOST_NAMED)}."
+
+
+def unequal_lines(unequal: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns a line for each difference, "fedssa has 6 of 30 rounds"."""
+    return [f"{label} {reason}" for label, reasons in unequal.items() for reason in reasons]
+
+
+def compared(
+    config: Config,
+    entries: Iterable[Entry],
+    identities: Mapping[str, Identity],
+    *,
+    histories: Mapping[str, Runs],
+    workdir: Path,
+    version: int,
+) -> Compared:
+    """Compares the settings of the entries' rows.
+
+    Args:
+      config: the config of the run that the table is of.
+      entries: the entries of the table.
+      identities: label -> the identity that the entry must have.
+      histories: label -> runs; none for an entry that has not begun.
+      workdir: the run's folder.
+      version: the version of the folder.
+    """
+    entries = tuple(entries)
+    unequal, stored, rounds = {}, {}, {}
+    shown = {}
+    for entry in entries:
+        label, runs = entry.label, histories.get(entry.label, [])
+        if are_evaluated(runs):
+            shown[label], rounds[label] = runs, rounds_done(runs)
+        identity = read_identity(workdir / entry.folder)
+        reasons = _progress(runs, config)
+        if runs or identity is not None:  # else nothing has begun
+            reasons += _origin(identity, identities[label], version)
+        if reasons:
+            unequal[label] = reasons
+        stored[label] = identity or identities[label]
+    shared = ""
+    trained = {label: stored[label] for label in shown}
+    if len(shown) > 1:
+        shared = shared_by(trained, rounds)
+    return Compared(
+        entries=entries,
+        histories=shown,
+        unequal=unequal,
+        shared=shared,
+        ended=_ended(rounds, shown, config),
+        mixed=" ".join(_mixed(trained.values())),
+    )
+
+
+def rounds_done(runs: Runs) -> int:
+    """Returns the rounds that all runs have done."""
+    return min(history[-1]["round"] for history in runs)
+
+
+def _progress(runs: Runs, config: Config) -> list[str]:
+    """Returns how an entry's runs fall short of the config, or go beyond it."""
+    if not are_evaluated(runs):
+        return ["has no evaluation yet"]
+    done, reasons = rounds_done(runs), []
+    if len(runs) != config.trials:
+        reasons.append(f"has {len(runs)} of {config.trials} trials")
+    if done > config.rounds:
+        reasons.append(f"has {done} rounds instead of {config.rounds}")
+    elif done < config.rounds:
+        reason = _reason(runs, config)
+        if reason == "silence":
+            reasons.append(f"stopped in round {done} of {config.rounds}, since nothing arrived")
+        elif reason is None:  # an end by patience is the end that was asked for
+            reasons.append(f"has {done} of {config.rounds} rounds")
+    return reasons
+
+
+def _reason(runs: Runs, config: Config) -> Reason | None:
+    """Returns why all runs of an entry ended before the last round, None without one reason."""
+    reasons: set[Reason | None] = {ending_of(config).reason(history) for history in runs}
+    return reasons.pop() if len(reasons) == 1 else None
+
+
+def _ended(rounds: Mapping[str, int], histories: Mapping[str, Runs], config: Config) -> str:
+    """Returns a sentence on the entries that patience ended before the last round, "" for none."""
+    early = []
+    for label, done in rounds.items():
+        if done < config.rounds and _reason(histories[label], config) == "patience":
+            early.append(f"{label} in round {done} of {config.rounds}")
+    patience = config.evaluate.patience
+    return f"Ended by evaluate.patience={patience}: {', '.join(early)}." if early else ""
+
+
+def _origin(stored: Identity | None, expected: Identity, version: int) -> list[str]:
+    """Returns how an entry's folder differs from that of an entry of the run."""
+    if stored is None:
+        # up to version 2 config.json vouches for all entries
+        return ["has no identity"] if version >= SINCE else []
+    lines = differences(stored, expected)
+    return [f"is of another run ({some(lines)})"] if lines else []
+
+
+def shared_by(identities: Mapping[str, Identity], rounds: Mapping[str, int]) -> str:
+    """Writes the shared settings: "All rows share data ... and 30 rounds; they differ in ...".
+
+    Args:
+      identities: label -> the entry's identity.
+      rounds: label -> number of rounds that the entry has done.
+    """
+    first = next(iter(identities.values()))
+    names = {
+        "data": f"data {first.data['name']}{_sum(first.data)}",
+        "split": f"split {first.split['kind']} of seed {first.split['seed']}{_sum(first.split)}",
+        "models": f"models {first.models['group']}",
+        "training": "training",
+        "options": "the federation's options",
+        "files": "files of weights",
+        "seed": f"seed {first.seed}",
+        "trials": f"{first.trials} trials",
+    }
+    if first.trials == 1:
+        del names["trials"]
+    if not first.files:
+        del names["files"]
+    equal, other = [], []
+    for part, text in names.items():
+        values = {label: _flat(part, identity) for label, identity in identities.items()}
+        lines = differing(values)
+        other += lines
+        if not lines:
+            equal.append(text)
+    every = {"rounds": rounds, "versions": {k: _versions(v) for k, v in identities.items()}}
+    texts = {"rounds": f"{next(iter(rounds.values()))} rounds", "versions": _versions(first)}
+    for name, values in every.items():
+        lines = differing({label: {name: value} for label, value in values.items()})
+        other += lines
+        if not lines and texts[name]:
+            equal.append(texts[name])
+    sentence = f"All rows share {', '.join(equal)}"
+    return f"{sentence}; they differ in {', '.join(other)}." if other else f"{sentence}."
+
+
+def _flat(part: str, identity: Identity) -> dict[str, Any]:
+    return flatten({part: getattr(identity, part)})
+
+
+def differing(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Returns a line for each name whose value differs, "rounds 6 (fedssa), 30 (local, fd)".
+
+    Args:
+      values: label -> the entry's values by name.
+    """
+    names = sorted({name for named in values.values() for name in named})
+    lines = []
+    for name in names:
+        labels: dict[str, list[str]] = {}
+        for label, named in values.items():
+            labels.setdefault(_value(name, named.get(name)), []).append(label)
+        if len(labels) > 1:
+            parts = [f"{value} ({', '.join(group)})" for value, group in labels.items()]
+            lines.append(f"{name} {', '.join(parts)}")
+    return lines
+
+
+def _value(name: str, value: Any) -> str:
+    is_sum = name.endswith(SHA) or name.startswith("files.")
+    return str(value)[:12] if is_sum else str(value)
+
+
+def _sum(values: Mapping[str, Any]) -> str:
+    return f" (SHA-256 {values[SHA][:12]})" if values[SHA] else ""
+
+
+def _mixed(identities: Iterable[Identity]) -> list[str]:
+    """Returns a sentence for each kind of program of which several versions trained entries."""
+    identities = list(identities)
+    sentences = [MIXED] if len(set(map(_programs, identities)) - {()}) > 1 else []
+    sums: dict[str, set[str]] = {}
+    for versions in itertools.chain(*(identity.versions for identity in identities)):
+        for name, value in versions.items():
+            if name.startswith(CODE):
+                sums.setdefault(name.removeprefix(CODE), set()).add(value)
+    for file, each in sums.items():
+        if len(each) > 1:
+            sentences.append(f"{file} changed between the rows that it trained.")
+    return sentences
+
+
+def _programs(identity: Identity) -> tuple:
+    """Returns the versions that trained an entry, without machine and own code; () where not
+    known."""
+    programs = []
+    for versions in identity.versions:
+        parts = [
+            value
+            for name, value in sorted(versions.items())
+            if name != "machine" and not name.startswith(CODE)
+        ]
+        programs.append(tuple(parts))
+    return tuple(dict.fromkeys(programs))
+
+
+def _versions(identity: Identity) -> str:
+    """Writes the programs and machines that trained an entry; "" where they are not known."""
+    texts = []
+    for versions in identity.versions:
+        jax = f"{PACKAGES[0]} {versions[PACKAGES[0]]}"
+        library = f"fedjax_ht {versions['fedjax_ht']} (commit {versions['commit']})"
+        texts.append(f"{library} with {jax} on {versions['machine']}")
+    return ", then ".join(texts)

@@ -1,0 +1,207 @@
+"""A page that shows a data set: its facts, twenty samples, classes, and values."""
+
+import html
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from fedjax_ht.core.extras import needing
+from fedjax_ht.core.inputs import Pixels
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.readers.description import Description, describe
+from fedjax_ht.lab.report import html_page
+from fedjax_ht.lab.report.data_figures import (
+    class_counts_picture,
+    feature_picture,
+    values_picture,
+    window_svg,
+)
+from fedjax_ht.lab.report.document import Bullets
+from fedjax_ht.lab.report.figures import rendered
+from fedjax_ht.lab.report.table import Table
+
+SAMPLES = 20
+LOOKED_AT = 2_000  # samples whose values are counted
+MOST_COLOURS = 6  # sets or groups that a bar is divided into
+PANELS = 24  # features whose values are drawn
+TOKENS = 60  # of a text that are shown
+
+
+def write_data_page(dataset: Dataset, path: Path) -> Path:
+    """Writes a page that needs no network.
+
+    Args:
+      dataset: the data set to show.
+      path: path of the .html file.
+
+    Returns:
+      The path.
+    """
+    described = describe(dataset)
+    sections = {
+        "What was read": html_page.warning_box(described.warnings) + _facts(described).html(),
+        "Samples": _samples(dataset, described),
+        "Classes": _classes(dataset, described),
+        "Values": _values(dataset, described),
+    }
+    text = html_page.page(described.name, described.name, described.lines, sections)
+    with atomic_open(path) as file:
+        file.write(text)
+    return path
+
+
+def _facts(described: Description) -> Bullets:
+    """Lists the facts that the two lines at the page's head have no room for."""
+    facts = []
+    if described.label:
+        facts.append(f"label: column {described.label!r}")
+    if described.features:
+        facts.append(f"features: {', '.join(described.features)}")
+    for name, counts in (("official sets", described.splits), ("groups", described.groups)):
+        if counts:
+            facts.append(f"{name}: {', '.join(f'{key} ({n:,})' for key, n in counts.items())}")
+    facts += [f"left out: {entry}" for entry in described.left_out]
+    facts += described.converted
+    return Bullets(facts or ["nothing was left out or converted"])
+
+
+def _chosen(dataset: Dataset) -> list[int]:
+    """Draws samples, of all classes in turn."""
+    rng = np.random.default_rng(0)
+    chosen: list[int] = []
+    queues = []
+    for label in rng.permutation(np.unique(dataset.labels))[:SAMPLES]:
+        queues.append(rng.permutation(np.flatnonzero(dataset.labels == label)).tolist())
+    while queues and len(chosen) < SAMPLES:
+        queue = queues.pop(0)
+        chosen.append(queue.pop())
+        if queue:
+            queues.append(queue)
+    return sorted(chosen, key=lambda index: (dataset.labels[index], index))
+
+
+def _samples(dataset: Dataset, described: Description) -> str:
+    chosen = _chosen(dataset)
+    if described.kind == "rows":
+        return _rows(dataset, described, chosen).html()
+    draw: Callable[[Dataset, int], str] = _numbers
+    if isinstance(dataset.preprocess, Pixels) and isinstance(dataset.inputs, np.ndarray):
+        draw = _image
+    elif described.kind == "windows":
+        draw = _window
+    elif described.kind == "texts":
+        draw = _text
+    cells = []
+    for index in chosen:
+        name = dataset.class_names[dataset.labels[index]]
+        caption = f"<figcaption>{html.escape(name)} <small>{index}</small></figcaption>"
+        cells.append(f"<figure>{draw(dataset, index)}{caption}</figure>")
+    grid = f'<div class="samples {described.kind}">{"".join(cells)}</div>'
+    if draw is _window:
+        grid += html_page.caption("Each window is drawn from its smallest to its largest value.")
+    return grid
+
+
+def _image(dataset: Dataset, index: int) -> str:
+    with needing("showing images"):
+        from PIL import Image
+
+    pixels = np.asarray(dataset.inputs[index])
+    if pixels.dtype != np.uint8:
+        pixels = np.clip(pixels * 255, 0, 255).astype(np.uint8)
+    if pixels.shape[-1] not in (1, 3):
+        pixels = pixels[..., :1]
+    file = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
+    return html_page.image(file.getvalue(), "png", f"sample {index}")
+
+
+def _window(dataset: Dataset, index: int) -> str:
+    svg = window_svg(np.asarray(dataset.inputs[index]))
+    return html_page.image(svg, "svg+xml", f"sample {index}", "drawing")
+
+
+def _text(dataset: Dataset, index: int) -> str:
+    tokens = [int(token) for token in dataset.inputs[index][:TOKENS] if token]
+    texts = dataset.reading.token_texts if dataset.reading else ()
+    # letters of a text of letters stand side by side
+    gap = "" if max(map(len, texts), default=2) == 1 else " "
+    shown = gap.join(texts[token] if token < len(texts) else str(token) for token in tokens)
+    return f"<blockquote>{html.escape(shown)}</blockquote>"
+
+
+def _numbers(dataset: Dataset, index: int) -> str:
+    parts = [np.array2string(x[index], threshold=8) for x in jax.tree.leaves(dataset.inputs)]
+    return f"<pre>{html.escape(' '.join(parts))}</pre>"
+
+
+def _rows(dataset: Dataset, described: Description, chosen: list[int]) -> Table:
+    """The samples of a table, a row each."""
+    names = described.features or tuple(map(str, range(dataset.inputs.shape[1])))
+    rows = []
+    for index in chosen:
+        values = [f"{value:.6g}" for value in dataset.inputs[index]]
+        rows.append([dataset.class_names[dataset.labels[index]], str(index), *values])
+    label = described.label or "class"
+    return Table([label, "row", *(f"{name} " if name == label else name for name in names)], rows)
+
+
+def _classes(dataset: Dataset, described: Description) -> str:
+    sets = {"samples": np.arange(len(dataset.labels))}
+    if 0 < len(dataset.official) <= MOST_COLOURS:
+        sets = {name: np.asarray(indices) for name, indices in dataset.official.items()}
+    elif dataset.groups is not None and len(described.groups) <= MOST_COLOURS:
+        numbers = np.unique(dataset.groups)
+        sets = {}
+        for name, number in zip(described.groups, numbers):
+            sets[name] = np.flatnonzero(dataset.groups == number)
+    counts = {}
+    for name, indices in sets.items():
+        counts[name] = np.bincount(dataset.labels[indices], minlength=dataset.num_classes)
+    picture = class_counts_picture(counts, dataset.class_names)
+    return html_page.drawing(rendered(picture, "svg"), "classes", "Samples of each class.")
+
+
+def _values(dataset: Dataset, described: Description) -> str:
+    step = 1 + len(dataset.labels) // LOOKED_AT
+    x = jax.tree.map(lambda array: np.asarray(array[::step]), dataset.inputs)
+    every = f" Every {step}th sample is counted." if step > 1 else ""
+    if described.kind == "rows":
+        return _features(described, x) + html_page.caption(f"Values as they are stored.{every}")
+    if described.kind == "texts":
+        lengths = (x != 0).sum(1)
+        text = f"Tokens of a text, padding left out; texts are cut at {x.shape[1]}.{every}"
+        figure = values_picture({"tokens": lengths}, "tokens of a text")
+    else:
+        text = f"Values as they are stored.{every}"
+        figure = values_picture(_by_channel(x), "value")
+    return html_page.drawing(rendered(figure, "svg"), "values", text)
+
+
+def _features(described: Description, x: np.ndarray) -> str:
+    """A histogram of each of the first features."""
+    names = described.features or tuple(map(str, range(x.shape[1])))
+    cells = []
+    for name, column in list(zip(names, x.T))[:PANELS]:
+        picture = html_page.image(
+            rendered(feature_picture(column), "svg"), "svg+xml", name, "drawing"
+        )
+        about = f"{name}: mean {column.mean():.4g}, deviation {column.std():.4g}"
+        cells.append(f"<figure>{picture}<figcaption>{html.escape(about)}</figcaption></figure>")
+    more = ""
+    if len(names) > PANELS:
+        more = html_page.caption(f"The first {PANELS} of {len(names)} features.")
+    return f'<div class="samples windows">{"".join(cells)}</div>{more}'
+
+
+def _by_channel(x: np.ndarray) -> dict[str, np.ndarray]:
+    """Values by the last axis, of images and windows of a few channels; else all together."""
+    arrays = jax.tree.leaves(x)
+    first = arrays[0]
+    if len(arrays) == 1 and first.ndim > 2 and 1 < first.shape[-1] <= 9:
+        return {f"channel {i}": first[..., i] for i in range(first.shape[-1])}
+    return {"all": np.concatenate([np.ravel(array) for array in arrays])}

@@ -1,0 +1,222 @@
+"""Compares methods: fedjax-ht compare --config=quickstart --methods=local,fedtgp.
+
+One split (or one a trial, by the config's partition.per_trial), --trials seeds, the same for every
+method. A name is the method as its paper has it; "fedproto:weight=3.0:training.learning_rate=0.05"
+has settings of its own, and "fedtgp@tuned" those that were searched for the config
+(lab/config/entries.py). The report says which had what. --methods and --trials are the config's
+unless given. --fair=9 first searches nine settings of each method, by validation (fair.py), and
+compares the best; --over=training.batch_size=64,512 has them search that field of the recipe, too,
+all methods at the same draws of it. --target=0.8 reports what reaching that accuracy takes,
+--target_share=0.9 what nine tenths of the best accuracy take;
+--target_score=accuracy_participants takes that score instead. --methods=all --skip_unfit compares
+all methods that can run in the federation. --split_seeds=3 --model_seeds=3 runs every pair of a
+split and a seed, and says how much of the spread each makes (crossed.py). --entries=2/8 trains the
+second of eight shares of the entries alone, in a folder of its own, which `fedjax-ht merge` puts
+beside the others'. The same command again goes on where the run stopped.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from fedjax_ht.lab.cli import fail
+from fedjax_ht.lab.config.entries import entries_of
+from fedjax_ht.lab.config.field_values import WordsParser
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.report.costs import Aim, costs, write_csv
+from fedjax_ht.lab.report.curves import accuracy_and_bytes
+from fedjax_ht.lab.report.figures import VECTOR, save
+from fedjax_ht.lab.report.gains import client_gains
+from fedjax_ht.lab.report.results import PARTICIPANTS
+from fedjax_ht.lab.report.statistics import write_trials
+from fedjax_ht.lab.runs.crossed import chosen_seeds, run_crossed
+from fedjax_ht.lab.runs.fair import check_recipe, fairly_tuned
+from fedjax_ht.lab.runs.fitting import fitting
+from fedjax_ht.lab.runs.progress import print_files, print_result, tell
+from fedjax_ht.lab.runs.run import (
+    OpenCluster,
+    chosen_workdir,
+    configured,
+    execute,
+    orderly,
+    point_trainer,
+)
+from fedjax_ht.lab.runs.run_lock import is_primary
+from fedjax_ht.lab.runs.search import parse_space
+from fedjax_ht.lab.runs.train import Result
+from fedjax_ht.methods import METHODS
+
+_METHODS = flags.DEFINE(
+    WordsParser(),
+    "methods",
+    None,
+    "Entries, such as local,fedproto:weight=3.0,fedtgp@tuned, or all methods: all; by default the "
+    "config's.",
+)
+_SKIP = flags.DEFINE_bool(
+    "skip_unfit", False, "Leave out entries that cannot run in this federation, each in a line."
+)
+_TRIALS = flags.DEFINE_integer(
+    "trials", None, "How many seeds each runs with; by default the config's."
+)
+_SPLIT_SEEDS = flags.DEFINE_integer(
+    "split_seeds", None, "How many splits; with --model_seeds, every pair is run."
+)
+_MODEL_SEEDS = flags.DEFINE_integer(
+    "model_seeds", None, "How many seeds of training on each of --split_seeds."
+)
+_FAIR = flags.DEFINE_integer(
+    "fair", None, "How many settings of each method to search first, by validation."
+)
+_OVER = flags.DEFINE_multi_string(
+    "over",
+    [],
+    "With --fair: training.FIELD=VALUE,VALUE,... or training.FIELD=log:LOW:HIGH to search, too.",
+    allow_override=True,
+)
+_TARGET = flags.DEFINE_float(
+    "target", None, "An accuracy in (0, 1]; by default the lowest best accuracy."
+)
+_SHARE = flags.DEFINE_float(
+    "target_share", None, "Instead: a share, in (0, 1], of the highest best accuracy."
+)
+_ENTRIES = flags.DEFINE_string(
+    "entries", None, "A share of the entries, such as 2/8: the second, tenth, ... of them."
+)
+_OF = flags.DEFINE_string(
+    "target_score", "accuracy", "The score that the target is of, as in metrics.jsonl."
+)
+
+
+ALL = "all"  # of --methods
+
+
+def comparison(config: Config, methods: Sequence[str] | None, trials: int | None) -> Config:
+    """Returns a config that runs these entries with so many trials; None leaves the config's.
+
+    Raises:
+      ValueError: no entry, one given twice, or one that is wrong.
+    """
+    if trials is not None:
+        config = dataclasses.replace(config, trials=trials)
+    if methods is None:
+        return config
+    if list(methods) == [ALL]:
+        methods = list(METHODS)
+    if not methods or len(set(methods)) < len(methods):
+        raise ValueError(
+            f"--methods is {','.join(methods)!r}; it must name at least one method, and each once"
+        )
+    config = dataclasses.replace(config, entries=tuple(methods))
+    entries_of(config)
+    return config
+
+
+def share_of(config: Config, share: str | None) -> Config:
+    """Returns a config with a share of its entries, "2/8"; None leaves all.
+
+    Raises:
+      ValueError: it is no such share, or an empty one. One line.
+    """
+    if share is None:
+        return config
+    number, _, shares = share.partition("/")
+    if not (number.isdigit() and shares.isdigit() and 1 <= int(number) <= int(shares)):
+        raise ValueError(f"--entries is {share!r}; it must be a share such as 1/8, of 1/8 to 8/8")
+    labels = [entry.label for entry in entries_of(config)]
+    taken = labels[int(number) - 1 :: int(shares)]
+    if not taken:
+        raise ValueError(f"--entries is {share!r}, and there are {len(labels)} entries alone")
+    return dataclasses.replace(config, entries=tuple(taken))
+
+
+def chosen_aim(score: str, target: float | None, share: float | None) -> Aim:
+    """Returns the aim that the flags set.
+
+    Raises:
+      ValueError: a value is out of range, or both are given.
+    """
+    for flag, value in (("target", target), ("target_share", share)):
+        if value is not None and not 0 < value <= 1:
+            raise ValueError(f"--{flag} is {value}; it must be above 0 and at most 1")
+    if target is not None and share is not None:
+        raise ValueError("--target and --target_share are both given; one of them sets the target")
+    if score not in ("accuracy", PARTICIPANTS):
+        raise ValueError(f"--target_score is {score!r}; it must be accuracy or {PARTICIPANTS}")
+    return Aim(score, target, share)
+
+
+def write_comparison(config: Config, result: Result, aim: Aim, workdir: Path) -> list[Path]:
+    """Writes the files that a comparison has more than a run; returns them and the page."""
+    lines, target, _ = costs(result.histories, *aim)
+    with atomic_open(workdir / "compare.md") as file:
+        file.write(result.summary + "\n")
+    gains = client_gains(result.histories)
+    sheet = write_csv(lines, target, workdir / "compare.csv", gains=gains)
+    step = int(config.partition.per_trial)
+    splits = [config.partition.seed + step * trial for trial in range(config.trials)]
+    trials = write_trials(result.histories, config.seed, splits, workdir / "trials.csv")
+    picture = workdir / "plots" / "compare.png"
+    save(accuracy_and_bytes(result.histories, target), picture, VECTOR)
+    return [workdir / "compare.md", sheet, trials, picture, workdir / "report.html"]
+
+
+def main(_) -> None:
+    config, name = configured()
+    try:
+        config = comparison(config, _METHODS.value, _TRIALS.value)
+        config = share_of(config, _ENTRIES.value)
+        aim = chosen_aim(_OF.value, _TARGET.value, _SHARE.value)
+        seeds = chosen_seeds(_SPLIT_SEEDS.value, _MODEL_SEEDS.value, _TRIALS.value)
+        recipe = parse_space(_OVER.value)
+        check_recipe(recipe)
+        if recipe and _FAIR.value is None:
+            raise ValueError("--over is given without --fair; a search needs --fair=9 or the like")
+    except ValueError as error:
+        fail(error)
+    kind = "compare" if _FAIR.value is None else f"fair{_FAIR.value}"
+    kind += "" if _ENTRIES.value is None else f"-{_ENTRIES.value.replace('/', 'of')}"
+    kind += "" if seeds is None else f"-{seeds.splits}x{seeds.models}"
+    workdir = chosen_workdir(f"{name}-{kind}", config)
+    with orderly(workdir) as open_cluster:
+        if _SKIP.value:
+            config = fitting(config, tell)
+        if _FAIR.value is not None:
+            labels = [entry.label for entry in entries_of(config)]
+            config = fairly_tuned(
+                config,
+                labels,
+                workdir,
+                points=_FAIR.value,
+                tell=tell,
+                recipe=recipe,
+                trainer=point_trainer(open_cluster),
+            )
+        if seeds is None:
+            files = _compared(config, workdir, aim, open_cluster)[1]
+        else:
+            files = run_crossed(
+                config,
+                seeds,
+                workdir,
+                lambda of_split, folder: _compared(of_split, folder, aim, open_cluster)[0],
+                show_result=print_result,
+            )
+    print_files(files)
+
+
+def _compared(
+    config: Config, workdir: Path, aim: Aim, open_cluster: OpenCluster | None
+) -> tuple[Result, list[Path]]:
+    """Runs a comparison, and writes its files; none of a process that is not the first, or into a
+    folder that is read-only."""
+    result = execute(config, workdir, aim, open_cluster=open_cluster)
+    if not is_primary() or not result.files:
+        return result, []
+    try:
+        return result, write_comparison(config, result, aim, workdir)
+    except OSError as error:
+        fail(error, code=1)

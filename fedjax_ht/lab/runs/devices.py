@@ -1,0 +1,153 @@
+"""Builds the clients' simulated devices from `config.devices_profile`, and finds the largest model
+that fits the memory of each."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import numpy as np
+
+from fedjax_ht.core.annotations import Part, Positive, Within
+from fedjax_ht.core.keys import Purpose, host_generator
+from fedjax_ht.core.specs import read_spec
+from fedjax_ht.lab.config.run_sections import DevicesConfig
+from fedjax_ht.lab.runs.csv_tables import read_rows, read_table
+from fedjax_ht.simulation.profile import Available, Profile, by_chance, by_trace
+
+# The position of a quantity selects the generator that its values are drawn from.
+QUANTITIES = ("flops", "up", "down", "memory")
+MAX_SIGMA = 10  # of a lognormal, in standard deviations of the logarithm
+QUANTITY_FORMS = {
+    "": (Positive,),
+    "lognormal": (Positive, Annotated[float, Within(0, MAX_SIGMA)]),
+}
+QUANTITY_RULE = (
+    "it must be empty, a number above 0 such as 1e9, or lognormal/MEDIAN/SIGMA with a SIGMA of at "
+    f"most {MAX_SIGMA}, such as lognormal/1e9/0.5"
+)
+TRACE = "csv:"
+
+
+def make_profile(devices: DevicesConfig, num_clients: int) -> Profile | None:
+    """Returns the profile of the clients' devices; None where nothing of a round is simulated.
+
+    Raises:
+      ValueError: a field, or a file that it names, is wrong. One line.
+    """
+    rates = client_values(devices, num_clients)
+    rates.pop("memory", None)  # it decides who trains which model, and takes no time
+    available = availability(devices, num_clients)
+    profile = Profile(available, **rates, deadline=devices.deadline, late=devices.late)
+    return profile if rates or available else None
+
+
+def client_values(devices: DevicesConfig, num_clients: int) -> dict[str, np.ndarray]:
+    """Returns the simulated ones of `QUANTITIES`, from fields or the file, float64 [num_clients]
+    each.
+
+    Raises:
+      ValueError: as of `make_profile`.
+    """
+    values = {}
+    if devices.csv is not None:
+        values = read_table("devices_profile.csv", devices.csv, QUANTITIES, num_clients)
+    for name in QUANTITIES:
+        text = getattr(devices, name)
+        if text is None:
+            continue
+        if name in values:
+            raise ValueError(
+                f"devices_profile.{name} is {text!r}, and {devices.csv} has a column of that name; "
+                "leave one of them out"
+            )
+        values[name] = drawn(name, text, num_clients, devices.seed)
+    return values
+
+
+def drawn(name: str, text: str, num_clients: int, seed: int) -> np.ndarray:
+    """Returns one quantity of every client, float64 [num_clients]: the same, or drawn once.
+
+    A client's value does not depend on the number of clients.
+
+    Args:
+      name: one of `QUANTITIES`.
+      text: a number, or lognormal/MEDIAN/SIGMA.
+      num_clients: number of values.
+      seed: seed of `config.devices_profile`.
+
+    Raises:
+      ValueError: `text` is neither. One line.
+    """
+    kind, numbers = read_spec(f"devices_profile.{name}", text, QUANTITY_FORMS, QUANTITY_RULE)
+    if not kind:
+        return np.full(num_clients, float(numbers[0]))
+    median, sigma = numbers
+    generator = host_generator(seed, Purpose.DEVICES, QUANTITIES.index(name))
+    return median * np.exp(sigma * generator.standard_normal(num_clients))
+
+
+def availability(devices: DevicesConfig, num_clients: int) -> Available | None:
+    """Returns which clients can be reached in which round; None where all can in every round.
+
+    Raises:
+      ValueError: as of `make_profile`.
+    """
+    text = devices.available
+    if text is None:
+        return None
+    if text.startswith(TRACE):
+        return _from_trace(text.removeprefix(TRACE), num_clients)
+    rule = "it must be empty, a number above 0 and at most 1, or csv:PATH"
+    _, (share,) = read_spec("devices_profile.available", text, {"": (Part,)}, rule)
+    return by_chance(num_clients, float(share), devices.seed)
+
+
+def _from_trace(path: str, num_clients: int) -> Available:
+    columns = read_rows("devices_profile.available", path, ("client", "first_round", "last_round"))
+    # by name: the columns of the file may be in any order
+    spans = np.array([columns[name] for name in ("client", "first_round", "last_round")])
+    try:
+        return by_trace(num_clients, spans.astype(np.int64).T.tolist())
+    except ValueError as error:
+        raise ValueError(f"devices_profile.available: {path}: {error}") from None
+
+
+def files_of(devices: DevicesConfig) -> list[str]:
+    """Returns the files that the fields name."""
+    files = [] if devices.csv is None else [devices.csv]
+    if devices.available is not None and devices.available.startswith(TRACE):
+        files.append(devices.available.removeprefix(TRACE))
+    return files
+
+
+def fitting(needed: Mapping[str, float], memory: np.ndarray) -> list[str]:
+    """Returns each client's architecture: the one that needs most of those that train in its
+    memory, of equals the first.
+
+    Args:
+      needed: architecture -> bytes that its training needs.
+      memory: bytes of each client's device, float64 [num_clients].
+
+    Raises:
+      ValueError: a client has too little memory for all of them. One line.
+    """
+    largest_first = sorted(needed, key=needed.__getitem__, reverse=True)
+    least = largest_first[-1]
+    short = np.flatnonzero(memory < needed[least])
+    if len(short):
+        raise ValueError(
+            f"devices_profile.memory: client {short[0]} has {memory[short[0]]:.4g} bytes, and the "
+            f"smallest architecture, {least}, takes {needed[least]:.4g} to train; {len(short)} of "
+            f"{len(memory)} have too little"
+        )
+    return [next(name for name in largest_first if needed[name] <= room) for room in memory]
+
+
+def described(devices: DevicesConfig) -> str:
+    """Returns the fields that are set, as a sentence that follows another; "" for none."""
+    defaults = vars(DevicesConfig(seed=devices.seed))
+    differing = [
+        f"{name} {value}" for name, value in vars(devices).items() if value != defaults[name]
+    ]
+    if not differing:
+        return ""
+    return f" Devices: {', '.join(differing)}, seed {devices.seed}."

@@ -1,0 +1,196 @@
+"""Loads one client's trained model from a run, and evaluates or exports it.
+
+fedjax-ht evaluate --workdir=checkpoints/runs/quickstart-seed0-trials3 --client=3
+[--export=client3.safetensors]
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from absl import flags
+
+from fedjax_ht.core.bucket import Bucket
+from fedjax_ht.core.compiling import enable_compilation_cache
+from fedjax_ht.core.names import meant
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.lab.cli import TRUST, fail
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.readers.description import kind_of
+from fedjax_ht.lab.runs.arm import Arm, simulate
+from fedjax_ht.lab.runs.begin import read_experiment
+from fedjax_ht.lab.runs.build import Experiment
+from fedjax_ht.lab.runs.identity import check_identity, identity_of
+from fedjax_ht.lab.runs.run_folder import read_config
+from fedjax_ht.lab.safe.torch_files import save_safetensors
+from fedjax_ht.lab.weights.layouts import state_dict
+from fedjax_ht.methods.shared.adapters import plain_model
+from fedjax_ht.simulation.simulation import Simulation, SimulationState
+
+# allow_override: `fedjax-ht run` has flags of these names, too, and one process may import both
+_WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_override=True)
+_TRUST = flags.DEFINE_bool("trust", False, TRUST, allow_override=True)
+_CLIENT = flags.DEFINE_integer("client", None, "The id of a client.")
+_METHOD = flags.DEFINE_string("method", None, "The label of an entry; by default of the first.")
+_TRIAL = flags.DEFINE_integer("trial", 0, "The number of a trial, from 0.")
+_EXPORT = flags.DEFINE_string(
+    "export", None, "Write the client's state to this .npz, or its model to this .safetensors."
+)
+
+
+class LoadedRun(NamedTuple):
+    """A run as its newest checkpoint left it.
+
+    Attributes:
+      arm: the entry, with its method, models and data.
+      simulation, state: the simulation of one of its runs, and its newest saved state.
+    """
+
+    arm: Arm
+    simulation: Simulation
+    state: SimulationState
+
+
+def load_run(
+    workdir: Path | str,
+    method: str | None = None,
+    trust: bool = False,
+    *,
+    trial: int = 0,
+    experiment: Experiment | None = None,
+) -> LoadedRun:
+    """Reads a run of a folder as its newest checkpoint left it, to look into it.
+
+        >>> run = fl.load_run("runs/first", "fedssa@tuned")  # doctest: +SKIP
+        >>> images = run.arm.dataset.inputs[:10]  # doctest: +SKIP
+        >>> run.simulation.predict(run.state, 3, images)  # doctest: +SKIP
+
+    Args:
+      workdir: the folder of the run.
+      method: the label of an entry, by default of the first.
+      trial: number of the entry's run, from 0.
+      trust: True lets code that the run's config names be run, see `own_methods.read_trusted_run`.
+      experiment: the run's experiment, of a run that was given objects from Python.
+
+    Returns:
+      The run's `simulation` and `state`, and its `arm`, which has the entry's `label` and `method`,
+      the `dataset`, and `partitions`, one a trial.
+
+    Raises:
+      ValueError, OSError: there is no run there, or none of this method or number, its data are
+        others now, its folder came from another run, or it needs `trust`. One line.
+    """
+    workdir = Path(workdir)
+    experiment = read_experiment(workdir, trust, experiment)
+    method = method or next(iter(experiment.arms))
+    if method not in experiment.arms:
+        advice = meant(method, experiment.arms, f"it has {', '.join(experiment.arms)}")
+        raise ValueError(f"the run in {workdir} has no method {method!r}{advice}")
+    arm, (_, noted) = experiment.arms[method], read_config(workdir)
+    place = workdir / arm.entry.folder
+    expected = identity_of(arm.entry, experiment.config, noted)
+    check_identity(method, place, expected, noted["version"])
+    trials = len(experiment.partitions)
+    if not 0 <= trial < trials:
+        raise ValueError(f"no trial {trial}; trials run from 0 to {trials - 1}")
+    simulation, folder = simulate(arm, trial), place / "checkpoints"
+    restored = make_checkpointer(folder, simulation, trial=trial).restore()
+    if restored is None:
+        raise FileNotFoundError(f"no readable checkpoint below {folder}")
+    state, _ = restored
+    return LoadedRun(arm=arm, simulation=simulation, state=state)
+
+
+def client_state(run: LoadedRun, client: int) -> PyTree:
+    """Returns the state of a client, as the method left it; NumPy arrays.
+
+    Raises:
+      ValueError: there is no such client.
+    """
+    federation = run.arm.federation
+    if not 0 <= client < federation.num_clients:
+        raise ValueError(f"no client {client}; ids run from 0 to {federation.num_clients - 1}")
+    bucket = federation.buckets[federation.assignment[client]]
+    row = federation.members(bucket).index(client)
+    states = run.simulation.read_clients(run.state, bucket.name, np.array([row]))
+    return jax.tree.map(lambda x: x[0], states)
+
+
+def export(state: PyTree, path: Path | str, bucket: Bucket) -> None:
+    """Writes a client's state; as .safetensors so that `config.model.weights` takes its model back.
+
+    Low-rank adapters are added to the kernels under them in a .safetensors, whose model then needs
+    none; a .npz has them by name, without the frozen weights.
+
+    Args:
+      state: the state of the client.
+      path: .npz for all of it, keyed by path ("params/base/conv1/kernel"); .safetensors for its
+        model by torch's names, see `models.weights.state_dict`.
+      bucket: the client's bucket.
+
+    Raises:
+      ValueError: another suffix, or a state without a model.
+    """
+    if Path(path).suffix == ".safetensors":
+        model = state if isinstance(state, dict) else getattr(state, "model", {})
+        if "params" not in model:
+            raise ValueError(
+                "this method's clients have no model to export as .safetensors; take .npz"
+            )
+        module, variables = plain_model(bucket, model)
+        save_safetensors(path, state_dict(module, variables))
+        return
+    check_export(path)
+    arrays = {}
+    for key, leaf in jax.tree_util.tree_leaves_with_path(state):
+        arrays[jax.tree_util.keystr(key, simple=True, separator="/")] = np.asarray(leaf)
+    with atomic_open(path, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def check_export(path: Path | str) -> None:
+    """Raises a ValueError for a file of a kind that `export` does not write."""
+    if Path(path).suffix not in (".npz", ".safetensors"):
+        raise ValueError(f"export is {str(path)!r}; it must end in .npz or .safetensors")
+
+
+def print_scores(run: LoadedRun, client: int) -> None:
+    """Prints the accuracies of a client's model on its own samples."""
+    dataset, federation = run.arm.dataset, run.arm.federation
+    bucket = federation.buckets[federation.assignment[client]]
+    evaluation = run.simulation.evaluate(run.state, np.array([client]))
+    print(f"client {client} ({bucket.name}), {run.arm.label} after {run.state.round} rounds")
+    for split, by_rule in evaluation.accuracy.items():
+        count = evaluation.counts[split][client]
+        for rule in run.arm.method.rules:
+            accuracy = 100 * by_rule[rule][client]
+            print(f"  {split} accuracy by {rule}: {accuracy:.2f} % of {count} {kind_of(dataset)}")
+
+
+def main(_) -> None:
+    if _WORKDIR.value is None or _CLIENT.value is None:
+        fail(
+            ValueError(
+                "give --workdir and --client; for example "
+                "--workdir=checkpoints/runs/quickstart-seed0-trials3 --client=3"
+            )
+        )
+    enable_compilation_cache(least_seconds=0.0)
+    try:
+        if _EXPORT.value:
+            check_export(_EXPORT.value)
+        run = load_run(_WORKDIR.value, _METHOD.value, _TRUST.value, trial=_TRIAL.value)
+        state = client_state(run, _CLIENT.value)
+    except (ValueError, OSError, ImportError) as error:
+        fail(error)
+    print_scores(run, _CLIENT.value)
+    if _EXPORT.value:
+        federation = run.arm.federation
+        bucket = federation.buckets[federation.assignment[_CLIENT.value]]
+        try:
+            export(state, _EXPORT.value, bucket)
+        except (ValueError, OSError) as error:
+            fail(error, code=1)
+        print(f"  exported to {_EXPORT.value}")

@@ -1,0 +1,290 @@
+"""The identity of an entry: method, data, split, programs, and the rounds that were trained.
+
+Each entry's folder carries its own, identity.json, wherever it is copied to. A run goes on in the
+folder, and a table sets its rows beside others', only where they are those of the run's config.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedjax_ht.lab.checkpoints import sealed
+from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.config.entries import Entry, as_run, folder_of, recorded
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.config.typed import to_json
+from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, unflattened, write_json
+from fedjax_ht.lab.runs.run_folder import (
+    FREE_FIELDS,
+    IDENTITY,
+    NAMING,
+    completed,
+    has_results,
+    read_config,
+    start_again,
+)
+
+SINCE = 3  # version of the run's folder
+SHA = "sha256"
+PLACES = ("data.data_dir", "data.name")
+"""Where data are found: the same data may lie elsewhere, as their checksum tells."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """The identity of one entry, in plain values as config.json has them.
+
+    Attributes:
+      method: the method's name and all its options; of one that was given from Python, its SHA-256.
+      data: fields of `config.dataset`, and the SHA-256 of inputs and labels.
+      split: fields of `config.partition`, and the SHA-256 of the clients' samples.
+      models: fields of `config.model`, as the entry has them; of modules given from Python, their
+        SHA-256.
+      training: fields of `config.training`, as the entry has them.
+      options: the other fields of the config that change a round's numbers.
+      files: name of each file that models or devices start from -> SHA-256.
+      seed: the root seed of the first trial.
+      trials: number of seeds that were trained.
+      rounds: number of rounds saved.
+      versions: programs and machines that trained it, see `environment`, the first of them first.
+    """
+
+    method: Mapping[str, Any]
+    data: Mapping[str, Any]
+    split: Mapping[str, Any]
+    models: Mapping[str, Any]
+    training: Mapping[str, Any]
+    options: Mapping[str, Any]
+    files: Mapping[str, str]
+    seed: int
+    trials: int
+    rounds: int = 0
+    versions: tuple[Mapping[str, str], ...] = ()
+
+
+def identity_of(entry: Entry, config: Config, noted: Mapping[str, Any]) -> Identity:
+    """Returns the identity that an entry of a run must have, with no rounds.
+
+    Args:
+      entry: an entry of the run.
+      config: the config of the run.
+      noted: "data", "split", "weights" and "objects", as config.json notes them; the first two may
+        lack in a run of an early version.
+    """
+    objects = noted.get("objects", {})
+    fields = to_json(as_run(entry, config))
+    sections = {name: fields.pop(name) for name in ("dataset", "partition", "model", "training")}
+    seed, trials = fields.pop("seed"), fields.pop("trials")
+    for name in NAMING:
+        del fields[name]
+    options = flatten(fields)
+    method = {"name": entry.method, "options": json.loads(json.dumps(entry.options))}
+    return Identity(
+        method=method | _sum_of(entry.method, objects),
+        data=sections["dataset"] | {SHA: noted.get("data")},
+        split=sections["partition"] | {SHA: noted.get("split")},
+        models=sections["model"] | _sum_of(config.model.group, objects),
+        training=sections["training"],
+        options={name: value for name, value in options.items() if name not in FREE_FIELDS},
+        files=dict(noted.get("weights", {})),
+        seed=seed,
+        trials=trials,
+    )
+
+
+def _sum_of(name: str, objects: Mapping[str, str]) -> dict[str, str]:
+    """Returns the checksum of what a name stands for; {} where no object was given for it."""
+    return {SHA: objects[name]} if name in objects else {}
+
+
+def differences(stored: Identity, expected: Identity) -> list[str]:
+    """Returns a line for each setting, checksum or seed in which two identities differ, such as
+    "training.learning_rate 0.3 instead of 0.05"."""
+    before, now = _compared(stored), _compared(expected)
+    if before.get(f"data.{SHA}") == now.get(f"data.{SHA}") is not None:
+        for place in PLACES:
+            before.pop(place, None)
+            now.pop(place, None)
+    lines = []
+    for name in sorted(before | now):
+        # an early version noted no checksum, and a file that is gone has none
+        is_unknown = name not in before or name not in now or None in (before[name], now[name])
+        is_sum = name.endswith(SHA) or name.startswith("files.")
+        if before.get(name) != now.get(name) and not (is_sum and is_unknown):
+            lines.append(f"{name} {_shown(before.get(name))} instead of {_shown(now.get(name))}")
+    return lines
+
+
+def _compared(identity: Identity) -> dict[str, Any]:
+    fields = dataclasses.asdict(identity)
+    for name in ("rounds", "versions"):
+        del fields[name]
+    return flatten(fields)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    is_sum = isinstance(value, str) and len(value) == 64
+    return value[:12] if is_sum else text
+
+
+def write_identity(identity: Identity, folder: Path) -> None:
+    """Writes identity.json into an entry's folder."""
+    write_json(folder / IDENTITY, dataclasses.asdict(identity))
+
+
+def read_identity(folder: Path) -> Identity | None:
+    """Reads the identity of an entry's folder, completed with today's defaults for fields that its
+    version did not have; None where it has none.
+
+    Raises:
+      ValueError: the file is not what a run writes. One line.
+    """
+    path = folder / IDENTITY
+    if not path.exists():
+        return None
+    stored = read_json(path)
+    with naming(path):
+        data, split, models = dict(stored["data"]), dict(stored["split"]), dict(stored["models"])
+        noted = {"data": data.pop(SHA), "split": split.pop(SHA), "weights": stored["files"]}
+        objects = {
+            stored["method"]["name"]: stored["method"].get(SHA),
+            models["group"]: models.pop(SHA, None),
+        }
+        noted["objects"] = {name: value for name, value in objects.items() if value is not None}
+        fields = unflattened(stored["options"]) | {
+            "dataset": data,
+            "partition": split,
+            "model": models,
+            "training": stored["training"],
+            "seed": stored["seed"],
+            "trials": stored["trials"],
+        }
+        name, options = stored["method"]["name"], stored["method"]["options"]
+        entry = recorded(
+            {"label": name, "method": name, "options": options, "training": {}, "model": {}}
+        )
+        identity = identity_of(entry, typed_config(completed(fields)), noted)
+        versions = tuple(map(dict, stored["versions"]))
+        return dataclasses.replace(identity, rounds=stored["rounds"], versions=versions)
+
+
+def identities_of(
+    entries: Iterable[Entry], config: Config, noted: Mapping[str, Any]
+) -> dict[str, Identity]:
+    """Returns the identity of each entry, see `identity_of`, by its label."""
+    return {entry.label: identity_of(entry, config, noted) for entry in entries}
+
+
+def check_entries(identities: Mapping[str, Identity], workdir: Path, rounds: int) -> None:
+    """Checks the folders of the entries that a run is about to train.
+
+    Args:
+      identities: label -> the identity that the entry must have.
+      workdir: the run's folder.
+      rounds: number of rounds that the run asks for.
+
+    Raises:
+      ValueError: a folder holds a run of something else, or of more rounds. One line.
+    """
+    version, known = None, []
+    if (workdir / "config.json").exists():
+        fields, noted = read_config(workdir)
+        version, known = noted["version"], [entry["label"] for entry in fields["entries"]]
+    for label, identity in identities.items():
+        folder = workdir / folder_of(label)
+        check_identity(label, folder, identity, version if label in known else None)
+        check_rounds(label, folder, rounds)
+
+
+def remember_identities(
+    fields: Mapping[str, Any], config: Config, workdir: Path, *, version: int | None
+) -> None:
+    """Writes identity.json for each entry that config.json is to know and that has none.
+
+    It comes before config.json, which says that the folder's entries have identities: were it the
+    other way round and ended in between, the entries would be refused.
+
+    Args:
+      fields: the content of config.json.
+      config: the config of the run.
+      workdir: the run's folder.
+      version: the version that the folder has so far; None for a new folder.
+    """
+    for stored in fields["entries"]:
+        entry = recorded(stored)
+        folder = workdir / entry.folder
+        # since version 3 results without an identity come from elsewhere
+        is_vouched_for = version is not None and version < SINCE
+        if (folder / IDENTITY).exists() or (has_results(folder) and not is_vouched_for):
+            continue
+        identity = identity_of(entry, config, fields["run"])
+        write_identity(dataclasses.replace(identity, rounds=rounds_saved(folder)), folder)
+
+
+def check_identity(label: str, folder: Path, expected: Identity, version: int | None) -> None:
+    """Raises a ValueError where an entry's folder holds a run of something else.
+
+    Args:
+      label: the entry's label.
+      folder: the entry's folder, which need not exist.
+      expected: the identity of the entry in this run.
+      version: the version of the run's folder if its config.json knows the entry, else None.
+    """
+    stored = read_identity(folder)
+    if stored is not None:
+        lines = differences(stored, expected)
+        if lines:
+            raise ValueError(
+                f"{folder} holds a run of another {label} ({some(lines)}); move it away, or choose "
+                "another --workdir"
+            )
+    elif has_results(folder) and (version is None or version >= SINCE):
+        raise ValueError(
+            f"{folder} holds a run of which nothing tells what it is ({IDENTITY} is missing); move "
+            "it away, or choose another --workdir"
+        )
+
+
+def begin_again(folder: Path) -> Path | None:
+    """Prepares an entry's folder for a start at round 0; returns where results of an earlier course
+    are now, None without any."""
+    identity = read_identity(folder)
+    aside = start_again(folder)
+    if identity is not None:
+        write_identity(dataclasses.replace(identity, rounds=0, versions=()), folder)
+    return aside
+
+
+def some(lines: list[str], most: int = 3) -> str:
+    """Joins some lines, and counts the others."""
+    more = [f"and {len(lines) - most} more"] if len(lines) > most else []
+    return ", ".join([*lines[:most], *more])
+
+
+def check_rounds(label: str, folder: Path, rounds: int) -> None:
+    """Raises a ValueError where an entry has been trained for more rounds than are asked for."""
+    saved = rounds_saved(folder)
+    if saved > rounds:
+        raise ValueError(
+            f"{label} has {saved} rounds in {folder}, and rounds is {rounds}; a run does not go "
+            f"back: set rounds to {saved} or more, or choose another --workdir"
+        )
+
+
+def rounds_saved(folder: Path) -> int:
+    """Returns the round of an entry's newest checkpoint, 0 without any."""
+    return max(sealed.numbers(folder / "checkpoints"), default=0)
+
+
+def remember_rounds(folder: Path, rounds: int, environment: Mapping[str, str]) -> None:
+    """Notes an entry's rounds, and the programs that trained it, in identity.json."""
+    identity = read_identity(folder)
+    if identity is None or identity.rounds == rounds:
+        return
+    versions = identity.versions
+    if environment not in versions:
+        versions = (*versions, environment)
+    write_identity(dataclasses.replace(identity, rounds=rounds, versions=versions), folder)

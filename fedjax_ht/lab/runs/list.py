@@ -1,0 +1,201 @@
+"""Lists the names that a config may have, each with a line and its options; and its fields.
+
+    fedjax-ht list                    the kinds of names
+    fedjax-ht list methods            all methods
+    fedjax-ht list methods fedtgp     one method: its options, the values they may have, meanings
+    fedjax-ht list methods mine:fedl2g    a method of your own
+    fedjax-ht list fields             all fields of a config, with their values and meanings
+    fedjax-ht list fields samples     the fields that have this text in name or meaning
+
+Fields are set by --config.FIELD=VALUE; options by --config.method.options.NAME=VALUE and
+--config.partition.options.NAME=VALUE.
+"""
+
+import ast
+import importlib
+import inspect
+import shutil
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+
+from fedjax_ht.core.inputs import InputShape, abstract
+from fedjax_ht.core.names import unknown
+from fedjax_ht.data.partition import PARTITIONS, PLANS
+from fedjax_ht.lab.cli import fail
+from fedjax_ht.lab.command import show
+from fedjax_ht.lab.config.config_files import shipped
+from fedjax_ht.lab.generators import SHIPPED, open_generator
+from fedjax_ht.lab.readers.registry import SOURCES
+from fedjax_ht.lab.runs.listed_options import Option, fields, having, of_method, of_partition
+from fedjax_ht.methods import METHODS, method_factory, names_user_method
+from fedjax_ht.models import GROUPS, model_group
+from fedjax_ht.models.registry import example
+
+FIELDS = "fields"  # the kind that is searched by text
+
+
+class Entry(NamedTuple):
+    """The text of a listed name: one line, and its options."""
+
+    about: str
+    options: tuple[Option, ...] = ()
+
+
+def methods() -> dict[str, Entry]:
+    entries = {}
+    for name, factory in METHODS.items():
+        module = importlib.import_module(inspect.unwrap(factory).__module__)
+        entries[name] = Entry(first_paragraph(module), of_method(name))
+    return entries
+
+
+def own_method(name: str) -> Entry:
+    factory = inspect.unwrap(method_factory(name))
+    module = importlib.import_module(factory.__module__)
+    return Entry(first_paragraph(factory) or first_paragraph(module), of_method(name))
+
+
+def groups() -> dict[str, Entry]:
+    entries = {}
+    for name in GROUPS:
+        shape, vocabulary = example(name)
+        modules = model_group(name, 10, shape, vocabulary=vocabulary)
+        about = ", ".join(modules)
+        if len(modules) >= 12:
+            about = f"{len(modules)} of architecture and head"
+        entries[name] = Entry(about)
+    return entries
+
+
+def models() -> dict[str, Entry]:
+    entries: dict[str, Entry] = {}
+    for group in GROUPS:
+        shape, vocabulary = example(group)
+        for name, module in model_group(group, 10, shape, vocabulary=vocabulary).items():
+            # a model with another head has the same name and _headN behind it
+            if name not in entries and "_head" not in name:
+                variables = jax.eval_shape(module.init, jax.random.key(0), abstract(shape, 1))
+                count = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+                inputs = _inputs(shape, vocabulary)
+                entries[name] = Entry(f"{count:,} parameters on {inputs}, 10 classes")
+    return entries
+
+
+def _inputs(shape: InputShape, vocabulary: int | None) -> str:
+    """Returns the inputs of a model, in words."""
+    if vocabulary:
+        return f"texts of {vocabulary:,} tokens"
+    return f"{'x'.join(map(str, shape))} {'images' if len(shape) == 3 else 'windows'}"
+
+
+def partitions() -> dict[str, Entry]:
+    entries = {}
+    for name, function in (PLANS | PARTITIONS).items():
+        entries[name] = Entry(first_paragraph(function), of_partition(name))
+    return entries
+
+
+def datasets() -> dict[str, Entry]:
+    return {source.title: Entry(source.about) for source in SOURCES.values()}
+
+
+def configs() -> dict[str, Entry]:
+    return {path.stem: Entry(first_paragraph(path.read_text())) for path in shipped().values()}
+
+
+def generators() -> dict[str, Entry]:
+    return {name: Entry(open_generator(name).card.domain) for name in SHIPPED}
+
+
+KINDS: Mapping[str, Callable[[], dict[str, Entry]]] = {
+    "methods": methods,
+    "models": models,
+    "groups": groups,
+    "partitions": partitions,
+    "datasets": datasets,
+    "configs": configs,
+    "generators": generators,
+}
+
+
+def first_paragraph(thing: object) -> str:
+    """Returns the first paragraph of an object's docstring, or of that of a source's text."""
+    text = ast.get_docstring(ast.parse(thing)) if isinstance(thing, str) else inspect.getdoc(thing)
+    return " ".join((text or "").split("\n\n")[0].split())
+
+
+def listed(arguments: Sequence[str], width: int) -> str:
+    """Returns the text of `fedjax-ht list ARGUMENTS`, in lines of at most `width` characters.
+
+    Raises:
+      ValueError: an unknown kind or name. One line.
+    """
+    kinds = [*KINDS, FIELDS]
+    if not arguments:
+        usage = "usage: fedjax-ht list KIND [NAME ...]; the kinds are"
+        return "\n".join([usage, "", *(f"  {kind}" for kind in kinds)])
+    kind, *names = arguments
+    if kind == FIELDS:
+        chosen = having(fields(), names)
+        return "\n".join(option_paragraph(option, "", width) for option in chosen)
+    if kind not in KINDS:
+        raise ValueError(unknown("kind", kind, kinds))
+    entries = KINDS[kind]()
+    if kind == "methods":
+        entries |= {name: own_method(name) for name in names if names_user_method(name)}
+    for name in names:
+        if name not in entries:
+            raise ValueError(unknown(kind.removesuffix("s"), name, entries))
+    column = max(map(len, entries)) + 2
+    if not names:
+        return "\n".join(paragraph(name, entries[name], column, width) for name in entries)
+    lines = []
+    for name in names:
+        about, options = entries[name]
+        lines.append(paragraph(name, Entry(about), column, width))
+        lines += [option_paragraph(option, " " * column, width) for option in options]
+    return "\n".join(lines)
+
+
+def paragraph(name: str, entry: Entry, column: int, width: int) -> str:
+    """Returns a name, its line beside it from `column` on, and its options below."""
+    indent = " " * column
+    about = textwrap.fill(
+        entry.about, width, initial_indent=name.ljust(column), subsequent_indent=indent
+    )
+    if not entry.options:
+        return about or name
+    options = ", ".join(setting(option) for option in entry.options)
+    return f"{about or name}\n{filled(options, width, indent)}"
+
+
+def option_paragraph(option: Option, indent: str, width: int) -> str:
+    """Returns "weight=10.0  a number of at least 0", and its meaning below."""
+    lines = [filled(f"{setting(option)}\0 {option.values}", width, indent)]
+    if option.meaning:
+        lines.append(filled(option.meaning, width, f"{indent}    "))
+    return "\n".join(lines)
+
+
+def setting(option: Option) -> str:
+    r"""Returns "weight=10.0", whose own spaces are "\0" until lines are filled."""
+    return f"{option.name}={option.default!r}".replace(" ", "\0")
+
+
+def filled(text: str, width: int, indent: str) -> str:
+    """Breaks a text into lines at spaces, all behind `indent`."""
+    lines = textwrap.fill(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
+    return lines.replace("\0", " ")
+
+
+def main(arguments: Sequence[str]) -> None:
+    width = min(shutil.get_terminal_size((120, 0)).columns, 120)
+    try:
+        show(listed(arguments[1:], width))
+    except ValueError as error:
+        fail(error)

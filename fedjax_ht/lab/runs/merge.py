@@ -1,0 +1,198 @@
+"""Puts entries that were trained in several folders, on several machines, say, into one run.
+
+    fedjax-ht compare --config=quickstart --methods=local,fedtgp,fedproto --entries=1/2 --workdir=A
+    fedjax-ht compare --config=quickstart --methods=local,fedtgp,fedproto --entries=2/2 --workdir=B
+    fedjax-ht merge A B --workdir=ALL
+
+The folders must be runs of one config on the same data and split, each entry in one of them. They
+stay as they are; the new folder is made whole or not at all. The comparison's command with
+--workdir=ALL and without --entries then trains nothing and writes its tables, and an entry that is
+not finished goes on there.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from fedjax_ht.lab.cli import fail
+from fedjax_ht.lab.config.entries import folder_of
+from fedjax_ht.lab.files import refuse_links
+from fedjax_ht.lab.report.page import Page, read_page, write_page
+from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, write_json
+from fedjax_ht.lab.runs.run_folder import FREE_FIELDS, NAMING, OWN, VERSION, read_config
+from fedjax_ht.lab.runs.run_lock import locked
+
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "The folder to make of the runs.", allow_override=True
+)
+LANES = "lanes.json"
+BY_ENTRY = ("weights", *OWN)  # notes of files that only some entries were made of
+FREE = frozenset(FREE_FIELDS) - {"rounds"}  # entries of one comparison have as many rounds
+
+
+class Part(NamedTuple):
+    """A run to be merged: its folder, config, notes, and label -> entry as config.json has it."""
+
+    path: Path
+    fields: dict[str, Any]
+    noted: dict[str, Any]
+    entries: dict[str, Mapping[str, Any]]
+
+
+def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
+    """Makes one run's folder of the entries of several.
+
+    Args:
+      runs: folders of runs, two or more; none of them changes.
+      workdir: the folder to make.
+
+    Returns:
+      Labels of its entries, in order.
+
+    Raises:
+      ValueError, OSError: the runs differ in more than their entries, share one, one is being
+        trained or of an earlier version, or `workdir` is there already. One line.
+    """
+    if len(runs) < 2:
+        raise ValueError("merge takes two or more folders of runs: fedjax-ht merge A B --workdir=C")
+    if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+        raise ValueError(f"{workdir} is there already; choose another --workdir")
+    parts = [read_part(path) for path in runs]
+    for part in parts[1:]:
+        check_alike(parts[0], part)
+    entries, notes = distinct_entries(parts), joined_notes(parts)
+    workdir.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{workdir.name}-", dir=workdir.parent) as new:
+        made = Path(new) / workdir.name
+        made.mkdir()
+        for part in parts:
+            with locked(part.path, print):
+                copy_entries(part, made)
+        write_merged(parts, entries, notes, made)
+        made.replace(workdir)
+    return list(entries)
+
+
+def read_part(path: Path) -> Part:
+    """Reads a run that is to be merged.
+
+    Raises:
+      ValueError, OSError: there is none, or one of an earlier version. One line.
+    """
+    if not (path / "config.json").exists():
+        raise FileNotFoundError(f"no run in {path}: config.json is missing")
+    refuse_links(path)
+    fields, noted = read_config(path)
+    if noted["version"] < VERSION:
+        raise ValueError(
+            f"{path} is of version {noted['version']}, before entries had an identity; give its "
+            "command again, which brings it up to date"
+        )
+    with naming(path / "config.json"):
+        entries = {entry["label"]: entry for entry in fields["entries"]}
+    return Part(path, fields, noted, entries)
+
+
+def check_alike(first: Part, other: Part) -> None:
+    """Raises a ValueError where two runs are of different configs, data or splits."""
+    before, now = compared(first), compared(other)
+    for field in sorted(before | now):
+        if before.get(field) != now.get(field):
+            raise ValueError(
+                f"{first.path} and {other.path} are no parts of one run: {field} is "
+                f"{before.get(field)!r} there and {now.get(field)!r} here"
+            )
+
+
+def compared(part: Part) -> dict[str, Any]:
+    """Returns all by which two parts of a run must be equal: fields of the config that change
+    numbers, the sums of data and split, and the generator of random numbers."""
+    fields = {name: value for name, value in part.fields.items() if name not in NAMING}
+    flat = {name: value for name, value in flatten(fields).items() if name not in FREE}
+    notes = {name: part.noted.get(name) for name in ("data", "split", "random")}
+    return flat | {f"the run's {name}": value for name, value in notes.items()}
+
+
+def joined_notes(parts: Sequence[Part]) -> dict[str, Any]:
+    """Returns the notes of the merged run: of the files that entries were made of, weights and
+    methods of a user's own, a part knows those of its own entries alone.
+
+    Raises:
+      ValueError: two parts were made of different files of one name. One line.
+    """
+    notes = dict(parts[0].noted)
+    for note in BY_ENTRY:
+        files: dict[str, Any] = {}
+        for part in parts:
+            for name, content in part.noted.get(note, {}).items():
+                if files.setdefault(name, content) != content:
+                    raise ValueError(
+                        f"{part.path} is no part of the others' run: its {name} ({note}) was "
+                        "another file"
+                    )
+        if files:
+            notes[note] = files
+    return notes
+
+
+def distinct_entries(parts: Sequence[Part]) -> dict[str, Mapping[str, Any]]:
+    """Returns label -> entry of all parts.
+
+    Raises:
+      ValueError: an entry is in two of them. One line.
+    """
+    places: dict[str, Path] = {}
+    entries = {}
+    for part in parts:
+        for label, entry in part.entries.items():
+            if label in places:
+                raise ValueError(f"{label} is in {places[label]} and in {part.path}; take one away")
+            places[label], entries[label] = part.path, entry
+    return entries
+
+
+def copy_entries(part: Part, workdir: Path) -> None:
+    """Copies the folders of a run's entries, with their checkpoints; of those that have begun."""
+    for label in part.entries:
+        folder = folder_of(label)
+        if (part.path / folder).exists():
+            shutil.copytree(part.path / folder, workdir / folder)
+
+
+def write_merged(
+    parts: Sequence[Part],
+    entries: Mapping[str, Mapping[str, Any]],
+    notes: Mapping[str, Any],
+    workdir: Path,
+) -> None:
+    """Writes the files that a run's folder has beside its entries' folders."""
+    fields = parts[0].fields | {"entries": list(entries.values()), "run": notes}
+    write_json(workdir / "config.json", fields)
+    lanes = {}
+    for part in reversed(parts):
+        if (part.path / LANES).exists():
+            lanes = lanes | read_json(part.path / LANES)
+    if lanes:
+        write_json(workdir / LANES, lanes)
+    pages = [page for page in (read_page(part.path) for part in parts) if page is not None]
+    if pages:
+        commands = "\n".join(dict.fromkeys(page.command for page in pages))
+        write_page(Page(tuple(entries), pages[0].aim, commands), workdir)
+
+
+def main(arguments: Sequence[str]) -> None:
+    try:
+        if _WORKDIR.value is None:
+            raise ValueError("no --workdir; it names the folder to make")
+        labels = merge(list(map(Path, arguments[1:])), Path(_WORKDIR.value))
+    except (ValueError, OSError) as error:
+        fail(error)
+    print(f"{', '.join(labels)}: now in {_WORKDIR.value}, from {len(arguments) - 1} folders.")
+    print(
+        f"The command of the parts with --workdir={_WORKDIR.value} and without --entries trains "
+        "what is missing, and writes the tables of the whole."
+    )

@@ -1,0 +1,143 @@
+"""Knows the methods and partitions of a user's own again that a run was trained with, by the config
+file that registers them; and the code of a user's own that trained an entry, by its checksum."""
+
+import contextlib
+import functools
+import hashlib
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedjax_ht.core.user_code import names_object, user_file, user_modules_in
+from fedjax_ht.data.partition.registry import LIBRARY, PARTITIONS, PLANS
+from fedjax_ht.lab.cli import BadConfigFile, config_folder
+from fedjax_ht.lab.config.config_files import read_config_file
+from fedjax_ht.lab.files import refuse_links
+from fedjax_ht.lab.runs.arm import Arm
+from fedjax_ht.lab.runs.build import Experiment
+from fedjax_ht.lab.runs.environment import CODE
+from fedjax_ht.lab.runs.json_files import naming, read_json
+from fedjax_ht.lab.runs.run_folder import OWN, read_run
+from fedjax_ht.lab.runs.settle import named_code
+from fedjax_ht.methods import METHODS, is_own, method_factory, names_user_method
+
+MODULES = "own_modules"  # of `OWN`, the note whose names need no registering
+
+
+def read_trusted_run(workdir: Path, trust: bool) -> Experiment:
+    """Returns the result of `run_folder.read_run`, of a run with methods of a user's own, too.
+
+    Args:
+      workdir: the folder, which may come from anybody.
+      trust: True lets code that its config.json names be run: each "module:function", and the
+        config files that register its own methods and partitions.
+
+    Raises:
+      ValueError, OSError: as of `read_run`, or a method or partition is not registered. One line.
+    """
+    if (workdir / "config.json").exists():
+        refuse_links(workdir)
+        content = read_json(workdir / "config.json")
+        with naming(workdir / "config.json"):
+            notes = {note: dict(content.get("run", {}).get(note, {})) for note in OWN}
+        modules = notes.pop(MODULES)
+        for note, noted in notes.items():
+            _register(note, noted, trust)
+        folders = {config_folder(str(file)) for file in modules.values() if file is not None}
+        with user_modules_in(*sorted(folders)):
+            return read_run(workdir, trust)
+    return read_run(workdir, trust)
+
+
+def own_code(arm: Arm) -> dict[str, str]:
+    """Returns the files of a user's own code that an arm is trained with: "code.FILE" -> SHA-256.
+
+    They are those of its method and of the partition, and of each "module:function" that it names;
+    modules that these import are not looked at.
+    """
+    files, entry, config = set(), arm.entry, arm.config
+    if is_own(entry.method):
+        for part in entry.method.split("+"):
+            if part in METHODS and is_own(part):
+                files.add(_file_of(METHODS[part]))
+    kind = config.partition.kind
+    if kind not in LIBRARY:
+        files.add(_file_of((PLANS | PARTITIONS).get(kind)))
+    for name in named_code(entry, config):
+        files.add(user_file(name))
+    sums = {}
+    for file in sorted(filter(None, files)):
+        with contextlib.suppress(OSError):  # code of a notebook is in no file
+            sums[f"{CODE}{Path(file).name}"] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return sums
+
+
+def _is_own_by_name(method: str) -> bool:
+    return is_own(method) and not names_user_method(method) and not names_object(method)
+
+
+def _file_of(factory: Any) -> str | None:
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    with contextlib.suppress(TypeError):  # an object that has no source
+        return inspect.getsourcefile(inspect.unwrap(factory))
+    return None
+
+
+def own_names(experiment: Experiment) -> dict[str, list[str]]:
+    """Returns the names of a run that a user has registered, or whose modules are a user's, by the
+    note of `run_folder.OWN`."""
+    arms = experiment.arms.values()
+    methods = [arm.entry.method for arm in arms if _is_own_by_name(arm.entry.method)]
+    kinds = {arm.config.partition.kind for arm in arms} - set(LIBRARY)
+    modules = set().union(*(named_code(arm.entry, arm.config) for arm in arms))
+    return dict(zip(OWN, (methods, sorted(kinds), sorted(modules))))
+
+
+def _register(note: str, noted: Mapping[str, Any], trust: bool) -> None:
+    """Runs the config files that register the names of a note; those that are registered need
+    none."""
+    kind = note.removeprefix("own_")
+    for name, file in noted.items():
+        # a module:function needs none, and asking for it would import it before it is trusted
+        if names_user_method(name) or _is_registered(note, name):
+            continue
+        register = f"fl.register_{kind.removesuffix('s')}"
+        if file is None:
+            raise ValueError(
+                f"{name} is none of the library's {kind}, and the run has noted no config file "
+                f"that registers it; register it by {register}, and call "
+                "fl.report_run or fedjax_ht.lab.runs.evaluate.load_run"
+            )
+        if not trust:
+            raise ValueError(
+                f"{name} is none of the library's {kind}: {file} registers it; if you know "
+                "whose code that is, let it run by --trust, from Python by trust=True"
+            )
+        _run_config(name, str(file))
+        if not _is_registered(note, name):
+            raise ValueError(f"{file} does not register {name!r} by {register} any more")
+
+
+def _is_registered(note: str, name: str) -> bool:
+    if note == "own_partitions":
+        return name in PLANS or name in PARTITIONS
+    with contextlib.suppress(ValueError):
+        return is_own(name) and method_factory(name) is not None
+    return False
+
+
+def _run_config(name: str, named: str) -> None:
+    """Runs a config file where the run has noted it, else one of its name in the current folder."""
+    file, colon, argument = named.partition(":")
+    for path in (Path(file), Path(Path(file).name)):
+        if path.is_file():
+            try:
+                read_config_file(f"{path}{colon}{argument}")
+            except BadConfigFile as error:
+                raise ValueError(f"{name} cannot be registered: {error}") from error
+            return
+    raise FileNotFoundError(
+        f"no {file}, which registers {name!r}; put it there, or into the current folder"
+    )

@@ -1,0 +1,114 @@
+"""Shows a run again, and writes its plots, summary.md and report.html anew. Nothing is trained.
+
+    fedjax-ht report --workdir=checkpoints/runs/quickstart-seed0-trials3
+
+A folder that `compare` wrote shows the comparison, with its target. The run's data are needed, to
+draw the split.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from absl import flags
+from tqdm import tqdm
+
+from fedjax_ht.lab.checkpoints.writers import read_runs
+from fedjax_ht.lab.cli import TRUST, fail
+from fedjax_ht.lab.config.entries import Entry
+from fedjax_ht.lab.report.compared import compared
+from fedjax_ht.lab.report.document import Document
+from fedjax_ht.lab.report.page import FILE, Page, read_page
+from fedjax_ht.lab.report.rows import are_evaluated
+from fedjax_ht.lab.report.setting import repeat
+from fedjax_ht.lab.report.summary import text_of
+from fedjax_ht.lab.runs.begin import read_experiment
+from fedjax_ht.lab.runs.build import Experiment
+from fedjax_ht.lab.runs.identity import identities_of
+from fedjax_ht.lab.runs.progress import print_files, print_result
+from fedjax_ht.lab.runs.run_folder import read_config
+from fedjax_ht.lab.runs.run_lock import locked
+from fedjax_ht.lab.runs.train import write_results
+
+# allow_override: `fedjax-ht run` has flags of these names, too, and one process may import both
+_WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_override=True)
+_TRUST = flags.DEFINE_bool("trust", False, TRUST, allow_override=True)
+
+
+def report_run(
+    workdir: Path | str,
+    experiment: Experiment | None = None,
+    *,
+    warn: Callable[[str], None] = print,
+    show_result: Callable[[Document], None] = lambda text: None,
+    trust: bool = False,
+) -> tuple[str, list[Path]]:
+    """Writes the tables, pictures and page of a run or comparison anew, of the entries that have
+    rows.
+
+    Args:
+      workdir: the run's folder.
+      experiment: the run's experiment, see `make_experiment`; a run that was given objects from
+        Python needs it, any other is built from its config.json.
+      warn: called with each line about trouble.
+      show_result: called with the text before anything is drawn.
+      trust: True lets code that the run's config names be run, see `own_methods.read_trusted_run`.
+
+    Returns:
+      The result as text, and the files written, report.html the last of them; none where the folder
+      is read-only.
+
+    Raises:
+      ValueError, OSError: there is no run or no row, its data are others now, or a process trains
+        there. One line.
+    """
+    workdir = Path(workdir)
+    experiment = read_experiment(workdir, trust, experiment)
+    with locked(workdir, warn) as writable:
+        page = read_page(workdir) or Page(tuple(experiment.arms), None, repeat())
+        entries = _entries_of(page, experiment, workdir)
+        histories = {entry.label: read_runs(workdir / entry.folder) for entry in entries}
+        if not any(map(are_evaluated, histories.values())):
+            raise ValueError(f"the run in {workdir} has no evaluation yet")
+        _, noted = read_config(workdir)
+        identities = identities_of(entries, experiment.config, noted)
+        shown = compared(
+            experiment.config,
+            entries,
+            identities,
+            histories=histories,
+            workdir=workdir,
+            version=noted["version"],
+        )
+        text = text_of(shown, page.aim)
+        show_result(text)
+        written = []
+        if writable:
+            written = write_results(experiment, shown, page, workdir, warn)
+    return text.markdown(), written
+
+
+def _entries_of(page: Page, experiment: Experiment, workdir: Path) -> list[Entry]:
+    """Returns the entries of a page."""
+    for label in page.labels:
+        if label not in experiment.arms:
+            raise ValueError(
+                f"{workdir / FILE} names the entry {label!r}, which the run's experiment does not "
+                "have"
+            )
+    return [experiment.arms[label].entry for label in page.labels]
+
+
+def main(_) -> None:
+    if _WORKDIR.value is None:
+        fail(
+            ValueError(
+                "no --workdir; for example --workdir=checkpoints/runs/quickstart-seed0-trials3"
+            )
+        )
+    try:
+        _, written = report_run(
+            _WORKDIR.value, warn=tqdm.write, show_result=print_result, trust=_TRUST.value
+        )
+    except (ValueError, OSError, ImportError) as error:
+        fail(error)
+    print_files(written)

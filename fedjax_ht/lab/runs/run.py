@@ -1,0 +1,178 @@
+"""Runs an experiment: fedjax-ht run --config=quickstart [--config.rounds=50].
+
+The same command again goes on where the run stopped.
+"""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from absl import flags
+from tqdm import tqdm
+
+from fedjax_ht.core.compiling import enable_compilation_cache
+from fedjax_ht.core.extras import require
+from fedjax_ht.lab.cli import fail
+from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.config.config_files import absolute, define_config
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.report.costs import Aim
+from fedjax_ht.lab.report.document import Document
+from fedjax_ht.lab.runs.point_tasks import train_points_on
+from fedjax_ht.lab.runs.processes import CoordinatorTimeout, join_processes, use_cpu
+from fedjax_ht.lab.runs.progress import Progress, print_files, print_result, tell
+from fedjax_ht.lab.runs.signals import Interrupted
+from fedjax_ht.lab.runs.tasks import Cluster, train_on
+from fedjax_ht.lab.runs.train import GaveUp, Result, Unwritable, train_and_evaluate
+from fedjax_ht.lab.runs.train_points import Trainer as PointTrainer
+
+# flags and frame of compare and sweep, too
+_CONFIG = define_config()
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "host:port of the first process of several."
+)
+_PROCESSES = flags.DEFINE_integer("processes", None, "The number of processes.")
+_PROCESS = flags.DEFINE_integer("process", None, "The number of this process, from 0.")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "The folder to write to; by default one in checkpoints/runs."
+)
+_ON = flags.DEFINE_enum(
+    "on", None, ["ray"], "Train each run in a task of this cluster; by default in this process."
+)
+_TASK_CORES = flags.DEFINE_integer(
+    "task_cores",
+    None,
+    "With --on: cores of a task; by default it has an accelerator, where the cluster has any, else "
+    "one core.",
+)
+
+OpenCluster = Callable[[], Cluster]
+"""Returns the cluster of --on, which it starts or connects to when it is first called."""
+
+
+def main(_) -> None:
+    config, name = configured()
+    workdir = chosen_workdir(name, config)
+    with orderly(workdir) as open_cluster:
+        result = execute(config, workdir, open_cluster=open_cluster)
+    print_files(result.files)
+
+
+def configured() -> tuple[Config, str]:
+    """Returns the config that the command line names, and a name for it."""
+    if _CONFIG.value is None:
+        fail(ValueError("no --config; for example --config=quickstart"))
+    try:
+        config = typed_config(_CONFIG.value.fields)
+    except ValueError as error:
+        fail(error)
+    return config, run_name(_CONFIG.value.name)
+
+
+def run_name(config: str) -> str:
+    """Returns the name of a run of a config: "quickstart-fedproto" for
+    "quickstart.py:method=fedproto"."""
+    file, _, argument = config.partition(":")
+    values = [part.rpartition("=")[2] for part in argument.split(",") if part]
+    return "-".join([Path(file).stem, *values])
+
+
+def config_file() -> str | None:
+    """Returns "FILE[:ARGUMENT]" of --config; None where Python calls this."""
+    named = _CONFIG.value if flags.FLAGS.is_parsed() else None
+    return absolute(named.name) if named else None
+
+
+def chosen_workdir(name: str, config: Config) -> Path:
+    """Returns the folder of --workdir, else one by this name and the config's seeds."""
+    trials = f"-trials{config.trials}" if config.trials > 1 else ""
+    return Path(_WORKDIR.value or f"checkpoints/runs/{name}-seed{config.seed}{trials}")
+
+
+def point_trainer(open_cluster: OpenCluster | None) -> PointTrainer | None:
+    """Returns what trains the points of a search on the cluster of --on; None without."""
+    return open_cluster and functools.partial(train_points_on, open_cluster, config_file())
+
+
+def execute(
+    config: Config,
+    workdir: Path,
+    aim: Aim | None = None,
+    *,
+    open_cluster: OpenCluster | None = None,
+) -> Result:
+    """Calls `train_and_evaluate` with progress bars, in an `orderly` program, and prints the result
+    before anything is drawn."""
+    trainer = open_cluster and functools.partial(train_on, open_cluster, config_file())
+    shown = Progress(config.rounds, config.trials, side_by_side=open_cluster is not None)
+    with contextlib.closing(shown) as progress:
+
+        def show_result(result: Document) -> None:
+            progress.close()  # the last bar would be drawn again below the table
+            print_result(result)
+
+        return train_and_evaluate(
+            config,
+            workdir,
+            progress_fn=progress,
+            warn=tqdm.write,
+            stage=tell,
+            aim=aim,
+            show_result=show_result,
+            config_file=config_file(),
+            trainer=trainer,
+        )
+
+
+@contextlib.contextmanager
+def orderly(workdir: Path) -> Iterator[OpenCluster | None]:
+    """Joins the processes of a run, caches programs, and turns errors into one line and exit code.
+    Yields the cluster of --on; None without.
+
+    The code is 2 for a mistake, 1 for what failed after the run had begun, and 128 + its number for
+    a signal.
+    """
+    enable_compilation_cache(least_seconds=0.0)
+    try:
+        with _cluster() as open_cluster:
+            yield open_cluster
+    except Interrupted as stop:
+        print(
+            f"{stop}; what was done is saved below {workdir}. The same command goes on from there.",
+            file=sys.stderr,
+        )
+        sys.exit(128 + stop.signal)
+    except CoordinatorTimeout as error:
+        fail(error, at_once=True)
+    except (Unwritable, GaveUp) as error:
+        fail(error, code=1)
+    except (ValueError, OSError, ImportError) as error:
+        fail(error)
+
+
+@contextlib.contextmanager
+def _cluster() -> Iterator[OpenCluster | None]:
+    """Joins the processes that the flags name; yields the cluster of --on, which lives as long as
+    the block."""
+    meeting = _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
+    if _ON.value is None:
+        if _TASK_CORES.value is not None:
+            raise ValueError("--task_cores is given without --on; a cluster needs --on=ray")
+        join_processes(*meeting)
+        yield None
+        return
+    if meeting != (None, None, None):
+        raise ValueError("--on is given beside --coordinator; a cluster starts its own processes")
+    require("--on=ray", "ray")
+    use_cpu()  # accelerators are the tasks'
+    from fedjax_ht.lab.runs.on_ray import open_ray
+
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def open_cluster() -> Cluster:
+            return stack.enter_context(open_ray(_TASK_CORES.value))
+
+        yield open_cluster

@@ -1,0 +1,250 @@
+"""The folder of a run: its config and data, its version, and the results of an earlier course."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedjax_ht.core.keys import check_generator, random_generator
+from fedjax_ht.data.partition import partition_options
+from fedjax_ht.lab.checkpoints.sealed import set_aside
+from fedjax_ht.lab.checkpoints.writers import FILES
+from fedjax_ht.lab.config.base import method_options, option_values, typed_config
+from fedjax_ht.lab.config.entries import Entry, recorded
+from fedjax_ht.lab.config.former_names import under_new_names
+from fedjax_ht.lab.config.sections import Config, PartitionConfig
+from fedjax_ht.lab.config.typed import to_json
+from fedjax_ht.lab.files import refuse_links
+from fedjax_ht.lab.runs.build import Experiment, build
+from fedjax_ht.lab.runs.fingerprints import (
+    check_data,
+    check_objects,
+    check_weights,
+    fingerprints,
+)
+from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, write_json
+
+VERSION = 3
+"""Version of a run's folder. A folder without a number is of version 0, before data and split were
+noted in it; up to version 1 orbax wrote the checkpoints, and up to version 2 the folders of entries
+had no identity (identity.py). Whoever adds a field to the config gives it a default that leaves
+earlier runs as they were: `completed` relies on it."""
+
+MAP = "features.npz"  # of an entry, see lab/report/maps.py
+IDENTITY = "identity.json"  # of an entry, see identity.py
+
+OWN = ("own_methods", "own_partitions", "own_modules")
+"""The notes of a run with methods, a partition or modules of a user's own: the name of each, of a
+module "module:function" -> "FILE[:ARGUMENT]" of the config that registers it, or beside which it
+may lie; None where that is not known."""
+
+# Fields that name the entries and their settings: those are recorded entry by entry.
+NAMING = ("method", "compare", "entries", "given", "tuned", "tuned_on", "searched")
+# Fields that change nothing about the numbers of a round: a run may go on with others.
+FREE_FIELDS = (
+    "rounds",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "dataset.data_dir",
+    "devices",
+    "client_store",
+    "time_stages",
+    "give_up",
+    "report.maps",
+    "track",
+)
+
+
+def remember_config(
+    config: Config,
+    entries: Iterable[Entry],
+    workdir: Path,
+    prints: Mapping[str, Any],
+    writes: bool = True,
+) -> None:
+    """Writes config.json, with every entry that the folder holds.
+
+    Args:
+      config: the config of the run.
+      entries: the entries that it trains now.
+      workdir: the run's folder.
+      prints: the sums that `fingerprints` returned for the data, `weights.checksums` as "weights",
+        `Experiment.object_sums` as "objects", and the notes of `OWN`.
+      writes: False checks alone.
+
+    Raises:
+      ValueError: the folder holds a run of another config or on other data. One line.
+    """
+    fields = checked_fields(config, entries, workdir, prints)
+    if writes:
+        write_json(workdir / "config.json", fields)
+
+
+def checked_fields(
+    config: Config, entries: Iterable[Entry], workdir: Path, prints: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the content of a run's config.json; arguments and errors as of `remember_config`."""
+    path, fields = workdir / "config.json", to_json(config)
+    now = {entry.label: _as_json(entry) for entry in entries}
+    before: dict[str, Any] = {}
+    noted: Mapping[str, Any] = {}
+    weights, objects = prints.get("weights", {}), prints.get("objects", {})
+    if path.exists():
+        earlier, noted = read_config(workdir)
+        with naming(path):
+            before = {entry["label"]: entry for entry in earlier["entries"]}
+            both = {label: _as_json(recorded(before[label])) for label in now if label in before}
+        again = {label: now[label] for label in both}
+        _refuse_other(_compared(earlier, both), _compared(fields, again), workdir)
+        check_data(noted, prints, config, workdir)
+        check_weights(noted.get("weights", {}), weights, workdir)
+        check_objects(noted.get("objects", {}), objects, workdir)
+        with naming(path):
+            check_generator(noted.get("random", {}), str(workdir))
+        weights = noted.get("weights", {}) | weights
+        objects = noted.get("objects", {}) | objects
+    about = {"version": VERSION, "random": random_generator(), **prints}
+    for note in OWN:
+        files = {**noted.get(note, {}), **prints.get(note, {})}
+        if files:
+            about[note] = files
+    if weights:
+        about["weights"] = weights
+    if objects:
+        about["objects"] = objects
+    return fields | {"entries": list((before | now).values()), "run": about}
+
+
+def remember_fields(fields: dict[str, Any], workdir: Path) -> None:
+    """Writes config.json of a program that trains something else, or refuses a folder that has
+    another one."""
+    path = workdir / "config.json"
+    if path.exists():
+        _refuse_other(flatten(read_json(path)), flatten(fields), workdir)
+    write_json(path, fields)
+
+
+def read_config(workdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns a run's config as JSON values, and its notes on itself: "version", and the sums that
+    `fingerprints` returned.
+
+    Raises:
+      ValueError, OSError: it cannot be read, or is of a newer version. One line.
+    """
+    fields = read_json(workdir / "config.json")
+    with naming(workdir / "config.json"):
+        noted = fields.pop("run", {"version": 0})
+        if noted["version"] > VERSION:
+            raise ValueError(
+                f"{workdir} is of version {noted['version']}, and this program knows {VERSION}; "
+                "update fedjax_ht"
+            )
+        return completed(fields), noted
+
+
+def version_of(workdir: Path) -> int | None:
+    """Returns the version of a run's folder; None where there is no run.
+
+    Raises:
+      ValueError, OSError: as of `read_config`.
+    """
+    if not (workdir / "config.json").exists():
+        return None
+    return read_config(workdir)[1]["version"]
+
+
+def read_run(workdir: Path, trust: bool = False) -> Experiment:
+    """Returns the experiment that a run's config is built to.
+
+    Args:
+      workdir: the folder, which may come from anybody.
+      trust: True lets a "module:function" that its config.json names be imported, which runs it.
+
+    Raises:
+      ValueError, OSError: there is no run, its data are others now, it needs `trust`, or there are
+        links in the folder. One line.
+    """
+    if not (workdir / "config.json").exists():
+        raise FileNotFoundError(f"no run in {workdir}: config.json is missing")
+    refuse_links(workdir)
+    fields, noted = read_config(workdir)
+    with naming(workdir / "config.json"):
+        config = typed_config(fields)
+        experiment = build(config, begun=True, trust=trust)
+    check_data(noted, fingerprints(experiment.dataset, experiment.partitions), config, workdir)
+    return experiment
+
+
+def completed(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the config of a run of any version, with today's names of its fields, and today's
+    defaults for those that it does not have."""
+    fields, known = under_new_names(fields), to_json(Config())
+    kind = fields.get("partition", {}).get("kind") or PartitionConfig.kind
+    options = option_values(f"partition {kind!r}", partition_options(kind), {})
+    known["partition"] |= {"kind": kind, "options": json.loads(json.dumps(options))}
+    if "method" in fields:
+        del known["method"]  # its options are those of another method
+    else:
+        name = known["method"]["name"]
+        options = option_values(name, method_options(name), {})
+        known["method"]["options"] = json.loads(json.dumps(options))
+    if str(fields.get("dataset", {}).get("name")).startswith("csv:"):
+        known["dataset"]["standardise"] = "off"  # as tables were before there was this field
+    return _filled(fields, known)
+
+
+def _filled(fields: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """Adds the items of `known` that `fields` lacks, in nested dictionaries, too."""
+    filled = known | fields
+    for name, value in fields.items():
+        if isinstance(value, dict) and isinstance(known.get(name), dict):
+            filled[name] = _filled(value, known[name])
+    return filled
+
+
+def start_again(folder: Path) -> Path | None:
+    """Moves aside the results that an earlier course of an entry left in its folder, and its
+    identity; returns their new folder, None if nothing was left."""
+    results = _results(folder)
+    if not results:
+        return None
+    maps = folder.glob(f"{Path(MAP).stem}.*")
+    return set_aside([*results, *maps, folder / IDENTITY], folder)
+
+
+def has_results(folder: Path) -> bool:
+    """Returns whether an entry's folder holds a checkpoint or rows."""
+    return bool(_results(folder))
+
+
+def _results(folder: Path) -> list[Path]:
+    kept = sorted(folder.glob("checkpoints*"))  # of each run of the entry, and their segments
+    left = [path for path in kept if path.is_dir() and any(path.iterdir())]
+    return [*left, *(folder / name for name in FILES if (folder / name).exists())]
+
+
+def _as_json(entry: Entry) -> dict[str, Any]:
+    return json.loads(json.dumps(entry._asdict()))
+
+
+def _compared(fields: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values that a resumed run must share: fields, and the settings of entries that
+    both courses have."""
+    shared = {name: value for name, value in fields.items() if name not in NAMING}
+    return flatten(shared | {label: entry | {"tuned": ""} for label, entry in entries.items()})
+
+
+def _refuse_other(before: dict[str, Any], now: dict[str, Any], workdir: Path) -> None:
+    differing = [
+        name
+        for name in sorted(before | now)
+        if before.get(name) != now.get(name) and name not in FREE_FIELDS
+    ]
+    if differing:
+        shown = [
+            f"{name}: {before.get(name)!r} there, {now.get(name)!r} here" for name in differing
+        ]
+        raise ValueError(
+            f"{workdir} holds a run of another config ({', '.join(shown[:5])}); choose another "
+            "--workdir"
+        )

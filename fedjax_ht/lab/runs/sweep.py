@@ -1,0 +1,83 @@
+"""Searches an entry's settings, by the clients' validation sets alone.
+
+    fedjax-ht sweep --config=few_samples --entry=fedtgp \
+        --over=weight=0.1,1,10 --over=training.learning_rate=0.01,0.03,0.1
+
+tries all nine; --draws=20 tries twenty that are spread over the space, in which
+--over=weight=log:0.01:10 may be a range, and the entry as it is given. With --halvings=2 the worse
+half ends after a quarter of the rounds, and half of the rest after half of them. The same command
+again goes on where the search stopped. What is chosen is printed as an entry for
+`fedjax-ht compare --methods`; test sets have no say in it.
+"""
+
+import shlex
+import time
+
+import jax
+from absl import flags
+
+from fedjax_ht.lab.cli import fail
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.runs.points import searched
+from fedjax_ht.lab.runs.progress import tell
+from fedjax_ht.lab.runs.run import chosen_workdir, configured, orderly, point_trainer
+from fedjax_ht.lab.runs.search import parse_space, points_of
+from fedjax_ht.lab.runs.search_result import budget, table
+
+_ENTRY = flags.DEFINE_string(
+    "entry", None, "The entry to search, such as fedtgp or fedproto:variant=released."
+)
+_OVER = flags.DEFINE_multi_string(
+    "over",
+    [],
+    "KEY=VALUE,VALUE,... or KEY=log:LOW:HIGH or KEY=uniform:LOW:HIGH.",
+    allow_override=True,
+)
+_DRAWS = flags.DEFINE_integer(
+    "draws", None, "How many points to draw; by default all combinations are tried."
+)
+_HALVINGS = flags.DEFINE_integer("halvings", 0, "How often the worse half of the points ends.")
+_TOGETHER = flags.DEFINE_integer(
+    "together", None, "Points in one program; by default 1 on CPU, elsewhere all."
+)
+
+
+def count_programs() -> list[float]:
+    """Returns a list to which every program that is compiled from now on, or read from the cache,
+    adds its seconds."""
+    seconds: list[float] = []
+
+    def listen(event: str, duration_secs: float, **_) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            seconds.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return seconds
+
+
+def main(_) -> None:
+    config, name = configured()
+    if _ENTRY.value is None:
+        fail(ValueError("no --entry; for example --entry=fedtgp"))
+    start, compiled = time.time(), count_programs()
+    workdir = chosen_workdir(f"{name}-sweep-{_ENTRY.value.replace(':', '-')}", config)
+    with orderly(workdir) as open_cluster:
+        labels = points_of(_ENTRY.value, parse_space(_OVER.value), _DRAWS.value)
+        spent = budget(config, len(labels), _HALVINGS.value)
+        tell(f"{spent}. Writing to {workdir}.")
+        result = searched(
+            config,
+            labels,
+            _HALVINGS.value,
+            together=_TOGETHER.value,
+            workdir=workdir,
+            tell=tell,
+            trainer=point_trainer(open_cluster),
+        )
+    text = f"{table(result)}\n\n{spent}."
+    with atomic_open(workdir / "sweep.md") as file:
+        file.write(text + "\n")
+    seconds = time.time() - start
+    programs = f"{len(compiled)} programs in {sum(compiled):.0f} s of " if compiled else ""
+    print(f"\n{text}\n{programs}{seconds:.0f} s.\n")
+    print(f"chosen: --methods={shlex.quote(result.best)}")

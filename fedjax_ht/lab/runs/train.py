@@ -1,0 +1,273 @@
+"""Trains and evaluates the entries of a config, from the start or from where a run in the same
+folder stopped."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.lab.checkpoints.writers import FILES
+from fedjax_ht.lab.config.base import AnyConfig, typed_config
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.readers.description import describe
+from fedjax_ht.lab.report import plots
+from fedjax_ht.lab.report.bad_clients import why_silent
+from fedjax_ht.lab.report.compared import Compared, compared
+from fedjax_ht.lab.report.costs import Aim
+from fedjax_ht.lab.report.document import Document
+from fedjax_ht.lab.report.map_plot import write_maps
+from fedjax_ht.lab.report.page import Page
+from fedjax_ht.lab.report.report import write_report
+from fedjax_ht.lab.report.setting import repeat, setting
+from fedjax_ht.lab.report.summary import text_of
+from fedjax_ht.lab.runs.begin import begin
+from fedjax_ht.lab.runs.build import Experiment, build
+from fedjax_ht.lab.runs.course import Listeners, ProgressFn
+from fedjax_ht.lab.runs.notes import notes
+from fedjax_ht.lab.runs.run_folder import VERSION, version_of
+from fedjax_ht.lab.runs.run_lock import is_primary, locked
+from fedjax_ht.lab.runs.signals import catch_signals
+from fedjax_ht.lab.runs.trackers import Tracking, check_trackers
+from fedjax_ht.lab.runs.train_arm import train_arm
+from fedjax_ht.simulation.rows import Row, Runs
+
+
+class GaveUp(Exception):
+    """No upload arrived any more in an entry, which has saved and written its results. One line."""
+
+
+class Unwritable(OSError):
+    """A file could not be written after the run had begun. One line."""
+
+
+Trainer = Callable[[Experiment, Path, Listeners, Sequence[int]], None]
+"""(experiment, its folder, functions to call, numbers of signals caught): trains the runs of all
+arms in their folders, on other machines, say."""
+
+
+class Result(NamedTuple):
+    """The result of a run.
+
+    Attributes:
+      histories: label -> the rows of each run, see `simulation.history`.
+      summary: the result in a sentence, warnings and tables, as Markdown.
+      files: the files written; none where a finished run was shown from a read-only folder.
+      experiment: the objects of the run.
+    """
+
+    histories: dict[str, list[list[Row]]]
+    summary: str
+    files: list[Path]
+    experiment: Experiment
+
+
+@checked
+@with_standard_numerics
+def train_and_evaluate(
+    experiment: AnyConfig | Experiment,
+    workdir: Path | str,
+    progress_fn: ProgressFn | None = None,
+    warn: Callable[[str], None] = print,
+    stage: Callable[[str], None] = lambda line: None,
+    aim: Aim | None = None,
+    show_result: Callable[[Document], None] = lambda text: None,
+    config_file: str | None = None,
+    trainer: Trainer | None = None,
+) -> Result:
+    """Runs every entry of an experiment on one split, or one a trial, and writes metrics,
+    checkpoints, a table, plots and a page below `workdir`.
+
+    Under `jax.distributed` every process makes the same call, and the first of them writes;
+    `workdir` must be a folder that all of them see. A second call with the same config, or objects,
+    goes on where the first stopped, in another process, too. SIGINT and SIGTERM let the round in
+    progress finish, save, and raise `Interrupted`. Of a finished run in a read-only folder the
+    result is shown.
+
+    Args:
+      experiment: the config of the run, such as `fedjax_ht.base_config()`, or what
+        `make_experiment` made of one with objects of yours.
+      workdir: the folder to write to.
+      progress_fn: called with the label of an entry and its new row.
+      warn: called with each line about trouble.
+      stage: called with two lines on the data that were read, and with a line when something
+        begins: the run, every entry that has rounds to do, and drawing.
+      aim: the target accuracy of a comparison, whose costs the first table then shows; None for a
+        run's own table.
+      show_result: called with the summary before anything is drawn, which may take minutes.
+      config_file: "FILE[:ARGUMENT]" that registers the config's own methods; by it `report` and
+        `evaluate` know them again.
+      trainer: trains the runs elsewhere; what it leaves undone is done here. None does all here.
+
+    Raises:
+      ValueError, OSError: the config is wrong, or `workdir` cannot be used: another process does,
+        or it holds a run of another config or on other data. One line each.
+      ImportError: the package of a tracker is missing. One line.
+      Unwritable: the disk is full, say, after the run has begun; the last checkpoint is whole. One
+        line.
+      GaveUp: no upload arrived for `give_up` rounds in a row in an entry; the others have run to
+        their end.
+    """
+    workdir = Path(workdir)
+    is_made = isinstance(experiment, Experiment)
+    config = experiment.config if is_made else typed_config(experiment)
+    check_trackers(config.track)
+    if not is_made:
+        experiment = build(config, begun=(workdir / "config.json").exists())
+    with locked(workdir, warn) as writable:
+        if not is_primary():
+            warn = stage = show_result = _ignore
+        result = _in_folder(
+            experiment,
+            workdir,
+            Page(tuple(experiment.arms), aim, repeat()),
+            config_file=config_file,
+            listeners=Listeners(progress_fn, warn, stage, show_result),
+            trainer=trainer,
+            writable=writable,
+        )
+    _raise_if_silent(config, result.histories)
+    return result
+
+
+def _in_folder(
+    experiment: Experiment,
+    workdir: Path,
+    page: Page,
+    *,
+    config_file: str | None,
+    listeners: Listeners,
+    trainer: Trainer | None,
+    writable: bool,
+) -> Result:
+    """Trains the arms in a folder that no other process uses, and shows and writes the result."""
+    config, writes = experiment.config, writable and is_primary()
+    identities = begin(experiment, page, workdir, config_file, writes=writes)
+    entries = experiment.entries
+    folders = {entry.label: workdir / entry.folder for entry in entries}
+    _announce(experiment, workdir, listeners, writable)
+    pictures = []
+    try:
+        histories = _train_arms(
+            experiment, folders, workdir, listeners=listeners, trainer=trainer, writable=writable
+        )
+        version = version_of(workdir) or VERSION
+        shown = compared(
+            config, entries, identities, histories=histories, workdir=workdir, version=version
+        )
+        summary = text_of(shown, page.aim)
+        listeners.result(summary)
+        if writes:
+            listeners.stage(_drawing(config))
+            pictures = write_results(experiment, shown, page, workdir, listeners.warn)
+    except OSError as error:
+        raise Unwritable(
+            f"{error}; what was saved before is whole, and the same command goes on from there"
+        ) from error
+    files = _files_of(workdir, folders.values()) + pictures
+    return Result(
+        histories=histories,
+        summary=summary.markdown(),
+        files=files if writable else [],
+        experiment=experiment,
+    )
+
+
+def _train_arms(
+    experiment: Experiment,
+    folders: Mapping[str, Path],
+    workdir: Path,
+    *,
+    listeners: Listeners,
+    trainer: Trainer | None,
+    writable: bool,
+) -> dict[str, list[list[Row]]]:
+    """Trains the arms, first by `trainer` and then one after another, sends their rows to the
+    config's trackers, and returns label -> the rows of each run."""
+    config, configs = experiment.config, {k: arm.config for k, arm in experiment.arms.items()}
+    tracking = Tracking(config, configs, workdir, listeners.warn)
+    listeners = listeners._replace(progress=each_of(listeners.progress, tracking))
+    histories, precision = {}, jax.default_matmul_precision(config.precision)
+    with catch_signals() as caught, precision, contextlib.closing(tracking):
+        if trainer is not None and writable:
+            trainer(experiment, workdir, listeners, caught)
+        for label, arm in experiment.arms.items():
+            histories[label] = train_arm(arm, folders[label], listeners, caught, writable)
+    return histories
+
+
+def each_of(*listeners: ProgressFn | None) -> ProgressFn:
+    """Returns a function that calls each of these that is one."""
+
+    def progress(label: str, row: Row) -> None:
+        for listener in listeners:
+            if listener is not None:
+                listener(label, row)
+
+    return progress
+
+
+def _announce(experiment: Experiment, workdir: Path, listeners: Listeners, writable: bool) -> None:
+    """Tells of the data, the run on them and its folder, and warns of a split that may have been
+    meant otherwise."""
+    for line in describe(experiment.dataset).lines:
+        listeners.stage(line)
+    doing = "Writing" if writable else "Nothing is written"
+    listeners.stage(f"{setting(experiment)} {doing} to {workdir}.")
+    for note in notes(experiment):
+        listeners.warn(note)
+
+
+def _drawing(config: Config) -> str:
+    """Returns the line about drawing: maps of features may take minutes."""
+    if config.report.maps == "none":
+        return "drawing plots"
+    return "drawing plots and maps (without: --config.report.maps=none)"
+
+
+def _files_of(workdir: Path, folders: Iterable[Path]) -> list[Path]:
+    """Returns the files of a run and of its entries, without pictures and pages."""
+    files = [workdir / "config.json", workdir / "summary.md"]
+    return files + [folder / file for folder in folders for file in (*FILES, "checkpoints")]
+
+
+def _raise_if_silent(config: Config, histories: Mapping[str, Runs]) -> None:
+    silences = [why_silent(label, runs, config.give_up) for label, runs in histories.items()]
+    if any(silences):
+        raise GaveUp(". ".join(filter(None, silences)))
+
+
+def _ignore(text: str | Document) -> None:
+    """Takes the lines of processes that do not print."""
+
+
+def write_results(
+    experiment: Experiment,
+    shown: Compared,
+    page: Page,
+    workdir: Path,
+    warn: Callable[[str], None],
+) -> list[Path]:
+    """Writes the summary, plots and report of a run.
+
+    Args:
+      experiment: the experiment.
+      shown: the run's entries and their rows.
+      page: the contents of the first table and of the report's head.
+      workdir: the run's folder.
+      warn: called with each line about a map that cannot be drawn.
+
+    Returns:
+      The paths of the pictures and of the report.
+    """
+    with atomic_open(workdir / "summary.md") as file:
+        file.write(text_of(shown, aim=None).markdown() + "\n")
+    pictures = plots.write_plots(shown, experiment.dataset, experiment.partitions[0], workdir)
+    if experiment.config.report.maps != "none":
+        folders = {entry.label: workdir / entry.folder for entry in shown.entries}
+        pictures += write_maps(folders, experiment, warn)
+    return [*pictures, write_report(experiment, shown, page, workdir)]

@@ -1,0 +1,179 @@
+"""Finds files, walks folders and archives alike, and makes one-line errors, for all readers."""
+
+import contextlib
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedjax_ht.lab.safe.bounded import read_whole, tar_members, zip_members
+
+_LINE = 300  # characters: a file may hold a name of any length
+
+
+class Origin(NamedTuple):
+    """The files that a reader expects, as its errors name them.
+
+    Attributes:
+      expected: the files by name, as a phrase.
+      how: the way to get them.
+      fetched: True if `download.get` knows where they are.
+    """
+
+    expected: str
+    how: str
+    fetched: bool = True
+
+
+def search(
+    name: str, data_dir: Path | None, folders: Sequence[str], files: Sequence[str], origin: Origin
+) -> Path:
+    """The first of `files` that exists in one of the `folders` of `data_dir`, "" for itself.
+
+    Raises:
+      ValueError: no `data_dir`.
+      FileNotFoundError: none of them exists.
+    """
+    how = (
+        f"{fetch(name, data_dir or Path('data'))} downloads it, or {origin.how}"
+        if origin.fetched
+        else origin.how
+    )
+    if data_dir is None:
+        raise ValueError(
+            f"{name}: data_dir is None; give the folder that holds {origin.expected}; {how}"
+        )
+    for folder in folders:
+        for file in files:
+            if (data_dir / folder / file).exists():
+                return data_dir / folder / file
+    raise FileNotFoundError(f"{name}: not found in {data_dir}; expected {origin.expected}; {how}")
+
+
+def fetch(name: str, data_dir: Path) -> str:
+    """The command that downloads a set (`download.get`)."""
+    return f"`fedjax-ht data get {name} --data_dir={shlex.quote(str(data_dir))}`"
+
+
+def user_path(path: str, data_dir: Path | None) -> Path:
+    """The path that a user wrote after a prefix: of the current folder, else below `data_dir`.
+
+    "." is `data_dir` itself.
+    """
+    here = Path(path).expanduser()
+    if data_dir is None or (here.name and here.exists()):
+        return here.absolute()
+    return data_dir / here
+
+
+def two_places(path: str, data_dir: Path | None) -> str:
+    """A line on a path that is in the current folder and below `data_dir`, "" for any other."""
+    here = Path(path).expanduser()
+    if data_dir is None or not here.name or not here.exists() or not (data_dir / here).exists():
+        return ""
+    if here.samefile(data_dir / here):
+        return ""
+    return f"{here.absolute()} is read, of the current folder; {data_dir / here} is there, too"
+
+
+def printable(name: str) -> str:
+    """A file's name as UTF-8 text, whatever the locale is; other bytes as backslash and number."""
+    try:
+        return os.fsencode(name).decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # of a locale that no file could have the name in
+        return name
+
+
+@contextlib.contextmanager
+def reading(path: Path, origin: Origin) -> Iterator[None]:
+    """Turns whatever goes wrong while `path` is read into one line that names it.
+
+    Raises:
+      FileNotFoundError: a file is not there.
+      ValueError: the content is damaged or not what was expected.
+    """
+    try:
+        yield
+    except ImportError:
+        raise
+    # zipfile, tarfile, zlib, numpy and Python's parser each have their own for damage
+    except Exception as error:
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        line = str(text).partition("\n")[0].rstrip(":")[:_LINE] or type(error).__name__
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        # the system's, not a reader's own
+        if isinstance(error, FileNotFoundError) and error.errno:
+            line += "; it was looked for in the current folder and below data_dir"
+        raise kind(f"{path}: {line}; expected {origin.expected}, {origin.how}") from error
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yields the files below `folder` in sorted order.
+
+    Links are followed; hidden files and folders are left out.
+
+    Raises:
+      ValueError: a link leads to a folder that it is in.
+    """
+    for parent, _, files in _walk(folder):
+        for file in files:
+            yield Path(parent, file)
+
+
+def _raise(error: OSError) -> None:
+    """Ends a walk at a folder that cannot be listed, which os.walk would leave out."""
+    raise error
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yields (path, folders, files) of a folder and of all below, as os.walk, but sorted."""
+    for parent, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
+        # in place: os.walk goes into the folders of this list, in its order
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in folders:
+            path = Path(parent, name)
+            # without end: os.walk would go round until the path is too long
+            if path.is_symlink() and Path(parent).resolve().is_relative_to(path.resolve()):
+                raise ValueError(f"{path} is a link to a folder that it is in; take it away")
+        yield parent, folders, sorted(name for name in files if not name.startswith("."))
+
+
+def listing(folder: Path) -> tuple[list[str], list[str]]:
+    """The files and the folders below a folder in sorted order, relative, "/" between folders.
+
+    Links are followed; hidden files and folders are left out.
+    """
+    files, folders = [], []
+    for parent, inner_folders, inner_files in _walk(folder):
+        above = Path(parent).relative_to(folder)
+        folders += [(above / name).as_posix() for name in inner_folders]
+        files += [(above / name).as_posix() for name in inner_files]
+    return files, folders
+
+
+def members(source: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, bytes]]:
+    """Yields (match, content) of the files of a folder, .zip or .tar(.gz) whose name matches.
+
+    Nothing is extracted to disk. A folder is walked in sorted order, an archive in its order; names
+    are relative and have "/" between folders.
+    """
+    if not source.is_dir():
+        walk = zip_members if source.suffix == ".zip" else tar_members
+        yield from walk(source, pattern)
+        return
+    for path in files_below(source):
+        if match := pattern.search(path.relative_to(source).as_posix()):
+            yield match, read_whole(path)
+
+
+def take(entries: dict, keys: Sequence, what: str) -> list:
+    """Moves all `keys` out of `entries` into a list.
+
+    Raises:
+      ValueError: some are missing. The line says how many, and the first of them.
+    """
+    if missing := [key for key in keys if key not in entries]:
+        raise ValueError(f"{len(missing)} of {len(keys)} {what} are missing, such as {missing[0]}")
+    return [entries.pop(key) for key in keys]

@@ -1,0 +1,256 @@
+"""Reads weights that torch, safetensors or numpy saved; writes safetensors.
+
+torch is not needed, and nothing that a file asks for is run.
+"""
+
+import functools
+import io
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from fedjax_ht.core.extras import needing
+from fedjax_ht.core.names import short
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.safe import limits
+from fedjax_ht.lab.safe.arrays import opened_npz
+from fedjax_ht.lab.safe.bounded import Zip, open_regular, size_of
+from fedjax_ht.lab.safe.safe_pickle import (
+    NUMPY_CALLS,
+    Call,
+    Dict,
+    Recorder,
+    check_keys,
+    damage_is_a_value_error,
+)
+from fedjax_ht.lab.safe.tensors import STORAGES, TENSOR_CALLS, build_tensor, kind_and_key
+
+_MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
+_STORAGE_CALLS = dict.fromkeys([("torch", name) for name in STORAGES], Call)
+
+
+# what scripts save, too
+_BESIDE = NUMPY_CALLS | {("argparse", "Namespace"): Call, ("collections", "Counter"): Dict}
+_WRAPPERS = ("state_dict", "model_state_dict", "model")
+_ALLOWED = "tensors by name, as torch.save(model.state_dict(), path) writes them,"
+_PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and of torch.compile
+
+
+class _TorchRecorder(Recorder):
+    """`kinds` are the types of the storages that were named, by their names."""
+
+    def __init__(self, file: BinaryIO):
+        super().__init__(file, _STORAGE_CALLS | TENSOR_CALLS | _BESIDE, _ALLOWED)
+        self.kinds: dict[str, str] = {}
+
+    def persistent_load(self, pid):
+        # A storage: ("storage", its type, its name, device, number of elements, and more in older
+        # files).
+        match pid:
+            case ("storage", type() as kind, str() as key, *_):
+                self.kinds[key] = kind.__name__
+        return pid
+
+
+def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
+    """The tensors of a model in a file, by name.
+
+    Args:
+      path: a file that torch.save wrote (.pth, .pt, .tar), a .safetensors or an .npz file. Of a
+        training script's checkpoint the entry "state_dict" or "model" is taken; "module." before
+        all names goes.
+
+    Returns:
+      Arrays of the tensors' shapes and dtypes (bfloat16 is `jnp.bfloat16`); they may be read-only.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ImportError: the file is a .safetensors file, and that package is not installed.
+      ValueError: the file is damaged, of another format, or holds anything but tensors by name.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no weights at {path}")
+    torch = dict.fromkeys((".pth", ".pt", ".tar"), _read_torch)
+    readers = torch | {".safetensors": _read_safetensors, ".npz": _read_npz}
+    if path.suffix not in readers:
+        raise ValueError(f"{path}: weights are read from files that end in {', '.join(readers)}")
+    try:
+        return _unprefixed(readers[path.suffix](path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def save_safetensors(path: Path | str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes float32 or int64 arrays by name; the file is replaced as a whole."""
+    entries, start = {}, 0
+    arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    for name, array in arrays.items():
+        end = start + array.nbytes
+        kind = {"float32": "F32", "int64": "I64"}[array.dtype.name]
+        entries[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [start, end]}
+        start = end
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    with atomic_open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for array in arrays.values():
+            file.write(array.tobytes())
+
+
+def _unprefixed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    for prefix in _PREFIXES * 2:  # either may be inside the other
+        if arrays and all(name.startswith(prefix) for name in arrays):
+            arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
+    return arrays
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with opened_npz(path) as file:
+            return {name: file[name] for name in file}
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"no .npz file of numbers: {error}") from error
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    with needing(f"{path}:"):
+        import safetensors
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            names = file.keys()
+            return {name: _tensor(file, name) for name in names}
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"no safetensors file of numbers: {error}") from error
+
+
+def _tensor(file: Any, name: str) -> np.ndarray:
+    try:
+        return file.get_tensor(name)
+    except (AttributeError, TypeError) as error:  # how safetensors ends where numpy lacks a dtype
+        kind = file.get_slice(name).get_dtype()
+        raise ValueError(
+            f"{short(name)} is {kind}, which numpy does not have; save it as F32 or F16"
+        ) from error
+
+
+def _read_torch(path: Path) -> dict[str, np.ndarray]:
+    with open_regular(path) as file, damage_is_a_value_error():
+        content, storage = _read_zip(file) if zipfile.is_zipfile(file) else _read_stream(file)
+        return _tensors(content, storage, limits.decompressed(size_of(file)))
+
+
+def _unwrapped(content: Any) -> Any:
+    """The state dict inside a training script's checkpoint; anything else as it is."""
+    if isinstance(content, dict):
+        for key in _WRAPPERS:
+            if isinstance(content.get(key), dict):
+                return content[key]
+    return content
+
+
+def _tensors(
+    content: Any, storage: Callable[[Any], np.ndarray], limit: int
+) -> dict[str, np.ndarray]:
+    for _ in _WRAPPERS:  # a dict may hold itself, so not for as long as there is one inside
+        content = _unwrapped(content)
+    if not isinstance(content, dict):
+        raise ValueError(f"holds a {type(content).__name__}; expected tensors by name")
+    tensors, size = {}, 0
+    for name, value in content.items():
+        tensors[name] = build_tensor(name, value, storage)
+        size += tensors[name].nbytes  # many may be views of one storage
+        limits.keep("the state dict", size, limit)
+    return tensors
+
+
+def _read_zip(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
+    """Reads a file of torch 1.6 or later.
+
+    Returns:
+      The content, and (record of a storage) -> its numbers [N].
+    """
+    archive = Zip(file)
+    tops = [name.removesuffix("data.pkl") for name in archive.entries if name.endswith("/data.pkl")]
+    if len(tops) != 1:
+        raise ValueError(f"a zip file with {len(tops)} entries data.pkl; torch writes one")
+    order = f"{tops[0]}byteorder"
+    if order in archive.entries and _entry(archive, order) != b"little":
+        raise ValueError("written on a big-endian machine; only little-endian files are read")
+
+    @functools.cache
+    def numbers(kind: str, key: str) -> np.ndarray:
+        return np.frombuffer(_entry(archive, f"{tops[0]}data/{key}"), STORAGES[kind])
+
+    def numbers_of(record: Any) -> np.ndarray:
+        return numbers(*kind_and_key(record))
+
+    content = _TorchRecorder(io.BytesIO(_entry(archive, f"{tops[0]}data.pkl"))).load()
+    return content, numbers_of
+
+
+def _entry(archive: Zip, name: str) -> bytearray:
+    # torch compresses nothing, and so a storage is never larger than the file.
+    if archive.entries[name].compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"the entry {name} is compressed; torch writes none that is")
+    return archive.read(name, math.inf)
+
+
+def _read_stream(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
+    """Reads the stream of pickles that torch wrote before 1.6, and still does in pickles.
+
+    It is a header, the content, the storages' names, and their lengths and numbers in that order.
+    Returns as `_read_zip`.
+    """
+    file.seek(0)
+    recorders = [_TorchRecorder(file) for _ in range(5)]
+    magic, version, system, content, keys = [recorder.load() for recorder in recorders]
+    is_known = (magic, version) == (_MAGIC, _VERSION) and isinstance(system, dict)
+    if not is_known or not system.get("little_endian"):
+        raise ValueError("a storage is in none of torch's formats, or of a big-endian machine")
+    kinds = recorders[3].kinds
+    check_keys(keys if isinstance(keys, list) else ())  # before a set hashes them
+    if not isinstance(keys, list) or set(keys) != set(kinds):
+        raise ValueError("it does not hold the storages that it names; the file is damaged")
+    storages = _storages(file.read(), {key: np.dtype(STORAGES[kinds[key]]) for key in keys})
+
+    def numbers_of(record: Any) -> np.ndarray:
+        return storages[kind_and_key(record)[1]]
+
+    return content, numbers_of
+
+
+def _storages(content: bytes, dtypes: Mapping[str, np.dtype]) -> dict[str, np.ndarray]:
+    """The storages at the end of a stream: each its length as an int64, and its numbers."""
+    storages, position = {}, 0
+    for key, dtype in dtypes.items():
+        count = int.from_bytes(content[position : position + 8], "little")
+        left = (len(content) - position - 8) // dtype.itemsize
+        if count > left:
+            raise ValueError(
+                f"a storage holds {left} numbers and says {count}; the file is damaged"
+            )
+        storages[key] = np.frombuffer(content, dtype, count, position + 8)
+        position += 8 + storages[key].nbytes
+    if position != len(content):
+        raise ValueError(
+            f"{len(content) - position} bytes are left behind the last storage; the file is damaged"
+        )
+    return storages
+
+
+def read_storage(content: bytes) -> np.ndarray:
+    """The numbers, [N], of one storage that torch wrote as a stream.
+
+    Raises:
+      ValueError: the stream is damaged, of another format, or holds anything but one storage.
+    """
+    with damage_is_a_value_error():
+        record, numbers = _read_stream(io.BytesIO(content))
+        return numbers(record)

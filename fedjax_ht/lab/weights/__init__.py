@@ -1,0 +1,1 @@
+"""Weights from files: Hugging Face folders, torchvision's names, safetensors."""

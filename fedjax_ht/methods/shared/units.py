@@ -1,0 +1,110 @@
+"""The scale of a generator's latents, raw or in units of their own spread.
+
+FedKTL's weights, its kernels' bandwidths and its optimiser's step mean something else where w is
+larger or smaller, although a scale of w shows in no image.
+
+"raw" takes w as the file has it, as the
+paper and its code do: with the authors' generator every number means what it meant to them.
+"spread" gives the w of every generator one spread, so that two generators can be compared with the
+same numbers.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.models.generator import Generator
+
+Latents = Literal["raw", "spread"]
+
+REFERENCE_SPREAD = 0.84
+"""Root mean square of w's coordinates about their mean, where latents are in units of it.
+
+The number is arbitrary. It is what natural_32 and fashion_mnist_32 had when their training ended,
+and mapping networks have 0.77 to 0.87 with StyleGAN's initial weights, which keep second moments.
+The spread of the StyleGAN-XL that the paper uses is published nowhere.
+"""
+
+SAMPLES = 1000  # latents that the spread is measured on
+
+
+class Ball(NamedTuple):
+    """The smallest ball about the mean of valid latents that holds `SAMPLES` of them.
+
+    Attributes:
+      centre: float [H], the mean.
+      radius: the radius, a float scalar.
+    """
+
+    centre: jax.Array
+    radius: jax.Array
+
+
+class Weights(NamedTuple):
+    """The variables of a generator that takes and gives w in units.
+
+    Attributes:
+      variables: variables of the generator within.
+      unit: float32 scalar; the generator's w is `unit` times the w in units.
+      ball: the ball of valid latents, in units.
+    """
+
+    variables: PyTree
+    unit: jax.Array
+    ball: Ball
+
+
+def in_units(generator: Generator, latents: Latents) -> Generator:
+    """Returns the same generator, which takes and gives w divided by its unit.
+
+    Args:
+      generator: the generator; its w is measured on latents drawn by a fixed key.
+      latents: the unit of w: "raw", 1; "spread", the one that makes w's spread `REFERENCE_SPREAD`.
+
+    Returns:
+      A generator with `Weights` as variables.
+
+    Raises:
+      ValueError: all latents are the same, or not finite.
+    """
+    with jax.ensure_compile_time_eval():  # a method may be made while another function is traced
+        w = generator.sample_w(generator.variables, jax.random.key(0), SAMPLES)
+        centre = w.mean(0)
+        spread = jnp.sqrt(jnp.mean((w - centre) ** 2))
+        if not 0 < float(spread) < float("inf"):
+            raise ValueError(
+                f"generator {generator.card.name!r} draws latents of spread {spread}; it must be "
+                "above 0"
+            )
+        unit = spread / REFERENCE_SPREAD if latents == "spread" else jnp.ones(())
+        ball = Ball(centre / unit, jnp.linalg.norm(w - centre, axis=-1).max() / unit)
+
+    def sample_w(weights: Weights, key, n):
+        return generator.sample_w(weights.variables, key, n) / weights.unit
+
+    def synthesize(weights: Weights, w):
+        return generator.synthesize(weights.variables, w * weights.unit)
+
+    def conditional(weights: Weights, key, labels):
+        assert generator.conditional is not None
+        return generator.conditional(weights.variables, key, labels) / weights.unit
+
+    return generator._replace(
+        sample_w=sample_w,
+        synthesize=synthesize,
+        variables=Weights(generator.variables, unit, ball),
+        conditional=generator.conditional and conditional,
+    )
+
+
+def into(ball: Ball, latents: jax.Array) -> jax.Array:
+    """Moves latents outside the ball to its surface, towards the centre; the others stay.
+
+    float [n, H] -> [n, H].
+    """
+    away = latents - ball.centre
+    # At least 1e-12: the square root has no gradient at the centre.
+    distance = jnp.sqrt(jnp.maximum(jnp.sum(away * away, -1, keepdims=True), 1e-12))
+    return jnp.where(distance > ball.radius, ball.centre + away * (ball.radius / distance), latents)

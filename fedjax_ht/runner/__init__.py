@@ -1,1 +1,0 @@
-"""Experiments from the command line: `fedjax-ht COMMAND`, which command.py reads."""

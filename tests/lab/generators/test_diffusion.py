@@ -1,0 +1,233 @@
+"""A tiny folder of Stable Diffusion with random weights is a generator; it equals the library's own
+pipeline."""
+
+import json
+import shutil
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ht.lab.generators import open_generator
+from fedjax_ht.lab.generators.diffusion import PROMPT_FILE, load_diffusion
+
+PROMPT, STEPS, TOKENS, WIDTH = "a cat", 3, 8, 16
+
+
+def save_networks(folder):
+    diffusers = pytest.importorskip("diffusers")
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    shared = {"block_out_channels": (8, 8), "layers_per_block": 1, "norm_num_groups": 4}
+    diffusers.UNet2DConditionModel(
+        sample_size=(8, 4),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=WIDTH,
+        attention_head_dim=4,
+        **shared,
+    ).save_pretrained(folder / "unet")
+    diffusers.AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        **shared,
+    ).save_pretrained(folder / "vae")
+    diffusers.PNDMScheduler(
+        skip_prk_steps=True,
+        steps_offset=1,
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+    ).save_pretrained(folder / "scheduler")
+    return folder
+
+
+def save_text_encoder(folder):
+    transformers = pytest.importorskip("transformers")
+    letters = [chr(code) for code in range(33, 127)]
+    tokens = [
+        *letters,
+        *(f"{letter}</w>" for letter in letters),
+        "<|startoftext|>",
+        "<|endoftext|>",
+    ]
+    end = len(tokens) - 1
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer/vocab.json").write_text(
+        json.dumps({token: i for i, token in enumerate(tokens)})
+    )
+    (folder / "tokenizer/merges.txt").write_text("#version: 0.2\n")
+    (folder / "tokenizer/tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "model_max_length": TOKENS,
+                "tokenizer_class": "CLIPTokenizer",
+                "pad_token": tokens[end],
+            }
+        )
+    )
+    sizes = {
+        "hidden_size": WIDTH,
+        "intermediate_size": WIDTH,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    ends = {"bos_token_id": end - 1, "eos_token_id": end, "pad_token_id": end}
+    config = transformers.CLIPTextConfig(
+        vocab_size=len(tokens), max_position_embeddings=TOKENS, **sizes, **ends
+    )
+    transformers.CLIPTextModel(config).save_pretrained(folder / "text_encoder")
+
+
+def save_prompt(folder, prompt=PROMPT, width=WIDTH):
+    embedding = np.random.default_rng(0).normal(size=(2, TOKENS, width)).astype(np.float32)
+    np.savez(folder / PROMPT_FILE, prompt=np.array(prompt), embedding=embedding)
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory):
+    return save_networks(tmp_path_factory.mktemp("sd"))
+
+
+@pytest.fixture
+def folder(networks, tmp_path):
+    """Networks and a prompt's embedding, no text encoder."""
+    copied = shutil.copytree(networks, tmp_path / "sd")
+    save_prompt(copied)
+    return copied
+
+
+def test_protocol(folder):
+    generator = open_generator(folder)
+    assert generator.host and generator.latent_dim == 4 * 8 * 4 and generator.variables == ()
+    w = generator.sample_w((), jax.random.key(0), 500)
+    assert w.shape == (500, 128) and abs(w.mean()) < 0.02 and abs(w.std() - 1) < 0.02
+    generator = load_diffusion(folder, steps=STEPS)
+    images = generator.synthesize((), w[:2])
+    assert images.shape == (2, 16, 8, 3) and images.dtype == np.float32
+    assert images.min() >= 0 and images.max() <= 1 and np.abs(images[0] - images[1]).max() > 0.05
+    # and is deterministic
+    np.testing.assert_array_equal(generator.synthesize((), np.asarray(w[1:2]))[0], images[1])
+
+
+def test_guidance_and_prompt_count(folder):
+    w = np.random.default_rng(1).normal(size=(1, 128))
+
+    def image(**options):
+        return load_diffusion(folder, steps=STEPS, **options).synthesize((), w)
+
+    assert np.abs(image() - image(guidance=1.0)).max() > 1e-4
+    before = image()
+    save_prompt(folder, "a dog")
+    with np.load(folder / PROMPT_FILE) as file:
+        np.savez(folder / PROMPT_FILE, prompt=file["prompt"], embedding=file["embedding"][::-1])
+    assert np.abs(image(prompt="a dog") - before).max() > 1e-4
+
+
+def test_equals_the_pipeline_and_encodes_once(networks, tmp_path, monkeypatch):
+    folder = shutil.copytree(networks, tmp_path / "sd")
+    save_text_encoder(folder)
+    diffusers, torch = pytest.importorskip("diffusers"), pytest.importorskip("torch")
+    from transformers import CLIPTextModel, CLIPTokenizer
+
+    w = np.random.default_rng(1).normal(size=(2, 128)).astype(np.float32)
+    images = load_diffusion(folder, steps=5).synthesize((), w)
+    pipeline = diffusers.StableDiffusionPipeline(
+        vae=diffusers.AutoencoderKL.from_pretrained(folder / "vae"),
+        text_encoder=CLIPTextModel.from_pretrained(folder / "text_encoder"),
+        tokenizer=CLIPTokenizer.from_pretrained(folder / "tokenizer"),
+        unet=diffusers.UNet2DConditionModel.from_pretrained(folder / "unet"),
+        scheduler=diffusers.PNDMScheduler.from_pretrained(folder / "scheduler"),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    for image, latent in zip(images, w):
+        latents = torch.from_numpy(latent.reshape(1, 4, 8, 4))
+        want = pipeline(
+            PROMPT,
+            latents=latents,
+            height=16,
+            width=8,
+            num_inference_steps=5,
+            guidance_scale=7.5,
+            output_type="np",
+        )
+        np.testing.assert_allclose(image, want.images[0], rtol=0, atol=1e-5)
+    monkeypatch.setitem(sys.modules, "transformers", None)  # the embedding was kept
+    np.testing.assert_array_equal(
+        load_diffusion(folder, steps=5).synthesize((), w[:1])[0], images[0]
+    )
+    with pytest.raises(ImportError, match="needs transformers to encode 'a dog', once"):
+        load_diffusion(folder, prompt="a dog")
+
+
+def set_scheduler(folder, text):
+    (folder / "scheduler/scheduler_config.json").write_text(text)
+
+
+DAMAGE = {
+    "no unet": (
+        lambda f: (f / "unet/config.json").unlink(),
+        "unet: no UNet2DConditionModel can be read",
+    ),
+    "no weights": (
+        lambda f: (f / "vae/diffusion_pytorch_model.safetensors").write_bytes(b"x"),
+        "vae: no AutoencoderKL can be read",
+    ),
+    "no scheduler": (
+        lambda f: set_scheduler(f, "{}"),
+        "no scheduler_config.json with a _class_name",
+    ),
+    "noisy scheduler": (
+        lambda f: set_scheduler(f, '{"_class_name": "EulerAncestralDiscreteScheduler"}'),
+        "the scheduler is a EulerAncestralDiscreteScheduler; only PNDMScheduler and DDIMScheduler",
+    ),
+    "cut embedding": (
+        lambda f: (f / PROMPT_FILE).write_bytes(b"PK"),
+        "prompt_embedding.npz: damaged",
+    ),
+    "wrong embedding": (
+        lambda f: save_prompt(f, width=5),
+        "prompts of 16; the vae has 4, the text encoder 5",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damaged_folders_are_one_clear_line(folder, what):
+    damage, message = DAMAGE[what]
+    damage(folder)
+    with pytest.raises(ValueError, match=message) as error:
+        open_generator(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_scheduler(folder):
+    shutil.rmtree(folder / "scheduler")
+    with pytest.raises(FileNotFoundError, match=r"no scheduler in .*sd"):
+        open_generator(folder)
+
+
+def test_half_precision_files(folder):
+    diffusers = pytest.importorskip("diffusers")
+    w = np.random.default_rng(1).normal(size=(1, 128))
+    want = load_diffusion(folder, steps=STEPS).synthesize((), w)
+    for name, kind in (("unet", diffusers.UNet2DConditionModel), ("vae", diffusers.AutoencoderKL)):
+        network = kind.from_pretrained(folder / name).half()
+        shutil.rmtree(folder / name)
+        network.save_pretrained(folder / name, variant="fp16")
+    images = load_diffusion(folder, steps=STEPS).synthesize((), w)
+    np.testing.assert_allclose(images, want, rtol=0, atol=0.02)
+
+
+def test_diffusers_is_asked_for_by_name(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    for name in ("unet", "vae", "scheduler"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(
+        ImportError, match=r"needs diffusers; run pip install 'fedjax_ht\[diffusion\]'"
+    ):
+        open_generator(tmp_path)

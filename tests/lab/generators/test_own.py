@@ -1,0 +1,162 @@
+"""A user's own generator by "module:function": the page's example, beside torch where it is, and
+what goes wrong."""
+
+import sys
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import fedjax_ht as fl
+from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.config.entries import parse_entry
+from fedjax_ht.lab.generators import open_generator
+from fedjax_ht.lab.runs.arm import simulate
+from fedjax_ht.lab.runs.build import build
+from tests.docs.test_examples import blocks
+from tests.runs import config_of
+
+
+def state_dict():
+    """Returns the weights of a DCGAN 16 -> 8 -> 6 -> 3 channels under torch's names."""
+    rng, arrays = np.random.default_rng(0), {}
+    for at, inputs, outputs in ((0, 16, 8), (3, 8, 6), (6, 6, 3)):
+        arrays[f"main.{at}.weight"] = 0.3 * rng.standard_normal((inputs, outputs, 4, 4))
+        if outputs > 3:
+            for leaf in ("weight", "bias", "running_mean", "running_var"):
+                arrays[f"main.{at + 1}.{leaf}"] = rng.uniform(0.5, 1.5, outputs)
+            arrays[f"main.{at + 1}.num_batches_tracked"] = np.array(7)
+    return {
+        name: array.astype(np.float32) if array.ndim else array for name, array in arrays.items()
+    }
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The page's example in the current folder, its weights as .npz."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("dcgan.npz", **state_dict())
+    (tmp_path / "my_gan.py").write_text(
+        blocks("generators.md")[0].replace("dcgan.pth", "dcgan.npz")
+    )
+    yield tmp_path
+    for name in [
+        name
+        for name, module in sys.modules.items()
+        if str(tmp_path) in str(getattr(module, "__file__", ""))
+    ]:
+        del sys.modules[name]
+
+
+def transposed(x, kernel, stride, padding):
+    """torch's ConvTranspose2d by its definition; x [n, h, w, in], kernel [in, out, k, k]."""
+    k, side = kernel.shape[-1], x.shape[1]
+    out = np.zeros((len(x), (side - 1) * stride + k, (side - 1) * stride + k, kernel.shape[1]))
+    for i in range(side):
+        for j in range(side):
+            out[:, i * stride : i * stride + k, j * stride : j * stride + k] += np.einsum(
+                "nc,cohw->nhwo", x[:, i, j], kernel
+            )
+    return out[:, padding : out.shape[1] - padding, padding : out.shape[2] - padding]
+
+
+def expected_images(w):
+    arrays, x = state_dict(), w[:, None, None, :].astype(np.float64)
+    for at, stride, padding in ((0, 1, 0), (3, 2, 1), (6, 2, 1)):
+        x = transposed(x, arrays[f"main.{at}.weight"], stride, padding)
+        if at < 6:
+            norm = {
+                leaf: arrays[f"main.{at + 1}.{leaf}"]
+                for leaf in ("weight", "bias", "running_mean", "running_var")
+            }
+            x = (x - norm["running_mean"]) / np.sqrt(norm["running_var"] + 1e-5) * norm[
+                "weight"
+            ] + norm["bias"]
+            x = np.maximum(x, 0)
+    return (np.tanh(x) + 1) / 2
+
+
+def test_the_example_of_the_page(folder):
+    generator = open_generator("my_gan:generator")
+    assert generator.latent_dim == 16 and generator.card.trained_on == ("svhn",)
+    w = np.asarray(generator.sample_w(generator.variables, jax.random.key(0), 3))
+    images = np.asarray(jax.jit(generator.synthesize)(generator.variables, w))
+    assert images.shape == (3, 16, 16, 3) and images.std() > 0.05
+    np.testing.assert_allclose(images, expected_images(w), atol=1e-5)
+    assert str(folder) not in sys.path
+
+
+def test_the_example_beside_torch(folder):
+    torch = pytest.importorskip("torch")
+    from torch import nn
+
+    layers = [nn.ConvTranspose2d(16, 8, 4, 1, 0, bias=False), nn.BatchNorm2d(8), nn.ReLU()]
+    layers += [nn.ConvTranspose2d(8, 6, 4, 2, 1, bias=False), nn.BatchNorm2d(6), nn.ReLU()]
+    network = nn.ModuleDict(
+        {"main": nn.Sequential(*layers, nn.ConvTranspose2d(6, 3, 4, 2, 1, bias=False), nn.Tanh())}
+    )
+    network.load_state_dict({name: torch.tensor(array) for name, array in state_dict().items()})
+    torch.save(network.state_dict(), "dcgan.pth")
+    (folder / "torch_gan.py").write_text(blocks("generators.md")[0])
+    generator = open_generator("torch_gan:generator")
+    w = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)
+    with torch.no_grad():
+        expected = (
+            network["main"].eval()(torch.tensor(w)[:, :, None, None]).permute(0, 2, 3, 1).numpy()
+        )
+    np.testing.assert_allclose(
+        generator.synthesize(generator.variables, w), (expected + 1) / 2, atol=1e-6
+    )
+
+
+def test_a_config_takes_it(folder, tiny_config):
+    config = config_of(tiny_config)
+    config.compare, config.method = (
+        (),
+        fl.method_config("fedktl", generator="my_gan:generator", server_epochs=1),
+    )
+    experiment = build(config)
+    state, _ = (simulation := simulate(experiment.arms["fedktl"])).run_round(simulation.init())
+    assert state.round == 1
+    entry = parse_entry("fedktl:generator=my_gan:generator:mu=2", typed_config(config), {})
+    assert entry.options["generator"] == "my_gan:generator" and entry.options["mu"] == 2
+
+
+WRONG = """
+import fedjax_ht as fl
+def make(): return {}
+def fails(): raise RuntimeError("first\\nsecond")
+number = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_gan:make", r"there is no module no_such_gan in /\S+, and none is installed"),
+        ("wrong_gan.inner:make", r"there is no module wrong_gan\.inner in .*"),
+        (
+            "wrong_gan:maker",
+            r"\S*wrong_gan\.py has no function maker; did you mean 'make'\? Its functions are make, fails",
+        ),
+        ("wrong_gan:number", r".* has no function number; its functions are make, fails"),
+        ("broken_gan:make", r"SyntaxError: .*"),
+        ("needing_gan:make", r"ModuleNotFoundError: No module named 'no_such_package'"),
+        ("wrong_gan:fails", r"RuntimeError: first"),
+        ("wrong_gan:make", r"dict; it must return a fedjax_ht\.generators\.Generator"),
+    ],
+)
+def test_wrong_generators_are_one_line(folder, name, message):
+    (folder / "wrong_gan.py").write_text(WRONG)
+    (folder / "broken_gan.py").write_text("def")
+    (folder / "needing_gan.py").write_text("import no_such_package")
+    with pytest.raises(ValueError, match=rf"^generator '{name}'(:| raises| returns) {message}$"):
+        fl.fedktl(fl.LocalTraining(optax.sgd(0.1)), generator=name)
+
+
+def test_a_file_with_a_colon_is_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a:b").write_text("")
+    with pytest.raises(ValueError, match=r"expected a \.pkl snapshot"):
+        open_generator("a:b")

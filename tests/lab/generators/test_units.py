@@ -1,0 +1,111 @@
+"""A generator's scale of w: as it is, or taken out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.methods.fedktl import fedktl
+from fedjax_ht.methods.shared.units import REFERENCE_SPREAD, Ball, in_units, into
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation
+from tests import federations
+from tests.generators_tiny import tiny_generator
+from tests.reference import fedktl as reference
+
+GENERATOR = tiny_generator()
+
+
+def rescaled(factor: float):
+    """Returns a generator that makes the same images of latents w that are `factor` times as
+    large."""
+    return GENERATOR._replace(
+        sample_w=lambda v, key, n: factor * GENERATOR.sample_w(v, key, n),
+        synthesize=lambda v, w: GENERATOR.synthesize(v, w / factor),
+        conditional=lambda v, key, labels: factor * GENERATOR.conditional(v, key, labels),
+    )
+
+
+def test_units_are_of_the_generators_spread():
+    key, labels = jax.random.key(3), jnp.arange(3)
+    for factor in (1.0, 0.1, 10.0):
+        plain = rescaled(factor)
+        unit = in_units(plain, "spread")
+        w = np.float64(unit.sample_w(unit.variables, jax.random.key(0), 1000))
+        assert np.sqrt(((w - w.mean(0)) ** 2).mean()) == pytest.approx(REFERENCE_SPREAD, rel=1e-5)
+        some = unit.sample_w(unit.variables, key, 4)
+        raw = plain.sample_w(plain.variables, key, 4)
+        np.testing.assert_allclose(some * unit.variables.unit, raw, rtol=1e-5)
+
+        def close(a, b):
+            return np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+        close(
+            unit.synthesize(unit.variables, some),
+            GENERATOR.synthesize(GENERATOR.variables, raw / factor),
+        )
+        latents = unit.conditional(unit.variables, key, labels) * unit.variables.unit
+        close(latents, plain.conditional(plain.variables, key, labels))
+        same = in_units(plain, "raw")
+        np.testing.assert_array_equal(same.sample_w(same.variables, key, 4), raw)
+        assert same.variables.unit == 1
+    assert in_units(GENERATOR._replace(conditional=None), "spread").conditional is None
+
+
+def test_into_equals_the_reference():
+    ball = Ball(jnp.array([1.0, -1.0, 0.0]), jnp.float32(2.0))
+    rows = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32) * 2
+    rows[3] = ball.centre
+    got = into(ball, jnp.asarray(rows))
+    outside = np.linalg.norm(rows - ball.centre, axis=1) > 2
+    assert 3 < outside.sum() < 17
+    np.testing.assert_array_equal(got[~outside], rows[~outside])
+    want = reference.into((np.float64(ball.centre), 2.0), np.float64(rows[outside]))
+    np.testing.assert_allclose(got[outside], want, rtol=1e-5, atol=1e-6)
+    slopes = jax.grad(lambda x: into(ball, x).sum())(jnp.asarray(rows))
+    assert np.isfinite(slopes).all()
+
+
+def rounds(generator, **options) -> tuple[list, dict, np.ndarray]:
+    """Two rounds with pairs: what they report, the pictures, and the accuracies."""
+    federation = federations.mixed_federation()
+    settings = {"server_epochs": 3, "server_batch_size": 6, "scale": 2.0, "mu": 0.5}
+    method = fedktl(federations.TRAINING, generator=generator, **(settings | options))
+    data = federations.federation_data(federation)
+    simulation = make_simulation(method, federation, data, SimulationOptions(lanes=1))
+    state, reports = simulation.init(), []
+    for _ in range(2):
+        state, report = simulation.run_round(state)
+        reports.append(report.metrics | report.server_metrics)
+    return (
+        reports,
+        method.view.pictures(federation, state.server),
+        simulation.evaluate(state).accuracy["test"]["etf"],
+    )
+
+
+RELEASED = pytest.param(
+    {"variant": "released", "bandwidths": (10.0, 15.0, 20.0, 50.0)}, marks=pytest.mark.slow
+)
+
+
+@pytest.mark.parametrize("options", [{}, RELEASED], ids=str)
+def test_in_units_of_the_spread_its_scale_changes_no_image_no_loss_and_no_accuracy(options):
+    reports, pictures, accuracies = rounds(GENERATOR, latents="spread", **options)
+    for factor in (0.1, 10.0):
+        got = rounds(rescaled(factor), latents="spread", **options)
+        for row, want in zip(got[0], reports):
+            assert row == pytest.approx(want, rel=1e-3, abs=1e-4)
+        for name, images in pictures.items():
+            np.testing.assert_allclose(got[1][name], images, atol=1e-3)
+        np.testing.assert_array_equal(got[2], accuracies)
+
+
+def test_raw_latents_are_the_generators_own():
+    """The squared distances grow with the square of the scale, and the images differ."""
+    (reports, pictures, _), (larger, larger_pictures, _) = rounds(GENERATOR), rounds(rescaled(10.0))
+    ratio = larger[0]["distance2_of_valid"] / reports[0]["distance2_of_valid"]
+    assert ratio == pytest.approx(100, rel=1e-3)
+    assert any(
+        np.abs(larger_pictures[name] - images).max() > 1e-2 for name, images in pictures.items()
+    )

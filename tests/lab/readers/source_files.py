@@ -1,0 +1,45 @@
+"""Files, images and errors for the tests of data sources."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_ht.lab.readers import load_dataset
+
+_RNG = np.random.default_rng(0)
+
+
+def pixels(*shape: int) -> np.ndarray:
+    return _RNG.integers(0, 256, shape, dtype=np.uint8)
+
+
+def write(path: Path, content: bytes | str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def text(rows: np.ndarray) -> str:
+    """Numbers, a row a line, as UCI HAR has them."""
+    number = "%d" if rows.dtype.kind == "i" else " %.7e"
+    return (
+        "\n".join(" ".join(number % value for value in row) for row in rows.reshape(len(rows), -1))
+        + "\n"
+    )
+
+
+def encoded(image: np.ndarray, kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, kind, quality=95)
+    return file.getvalue()
+
+
+def load_error(kind: type[Exception], *args) -> str:
+    """The message of the error that `load_dataset(*args)` gives, which must be one line."""
+    with pytest.raises(kind) as error:
+        load_dataset(*args)
+    message = str(error.value)
+    assert "\n" not in message
+    return message

@@ -1,0 +1,140 @@
+"""The cache of decoded sets has them whole or not at all, and never in memory as a whole."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_ht.lab.readers import pile as pile_module
+from fedjax_ht.lab.readers.images import decode_all
+from fedjax_ht.lab.readers.pile import Pile
+from fedjax_ht.lab.readers.registry import _load
+from tests.lab.readers.source_files import encoded, pixels, write
+
+ROOT = Path(__file__).parents[3]
+load = _load.__wrapped__  # without the latest sets in memory
+
+
+def test_a_set_is_never_in_memory_as_a_whole(tmp_path):
+    image, count = pixels(64, 64, 3), 3_000  # 37 MB
+    content = encoded(image)
+    tracemalloc.start()
+    decoded = decode_all(((i, content) for i in range(count)), None)
+    pile = Pile(((key, image.pixels) for key, image in decoded), tmp_path / "images.npy")
+    images = pile.stack(range(count))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert images.shape == (count, 64, 64, 3) and not images.flags.writeable
+    np.testing.assert_array_equal(images[[0, -1]], [image, image])
+    assert peak < images.nbytes / 4, peak
+    assert [path.name for path in tmp_path.iterdir()] == ["images.npy"]
+    np.testing.assert_array_equal(np.load(tmp_path / "images.npy"), images)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_pile_puts_images_in_order(tmp_path, on_disk):
+    grey, first, colour = pixels(2, 2, 1), pixels(2, 2, 3), pixels(2, 2, 3)
+
+    def made(*images):
+        return Pile(images, tmp_path / "x.npy" if on_disk else None)
+
+    stacked = made(("a", grey), ("b", first), ("c", pixels(9, 9, 1)), ("b", colour)).stack(
+        ["b", "a"]
+    )
+    np.testing.assert_array_equal(stacked, [colour, np.repeat(grey, 3, -1)])
+    assert made(("a", grey)).stack(["a"]).shape == (1, 2, 2, 1)
+    with pytest.raises(ValueError, match="2 sizes"):
+        made(("a", grey), ("b", pixels(2, 3, 1))).stack(["a", "b"])
+    with pytest.raises(ValueError, match="no images"):
+        made().stack([])
+    with pytest.raises(ValueError, match="1 of 1 images are missing, such as b"):
+        made(("a", grey)).stack(["b"])
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder of a set of three images; the user's cache is in `tmp_path`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    for i, name in enumerate(["a/1", "b/1", "b/2"]):
+        write(tmp_path / f"set/{name}.png", encoded(np.full((4, 4), i, np.uint8)))
+    return tmp_path / "set"
+
+
+def assert_whole(folder: Path) -> None:
+    dataset = load(f"folder:{folder}", None, None)
+    assert dataset.inputs[:, 0, 0, 0].tolist() == [0, 1, 2] and dataset.labels.tolist() == [0, 1, 1]
+
+
+def kept(folder: Path) -> list[str]:
+    return sorted(path.suffix for path in (folder / ".fedjax_ht_cache").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("where", "left"),
+    [
+        ("pile.mapped", [".tmp"]),  # the images are written
+        ("cache.np.savez", [".tmp", ".tmp"]),
+        ("cache._sweep", [".npy", ".npz"]),
+        ("cache.Path.replace", [".npy", ".tmp"]),  # the second one
+    ],
+)
+def test_a_process_that_is_killed_leaves_nothing_wrong(folder, where, left):
+    module, _, attribute = where.partition(".")
+    code = f"""
+import os, signal
+from fedjax_ht.lab.readers import cache, pile, load_dataset
+replace = cache.Path.replace
+def kill(*arguments, **options):
+    if {"replace" in where} and str(arguments[1]).endswith(".npy"):
+        return replace(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+{module}.{attribute} = kill
+load_dataset("folder:{folder}")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert kept(folder) == left
+    assert_whole(folder)
+    assert [suffix for suffix in kept(folder) if suffix != ".tmp"] == [".npy", ".npz"]
+    for path in (folder / ".fedjax_ht_cache").glob("*.tmp"):  # of a killed process, a day later
+        os.utime(path, (time.time() - 100_000,) * 2)
+    write(folder / "b/2.png", encoded(np.full((4, 4), 2, np.uint8)) + b" ")
+    assert_whole(folder)
+    assert kept(folder) == [".npy", ".npz"]  # neither those nor the images of before
+
+
+def test_a_young_temporary_file_may_be_in_use(folder):
+    write(folder / ".fedjax_ht_cache/other.tmp", b"")
+    assert_whole(folder)
+    assert kept(folder) == [".npy", ".npz", ".tmp"]
+
+
+def test_a_set_that_is_in_use_outlives_its_files(folder):
+    dataset = load(f"folder:{folder}", None, None)
+    for path in (folder / ".fedjax_ht_cache").iterdir():
+        path.unlink()
+    assert dataset.inputs[:, 0, 0, 0].tolist() == [0, 1, 2]
+
+
+def test_a_full_disk_keeps_nothing(folder, monkeypatch, tmp_path):
+    class Full:
+        def write(self, content):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pile_module.tempfile, "TemporaryFile", lambda **_: Full())
+    assert_whole(folder)
+    assert kept(folder) == [] and not list((tmp_path / "user/fedjax_ht").iterdir())
+
+
+def test_other_errors_are_not_hidden(folder, tmp_path):
+    write(folder / "b/2.png", b"no image")
+    with pytest.raises(ValueError, match=r"b/2\.png cannot be decoded"):
+        load(f"folder:{folder}", None, None)
+    assert kept(folder) == [] and not (tmp_path / "user").exists()

@@ -1,0 +1,326 @@
+"""The columns of tables and texts that are the label, the features and the group."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedjax_ht as fl
+from fedjax_ht.lab.readers import load_dataset
+from tests.lab.readers.source_files import load_error, write
+
+RNG = np.random.default_rng(0)
+ROWS = 60
+LABELS = np.arange(ROWS) % 3
+VALUES = RNG.normal(size=(ROWS, 2)).round(3)
+
+
+def write_table(path: Path, head: str, *columns) -> str:
+    """Writes a table of columns, each a list of ROWS values."""
+    rows = [",".join(map(str, row)) for row in zip(*columns)]
+    write(path, "\n".join([head, *rows]) + "\n")
+    return f"csv:{path}"
+
+
+def features_of(dataset: fl.Dataset) -> tuple[str, ...]:
+    return fl.describe(dataset).features
+
+
+def test_columns_that_are_found_are_said_and_those_that_are_named_are_not(tmp_path, caplog):
+    name = write_table(tmp_path / "t.csv", "a,b,Target,person", *VALUES.T, LABELS, LABELS // 2)
+    dataset = load_dataset(name)
+    (line,) = caplog.messages
+    assert line == (
+        f"{name}: column 'Target' is taken for the label, and a, b for features, and 'person' for "
+        f"the group; {name}:Target names it and ends this line"
+    )
+    assert features_of(dataset) == ("a", "b") and fl.describe(dataset).label == "Target"
+    caplog.clear()
+    same = load_dataset(f"{name}:Target")
+    again = load_dataset(name, label="Target", features=("b", "a"))
+    assert not caplog.messages
+    np.testing.assert_array_equal(same.inputs, again.inputs)
+
+
+@pytest.mark.parametrize(
+    ("head", "column"),
+    [
+        (",a,b,label", np.arange(ROWS)),
+        ("Unnamed: 0,a,b,label", np.arange(ROWS)),
+        ("a,b,rank,label", np.arange(ROWS) + 500),
+        ("a,b,milliseconds,label", 20 * np.arange(ROWS)),
+        ("a,b,shuffled,label", RNG.permutation(ROWS)),
+        ("a,b,patient id,label", RNG.permutation(10_000)[:ROWS]),
+        ("a,b,code,label", 10 * LABELS + 3),
+        ("a,b,owner,label", 3 * (np.arange(ROWS) // 3 % 4) + LABELS),
+        ("a,b,time,label", np.cumsum(RNG.random(ROWS))),
+        ("a,b,time left,label", -np.cumsum(RNG.random(ROWS))),
+        ("a,b,is second,label", (LABELS == 1) + 4),
+    ],
+)
+def test_a_column_that_gives_the_answer_away_is_refused(tmp_path, caplog, head, column):
+    columns = [*VALUES.T, column, LABELS]
+    if head.endswith("a,b,label"):
+        columns = [column, *VALUES.T, LABELS]
+    name = write_table(tmp_path / "t.csv", head, *columns)
+    (giveaway,) = set(head.split(",")) - {"a", "b", "label"}
+    message = load_error(ValueError, name)
+    assert f"column {giveaway!r} " in message and f"dataset.features=-{giveaway} " in message
+    assert features_of(load_dataset(name, features=[f"-{giveaway}"])) == ("a", "b")
+    caplog.clear()
+    kept = load_dataset(f"{name}:label", features=("a", giveaway))
+    assert kept.inputs.shape == (ROWS, 2)
+    assert giveaway in ("", "Unnamed: 0") or f"feature {giveaway!r}" in caplog.text
+
+
+def test_columns_that_give_nothing_away_are_features(tmp_path):
+    flags = np.arange(ROWS) // 2 % 2
+    name = write_table(
+        tmp_path / "t.csv", "a,flag,one,label", VALUES[:, 0], flags, [1] * ROWS, LABELS
+    )
+    assert features_of(load_dataset(name)) == ("a", "flag", "one")
+    rare = np.where(np.arange(ROWS) == 0, 3, LABELS)  # a class of one row, which a flag may mark
+    marked = write_table(tmp_path / "rare.csv", "a,flag,label", VALUES[:, 0], 1 * (rare == 3), rare)
+    assert features_of(load_dataset(marked)) == ("a", "flag")
+    parted = write_table(tmp_path / "one.csv", "a,label", LABELS, LABELS)  # nothing else to learn
+    assert load_dataset(parted).inputs.shape == (ROWS, 1)
+
+
+@pytest.mark.parametrize(
+    ("column", "line"),
+    [
+        ([f"0{i}" for i in RNG.integers(10, 99, ROWS)], "feature 'c' has digits behind zeros, 0"),
+    ],
+)
+def test_a_column_that_may_give_the_answer_away_is_said(tmp_path, caplog, column, line):
+    name = write_table(tmp_path / "t.csv", "a,b,c,label", *VALUES.T, column, LABELS)
+    load_dataset(f"{name}:label")
+    assert len(caplog.messages) == 1 and line in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        ("a,b,label,class", "columns 'label' and 'class' may each be the label; name it as"),
+        ("x,y,z,activity", "no column is called label, labels, target, class, class index, y"),
+        ("x,y", "name the label as"),
+        ("a,group,Person,y", "columns 'group' and 'Person' may each be the group"),
+    ],
+)
+def test_two_columns_that_may_be_the_label_are_refused(tmp_path, head, reason):
+    width = head.count(",") + 1
+    name = write_table(tmp_path / "t.csv", head, *(LABELS for _ in range(width)))
+    assert reason in load_error(ValueError, name)
+
+
+def test_y_beside_x_is_a_coordinate_and_the_label_has_another_name(tmp_path):
+    name = write_table(tmp_path / "t.csv", "x,y,label", *VALUES.T, LABELS)
+    assert features_of(load_dataset(name)) == ("x", "y")
+    assert (
+        load_dataset(write_table(tmp_path / "u.csv", "a,b,y", *VALUES.T, LABELS)).num_classes == 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("features", "reason"),
+    [
+        (("a", "-b"), "name those that are, or with - before every name those that are not"),
+        (("c",), "unknown column 'c'"),
+        (("-c",), "unknown column 'c'"),
+        (("a", "label"), "column 'label' is named as a feature and as the label or group"),
+        (("-a", "-b"), "it has no column of numbers beside label"),
+    ],
+)
+def test_features_that_cannot_be_are_refused(tmp_path, features, reason):
+    write_table(tmp_path / "t.csv", "a,b,label", *VALUES.T, LABELS)
+    with pytest.raises(ValueError, match=reason):
+        load_dataset("csv:t.csv", tmp_path, features=features)
+
+
+def test_a_label_that_is_named_twice_is_refused(tmp_path):
+    write_table(tmp_path / "t.csv", "a,b,label", *VALUES.T, LABELS)
+    with pytest.raises(ValueError, match="the label is named 'a' and 'b'; name it once"):
+        load_dataset("csv:t.csv:a", tmp_path, label="b")
+    with pytest.raises(ValueError, match="label is 'a', but fashion_mnist_10k has no columns"):
+        load_dataset("fashion_mnist_10k", label="a")
+
+
+# Labels
+
+
+def test_numbers_to_predict_are_no_classes(tmp_path, caplog):
+    prices = 1000 + 37 * np.arange(ROWS)[::-1]
+    name = write_table(tmp_path / "t.csv", "a,b,target", *VALUES.T, prices)
+    assert f"column 'target' has {ROWS} classes in {ROWS} rows" in load_error(ValueError, name)
+    ages = np.random.default_rng(2).integers(0, 25, ROWS)
+    load_dataset(write_table(tmp_path / "u.csv", "a,b,target", *VALUES.T, ages))
+    assert "classes with one sample, such as" in caplog.text
+
+
+def test_digits_with_leading_zeros_are_names(tmp_path):
+    names = np.array(["007", "7", "10"])[LABELS]
+    dataset = load_dataset(write_table(tmp_path / "t.csv", "a,label", VALUES[:, 0], names))
+    assert dataset.class_names == ("007", "10", "7")
+    write(tmp_path / "x.csv", "".join(f"{name},some text {i}\n" for i, name in enumerate(names)))
+    assert load_dataset(f"text:{tmp_path}/x.csv").class_names == ("007", "10", "7")
+
+
+def test_classes_that_differ_by_capitals_are_said(tmp_path, caplog):
+    names = np.array(["Yes", "yes", "no"])[LABELS]
+    load_dataset(write_table(tmp_path / "t.csv", "a,label", VALUES[:, 0], names))
+    assert "column 'label' has classes that differ by capitals alone: Yes, yes" in caplog.text
+
+
+@pytest.mark.parametrize("cell", ["1_000", "١٢", "1,5"])
+def test_what_only_python_reads_as_a_number_is_text(tmp_path, cell):
+    write(tmp_path / "t.csv", f"a;label\n1;x\n{cell};y\n")
+    message = load_error(ValueError, f"csv:{tmp_path}/t.csv")
+    assert f"column 'a' holds text, {cell!r} in line 3" in message
+
+
+def test_values_that_become_equal_in_float32_are_refused(tmp_path):
+    times = 1_700_000_000 + RNG.permutation(15 * np.arange(ROWS) + np.arange(ROWS) % 2)
+    name = write_table(tmp_path / "t.csv", "a,at,label", VALUES[:, 0], times, LABELS)
+    message = load_error(ValueError, name)
+    assert "column 'at' has 60 different values from 1700000" in message
+    assert "and float32 has 8 of them; subtract an offset from it" in message
+    large = write_table(tmp_path / "u.csv", "a,at,label", VALUES[:, 0], times + 0.5, LABELS)
+    assert "column 'at'" in load_error(ValueError, large)
+
+
+# Folders of tables
+
+
+def test_a_file_a_client(tmp_path, caplog):
+    (a, b), sites = VALUES.T, tmp_path / "sites"
+    write_table(sites / "north.csv", "label,b,a", LABELS, b, a)
+    write_table(sites / "south.csv", "a,b,label", a[1:], b[1:], LABELS[1:])
+    write_table(sites / "west.csv", "a,label,b", a[2:], LABELS[2:], b[2:])
+    write(sites / "readme.md", "about")
+    dataset = load_dataset("csv:sites:label", tmp_path)
+    assert fl.describe(dataset).groups == {"north": 60, "south": 59, "west": 58}
+    np.testing.assert_array_equal(dataset.inputs[60:119], np.float32(VALUES[1:])[:, ::-1])
+    assert dataset.groups[[0, 60, 118, 119]].tolist() == [0, 1, 1, 2]
+    assert "left out: readme.md (no table)" in caplog.text
+    assert len(fl.make_partition("natural", dataset, 3)) == 3
+
+
+def test_an_index_of_every_file_is_refused(tmp_path):
+    for name in ("a", "b"):
+        write_table(tmp_path / f"{name}.csv", "n,a,label", np.arange(ROWS), VALUES[:, 0], LABELS)
+    assert "column 'n' has another whole number in every row, 0 to 59" in load_error(
+        ValueError, f"csv:{tmp_path}:label"
+    )
+
+
+def test_files_that_are_sets(tmp_path):
+    write_table(tmp_path / "Train.csv", "a,label", VALUES[:, 0], LABELS)
+    write_table(tmp_path / "test.csv", "a,label", VALUES[:9, 1], LABELS[:9])
+    dataset = load_dataset(f"csv:{tmp_path}:label")
+    assert dataset.groups is None and fl.describe(dataset).splits == {"train": 60, "test": 9}
+    write_table(tmp_path / "site.csv", "a,label", VALUES[:, 0], LABELS)
+    assert "Train, test are called like sets, and site are not" in load_error(
+        ValueError, f"csv:{tmp_path}:label"
+    )
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        ("a,c,label", "b.csv has other columns than a.csv: only one of them has b, c; all files"),
+        ("a,b", "b.csv has other columns than a.csv: only one of them has label"),
+    ],
+)
+def test_files_of_other_columns_are_refused(tmp_path, head, reason):
+    write_table(tmp_path / "a.csv", "a,b,label", *VALUES.T, LABELS)
+    columns = [*VALUES.T, LABELS][: head.count(",") + 1]
+    write_table(tmp_path / "b.csv", head, *columns)
+    assert reason in load_error(ValueError, f"csv:{tmp_path}")
+
+
+def test_files_of_clients_that_have_groups_are_refused(tmp_path):
+    for name in ("a", "b"):
+        write_table(tmp_path / f"{name}.csv", "a,person,label", *VALUES.T, LABELS)
+    assert "every file of the folder is a client, and column 'person' is called" in load_error(
+        ValueError, f"csv:{tmp_path}"
+    )
+    (tmp_path / "none").mkdir()
+    assert "no .csv, .csv.gz, .tsv, .tsv.gz file" in load_error(ValueError, f"csv:{tmp_path}/none")
+
+
+# Texts
+
+WORDS = ("sun rain wind", "ball goal team", "bank loan rate")
+TEXTS = [f"{WORDS[label]} {i % 7} {i}" for i, label in enumerate(LABELS)]
+
+
+def write_texts(path: Path, head: str, *columns) -> str:
+    quoted = [[f'"{cell}"' for cell in column] for column in columns]
+    rows = [",".join(row) for row in zip(*quoted)]
+    write(path, "\n".join([head, *rows] if head else rows) + "\n")
+    return f"text:{path}"
+
+
+HEADS = {  # head, columns, and the columns of text
+    "label,text": ((LABELS, TEXTS), ("text",)),
+    "Text,Label": ((TEXTS, LABELS), ("Text",)),
+    "Class Index,Title,Description": ((LABELS + 1, TEXTS, TEXTS), ("Title", "Description")),
+    "label,text,person": ((LABELS, TEXTS, LABELS // 2), ("text",)),
+    "": ((LABELS, TEXTS), ()),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_texts_with_a_head_and_without(tmp_path, caplog, head):
+    columns, features = HEADS[head]
+    dataset = load_dataset(write_texts(tmp_path / "t.csv", head, *columns))
+    assert dataset.num_classes == 3 and len(dataset.labels) == ROWS
+    assert features_of(dataset) == features and len(caplog.messages) == bool(head)
+    np.testing.assert_array_equal(dataset.labels, LABELS)
+    token_texts = dataset.reading.token_texts
+    first = " ".join(token_texts[token] for token in dataset.inputs[1] if token)
+    assert first.startswith("ball goal team 1 1") and token_texts[:2] == ("", "?")
+    assert (dataset.groups is not None) == ("person" in head)
+
+
+@pytest.mark.parametrize(
+    ("head", "columns", "reason"),
+    [
+        ("", (TEXTS, LABELS), "the first column has 60 classes in 60 rows"),
+        ("", (range(ROWS), LABELS, TEXTS), "the first column has 60 classes in 60 rows"),
+        (
+            "kind,words",
+            (LABELS, TEXTS),
+            "class 'kind' has one sample, in line 1, which looks like a head",
+        ),
+        (",label,text", (range(ROWS), LABELS, TEXTS), "column '' has no name"),
+        ("id,label,text", (range(ROWS), LABELS, TEXTS), "column 'id' has another whole number in"),
+        ("label,topic,text", (LABELS, LABELS + 5, TEXTS), "column 'topic' decides the label"),
+        ("", (LABELS, LABELS + 5, TEXTS), "column 2 of a row decides the label"),
+        ("text,target,class", (TEXTS, LABELS, LABELS), "may each be the label"),
+        ("text,text,label", (TEXTS, TEXTS, LABELS), "each needs a name of its own"),
+    ],
+)
+def test_texts_whose_columns_are_something_else(tmp_path, head, columns, reason):
+    assert reason in load_error(ValueError, write_texts(tmp_path / "t.csv", head, *columns))
+
+
+def test_the_label_of_a_text_can_be_named(tmp_path):
+    name = write_texts(tmp_path / "t.csv", "kind,words,more", LABELS, TEXTS, TEXTS)
+    assert features_of(load_dataset(f"{name}:kind")) == ("words", "more")
+    assert features_of(load_dataset(name, label="kind", features=["-more"])) == ("words",)
+    assert "unknown column 'kin'; did you mean 'kind'?" in load_error(ValueError, f"{name}:kin")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_class(tmp_path):
+    write(tmp_path / "t.csv", "\ufeffa,one\nb,two\na,three\n")
+    assert load_dataset(f"text:{tmp_path}/t.csv").class_names == ("a", "b")
+
+
+def test_texts_of_several_files(tmp_path):
+    write_texts(tmp_path / "train.csv", "label,text", LABELS[:40], TEXTS[:40])
+    write_texts(tmp_path / "valid.csv", "label,text", LABELS[40:], TEXTS[40:])
+    dataset = load_dataset(f"text:{tmp_path}:label")
+    assert fl.describe(dataset).splits == {"train": 40, "val": 20} and dataset.groups is None
+    # the vocabulary is that of the training texts
+    assert (dataset.inputs[:40] != 1).all() and (dataset.inputs[40:] == 1).any()

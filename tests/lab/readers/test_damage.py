@@ -1,0 +1,218 @@
+"""One wrong bit in a file that carries a sum: an error, or the same data, never other data."""
+
+import gzip
+import io
+import struct
+import tarfile
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from fedjax_ht.lab.readers.har import SIGNALS
+from fedjax_ht.lab.readers.registry import _load
+from fedjax_ht.lab.safe.torch_files import load_state_dict
+from tests.lab.readers.source_files import encoded, pixels, text, write
+
+CLASSES = 10
+
+
+def _samples(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures that compress a little, as real ones do."""
+    return pixels(count, 32, 32, 3) & 0xF8, (np.arange(count) % CLASSES).astype(np.uint8)
+
+
+def _idx(folder: Path, count: int) -> Path:
+    images, labels = _samples(count)
+    for split in ("train", "t10k"):
+        for kind, array in (("images-idx3", images[:, 2:30, 2:30, 0]), ("labels-idx1", labels)):
+            head = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
+            write(folder / f"{split}-{kind}-ubyte.gz", gzip.compress(head + array.tobytes()))
+    return folder / "train-images-idx3-ubyte.gz"
+
+
+def _cifar(folder: Path, count: int) -> Path:
+    path = folder / "cifar-10-binary.tar.gz"
+    files = {"batches.meta.txt": "\n".join(map(str, range(CLASSES))).encode()}
+    for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
+        images, labels = _samples(-(-count // 6))
+        files[name] = np.c_[labels, images.transpose(0, 3, 1, 2).reshape(len(labels), -1)].tobytes()
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def _npz(save: Callable) -> Callable[[Path, int], Path]:
+    def make(folder, count):
+        x, y = _samples(count)
+        half = count // 2
+        save(folder / "x.npz", x_train=x[:half], y_train=y[:half], x_test=x[half:], y_test=y[half:])
+        return folder / "x.npz"
+
+    return make
+
+
+def _mat(folder: Path, count: int) -> Path:
+    images, labels = _samples(count)
+    for split in ("train", "test"):
+        arrays = {"X": images.transpose(1, 2, 3, 0), "y": labels[:, None]}
+        savemat(folder / f"{split}_32x32.mat", arrays, do_compression=True)
+    return folder / "train_32x32.mat"
+
+
+def _zip(folder: Path, count: int) -> Path:
+    path = folder / "tiny-imagenet-200.zip"
+    images, labels = _samples(count)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("t/val/val_annotations.txt", "a.JPEG\tn0\t0\n")
+        archive.writestr("t/val/images/a.JPEG", encoded(images[0]))
+        for i, (image, label) in enumerate(zip(images, labels)):
+            archive.writestr(f"t/train/n{label}/images/{i}.JPEG", encoded(image))
+    return path
+
+
+def _har(folder: Path, count: int) -> Path:
+    path, half = folder / "UCI HAR Dataset.zip", count // 2
+    windows, labels = np.random.default_rng(0).normal(size=(half, 128)), np.arange(half) % 6 + 1
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for split in ("train", "test"):
+            for signal in SIGNALS:
+                archive.writestr(f"{split}/Inertial Signals/{signal}_{split}.txt", text(windows))
+            for what in ("y", "subject"):
+                archive.writestr(f"{split}/{what}_{split}.txt", text(labels))
+    return path
+
+
+def _clients(folder: Path, count: int) -> Path:
+    images, labels = _samples(count)
+    data = {
+        "x": (images.transpose(0, 3, 1, 2) / 127.5 - 1).astype(np.float32),
+        "y": labels.astype(np.int64),
+    }
+    write(folder / "config.json", f'{{"num_clients": 1, "num_classes": {CLASSES}}}')
+    for split in ("train", "test"):
+        (folder / split).mkdir()
+        np.savez_compressed(folder / split / "0.npz", data=data)
+    return folder / "train/0.npz"
+
+
+def _texts(folder: Path, count: int) -> Path:
+    rng = np.random.default_rng(0)
+    x = np.array([(rng.integers(1, 500, 9).tolist(), 9) for _ in range(count)], dtype=object)
+    write(folder / "config.json", '{"num_clients": 1, "num_classes": 2}')
+    for split in ("train", "test"):
+        (folder / split).mkdir()
+        np.savez_compressed(folder / split / "0.npz", data={"x": x, "y": np.arange(count) % 2})
+    return folder / "train/0.npz"
+
+
+def _windows(folder: Path, count: int) -> Path:
+    rng = np.random.default_rng(0)
+    x, persons = (
+        rng.normal(size=(count, 16, 3)).astype(np.float16),
+        rng.integers(0, 9, count).astype(str),
+    )
+    np.savez_compressed(folder / "x.npz", inputs=x, labels=np.arange(count) % 2, person=persons)
+    return folder / "x.npz"
+
+
+def _table(folder: Path, count: int) -> Path:
+    rows = np.random.default_rng(0).normal(size=(count, 9))
+    text = "\n".join(
+        ",".join([*(f"{x:.4f}" for x in row), str(i % 3)]) for i, row in enumerate(rows)
+    )
+    write(folder / "x.csv.gz", gzip.compress(f"a,b,c,d,e,f,g,h,i,label\n{text}\n".encode()))
+    return folder / "x.csv.gz"
+
+
+def _dataset(name: str) -> Callable[[Path], list]:
+    def read(folder):
+        dataset = _load.__wrapped__(name, folder, None)
+        parts = [
+            *dataset.official.values(),
+            *(part for client in dataset.clients or () for part in client),
+        ]
+        groups = np.zeros(0) if dataset.groups is None else dataset.groups
+        return [dataset.inputs, dataset.labels, groups, np.array(dataset.class_names), *parts]
+
+    return read
+
+
+def _weights(folder: Path, count: int) -> Path:
+    from tests.lab.safe.test_torch_files import state_dict, tensor
+    from tests.lab.safe.test_torch_files import write as write_weights
+
+    pickled = state_dict(a=tensor(shape=(count, 4), strides=(4, 1)), b=tensor(key="1", shape=(3,)))
+    storages = {"0": np.arange(4.0 * count, dtype=np.float32), "1": np.ones(3, np.float32)}
+    return write_weights(folder / "x.pth", pickled, storages)
+
+
+def _state(folder: Path) -> list:
+    return [
+        x
+        for item in load_state_dict(folder / "x.pth").items()
+        for x in (np.array(item[0]), item[1])
+    ]
+
+
+FORMATS = {  # how a file is made, and read
+    "tar.gz": (_cifar, _dataset("cifar10")),
+    "idx.gz": (_idx, _dataset("mnist")),
+    "npz, compressed": (_npz(np.savez_compressed), _dataset("npz:x.npz")),
+    "npz, stored": (_npz(np.savez), _dataset("npz:x.npz")),
+    "mat": (_mat, _dataset("svhn")),
+    "zip": (_zip, _dataset("tiny_imagenet")),
+    "sensors' zip": (_har, _dataset("har")),
+    "client's npz": (_clients, _dataset("client_folders:.")),
+    "client's texts": (_texts, _dataset("client_folders:.")),
+    "csv.gz": (_table, _dataset("csv:x.csv.gz")),
+    "npz of windows": (_windows, _dataset("npz:x.npz")),
+    "weights": (_weights, _state),
+}
+
+
+def _flipped(folder: Path, make: Callable, read: Callable, count: int, flips: int) -> Counter:
+    """Counts the wrong bits that were refused, gave the same data, or other data."""
+    path = make(folder, count)
+    whole, ends, rng = path.read_bytes(), Counter(), np.random.default_rng(0)
+    expected = read(folder)
+    # Half of them in the first and last kilobytes, where the structure is.
+    edge = min(1024, len(whole) // 2)
+    places = np.r_[
+        rng.integers(0, len(whole), flips // 2),
+        rng.integers(-edge, edge, flips - flips // 2) % len(whole),
+    ]
+    for place in places:
+        content = bytearray(whole)
+        content[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(content)
+        try:
+            arrays = read(folder)
+        except (ValueError, FileNotFoundError) as error:
+            assert "\n" not in str(error)
+            ends["refused"] += 1
+        else:
+            same = len(arrays) == len(expected) and all(map(np.array_equal, arrays, expected))
+            ends["the same data" if same else "other data"] += 1
+    return ends
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_wrong_bit_is_seen(tmp_path, name):
+    ends = _flipped(tmp_path, *FORMATS[name], 12, 24)
+    assert ends["other data"] == 0 and ends["refused"] > 6, ends
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS)
+def test_200_wrong_bits_are_seen(tmp_path, name):
+    ends = _flipped(tmp_path, *FORMATS[name], 240, 200)
+    print(f"{name}: {dict(ends)}")
+    assert ends["other data"] == 0, ends

@@ -1,0 +1,285 @@
+"""Frames, data sets of PyTorch and of Hugging Face, and .parquet files, which those write."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedjax_ht as fl
+from fedjax_ht.core.inputs import AsStored, Pixels, Standardised
+from fedjax_ht.lab.readers import load_dataset
+from tests.lab.readers.source_files import write
+
+RNG = np.random.default_rng(0)
+COUNT = 30
+AGE, DOSE = RNG.uniform(20, 90, COUNT).round(2), RNG.exponential(300, COUNT).round(2)
+OUTCOME = np.array(["ill", "well", "well"] * 10, object)
+HOSPITAL = np.array([f"H{i // 3 % 2}" for i in range(COUNT)], object)
+
+
+class Frame(dict):
+    """A stand-in for a pandas.DataFrame: names of columns, columns by name, and a length."""
+
+    @property
+    def columns(self):
+        return list(self)
+
+    def __len__(self):
+        return len(next(iter(self.values())))
+
+
+class HuggingFace:
+    """A stand-in for a datasets.Dataset: names of columns, their types, and columns by name."""
+
+    def __init__(self, columns, features):
+        self.columns, self.features, self.column_names = columns, features, list(columns)
+
+    def __getitem__(self, name):
+        return self.columns[name]
+
+    def __len__(self):
+        return len(self.columns["label"])
+
+
+class Pairs(list):
+    """A stand-in for a map-style data set of PyTorch."""
+
+    classes = ("a", "b")
+
+
+def frame(**columns) -> Frame:
+    return Frame({"age": AGE, "dose": DOSE, "outcome": OUTCOME} | columns)
+
+
+def test_a_frame_is_the_table_that_it_is_written_to(tmp_path):
+    rows = zip(AGE, DOSE, OUTCOME, HOSPITAL)
+    lines = ["age,dose,outcome,hospital", *(",".join(map(str, row)) for row in rows)]
+    write(tmp_path / "own.csv", "\n".join(lines))
+    expected = load_dataset("csv:own.csv:outcome:hospital", tmp_path)
+    dataset = fl.Dataset.from_pandas(frame(hospital=HOSPITAL), "outcome", group="hospital")
+    np.testing.assert_array_equal(dataset.inputs, expected.inputs)
+    np.testing.assert_array_equal(dataset.labels, expected.labels)
+    np.testing.assert_array_equal(dataset.groups, expected.groups)
+    assert dataset.class_names == expected.class_names == ("ill", "well")
+    assert isinstance(dataset.preprocess, Standardised)
+    assert dataset.reading.features == expected.reading.features == ("age", "dose")
+    assert dataset.reading.group_names == expected.reading.group_names == ("H0", "H1")
+
+
+def test_columns_of_sets_and_clients():
+    split = np.array(["train", "valid", "Test"] * 10, object)
+    table = frame(part=split, hospital=HOSPITAL)
+    dataset = fl.Dataset.from_pandas(table, "outcome", split="part", client="hospital")
+    assert dataset.official["val"].tolist() == list(range(1, COUNT, 3))
+    assert [client.train.tolist() for client in dataset.clients] == [
+        list(range(0, COUNT, 6)),
+        list(range(3, COUNT, 6)),
+    ]
+    assert sum(len(client.test) for client in dataset.clients) == 10
+
+
+def test_columns_of_text_are_tokens():
+    texts = np.array(["a good film", "a bad film"] * 10, object)
+    labels = np.array([1, 0] * 10)
+    dataset = fl.Dataset.from_pandas(Frame(text=texts, label=labels), text_length=4)
+    assert dataset.inputs.shape == (20, 4) and dataset.vocabulary == 6
+    assert dataset.reading.token_texts == ("", "?", "a", "film", "good", "bad")
+
+
+def test_columns_of_text_take_a_trained_tokenizer(tmp_path):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "vocab.txt").write_text("\n".join(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "film")))
+    columns = {"text": np.array(["a film", "film"] * 10, object), "label": np.array([1, 0] * 10)}
+    read = fl.Dataset.from_pandas(Frame(**columns), text_length=4, tokenizer=tmp_path)
+    np.testing.assert_array_equal(read.inputs[:2], [[2, 1, 4, 3], [2, 4, 3, 0]])
+    assert read.vocabulary == 5
+
+
+@pytest.mark.parametrize("read", [fl.Dataset.from_pandas, fl.Dataset.from_hf])
+def test_sizes_are_checked_as_those_of_files(read, tmp_path):
+    with pytest.raises(ValueError, match="text_length is 0; it must be a positive integer up to"):
+        read(frame(), "outcome", text_length=0)
+    with pytest.raises(FileNotFoundError, match="no tokenizer at"):
+        read(frame(), "outcome", tokenizer=tmp_path / "nowhere")
+
+
+def test_a_column_of_arrays():
+    rows = np.empty(COUNT, object)
+    rows[:] = list(RNG.normal(size=(COUNT, 5)))
+    dataset = fl.Dataset.from_pandas(Frame(signal=rows, label=OUTCOME))
+    assert dataset.inputs.shape == (COUNT, 5) and dataset.inputs.dtype == np.float32
+    assert isinstance(dataset.preprocess, AsStored)
+
+
+GAPS = np.array([None, *AGE[1:]], object)
+FAULTS = {
+    "row 0 has nan in column 'gap'; fill in": frame(gap=GAPS),
+    "column 'index' has another whole number in every row": frame(index=np.arange(COUNT)),
+    "column 'code' decides the label": frame(code=(OUTCOME == "ill") + 1.0),
+    "column 'when' holds datetime64": frame(when=np.full(COUNT, "2020-01-01", "datetime64[D]")),
+    "texts hospital, numbers age, dose; a sample is of one kind": frame(hospital=HOSPITAL),
+    "row 0 has no value in column 'outcome'": frame(outcome=GAPS),
+    "outcome' has 30 classes in 30 rows": frame(outcome=np.arange(COUNT)),
+    "column 'none' holds no values; make it": frame(none=np.full(COUNT, None)),
+    "the frame is a numpy.ndarray; it must be a pandas.DataFrame": np.zeros((3, 3)),
+    "unknown column 'outcome'; did you mean 'outcomes'?": Frame(age=AGE, outcomes=OUTCOME),
+}
+
+
+@pytest.mark.parametrize("line", FAULTS)
+def test_a_frame_has_the_checks_of_a_table(line):
+    with pytest.raises(ValueError) as raised:
+        fl.Dataset.from_pandas(FAULTS[line], "outcome")
+    assert line in str(raised.value) and "\n" not in str(raised.value)
+
+
+NAMED = {
+    "label='LABEL'; the columns are age, dose, outcome": {},
+    "features is 'age'; give a list of names, ['age']": {"label": "outcome", "features": "age"},
+    "unknown split column 'parts'": {"label": "outcome", "split": "parts"},
+    "column 'dose' holds '": {"label": "outcome", "split": "dose"},
+    "client is 'dose', but no rows are called train": {"label": "outcome", "client": "dose"},
+    "text_length is 9, but there are no texts": {"label": "outcome", "text_length": 9},
+}
+
+
+@pytest.mark.parametrize("line", NAMED)
+def test_arguments_that_name_columns(line):
+    with pytest.raises(ValueError) as raised:
+        fl.Dataset.from_pandas(frame(), **NAMED[line])
+    assert line in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_pairs_of_torch_are_read_once():
+    images = RNG.integers(0, 256, (8, 3, 12, 12), np.uint8)
+    floats = (images / 255).astype(np.float32)
+    dataset = fl.Dataset.from_torch(Pairs(zip(floats, [0, 1] * 4)))
+    np.testing.assert_array_equal(dataset.inputs, images.transpose(0, 2, 3, 1))
+    assert dataset.class_names == ("a", "b") and isinstance(dataset.preprocess, Pixels)
+    rows = fl.Dataset.from_torch([(row, np.int64(i % 3)) for i, row in enumerate(AGE[:, None])])
+    assert rows.inputs.shape == (COUNT, 1) and rows.class_names == ("0", "1", "2")
+
+
+class Jittered(list):
+    def __getitem__(self, i):
+        return RNG.normal(size=3), i % 2
+
+
+TORCH = {
+    "it must have a length and samples by index": iter([1]),
+    "item 0 is a tuple; it must be a pair of sample and label": [(1, 2, 3)],
+    "torch has no samples": [],
+    "sample 0 differs when it is read again, as of a random transform": Jittered([0, 0]),
+    "the label of sample 0 is [2], not one number": [(np.zeros(3), np.eye(2)[0])] * 2,
+    "samples cannot be made an array": [(np.zeros(3), 0), (np.zeros(4), 1)],
+    "sample 0 is a str; it must be a tensor": [("text", 0)],
+}
+
+
+@pytest.mark.parametrize("line", TORCH)
+def test_items_that_are_no_pairs(line):
+    with pytest.raises(ValueError) as raised:
+        fl.Dataset.from_torch(TORCH[line])
+    assert line in str(raised.value) and "\n" not in str(raised.value)
+
+
+def pictures(side: int = 8) -> list:
+    pixels = RNG.integers(0, 256, (6, side, 8, 3), np.uint8)
+    return [Image.fromarray(each) for each in pixels]
+
+
+def hugging_face(images, labels=(0, 1, 0, 1, 0, 1)) -> HuggingFace:
+    label = type("ClassLabel", (), {"names": ["cat", "dog", "emu"]})
+    columns = {"image": images, "label": list(labels)}
+    return HuggingFace(columns, {"image": object(), "label": label})
+
+
+def test_a_dict_of_hugging_face_by_set():
+    train, test = pictures(), pictures()
+    sets = {"train": hugging_face(train), "test": hugging_face(test)}
+    dataset = fl.Dataset.from_hf(sets)
+    np.testing.assert_array_equal(dataset.inputs, np.stack([*train, *test]))
+    assert dataset.class_names == ("cat", "dog", "emu")
+    assert dataset.official["test"].tolist() == list(range(6, 12))
+
+
+HF = {
+    "its sets are train, rest, of which rest is not called": {
+        "train": hugging_face(pictures()),
+        "rest": hugging_face(pictures()),
+    },
+    "it is a list; it must be a datasets.Dataset": [1, 2],
+    "column 'label' has -1 in row 2, which is none of its 3": hugging_face(
+        pictures(), (0, 1, -1, 1, 0, 1)
+    ),
+    "column 'image' has images of several sizes; give image_size": hugging_face(
+        [*pictures()[:3], *pictures(9)[:3]]
+    ),
+    "row 5 has no image in column 'image'": hugging_face([*pictures()[:5], None]),
+}
+
+
+@pytest.mark.parametrize("line", HF)
+def test_objects_of_hugging_face_that_are_refused(line):
+    with pytest.raises(ValueError) as raised:
+        fl.Dataset.from_hf(HF[line])
+    assert line in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_images_of_several_sizes_are_resized():
+    mixed = hugging_face([*pictures()[:3], *pictures(9)[:3]])
+    assert fl.Dataset.from_hf(mixed, image_size=4).inputs.shape == (6, 4, 4, 3)
+
+
+def test_a_folder_of_save_to_disk(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    images = pictures()
+    saved = datasets.Dataset.from_dict({"image": images, "label": ["a", "b"] * 3})
+    saved.cast_column("image", datasets.Image()).save_to_disk(tmp_path / "saved")
+    dataset = load_dataset("hf:saved", tmp_path)
+    np.testing.assert_array_equal(dataset.inputs, np.stack(images))
+    assert dataset.class_names == ("a", "b") and dataset.reading.path == str(tmp_path / "saved")
+
+
+def test_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"age": AGE, "dose": DOSE, "outcome": OUTCOME, "__index_level_0__": AGE})
+    parquet.write_table(table, tmp_path / "own.parquet")
+    dataset = load_dataset("parquet:own.parquet:outcome", tmp_path)
+    np.testing.assert_array_equal(dataset.inputs, np.stack([AGE, DOSE], 1).astype(np.float32))
+    assert [str(each) for each in dataset.reading.left_out] == [
+        "column __index_level_0__ (the index of pandas)"
+    ]
+    files = [{"bytes": _png(image), "path": None} for image in pictures()]
+    table = pyarrow.table({"image": files, "label": [0, 1] * 3})
+    parquet.write_table(table, tmp_path / "hub.parquet")  # as the hub of Hugging Face has images
+    assert load_dataset("parquet:hub.parquet", tmp_path, 4).inputs.shape == (6, 4, 4, 3)
+
+
+def _png(image) -> bytes:
+    content = io.BytesIO()
+    image.save(content, "PNG")
+    return content.getvalue()
+
+
+def test_damaged_parquet_is_one_line(tmp_path):
+    pytest.importorskip("pyarrow")
+    write(tmp_path / "own.parquet", "PAR1 or not")
+    with pytest.raises(ValueError, match=r"own\.parquet: .*; expected a \.parquet file") as raised:
+        load_dataset("parquet:own.parquet", tmp_path)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(FileNotFoundError, match=r"none\.parquet"):
+        load_dataset("parquet:none.parquet", tmp_path)
+
+
+def test_a_path_without_a_prefix_is_told_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "own.parquet", "")
+    (tmp_path / "saved").mkdir()
+    write(tmp_path / "saved" / "dataset_info.json", "{}")
+    for name, prefix in (("own.parquet", "parquet"), ("saved", "hf")):
+        with pytest.raises(ValueError, match=f"did you mean '{prefix}:{name}'"):
+            load_dataset(name)

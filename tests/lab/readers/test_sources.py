@@ -1,0 +1,123 @@
+"""The names that `load_dataset` takes, the embedded set, decoding and resizing."""
+
+import doctest
+import importlib
+import io
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_ht.lab.readers import dataset_names, load_dataset
+from fedjax_ht.lab.readers.images import decode, resize, stack
+from tests.lab.readers.source_files import encoded, load_error, pixels
+from tests.registered import nothing_registered
+
+# Names and arguments
+
+
+def test_unknown_names_are_answered_with_the_known_ones():
+    for name in ("cifar11", "npz:", "zip:x", ""):
+        message = load_error(ValueError, name)
+        assert all(known in message for known in dataset_names())
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0, "32", True])
+def test_image_size_is_checked(size):
+    assert "image_size" in load_error(ValueError, "fashion_mnist_10k", None, size)
+
+
+EMBEDDED = ("fashion_mnist_10k", "har_10persons", "har_30persons")
+UNFETCHED = {
+    "ag_news": "take them out of the authors' ag_news_csv.tar.gz",
+    "ag_news_test": "take them out of the authors' ag_news_csv.tar.gz",
+    "shakespeare": "make them with LEAF's",
+}
+PLAIN = [name for name in dataset_names() if ":" not in name and name not in EMBEDDED]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_missing_files_and_folders(tmp_path, name):
+    message = load_error(FileNotFoundError, name, tmp_path)
+    way = UNFETCHED.get(name, "download it from the dataset's page (")
+    assert name in message and str(tmp_path) in message and way in message
+    assert "data_dir" in load_error(ValueError, name)
+
+
+def test_the_same_call_gives_the_same_object():
+    assert load_dataset("fashion_mnist_10k") is load_dataset("fashion_mnist_10k")
+
+
+@pytest.mark.parametrize("module", ["sources.registry", "partition.registry"])
+def test_examples_of_docstrings(module):
+    with nothing_registered():
+        results = doctest.testmod(importlib.import_module(f"fedjax_ht.data.{module}"))
+    assert results.attempted and not results.failed
+
+
+# Embedded
+
+
+def test_embedded_fashion_mnist():
+    dataset = load_dataset("fashion_mnist_10k")
+    assert dataset.inputs.shape == (10_000, 28, 28, 1) and dataset.num_classes == 10
+    assert np.bincount(dataset.labels).tolist() == [1000] * 10
+    assert dataset.class_names[dataset.labels[0]] == "Ankle boot"
+    # of the pixels in the publisher's t10k file
+    assert zlib.crc32(dataset.inputs.tobytes()) == 309494841
+    assert zlib.crc32(dataset.labels.astype(np.uint8).tobytes()) == 606848831
+    assert dataset.official == {} and dataset.preprocess == ([0.5], [0.5])
+    assert load_dataset("fashion_mnist_10k", image_size=14).inputs.shape == (10_000, 14, 14, 1)
+
+
+def test_the_package_carries_its_data_and_licence():
+    folder = Path(sys.modules["fedjax_ht.lab.readers.embedded"].__file__).parent / "shipped"
+    assert (folder / "fashion_mnist_10k.npz").stat().st_size <= 4.6e6
+    assert "Permission is hereby granted" in (folder / "LICENSE-fashion_mnist_10k.txt").read_text()
+
+
+# Decoding and resizing
+
+
+def test_resize_takes_the_central_square():
+    image = pixels(1, 4, 8, 3)
+    whole = np.asarray(Image.fromarray(image[0]).resize((4, 2), Image.Resampling.BILINEAR))
+    expected = whole[:, 1:3].astype(int)  # the shorter side resized, then the longer one cropped
+    np.testing.assert_allclose(resize(image, 2)[0], expected, atol=1)
+    np.testing.assert_allclose(
+        resize(image.transpose(0, 2, 1, 3), 2)[0], expected.transpose(1, 0, 2), atol=1
+    )
+    np.testing.assert_allclose(decode("wide", encoded(image[0]), 2).pixels, expected, atol=1)
+    np.testing.assert_array_equal(resize(image, None), image)
+    assert resize(image[..., :1], 3).shape == (1, 3, 3, 1)
+
+
+def test_resize_averages():
+    image = np.zeros((1, 4, 4, 1), np.uint8)
+    image[:, ::2] = 200  # anti-aliased: no row is dropped
+    assert abs(resize(image, 1).item() - 100) <= 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "channels"), [("1", 1), ("L", 1), ("LA", 1), ("P", 3), ("RGB", 3), ("RGBA", 3)]
+)
+def test_image_modes(mode, channels):
+    file = io.BytesIO()
+    Image.fromarray(np.full((5, 4, 3), 255, np.uint8)).convert(mode).save(file, "PNG")
+    for as_shown in (False, True):
+        pixels = decode(mode, file.getvalue(), None, as_shown=as_shown).pixels
+        assert (pixels == np.full((5, 4, channels), 255)).all()
+
+
+def test_truncated_image():
+    content = encoded(pixels(40, 40, 3), "JPEG")
+    with pytest.raises(ValueError, match="image a/b cannot be decoded"):
+        decode("a/b", content[: len(content) // 2], None)
+
+
+def test_stack_of_grey_and_colour():
+    stacked = stack([np.full((2, 2, 1), 7, np.uint8), np.full((2, 2, 3), 8, np.uint8)])
+    assert stacked.shape == (2, 2, 2, 3) and stacked[:, 0, 0].tolist() == [[7] * 3, [8] * 3]

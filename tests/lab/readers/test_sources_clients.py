@@ -1,0 +1,195 @@
+"""Client folders of PFLlib and HtFLlib that hold no images."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_ht.core.inputs import AsStored
+from fedjax_ht.lab.readers import load_dataset
+from tests.lab.readers.source_files import load_error
+
+RNG = np.random.default_rng(0)
+TOKENS = np.where(np.arange(6) < [[6], [4], [1], [0], [5], [6]], RNG.integers(1, 70_000, (6, 6)), 0)
+LENGTHS = [6, 4, 1, 0, 5, 6]
+PAIRS = list(zip(TOKENS.tolist(), LENGTHS))
+
+
+def write_clients(root: Path, x, classes: int | None = 3, cuts=(0, 3, 4, 4, 6)) -> np.ndarray:
+    """Two clients, the second of which has nothing to train on; returns the labels."""
+    y = np.arange(len(x)) % 3
+    for i, (start, end) in enumerate(itertools.pairwise(cuts)):
+        path = root / ("train", "test")[i % 2] / f"{i // 2}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(path, data={"x": x[start:end], "y": y[start:end]})
+    if classes:
+        (root / "config.json").write_text(json.dumps({"num_clients": 2, "num_classes": classes}))
+    return y
+
+
+def objects(pairs) -> np.ndarray:
+    """One axis of tuples, not two axes."""
+    x = np.empty(len(pairs), object)
+    x[:] = pairs
+    return x
+
+
+KINDS = {  # x as the scripts write it, and what is made of it
+    "one unit": (3 * RNG.normal(size=(6, 9, 1, 16)), lambda x: x[:, :, 0].transpose(0, 2, 1)),
+    "units": (np.tanh(RNG.normal(size=(6, 9, 3, 16))), lambda x: x.transpose(0, 3, 2, 1)),
+    "three signals": (
+        np.tanh(RNG.normal(size=(6, 3, 1, 16))),
+        lambda x: x[:, :, 0].transpose(0, 2, 1),
+    ),
+    "rows": (3 * RNG.normal(size=(6, 5)), lambda x: x),
+    "letters": (RNG.integers(0, 80, (6, 8)), lambda x: x),
+    "texts": (np.array(PAIRS, dtype=object), lambda x: TOKENS),
+    "texts, tuples": (objects(PAIRS), lambda x: TOKENS),
+    "texts, a list": (PAIRS, lambda x: TOKENS),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_that_are_no_images(tmp_path, kind):
+    x, expected = KINDS[kind]
+    y = write_clients(tmp_path / "made", x)
+    dataset = load_dataset("client_folders:made", tmp_path)
+    expected = np.asarray(expected(x))
+    assert dataset.inputs.dtype == (np.float32 if expected.dtype.kind == "f" else np.int32)
+    np.testing.assert_array_equal(dataset.inputs, expected.astype(dataset.inputs.dtype))
+    np.testing.assert_array_equal(dataset.labels, y)
+    assert isinstance(dataset.preprocess, AsStored) and dataset.inputs.flags.c_contiguous
+    assert [[part.tolist() for part in client] for client in dataset.clients] == [
+        [[0, 1, 2], [], [3]],
+        [[], [], [4, 5]],
+    ]
+    assert "image_size is 8, but it holds no images" in load_error(
+        ValueError, "client_folders:made", tmp_path, 8
+    )
+
+
+def test_without_a_config_the_files_are_counted(tmp_path):
+    write_clients(tmp_path / "made", KINDS["letters"][0], classes=None)
+    dataset = load_dataset("client_folders:made", tmp_path)
+    assert len(dataset.clients) == 2 and dataset.num_classes == 3
+
+
+def test_windows_that_were_reshaped_are_had_back(tmp_path):
+    """PFLlib's generate_HAR.py reshapes [n, time, signal] to [n, 9, 1, 128]."""
+    windows = RNG.normal(size=(6, 128, 9)).astype(np.float32)
+    write_clients(tmp_path / "made", windows.reshape(-1, 9, 1, 128))
+    inputs = load_dataset("client_folders:made", tmp_path).inputs
+    np.testing.assert_array_equal(inputs.transpose(0, 2, 1).reshape(-1, 128, 9), windows)
+
+
+def _pairs(i: int, pair: tuple) -> list:
+    return [*PAIRS[:i], pair, *PAIRS[i + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (_pairs(0, ([1, 2], 2)), "texts of 2 to 6 tokens, padding counted"),
+        (_pairs(1, ([1] * 6, 5)), "a length that is not that of its text"),
+        (_pairs(1, ([1] * 6, 7)), "a length that is not that of its text"),
+        (_pairs(1, ([-1] + [0] * 5, 1)), "tokens below 0"),
+        (_pairs(1, ([1 << 40] + [0] * 5, 1)), "beyond int32"),
+        (_pairs(1, (["a" * 1000] * 6, 6)), "something else than pairs"),
+        (_pairs(1, ([[1]] * 6, 6)), "something else than pairs"),
+        (_pairs(1, ("abcdef", 6)), "something else than pairs"),
+        (_pairs(1, ([1] * 6, "6")), "something else than pairs"),
+        (objects([1, 2, 3, 4, 5, 6]), "something else than pairs"),
+        (TOKENS - 1, "the token -1"),
+        (3 * KINDS["units"][0] * np.nan, "NaN"),
+        (TOKENS > 0, "x is bool (3, 6), neither floats nor integers"),
+        (TOKENS[:, None, None], "x is int64 (3, 1, 1, 6), neither floats nor integers"),
+    ],
+)
+def test_wrong_files_are_one_line(tmp_path, x, reason):
+    write_clients(tmp_path, x)
+    message = load_error(ValueError, f"client_folders:{tmp_path}")
+    assert message.startswith(str(tmp_path / "train/0.npz")) and reason in message
+
+
+def write_parts(root: Path, x, y, **config) -> str:
+    """One client whose training and test samples are the same."""
+    for split in ("train", "test"):
+        path = root / split / "0.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(path, data={"x": x, "y": y})
+    (root / "config.json").write_text(json.dumps({"num_clients": 1} | config))
+    return f"client_folders:{root}"
+
+
+BITS = RNG.integers(0, 2, (6, 1, 8, 8))
+LABELS = np.arange(6) % 3
+IMAGES = {  # x as generators write it, and the bytes that are read
+    "floats": (BITS * 2 - 1.0, 255),
+    "lists of floats": (list(BITS * 2.0 - 1), 255),
+    "bool": (BITS.astype(bool), 255),
+    "lists of bool": ([image.astype(bool) for image in BITS], 255),
+    "bytes": ((BITS * 200).astype(np.uint8), 200),
+    "bytes, channels last": ((BITS * 200).astype(np.uint8).transpose(0, 2, 3, 1), 200),
+    "bytes without channels": ((BITS[:, 0] * 200).astype(np.uint8), 200),
+    "lists of lists": ((BITS * 2.0 - 1).tolist(), 255),
+}
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_images_of_every_generator(tmp_path, kind):
+    x, highest = IMAGES[kind]
+    dataset = load_dataset(write_parts(tmp_path, x, LABELS, num_classes=3))
+    assert dataset.inputs.shape == (12, 8, 8, 1) and dataset.num_classes == 3
+    np.testing.assert_array_equal(dataset.inputs[:6, ..., 0], BITS[:, 0] * highest)
+
+
+def test_windows_of_three_signals_and_units_are_no_images(tmp_path):
+    windows = np.tanh(RNG.normal(size=(6, 3, 3, 256)))
+    dataset = load_dataset(write_parts(tmp_path, windows, LABELS, num_classes=3))
+    assert dataset.inputs.shape == (12, 256, 3, 3) and dataset.inputs.dtype == np.float32
+
+
+@pytest.mark.parametrize("y", [LABELS.tolist(), LABELS.astype(float), LABELS[:, None]])
+def test_labels_of_every_generator(tmp_path, y):
+    dataset = load_dataset(
+        write_parts(tmp_path, BITS * 1.0, y)
+    )  # config.json of PFLlib's first form
+    assert dataset.labels.tolist() == [*LABELS, *LABELS] and dataset.class_names == ("0", "1", "2")
+
+
+def test_labels_with_gaps_are_numbered_anew_and_said(tmp_path, caplog):
+    gaps = np.array([0, 5, 9])[LABELS]
+    dataset = load_dataset(write_parts(tmp_path, BITS * 1.0, gaps, num_classes=3))
+    assert dataset.class_names == ("0", "5", "9") and dataset.labels.tolist() == [*LABELS, *LABELS]
+    assert "labels 0, 5, 9 numbered 0 to 2" in caplog.text
+    many = load_error(ValueError, write_parts(tmp_path, BITS * 1.0, gaps, num_classes=2))
+    assert "labels run from 0 to 9, but there are 2 class names" in many
+
+
+def test_clients_beyond_the_config_are_said(tmp_path, caplog):
+    name = write_parts(tmp_path, BITS * 1.0, LABELS)
+    (tmp_path / "train/1.npz").write_bytes((tmp_path / "train/0.npz").read_bytes())
+    load_dataset(name)
+    assert "left out: 1 file .npz of train/ (config.json has num_clients 1)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "reason"),
+    [
+        (list(BITS * 1.0), ["a"] * 6, "data is not a dict of x, n samples, and integer y [n]"),
+        ([BITS[0] * 1.0, *BITS[1:, :, :4] * 1.0], LABELS, "x cannot be made an array"),
+        (["text"] * 6, LABELS, "x holds something else than pairs of a list of integers and its"),
+    ],
+)
+def test_lists_of_something_else(tmp_path, x, y, reason):
+    assert reason in load_error(ValueError, write_parts(tmp_path, x, y))
+
+
+def test_clients_of_two_kinds(tmp_path):
+    write_clients(tmp_path, KINDS["letters"][0])
+    np.savez(tmp_path / "test/1.npz", data={"x": KINDS["rows"][0], "y": np.zeros(6, int)})
+    assert "some clients hold rows and others texts" in load_error(
+        ValueError, f"client_folders:{tmp_path}"
+    )

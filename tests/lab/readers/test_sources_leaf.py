@@ -1,0 +1,176 @@
+"""FEMNIST, Sent140 and others in LEAF's layout, from tiny files."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedjax_ht.data.partition import make_partition
+from fedjax_ht.lab.readers import load_dataset
+from tests.lab.readers.source_files import load_error, write
+from tests.lab.readers.test_sources_text import assert_limited
+
+DARK, LIGHT = [0.0] * 784, [1.0] * 783 + [0.2]
+
+
+def leaf(**users):
+    """LEAF's file of users, each of pairs of a sample and its label."""
+    data = {
+        user: {"x": [x for x, _ in pairs], "y": [y for _, y in pairs]}
+        for user, pairs in users.items()
+    }
+    counts = [len(pairs) for pairs in users.values()]
+    return json.dumps({"users": list(users), "num_samples": counts, "user_data": data})
+
+
+def tweet(text):
+    return ["1467810369", "Mon Apr 06 22:19:45 PDT 2009", "NO_QUERY", "someone", text]
+
+
+FEMNIST = {
+    "train": leaf(f0001_41=[(DARK, 0), (LIGHT, 61)], f0002_10=[(LIGHT, 10)]),
+    "test": leaf(f0001_41=[(LIGHT, 36)], f0002_10=[(DARK, 9), (DARK, 1)]),
+}
+SENT140 = {
+    "train": leaf(ann=[(tweet("so good"), 1)], bob=[(tweet("so sad"), 0), (tweet("good"), 1)]),
+    "test": leaf(ann=[(tweet("sad"), 0)], bob=[(tweet("unseen good"), 1)]),
+}
+
+
+def made(tmp_path, files, folder="leaf"):
+    for part, content in files.items():
+        write(tmp_path / folder / part / f"all_data_0_niid_1_{part}_9.json", content)
+    return f"leaf:{folder}", tmp_path
+
+
+def test_femnist(tmp_path):
+    dataset = load_dataset(*made(tmp_path, FEMNIST))
+    assert dataset.inputs.shape == (6, 28, 28, 1) and dataset.inputs.dtype == np.uint8
+    assert dataset.inputs[1, 0, 0, 0] == 255 and dataset.inputs[1, 27, 27, 0] == 51
+    assert dataset.num_classes == 62 and dataset.class_names[61] == "z"
+    assert [dataset.class_names[label] for label in dataset.labels] == [
+        "0",
+        "z",
+        "A",
+        "a",
+        "9",
+        "1",
+    ]
+    assert dataset.groups.tolist() == [0, 0, 1, 0, 1, 1]
+    assert dataset.reading.group_names == ("f0001_41", "f0002_10")
+    partition = make_partition("given", dataset, 2)
+    assert [[part.tolist() for part in client] for client in partition] == [
+        [[0, 1], [], [3]],
+        [[2], [], [4, 5]],
+    ]
+
+
+def test_the_prefix_is_hinted_at(tmp_path):
+    made(tmp_path, FEMNIST)
+    assert "did you mean 'leaf:leaf'?" in load_error(ValueError, "leaf", tmp_path)
+
+
+def test_integers_are_pixels_too(tmp_path):
+    (tmp_path / "leaf").mkdir()
+    (tmp_path / "leaf" / "all_data_0.json").write_text(leaf(a=[([255] * 784, 0), ([7] * 784, 1)]))
+    dataset = load_dataset("leaf:leaf", tmp_path)
+    assert dataset.inputs[:, 0, 0, 0].tolist() == [255, 7] and dataset.official == {}
+    assert dataset.clients is None and dataset.class_names == ("0", "1")
+    assert load_dataset("leaf:leaf/all_data_0.json", tmp_path).groups.tolist() == [0, 0]
+
+
+def test_sent140(tmp_path):
+    dataset = load_dataset(*made(tmp_path, SENT140), None, 3)
+    assert dataset.class_names == ("negative", "positive") and dataset.vocabulary == 5
+    texts = [[dataset.reading.token_texts[i] for i in row] for row in dataset.inputs]
+    assert texts[0] == ["so", "good", ""] and texts[4] == ["?", "good", ""]  # learned of train
+    assert dataset.labels.tolist() == [1, 0, 1, 0, 1] and len(dataset.clients) == 2
+    assert len(make_partition("natural", dataset, 2, train_share=0.5)) == 2
+
+
+def test_texts_and_numbers(tmp_path):
+    files = {part: leaf(a=[("one two", 0)], b=[("two", 1)]) for part in ("train", "test")}
+    assert load_dataset(*made(tmp_path, files, "t")).class_names == ("0", "1")
+    files = {part: leaf(a=[([0.5, 2], 0)], b=[([-1, 3], 1)]) for part in ("train", "test")}
+    dataset = load_dataset(*made(tmp_path, files, "n"))
+    assert dataset.inputs.dtype == np.float32 and dataset.inputs[0].tolist() == [0.5, 2]
+
+
+SPEECH = {
+    "train": leaf(
+        ROMEO=[("But soft".ljust(80), ","), ("x" * 80, "\u00e9")], JULIET=[("O" * 80, "A")]
+    ),
+    "test": leaf(ROMEO=[("what".ljust(80), "\n")], JULIET=[("a" * 80, "z")]),
+}
+
+
+def test_letters_are_those_of_shakespeare(tmp_path, caplog):
+    """80 characters and the next one are read as the set of its own reads them."""
+    dataset = load_dataset(*made(tmp_path, SPEECH))
+    made(tmp_path, SPEECH, "shakespeare")
+    same = load_dataset("shakespeare", tmp_path)
+    np.testing.assert_array_equal(dataset.inputs, same.inputs)
+    np.testing.assert_array_equal(dataset.labels, same.labels)
+    assert dataset.class_names == same.class_names and dataset.vocabulary == same.vocabulary
+    assert dataset.groups.tolist() == same.groups.tolist() == [0, 1, 0, 1]
+    assert dataset.reading.token_texts == same.reading.token_texts
+    assert "leaf: left out: 1 sample (their next character is none" in caplog.text
+    assert len(make_partition("given", dataset, 2)) == 2
+    assert "leaf:leaf: text_length is 40; the texts have 80" in load_error(
+        ValueError, "leaf:leaf", tmp_path, None, 40
+    )
+
+
+def test_new_users_have_no_clients(tmp_path, caplog):
+    files = FEMNIST | {"test": leaf(f0003_1=[(DARK, 0)])}
+    dataset = load_dataset(*made(tmp_path, files, "new"))
+    assert dataset.clients is None and dataset.groups.tolist() == [0, 0, 1, 2]
+    assert "alone" not in caplog.text  # LEAF's -t user
+    files = FEMNIST | {"test": leaf(f0001_41=[(DARK, 0)])}
+    assert load_dataset(*made(tmp_path, files, "some")).clients is None
+    assert "in one of train and test alone, so that no split is given: f0002_10" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "Expecting property name"),
+        (b'{"users": ["a", "b"], "user_data": {"a": 1}}', "users are not the keys of user_data"),
+        (b'{"users": ["a"], "user_data": {"a": {"x": [1]}}}', "'a' must have as many samples x as"),
+        (leaf(a=[(DARK, 0), (DARK[1:], 0)]), "user 'a' has samples of several lengths"),
+        (leaf(a=[(DARK[1:], 0)]), "some users hold images and others rows"),
+        (leaf(a=[([[1]] * 784, 0)]), "user 'a' has samples that are neither texts nor numbers"),
+        (leaf(a=[(None, 0)]), "neither texts nor lists"),
+        (leaf(a=[([True] * 784, 0)]), "neither texts nor numbers"),
+        (leaf(a=[([2.0] * 784, 0)]), "pixels from 2 to 2; they must be floats in [0, 1] or"),
+        (leaf(a=[([float("nan")] * 784, 0)]), "pixels from nan to nan"),
+        (leaf(a=[([10**30] * 784, 0)]), "'a'"),
+        (leaf(a=[(DARK, -1)]), "user 'a': labels run from -1"),
+        (leaf(a=[(DARK, "0")]), "user 'a': labels are"),
+        (leaf(a=[("short", "t")]), "user 'a' has a text that is not of 80 characters"),
+        (leaf(a=[("x" * 80, "to")]), "user 'a' has a text that is not of 1 characters"),
+        (leaf(a=[("x" * 80, "t"), ("x" * 80, 1)]), "user 'a' has a text that is not of 1"),
+        (leaf(a=[("x" * 80, "t")]), "some users hold images and others letters"),
+        (leaf(a=[(["x", "y"], 0)]), "rows of 2 texts; those of a tweet are 5"),
+        (leaf(a=[([], 0)]), "user 'a'"),
+    ],
+)
+def test_damaged_files(tmp_path, content, message):
+    name, root = made(tmp_path, FEMNIST | {"test": content})
+    line = load_error(ValueError, name, root)
+    assert message in line and "preprocess.sh" in line
+
+
+def test_nothing_to_read(tmp_path, monkeypatch):
+    name, root = made(tmp_path, {"train": FEMNIST["train"]})
+    (tmp_path / "leaf" / "test").mkdir()
+    assert "no .json file in it" in load_error(ValueError, name, root)
+    (tmp_path / "leaf" / "test").rmdir()
+    assert "test" in load_error(FileNotFoundError, name, root)
+    name, root = made(tmp_path, {"train": leaf(a=[]), "test": leaf(a=[])}, "none")
+    assert "no user has a sample" in load_error(ValueError, name, root)
+    name, root = made(tmp_path, FEMNIST)
+    assert "text_length is 5, but leaf:leaf has no texts" in load_error(
+        ValueError, name, root, None, 5
+    )
+    assert_limited(monkeypatch, "TEXTS", 2, "more than the 2 that are read", name, root)

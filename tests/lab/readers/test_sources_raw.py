@@ -1,0 +1,264 @@
+"""Sets of raw pixels, from tiny files in the formats of their publishers."""
+
+import gzip
+import pickle
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_ht.lab.readers import load_dataset
+from tests.lab.readers.source_files import load_error, pixels, write
+
+
+def _tar(folder: Path, archive: Path, mode: str = "w:gz") -> None:
+    with tarfile.open(archive, mode) as file:
+        file.add(folder, folder.name)
+
+
+# MNIST and Fashion-MNIST
+
+
+def _idx(array: np.ndarray) -> bytes:
+    return (
+        bytes((0, 0, 8, array.ndim))
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
+
+
+def _write_mnist(folder: Path, ending: str = "") -> tuple[np.ndarray, list[int]]:
+    images, labels = pixels(5, 28, 28), [7, 2, 1, 0, 9]
+    pack = gzip.compress if ending else bytes
+    for split, part in (("train", slice(3)), ("t10k", slice(3, 5))):
+        write(folder / f"{split}-images-idx3-ubyte{ending}", pack(_idx(images[part])))
+        write(
+            folder / f"{split}-labels-idx1-ubyte{ending}",
+            pack(_idx(np.array(labels[part], np.uint8))),
+        )
+    return images[..., None], labels
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("mnist", "."),
+        ("mnist", "mnist"),
+        ("mnist", "raw"),
+        ("mnist", "MNIST/raw"),
+        ("fashion_mnist", "FashionMNIST/raw"),
+    ],
+)
+def test_idx(tmp_path, name, folder, ending):
+    images, labels = _write_mnist(tmp_path / folder, ending)
+    dataset = load_dataset(name, tmp_path)
+    np.testing.assert_array_equal(dataset.inputs, images)
+    assert dataset.labels.tolist() == labels and dataset.num_classes == 10
+    assert {k: v.tolist() for k, v in dataset.official.items()} == {
+        "train": [0, 1, 2],
+        "test": [3, 4],
+    }
+    assert dataset.inputs.flags.c_contiguous
+
+
+def test_idx_prefers_the_folder_of_its_name(tmp_path):
+    _write_mnist(tmp_path)
+    images, _ = _write_mnist(tmp_path / "fashion_mnist")
+    np.testing.assert_array_equal(load_dataset("fashion_mnist", tmp_path).inputs, images)
+
+
+def test_data_dir_may_be_a_string(tmp_path):
+    _write_mnist(tmp_path)
+    assert load_dataset("mnist", str(tmp_path)) is load_dataset("mnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("train-images-idx3-ubyte", lambda content: content[:-1]),
+        ("train-images-idx3-ubyte", lambda content: content + b"\0"),
+        ("t10k-labels-idx1-ubyte", lambda content: b"\x1f" + content[1:]),
+        ("t10k-labels-idx1-ubyte", lambda content: b""),
+        ("t10k-labels-idx1-ubyte", lambda content: content[:6]),
+        ("t10k-labels-idx1-ubyte", lambda content: _idx(np.zeros(4, np.uint8))),
+    ],
+)
+def test_damaged_idx(tmp_path, file, damage):
+    _write_mnist(tmp_path)
+    (tmp_path / file).write_bytes(damage((tmp_path / file).read_bytes()))
+    message = load_error(ValueError, "mnist", tmp_path)
+    assert (
+        message.startswith(str(tmp_path / file))
+        and f"expected {file}" in message
+        and "LeCun" in message
+    )
+
+
+def test_truncated_gz(tmp_path):
+    _write_mnist(tmp_path, ".gz")
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert load_error(ValueError, "mnist", tmp_path).startswith(str(path))
+
+
+# CIFAR
+
+
+def _py2_pickle(batch: dict) -> bytes:
+    """`batch` as Python 2 pickled it: byte strings for text and for the content of arrays."""
+
+    def dump(value) -> bytes:
+        match value:
+            case bytes():
+                return b"T" + struct.pack("<I", len(value)) + value
+            case int():
+                return b"J" + struct.pack("<i", value)
+            case list():
+                return b"](" + b"".join(map(dump, value)) + b"e"
+            case dict():
+                return b"}(" + b"".join(dump(k.encode()) + dump(v) for k, v in value.items()) + b"u"
+            case np.ndarray():
+                array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
+                dtype = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+                shape = b"(" + b"".join(map(dump, value.shape)) + b"t"
+                return array + b"(K\x01" + shape + dtype + b"\x89" + dump(value.tobytes()) + b"tb"
+
+    return b"\x80\x02" + dump(batch) + b"."
+
+
+CIFAR = {  # files of images, the folder's name, the keys of the python version
+    "cifar10": (
+        [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"],
+        "cifar-10",
+        "labels",
+        "label_names",
+    ),
+    "cifar100": (["train", "test"], "cifar-100", "fine_labels", "fine_label_names"),
+}
+
+
+def _write_cifar(
+    name: str, kind: str, root: Path, dump=_py2_pickle
+) -> tuple[Path, np.ndarray, np.ndarray]:
+    files, stem, labels_key, names_key = CIFAR[name]
+    folder = root / f"{stem}-{'batches-' * (name == 'cifar10')}{kind}"
+    classes = [f"class{i}" for i in range(int(name[5:]))]
+    images, labels = (
+        pixels(2 * len(files), 3, 32, 32),
+        np.random.default_rng(1).integers(0, len(classes), 2 * len(files)),
+    )
+    for i, file in enumerate(files):
+        rows, of_file = images[2 * i : 2 * i + 2].reshape(2, 3072), labels[2 * i : 2 * i + 2]
+        if kind.startswith("py"):
+            content = dump({labels_key: of_file.tolist(), "data": rows, "filenames": [b"a", b"b"]})
+            write(folder / file, content)
+        else:
+            coarse = np.zeros((2, int(name == "cifar100")), np.uint8)
+            write(folder / f"{file}.bin", np.c_[coarse, of_file.astype(np.uint8), rows].tobytes())
+    if kind.startswith("py"):
+        write(
+            folder / ("meta" if name == "cifar100" else "batches.meta"),
+            dump({names_key: [c.encode() for c in classes]}),
+        )
+    else:
+        meta = "fine_label_names.txt" if name == "cifar100" else "batches.meta.txt"
+        write(folder / meta, "\n".join([*classes, ""]))
+    return folder, images.transpose(0, 2, 3, 1), labels
+
+
+def _check_cifar(dataset, images, labels):
+    np.testing.assert_array_equal(dataset.inputs, images)
+    np.testing.assert_array_equal(dataset.labels, labels)
+    assert dataset.class_names[3] == "class3" and dataset.inputs.flags.c_contiguous
+    assert dataset.official["test"].tolist() == [len(labels) - 2, len(labels) - 1]
+    assert dataset.official["train"].tolist() == list(range(len(labels) - 2))
+    assert dataset.preprocess.mean.tolist() == [0.5, 0.5, 0.5]
+
+
+KINDS = [("cifar10", "py"), ("cifar10", "bin"), ("cifar100", "python"), ("cifar100", "binary")]
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_cifar_extracted(tmp_path, name, kind):
+    folder, images, labels = _write_cifar(name, kind, tmp_path)
+    _check_cifar(load_dataset(name, tmp_path), images, labels)
+    _check_cifar(load_dataset(name, folder), images, labels)  # the extracted folder itself
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+@pytest.mark.parametrize("ending", [".tar.gz", ".tar"])
+def test_cifar_archive(tmp_path, name, kind, ending):
+    folder, images, labels = _write_cifar(name, kind, tmp_path / "made")
+    version = "python" if kind.startswith("py") else "binary"
+    (tmp_path / name).mkdir()
+    _tar(
+        folder,
+        tmp_path / name / f"{CIFAR[name][1]}-{version}{ending}",
+        "w:gz" if "gz" in ending else "w",
+    )
+    _check_cifar(load_dataset(name, tmp_path), images, labels)
+
+
+def test_cifar_repickled_by_python_3(tmp_path):
+    def dump(batch):
+        return pickle.dumps(
+            {k: [str(c, "ascii") for c in v] if k == "label_names" else v for k, v in batch.items()}
+        )
+
+    _, images, labels = _write_cifar("cifar10", "py", tmp_path, dump)
+    _check_cifar(load_dataset("cifar10", tmp_path), images, labels)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_cifar_repickled_with_bytes_as_keys(tmp_path, protocol):
+    """Python 3 makes such keys of the publisher's files when it reads them as bytes."""
+
+    def dump(batch):
+        return pickle.dumps({k.encode(): v for k, v in batch.items()}, protocol)
+
+    _, images, labels = _write_cifar("cifar10", "py", tmp_path, dump)
+    _check_cifar(load_dataset("cifar10", tmp_path), images, labels)
+
+
+def test_cifar_pickle_runs_nothing(tmp_path):
+    folder, _, _ = _write_cifar("cifar10", "py", tmp_path)
+    target = tmp_path / "written"
+    write(folder / "data_batch_3", b"cposix\nsystem\n(S'touch " + str(target).encode() + b"'\ntR.")
+    message = load_error(ValueError, "cifar10", tmp_path)
+    assert "posix.system" in message and str(folder) in message and not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "content", "reason"),
+    [
+        ("bin", "data_batch_2.bin", b"\0" * 3072, "3072 bytes"),
+        ("bin", "test_batch.bin", b"", "0 bytes"),
+        ("bin", "data_batch_2.bin", None, "data_batch_2.bin"),
+        ("py", "batches.meta", None, "batches.meta"),
+        (
+            "py",
+            "data_batch_1",
+            pickle.dumps({"data": np.zeros((2, 3)), "labels": [0, 1]}),
+            "uint8 data",
+        ),
+        ("py", "data_batch_1", pickle.dumps([1]), "list"),
+        ("py", "data_batch_1", b"\x80\x02}", "pickle"),
+    ],
+)
+def test_damaged_cifar(tmp_path, kind, file, content, reason):
+    folder, _, _ = _write_cifar("cifar10", kind, tmp_path)
+    (folder / file).unlink() if content is None else (folder / file).write_bytes(content)
+    message = load_error(ValueError, "cifar10", tmp_path)
+    assert message.startswith(str(folder)) and reason in message and "Krizhevsky" in message
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.0])
+def test_truncated_cifar_archive(tmp_path, keep):
+    folder, _, _ = _write_cifar("cifar10", "py", tmp_path / "made")
+    archive = tmp_path / "cifar-10-python.tar.gz"
+    _tar(folder, archive)
+    archive.write_bytes(archive.read_bytes()[: int(keep * archive.stat().st_size)])
+    assert load_error(ValueError, "cifar10", tmp_path).startswith(str(archive))

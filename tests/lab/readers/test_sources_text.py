@@ -1,0 +1,190 @@
+"""Sets of texts, from tiny files in the formats of their publishers."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.selection import subset
+from fedjax_ht.lab.readers import find_dataset, load_dataset
+from fedjax_ht.lab.readers.tokens import encode, vocabulary, words
+from fedjax_ht.lab.safe import limits
+from fedjax_ht.models import model_group
+from tests.lab.readers.source_files import load_error
+
+TRAIN = [
+    ("3", "Fears for T N pension", 'Unions say they are "disappointed".'),
+    ("4", "The race: a second team", "A rocket, a rocket; a\\team"),
+    ("2", "Goal!", "A goal (two) in it's second half"),
+]
+TEST = [("1", "The summit", "A summit of leaders"), ("4", "Rocket", "unseen words")]
+
+
+def write_csv(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
+
+
+@pytest.fixture
+def ag_news(tmp_path):
+    write_csv(tmp_path / "ag_news/train.csv", TRAIN)
+    write_csv(tmp_path / "ag_news/test.csv", TEST)
+    return tmp_path
+
+
+def test_words():
+    split = words('The "B-52\'s" said: It cost $1.50, (really)?<br />Yes!; \tEnd\u00a0of it')
+    assert " ".join(split) == "the b-52 ' s said it cost $1 . 50 , ( really ) ? yes ! end of it"
+
+
+def test_the_vocabulary_is_by_frequency_and_then_by_first_appearance():
+    ids = vocabulary(["b a c", "c d b", "e"], 4)
+    assert ids == {"b": 2, "c": 3, "a": 4, "d": 5}
+    np.testing.assert_array_equal(
+        encode(["c e b", "", "a a a a a"], ids, 4), [[3, 1, 2, 0], [0] * 4, [4] * 4]
+    )
+    assert encode(["a"], ids, 4).dtype == np.uint16
+
+
+def test_ag_news(ag_news, caplog):
+    dataset = load_dataset("ag_news", ag_news)
+    assert dataset.inputs.shape == (5, 200) and dataset.inputs.dtype == np.uint16
+    assert dataset.class_names == ("World", "Sports", "Business", "Sci/Tech")
+    assert dataset.labels.tolist() == [2, 3, 1, 0, 3]
+    assert {k: v.tolist() for k, v in dataset.official.items()} == {
+        "train": [0, 1, 2],
+        "test": [3, 4],
+    }
+    learned = vocabulary(" ".join(row[1:]) for row in TRAIN)
+    assert dataset.vocabulary == len(learned) + 2 and learned["a"] == 2
+    back = {i: word for word, i in learned.items()} | {1: "?"}
+    texts = [" ".join(back[i] for i in row if i) for row in dataset.inputs.tolist()]
+    assert texts[0] == "fears for t n pension unions say they are disappointed ."
+    assert texts[1] == "the race a second team a rocket , a rocket a\\team"
+    assert texts[3:] == ["the ? a ? ? ?", "rocket ? ?"]  # of the training texts alone
+    assert caplog.text.count("its MD5 sum is") == 2
+    assert [path.name for path in find_dataset("ag_news", ag_news)] == ["train.csv", "test.csv"]
+
+
+def test_how_long_texts_are(ag_news):
+    whole, cut = load_dataset("ag_news", ag_news), load_dataset("ag_news", ag_news, None, 5)
+    np.testing.assert_array_equal(cut.inputs, whole.inputs[:, :5])
+    assert load_dataset("ag_news", ag_news, text_length=300).inputs.shape == (5, 300)
+    assert "text_length is 0; it must be a positive integer up to" in load_error(
+        ValueError, "ag_news", ag_news, None, 0
+    )
+    assert "image_size is 8, but ag_news has no images" in load_error(
+        ValueError, "ag_news", ag_news, 8
+    )
+    assert "text_length is 8, but npz:x has no texts" in load_error(
+        ValueError, "npz:x", ag_news, None, 8
+    )
+
+
+@pytest.mark.parametrize("file", ["ag_news_test.csv", "ag_news/test.csv", "ag_news_csv/test.csv"])
+def test_the_test_set_alone(tmp_path, file):
+    write_csv(tmp_path / file, TEST)
+    dataset = load_dataset("ag_news_test", tmp_path)
+    assert dataset.labels.tolist() == [0, 3] and dataset.num_classes == 4 and not dataset.official
+    assert dataset.vocabulary == 10 and (dataset.inputs > 1).sum() == 9  # every word is known
+    assert "not found" in load_error(FileNotFoundError, "ag_news", tmp_path)
+
+
+def test_a_file_of_ones_own(tmp_path):
+    write_csv(tmp_path / "mine.csv", [("10", "b a"), ("9", "a"), ("10", "c")])
+    dataset = load_dataset("text:mine.csv", tmp_path)
+    assert dataset.class_names == ("9", "10") and dataset.labels.tolist() == [1, 0, 1]
+    assert (
+        dataset.inputs[:, :3].tolist() == [[3, 2, 0], [2, 0, 0], [4, 0, 0]]
+        and dataset.vocabulary == 5
+    )
+    write_csv(tmp_path / "named.csv", [("10", "b"), ("no", "a"), ("9", "c")])
+    assert load_dataset("text:named.csv", tmp_path).class_names == ("10", "9", "no")
+
+
+def test_texts_meet_models(ag_news):
+    dataset = subset(load_dataset("ag_news", ag_news), 4, 0)
+    modules = model_group("htfe_txt2", 4, dataset.input_shape, 8, vocabulary=dataset.vocabulary)
+    assert make_federation(modules, dataset.input_shape, 4, 2).feature_dim == 8
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "it has no rows"),
+        (b'"5","a","b"\n', "a class is '5', not 1 to 4"),
+        (b'"1","a","b"\n"2","a"\n', "line 2 has 2 columns, not 3"),
+        (b'"1"\n', "line 1 has 1 columns, not a class and texts"),
+        (b'"1","a","b', "unexpected end of data"),
+        (b'"1","a"x,"b"\n', "',' expected after '\"'"),
+        (b'"1","\xff","b"\n', "can't decode byte 0xff"),
+        (b'"1","%s","b"\n' % (b"a" * 200_000), "field larger than field limit"),
+    ],
+)
+def test_damaged_csv(ag_news, content, message):
+    (ag_news / "ag_news/test.csv").write_bytes(content)
+    line = load_error(ValueError, "ag_news", ag_news)
+    assert (
+        message in line
+        and "test.csv: " in line
+        and "rows of class (1 to 4), title and description" in line
+    )
+
+
+def assert_limited(monkeypatch, limit, value, message, name, data_dir):
+    """With this limit the set is refused in a line that has the message."""
+    with monkeypatch.context() as patched:
+        patched.setattr(limits, limit, value)
+        assert message in load_error(ValueError, name, data_dir)
+
+
+def test_limits_of_texts(ag_news, monkeypatch):
+    assert_limited(
+        monkeypatch,
+        "TEXTS",
+        4,
+        "the set has 5 texts, more than the 4 that are read",
+        "ag_news",
+        ag_news,
+    )
+    assert_limited(
+        monkeypatch,
+        "WORDS",
+        5,
+        "different words, more than the 5 that are read",
+        "ag_news",
+        ag_news,
+    )
+    assert_limited(
+        monkeypatch, "TEXTS_BYTES", 50, "more than the 50 that are read", "ag_news", ag_news
+    )
+    monkeypatch.setattr(limits, "CLASSES", 1)
+    write_csv(ag_news / "x.csv", TEST)
+    assert "the set has 2 classes, more than the 1" in load_error(ValueError, "text:x.csv", ag_news)
+
+
+def test_missing_texts_say_how_to_get_them(tmp_path):
+    for name, how in (
+        ("ag_news", "ag_news_csv.tar.gz"),
+        ("ag_news_test", "ag_news_csv"),
+        ("shakespeare", "preprocess.sh"),
+    ):
+        for line in (load_error(FileNotFoundError, name, tmp_path), load_error(ValueError, name)):
+            assert how in line and "data get" not in line
+
+
+# What a Dataset of tokens holds
+
+
+def test_the_vocabulary_of_a_dataset():
+    tokens, labels = np.array([[1, 4], [0, 2]]), np.array([0, 1])
+    assert Dataset("d", tokens, labels, ("a", "b"), vocabulary=5).vocabulary == 5
+    with pytest.raises(
+        ValueError, match="d: token ids run from 0 to 4; with vocabulary 4 they must be from 0 to 3"
+    ):
+        Dataset("d", tokens, labels, ("a", "b"), vocabulary=4)
+    with pytest.raises(ValueError, match="vocabulary is 4, which is for tokens, an integer array"):
+        Dataset("d", tokens.astype(float), labels, ("a", "b"), vocabulary=4)

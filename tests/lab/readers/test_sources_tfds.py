@@ -1,0 +1,94 @@
+"""Sets that tensorflow-datasets prepared, read without TensorFlow."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+
+from fedjax_ht.lab.readers import load_dataset
+from tests.lab.readers.source_files import encoded, load_error, write
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A tensorflow-datasets folder with the set "tiny", prepared in array_record format: 3 images
+    and 2 of test."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    pytest.importorskip("array_record")
+
+    root = tmp_path_factory.mktemp("tfds")
+
+    class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("1.0.0")
+        pkg_dir_path, code_path = root, None  # tensorflow-datasets need not look for this file
+
+        def _info(self):
+            features = {
+                "image": tfds.features.Image(shape=(8, 6, 3)),
+                "label": tfds.features.ClassLabel(names=["a", "b"]),
+            }
+            return tfds.core.DatasetInfo(
+                builder=self,
+                features=tfds.features.FeaturesDict(features),
+                supervised_keys=("image", "label"),
+            )
+
+        def _split_generators(self, dl_manager):
+            return {
+                "test": self._generate_examples([3, 4]),
+                "train": self._generate_examples([0, 1, 2]),
+            }
+
+        def _generate_examples(self, values):
+            for i in values:
+                yield (
+                    i,
+                    {"image": io.BytesIO(encoded(np.full((8, 6, 3), i, np.uint8))), "label": i % 2},
+                )
+
+    Tiny(data_dir=root, file_format="array_record").download_and_prepare()
+    return root
+
+
+def test_tfds(prepared):
+    dataset = load_dataset("tfds:tiny", prepared)
+    values = dataset.inputs[:, 0, 0, 0]
+    assert dataset.inputs.shape == (5, 8, 6, 3) and dataset.class_names == ("a", "b")
+    assert {k: sorted(values[v].tolist()) for k, v in dataset.official.items()} == {
+        "train": [0, 1, 2],
+        "test": [3, 4],
+    }
+    np.testing.assert_array_equal(dataset.labels, values % 2)
+    assert load_dataset("tfds:tiny:1.0.0", prepared, 4).inputs.shape == (5, 4, 4, 3)
+    assert "tensorflow" not in sys.modules
+
+
+def test_tfds_not_prepared(tmp_path):
+    write(tmp_path / "tiny/1.0.0/dataset_info.json", "{}")
+    for name in ("tfds:other", "tfds:tiny:2.0.0"):
+        message = load_error(FileNotFoundError, name, tmp_path)
+        assert "pip install 'fedjax_ht[tfds]'" in message and "download_and_prepare()" in message
+
+
+def test_tfds_in_a_format_of_tensorflow(prepared, tmp_path):
+    for path in (prepared / "tiny/1.0.0").iterdir():
+        content = path.read_bytes()
+        if path.name == "dataset_info.json":
+            assert b'"array_record"' in content
+            content = content.replace(b'"array_record"', b'"tfrecord"')
+        write(tmp_path / "tiny/1.0.0" / path.name, content)
+    message = load_error(ValueError, "tfds:tiny", tmp_path)
+    assert "prepared as tfrecord" in message and "download_and_prepare()" in message
+
+
+def test_tfds_of_two_versions(tmp_path):
+    for version in ("1.0.0", "2.0.0"):
+        write(tmp_path / f"tiny/{version}/dataset_info.json", "{}")
+    assert "(tiny/1.0.0, tiny/2.0.0)" in load_error(ValueError, "tfds:tiny", tmp_path)
+
+
+def test_tfds_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    write(tmp_path / "tiny/1.0.0/dataset_info.json", "{}")
+    assert "pip install 'fedjax_ht[tfds]'" in load_error(ImportError, "tfds:tiny", tmp_path)

@@ -1,0 +1,193 @@
+"""Runs among clients that attack: what is scored, what is said, and when a run gives up."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from experiments.configs import attacked
+from fedjax_ht.core.method import View
+from fedjax_ht.lab.config.base import base_config, typed_config
+from fedjax_ht.lab.report.bad_clients import Notes, outliers, why_silent
+from fedjax_ht.lab.runs.arm import simulate
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.course import Listeners
+from fedjax_ht.lab.runs.options import evaluated_clients, simulation_options
+from fedjax_ht.lab.runs.run import execute
+from fedjax_ht.lab.runs.train import GaveUp, train_and_evaluate
+from fedjax_ht.lab.runs.train_arm import train_arm, with_noted_lanes
+from fedjax_ht.trust.attacks import Attack, attackers
+from tests.runs import config_of
+
+
+def rows(arrived, far_off=()):
+    """One row a round, from the untrained federation on."""
+    history = [
+        {"round": i + 1, "trial": 0, "arrived": n, "far_off": []} for i, n in enumerate(arrived)
+    ]
+    for round, outlying in far_off:
+        history[round - 1]["far_off"] = outlying
+    return [{"round": 0, "trial": 0}, *history]
+
+
+def test_a_line_says_since_when_nothing_has_arrived_and_who_was_far_off():
+    runs = [rows([3, 3, 0, 0], [(1, [[7, 40.0]]), (2, [[2, 1e30], [3, 12.0]])])]
+    assert why_silent("fedavg", runs, 3) is None
+    assert why_silent("fedavg", runs, 0) is None  # 0: never
+    assert why_silent("fedavg", [*runs, rows([3, 3, 0, 1])], 2) is None
+    line = why_silent("fedavg", runs, 2)
+    assert line.startswith(
+        "fedavg stopped in round 4: since round 2 nothing has arrived that is finite; "
+    )
+    named = "outlying uploads in round 2: client 2 (1e+30x the median norm), client 3 (12x); "
+    assert named in line
+    assert "outlying" not in why_silent("fedavg", [rows([0, 0])], 2)
+
+
+def test_the_largest_outliers_are_named():
+    assert (
+        outliers([[2, 21.84], [15, 14.8]]) == "client 2 (21.8x the median norm), client 15 (14.8x)"
+    )
+    many = [[client, 30.0 + client % 5] for client in range(6)]
+    text = "client 2 (32x the median norm), client 3 (33x), client 4 (34x), and 3 more"
+    assert outliers(many) == text
+
+
+def test_trouble_of_every_trial_is_told_once_a_client():
+    notes = Notes()
+    row = {"trial": 0, "round": 3, "not_finite": [2], "server_finite": True, "far_off": []}
+    assert notes.of("local", row) == ["not finite, left out of the round: client 2"]
+    assert notes.of("local", row | {"round": 4}) == []
+    assert notes.of("local", row | {"not_finite": [2, 5, 6]}) == [
+        "not finite, left out of the round: clients 5, 6"
+    ]
+    assert notes.of("local", row | {"trial": 1}) == ["not finite, left out of the round: client 2"]
+    assert notes.of("fd", row | {"server_finite": False, "far_off": [[4, 21.84], [7, 1e30]]}) == [
+        "not finite, left out of the round: client 2",
+        "the server's step was not finite; its last state was kept",
+        "outlying uploads: client 4 (21.8x the median norm), client 7 (1e+30x)",
+    ]
+    assert notes.of("fd", row | {"not_finite": [], "refused": [7]}) == [
+        "outlying uploads refused, by refuse_outliers: client 7"
+    ]
+    assert notes.of("fd", {"trial": 0, "round": 0}) == []
+
+
+def test_the_log_tells_it_at_once_also_where_nothing_is_evaluated(tiny_config, tmp_path, capfd):
+    config = config_of(tiny_config)
+    config.entries, config.trials = ("local:training.learning_rate=1e30",), 2
+    config.rounds, config.evaluate.every, config.devices = 4, 4, 1
+    execute(config, tmp_path)
+    note = re.compile(r".*, trial ([01]), round [123]: not finite, left out of the round: client")
+    matches = [
+        note.match(line) for line in capfd.readouterr().err.splitlines() if "not finite" in line
+    ]
+    assert {match[1] for match in matches} == {"0", "1"}
+
+
+def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
+    config = config_of(tiny_config)
+    config.entries, config.trials, config.devices, config.rounds = ("local",), 2, 1, 2
+    (arm,), warned = build(config).arms.values(), []
+    view = View(warn=lambda row: "odd" if row["trial"] == 0 else None)
+    listeners = Listeners(None, warned.append, lambda line: None)
+    train_arm(arm._replace(method=arm.method._replace(view=view)), tmp_path, listeners, [])
+    assert warned == ["local, trial 0, round 1: odd"]
+
+
+def test_outliers_are_refused_by_default_and_named(blank_pictures, tiny_config, tmp_path):
+    config = config_of(tiny_config)
+    config.entries, config.rounds = ("lg_fedavg",), 2
+    config.attack.update({"kind": "scaled", "share": 0.25, "strength": 1e30})
+    result = train_and_evaluate(config, tmp_path, warn=lambda line: None)
+    (attacker,) = np.flatnonzero(attackers(Attack("scaled", 0.25), 4))
+    rows = result.histories["lg_fedavg"][0][1:]
+    assert [row["refused"] for row in rows] == [[attacker]] * 2 and rows[-1]["not_finite"] == []
+    assert f"outlying uploads of client {attacker} were refused in 2 rounds" in result.summary
+    assert simulation_options(typed_config(base_config())).refuse_outliers == 1000.0
+    config.refuse_outliers = 50.0
+    assert simulation_options(typed_config(config)).refuse_outliers == 50.0
+
+
+def test_honest_clients_are_scored():
+    config = base_config()
+    assert typed_config(config).attack == Attack()
+    assert evaluated_clients(typed_config(config)) is None
+    config.attack.update({"kind": "noise", "share": 0.3, "seed": 4})
+    honest = ~attackers(Attack("noise", 0.3, seed=4), 20)
+    np.testing.assert_array_equal(evaluated_clients(typed_config(config)), np.flatnonzero(honest))
+    config.evaluate.sample = 5
+    some = evaluated_clients(typed_config(config))
+    assert len(some) == 5 and honest[some].all()
+
+
+@pytest.mark.parametrize(
+    "fields, error",
+    [
+        ({"robust": (("mean",),)}, "unknown defence 'mean'"),
+        ({"robust": (("norm_bound", 0.0),)}, "bound is 0.0; it must be"),
+        ({"robust": (("trimmed_mean", 0.5),)}, "share is 0.5; it must be"),
+        ({"attack.kind": "bribe", "attack.share": 0.1}, "attack.kind is 'bribe'"),
+        ({"attack.share": 1.0}, "attack.share is 1.0; it must be"),
+        ({"attack.strength": float("nan")}, "attack.strength is nan; it must be"),
+        ({"refuse_outliers": -1.0}, "refuse_outliers is -1.0; it must be"),
+        ({"give_up": -1}, "give_up is -1; it must be"),
+    ],
+)
+def test_wrong_settings_are_refused(fields, error):
+    config = base_config()
+    config.update_from_flattened_dict(fields)
+    with pytest.raises(ValueError, match=error) as refused:
+        build(config)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_committed_config_takes_attacks_and_defences():
+    config = attacked.get_config("attack=sign_flip,share=0.3,robust=median")
+    assert typed_config(config).attack == Attack("sign_flip", 0.3, 5.0, seed=1)
+    assert [entry[0] for entry in config.robust] == ["norm_bound", "median"]
+    assert set(attacked.DEFENCES) - {"none"} == {
+        entry[-1][0] for entry in attacked.DEFENCES.values() if entry
+    }
+
+
+def test_a_run_in_which_nothing_arrives_stops_and_the_next_entry_goes_on(
+    blank_pictures, tiny_config, tmp_path
+):
+    config = config_of(tiny_config)
+    config.entries = ("lg_fedavg", "local")
+    config.attack.update({"kind": "scaled", "share": 0.25, "strength": 1e30})
+    config.rounds, config.give_up, config.refuse_outliers = 5, 2, 0.0
+    with pytest.raises(
+        GaveUp, match=r"^lg_fedavg stopped in round [34]: .* client \d \([\d.]+e\+\d\dx the median"
+    ):
+        train_and_evaluate(config, tmp_path, warn=lambda line: None)
+    short, whole = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in config.entries
+    )
+    assert len(short) < len(whole) == 6 and short[1]["far_off"] and not whole[1]["far_off"]
+    assert "outlying uploads of" in (tmp_path / "report.html").read_text()
+    assert len(whole[-1]["clients"]) == 3
+    config.give_up = 0
+    result = train_and_evaluate(config, tmp_path, warn=lambda line: None)  # it goes on from there
+    assert {len(history) for (history,) in result.histories.values()} == {6}
+
+
+def test_entries_of_other_architectures_note_their_lanes_in_one_file(tiny_config, tmp_path):
+    config = config_of(tiny_config)
+    config.entries = (
+        "local",
+        "fedavg:model.group=conv4_quarter:model.norm=static_batch",
+        "local:training.epochs=2",
+    )
+    config.dataset.image_size = 16
+    arms, noted = build(config).arms, tmp_path / "lanes.json"
+    for name in config.entries:
+        with_noted_lanes(arms[name], noted, writes=True)
+    known = json.loads(noted.read_text())
+    assert {"mlp_narrow", "mlp_wide"} < set(known) and len(known) == 3
+    noted.write_text(json.dumps(dict.fromkeys(known, 2)))
+    arm = with_noted_lanes(arms["local"], noted, writes=True)
+    assert set(simulate(arm).lanes.values()) == {2}

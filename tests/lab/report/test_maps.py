@@ -1,0 +1,251 @@
+"""Maps of features: what is shown, that it is computed once, and how it is kept and drawn."""
+
+import contextlib
+import itertools
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from fedjax_ht.core.method import View
+from fedjax_ht.data.dataset import ClientIndices
+from fedjax_ht.lab.report import map_plot, maps
+from fedjax_ht.lab.report.map_plot import embedded, feature_picture, principal
+from fedjax_ht.lab.report.maps import (
+    CLASSES,
+    CLIENTS,
+    FeatureMap,
+    load_map,
+    remember_map,
+    save_map,
+    shown_clients,
+    shown_images,
+)
+from fedjax_ht.lab.runs.arm import simulate
+from fedjax_ht.lab.runs.build import build
+from tests.federations import ASSIGNMENT, TRAIN_COUNTS, mixed_federation
+from tests.lab.runs.test_runner import config_of
+
+
+def a_map(clients: int = 2, widths=(4, 4), prototypes: int = 0, **changes) -> FeatureMap:
+    rng = np.random.default_rng(0)
+    labels = np.array([0, 1, 2, 0, 1, 2], np.int32)
+    features = tuple(
+        rng.normal(size=(6, k)).astype(np.float32)
+        for k, _ in zip(itertools.cycle(widths), range(clients))
+    )
+    of_server = np.arange(prototypes, dtype=np.int32)
+    values = rng.normal(size=(prototypes, widths[0])).astype(np.float32)
+    trains_on = np.array([[True, True, False]] * clients)
+    feature_map = FeatureMap(
+        3, labels, np.arange(clients, dtype=np.int32), trains_on, features, values, of_server, {}
+    )
+    return feature_map._replace(**changes)
+
+
+@pytest.fixture(scope="module")
+def entry(tiny_config):
+    """FedTGP's arm, its simulation, and a state."""
+    arm = build(config_of(tiny_config)).arms["fedtgp"]
+    simulation = simulate(arm)
+    return arm, simulation, simulation.run_round(simulation.init())[0]
+
+
+def test_a_map_is_computed_once_a_round(entry, tmp_path, monkeypatch):
+    arm, simulation, state = entry
+    messages = []
+    remember_map(arm, simulation, state, tmp_path, write=True, warn=messages.append)
+    feature_map = load_map(tmp_path)
+    assert (
+        feature_map.round == 1
+        and len(feature_map.clients) == 4
+        and len(feature_map.labels) <= maps.IMAGES
+    )
+    test = np.concatenate([client.test for client in arm.partitions[0]])
+    assert np.isin(feature_map.labels, arm.dataset.labels[test]).all()
+    assert {x.shape for x in feature_map.features} == {
+        (len(feature_map.labels), feature_map.prototypes.shape[1])
+    }
+    np.testing.assert_array_equal(
+        feature_map.prototypes, state.server.prototypes[feature_map.prototype_labels]
+    )
+    calls = []
+    monkeypatch.setattr(maps, "feature_map", lambda *arguments: calls.append(arguments[-1].round))
+    remember_map(arm, simulation, state, tmp_path, write=True, warn=messages.append)
+    assert not calls
+    later = state._replace(round=2)
+    remember_map(arm, simulation, later, tmp_path, write=True, warn=messages.append)
+    assert calls == [2] and not messages
+
+
+def test_only_one_process_writes(entry, tmp_path):
+    arm, simulation, state = entry
+    remember_map(arm, simulation, state, tmp_path, write=False, warn=print)
+    assert load_map(tmp_path) is None
+
+
+def test_a_method_whose_features_fail_ends_no_run(entry, tmp_path):
+    arm, simulation, state = entry
+    messages = []
+
+    def fail(*arguments):
+        raise KeyError("params")
+
+    failing = simulation._replace(features=fail)
+    remember_map(arm, failing, state, tmp_path, write=True, warn=messages.append)
+    assert (
+        messages == ["fedtgp: no map of its features (KeyError: 'params')"]
+        and load_map(tmp_path) is None
+    )
+    without = arm._replace(method=arm.method._replace(view=View(features=None)))
+    remember_map(without, None, state, tmp_path, write=True, warn=messages.append)
+    assert len(messages) == 1
+
+
+def test_a_map_is_read_as_it_was_written(tmp_path):
+    written = a_map(3, (4, 5), 2, flat={"t-SNE": np.ones((20, 2), np.float32)})
+    save_map(written, tmp_path)
+    read = load_map(tmp_path)
+    for a, b in zip(
+        (*written[:4], *written.features, *written[5:7]), (*read[:4], *read.features, *read[5:7])
+    ):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(read.flat["t-SNE"], written.flat["t-SNE"])
+    (tmp_path / maps.MAP).write_bytes(b"PK half a file")
+    assert load_map(tmp_path) is None and load_map(tmp_path / "nowhere") is None
+
+
+def test_clients_of_all_architectures_are_shown_and_those_with_training_images_first():
+    federation = mixed_federation()
+    # all three wide ones; 3 trains on nothing
+    assert shown_clients(federation, TRAIN_COUNTS) == [0, 1, 2, 4, 6, 7]
+    assert [ASSIGNMENT[i] for i in (4, 6, 7)] == ["wide"] * 3 and CLIENTS == 6
+
+
+def test_images_are_test_images_of_the_classes_that_weigh_most():
+    labels = np.tile(np.arange(20), 40)
+    partition = tuple(
+        ClientIndices(np.arange(i, 400), np.array([], int), np.arange(400 + i, 800, 2))
+        for i in (0, 1)
+    )
+    weight = np.arange(20) % 15
+    shown = shown_images(labels, partition, weight)
+    assert shown.min() >= 400 and len(set(shown.tolist())) == len(shown) == maps.IMAGES
+    assert sorted(set(labels[shown].tolist())) == list(range(5, 15)) and CLASSES == 10
+    # mixed, as models that normalise by batch see them
+    assert len(set(labels[shown[:20]].tolist())) > 5
+    nobody = tuple(client._replace(test=np.array([], int)) for client in partition)
+    assert len(shown_images(labels, nobody, weight)) == 0
+
+
+def test_the_principal_plane_is_found():
+    rng = np.random.default_rng(0)
+    axes = np.linalg.qr(rng.normal(size=(5, 5)))[0][:2]
+    plane = rng.normal(size=(40, 2)) * (3, 1)
+    rows = plane @ axes + 7
+    project, share = principal(rows)
+    assert share == pytest.approx(1)
+
+    def gaps(x):
+        return np.linalg.norm(x[:, None] - x, axis=-1)
+
+    np.testing.assert_allclose(gaps(project(rows)), gaps(rows), atol=1e-9)
+    assert project(rows)[:, 0].var() > project(rows)[:, 1].var()
+    assert principal(np.ones((4, 1)))[1] == 0 and principal(np.ones((4, 1)))[0](
+        np.ones((4, 1))
+    ).shape == (4, 2)
+
+
+def test_an_embedding_is_made_once_and_only_of_one_space(monkeypatch):
+    calls = []
+
+    def fake(rows):
+        return calls.append(len(rows)) or np.zeros((len(rows), 2))
+
+    monkeypatch.setattr(map_plot, "embeddings", lambda: {"t-SNE": fake})
+    feature_map = embedded(a_map(prototypes=2))
+    assert calls == [2 * 6 + 2] and feature_map.flat["t-SNE"].shape == (14, 2)
+    assert (
+        embedded(feature_map) == feature_map
+        and embedded(a_map(widths=(4, 5))).flat == {}
+        and len(calls) == 1
+    )
+
+
+def test_an_embedding_that_fails_is_left_out_with_a_word(monkeypatch):
+    def fail(rows):
+        raise ModuleNotFoundError("No module named 'joblib'")
+
+    messages = []
+    monkeypatch.setattr(map_plot, "embeddings", lambda: {"t-SNE": fail})
+    assert embedded(a_map(), messages.append).flat == {}
+    assert messages == ["no t-SNE of the features (ModuleNotFoundError: No module named 'joblib')"]
+
+
+def test_t_sne_has_one_thread(monkeypatch):
+    limits = []
+
+    class Limited(contextlib.nullcontext):
+        def __init__(self, limits):
+            self.limits = limits
+
+        def __enter__(self):
+            limits.append(self.limits)
+
+        def __exit__(self, *_):
+            limits.clear()
+
+    class TSNE:
+        def __init__(self, **options):
+            pass
+
+        def fit_transform(self, rows):
+            assert limits == [1]
+            return rows[:, :2]
+
+    manifold = types.SimpleNamespace(TSNE=TSNE)
+    monkeypatch.setitem(sys.modules, "sklearn", types.SimpleNamespace(manifold=manifold))
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", manifold)
+    monkeypatch.setitem(
+        sys.modules, "threadpoolctl", types.SimpleNamespace(threadpool_limits=Limited)
+    )
+    assert map_plot.tsne(np.ones((4, 3))).shape == (4, 2) and not limits
+
+
+def titles(feature_map):
+    figure = feature_picture(feature_map, ("a", "b", "c"), ["cnn1", "cnn2"])
+    return [axes.get_title() for axes in figure.axes], figure
+
+
+def test_a_client_has_a_panel_and_all_have_one_where_their_spaces_are_one():
+    shown_titles, figure = titles(a_map(prototypes=2, flat={"t-SNE": np.zeros((14, 2))}))
+    assert [w.partition("\n")[0] for w in shown_titles[:2]] == ["client 0, cnn1", "client 1, cnn2"]
+    assert shown_titles[2].startswith("all clients, PCA, ") and shown_titles[3:] == [
+        "all clients, t-SNE"
+    ]
+    points, stars = figure.axes[0].collections
+    faces = points.get_facecolors()[:, 3]
+    # rings of the class that nobody trains on
+    np.testing.assert_array_equal(faces, [1, 1, 0, 1, 1, 0])
+    assert len(stars.get_offsets()) == 2
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "c"]
+    assert [t.get_text() for t in figure.legends[1].get_texts()] == [
+        "client 0",
+        "client 1",
+        "prototype",
+    ]
+    means = figure.axes[2].collections[1].get_offsets()
+    np.testing.assert_allclose(
+        means[0], figure.axes[2].collections[0].get_offsets()[[0, 3]].mean(0)
+    )
+
+
+def test_spaces_of_several_widths_or_that_are_not_finite_stand_alone():
+    shown_titles, figure = titles(a_map(widths=(4, 5), prototypes=2))
+    # prototypes have a width
+    assert len(shown_titles) == 2 and [len(axes.collections) for axes in figure.axes] == [2, 1]
+    broken = a_map()
+    broken.features[1][0, 0] = np.nan
+    shown_titles, _ = titles(broken)
+    assert len(shown_titles) == 2 and shown_titles[1] == "client 1, cnn2\nnot finite"

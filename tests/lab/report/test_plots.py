@@ -1,0 +1,244 @@
+"""Pictures that need no run."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedjax_ht.lab.report.curves import accuracy_curves, costs, seconds
+from fedjax_ht.lab.report.figures import BLACK, COLOURS, FEW, VECTOR, save, styles, subplots
+from fedjax_ht.lab.report.plots import (
+    WIDE,
+    client_accuracy,
+    client_spread,
+    image_grid,
+    split_picture,
+)
+from fedjax_ht.methods import METHODS
+
+
+def test_an_image_grid_titles_its_blocks_and_names_each_class_once():
+    images = np.linspace(0, 1, 5 * 4 * 4).reshape(5, 4, 4, 1)
+    figure = image_grid(
+        {"made": images, "in colour": np.repeat(images[:2], 3, -1)}, ("cat", "dog", "owl")
+    )
+    parts = figure.subfigs
+    assert [part.get_suptitle() for part in parts] == ["made", "in colour"]
+    assert [[cell.get_title() for cell in part.axes] for part in parts] == [
+        ["cat", "dog", "owl", "", "", ""],
+        ["cat", "dog", ""],
+    ]
+    drawn = [cell.images[0].get_array().squeeze() for cell in parts[0].axes if cell.images]
+    np.testing.assert_array_equal(drawn, images[..., 0])
+
+
+def test_a_box_spans_the_clients_of_the_best_round_averaged_over_trials():
+    untrained = {"round": 0, "accuracy": 0.1, "clients": [0.1, 0.1, 0.1, None]}
+    runs = [
+        [untrained, {"round": 1, "accuracy": 0.6, "clients": [0.2, 0.6, 1.0, None]}],
+        [untrained, {"round": 1, "accuracy": 0.4, "clients": [0.0, 0.4, 0.8, None]}],
+    ]
+    (axes,) = client_spread({"local": runs}).axes
+    lines = [line.get_xdata() for line in axes.lines]
+    clients = [10.0, 50.0, 90.0]  # percent; who has no score is left out
+    drawn = np.concatenate(lines)
+    assert drawn.min() == clients[0] and drawn.max() == clients[-1]
+    assert any(np.allclose(line, clients[1]) and len(line) == 2 for line in lines)  # the median
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["local"]
+    painted = {
+        colour for line in axes.lines for colour in (line.get_color(), line.get_markerfacecolor())
+    }
+    # those are of entries
+    assert not painted & set(COLOURS)
+
+
+def rows_of(clients: int) -> list[dict]:
+    accuracy = np.linspace(0.2, 0.9, clients)
+    return [{"round": r, "accuracy": 0.5 + r / 9, "clients": list(accuracy)} for r in (0, 1)]
+
+
+@pytest.mark.parametrize("entries", [FEW, 3 * FEW])
+def test_entries_are_told_apart_and_a_long_legend_covers_no_curve(entries):
+    figure = accuracy_curves({str(i): [rows_of(3)] for i in range(entries)})
+    (axes,) = figure.axes
+    curves = [line for line in axes.lines if not line.get_label().startswith("_")]
+    assert (
+        len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in curves})
+        == entries
+    )
+    figure.draw_without_rendering()
+    beside = axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1 - 1
+    assert beside == (entries > FEW)
+
+
+def looks(*labels):
+    return {label: look["color"] for label, look in styles(labels).items()}
+
+
+def test_a_method_has_its_colour_in_every_report():
+    """Neither the order of the entries nor the others change it, unless two have the same."""
+    few = looks("fedssa", "local", "fedtgp@tuned")
+    assert few == looks("fedtgp@tuned", "local", "fedssa") and few["local"] == BLACK
+    several = looks("fedproto", "fedtgp@tuned", "fedssa:mu=2", "lg_fedavg")
+    assert (
+        several["fedssa:mu=2"] == few["fedssa"] and several["fedtgp@tuned"] == few["fedtgp@tuned"]
+    )
+    assert looks("mine")["mine"] == looks("local", "mine")["mine"] != BLACK
+    variants = looks("local", "local:training.learning_rate=0.1", "local@tuned")
+    assert variants["local"] == BLACK and len(set(variants.values())) == 3
+
+
+@pytest.mark.parametrize("labels", [METHODS, [f"fedproto:weight={i}" for i in range(30)]])
+def test_no_two_entries_look_alike(labels):
+    seen = [(look["color"], look["ls"]) for look in styles(labels).values()]
+    assert len(set(seen)) == len(seen) == len(labels)
+    assert len({colour for colour, _ in seen[: len(COLOURS)]}) == len(COLOURS)
+
+
+def run_of(*accuracies):
+    return [{"round": r, "accuracy": a} for r, a in enumerate(accuracies)]
+
+
+def test_a_panel_has_the_differences_to_the_baseline():
+    """Curves that lie on each other are told apart there; the first rounds may leave the panel."""
+    baseline = [run_of(0.1, 0.7, 0.75, 0.8, 0.8), run_of(*[0.1] * 5)]
+    other = [run_of(0.5, 0.7, 0.76, 0.81), run_of(0.5, 0.1, 0.11, 0.13)]
+    for history in other:  # evaluated in other rounds
+        del history[1]["accuracy"]
+    figure = accuracy_curves({"fedssa": other, "local": baseline}, "local")
+    axes = figure.axes[1]
+    zero, curve = axes.lines
+    assert list(curve.get_xdata()) == [0, 2, 3]
+    assert curve.get_ydata() == pytest.approx([40, 1, 2]) and zero.get_ydata()[0] == 0
+    assert axes.get_ylim()[1] < 10 and axes.get_ylabel() == "points ahead of local"
+    assert curve.get_color() == figure.axes[0].lines[0].get_color() and zero.get_color() == BLACK
+    assert len(axes.collections) == 1  # the band over trials
+    assert len(accuracy_curves({"fedssa": other, "local": baseline}).axes) == 1
+
+
+def test_many_clients_are_shown_as_shares():
+    rows = [row | {"clients": row["clients"][::-1]} for row in rows_of(1000)]
+    (axes,) = client_accuracy({"local": [rows]}).axes
+    (curve,) = axes.lines
+    assert curve.get_xdata()[[0, -1]] == pytest.approx([0.05, 99.95])
+    assert curve.get_ydata()[[0, -1]] == pytest.approx([20, 90])
+
+
+def spent(accuracies, mebibytes) -> list[dict]:
+    """Returns rows of a run, a row a round; the first has sent nothing."""
+    costs = {"flops": 1e12, "seconds_round": 1.0, "uplink_payload_bytes": mebibytes << 20}
+    rows = run_of(*accuracies)
+    return [row | (costs if row["round"] else {"seconds_round": 0.0}) for row in rows]
+
+
+def test_costs_by_orders_of_magnitude_and_what_is_best_for_them():
+    histories = {
+        "dear": [spent([0.1, 0.5, 0.8], 1000)],
+        "cheap": [spent([0.1, 0.4, 0.6], 1)],
+        "silent": [spent([0.1, 0.2, 0.3], 0)],
+    }
+    figure = costs(histories)
+    assert [axes.get_xscale() for axes in figure.axes] == ["log", "linear", "linear"]
+    frontier = next(line for line in figure.axes[0].lines if line.get_drawstyle() == "steps-post")
+    best = dict(zip(frontier.get_xdata(), frontier.get_ydata()))  # the last of a place
+    assert best == pytest.approx({0: 30, 1: 40, 2: 60, 1000: 60, 2000: 80})
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(histories)
+
+
+def test_an_entry_alone_has_no_frontier():
+    steps = [
+        line.get_drawstyle()
+        for axes in costs({"a": [spent([0.1, 0.5], 1)]}).axes
+        for line in axes.lines
+    ]
+    assert steps and "steps-post" not in steps
+
+
+def test_seconds_leave_out_the_compilation_of_the_first_round():
+    rows = spent([0.1, 0.4, 0.5, 0.6], 1)
+    for row, value in zip(rows[1:], (60.0, 2.0, 4.0)):
+        row["seconds_round"] = value
+    assert seconds(rows) == pytest.approx([0, 3, 5, 9])
+    assert seconds(rows[:2]) == pytest.approx([0, 60])  # there is no other round
+
+
+def test_the_rounds_end_with_the_last_one():
+    rows = rows_of(3) + [row | {"round": row["round"] + 19} for row in rows_of(3)]
+    (axes,) = accuracy_curves({"a": [rows]}).axes
+    assert axes.get_xlim() == (0, 20) and not any(line.get_clip_on() for line in axes.lines)
+    (axes,) = accuracy_curves({"a": [rows[:1]]}).axes
+    assert axes.get_xlim() == (0, 1)
+
+
+def test_a_picture_is_laid_out_once_for_all_its_formats(tmp_path, monkeypatch):
+    figure, _ = subplots(figsize=(2, 2))
+    layout, calls = figure.get_layout_engine(), []
+    monkeypatch.setattr(layout, "execute", calls.append)
+    save(figure, tmp_path / "a.png", VECTOR)
+    assert calls == [figure] and figure.get_layout_engine() is layout
+
+
+def test_the_same_figure_is_the_same_file(tmp_path):
+    first, second = (
+        save(accuracy_curves({"a": [rows_of(3)]}), tmp_path / name, VECTOR)
+        for name in ("a.png", "b.png")
+    )
+    for kind in ("png", *VECTOR):
+        assert (
+            first.with_suffix(f".{kind}").read_bytes()
+            == second.with_suffix(f".{kind}").read_bytes()
+        )
+
+
+def test_no_picture_is_wider_than_a_page():
+    counts = np.arange(2000 * 3).reshape(2000, 3)
+    figures = [split_picture(counts, list("abc")), split_picture(counts[:50], list("abc"))]
+    figures += [
+        split_picture(np.ones((1000, 100)), [str(c) for c in range(100)]),
+        client_accuracy({"a": [rows_of(50)]}),
+    ]
+    assert all(figure.get_figwidth() <= WIDE for figure in figures)
+
+
+def test_many_clients_are_cells_with_names_of_classes():
+    counts = np.arange(51 * 3).reshape(51, 3)
+    axes = split_picture(counts, list("abc")).axes[0]
+    np.testing.assert_array_equal(axes.images[0].get_array(), counts.T)
+    assert [label.get_text() for label in axes.get_yticklabels()] == list("abc")
+    assert not split_picture(counts[:50], list("abc")).axes[0].images
+
+
+def test_many_classes_are_cells():
+    counts = np.arange(3 * 31).reshape(3, 31)
+    axes = split_picture(counts, [str(c) for c in range(31)]).axes[0]
+    np.testing.assert_array_equal(axes.images[0].get_array(), counts.T)
+    assert not split_picture(counts[:, :30], [str(c) for c in range(30)]).axes[0].images
+
+
+def test_a_picture_is_written_in_every_format_and_leaves_the_backend_alone(tmp_path):
+    """A notebook's own backend stays."""
+    code = "import matplotlib as m; m.use('svg'); import fedjax_ht.lab.runs.train; print(m.get_backend())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "svg"
+    path = save(accuracy_curves({"local": [rows_of(3)]}), tmp_path / "accuracy.png", VECTOR)
+    heads = [path.with_suffix(f".{kind}").read_bytes()[:5] for kind in ("png", *VECTOR)]
+    assert heads == [b"\x89PNG\r", b"<?xml", b"%PDF-"]
+
+
+def test_names_are_drawn_as_they_are(tmp_path):
+    """Also those that matplotlib would take for a formula, whose letters it would slant."""
+    names = [r"$\frac{$", "$x^2$", "5 $ or 6 $"]
+    curves = {name: [rows_of(3)] for name in names}
+    figures = {
+        "bubbles": split_picture(np.ones((3, 3)), names),
+        "cells": split_picture(np.ones((51, 3)), names),
+        "images": image_grid({names[0]: np.zeros((3, 4, 4, 1))}, names),
+        "curves": accuracy_curves(curves),
+        "clients": client_accuracy({"$x$": [rows_of(3)]}),
+        "spread": client_spread(curves),
+    }
+    for kind, figure in figures.items():
+        drawn = save(figure, tmp_path / f"{kind}.png", VECTOR).with_suffix(".svg").read_text()
+        assert "Oblique" not in drawn and "$" in drawn, kind

@@ -1,0 +1,288 @@
+"""The page of a run: what stands in it, and that it needs nothing else."""
+
+import base64
+import dataclasses
+import itertools
+import re
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import fedjax_ht
+from fedjax_ht.lab.config.base import base_config
+from fedjax_ht.lab.config.entries import as_run, parse_entry
+from fedjax_ht.lab.config.run_sections import ReportConfig
+from fedjax_ht.lab.report import plots
+from fedjax_ht.lab.report.compared import Compared
+from fedjax_ht.lab.report.figures import FEW
+from fedjax_ht.lab.report.html_page import WIDE, figure
+from fedjax_ht.lab.report.map_plot import write_maps
+from fedjax_ht.lab.report.maps import FeatureMap, save_map
+from fedjax_ht.lab.report.page import Page
+from fedjax_ht.lab.report.report import captions, write_report
+from fedjax_ht.lab.report.results import class_table, sent
+from fedjax_ht.lab.report.run_warnings import warnings
+from fedjax_ht.lab.report.setting import repeat, setting
+from fedjax_ht.lab.runs import environment
+from fedjax_ht.lab.runs.build import build
+
+
+def scores(accuracy):
+    """Scores of clients that are alike."""
+    keys = ("accuracy", "accuracy_weighted", "accuracy_worst10")
+    return dict.fromkeys(keys, accuracy) | {"accuracy_std": 0.0}
+
+
+def runs(*accuracies, trials=1, **columns):
+    """Runs of equal rows, a round each."""
+    zeros = dict.fromkeys(("uplink_payload_bytes", "downlink_payload_bytes"), 0)
+    same = zeros | {"seconds_round": 1.0, "flops": 1e9} | columns
+    made = []
+    for trial in range(trials):
+        rows = [{"round": i, "trial": trial, **scores(a)} for i, a in enumerate(accuracies)]
+        made.append([{"clients": [row["accuracy"]] * 4} | row | same for row in rows])
+    return made
+
+
+def entries_shown(experiment, histories):
+    """Equal rows of the experiment's entries."""
+    return Compared(
+        entries=tuple(experiment.arms[label].entry for label in histories),
+        histories=histories,
+        unequal={},
+        shared="All rows share the split.",
+        ended="",
+        mixed="",
+    )
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    config = base_config()
+    config.entries, config.partition.num_clients, config.dataset.subset = (
+        ("local", "fedproto:weight=2.0"),
+        4,
+        800,
+    )
+    config.participation, config.training.epochs = 0.5, 3
+    return build(config)
+
+
+def test_the_page_stands_by_itself(experiment, tmp_path):
+    histories = {
+        "local": runs(0.1, 0.6),
+        "fedproto:weight=2.0": runs(0.1, 0.7, not_finite=[2]),
+    }
+    (tmp_path / "fedproto:weight=2.0" / "images").mkdir(parents=True)
+    (tmp_path / "fedproto:weight=2.0" / "images" / "00001.png").write_bytes(b"made")
+    rng = np.random.default_rng(0)
+    features, none = tuple(rng.normal(size=(2, 6, 4)).astype(np.float32)), np.zeros(0, np.int32)
+    labels, trains_on = np.arange(6, dtype=np.int32), np.ones((2, 10), bool)
+    prototypes = np.zeros((0, 4), np.float32)
+    save_map(
+        FeatureMap(7, labels, np.arange(2), trains_on, features, prototypes, none, {}),
+        tmp_path / "local",
+    )
+    shown = entries_shown(experiment, histories)
+    plots.write_plots(shown, experiment.dataset, experiment.partitions[0], tmp_path)
+    write_maps(
+        {"local": tmp_path / "local", "fedproto:weight=2.0": tmp_path / "fedproto:weight=2.0"},
+        experiment,
+    )
+    contents = Page(tuple(histories), None, "run 1 < 2")
+    page = write_report(experiment, shown, contents, tmp_path).read_text()
+    assert re.findall("<h2>(.*?)</h2>", page) == [
+        *("Result", "Accuracy", "Cost", "Clients", "Split", "Features and prototypes"),
+        *("Images made by the servers", "How to repeat it"),
+    ]
+    assert "<h1>fedproto:weight=2.0 is ahead of local by 10.0 points, in one trial</h1>" in page
+    assert page.count('<tr><td>fedproto:weight=2.0</td><td class="best">70.00') == 1
+    assert re.findall("<details><summary>(.*?)</summary>", page) == [
+        "More columns",
+        *("Differences to local, paired by trial", "What each entry sent", "local"),
+        "How to read the maps",
+    ]
+    assert '<aside class="warning"><h3>To watch</h3>' in page
+    assert not re.search(r"(src|href)=\"(?!data:)", page) and "<script" not in page
+    # each once, as it was written
+    drawn = [*(tmp_path / "plots").glob("*.svg"), tmp_path / "local" / "features.svg"]
+    assert len(drawn) == 6 == page.count("data:image/svg+xml;base64,")
+    assert all(page.count(base64.b64encode(file.read_bytes()).decode()) == 1 for file in drawn)
+    assert page.count("After round 7, trial 0.") == page.count(": no map, for want") == 1
+    assert page.count("data:image/png;base64,bWFkZQ==") == 1
+    assert (
+        "<pre>run 1 &lt; 2</pre>" in page
+        and "+10.00" in page
+        and "weight=2.0; on what that was chosen is not recorded" in page
+    )
+    assert (
+        "results that were not finite were left out in 2 rounds, first of client 2 in round 0"
+        in page
+    )
+
+
+def test_the_page_names_the_library_and_its_commit(monkeypatch):
+    """A wheel has a commit where pip built it from a repository."""
+    _, library, packages, _ = repeat().splitlines()
+    assert library == f"fedjax_ht {fedjax_ht.__version__} (commit {environment.commit()})"
+    assert packages.startswith("jax ")
+    monkeypatch.setattr(environment, "__file__", "/site-packages/fedjax_ht/lab/runs/x.py")
+    for text, commit in (
+        (None, "unknown"),
+        ('{"vcs_info": {"commit_id": "0123456789abcdef"}}', "0123456789ab"),
+    ):
+        pip = types.SimpleNamespace(read_text=lambda name, text=text: text)
+        monkeypatch.setattr(
+            environment.importlib.metadata, "distribution", lambda name, pip=pip: pip
+        )
+        assert environment.commit() == commit
+
+
+@pytest.mark.parametrize("module", ["fedjax_ht", "experiments.main"])
+def test_the_page_names_the_command(monkeypatch, module):
+    """A package is run as its module __main__, and written without it."""
+    spec = types.SimpleNamespace(name={"fedjax_ht": "fedjax_ht.__main__"}.get(module, module))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    monkeypatch.setattr(sys, "argv", ["file.py", "run", "--config=a b"])
+    assert repeat().splitlines()[0] == f"python -m {module} run '--config=a b'"
+
+
+def test_wide_figures_scroll_on_a_small_screen(tmp_path):
+    for points in (500, 600):
+        (tmp_path / "a.svg").write_text(f'<?xml?><svg xmlns="x" width="{points}pt" height="9pt">')
+        assert ('class="wide"' in figure(tmp_path / "a.svg", "")) == (points > WIDE)
+
+
+def test_the_setting_in_words(experiment):
+    text = setting(experiment)
+    assert text.startswith(
+        "4 clients on fashion_mnist_10k, of whom 50 % take part in a round: 599 training images, "
+    )
+    assert (
+        "split practical, alpha 0.1, " in text and "batches of 10, 3 local epochs a round" in text
+    )
+    assert text.endswith("100 rounds, seed 0.")
+
+
+def test_entries_with_a_training_of_their_own_are_named_with_it(experiment):
+    faster = parse_entry("local:training.learning_rate=0.21", experiment.config, {})
+    local = experiment.arms["local"]
+    changed = local._replace(entry=faster, config=as_run(faster, experiment.config))
+    experiment = experiment._replace(arms={"local": changed, "a": local, "b": local})
+    text = setting(experiment)
+    assert (
+        "Training: sgd at 0.21 (local), sgd at 0.01 (a, b), batches of 10, 3 local epochs a" in text
+    )
+    assert "Training: sgd at 0.21, batches of 10, 3 local" in setting(experiment, ["local"])
+
+
+def test_captions_speak_of_what_is_there():
+    text = str(captions({"a": runs(0.1, 0.6)}))
+    absent = ("trial", "simulated", "grey", "worst", "compilation")
+    assert not any(word in text for word in absent)
+    many = runs(0.1, 0.6, 0.7, trials=2, simulated_clock=1.0, clients=[0.5] * 51)
+    assert all(word in str(captions({"a": many, "b": many})) for word in absent)
+    assert "difference to" not in text and "difference to b" in str(captions({"b": many}, "b"))
+
+
+def test_a_fall_and_idle_lanes_are_pointed_at():
+    assert warnings({"a": runs(0.1, 0.6, 0.59)}) == []
+    (fell,) = warnings({"a": runs(0.1, 0.6, 0.5)})
+    assert fell == "a: the last round is 10.0 points below the best"
+    (idle,) = warnings({"a": runs(0.1, 0.6, wasted_lane_steps=0.5)})
+    assert idle == "a: 50 % of the steps of lanes waited for a longer client"
+
+
+def test_accuracy_that_collapses_is_pointed_at_with_the_outlying_uploads():
+    (rows,) = runs(0.1, 0.6, 0.1)
+    rows[2]["far_off"] = [[3, 120.0]]
+    _, collapsed, _ = warnings({"a": [rows]})
+    assert collapsed.startswith("a: round 2 (trial 0): accuracy is 10.0 %, where an untrained fed")
+    assert collapsed.endswith("; outlying uploads in round 2 of client 3")
+
+
+def test_a_round_of_several_trials_is_counted_once():
+    both = runs(0.1, 0.6, trials=2, not_finite=[2], server_finite=False)
+    broken, kept = warnings({"a": both})
+    assert (
+        "left out in 2 rounds, first of client 2 in round 0" in broken
+        and "not finite in 2 rounds, first in round 0; " in kept
+    )
+
+
+def test_uploads_that_came_too_late_are_pointed_at():
+    (rows,) = runs(0.1, 0.6, 0.6)
+    rows[1]["late"], rows[2]["late"] = [7, 2], [2]
+    (late,) = warnings({"a": [rows]})
+    assert late == "a: uploads of clients 2, 7 came after the deadline in 2 rounds and were lost"
+    rows[2]["arrived_late"] = [7]
+    (late,) = warnings({"a": [rows]})
+    assert (
+        late
+        == "a: uploads of clients 2, 7 came after the deadline in 2 rounds and arrived in a later round"
+    )
+
+
+def test_a_client_far_from_the_others_is_named():
+    (rows,) = runs(0.5, 0.6)
+    assert warnings({"a": [rows]}) == []
+    rows[1]["clients"] = [0.6, 0.62, 0.61, 0.1, 0.63, 0.64, 0.7, None]
+    (far,) = warnings({"a": [rows]})
+    assert far == "a: client 3 (10 %) reached far less than the others"
+    for row in rows:
+        row["client_ids"] = [10, 11, 12, 13, 14, 15, 16, 17]
+    rows[1]["clients"][6] = 0.99
+    less, more = warnings({"a": [rows]})
+    assert less.startswith("a: client 13 (10 %) reached far less") and more.startswith(
+        "a: client 16 (99 %) reached far m"
+    )
+
+
+def test_accuracy_by_class_is_that_of_the_best_rounds():
+    shares = [[0.1, None, 0.2], [0.5, None, 0.25]]
+    first, second = runs(0.1, 0.6, trials=2)
+    for row, of_run in ((first[1], shares[0]), (second[1], shares[1])):
+        row["class_accuracy"] = of_run
+    table = class_table({"a": [first, second], "older": runs(0.1)}, ("cat", "dog", "owl"))
+    assert table.head == ["class", "a"]
+    assert table.rows == [["cat", "30.0"], ["dog", "-"], ["owl", "22.5"]]
+    assert class_table({"older": runs(0.1)}, ("cat",)).rows == []
+
+
+def test_sent_bytes_are_means_over_rounds():
+    spent = {
+        "uplink_payload_bytes": 3072,
+        "uplink_metadata_bytes": 1024,
+        "downlink_payload_bytes": 2048,
+        "arrived": 2,
+    }
+    both = runs(0.1, 0.5, 0.6, trials=2)
+    for row in itertools.chain(*both):
+        row |= spent if row["round"] else {}
+    head, _, line = sent({"a": both}).markdown().splitlines()
+    assert head == "| entry | up a round | down a round | up, one client | the whole run |"
+    assert line == "| a | 4.00 KiB | 2.00 KiB | 2.00 KiB | 12.00 KiB |"
+
+
+def test_many_entries_are_counted_in_the_title(experiment, tmp_path):
+    histories = {str(i): runs(0.1, 0.6) for i in range(FEW + 1)}
+    local, arms = experiment.arms["local"], {}
+    for label in histories:
+        arms[label] = local._replace(entry=local.entry._replace(label=label))
+    experiment = experiment._replace(arms=arms)
+    shown = entries_shown(experiment, histories)
+    plots.write_plots(shown, experiment.dataset, experiment.partitions[0], tmp_path)
+    page = write_report(experiment, shown, Page((), None, ""), tmp_path).read_text()
+    assert "<title>5 entries on fashion_mnist_10k</title>" in page and "To watch" not in page
+
+
+def test_a_report_without_maps_has_no_word_of_them(experiment, tmp_path):
+    config = dataclasses.replace(experiment.config, report=ReportConfig(maps="none"))
+    experiment = experiment._replace(config=config)
+    histories = {"local": runs(0.1, 0.6)}
+    shown = entries_shown(experiment, histories)
+    plots.write_plots(shown, experiment.dataset, experiment.partitions[0], tmp_path)
+    page = write_report(experiment, shown, Page((), None, ""), tmp_path).read_text()
+    assert "Features" not in page

@@ -1,0 +1,174 @@
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import bootstrap
+
+from fedjax_ht.lab.report.conclusion import headline, ranking, winner
+from fedjax_ht.lab.report.document import Document
+from fedjax_ht.lab.report.statistics import (
+    differences_to,
+    mean_interval,
+    paired_difference,
+    write_trials,
+)
+
+
+def test_an_interval_of_a_mean_is_students():
+    mean, low, high = mean_interval([80.0, 81.0, 82.0, 81.0])
+    half = 3.182446 * math.sqrt(2 / 3 / 4)
+    assert mean == 81 and high - mean == pytest.approx(mean - low) == pytest.approx(half, rel=1e-6)
+
+
+@pytest.mark.parametrize("values", [[3.0], [60.0, 100.0], [60.0, 80.0, 100.0]])
+def test_fewer_than_four_trials_have_no_interval(values):
+    """Student's of 60 % and 100 % would end at 334 %; a bootstrap of two trials is the two."""
+    for interval in (
+        mean_interval(values),
+        paired_difference(values, [0.0] * len(values)).interval,
+    ):
+        assert (
+            interval.mean == np.mean(values)
+            and math.isnan(interval.low)
+            and math.isnan(interval.high)
+        )
+
+
+def test_it_holds_the_mean_nineteen_times_of_twenty():
+    draws = np.random.default_rng(1).normal(5, 2, (2000, 4))
+    held = np.mean([low <= 5 <= high for _, low, high in map(mean_interval, draws)])
+    assert 0.93 < held < 0.97
+
+
+def test_a_difference_is_paired_by_trial():
+    """The trials of both differ by more than the two entries do."""
+    values, baseline = [70.5, 80.4, 90.7, 60.2], [70.0, 80.0, 90.0, 60.0]
+    difference = paired_difference(values, baseline)
+    assert difference.interval.mean == pytest.approx(0.45) and (
+        difference.ahead,
+        difference.trials,
+    ) == (4, 4)
+    assert 0.2 <= difference.interval.low < 0.45 < difference.interval.high <= 0.7
+    assert paired_difference(values, baseline) == difference
+    turned = paired_difference(baseline, values)
+    assert turned.interval.mean == pytest.approx(-0.45) and turned.ahead == 0
+
+
+def test_the_interval_of_a_difference_is_that_of_scipy():
+    values = np.random.default_rng(1).normal(1, 2, 6)
+    interval = paired_difference(values, np.zeros(6)).interval
+    theirs = bootstrap(
+        [values],
+        np.mean,
+        n_resamples=10_000,
+        method="percentile",
+        random_state=np.random.default_rng(0),
+    ).confidence_interval
+    assert (interval.low, interval.high) == pytest.approx(tuple(theirs), rel=1e-12)
+
+
+def test_one_trial_has_a_difference_and_no_interval():
+    difference = paired_difference([0.5], [0.25])
+    assert (
+        difference.interval.mean == 0.25
+        and math.isnan(difference.interval.low)
+        and (difference.ahead, difference.trials) == (1, 1)
+    )
+    with pytest.raises(ValueError, match="2 and 1 trials cannot be paired"):
+        paired_difference([1.0, 2.0], [1.0])
+
+
+def runs(*accuracies, **columns):
+    """Rows of runs given by their accuracies per round."""
+    made = []
+    for number, of_run in enumerate(accuracies):
+        rows = [{"round": n, "trial": number, "accuracy": a} for n, a in enumerate(of_run)]
+        made.append([row | {k: v[n] for k, v in columns.items()} for n, row in enumerate(rows)])
+    return made
+
+
+def test_the_table_puts_every_entry_beside_the_baseline():
+    histories = {"a": runs([0.1, 0.5], [0.2, 0.6]), "b": runs([0.7, 0.4], [0.3, 0.8])}
+    text = differences_to("a", histories).markdown()
+    head, _, *rows = text.partition("\n\n")[0].splitlines()
+    note = " ".join(text.partition("\n\n")[2].split())
+    assert head == "| entry | round | accuracy % | minus a, points | ahead in |"
+    assert rows == [
+        "| a | best | 55.00 (50.00, 60.00) |  |  |",
+        "| b | best | 75.00 (70.00, 80.00) | +20.00 (+20.00, +20.00) | 2 of 2 |",
+        "| a | last | 55.00 (50.00, 60.00) |  |  |",
+        "| b | last | 60.00 (40.00, 80.00) | +5.00 (-10.00, +20.00) | 1 of 2 |",
+    ]
+    assert note.startswith('"best" is each trial\'s best round on the test sets. In brackets the ')
+    assert note.endswith("have no interval.")
+    assert differences_to("a", {"a": histories["a"]}) == Document()
+
+
+def test_rounds_of_equal_accuracies_are_shown_once():
+    a, b = (
+        runs([0.1, 0.5], val_accuracy=[0.2, 0.4]),
+        runs([0.1, 0.25], val_accuracy=[0.3, 0.4]),
+    )
+    _, _, *rows, _, note = differences_to("a", {"a": a, "b": b}).markdown().splitlines()
+    assert rows == [
+        "| a | best, by validation and last | 50.00 |  |  |",
+        "| b | best, by validation and last | 25.00 | -25.00 | 0 of 1 |",
+    ]
+    assert "on validation sets" in note and "rackets" not in note  # of one trial there are none
+    b = runs([0.1, 0.25], val_accuracy=[0.5, 0.4])
+    rows = differences_to("a", {"a": a, "b": b}).markdown().splitlines()[2:-2]
+    assert [row.split("|")[2].strip() for row in rows] == ["best and last"] * 2 + [
+        "by validation"
+    ] * 2
+
+
+def test_four_trials_have_intervals():
+    a = runs(*([0.1, 0.50 + t / 100] for t in range(4)))
+    b = runs(*([0.1, 0.60 + t / 50] for t in range(4)))
+    row = differences_to("a", {"a": a, "b": b}).markdown().splitlines()[3]
+    assert row.startswith(
+        "| b | best and last | 63.00 (58.89 to 67.11) | +11.50 (+10.50 to +12.50) | 4 of 4 |"
+    )
+
+
+def test_the_result_in_a_sentence():
+    a, b, c = (
+        runs([0.1, 0.5], [0.1, 0.6]),
+        runs([0.1, 0.7], [0.1, 0.58]),
+        runs([0.1, 0.55], [0.1, 0.56]),
+    )
+    assert (
+        headline({"a": a, "b": b, "c": c}, "a")
+        == "b is ahead of a by 9.0 points on average, in 1 of 2 trials."
+    )
+    assert (
+        headline({"b": b, "a": a}, "a")
+        == "b is ahead of a by 9.0 points on average, in 1 of 2 trials."
+    )
+    ahead = "b is ahead of the others; of the next, c, by 8.5 points on average, in 2 of 2 trials."
+    assert headline({"b": b, "a": a, "c": c}, "b") == ahead
+    assert ranking({"a": a, "c": c, "b": b}) == ["b", "c", "a"] and winner({"a": a, "b": b}) == "b"
+    assert headline({"a": runs([0.1, 0.5]), "b": runs([0.7, 0.2])}, "a").endswith(
+        "by 20.0 points, in one trial."
+    )
+    assert headline({"a": a, "same": a}, "same") == "a and same are level at 55.0 %."
+    assert winner({"a": a, "same": a}) is winner({"a": a}) is None
+    assert (
+        headline({"a": a}, "a")
+        == "a reaches 55.0 % in its best round, on average over clients and 2 trials."
+    )
+    assert (
+        headline({"a": runs([0.25])}, "a")
+        == "a reaches 25.0 % in its best round, on average over clients."
+    )
+    assert headline({"a": a, "none": runs([math.nan], [math.nan])}, "a") == ""
+
+
+def test_a_file_of_trials_has_their_scores(tmp_path):
+    both = [0.4, 0.5]
+    histories = {"a": runs(both, val_accuracy=both, macro_f1=both, auc=both)}
+    path = write_trials(histories, 3, [1], tmp_path / "x.csv")
+    assert path.read_text().splitlines() == [
+        "entry,seed,split,best,by_validation,last,best_round,macro_f1,auc",
+        "a,3,1,0.5,0.5,0.5,1,0.5,0.5",
+    ]

@@ -1,0 +1,355 @@
+"""Every mistake is one clear line, found before anything is compiled, exit code 2."""
+
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Pretrained
+from fedjax_ht.data.partition import PARTITIONS, PLANS, check_partition, partition_options
+from fedjax_ht.lab.config.base import (
+    apply_argument,
+    base_config,
+    method_config,
+    partition_config,
+    typed_config,
+)
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.federation import width_rates
+from fedjax_ht.lab.runs.method import check_pretraining
+from fedjax_ht.lab.runs.options import evaluated_clients
+from fedjax_ht.lab.runs.run import run_name
+from fedjax_ht.methods.local import local
+
+QUICKSTART = "fedjax_ht/lab/configs/quickstart.py"
+LAST_LINE_OF_QUICKSTART = len(Path(QUICKSTART).read_text().splitlines())
+
+
+def config_with(**fields):
+    config = base_config()
+    with config.unlocked():
+        config.update_from_flattened_dict(fields)
+    return config
+
+
+BAD = {
+    "unknown config field 'spelling'": {"spelling": 1},
+    "config field 'profile' was renamed to 'time_stages'": {"profile": True},
+    "rounds is -3; it must be an integer of at least 1": {"rounds": -3},
+    "seed is 4294967296; it must be an integer from 0 to 4294967295": {"seed": 2**32},
+    "seed is 4294967295; it must be at most 4294967293 with 3 trials": {
+        "seed": 2**32 - 1,
+        "trials": 3,
+    },
+    "partition.seed is -1; it must be an integer from 0 to 4294967295": {"partition.seed": -1},
+    "participation is 0.0": {"participation": 0.0},
+    "participation is 1.5": {"participation": 1.5},
+    "drop_rate is 1.0": {"drop_rate": 1.0},
+    "classes_per_client": {
+        "partition.kind": "pathological",
+        "partition.options": {"classes_per_client": 11},
+    },
+    "unknown dataset 'cifar11'": {"dataset.name": "cifar11"},
+    "unknown model group 'resnet'": {"model.group": "resnet"},
+    "unknown method 'fedfoo'": {"compare": ("fedfoo",)},
+    "'wait=3' sets nothing; did you mean 'weight'? KEY=VALUE may set weight": {
+        "compare": ("fedproto:wait=3",)
+    },
+    "'training.batchsize=3' sets nothing; did you mean 'training.batch_size'? KEY=VALUE": {
+        "compare": ("fedproto:training.batchsize=3",)
+    },
+    "entry 'local:3': '3' sets nothing; KEY=VALUE may set training.FIELD, model.FIELD": {
+        "entries": ("local:3",)
+    },
+    "entry 'fedtgp:tau=a': tau cannot be 'a'; it is 100.0 by default": {
+        "compare": ("fedtgp:tau=a",)
+    },
+    "entry 'fedproto@tuned': there is no 'fedproto@tuned'; this config has tuned fedtgp@tuned": {
+        "entries": ("fedproto@tuned",),
+        "tuned": ("fedtgp:tau=3.0",),
+    },
+    "training.learning_rate is -1.0; it must be a number above 0": {
+        "entries": ("local:training.learning_rate=-1.0",)
+    },
+    "norm is 'group', but model group 'cnn5' ": {"entries": ("local:model.norm=group",)},
+    "fedavg averages whole models and needs one architecture": {"compare": ("fedavg",)},
+    "fedtgp has no option 'lambda'": {"method.options": {"lambda": 1.0}},
+    "variant is 'papers'": {"method.options": {"variant": "papers"}},
+    "training.learning_rate is 0.0": {"training.learning_rate": 0.0},
+    "training.learning_rate is nan; it must be a number above 0": {
+        "training.learning_rate": float("nan")
+    },
+    "training.clip_norm is nan; it must be a number of at least 0": {
+        "training.clip_norm": float("nan")
+    },
+    "training.batch_size is 1000000000000; it must be an integer from 1 to 2147483647": {
+        "training.batch_size": 10**12
+    },
+    "fedtgp: weight is -1.0; it must be a number of at least 0 or None": {
+        "method.options.weight": -1.0
+    },
+    "fedproto:weight=-1: weight is -1.0; it must be": {"compare": ("fedproto:weight=-1",)},
+    "student_lr is inf; it must be a number from 0 to 3.40282e+38": {
+        "entries": ("dfrd:student_lr=1e999",)
+    },
+    "student_lr cannot be 'nan'; it is 0.01 by default": {"entries": ("dfrd:student_lr=nan",)},
+    "training.optimizer is 'adma'; did you mean 'adam'? It must be sgd, adam, or an optimiser of": {
+        "training.optimizer": "adma"
+    },
+    "training.schedule is 'cosine/1000000000000'": {"training.schedule": "cosine/1000000000000"},
+    "training.schedule is 'step/10/nan'": {"training.schedule": "step/10/nan"},
+    "unknown config field 'training.learnin_rate'; did you mean 'training.learning_rate'? `fedjax-ht list fields`": {
+        "training.learnin_rate": 0.1
+    },
+    "unknown method 'fedprto'; did you mean 'fedproto'? The methods are local, fedavg": {
+        "compare": ("fedprto",)
+    },
+    "unknown method 'none+dfrd'; did you mean": {"method.name": "none+dfrd"},
+    "unknown method 'fedrolx+dfrd'; did you mean 'fedrolex+dfrd'? The": {
+        "entries": ("fedrolx+dfrd",)
+    },
+    "fedtgp has no option 'wieght'; did you mean 'weight'? It has": {"method.options.wieght": 1.0},
+    "partition 'practical' has no option 'aplha'; did you mean 'alpha'? It has": {
+        "partition.options.aplha": 1.0
+    },
+    "unknown partition 'practicle'; did you mean 'practical'? The partitions are": {
+        "partition.kind": "practicle",
+        "partition.options": {},
+    },
+    "unknown dataset 'fashion_mnst'; did you mean 'fashion_mnist'? There are": {
+        "dataset.name": "fashion_mnst"
+    },
+    "unknown model group 'cnn55'; did you mean 'cnn5'? The groups are": {"model.group": "cnn55"},
+    "unknown augmentation 'flop'; did you mean 'flip'? There are": {
+        "training.augmentation": ("flop",)
+    },
+    "uplink: unknown transform 'gausian_noise'; did you mean 'gaussian_noise'? There are": {
+        "uplink": (("gausian_noise", 0.1, 0.2),)
+    },
+    "uplink has 0.05; it must be a name and its numbers, such as gaussian_noise/0.05/0.2": {
+        "uplink": (0.05, 0.2)
+    },
+    "uplink has ('gaussian_noise', 0.05): missing a required argument: 'coefficient'; gaussian_noise takes scale": {
+        "uplink": (("gaussian_noise", 0.05),)
+    },
+    "uplink: bits is 3; it must be 2, 4 or 8": {"uplink": (("quantise", 3),)},
+    "downlink has ('gaussian_noise', 1, 1, '', 4): too many": {
+        "downlink": (("gaussian_noise", 1, 1, "", 4),)
+    },
+    "uplink: coefficient is nan; it must be a number from 0 to 1": {
+        "uplink": (("gaussian_noise", 0.1, float("nan")),)
+    },
+    "uplink: scale is 'a'; it must be a number of at least 0": {
+        "uplink": [["gaussian_noise", "a", 0.2]]
+    },
+    "training.schedule is 'cosine'; it must be constant, cosine/ROUNDS, or": {
+        "training.schedule": "cosine"
+    },
+    "training.schedule is 'step/0/0.1'": {"training.schedule": "step/0/0.1"},
+    "training.schedule is 'step/10/x'": {"training.schedule": "step/10/x"},
+    "training.beta1 is 1.0; it must be a number of at least 0 and below 1": {"training.beta1": 1.0},
+    "training.batch_size is 0": {"training.batch_size": 0},
+    "training.optimizer is 'lamb'; it must be sgd, adam, or an optimiser of optax that takes a": {
+        "training.optimizer": "lamb"
+    },
+    "unknown augmentation 'blur'": {"training.augmentation": ("blur",)},
+    "unknown transform 'zip'": {"uplink": (("zip", 1),)},
+    "scoring.state is 'never'; it must be 'received', 'trained' or 'both'": {
+        "scoring.state": "never"
+    },
+    "client_store is 'disk'": {"client_store": "disk"},
+    "trials is 0; it must be an integer of at least 1": {"trials": 0},
+    "devices is -1; it must be an integer of at least 0": {"devices": -1},
+    "precision is 'float16'": {"precision": "float16"},
+    "evaluate.sample is 21; it must be at most the 20 clients": {"evaluate.sample": 21},
+    "norm is 'group', but model group 'cnn5'": {"model.norm": "group"},
+    "norm is 'instance'": {"model.group": "resnet4", "model.norm": "instance"},
+    "output_relu is for the groups res34_htc4, htfe8_htc4": {"model.output_relu": True},
+    "heterofl trains slices of one network": {"compare": ("heterofl",)},
+    "devices_profile.late is 'arrives', but an upload of fedrolex means something else": {
+        "entries": ("fedrolex",),
+        "model.rates": "1,1/2",
+        "model.group": "conv4",
+        "model.norm": "static_batch",
+        "devices_profile.up": "1",
+        "devices_profile.deadline": 1.0,
+        "devices_profile.late": "arrives",
+    },
+    "model.rates is 'rho=-1'; it must be empty, rho=NUMBER (at least 0)": {"model.rates": "rho=-1"},
+    "model.rates is 'rho=nan'": {"model.rates": "rho=nan"},
+    "model.rates is 'rho=inf'": {"model.rates": "rho=inf"},
+    "model.rates is '1,1/0'": {"model.rates": "1,1/0"},
+    "model.rates is '2'": {"model.rates": "2"},
+    "model group 'cnn5' cannot be sliced; conv4": {"model.rates": "1"},
+    "norm is 'batch', but heterofl keeps no running statistics of the server's model": {
+        "entries": ("heterofl",),
+        "model.rates": "1",
+        "model.group": "conv4",
+    },
+    "model.feature_dim is 8; with model.rates it must be 0": {
+        "model.rates": "1",
+        "model.feature_dim": 8,
+    },
+    "model.shared is 'mlp'; it must be empty or one of model group 'cnn5': cnn1, cnn2": {
+        "model.shared": "mlp"
+    },
+    "model.shared is 'cnn'; did you mean 'cnn": {"model.shared": "cnn"},
+    "classes has 'Sneakers'; did you mean 'Sneaker'? The classes of": {
+        "dataset.classes": ("Sneakers",)
+    },
+    "do not split into patches of 16x16": {"model.group": "vit_b16"},
+    "alpha": {"partition.options": {"alpha": -1.0}},
+    "partition": {"partition.kind": "by_moonlight", "partition.options": {}},
+    "classes has 'hat'; the classes of fashion_mnist_10k are": {"dataset.classes": ("hat",)},
+    "subset is 10001; it must be from 1 to the 10000 samples of fashion_mnist_10k": {
+        "dataset.subset": 10001
+    },
+    "normalisation is 'torch'; it must be 'half', 'dataset' or 'imagenet'": {
+        "dataset.normalisation": "torch"
+    },
+    "normalisation is 'imagenet', which needs images of three channels; a sample of fashion_mnist_10k is (28, 28, 1)": {
+        "dataset.normalisation": "imagenet"
+    },
+    "shift is 'rotate'; it must be rotate/DOMAINS, of 2 to 100, or": {"dataset.shift": "rotate"},
+    "shift is 'blur/3'; it must be": {
+        "dataset.shift": "blur/3",
+        "dataset.name": "cifar10",
+        "dataset.data_dir": "no",
+    },
+    "cifar10": {"dataset.name": "cifar10", "dataset.data_dir": "no/such/folder"},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_config_is_one_line(message):
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        build(config_with(**BAD[message]))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_generator_that_saw_the_data_must_be_asked_for():
+    config = config_with(**{"dataset.name": "fashion_mnist_10k"})
+    method = local(LocalTraining(optax.sgd(0.1)))._replace(
+        pretrained=Pretrained(trained_on=("fashion_mnist_10k",))
+    )
+    with pytest.raises(ValueError, match="the generator of local was trained on fashion_mnist_10k"):
+        check_pretraining(method, typed_config(config).dataset)
+    config.dataset.seen_before = True
+    check_pretraining(method, typed_config(config).dataset)
+
+
+def test_width_rates_of_the_clients():
+    assert width_rates("", 3) == ()
+    assert width_rates("rho=5", 4) == (0.5, 0.25, 0.125, 0.0625)
+    assert width_rates("1, 1/2,0.25", 5) == (1, 0.5, 0.25, 1, 0.5)
+    with pytest.raises(ValueError, match="or at most 2 numbers"):
+        width_rates("1,1,1", 2)
+
+
+def test_rates_make_a_federation_of_slices():
+    fields = {"group": "conv4_quarter", "rates": "1,1/4", "norm": "static_batch", "scaler": False}
+    config = config_with(**{f"model.{name}": value for name, value in fields.items()})
+    config.method = method_config("fedrolex")
+    federation = build(config).arms["fedrolex"].federation
+    assert [b.width for b in federation.buckets] == [1.0, 0.25] and federation.assignment[:3] == (
+        0,
+        1,
+        0,
+    )
+    assert federation.global_model.module.base.widths == (16, 32, 64, 128)
+    assert not any(b.module.base.scaler for b in federation.buckets)
+
+
+def test_a_sample_of_clients_is_a_pure_function_of_the_seed():
+    config = config_with(**{"evaluate.sample": 7})
+    ids = evaluated_clients(typed_config(config))
+    assert len(set(ids.tolist())) == 7 and (np.diff(ids) > 0).all() and ids[0] >= 0 and ids[-1] < 20
+    np.testing.assert_array_equal(evaluated_clients(typed_config(config)), ids)
+    assert evaluated_clients(typed_config(base_config())) is None
+
+
+def test_a_missing_field_is_named():
+    config = base_config()
+    with config.unlocked():
+        del config.lanes
+    with pytest.raises(ValueError, match="no config field 'lanes'"):
+        build(config)
+
+
+def test_config_arguments():
+    assert apply_argument(base_config(), "runlocal", rounds=2).rounds == 2
+    assert apply_argument(base_config(), "method=fedproto,runlocal").method.name == "fedproto"
+    config = apply_argument(base_config(), "partition=pathological")
+    assert (
+        config.partition.options.classes_per_client == 2 and "alpha" not in config.partition.options
+    )
+    with pytest.raises(ValueError, match="unknown config argument 'fast'"):
+        apply_argument(base_config(), "fast")
+    with pytest.raises(ValueError, match="fedproto has no option 'tau'"):
+        method_config("fedproto", tau=1.0)
+    with pytest.raises(ValueError, match="partition 'iid' has no option 'alpha'"):
+        partition_config("iid", alpha=1.0)
+
+
+def test_runs_of_other_arguments_have_other_folders():
+    assert run_name("fedjax_ht/lab/configs/quickstart.py") == "quickstart"
+    assert (
+        run_name("a/quickstart.py:method=fedrolex+dfrd,runlocal")
+        == "quickstart-fedrolex+dfrd-runlocal"
+    )
+
+
+def test_options_without_a_value_may_be_given_one():
+    """None is a number of the parameter's type."""
+    config = method_config("fedktl")
+    config.options.dim = 12
+    with pytest.raises(TypeError):
+        config.options.dim = 1.5
+    partition = partition_config("practical")
+    assert partition.options.train_share is None
+    partition.options.train_share = 0.5
+
+
+@pytest.mark.parametrize("kind", [*PLANS, *PARTITIONS])
+def test_every_split_has_its_options(kind):
+    options = partition_config(kind).options
+    assert set(options) == set(partition_options(kind))
+    check_partition(kind, 20, 10, **options)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--config.rounds=-1"], "rounds is -1"),
+        (["--config.round=5"], "round"),
+        (["--config.rounds=many"], "rounds"),
+        (
+            ["--config.partition.options.shots=5"],
+            "partition 'dirichlet' has no option 'shots'; did you mean 'sets'? It has alpha",
+        ),
+        (
+            ["--config.partition.kind=iid"],
+            "--config=FILE.py:partition=iid starts from its own options",
+        ),
+        (
+            [f"--config={QUICKSTART}:partition=moon"],
+            f"quickstart.py, line {LAST_LINE_OF_QUICKSTART}: unknown partition 'moon'; the",
+        ),
+        (["--config=no/such/file.py"], "no config file no/such/file.py"),
+        (["--confg=x"], "confg"),
+        (["stray"], "stray"),
+    ],
+)
+def test_the_command_line_exits_with_2_and_one_line(
+    run_module, tiny_config, tmp_path, arguments, message
+):
+    done = run_module(
+        "main", f"--config={tiny_config}", f"--workdir={tmp_path / 'run'}", *arguments
+    )
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2
+    assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], done.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,133 @@
+"""The configs of FedSSA's and FedRAL's small setting."""
+
+import pytest
+
+from experiments.configs import cifar10_class_shares, fashion_mnist_class_shares
+from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.config.entries import entries_of
+from fedjax_ht.lab.runs.method import make_method
+from fedjax_ht.lab.runs.options import simulation_options
+from fedjax_ht.methods import METHODS
+
+CONFIGS = pytest.mark.parametrize("file", [cifar10_class_shares, fashion_mnist_class_shares])
+
+
+@CONFIGS
+@pytest.mark.parametrize("clients, share", [(10, 1.0), (50, 0.2), (100, 0.1), (4, 1.0)])
+def test_ten_clients_take_part_however_many_there_are(file, clients, share):
+    config = file.get_config(f"method=local,clients={clients}")
+    assert config.partition.num_clients == clients and config.participation == share
+    assert simulation_options(typed_config(config)).participants(clients) == min(10, clients)
+    assert file.get_config().partition.num_clients == 100 and file.get_config().participation == 0.1
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "many", ""])
+def test_a_bad_number_of_clients_is_one_line(value):
+    with pytest.raises(
+        ValueError,
+        match=f"clients is '{value}'; it must be a positive integer, such as 10, 50 or 100",
+    ):
+        cifar10_class_shares.get_config(f"clients={value}")
+    with pytest.raises(
+        ValueError, match="There are runlocal, method=NAME, partition=KIND, clients=VALUE"
+    ):
+        cifar10_class_shares.get_config("client=5")
+
+
+@CONFIGS
+@pytest.mark.parametrize("recipe", ["paper", "searched", "small_batches", "released"])
+def test_every_method_has_the_same_training_and_starts_from_shared_weights(file, recipe):
+    """A table compares methods; what they are trained by is not chosen method by method."""
+    trainings = set()
+    # FedKTL reads its generator; SCAFFOLD refuses the momentum of the released recipe
+    for name in set(METHODS) - {"fedktl", "scaffold"}:
+        config = file.get_config(f"recipe={recipe},method={name}")
+        trainings.add(config.training.to_json())
+        assert config.shared_init and config.scoring.state == "trained"
+        (entry,) = entries_of(typed_config(config))
+        assert make_method(entry, typed_config(config).training).name == name and not entry.tuned
+    assert len(trainings) == 1
+
+
+@CONFIGS
+def test_the_default_recipe_is_a_point_of_the_papers_grid(file):
+    """Both texts have plain SGD at 0.01; a search by validation chose 0.1."""
+    assert file.get_config("recipe=paper").to_json() == file.get_config().to_json()
+    fields = ("learning_rate", "batch_size", "drop_remainder", "momentum", "epochs", "optimizer")
+    for recipe, expected in (
+        ("paper", (0.01, 64, False)),
+        ("searched", (0.1, 64, False)),
+        ("small_batches", (0.01, 10, True)),
+    ):
+        training = file.get_config(f"recipe={recipe}").training
+        assert tuple(training[name] for name in fields) == (*expected, 0.0, 1, "sgd")
+    again = file.get_config("recipe=small_batches,recipe=paper").training
+    assert again == file.get_config().training
+
+
+@CONFIGS
+@pytest.mark.parametrize("partition", ["class_shares", "practical"])
+def test_each_trial_has_a_split_of_its_own(file, partition):
+    assert file.get_config(f"partition={partition}").partition.per_trial
+
+
+@CONFIGS
+def test_the_released_recipe_is_that_of_fedssas_code(file):
+    training = file.get_config("recipe=released").training
+    assert (training.optimizer, training.learning_rate, training.momentum) == ("sgd", 0.005, 0.9)
+    assert (training.weight_decay, training.clip_norm) == (5e-5, 50.0)
+    assert (training.batch_size, training.epochs, training.drop_remainder) == (512, 25, False)
+    assert training.augmentation == file.get_config().training.augmentation
+    assert file.get_config("recipe=released").rounds == 500
+
+
+def test_the_released_recipe_normalises_colours_by_imagenets_moments():
+    assert cifar10_class_shares.get_config("recipe=released").dataset.normalisation == "imagenet"
+    assert fashion_mnist_class_shares.get_config("recipe=released").dataset.normalisation == "half"
+    assert cifar10_class_shares.get_config().dataset.normalisation == "half"
+
+
+@CONFIGS
+@pytest.mark.parametrize("clients, stable_rounds", [(10, 2), (50, 45), (100, 45)])
+def test_the_released_recipe_has_fedssas_released_t_stable(file, clients, stable_rounds):
+    """The setting holds in either order of the arguments, and where FedSSA is one of several
+    entries."""
+    for argument in (
+        f"recipe=released,clients={clients}",
+        f"clients={clients},recipe=released,method=fedssa",
+    ):
+        options = file.get_config(argument).method.options
+        assert (options.mu, options.clock, options.stable_rounds) == (0.5, "round", stable_rounds)
+    config = file.get_config(f"recipe=released,clients={clients},method=local")
+    config.compare = ("fedssa", "fedral")
+    _, fedssa, fedral = entries_of(typed_config(config))
+    assert fedssa.options["clock"] == "round" and fedssa.options["stable_rounds"] == stable_rounds
+    assert fedral.options["blocks"] == file.get_config("method=fedral").method.options.blocks
+
+
+@pytest.mark.parametrize("value", ["text", "code", ""])
+def test_a_bad_recipe_is_one_line(value):
+    with pytest.raises(
+        ValueError,
+        match=f"^recipe is '{value}'; it must be one of paper, searched, small_batches, released$",
+    ):
+        cifar10_class_shares.get_config(f"recipe={value}")
+
+
+@pytest.mark.parametrize(
+    "argument", ["dataset=cifar100,recipe=released", "recipe=released,dataset=cifar100"]
+)
+def test_cifar100_has_ten_classes_a_client_and_all_else_as_cifar10(argument):
+    config = cifar10_class_shares.get_config(argument)
+    assert config.dataset.name == "cifar100" and config.partition.options.classes_per_client == 10
+    config.dataset.name, config.partition.options.classes_per_client = "cifar10", 2
+    assert config.to_json() == cifar10_class_shares.get_config("recipe=released").to_json()
+    practical = cifar10_class_shares.get_config("partition=practical,dataset=cifar100")
+    assert practical.partition == cifar10_class_shares.get_config("partition=practical").partition
+
+
+def test_a_bad_data_set_is_one_line():
+    with pytest.raises(ValueError, match=r"^dataset is 'mnist'; it must be cifar10 or cifar100$"):
+        cifar10_class_shares.get_config("dataset=mnist")
+    with pytest.raises(ValueError, match=r"unknown config argument 'dataset=cifar100'"):
+        fashion_mnist_class_shares.get_config("dataset=cifar100")

@@ -1,0 +1,243 @@
+"""fedjax-ht: its commands, their help, what can be listed, and a run that is shown again."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from fedjax_ht.data.partition import PARTITIONS, PLANS
+from fedjax_ht.lab.command import COMMANDS
+from fedjax_ht.lab.config.config_files import shipped
+from fedjax_ht.lab.generators import SHIPPED
+from fedjax_ht.lab.readers import dataset_names
+from fedjax_ht.lab.report.costs import Aim
+from fedjax_ht.lab.runs import list as listing
+from fedjax_ht.lab.runs.report import report_run
+from fedjax_ht.lab.runs.run_folder import read_run
+from fedjax_ht.lab.runs.train import train_and_evaluate
+from fedjax_ht.methods import METHODS
+from fedjax_ht.models import GROUPS
+from tests.runs import ROOT, config_of, metrics
+
+
+def fedjax_ht(*arguments):
+    """The console script, as pip writes it."""
+    code = "import sys; sys.argv[0] = 'fedjax-ht'; from fedjax_ht.lab.command import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+
+
+def test_the_script_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"fedjax-ht": "fedjax_ht.lab.command:main"}
+
+
+def test_the_package_is_the_script(run_script):
+    done = run_script("list", "groups", "cnn5")
+    assert (done.returncode, done.stdout) == (0, fedjax_ht("list", "groups", "cnn5").stdout)
+
+
+def test_help_names_every_command_without_a_slow_import():
+    done = fedjax_ht("--help")
+    assert done.returncode == 0 and all(
+        re.search(rf"^  {name} ", done.stdout, re.M) for name in COMMANDS
+    )
+    assert fedjax_ht().returncode == 2
+    code = "import sys; sys.argv = ['fedjax-ht', 'help']; from fedjax_ht.lab import command\n"
+    code += "try: command.main()\nexcept SystemExit: print('jax' in sys.modules)"
+    assert subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    ).stdout.endswith("False\n")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("merge", "--help")])
+def test_a_reader_that_has_seen_enough_is_no_error(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "fedjax_ht", *arguments]
+    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_tells_of_its_flags(run_script, name):
+    done = run_script(name, "--help")
+    assert done.returncode == 0 and done.stdout.startswith(
+        f"fedjax-ht {name}: {COMMANDS[name].about}"
+    )
+    flags = set(re.findall(r"^  --(\w+): \S", done.stdout, re.M))
+    required = {
+        "run": {"config", "workdir"},
+        "compare": {"config", "methods"},
+        "sweep": {"entry"},
+        "data": {"data_dir"},
+    }
+    assert required.get(name, set()) <= flags
+    assert ("workdir" in flags) == (name not in ("data", "list"))
+
+
+def test_version():
+    import fedjax_ht
+
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.main", "--config=none"], cwd=ROOT, capture_output=True
+    )
+    assert done.returncode == 2 and done.stderr.startswith(b"error: unknown config 'none'")
+    assert fedjax_ht.__version__.count(".") == 2
+    of_the_code = subprocess.run(
+        [sys.executable, "-m", "fedjax_ht", "--version"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert of_the_code.stdout == f"{fedjax_ht.__version__}\n"
+
+
+def test_an_unknown_command():
+    done = fedjax_ht("comapre")
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "error: unknown command 'comapre'; did you mean 'compare'? There are run, compare"
+    )
+
+
+# What there is
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("methods", METHODS),
+        ("groups", GROUPS),
+        ("partitions", PLANS | PARTITIONS),
+        ("datasets", dataset_names()),
+        ("configs", shipped()),
+        ("generators", SHIPPED),
+    ],
+)
+def test_everything_is_listed_with_a_line(kind, names):
+    listed = listing.KINDS[kind]()
+    assert set(listed) == set(names)
+    assert all(
+        10 < len(entry.about) < 250 or (kind == "groups" and entry.about)
+        for entry in listed.values()
+    ), listed
+    assert all(name in listing.listed([kind], 100) for name in names)
+
+
+def test_a_method_with_its_options():
+    lines = listing.listed(["methods", "fedtgp"], 60).splitlines()
+    assert lines[0].startswith("fedtgp ") and all(len(line) <= 60 for line in lines)
+    assert "tau=100.0" in " ".join(lines) and "training" not in " ".join(lines)
+    with pytest.raises(ValueError, match=r"unknown method 'fedtpg'; did you mean 'fedtgp'\?"):
+        listing.listed(["methods", "fedtpg"], 60)
+    with pytest.raises(ValueError, match=r"unknown kind 'method'; did you mean 'methods'\?"):
+        listing.listed(["method"], 60)
+
+
+# A run that is shown again
+
+
+@pytest.fixture(scope="module")
+def run(tiny_config, tmp_path_factory):
+    config, folder = config_of(tiny_config), tmp_path_factory.mktemp("run")
+    config.rounds = 1
+    train_and_evaluate(config, folder, lambda *_: None, stage=lambda line: None)
+    return folder
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("[!.]*")
+        if path.is_file()
+    }
+
+
+def test_a_run_is_shown_again(run, tmp_path):
+    copied = shutil.copytree(run, tmp_path / "run")
+    before = contents(copied)
+    for gone in ("report.html", "summary.md"):
+        (copied / gone).unlink()
+    shutil.rmtree(copied / "plots")
+    text, written = report_run(copied)
+    assert "| fedtgp |" in text and "| local |" in text and "Target" not in text
+    assert copied / "report.html" in written and all(path.exists() for path in written)
+    assert contents(copied) == before
+
+
+def test_a_comparison_is_shown_again_with_its_target(tiny_config, tmp_path, blank_pictures):
+    config = config_of(tiny_config)
+    config.rounds, config.entries, config.trials = 2, ("local", "fedproto:weight=2.0"), 2
+    result = train_and_evaluate(config, tmp_path, stage=lambda line: None, aim=Aim(share=0.5))
+    before = contents(tmp_path)
+    text, _ = report_run(tmp_path)
+    assert text == result.summary and "(0.5 of " in text and contents(tmp_path) == before
+    assert "Target: " in (tmp_path / "report.html").read_text()
+    config.entries = ("fedproto:weight=2.0",)  # another run in the same folder
+    train_and_evaluate(config, tmp_path, stage=lambda line: None)
+    text, _ = report_run(tmp_path)
+    assert "| local |" not in text and "Target" not in text
+    (tmp_path / "report.json").unlink()  # as in a folder of an earlier version
+    assert "| local |" in report_run(tmp_path)[0]
+    (tmp_path / "report.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"report\.json is not what a run writes"):
+        report_run(tmp_path)
+
+
+def test_rows_of_a_run_that_was_killed_while_writing(run, tmp_path, blank_pictures):
+    copied = shutil.copytree(run, tmp_path / "run")
+    rows = metrics(copied, "fedtgp")
+    file = copied / "fedtgp" / "metrics.jsonl"
+    file.write_text(file.read_text() + '{"round": 9, "tr')
+    shutil.rmtree(copied / "local")
+    table, _ = report_run(copied)
+    assert "| local |" not in table and len(rows) == 2
+    assert table.startswith("No comparison: local has no evaluation yet.\n")
+    file.write_text('{"round"\n' + file.read_text())
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1 is not readable as JSON"):
+        report_run(copied)
+
+
+def test_no_run_and_no_rows(run, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no run in .*: config\.json is missing"):
+        report_run(tmp_path)
+    (tmp_path / "config.json").write_text((run / "config.json").read_text())
+    with pytest.raises(ValueError, match="has no evaluation yet"):
+        report_run(tmp_path)
+    experiment = read_run(tmp_path)
+    assert experiment.config.rounds == json.loads((run / "config.json").read_text())["rounds"]
+    assert len(experiment.arms) == 2
+
+
+def test_an_unfinished_entry_is_shown_and_not_compared(run, tmp_path, blank_pictures):
+    """Ctrl-C in the second entry leaves such a run."""
+    copied = shutil.copytree(run, tmp_path / "run")
+    content = json.loads((copied / "config.json").read_text())
+    content["rounds"] = 2
+    (copied / "config.json").write_text(json.dumps(content))
+    text, _ = report_run(copied)
+    reason = "fedtgp has 1 of 2 rounds, local has 1 of 2 rounds"
+    assert text.startswith(f"No comparison: {reason}.") and "ahead" not in text
+    assert f"<h1>No comparison: {reason}</h1>" in (copied / "report.html").read_text()
+
+
+def test_an_entry_of_another_run_is_shown_and_not_compared(
+    run, tiny_config, tmp_path, blank_pictures
+):
+    copied, config = shutil.copytree(run, tmp_path / "run"), config_of(tiny_config)
+    config.rounds, config.entries, config.training.learning_rate = 1, ("local",), 0.3
+    train_and_evaluate(config, tmp_path / "other", stage=lambda line: None)
+    shutil.rmtree(copied / "local")
+    shutil.copytree(tmp_path / "other" / "local", copied / "local")
+    text, _ = report_run(copied)
+    line = "local is of another run (training.learning_rate 0.3 instead of 0.01)"
+    assert text.startswith(f"No comparison: {line}.") and "ahead" not in text
+    assert f"<li>{line}</li>" in (copied / "report.html").read_text()
+    (copied / "report.json").write_text('{"labels": ["fd"], "aim": null, "command": ""}')
+    with pytest.raises(ValueError, match=r"report\.json names the entry 'fd', which the run"):
+        report_run(copied)

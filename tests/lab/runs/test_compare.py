@@ -1,0 +1,354 @@
+"""The comparison of methods: its numbers from histories by hand, and the command from end to
+end."""
+
+import csv
+import itertools
+import json
+import math
+
+import pytest
+
+from fedjax_ht.lab.config.base import base_config, method_config, typed_config
+from fedjax_ht.lab.config.entries import changes, entries_of
+from fedjax_ht.lab.report.costs import (
+    choose_target,
+    comparison_text,
+    cost_to_reach,
+    summarise,
+    write_csv,
+)
+from fedjax_ht.lab.report.curves import accuracy_and_bytes
+from fedjax_ht.lab.report.results import run_results
+from fedjax_ht.lab.report.rows import rows_of_all
+from fedjax_ht.lab.report.table import human_flops
+from fedjax_ht.lab.runs.compare import comparison
+from fedjax_ht.simulation.history import wire_bytes
+
+
+def runs(*scores, payload=100, flops=1e9):
+    """Rows of runs given by their accuracies per round, None where a round was not evaluated."""
+    made = []
+    for trial, accuracies in enumerate(scores):
+        rows = []
+        for number, accuracy in enumerate(accuracies):
+            row = {
+                "round": number,
+                "trial": trial,
+                "seconds_round": float(number),
+                "seconds_evaluation": 0.5,
+            }
+            if number:
+                row |= {"uplink_payload_elements": payload // 4, "arrived": 5, "participants": 10}
+                row |= {
+                    "uplink_payload_bytes": payload,
+                    "uplink_metadata_bytes": 4 * (payload > 0),
+                    "flops": flops,
+                }
+                row |= {"downlink_payload_bytes": 2 * payload, "downlink_metadata_bytes": 0}
+            rows.append(row | ({} if accuracy is None else {"accuracy": accuracy}))
+        made.append(rows)
+    return made
+
+
+def test_the_cost_counts_every_round_through_the_evaluation_that_reaches_the_target():
+    (rows,) = runs([0.1, 0.2, None, 0.6, 0.5])
+    assert cost_to_reach(rows, 0.55) == cost_to_reach(rows, 0.6) == (3, 3 * 304, 3e9, 3 * 5, 3e8)
+    # 25 numbers of five uplinks; ten computed
+    assert cost_to_reach(rows, 0.15) == (1, 304, 1e9, 5, 1e8)
+    assert cost_to_reach(rows, 0.1) == (0, 0, 0, 0, 0)
+    assert cost_to_reach(rows, 0.61) is None
+    assert math.isnan(cost_to_reach([row for row in rows if row.pop("flops", 1)], 0.6).flops)
+    assert (
+        human_flops(math.nan) == "-"
+        and human_flops(2.5e12) == "2.50 TFLOP"
+        and human_flops(12) == "12 FLOP"
+    )
+
+
+def test_the_default_target_is_what_every_trial_of_every_method_reaches():
+    histories = {
+        "a": runs([0.1, 0.7, 0.6], [0.1, 0.4, 0.65]),
+        "b": runs([0.1, 0.5, 0.8], [0.1, 0.9, 0.2]),
+    }
+    target, origin = choose_target(histories, "accuracy", None, None)
+    assert target == 0.65 and "lowest best" in origin
+    assert [summarise(entry, target).reached for entry in histories.values()] == [2, 2]
+    assert choose_target(histories, "accuracy", 0.3, None) == (0.3, "as asked")
+
+
+def test_a_target_may_be_a_share_of_the_best_and_of_the_participants():
+    """Participants are scored in every round, evaluated or not."""
+    histories = {"a": runs([0.1, None, 0.6]), "b": runs([0.1, 0.5, 0.8])}
+    assert choose_target(histories, "accuracy", None, 0.5) == (
+        0.4,
+        "0.5 of 80.00 %, the best of all trials",
+    )
+    with pytest.raises(
+        ValueError, match="--target_score is 'accuracy_participants', which a does not have"
+    ):
+        choose_target(histories, "accuracy_participants", None, None)
+    for name, drawn in (("a", (0.7, 0.9)), ("b", (1.0, 0.6))):
+        for row, accuracy in zip(histories[name][0][1:], drawn):
+            row["accuracy_participants"] = accuracy
+    target, _ = choose_target(histories, "accuracy_participants", None, 0.6)
+    assert target == pytest.approx(0.6)
+    lines = [
+        summarise(entry, target, "accuracy_participants").cost.rounds
+        for entry in histories.values()
+    ]
+    assert lines == [1, 1] and cost_to_reach(*histories["a"], 0.6).rounds == 2
+
+
+def test_a_line_is_a_mean_over_trials():
+    line = summarise(runs([0.1, 0.6, 0.8, 0.7], [0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.9, 0.7]), 0.5)
+    assert line.accuracy == pytest.approx(0.7) and line.accuracy_std == pytest.approx(
+        math.sqrt(0.14 / 3)
+    )
+    assert line.best_rounds == [2, 3, 2] and line.reached == 2
+    assert line.cost == (1.5, 1.5 * 304, 1.5e9, 1.5 * 5, 1.5e8)
+    # the program's, not each trial's
+    assert line.seconds_per_round == 2 and line.seconds == 0 + 1 + 2 + 3 + 4 * 0.5
+
+
+def test_the_table_says_who_did_not_get_there(tmp_path):
+    histories = {
+        "some": runs([0.1, 0.9], [0.1, 0.2]),
+        "none": runs([0.1, 0.3]),
+        "all": runs([0.1, 0.9]),
+    }
+    lines = {name: summarise(entry, 0.8) for name, entry in histories.items()}
+    text = comparison_text(lines, 0.8, "as asked").markdown()
+    assert text.startswith("Target: 80.00 % (as asked).\n")
+    some = "1 (1 of 2 trials) | 304 B | 1.00 GFLOP | 5 | 100.00 MFLOP | 1.00 | 2 |"
+    assert (
+        f"| some | 55.00 ± 35.00 | 1, 1 | {some}" in text
+        and "participants" not in text.split("Accuracies")[0]
+    )
+    assert "| none | 30.00 | 1 |" + " not reached |" * 5 + " 1.00 | 2 |" in text
+    assert "| all | 90.00 | 1 | 1 | 304 B | 1.00 GFLOP | 5 | 100.00 MFLOP | 1.00 | 2 |" in text
+    rows = list(csv.DictReader(write_csv(lines, 0.8, tmp_path / "x.csv").open()))
+    assert [row["bytes_to_target"] for row in rows] == ["304.0", "", "304.0"]
+    assert (
+        rows[0]["best_rounds"] == "1 1" and rows[0]["target"] == "0.8" and rows[0]["reached"] == "1"
+    )
+
+
+def test_one_clients_cost_has_units_and_the_table_explains_what_it_has():
+    histories = {"a": runs([0.1, 0.9], payload=41_472 * 5), "b": runs([0.1, 0.8])}
+    lines = {name: summarise(entry, 0.8) for name, entry in histories.items()}
+    text = comparison_text(lines, 0.8, "as asked").markdown()
+    assert "| numbers in one client's uplinks | one client's FLOPs |" in text
+    assert "| 10.37 k | 100.00 MFLOP |" in text and "e+0" not in text
+    explanation = " ".join(text.partition("\n\nAccuracies")[2].split())
+    assert not any(
+        absent in explanation
+        for absent in ("over trials", "over the trials", "server", "all trials together")
+    )
+    several = {"a": runs([0.1, 0.9], [0.1, 0.8])}
+    lines = {name: summarise(entry, 0.8) for name, entry in several.items()}
+    text = " ".join(comparison_text(lines, 0.8, "as asked").markdown().split())
+    assert all(
+        phrase in text for phrase in ("standard deviation over trials", "of all trials together")
+    )
+
+
+def test_a_model_on_the_server_has_a_column_of_its_own():
+    """The server's best round need not be the clients'; a method without such a model shows a
+    dash."""
+    trained = runs([0.1, 0.9, 0.2], [0.1, 0.9, 0.2])
+    for row, score in zip(itertools.chain(*trained), (0.1, 0.3, 0.7, 0.2, 0.4, 0.6)):
+        row["global_accuracy_head"] = score
+    histories = {"with": trained, "without": runs([0.1, 0.3, 0.3])}
+    lines = {name: summarise(entry, 0.2) for name, entry in histories.items()}
+    text = comparison_text(lines, 0.2, "as asked").markdown()
+    assert "| method | accuracy % | server's model % | best round |" in text
+    assert (
+        "| with | 90.00 ± 0.00 | 65.00 | 1, 1 |" in text and "| without | 30.00 | - | 1 |" in text
+    )
+    for row in (row for row in rows_of_all(histories) if "accuracy" in row):
+        row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
+    text = run_results(histories).markdown()
+    assert "| accuracy % | server's model % | ± clients |" in text
+    assert (
+        "| with | 90.00 ± 0.00 | 65.00 ± 5.00 | 0.00 |" in text
+        and "| without | 30.00 | - | 0.00 |" in text
+    )
+
+
+def test_the_participants_score_is_the_highest_of_all_rounds_and_says_so():
+    """Rounds without an evaluation count, too."""
+    trained = runs([0.1, None, 0.2], [0.1, None, 0.2])
+    for (_, *rows), scores in zip(trained, ((0.9, 0.3), (0.5, 0.6))):
+        for row, score in zip(rows, scores):
+            row["accuracy_participants"] = score
+    histories = {"with": trained, "without": runs([0.1, 0.3, 0.3])}
+    lines = {name: summarise(entry, 0.2) for name, entry in histories.items()}
+    assert lines["with"].participants_accuracy == 0.75 and lines["with"].accuracy == 0.2
+    text = comparison_text(lines, 0.2, "as asked").markdown()
+    assert (
+        "| with | 20.00 ± 0.00 | 75.00 | 2, 2 |" in text and "| without | 30.00 | - | 1 |" in text
+    )
+    assert "biased upwards" in " ".join(text.split())
+    for row in (row for row in rows_of_all(histories) if "accuracy" in row):
+        row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
+    text = run_results(histories).markdown()
+    assert (
+        "| with | 20.00 ± 0.00 | 75.00 ± 15.00 | 0.00 |" in text
+        and "biased upwards" in " ".join(text.split())
+    )
+
+
+def test_macro_f1_stands_beside_the_accuracy_of_its_round(tmp_path):
+    """Rows of an earlier version have none: a dash, and an empty place in no mean."""
+    trained = runs([0.1, 0.9, 0.2], [0.1, 0.7, 0.8])
+    for row in itertools.chain(*trained):
+        row |= {"macro_f1": row["accuracy"] / 2, "auc": 0.75, "accuracy_worst10": 0.0}
+        row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"]}
+    older = [[{k: v for k, v in row.items() if k not in ("macro_f1", "auc")} for row in trained[0]]]
+    histories = {"with": trained, "without": older}
+    lines = {name: summarise(entry, 0.2) for name, entry in histories.items()}
+    text = comparison_text(lines, 0.2, "as asked").markdown()
+    assert (
+        "| with | 85.00 ± 5.00 | 42.50 | 75.00 | 1, 2 |" in text
+        and "| without | 90.00 | - | - | 1 |" in text
+    )
+    assert '"AUC": of a client' in text
+    assert '"macro F1": of a client' in text
+    first, second = csv.DictReader(write_csv(lines, 0.2, tmp_path / "x.csv").open())
+    assert float(first["macro_f1"]) == pytest.approx(0.425) and second["macro_f1"] == "nan"
+    assert float(first["auc"]) == pytest.approx(0.75) and second["auc"] == "nan"
+    text = run_results(histories).markdown()
+    assert "| weighted % | macro F1 % | AUC % | best round |" in text
+    assert "| 42.50 ± 2.50 | 75.00 ± 0.00 | 1, 2 |" in text
+
+
+def test_the_picture_places_accuracies_by_bytes():
+    histories = {
+        "talks": runs([0.1, 0.5, None, 0.7], [0.1, 0.7, None, 0.9]),
+        "silent": runs([0.1, 0.4], payload=0),
+    }
+    figure = accuracy_and_bytes(histories, 0.6)
+    left, right = figure.axes
+    curve = right.lines[0]
+    assert curve.get_xdata() == pytest.approx([0, 304 / 2**20, 3 * 304 / 2**20])
+    assert curve.get_ydata() == pytest.approx([10, 60, 80])
+    assert left.lines[0].get_xdata() == pytest.approx([0, 1, 3])
+    dashed = [line for line in right.lines if line.get_linestyle() == "--"]
+    assert [line.get_ydata()[0] for line in dashed] == [40] and dashed[0].get_color() == left.lines[
+        2
+    ].get_color()
+    assert right.get_xscale() == "log" and right.lines[-1].get_ydata()[0] == 60
+    assert accuracy_and_bytes({"silent": histories["silent"]}, 0.6).axes[1].get_xscale() == "linear"
+
+
+def test_bytes_of_one_way_or_both():
+    row = runs([0, 0])[0][1]
+    assert (wire_bytes(row, "uplink"), wire_bytes(row, "downlink"), wire_bytes(row)) == (
+        104,
+        200,
+        304,
+    )
+
+
+def test_named_methods_are_as_in_their_papers():
+    config = base_config()
+    config.method = method_config("fedtgp", tau=3.0)
+    config.compare = ("fedproto",)
+    chosen = comparison(typed_config(config), ["local", "fedtgp"], 3)
+    assert [(e.label, changes(e)) for e in entries_of(chosen)] == [
+        ("local", {}),
+        ("fedtgp", {}),
+    ] and chosen.trials == 3
+    same = entries_of(comparison(typed_config(config), None, None))
+    assert [(e.label, changes(e)) for e in same] == [("fedtgp", {"tau": 3.0}), ("fedproto", {})]
+    assert config.trials == 1 and config.entries == ()  # the argument stays
+
+
+@pytest.mark.parametrize(
+    "methods, message", [([], "at least one"), (["local", "local"], "each once"), (["x"], "'x'")]
+)
+def test_methods_that_cannot_be_compared(methods, message):
+    with pytest.raises(ValueError, match=message):
+        comparison(typed_config(base_config()), methods, None)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--methods=local,fedfoo"], "unknown method 'fedfoo'"),
+        (["--target=80"], "--target is 80.0; it must be above 0 and at most 1"),
+        (["--target_share=0"], "--target_share is 0.0; it must be above 0 and at most 1"),
+        (["--target=0.5", "--target_share=0.5"], "both given"),
+        (
+            ["--target_score=loss"],
+            "--target_score is 'loss'; it must be accuracy or accuracy_participants",
+        ),
+        (["--over=training.epochs=1,10"], "--over is given without --fair"),
+        (["--over=weight=1,10", "--fair=2"], "--over names 'weight'; beside --fair it must name"),
+        (["--trials=0"], "trials is 0; it must be an integer of at least 1"),
+        (["--methods=fedavg"], "one architecture"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    run_module, tiny_config, tmp_path, arguments, message
+):
+    done = run_module(
+        "compare", f"--config={tiny_config}", f"--workdir={tmp_path / 'run'}", *arguments
+    )
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2
+    assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_compares_and_goes_on(run_module, tiny_config, tmp_path):
+    workdir = tmp_path / "run"
+
+    def run(*arguments):
+        done = run_module("compare", f"--config={tiny_config}", f"--workdir={workdir}", *arguments)
+        assert done.returncode == 0, done.stderr
+        costs = done.stdout.partition("| entry |")[0]
+        table = [line for line in costs.splitlines() if line.startswith("|")]
+        return done, {line.split("|")[1].strip(): line for line in table}
+
+    first, table = run("--methods=local,fedproto", "--trials=2", "--config.rounds=1")
+    assert list(table) == ["method", "---", "local", "fedproto"]
+    assert "(the lowest best accuracy of all trials, which all reach)" in first.stdout
+    assert " ± " in table["local"] and "| 0 B |" in table["local"] and "FLOP |" in table["local"]
+    assert (
+        "| fedproto | " in first.stdout.partition("| entry |")[2]
+        and "* local: every client trains alone; it has no options" in first.stdout
+    )
+    for name in (
+        "compare.md",
+        "compare.csv",
+        "report.html",
+        "plots/compare.png",
+        "local/metrics.csv",
+        "fedproto/metrics.csv",
+    ):
+        assert (workdir / name).stat().st_size > 0
+    # the page has the comparison's table
+    assert "<p>Target: " in (workdir / "report.html").read_text()
+    rows = (workdir / "fedproto" / "metrics.jsonl").read_text()
+    assert [json.loads(line).get("flops", 0) > 0 for line in rows.splitlines()] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    # Another method joins; those that have run are taken as they are.
+    _, more = run(
+        "--methods=local,lg_fedavg,fedproto", "--trials=2", "--config.rounds=1", "--target=0.01"
+    )
+    assert list(more)[2:] == ["local", "lg_fedavg", "fedproto"]
+    assert more["local"].split("|")[2:4] == table["local"].split("|")[2:4]
+    assert (workdir / "fedproto" / "metrics.jsonl").read_text() == rows
+    # One of them goes further: the first command would set its rows beside shorter ones.
+    run("--methods=local", "--trials=2", "--config.rounds=2")
+    done = run_module(
+        *("compare", f"--config={tiny_config}", f"--workdir={workdir}", "--config.rounds=1"),
+        *("--methods=local,fedproto", "--trials=2"),
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "error: local has 2 rounds in " in done.stderr and "and rounds is 1;" in done.stderr

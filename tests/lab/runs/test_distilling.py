@@ -1,0 +1,127 @@
+"""Distillation on a base by its name, through configs, comparisons and a whole run."""
+
+import matplotlib.image
+import pytest
+
+from experiments.configs import (
+    cifar10_sliced,
+    fashion_mnist_distil,
+    fashion_mnist_quarter,
+    fashion_mnist_sliced,
+)
+from fedjax_ht.data.partition import check_partition
+from fedjax_ht.lab.config.base import base_config, method_config, typed_config
+from fedjax_ht.lab.config.entries import entries_of
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.compare import comparison
+from fedjax_ht.lab.runs.train import train_and_evaluate
+
+TINY = {"iterations": 1, "generator_steps": 1, "student_steps": 1, "batch_size": 4, "noise_dim": 4}
+
+
+def config_of(name: str, **options):
+    config = base_config()
+    config.method = method_config(name, **options)
+    config.partition.num_clients = 4
+    config.partition.options = {"alpha": 10.0}
+    config.dataset.subset = 400
+    config.model.update({"group": "conv4_quarter", "norm": "static_batch", "rates": "1,1/4"})
+    config.scoring.state = "trained"
+    return config
+
+
+def test_methods_are_compared_by_their_composed_names():
+    config = comparison(
+        typed_config(config_of("fedrolex+dfrd", alpha=0.0)),
+        ["heterofl", "fedrolex+dfrd", "fedftg"],
+        2,
+    )
+    experiment = build(config)
+    names = ["heterofl", "fedrolex+dfrd", "fedftg"]
+    assert {name: arm.method.name for name, arm in experiment.arms.items()} == {
+        name: name for name in names
+    }
+    # as its paper has it
+    assert experiment.arms["fedrolex+dfrd"].entry.options["alpha"] == 0.5 and config.trials == 2
+
+
+def test_options_that_it_does_not_have():
+    with pytest.raises(
+        ValueError, match=r"fedrolex\+dfrd has no option 'per_layer'; it has .*alpha, "
+    ):
+        method_config("fedrolex+dfrd", per_layer=True)
+    assert method_config("feddropout+dfrd", per_layer=True).options.per_layer
+    config = config_of("fedrolex+dfrd")
+    config.method.options.update({"selection": "all"})
+    with pytest.raises(ValueError, match="selection is 'all'"):
+        build(config)
+
+
+@pytest.mark.parametrize(
+    "file", [fashion_mnist_sliced, fashion_mnist_quarter, fashion_mnist_distil, cifar10_sliced]
+)
+def test_the_configs_take_a_composed_name(file):
+    base = "fedavg" if file is fashion_mnist_quarter else "fedrolex"
+    config = file.get_config(f"method={base}+dfrd,runlocal")
+    assert (
+        config.method.name == f"{base}+dfrd"
+        and config.method.options.iterations == 10
+        and config.rounds == 1
+    )
+    assert file.get_config().method.name == base
+
+
+def test_only_the_config_that_says_so_squares_the_temperature():
+    options = fashion_mnist_distil.get_config("method=fedrolex+dense").method.options
+    assert (options.temperature_squared, options.temperature, options.variant) == (
+        True,
+        4.0,
+        "released",
+    )
+    assert not fashion_mnist_sliced.get_config(
+        "method=fedrolex+dense"
+    ).method.options.temperature_squared
+    assert "temperature" not in fashion_mnist_distil.get_config().method.options
+
+
+@pytest.mark.parametrize(
+    "file", [fashion_mnist_sliced, fashion_mnist_quarter, fashion_mnist_distil, cifar10_sliced]
+)
+def test_dense_is_given_the_label_wherever_it_is_compared(file):
+    """DENSE gets the label as the config's method and as an entry; an option chooses another
+    merge."""
+    assert file.get_config("method=dense").method.options.merge == "mul"
+    config = file.get_config()
+    config.compare = ("dense", "fedavg+dense", "fedrolex+dense:merge=none", "fedrolex+dfrd")
+    _, *entries = entries_of(typed_config(config))
+    assert [entry.options["merge"] for entry in entries] == ["mul", "mul", "none", "mul"]
+    distil = file is fashion_mnist_distil
+    assert {entry.options["temperature"] for entry in entries} == ({4.0} if distil else {None})
+
+
+def test_cifar10_says_that_its_network_is_a_guess():
+    assert (
+        "are guesses" in cifar10_sliced.__doc__
+        and "which one the paper has for CIFAR-10" in cifar10_sliced.__doc__
+    )
+
+
+def test_a_search_takes_dfrd_s_split_with_a_validation_share():
+    config = fashion_mnist_quarter.get_config("method=fedavg+dfrd")
+    config.partition.options.val_share = 0.2
+    check_partition("dfrd", 10, 10, **config.partition.options)
+
+
+@pytest.mark.slow
+def test_a_run_scores_the_global_model_and_shows_the_generators(tmp_path):
+    config = config_of("fedrolex+dfrd", **TINY)
+    config.rounds = 2
+    config.dataset.image_size = 32
+    config.training.steps = 2
+    config.checkpoint.every = 1
+    result = train_and_evaluate(config, tmp_path)
+    last = result.histories["fedrolex+dfrd"][0][-1]
+    assert 0 <= last["global_accuracy_head"] <= 1 and last["generator_loss"] > 0
+    pictures = sorted((tmp_path / "fedrolex+dfrd" / "images").iterdir())
+    assert [p.name for p in pictures] == ["00001.png", "00002.png"]
+    assert matplotlib.image.imread(pictures[0]).std() > 0

@@ -1,0 +1,162 @@
+"""A run's stored files outlive flipped bits, kills and races; the counts are printed (pytest
+-s)."""
+
+import collections
+import random
+import shutil
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ht.lab.checkpoints import sealed
+from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.lab.checkpoints.trees import plain
+from fedjax_ht.lab.runs import train
+from fedjax_ht.lab.runs.arm import simulate
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.train import train_and_evaluate
+from tests.runs import ROOT, command, config_of, environment, metrics
+
+pytestmark = pytest.mark.slow
+FLIPS, KILLS, RACES = 200, 54, 4
+
+
+def values(restored):
+    state, history = restored
+    return [plain(x).tobytes() for x in jax.tree.leaves(state)], history
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.25])
+def test_no_flipped_bit_changes_a_result_without_a_word(
+    tiny_config, tmp_path, monkeypatch, participation
+):
+    """Any byte of any file of the two checkpoints that a FedTGP run of six rounds leaves: one of
+    them can be read."""
+    monkeypatch.setattr(train, "write_results", lambda *args: [])
+    config = config_of(tiny_config)
+    config.compare, config.rounds, config.participation = (), 6, participation
+    train_and_evaluate(config, tmp_path / "run")
+    whole, simulation, rng = (
+        tmp_path / "run" / "fedtgp",
+        simulate(build(config).arms["fedtgp"]),
+        random.Random(0),
+    )
+    newest = values(make_checkpointer(whole / "checkpoints", simulation).restore())
+    shutil.copytree(whole, tmp_path / "older")
+    shutil.rmtree(tmp_path / "older" / "checkpoints" / "6")
+    before = values(make_checkpointer(tmp_path / "older" / "checkpoints", simulation).restore())
+    files = sorted(p for p in whole.glob("checkpoints*/**/*") if p.is_file() and p.stat().st_size)
+    counts = collections.Counter()
+    for _ in range(FLIPS):
+        file = rng.choice(files)
+        content, warnings = bytearray(file.read_bytes()), []
+        at, bit = rng.randrange(len(content)), rng.randrange(8)
+        content[at] ^= 1 << bit
+        file.write_bytes(content)
+        restored = values(
+            make_checkpointer(whole / "checkpoints", simulation).restore(warnings.append)
+        )
+        content[at] ^= 1 << bit
+        file.write_bytes(content)
+        assert len(warnings) <= 1 and not any("\n" in line for line in warnings)
+        assert restored == (before if warnings else newest), (file, at, bit)
+        counts[
+            "named, and the one before taken"
+            if warnings
+            else "in the other checkpoint, or harmless"
+        ] += 1
+    print(f"\n{FLIPS} flipped bits in {len(files)} files: {dict(counts)}")
+    assert counts["named, and the one before taken"] > FLIPS / 4
+
+
+def test_a_run_killed_again_and_again_equals_one_never_killed(tiny_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "write_results", lambda *args: [])
+    text = tiny_config.read_text().replace("config.rounds = 3", "config.rounds = 25")
+    text = text.replace('config.compare = ("local",)', "config.compare = ()").replace(
+        '"fedtgp", server_epochs=2', '"local"'
+    )
+    (tmp_path / "long.py").write_text(text)
+    train_and_evaluate(config_of(tmp_path / "long.py"), tmp_path / "whole")
+    arguments = [
+        sys.executable,
+        "-m",
+        "tests.lab.runs.killed",
+        tmp_path / "long.py",
+        tmp_path,
+        str(KILLS),
+    ]
+    done = subprocess.run(
+        arguments, cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, timeout=3000
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    inside, anywhere = (
+        lines.count(f"killed {where}") for where in ("inside a write", "at a random moment")
+    )
+    finished = [line.removeprefix("finished ") for line in lines if line.startswith("finished ")]
+    restarts = [line for line in lines if line.startswith("said ")]
+    print(
+        f"\n{inside + anywhere} kills, {inside} of them inside a checkpoint's write; "
+        f"{len(finished)} runs finished"
+    )
+    print(
+        f"started again at round 0 with a word, killed before their first checkpoint: {len(restarts)}"
+    )
+    assert inside + anywhere >= 50 and inside >= 10 and finished
+    assert all(
+        "has no checkpoint that can be read; it starts again at round 0" in line
+        for line in restarts
+    )
+    for run in finished:
+        assert metrics(tmp_path / run, "local") == metrics(tmp_path / "whole", "local")
+    states = []
+    for run in (*finished, "whole"):
+        config = config_of(tmp_path / "long.py")
+        simulation = simulate(build(config).arms["local"])
+        states.append(
+            values(
+                make_checkpointer(tmp_path / run / "local" / "checkpoints", simulation).restore()
+            )[0]
+        )
+    assert all(state == states[-1] for state in states)
+
+
+def test_of_processes_that_start_together_one_runs(run_module, tiny_config, tmp_path):
+    refusals = 0
+    for race in range(RACES):
+        arguments = command("main", f"--config={tiny_config}", f"--workdir={tmp_path / str(race)}")
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started = [
+            subprocess.Popen(arguments, cwd=ROOT, env=environment(run_module.home), **pipes)
+            for _ in range(3)
+        ]
+        ended = [(process.communicate(timeout=400)[1], process.returncode) for process in started]
+        assert sorted(code for _, code in ended) == [0, 2, 2], ended
+        refused = [errors for errors, code in ended if code == 2]
+        pid = started[[code for _, code in ended].index(0)].pid
+        assert all(
+            len(e.splitlines()) == 1 and f"is in use by process {pid} on " in e for e in refused
+        ), refused
+        refusals += len(refused)
+        assert [row["round"] for row in metrics(tmp_path / str(race), "fedtgp")] == [0, 1, 2, 3]
+    print(f"\n{RACES} races of three processes: one ran, {refusals} were told who holds the folder")
+
+
+def test_the_cost_of_checksums(tmp_path):
+    """The file has 0.9 GB, as much as 20 ResNet-18: it is summed once when written, in the
+    background, and once when read."""
+    path, rng = tmp_path / "1", np.random.default_rng(0)
+    sealed.temporary(path).mkdir()
+    for part in range(14):
+        (sealed.temporary(path) / str(part)).write_bytes(rng.bytes(64 << 20))
+    times = [time.process_time()]
+    for call in (sealed.place, sealed.check):
+        call(path)
+        times.append(time.process_time())
+    write, read = np.diff(times)
+    print(f"\nchecksums of 0.94 GB: {write:.2f} s of CPU to write, {read:.2f} s to check")
+    assert write < 10 and read < 10

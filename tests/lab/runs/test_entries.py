@@ -1,0 +1,166 @@
+"""Entries of a comparison: how they are written, what they stand for, and what a run's folder
+remembers of them."""
+
+import json
+
+import pytest
+
+from fedjax_ht.lab.config.base import base_config, method_config, typed_config
+from fedjax_ht.lab.config.entries import changes, described, entries_of, recorded
+from fedjax_ht.lab.configs import quickstart_fedtgp
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.run_folder import read_config, remember_config
+
+
+def config_of(*entries, **fields):
+    config = base_config()
+    config.tuned, config.tuned_on = (
+        ("fedtgp:tau=3:training.learning_rate=0.05",),
+        "validation, 9 settings",
+    )
+    config.entries = entries
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+def test_an_entry_has_all_options_of_its_method():
+    plain, weighted = entries_of(typed_config(config_of("fedproto", "fedproto:weight=3")))
+    assert plain.options == method_config("fedproto").options.to_dict() and changes(plain) == {}
+    assert (
+        weighted.options == plain.options | {"weight": 3.0}
+        and weighted.label == "fedproto:weight=3"
+    )
+
+
+def test_training_and_models_may_be_an_entrys_own():
+    config = config_of(
+        "local", "local:training.learning_rate=0.2:training.epochs=2:model.group=cnn4"
+    )
+    first, other = build(config).arms.values()
+    assert (len(first.federation.buckets), len(other.federation.buckets)) == (5, 1)
+    training, group = other.config.training, other.config.model.group
+    assert (training.learning_rate, training.epochs, group) == (0.2, 2, "cnn4")
+    assert config.training.learning_rate == 0.01 and config.model.group == "cnn5"
+    assert [arm.method.training.epochs for arm in (first, other)] == [1, 2]
+
+
+def test_tuned_entries_are_marked_in_every_spelling():
+    names = (
+        "fedtgp",
+        "fedtgp@tuned",
+        "fedtgp:tau=3.0:training.learning_rate=0.05",
+        "fedtgp@tuned:weight=2",
+    )
+    plain, tuned, written, beyond = entries_of(typed_config(config_of(*names)))
+    assert tuned.settings == written.settings and tuned.tuned == "validation, 9 settings"
+    assert plain.tuned == beyond.tuned == "" and beyond.training == {"learning_rate": 0.05}
+    lines = described([plain, tuned, beyond]).splitlines()
+    assert lines[0] == "* fedtgp: as its paper has it"
+    assert (
+        lines[1]
+        == "* fedtgp@tuned: tau=3.0, training.learning_rate=0.05; tuned on validation, 9 settings"
+    )
+    assert lines[2].endswith("; on what that was chosen is not recorded")
+
+
+def test_without_entries_it_is_the_method_and_what_it_is_compared_with():
+    config = quickstart_fedtgp.get_config()
+    first, second = entries_of(typed_config(config))
+    assert (first.label, second.label) == (
+        "fedtgp",
+        "local",
+    ) and first.tuned == config.tuned_on != ""
+    config.compare = ("fedtgp", "local")  # of equal labels the first
+    assert entries_of(typed_config(config)) == (first, second)
+
+
+@pytest.mark.parametrize(
+    "method, option, formerly",
+    [
+        ("dfrd", "variant", "released"),
+        ("fedavg+dense", "variant", "released"),
+        ("fedktl", "latents", "spread"),
+    ],
+)
+def test_a_run_from_before_an_option_keeps_its_form(method, option, formerly):
+    written = entries_of(typed_config(config_of(method)))[0]._asdict()
+    del written["options"][option]
+    assert recorded(written).options[option] == formerly
+    written["options"][option] = today = method_config(method).options[option]
+    assert recorded(written).options[option] == today != formerly
+
+
+def test_a_form_that_is_gone_is_not_gone_on_with():
+    written = entries_of(typed_config(config_of("fedktl:variant=released")))[0]._asdict()
+    del written["options"]["latents"]
+    with pytest.raises(ValueError, match="was another form when this run began"):
+        recorded(written)
+
+
+def test_a_setting_gives_a_method_what_its_paper_leaves_open():
+    fixed = ("fedral:blocks=5",)
+    plain, other = entries_of(
+        typed_config(config_of("fedral", "fedral:inference=global", given=fixed))
+    )
+    assert (
+        plain.options["blocks"] == other.options["blocks"] == 5
+        and other.options["inference"] == "global"
+    )
+
+
+def test_a_path_in_an_option_makes_no_folder():
+    (entry,) = entries_of(typed_config(config_of("fedktl:generator=natural_32")))
+    assert entry.folder == "fedktl:generator=natural_32"
+
+
+def remember(config, folder):
+    config = typed_config(config)
+    remember_config(config, entries_of(config), folder, {})
+    fields, _ = read_config(folder)
+    return typed_config(fields)
+
+
+def test_a_run_remembers_every_entry_that_its_folder_holds(tmp_path):
+    remember(config_of("local", "fedtgp@tuned"), tmp_path)
+    config = config_of("local", "fedktl:bandwidths=(1.0,2.0)")
+    remembered = remember(config, tmp_path)
+    assert [entry["label"] for entry in remembered.entries] == [
+        "local",
+        "fedtgp@tuned",
+        "fedktl:bandwidths=(1.0,2.0)",
+    ]
+    again = {entry.label: entry for entry in entries_of(remembered)}
+    for entry in entries_of(typed_config(config)):
+        assert again[entry.label] == entry
+
+
+@pytest.mark.parametrize(
+    "entries, fields, message",
+    [
+        (
+            ("fedtgp@tuned",),
+            {"tuned": ("fedtgp:tau=4",)},
+            "fedtgp@tuned.options.tau: 3.0 there, 4.0 here",
+        ),
+        (("local",), {"seed": 1}, "seed: 0 there, 1 here"),
+    ],
+)
+def test_an_entry_of_the_same_label_must_be_the_same(tmp_path, entries, fields, message):
+    remember(config_of("local", "fedtgp@tuned"), tmp_path)
+    with pytest.raises(ValueError) as error:
+        remember(config_of(*entries, **fields), tmp_path)
+    assert message in str(error.value)
+    remember(config_of("fedproto"), tmp_path)  # another one may join
+
+
+def test_an_option_that_an_earlier_version_did_not_know_has_its_default(tmp_path):
+    config = config_of("fedtgp:tau=3")
+    remember(config, tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    del content["entries"][0]["options"]["server_epochs"]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    (entry,) = entries_of(typed_config(config))
+    other = entry._replace(options=entry.options | {"server_epochs": 7})
+    with pytest.raises(ValueError, match=r"tau=3\.options\.server_epochs: 100 there, 7 here"):
+        remember_config(typed_config(config), [other], tmp_path, {})
+    assert remember(config, tmp_path).entries[0]["options"]["server_epochs"] == 100

@@ -1,0 +1,69 @@
+"""A call of the system that fails in a run's folder loses nothing: the same run goes on, and ends
+with the same rows."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedjax_ht.lab.config.base import method_config, typed_config
+from fedjax_ht.lab.report.page import Page
+from fedjax_ht.lab.runs import train
+from fedjax_ht.lab.runs.begin import begin
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.identity import read_identity
+from fedjax_ht.lab.runs.run_folder import VERSION, read_config
+from fedjax_ht.lab.runs.run_lock import locked
+from fedjax_ht.lab.runs.train import train_and_evaluate
+from tests.faults import some_or_all, try_faults
+from tests.runs import config_of, metrics
+
+STORED = Path(__file__).parent / "stored"
+
+
+@some_or_all
+def test_a_fault_while_a_folder_of_an_earlier_version_is_noted(tmp_path, which):
+    config = config_of(STORED / "config.py")
+    config.dataset.data_dir = str(STORED)
+    config = typed_config(config)
+    experiment = build(config, begun=True)
+
+    def prepare(folder):
+        shutil.unpack_archive(STORED / "version_2.zip", folder)
+
+    def note(folder):
+        with locked(folder, print):
+            page = Page(tuple(experiment.arms), None, "run")
+            begin(experiment, page, folder, None, writes=True)
+
+    def check(folder, is_through):
+        _, noted = read_config(folder)
+        assert noted["version"] in ((VERSION,) if is_through else (2, VERSION))
+        identity = read_identity(folder / "fedtgp")
+        assert identity.rounds == 2 if is_through else identity is None or identity.rounds == 2
+
+    tried = try_faults(tmp_path, prepare, note, check, **which)
+    assert tried.faults > 10, tried
+
+
+@pytest.mark.slow
+def test_a_fault_anywhere_in_a_run(tmp_path, tiny_config, monkeypatch):
+    monkeypatch.setattr(train, "write_results", lambda *args: [])
+    config = config_of(tiny_config)
+    config.compare, config.method, config.rounds = (), method_config("local"), 2
+    config.report.maps = "none"
+    train_and_evaluate(config, tmp_path / "whole")
+    whole = metrics(tmp_path / "whole", "local")
+
+    def run(folder):
+        train_and_evaluate(config, folder / "run")
+
+    def check(folder, is_through):
+        if is_through:
+            assert metrics(folder / "run", "local") == whole
+            assert read_identity(folder / "run/local").rounds == 2
+            assert json.loads((folder / "run/config.json").read_text())["rounds"] == 2
+
+    tried = try_faults(tmp_path, lambda folder: None, run, check, every=12)
+    assert tried.faults > 10, tried

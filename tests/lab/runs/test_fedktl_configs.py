@@ -1,0 +1,160 @@
+"""The configs of FedKTL: the paper's numbers, and generators that have not seen the clients'
+classes."""
+
+from pathlib import Path
+
+import optax
+import pytest
+
+from experiments.configs import (
+    cifar10_fedktl,
+    cifar100_fedktl_paper,
+    few_shot_fedktl,
+    quickstart_fedktl,
+    tiny_imagenet_100_fedktl,
+    tiny_imagenet_fedktl,
+    tiny_imagenet_few_shot_fedktl,
+)
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.lab.config.base import method_config, typed_config
+from fedjax_ht.lab.config.entries import entries_of
+from fedjax_ht.lab.configs import few_samples
+from fedjax_ht.lab.generators import SHIPPED
+from fedjax_ht.lab.generators.embedded_files import read_metadata
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.methods.fedktl import fedktl
+from fedjax_ht.models import SplitModel
+from fedjax_ht.models.layers import Linear
+from tests import tiny
+
+CONFIGS = (
+    cifar10_fedktl,
+    cifar100_fedktl_paper,
+    few_shot_fedktl,
+    quickstart_fedktl,
+    tiny_imagenet_100_fedktl,
+    tiny_imagenet_fedktl,
+    tiny_imagenet_few_shot_fedktl,
+)
+SNAPSHOT = Path(__file__).parents[1] / "generators" / "reference" / "styleganxl_t64.pkl"
+
+
+@pytest.mark.parametrize("file", CONFIGS)
+def test_weights_are_the_papers_whatever_the_generator(file):
+    options = file.get_config().method.options
+    got = (
+        options.mu,
+        options.mse_weight,
+        options.mmd_weight,
+        options.server_lr,
+        options.scale,
+        options.margin,
+    )
+    assert got == (50.0, 1.0, 1.0, 0.01, 64.0, 0.5)
+    assert file.get_config("method=local,runlocal").method.name == "local"
+
+
+def test_the_papers_setting_takes_a_snapshot_by_its_path(tmp_path):
+    config = cifar100_fedktl_paper.get_config()
+    assert (config.model.group, config.partition.num_clients, config.rounds) == ("htfe8", 20, 1000)
+    assert (config.training.batch_size, config.training.learning_rate, config.training.shuffle) == (
+        10,
+        0.01,
+        False,
+    )
+    assert (
+        config.shared_init
+        and config.method.options.variant == "released"
+        and config.method.options.latents == "raw"
+    )
+    assert all(
+        config.method.options[name] is None for name in ("bandwidths", "bounded", "antialias")
+    )
+    config.dataset.data_dir = str(tmp_path)
+    config.method.options.generator = str(tmp_path / "imagenet64.pkl")
+    with pytest.raises(FileNotFoundError, match=r"no generator at .*imagenet64\.pkl"):
+        build(config)
+    config.method.options.generator = str(SNAPSHOT)
+    # the generator was read; now the data is missing
+    with pytest.raises(FileNotFoundError, match="cifar100"):
+        build(config)
+
+
+def test_classes_that_the_generator_of_natural_images_has_not_seen():
+    seen = set(read_metadata(SHIPPED["natural_32"])["classes"])
+    assert len(seen) == 30 and len(set(tiny_imagenet_fedktl.UNSEEN)) == 100
+    assert not seen & set(tiny_imagenet_fedktl.UNSEEN)
+    for argument, count in ((None, 40), ("classes=20", 20), ("classes=100,method=local", 100)):
+        config = tiny_imagenet_fedktl.get_config(argument)
+        assert tuple(config.dataset.classes) == tiny_imagenet_fedktl.UNSEEN[:count]
+    assert tiny_imagenet_fedktl.get_config("classes=20").dataset.subset == 4400
+    assert len(tiny_imagenet_100_fedktl.get_config().dataset.classes) == 100
+    with pytest.raises(ValueError, match="classes is 'many'"):
+        tiny_imagenet_fedktl.get_config("classes=many")
+
+
+def test_runs_in_units_of_the_spread_stay_so():
+    for file in (tiny_imagenet_fedktl, tiny_imagenet_100_fedktl):
+        config = file.get_config()
+        assert config.method.options.latents == "spread"
+        config.compare = ("fedktl:mu=0.0",)
+        assert [entry.options["latents"] for entry in entries_of(typed_config(config))] == [
+            "spread",
+            "spread",
+        ]
+    config = few_samples.get_config()
+    config.entries = ("fedktl", "fedktl@tuned")
+    assert [entry.options["latents"] for entry in entries_of(typed_config(config))] == [
+        "spread",
+        "spread",
+    ]
+
+
+def test_all_ablations_and_weights_of_the_transfer_are_entries():
+    differing = {}
+    for arms in ("ablations", "mu"):
+        config = tiny_imagenet_fedktl.get_config(f"arms={arms}")
+        entries = entries_of(typed_config(config))
+        assert {(e.options["generator"], e.options["latents"]) for e in entries} == {
+            ("natural_32", "spread")
+        }
+        full = entries_of(typed_config(tiny_imagenet_fedktl.get_config()))[0].options
+        differing[arms] = [{k: v for k, v in e.options.items() if v != full[k]} for e in entries]
+    assert differing["ablations"] == [
+        {}, {"mu": 0.0}, {"mse_weight": 0.0}, {"mmd_weight": 0.0}, {"classifier": "head"},
+        {"transfer": "images"},
+        {"scale": 1.0, "margin": 0.0},
+    ]  # fmt: skip
+    assert differing["mu"] == [{"mu": 0.0}, {"mu": 2.5}, {"mu": 5.0}, {"mu": 10.0}, {}]
+    with pytest.raises(ValueError, match="arms is 'all'; it must be ablations or mu"):
+        tiny_imagenet_fedktl.get_config("arms=all")
+
+
+def test_few_images_of_a_hundred_unseen_classes():
+    for shots in (2, 9, 23):
+        config = tiny_imagenet_few_shot_fedktl.get_config(f"shots={shots}")
+        assert (config.partition.kind, config.partition.num_clients) == ("few_shot", 1)
+        assert config.partition.options.shots == shots
+        assert tuple(config.dataset.classes) == tiny_imagenet_fedktl.UNSEEN
+    with pytest.raises(ValueError, match="shots is 'few'"):
+        tiny_imagenet_few_shot_fedktl.get_config("shots=few")
+
+
+def test_options_without_a_value_of_their_own_take_one_of_their_kind():
+    """None stands for the variant's value; a command line may give numbers for the kernels."""
+    options = method_config("fedktl").options
+    options.bandwidths, options.bounded, options.antialias = (10.0, 50.0), False, True
+    assert (options.bandwidths, options.bounded, options.antialias) == ((10.0, 50.0), False, True)
+    with pytest.raises(TypeError):
+        options.bandwidths = "wide"
+
+
+def test_random_classes_come_from_a_shipped_generator():
+    """Ablation "+CS" of ten classes, and of no generator without classes."""
+    modules = {"flat": SplitModel(tiny.Flat(4), Linear(10))}
+    federation = make_federation(modules, (32, 32, 3), 10, num_clients=2)
+    training = LocalTraining(optax.sgd(0.1))
+    fedktl(training, generator="fashion_mnist_classes_32", source="labels").check(federation)
+    with pytest.raises(ValueError, match="'fashion_mnist_32' knows 0 classes"):
+        fedktl(training, generator="fashion_mnist_32", source="labels").check(federation)

@@ -1,0 +1,160 @@
+"""Experiments of objects in place of names: the run is that of the names, its folder knows the
+objects again, and what does not fit is refused before anything compiles."""
+
+import dataclasses
+import json
+
+import flax.linen as nn
+import numpy as np
+import optax
+import pytest
+
+import fedjax_ht as fl
+from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.runs.evaluate import load_run
+from fedjax_ht.lab.runs.training import local_training
+from tests.runs import TIMING, config_of, metrics
+
+RECIPE = fl.LocalTraining(optax.sgd(0.1))
+TABLE = fl.Dataset("table", np.eye(6, 4, dtype=np.float32), np.arange(6) % 2, ("a", "b"))
+PAIR = {"narrow": fl.mlp(2, (8, 4)), "wide": fl.mlp(2, (16, 4))}
+
+
+@pytest.fixture(scope="module")
+def by_name(tiny_config):
+    """The tiny config with local training alone."""
+    config = config_of(tiny_config)
+    config.method, config.compare, config.rounds = fl.method_config("local"), (), 2
+    return config
+
+
+def objects_of(config, rate=None):
+    """Returns the objects that a config names; of another learning rate where it is given."""
+    dataset = fl.load_dataset(config.dataset.name)
+    models = fl.model_group(config.model.group, dataset.num_classes, dataset.input_shape)
+    training = typed_config(config).training
+    training = dataclasses.replace(training, learning_rate=rate or training.learning_rate)
+    return {
+        "dataset": dataset,
+        "models": models,
+        "methods": {"local": fl.local(local_training(training))},
+    }
+
+
+@pytest.fixture(scope="module")
+def begun(by_name, tmp_path_factory):
+    """A folder in which objects have run for one round of two."""
+    folder = tmp_path_factory.mktemp("objects")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedjax_ht.lab.report.figures.rendered", lambda figure, kind: b"<svg></svg>")
+        config = by_name.copy_and_resolve_references()
+        config.rounds = 1
+        fl.train_and_evaluate(fl.make_experiment(config, **objects_of(config)), folder)
+    return folder
+
+
+def test_a_run_of_objects_is_the_run_of_their_names(by_name, begun, tmp_path, blank_pictures):
+    """The second round is of another call, with objects that were made anew."""
+    experiment = fl.make_experiment(by_name, **objects_of(by_name))
+    result = fl.train_and_evaluate(experiment, begun)
+    named = fl.train_and_evaluate(by_name, tmp_path)
+    assert metrics(begun, "local") == metrics(tmp_path, "local")
+    (rows,) = named.histories["local"]
+    (same,) = result.histories["local"]
+    for row, other in zip(rows, same, strict=True):
+        assert {k: row[k] for k in row if k not in TIMING} == {
+            k: other[k] for k in row.keys() - {*TIMING}
+        }
+    assert result.files[-1] == begun / "report.html"
+    noted = json.loads((begun / "config.json").read_text())
+    assert noted["dataset"]["name"] == f"object:{by_name.dataset.name}"
+    assert noted["model"]["group"] == "object:mlp_narrow+mlp_wide"
+    assert sorted(noted["run"]["objects"])[1:] == [
+        "object:mlp_narrow+mlp_wide",
+        f"object:{by_name.dataset.name}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ("methods", r"holds a run with another object:local \(SHA-256 \w+ there, \w+ here\);"),
+        ("models", r"holds a run with another object:mlp_narrow\+mlp_wide "),
+        ("dataset", r"holds a run on other inputs or labels than object:\S+ has now "),
+        ("rate", r"another config \(local\.training\.optimizer: 'object:\w+' there, 'object:"),
+    ],
+)
+def test_a_folder_refuses_other_objects(by_name, begun, changed, line):
+    objects = objects_of(by_name, rate=0.5 if changed == "rate" else None)
+    dataset, method = objects["dataset"], objects["methods"]["local"]
+    substitutes = {
+        "methods": {"local": method._replace(rules=("head", "more"))},
+        "models": objects["models"] | {"mlp_wide": fl.mlp(4, (65, 32))},
+        "dataset": dataclasses.replace(dataset, inputs=dataset.inputs // 2),
+    }
+    if changed in substitutes:
+        objects[changed] = substitutes[changed]
+    with pytest.raises(ValueError, match=line) as error:
+        fl.train_and_evaluate(fl.make_experiment(by_name, **objects), begun)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_of_objects_is_read_with_its_experiment(by_name, begun, blank_pictures):
+    line = r"config\.json: object:.*, object:local: this run was given objects from Python"
+    for call in (fl.report_run, load_run):
+        with pytest.raises(ValueError, match=line) as error:
+            call(begun)
+        assert "\n" not in str(error.value)
+    experiment = fl.make_experiment(by_name, **objects_of(by_name))
+    text, written = fl.report_run(begun, experiment)
+    assert "| local |" in text and written[-1] == begun / "report.html"
+    assert load_run(begun, experiment=experiment).arm.label == "local"
+    other = fl.make_experiment(by_name, **objects_of(by_name, rate=0.5))
+    with pytest.raises(ValueError, match=r"another config \(local\.training\.optimizer"):
+        fl.report_run(begun, other)
+
+
+def test_methods_run_beside_the_entries_of_compare():
+    config = fl.base_config()
+    config.partition = fl.partition_config("iid", num_clients=2)
+    config.compare = ("fedproto:weight=3.0",)
+    experiment = fl.make_experiment(
+        config, dataset=TABLE, models=PAIR, methods={"mine": fl.local(RECIPE)}
+    )
+    assert list(experiment.arms) == ["mine", "fedproto:weight=3.0"]
+    assert experiment.arms["mine"].method.training is RECIPE
+    assert experiment.arms["mine"].entry.training["optimizer"].startswith("object:")
+    assert [bucket.name for bucket in experiment.arms["mine"].federation.buckets] == [
+        "narrow",
+        "wide",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("objects", "changes", "line"),
+    [
+        ({"dataset": [1, 2]}, {}, r"dataset is \[1, 2\]; it must be a fl\.Dataset"),
+        (
+            {"models": [nn.Dense(2)]},
+            {},
+            "models is a list; it must be a dict, name -> a Flax module",
+        ),
+        ({"methods": {}}, {}, "methods is empty; leave it out, or give one"),
+        (
+            {"methods": {"a": fl.local}},
+            {},
+            "methods is a dict; it must be a dict, name -> a method",
+        ),
+        ({"methods": {"../a": fl.local(RECIPE)}}, {}, "methods has the name '../a'; it must be"),
+        ({"dataset": TABLE}, {"dataset.label": "x"}, r"dataset\.label is 'x', which an object"),
+        ({"models": PAIR}, {"model.feature_dim": 8}, r"model\.feature_dim is 8, which an object"),
+        ({}, {"dataset.name": "object:gone"}, "object:gone: this run was given objects from Pyth"),
+        ({}, {"model.group": "object:gone"}, "object:gone: this run was given objects from Python"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(objects, changes, line):
+    config = fl.base_config()
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match=line) as error:
+        fl.make_experiment(config, **objects)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,200 @@
+"""An entry's folder carries its identity: a run goes on there, and is evaluated, only as what it
+is."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedjax_ht.lab.config.base import base_config, method_config, typed_config
+from fedjax_ht.lab.config.entries import entries_of
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.runs import train
+from fedjax_ht.lab.runs.environment import environment
+from fedjax_ht.lab.runs.evaluate import load_run
+from fedjax_ht.lab.runs.identity import differences, identity_of, read_identity, write_identity
+from fedjax_ht.lab.runs.train import train_and_evaluate
+from tests.runs import config_of, metrics
+
+STORED = Path(__file__).parent / "stored"
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config):
+    """Returns a config of two rounds of purely local training."""
+    config = config_of(tiny_config)
+    config.compare, config.method, config.rounds = (), method_config("local"), 2
+    return config
+
+
+def trained(config, folder, **fields):
+    """Trains a config with other fields, without pictures; returns the folder."""
+    config = config.copy_and_resolve_references()
+    config.update_from_flattened_dict(fields)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "write_results", lambda *args: [])
+        train_and_evaluate(config, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    return trained(config, tmp_path_factory.mktemp("finished") / "run")
+
+
+@pytest.fixture(scope="module")
+def other(config, tmp_path_factory):
+    """A run with another learning rate and another split."""
+    fields = {"training.learning_rate": 0.3, "partition.seed": 5}
+    return trained(config, tmp_path_factory.mktemp("other") / "run", **fields)
+
+
+def contents(folder):
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {path.relative_to(folder): path.read_bytes() for path in files}
+
+
+def refusals(config, folder, match, **fields):
+    """Checks that the run does not go on in the folder, and that nothing there changes."""
+    before = contents(folder)
+    with pytest.raises(ValueError, match=match) as error:
+        trained(config, folder, **fields)
+    assert "\n" not in str(error.value) and contents(folder) == before
+
+
+def test_a_folder_says_what_is_in_it(config, finished):
+    identity = read_identity(finished / "local")
+    noted = json.loads((finished / "config.json").read_text())["run"]
+    assert identity.method == {"name": "local", "options": {}} and identity.training["epochs"] == 1
+    assert identity.data["sha256"] == noted["data"] and identity.split["sha256"] == noted["split"]
+    assert (identity.seed, identity.trials, identity.rounds) == (0, 1, 2)
+    assert identity.versions == (environment(),) and "checkpoint.every" not in identity.options
+    again = identity_of(entries_of(typed_config(config))[0], typed_config(config), noted)
+    assert differences(identity, again) == []
+
+
+def test_rounds_and_versions_grow_with_the_run(config, finished, tmp_path, monkeypatch):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    first, later = environment(), environment() | {"jax": "99.0"}
+    monkeypatch.setattr("fedjax_ht.lab.runs.train_arm.environment", lambda: later)
+    trained(config, folder)  # shows it again, and trains nothing
+    assert read_identity(folder / "local").versions == (first,)
+    trained(config, folder, rounds=3)
+    identity = read_identity(folder / "local")
+    assert (identity.rounds, identity.versions) == (3, (first, later))
+
+
+def test_fewer_rounds_than_there_are_is_refused(config, finished):
+    """The table would show the rounds that there are, under a command with others."""
+    line = "local has 2 rounds in .*, and rounds is 1; a run does not go back: set rounds to 2"
+    refusals(config, finished, line, rounds=1)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "split", "trials", "seed"])
+def test_an_entry_of_another_run_is_refused(config, finished, tmp_path, name):
+    fields = {
+        "learning_rate": {"training.learning_rate": 0.3},
+        "split": {"partition.seed": 5},
+        "trials": {"trials": 2},
+        "seed": {"seed": 4},
+    }[name]
+    folder = tmp_path / "run"
+    shutil.copytree(finished / "local", folder / "local")
+    line = rf"holds a run of another local \(.*{name}.* instead of .*\); move it away, or choose"
+    if name == "split":
+        line = line.replace(name, r"split\.seed 1 instead of 5, split\.sha256 \w{12}")
+    with pytest.raises(ValueError, match=line) as error:
+        trained(config, folder, **fields)
+    assert "\n" not in str(error.value) and not (folder / "config.json").exists()
+
+
+def test_an_entry_put_in_place_of_another_is_neither_gone_on_with_nor_evaluated(
+    config, finished, other, tmp_path
+):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(folder / "local")
+    shutil.copytree(other / "local", folder / "local")
+    line = r"local holds a run of another local \(split\.seed 5 instead of 1, split\.sha256 .* in"
+    refusals(config, folder, line, rounds=3)
+    with pytest.raises(ValueError, match=line):
+        load_run(folder)
+
+
+def test_an_entry_of_an_equal_run_joins(config, finished, tmp_path):
+    """Entries that were trained elsewhere, each by itself, make one run."""
+    shutil.copytree(finished / "local", tmp_path / "run" / "local")
+    trained(config, tmp_path / "run")
+    assert metrics(tmp_path / "run", "local") == metrics(finished, "local")
+    assert load_run(tmp_path / "run").state.round == 2
+
+
+def test_the_same_data_may_lie_elsewhere(config, finished, tmp_path):
+    name = config.dataset.name.removeprefix("npz:")
+    moved = shutil.copy(name, tmp_path / "moved.npz")
+    shutil.copytree(finished / "local", tmp_path / "run" / "local")
+    trained(config, tmp_path / "run", **{"dataset.name": f"npz:{moved}"})
+    assert metrics(tmp_path / "run", "local") == metrics(finished, "local")
+
+
+def test_other_data_under_the_same_name_are_others():
+    config = Config()
+    (entry,) = entries_of(config)
+    first, second = (identity_of(entry, config, {"data": sha * 64}) for sha in "ab")
+    assert differences(first, second) == [f"data.sha256 {'a' * 12} instead of {'b' * 12}"]
+    # of an early version, which noted none
+    assert differences(first, identity_of(entry, config, {})) == []
+
+
+def test_results_of_which_nothing_tells_what_they_are_are_refused(config, finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    (folder / "local" / "identity.json").unlink()
+    refusals(config, folder, r"identity\.json is missing\); move it away, or choose another --w")
+    (folder / "config.json").unlink()
+    refusals(config, folder, r"identity\.json is missing")
+    shutil.rmtree(folder / "local")  # nothing is there: the run begins
+    trained(config, folder)
+
+
+def test_a_run_of_an_earlier_version_gets_identities(tmp_path):
+    shutil.unpack_archive(STORED / "version_2.zip", tmp_path)
+    config = config_of(STORED / "config.py")
+    config.dataset.data_dir = str(STORED)
+    trained(config, tmp_path, entries=("local",))
+    for method, rounds in {"fedtgp": 2, "local": 3}.items():
+        assert read_identity(tmp_path / method).rounds == rounds
+    # from now on an entry's folder without one came from elsewhere
+    (tmp_path / "fedtgp" / "identity.json").unlink()
+    refusals(config, tmp_path, r"identity\.json is missing")
+
+
+def test_a_field_that_an_earlier_version_did_not_have_is_at_its_default(config, finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    file = folder / "local" / "identity.json"
+    content = json.loads(file.read_text())
+    del content["training"]["schedule"], content["options"]["privacy.unit"]
+    del content["split"]["options"]["min_samples"]
+    file.write_text(json.dumps(content))
+    (line,) = differences(read_identity(folder / "local"), read_identity(finished / "local"))
+    assert line.startswith("split.options.min_samples ") and line.endswith(" instead of 8")
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"data": 3}', "nothing"])
+def test_an_identity_that_no_run_wrote_is_named(finished, tmp_path, text):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    (folder / "local" / "identity.json").write_text(text)
+    with pytest.raises(ValueError, match=r"local/identity\.json") as error:
+        load_run(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_an_identity_is_read_as_it_was_written(tmp_path):
+    config = dataclasses.replace(
+        typed_config(base_config()), entries=("fedktl:bandwidths=(1.0,2.0)",)
+    )
+    (entry,) = entries_of(config)
+    identity = identity_of(entry, config, {"data": "a" * 64, "split": "b" * 64})
+    identity = dataclasses.replace(identity, rounds=7, versions=(environment(),))
+    write_identity(identity, tmp_path)
+    assert read_identity(tmp_path) == identity

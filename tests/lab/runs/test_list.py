@@ -1,0 +1,74 @@
+"""fedjax-ht list: every option and field with its default, the values it may have, its meaning."""
+
+import functools
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
+from fedjax_ht.lab.config.base import base_config
+from fedjax_ht.lab.config.config_files import paths
+from fedjax_ht.lab.runs import list as listing
+from fedjax_ht.lab.runs import listed_options
+from fedjax_ht.methods import METHODS
+from fedjax_ht.methods.registry import FACTORIES
+from tests.runs import ROOT
+
+
+@pytest.mark.parametrize("name", [*METHODS, "fedrolex+dfrd"])
+def test_every_option_of_a_method_has_its_meaning(name):
+    options = listed_options.of_method(name)
+    assert [option.name for option in options if len(option.meaning) < 10] == []
+
+
+@pytest.mark.parametrize("kind", PLANS | PARTITIONS)
+def test_every_option_of_a_partition_has_its_meaning(kind):
+    options = listed_options.of_partition(kind)
+    assert [option.name for option in options if len(option.meaning) < 10] == []
+    assert {option.name for option in options} == set(partition_options(kind))
+
+
+def test_every_field_of_a_config_has_its_meaning():
+    fields = list(listed_options.fields())
+    assert [field.name for field in fields if len(field.meaning) < 10] == []
+    sections = {path.rpartition(".")[0] for path in paths(base_config())}
+    leaves = {path for path in paths(base_config()) if path not in sections}
+    outer = {"method.options", "partition.options"}
+    leaves = {path for path in leaves if path.rpartition(".")[0] not in outer} | outer
+    assert {field.name for field in fields} == leaves
+
+
+def test_a_method_by_its_name_shows_values_and_meanings():
+    lines = listing.listed(["methods", "fedtgp"], 100).splitlines()
+    place = next(i for i, line in enumerate(lines) if line.strip().startswith("tau=100.0"))
+    assert "a number of at least 0; a comparison searches from 1 to 100" in lines[place]
+    assert lines[place + 1].strip() == "cap of the adaptive margin."
+
+
+def test_a_method_registered_by_a_user_shows_its_meanings(monkeypatch):
+    """Also as a function with options filled in, or one that passes options on."""
+    monkeypatch.setitem(FACTORIES, "mine", functools.partial(METHODS["fedproto"], variant="paper"))
+    options = {option.name: option for option in listed_options.of_method("mine")}
+    assert options["weight"].meaning.startswith("lambda, the regulariser's weight")
+
+
+def test_fields_are_found_by_a_text_in_name_or_meaning():
+    text = "training.learning_rate=0.01  a number above 0\n    Step size of the optimiser."
+    assert listing.listed(["fields", "learning_rate"], 100).startswith(text)
+    assert text in listing.listed(["fields", "step size"], 100)
+    assert len(listing.listed(["fields"], 100).splitlines()) > 150
+    line = r"unknown config field 'lr'; did you mean 'training.learning_rate'\? `fedjax-ht list fields`"
+    with pytest.raises(ValueError, match=line):
+        listing.listed(["fields", "lr"], 100)
+
+
+def test_a_list_whose_reader_goes_away(tmp_path):
+    """`fedjax-ht list fields | head -1` is such a reader."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "fedjax_ht", "list", "fields"]
+    with open(writer, "wb") as pipe:
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, cwd=ROOT)
+    assert done.returncode == 0 and done.stderr == b""

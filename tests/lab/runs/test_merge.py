@@ -1,0 +1,126 @@
+"""Runs of single entries become one run, or are refused in one line."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from experiments.run_folders import read_folder, trial_scores
+from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.report.costs import Aim
+from fedjax_ht.lab.report.page import Page, read_page, write_page
+from fedjax_ht.lab.runs import merge as merging
+from fedjax_ht.lab.runs.compare import comparison, share_of
+from fedjax_ht.lab.runs.merge import merge
+from tests.experiments.folders import history, write_run
+from tests.runs import config_of
+
+
+def part(path, *entries, version=3, data="a", notes=None, **fields):
+    """A run's folder, with checkpoints, noted lanes and a page."""
+    write_run(path, {entry: history(0.1, 0.2) for entry in entries}, rounds=1, **fields)
+    content = json.loads((path / "config.json").read_text())
+    content["run"] = {"version": version, "data": data, "split": "b", **(notes or {})}
+    (path / "config.json").write_text(json.dumps(content))
+    for entry in entries:
+        (path / entry.replace("/", "_") / "checkpoints").mkdir()
+    (path / "lanes.json").write_text(json.dumps({"cnn1": 2, path.name: 3}))
+    write_page(Page(entries, Aim("accuracy", 0.5, None), f"command of {path.name}"), path)
+    return path
+
+
+def test_entries_of_several_folders_are_one_run(tmp_path):
+    parts = [part(tmp_path / "a", "local", "fedtgp"), part(tmp_path / "b", "fedproto")]
+    whole = tmp_path / "whole"
+    assert merge(parts, whole) == ["local", "fedtgp", "fedproto"]
+    folder = read_folder(whole)
+    assert list(folder.entries) == ["local", "fedtgp", "fedproto"]
+    assert [score.score for score in trial_scores(folder, "fedproto", "accuracy", "last")] == [0.2]
+    assert (whole / "fedproto" / "checkpoints").is_dir()
+    assert json.loads((whole / "lanes.json").read_text()) == {"cnn1": 2, "a": 3, "b": 3}
+    page = read_page(whole)
+    assert page.labels == ("local", "fedtgp", "fedproto") and page.aim.target == 0.5
+    assert page.command == "command of a\ncommand of b"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "whole"]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"seed": 1}, "no parts of one run: seed is 0 there and 1 here"),
+        ({"rounds": 2}, "rounds is 1 there and 2 here"),
+        ({"partition__seed": 7}, "partition.seed is 1 there and 7 here"),
+        ({"data": "c"}, "the run's data is 'a' there and 'c' here"),
+        ({"version": 2}, "is of version 2, before entries had an identity; give its command again"),
+    ],
+)
+def test_unlike_runs_are_refused(tmp_path, other, message):
+    fields = {"rounds": 1} | other
+    first = part(tmp_path / "a", "local")
+    second = tmp_path / "b"
+    rounds = fields.pop("rounds")
+    part(second, "fedtgp", **fields)
+    content = json.loads((second / "config.json").read_text()) | {"rounds": rounds}
+    (second / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        merge([first, second], tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()
+
+
+def test_the_next_command_is_told(tmp_path, monkeypatch, capsys):
+    """`report` would ask for --trust of own methods, and writes no tables of a comparison."""
+    parts = [part(tmp_path / name, name) for name in ("local", "fedtgp")]
+    monkeypatch.setattr(merging, "_WORKDIR", SimpleNamespace(value=str(tmp_path / "whole")))
+    merging.main(["merge", *map(str, parts)])
+    assert f"with --workdir={tmp_path / 'whole'} and without --entries" in capsys.readouterr().out
+
+
+def test_what_changes_no_number_may_differ(tmp_path):
+    first = part(tmp_path / "a", "local")
+    second = part(tmp_path / "b", "fedtgp", dataset__data_dir="/elsewhere", devices=2)
+    assert merge([first, second], tmp_path / "whole") == ["local", "fedtgp"]
+
+
+def test_own_files_of_a_part_are_those_of_its_entries(tmp_path):
+    """A part without an own method or weights knows none; two that have one must have the same."""
+    noted = {"own_methods": {"mine": "sum of mine.py"}}
+    first = part(tmp_path / "a", "local")
+    second = part(tmp_path / "b", "fedtgp", notes=noted)
+    third = part(tmp_path / "c", "fedproto", notes={"weights": {"cnn1": "1"}} | noted)
+    merge([first, second, third], tmp_path / "whole")
+    whole = json.loads((tmp_path / "whole" / "config.json").read_text())["run"]
+    assert whole["own_methods"] == noted["own_methods"] and whole["weights"] == {"cnn1": "1"}
+    changed = {"own_methods": {"mine": "another sum"}}
+    other = part(tmp_path / "d", "fd", notes=changed)
+    with pytest.raises(
+        ValueError, match=r"d is no part of .* its mine \(own_methods\) was another"
+    ):
+        merge([first, second, other], tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_one_folder_an_entry_twice_and_a_folder_that_is_there_are_refused(tmp_path):
+    first, second = part(tmp_path / "a", "local"), part(tmp_path / "b", "fedtgp", "local")
+    with pytest.raises(ValueError, match="two or more folders"):
+        merge([first], tmp_path / "c")
+    with pytest.raises(ValueError, match=r"local is in .*a and in .*b; take one away"):
+        merge([first, second], tmp_path / "c")
+    with pytest.raises(ValueError, match="a is there already; choose another --workdir"):
+        merge([second, first], first)
+    with pytest.raises(FileNotFoundError, match=r"no run in .*d: config.json is missing"):
+        merge([first, tmp_path / "d"], tmp_path / "c")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_share_of_the_entries(tiny_config):
+    config = comparison(
+        typed_config(config_of(tiny_config)), ["local", "fedtgp", "fedproto", "fedssa", "fd"], None
+    )
+    shares = [share_of(config, f"{number}/3").entries for number in (1, 2, 3)]
+    assert shares == [("local", "fedssa"), ("fedtgp", "fd"), ("fedproto",)]
+    assert share_of(config, None) is config
+    for text in ("0/3", "4/3", "1", "a/b", "1/0"):
+        with pytest.raises(ValueError, match=f"--entries is '{text}'; it must be a share"):
+            share_of(config, text)
+    with pytest.raises(ValueError, match="there are 5 entries alone"):
+        share_of(config, "6/6")

@@ -1,0 +1,48 @@
+"""Privacy from a config."""
+
+import pytest
+
+from fedjax_ht.lab.config.base import base_config, method_config, typed_config
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.options import simulation_options
+from fedjax_ht.trust.privacy import Privacy
+from tests.runs import config_of
+
+pytest.importorskip("dp_accounting")
+
+
+def test_a_config_says_what_is_private():
+    config = base_config()
+    assert simulation_options(typed_config(config)).privacy is None
+    config.privacy.update({"unit": "upload", "clip": 0.5, "noise": 2.0})
+    assert simulation_options(typed_config(config)).privacy == Privacy("upload", 0.5, 2.0, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "fields, line",
+    [
+        ({"privacy.unit": "person"}, "privacy.unit is 'person'; it must be"),
+        ({"privacy.clip": 0.0}, "privacy.clip is 0.0; it must be"),
+        ({"privacy.delta": 0.0}, "privacy.delta is 0.0; it must be"),
+        (
+            {"privacy.unit": "client", "robust": (("median",),)},
+            "hides sums alone; robust must then be empty",
+        ),
+        (
+            {"privacy.unit": "client"},
+            "privacy.unit is 'client', but clients of fedtgp say which rows or counts",
+        ),
+    ],
+)
+def test_wrong_settings_are_one_line(tiny_config, fields, line):
+    config = config_of(tiny_config)
+    config.update_from_flattened_dict(fields)
+    with pytest.raises(ValueError, match=line) as refused:
+        build(config)
+    assert "\n" not in str(refused.value)
+
+
+def test_sound_settings_are_built(tiny_config):
+    config = config_of(tiny_config)
+    config.method, config.privacy.unit = method_config("lg_fedavg"), "client"
+    assert set(build(config).arms) == {"lg_fedavg", "local"}

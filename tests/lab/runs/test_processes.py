@@ -1,0 +1,186 @@
+"""Processes of one run meet at a coordinator, or end in one line."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from fedjax_ht.lab.runs import processes
+from tests.runs import ROOT, metrics
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+ALONE = """
+import functools, sys
+from absl import app
+from fedjax_ht.lab import cli
+from fedjax_ht.lab.runs import processes, run
+run.join_processes = functools.partial(processes.join_processes, seconds=1)
+app.run(run.main, flags_parser=cli.parse_flags)
+"""
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_whose_others_do_not_come_ends_in_one_line(tiny_config, tmp_path, process):
+    address = f"localhost:{free_port()}"
+    arguments = [
+        f"--config={tiny_config}",
+        f"--workdir={tmp_path / 'run'}",
+        f"--coordinator={address}",
+    ]
+    arguments += ["--processes=2", f"--process={process}"]
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: the 2 processes have not met at {address} after 1 s (this is process {process}); "
+        "start all of them "
+        "with the same --coordinator, an address of process 0 that the others reach\n"
+    )
+
+
+SRUN = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_NTASKS": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NODELIST": "localhost",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "1",
+}
+MPIRUN = {
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.0.0.1:34911",
+}
+JOB = {"JAX_COORDINATOR_ADDRESS": "first:1234", "JAX_NUM_PROCESSES": "4"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "launch"),
+    [
+        (SRUN, ("srun", None, 2, 1)),
+        (SRUN | {"JAX_COORDINATOR_ADDRESS": "here:1234"}, ("srun", "here:1234", 2, 1)),
+        (MPIRUN, ("mpirun", None, 2, 0)),
+        (JOB | {"JAX_PROCESS_ID": "0"}, ("JAX_NUM_PROCESSES", "first:1234", 4, 0)),
+        (JOB | {"JOB_COMPLETION_INDEX": "3"}, ("Kubernetes", "first:1234", 4, 3)),
+    ],
+)
+def test_processes_started_together_are_detected(environment, launch):
+    assert processes.detected(environment) == launch
+
+
+ARRAY = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
+ALONE_BY = {
+    "a job array": ARRAY,
+    "a task of srun": SRUN | {"SLURM_STEP_NUM_TASKS": "1"},
+    "a batch script of two tasks": {
+        "SLURM_JOB_ID": "1",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+    },
+    "one of mpirun": MPIRUN | {"OMPI_COMM_WORLD_SIZE": "1"},
+    "an indexed job": {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "3"},
+    "an address alone": {"JAX_COORDINATOR_ADDRESS": "first:1234"},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("environment", ALONE_BY.values(), ids=ALONE_BY)
+def test_what_is_started_alone_stays_alone(environment):
+    assert processes.detected(environment) is None
+
+
+def test_processes_without_a_coordinator_are_refused():
+    newer = {name: MPIRUN[name] for name in ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")}
+    with pytest.raises(ValueError, match=r"mpirun has started 2 .* JAX_COORDINATOR_ADDRESS=HOST"):
+        processes.detected(newer)
+
+
+@pytest.fixture
+def joining(monkeypatch):
+    """Environment variables of srun, and a list of what a process joins; None stands for all
+    cores."""
+    joined = []
+    for name, value in SRUN.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(processes, "_connect", lambda launch, seconds: joined.append(launch))
+    monkeypatch.setattr(processes, "use_all_cores", lambda: joined.append(None))
+    return joined
+
+
+def test_flags_win_over_what_is_detected(joining):
+    processes.join_processes(None, None, None)
+    processes.join_processes(None, 1, None)
+    processes.join_processes("localhost:1234", 3, 2)
+    assert joining == [
+        ("srun", None, 2, 1),
+        None,
+        ("--coordinator", "localhost:1234", 3, 2),
+    ]
+
+
+def test_a_process_takes_the_only_accelerator_that_it_sees():
+    assert processes.local_devices({"CUDA_VISIBLE_DEVICES": "3"}) == [0]
+    assert processes.local_devices({"CUDA_VISIBLE_DEVICES": "0,1"}) is None
+    assert processes.local_devices({}) is None
+
+
+@pytest.mark.slow
+def test_tasks_of_srun_train_one_run(tiny_config, tmp_path):
+    command = [sys.executable, "-m", "fedjax_ht", "run", f"--config={tiny_config}"]
+    command += [f"--workdir={tmp_path / 'run'}", "--config.report.maps=none"]
+    running = []
+    for process in range(2):
+        variables = SRUN | {"SLURM_PROCID": str(process), "SLURM_LOCALID": str(process)}
+        running.append(
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=os.environ | variables | {"JAX_NUM_CPU_DEVICES": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    first, second = (process.communicate(timeout=240)[0] for process in running)
+    assert [process.returncode for process in running] == [0, 0], first + second
+    assert "compiling" in first and "for 2 x cpu" in first
+    assert "compiling" not in second and "written:" not in second
+    assert len(metrics(tmp_path / "run", "fedtgp")) == 4
+
+
+@pytest.mark.parametrize(
+    "coordinator", ["localhost", "localhost:", ":1234", "localhost:many", "localhost:70000"]
+)
+def test_a_coordinator_is_host_and_port(coordinator):
+    with pytest.raises(ValueError, match=r"it must be HOST:PORT, such as localhost:1234"):
+        processes.join_processes(coordinator, 2, 0)
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            OSError, match=f"process 0 cannot listen on port {port} of this machine"
+        ):
+            processes.join_processes(f"localhost:{port}", 2, 0)
+
+
+def test_the_time_that_is_waited_is_the_one_documented():
+    assert f"{processes.JOIN_SECONDS} s" in (ROOT / "BUILD.md").read_text()
+    assert f"{processes.JOIN_SECONDS} s" in (ROOT / "docs" / "reliability.md").read_text()

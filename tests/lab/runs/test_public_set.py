@@ -1,0 +1,83 @@
+"""`dataset.public`: what a config may name, and what is refused before anything is read or
+compiled."""
+
+import numpy as np
+import pytest
+
+import fedjax_ht as fl
+from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.report.setting import setting
+from fedjax_ht.lab.runs.arm import simulate
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.notes import notes
+from fedjax_ht.lab.runs.settle import settle
+
+
+def config_of(public: str | None = "hold_out:0.1", method: str = "fedmd", **options):
+    config = fl.base_config()
+    config.dataset.name, config.dataset.subset, config.dataset.public = (
+        "fashion_mnist_10k",
+        300,
+        public,
+    )
+    config.partition.kind, config.partition.num_clients = "iid", 3
+    config.partition.options = {}
+    config.method.name, config.method.options = method, options
+    return config
+
+
+def test_a_share_is_held_out_before_the_split():
+    experiment = build(config_of(public_per_round=20))
+    (partition,), dataset = experiment.partitions, experiment.dataset
+    owned = np.concatenate([indices for client in partition for indices in client])
+    assert len(dataset.public) == 30 and len(owned) == 270
+    assert not set(owned) & set(dataset.public)
+    assert experiment.arms["fedmd"].federation.public_set.samples == 30
+    assert not [line for line in notes(experiment) if "public" in line]
+
+
+def test_the_samples_of_another_set_lie_behind_the_clients(tmp_path):
+    path = tmp_path / "other.npz"
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (40, 28, 28), np.uint8)
+    np.savez(path, x_train=x, y_train=np.arange(40) % 4)
+    config = config_of(f"npz:{path}", public_per_round=40, pretrain_epochs=0)
+    dataset = build(config).dataset
+    np.testing.assert_array_equal(dataset.public, np.arange(300, 340))
+    assert not dataset.public_set.is_labelled  # of other classes
+    config.method.options = {"public_per_round": 40}
+    with pytest.raises(ValueError, match="set pretrain_epochs to 0"):
+        simulate(build(config).arms["fedmd"])
+
+
+def test_the_setting_of_a_run_names_its_public_samples():
+    config = config_of(public_per_round=20)
+    assert "a client, and 30 public ones; split iid" in setting(build(config))
+
+
+def test_a_public_set_that_nothing_reads_is_said():
+    (line,) = [line for line in notes(build(config_of(method="local"))) if "public" in line]
+    assert line.startswith("30 samples are public (dataset.public), and no method of this run")
+
+
+@pytest.mark.parametrize(
+    ("public", "message"),
+    [
+        (None, "fedmd needs a public set, which server and clients have: set dataset.public to"),
+        (
+            "fashion_mnist_10k",
+            "dataset.public is 'fashion_mnist_10k', the clients' own set, whose samples they test on",
+        ),
+        ("hold_out:2", "dataset.public is 'hold_out:2'; behind hold_out: it must have a share"),
+        ("mnistt", "dataset.public: .*'mnistt'.*hold_out:0.1"),
+    ],
+)
+def test_wrong_public_sets_are_refused_without_reading_data(public, message):
+    with pytest.raises(ValueError, match=message):
+        settle(typed_config(config_of(public=public)))
+
+
+def test_a_public_set_that_is_too_small_is_refused():
+    message = "fedmd uses 31 public samples a round, and the public set has 30"
+    with pytest.raises(ValueError, match=message):
+        build(config_of(public_per_round=31))

@@ -1,0 +1,322 @@
+"""A run's folder: one process, one config, one data set, one course; and runs of earlier versions
+go on."""
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ht.core.keys import random_generator
+from fedjax_ht.lab.config.base import method_config
+from fedjax_ht.lab.readers import registry
+from fedjax_ht.lab.runs import train
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.evaluate import client_state, load_run
+from fedjax_ht.lab.runs.fingerprints import check_data, fingerprints
+from fedjax_ht.lab.runs.identity import read_identity, write_identity
+from fedjax_ht.lab.runs.run_folder import VERSION, completed, read_config
+from fedjax_ht.lab.runs.run_lock import locked
+from fedjax_ht.lab.runs.signals import Interrupted
+from fedjax_ht.lab.runs.train import Unwritable, train_and_evaluate
+from tests.runs import ROOT, config_of, metrics
+
+STORED = Path(__file__).parent / "stored"
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config):
+    """Returns a config of three rounds of purely local training."""
+    config = config_of(tiny_config)
+    config.compare, config.method = (), method_config("local")
+    return config
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    with mock.patch("fedjax_ht.lab.report.figures.rendered", lambda figure, kind: b"<svg></svg>"):
+        train_and_evaluate(config, workdir)
+    return workdir
+
+
+@pytest.fixture
+def copied(finished, tmp_path, monkeypatch):
+    """A copy of the finished run; pictures are not drawn again."""
+    monkeypatch.setattr(train, "write_results", lambda *args: [])
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def contents(folder):
+    return {
+        p.relative_to(folder): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file() and p.name != ".lock"
+    }
+
+
+def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
+    with locked(tmp_path / "run", print) as writable:
+        assert writable
+        holder = rf"in use by process {os.getpid()} on .+ since 20..-"
+        with pytest.raises(ValueError, match=holder) as error, locked(tmp_path / "run", print):
+            pass
+        assert "\n" not in str(error.value)
+    with locked(tmp_path / "run", print):  # free again
+        pass
+
+
+def test_a_lock_of_a_dead_process_does_not_block(tmp_path):
+    holding = (
+        "from fedjax_ht.lab.runs.run_lock import locked; import pathlib, time\n"
+        "with locked(pathlib.Path(r'{}'), print): print('held', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", holding.format(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "held\n"
+    with (
+        pytest.raises(ValueError, match=f"in use by process {process.pid} "),
+        locked(tmp_path, print),
+    ):
+        pass
+    process.kill()
+    process.communicate(timeout=60)
+    with locked(tmp_path, print):
+        pass
+
+
+def test_a_run_on_other_data_is_refused_in_a_line(config, copied):
+    experiment = build(config)
+    prints = fingerprints(experiment.dataset, experiment.partitions)
+    _, noted = read_config(copied)
+    check_data(noted, prints, config, copied)
+    check_data({}, prints, config, copied)  # a run of before they were noted
+    swapped = experiment.partitions[0][::-1]
+    assert fingerprints(experiment.dataset, [swapped])["data"] == prints["data"]
+    with pytest.raises(ValueError, match=r"on another split than .* there, .* here"):
+        check_data(noted, fingerprints(experiment.dataset, [swapped]), config, copied)
+    file = Path(config.dataset.name.removeprefix("npz:"))
+    whole, before = file.read_bytes(), contents(copied)
+    with np.load(file) as arrays:
+        images, labels = arrays["images"].copy(), arrays["labels"]
+    images[0, 0, 0] ^= 1
+    try:
+        np.savez(file, images=images, labels=labels)
+        registry._load.cache_clear()
+        for call in (lambda: train_and_evaluate(config, copied), lambda: load_run(copied)):
+            with pytest.raises(ValueError, match="on other inputs or labels than npz:") as error:
+                call()
+            assert "\n" not in str(error.value)
+    finally:
+        file.write_bytes(whole)
+        registry._load.cache_clear()
+    assert contents(copied) == before
+
+
+def test_a_run_of_another_random_generator_is_refused_in_a_line(config, copied):
+    """config.json says it before anything is compiled, a checkpoint to any of its readers."""
+    content = json.loads((copied / "config.json").read_text())
+    assert content["run"]["random"] == random_generator() and len(content["run"]["random"]) >= 2
+    before, standing = contents(copied), jax.config.jax_threefry_partitionable
+    jax.config.update("jax_threefry_partitionable", not standing)
+    try:
+        for call in (lambda: train_and_evaluate(config, copied), lambda: load_run(copied)):
+            with pytest.raises(
+                ValueError,
+                match=rf"with jax_threefry_partitionable {standing}, and this process has {not standing}: .*; set JAX_THREEFRY_PARTITIONABLE={int(standing)}, or",
+            ) as error:
+                call()
+            assert "\n" not in str(error.value) and str(copied) in str(error.value)
+    finally:
+        jax.config.update("jax_threefry_partitionable", standing)
+    assert contents(copied) == before
+    del content["run"]["random"]  # of before it was noted
+    (copied / "config.json").write_text(json.dumps(content))
+    assert train_and_evaluate(config, copied).histories["local"][0][-1]["round"] == 3
+
+
+def test_a_config_with_fewer_fields_is_of_an_earlier_version_and_goes_on(config, copied):
+    content = json.loads((copied / "config.json").read_text())
+    assert content["run"]["version"] == VERSION
+    for field in ("training.schedule", "partition.options.min_samples", "precision"):
+        *path, last = field.split(".")
+        tree = content
+        for name in path:
+            tree = tree[name]
+        del tree[last]
+    content["partition"]["options"]["alpha"] = 2.0
+    (copied / "config.json").write_text(json.dumps(content))
+    with pytest.raises(
+        ValueError,
+        match=r"another config \(partition.options.alpha: 2.0 there, 1.0 here, partition.op",
+    ):
+        train_and_evaluate(config, copied)  # min_samples is not at its default, alpha is another
+    content["partition"]["options"] |= {"alpha": 1.0, "min_samples": 8}
+    (copied / "config.json").write_text(json.dumps(content))
+    assert load_run(copied).state.round == 3
+    assert train_and_evaluate(config, copied).histories["local"][0][-1]["round"] == 3
+    assert json.loads((copied / "config.json").read_text())["training"]["schedule"] == "constant"
+
+
+def test_an_entry_without_an_option_of_today_has_its_default(config):
+    assert completed({"method": {"name": "local", "options": {}}})["method"] == {
+        "name": "local",
+        "options": {},
+    }
+    assert completed({"evaluate": {"every": 5}})["evaluate"]["every"] == 5
+    assert completed({"evaluate": {"every": 5}})["scoring"]["state"] == "received"
+
+
+def test_a_run_of_a_newer_version_is_refused(config, copied):
+    content = json.loads((copied / "config.json").read_text())
+    content["run"]["version"] = VERSION + 1
+    (copied / "config.json").write_text(json.dumps(content))
+    for call in (lambda: train_and_evaluate(config, copied), lambda: load_run(copied)):
+        with pytest.raises(
+            ValueError, match=f"is of version {VERSION + 1}, and this program knows {VERSION}"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("nest", ['{"a": %s}', '{"a": [%s]}', "%s"])
+@pytest.mark.parametrize("depth", [100, 900, 5_000, 100_000])
+def test_a_config_of_many_levels_is_refused(tmp_path, nest, depth):
+    (tmp_path / "config.json").write_text(nest % ('{"b":[' * depth + "]}" * depth))
+    with pytest.raises(
+        ValueError,
+        match=r"config\.json (is not readable as JSON|has values in more than 32 levels)",
+    ):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("version", range(VERSION + 1))
+def test_a_stored_run_of_every_version_resumes_and_is_evaluated(version, tmp_path, monkeypatch):
+    """The archive stored/version_N.zip is a run of two rounds, made by the code of that version; a
+    new version adds one."""
+    monkeypatch.setattr(train, "write_results", lambda *args: [])
+    shutil.unpack_archive(STORED / f"version_{version}.zip", tmp_path)
+    fields, noted = read_config(tmp_path)
+    assert noted["version"] == version
+    config = config_of(STORED / "config.py")
+    config.dataset.data_dir = fields["dataset"]["data_dir"] = str(STORED)
+    (tmp_path / "config.json").write_text(json.dumps(fields | ({"run": noted} if version else {})))
+    warnings, stored = [], metrics(tmp_path, "fedtgp")
+    run = load_run(tmp_path)
+    assert run.state.round == 2 and client_state(run, 1)
+    result = train_and_evaluate(config, tmp_path, warn=warnings.append)
+    assert not warnings and metrics(tmp_path, "fedtgp")[:3] == stored
+    (fresh,) = train_and_evaluate(config, tmp_path / "fresh").histories["fedtgp"]
+    for name in ("loss", "accuracy"):  # of another machine, perhaps
+        assert result.histories["fedtgp"][0][-1][name] == pytest.approx(fresh[-1][name], rel=1e-3)
+
+
+@pytest.mark.parametrize("what", ["damaged", "deleted"])
+def test_a_run_starts_again_only_with_a_word_and_what_was_there_stays(config, copied, what):
+    folder, warnings = copied / "local", []
+    for step in list((folder / "checkpoints").iterdir()):
+        shutil.rmtree(step) if what == "deleted" else (step / "history.json").write_text("{")
+    before = contents(folder)
+    (history,) = train_and_evaluate(config, copied, warn=warnings.append).histories["local"]
+    assert len(warnings) == (1 if what == "deleted" else 3)
+    assert (
+        f"starts again at round 0, and what was there is now in {folder / 'set_aside_1'}"
+        in warnings[-1]
+    )
+    assert contents(folder / "set_aside_1") == before
+    rows = [json.loads(line) for line in before[Path("metrics.jsonl")].splitlines()]
+    assert [row["clients"] for row in history] == [row["clients"] for row in rows]
+
+
+def test_a_finished_run_is_shown_from_a_read_only_folder(config, copied, monkeypatch):
+    before, expected = contents(copied), metrics(copied, "local")
+    writable = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: Path(path) != copied and writable(path, mode)
+    )
+    result = train_and_evaluate(config, copied)
+    assert [row["clients"] for row in result.histories["local"][0]] == [
+        row["clients"] for row in expected
+    ]
+    assert contents(copied) == before and result.files == []
+    more = config.copy_and_resolve_references()
+    more.rounds = 4
+    with pytest.raises(ValueError, match="local cannot be written to, and local is not finished"):
+        train_and_evaluate(more, copied)
+
+
+def test_a_full_disk_ends_a_run_in_a_line_and_it_goes_on(config, copied, finished):
+    shutil.rmtree(copied / "local")
+    savez, calls = np.savez, []
+
+    def full(*args, **kwargs):
+        calls.append(1)
+        if len(calls) > 3:  # two a round
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return savez(*args, **kwargs)
+
+    # No program depends on how files are written; after `monkeypatch` all would be made again.
+    with (
+        mock.patch.object(np, "savez", full),
+        pytest.raises(Unwritable, match="No space left on device; what was") as error,
+    ):
+        train_and_evaluate(config, copied)
+    assert "\n" not in str(error.value)
+    warnings = []
+    train_and_evaluate(config, copied, warn=warnings.append)
+    assert not warnings and metrics(copied, "local") == metrics(finished, "local")
+
+
+def test_an_identity_that_a_fault_left_behind_is_brought_up_to_date(config, copied):
+    identity = read_identity(copied / "local")
+    write_identity(dataclasses.replace(identity, rounds=2), copied / "local")
+    train_and_evaluate(config, copied)
+    assert read_identity(copied / "local") == identity
+
+
+@pytest.mark.parametrize("round", [1, 3])
+def test_too_many_open_files_put_a_checkpoint_off(config, copied, finished, round):
+    shutil.rmtree(copied / "local")
+    savez, calls, warnings = np.savez, [], []
+
+    def crowded(file, **arrays):
+        calls.append(1)
+        if len(calls) == 2 * round:  # two a round
+            raise OSError(errno.EMFILE, "Too many open files")
+        return savez(file, **arrays)
+
+    with mock.patch.object(np, "savez", crowded):
+        if round == 3:  # the last one is waited for, and nothing comes after it
+            with pytest.raises(Unwritable, match="Too many open files; what was saved"):
+                train_and_evaluate(config, copied, warn=warnings.append)
+            assert not warnings
+        train_and_evaluate(config, copied, warn=warnings.append)
+    assert metrics(copied, "local") == metrics(finished, "local")
+    assert max(map(int, os.listdir(copied / "local/checkpoints"))) == 3
+    if round == 1:
+        (line,) = warnings
+        assert "is not saved yet (" in line and "local/checkpoints/1.tmp" in line
+        assert "Too many open files" in line and "\n" not in line
+
+
+def test_a_signal_takes_effect_before_the_first_round_compiles(config, tmp_path):
+    def stop(line):
+        if "compiling" in line:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    rows = []
+    with pytest.raises(Interrupted):
+        train_and_evaluate(config, tmp_path / "run", lambda name, row: rows.append(row), stage=stop)
+    assert [row["round"] for row in rows] == [0]

@@ -1,0 +1,291 @@
+"""The real runner: its files, resume, signals, kill -9, and the evaluation of one client."""
+
+import csv
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+from fedjax_ht.core.method import View
+from fedjax_ht.lab.config.base import method_config
+from fedjax_ht.lab.runs import train
+from fedjax_ht.lab.runs.build import build
+from tests.runs import ROOT, command, config_of, environment, metrics, shared_programs
+
+METHODS = ("fedtgp", "local")
+KEEP = "--config.checkpoint.keep=1000"  # else the second may be gone before anybody looks
+
+
+@pytest.fixture(scope="module")
+def finished(run_module, tiny_config, tmp_path_factory):
+    """An uninterrupted run of three rounds."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    done = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}", drawn=True)
+    assert done.returncode == 0, done.stderr
+    return workdir, done
+
+
+def test_a_run_writes_what_it_says(finished):
+    workdir, done = finished
+    table = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert [row.split("|")[1].strip() for row in table] == ["method", "---", *METHODS]
+    written = [
+        line.strip() for line in done.stdout.split("written:")[1].splitlines() if line.strip()
+    ]
+    assert len(written) == 20
+    for path in written:
+        assert (ROOT / path).exists(), path
+    pictures = [f"plots/{name}.png" for name in ("accuracy", "costs", "clients", "spread", "split")]
+    for picture in (*pictures, *(f"{method}/features.png" for method in METHODS)):
+        assert (workdir / picture).read_bytes()[:4] == b"\x89PNG"
+    assert (workdir / "report.html").read_text().count("After round 3, trial 0.") == len(METHODS)
+    for method in METHODS:
+        assert [row["round"] for row in metrics(workdir, method)] == [0, 1, 2, 3]
+        assert len(list(csv.reader((workdir / method / "clients.csv").open()))[1]) == 2 + 4
+        of_classes = list(csv.DictReader((workdir / method / "classes.csv").open()))
+        samples = {(row["round"], row["client"]): 0 for row in of_classes}
+        assert set(samples) == {(str(i), str(client)) for i in range(4) for client in range(4)}
+    samples, classes, setting, *lines = done.stderr.splitlines()
+    assert samples.endswith("200 images of 6x6x1 uint8, 0 to 209")
+    assert classes == "4 classes: 0, 1, 2, 3, of 50 each"
+    assert setting.startswith("4 clients on ") and setting.endswith(f" Writing to {workdir}.")
+    compiling = [line for line in lines if "compiling 2 architectures for " in line]
+    assert [line.partition(":")[0] for line in compiling] == list(METHODS)
+    assert lines.pop() == "drawing plots and maps (without: --config.report.maps=none)"
+    evaluated = [f"{name}, round {i} of 3: acc " for name in METHODS for i in range(4)]
+    assert [line for line in lines if line not in compiling] == [
+        line for start in evaluated for line in lines if line.startswith(start) and ", up " in line
+    ]  # a line an evaluation, and no chatter
+
+
+def test_the_same_command_again_runs_nothing_and_loses_nothing(run_module, tiny_config, finished):
+    workdir, first = finished
+    before = {m: (workdir / m / "metrics.jsonl").read_text() for m in METHODS}
+    again = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}", drawn=True)
+    assert again.returncode == 0, again.stderr
+    assert {m: (workdir / m / "metrics.jsonl").read_text() for m in METHODS} == before
+    assert again.stdout == first.stdout
+
+
+@pytest.mark.slow
+def test_more_rounds_resume_bit_for_bit(run_module, tiny_config, finished, tmp_path):
+    shorter = tmp_path / "run"
+    for rounds in (1, 3):
+        done = run_module(
+            "main", f"--config={tiny_config}", f"--workdir={shorter}", f"--config.rounds={rounds}"
+        )
+        assert done.returncode == 0, done.stderr
+    for method in METHODS:
+        assert metrics(shorter, method) == metrics(finished[0], method)
+
+
+def start(run_module, tiny_config, workdir):
+    """A run long enough to be interrupted, in its first rounds."""
+    arguments = (f"--config={tiny_config}", f"--workdir={workdir}", "--config.rounds=100000", KEEP)
+    process = subprocess.Popen(
+        command("main", *arguments),
+        cwd=ROOT,
+        # it is stopped when it has compiled
+        env=environment(run_module.home) | shared_programs(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 200
+    while not (workdir / "fedtgp" / "checkpoints" / "2").exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            pytest.fail(process.communicate()[1])
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_run_goes_on(run_module, tiny_config, finished, tmp_path, number):
+    workdir = tmp_path / "run"
+    process = start(run_module, tiny_config, workdir)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + number
+    assert "saved below" in errors
+    rows = metrics(workdir, "fedtgp")
+    assert rows[:4] == metrics(finished[0], "fedtgp")[: len(rows)]
+    steps = [int(p.name) for p in (workdir / "fedtgp" / "checkpoints").iterdir()]
+    assert max(steps) == rows[-1]["round"]
+
+
+def test_kill_9_loses_at_most_the_rounds_since_the_last_checkpoint(
+    run_module, tiny_config, finished, tmp_path
+):
+    workdir = tmp_path / "run"
+    process = start(run_module, tiny_config, workdir)
+    process.kill()
+    process.communicate(timeout=60)
+    # as if it had died in its third round
+    for step in (workdir / "fedtgp" / "checkpoints").iterdir():
+        if not step.name.isdigit() or int(step.name) > 2:
+            shutil.rmtree(step)
+    done = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}", KEEP)
+    assert done.returncode == 0, done.stderr
+    for method in METHODS:
+        assert metrics(workdir, method) == metrics(finished[0], method)
+
+
+def test_another_config_is_refused_by_field(run_module, tiny_config, finished):
+    workdir, _ = finished
+    before = (workdir / "config.json").read_text()
+    done = run_module(
+        "main",
+        f"--config={tiny_config}",
+        f"--workdir={workdir}",
+        "--config.training.learning_rate=0.5",
+    )
+    assert done.returncode == 2
+    assert (
+        "training.learning_rate: 0.01 there, 0.5 here" in done.stderr
+        and len(done.stderr.strip().splitlines()) == 1
+    )
+    assert (workdir / "config.json").read_text() == before
+
+
+def test_chosen_lanes_are_remembered_and_read_again(run_module, tiny_config, finished, tmp_path):
+    workdir, _ = finished
+    assert set(json.loads((workdir / "lanes.json").read_text()).values()) == {1}
+    other = tmp_path / "run"
+    other.mkdir()
+    shutil.copy(workdir / "config.json", other)
+    (other / "lanes.json").write_text("{")
+    done = run_module("main", f"--config={tiny_config}", f"--workdir={other}")
+    assert done.returncode == 2
+    assert "lanes.json is not readable as JSON" in done.stderr.splitlines()[-1]
+
+
+def test_one_client_is_evaluated_and_exported(run_module, finished, tmp_path):
+    workdir, _ = finished
+    target = tmp_path / "client.npz"
+    done = run_module("evaluate", f"--workdir={workdir}", "--client=3", f"--export={target}")
+    assert done.returncode == 0, done.stderr
+    expected = metrics(workdir, "fedtgp")[-1]["clients"][3]
+    assert f"test accuracy by prototype: {100 * expected:.2f} %" in done.stdout
+    with np.load(target) as arrays:
+        assert "params/base/fc1/kernel" in arrays and "params/head/bias" in arrays
+    missing = run_module("evaluate", f"--workdir={workdir}", "--client=4")
+    assert missing.returncode == 2 and "no client 4; ids run from 0 to 3" in missing.stderr
+
+
+def test_warnings_of_a_method_are_printed_once(monkeypatch, blank_pictures, tiny_config, tmp_path):
+    config = config_of(tiny_config)
+    config.compare, config.method = (), method_config("local")
+
+    def with_warning(config, **options):
+        experiment = build(config, **options)
+        view = View(warn=lambda row: "it swings" if row["round"] > 1 else None)
+        arm = experiment.arms["local"]
+        arm = arm._replace(method=arm.method._replace(view=view))
+        return experiment._replace(arms={"local": arm})
+
+    warnings = []
+    monkeypatch.setattr(train, "build", with_warning)
+    train.train_and_evaluate(config, tmp_path / "run", warn=warnings.append)
+    assert warnings == ["local, round 2: it swings"]
+
+
+def test_the_result_is_shown_before_anything_is_drawn(monkeypatch, tiny_config, tmp_path):
+    config = config_of(tiny_config)
+    config.compare, config.method, config.rounds = (), method_config("local"), 1
+    happened = []
+    monkeypatch.setattr(train, "write_results", lambda *arguments: happened.append("drawn") or [])
+    result = train.train_and_evaluate(
+        config, tmp_path / "run", stage=happened.append, show_result=happened.append
+    )
+    assert happened[-3].markdown() == result.summary
+    assert result.summary.startswith("local reaches ")
+    assert happened[-2:] == ["drawing plots and maps (without: --config.report.maps=none)", "drawn"]
+    assert "| method |" in result.summary
+
+
+def test_maps_can_be_left_out_of_a_run_that_goes_on(blank_pictures, tiny_config, tmp_path):
+    config = config_of(tiny_config)
+    config.compare, config.method, config.rounds, config.report.maps = (
+        (),
+        method_config("local"),
+        1,
+        "none",
+    )
+    stages, folder = [], tmp_path / "run"
+    train.train_and_evaluate(config, folder, stage=stages.append)
+    assert stages[-1] == "drawing plots" and not list(folder.glob("local/features.*"))
+    config.report.maps = "auto"
+    train.train_and_evaluate(config, folder)
+    assert len(list(folder.glob("local/features.*"))) == 3
+
+
+@pytest.mark.slow
+def test_trials_share_a_program_and_a_table(run_module, tiny_config, finished, tmp_path):
+    workdir = tmp_path / "run"
+    arguments = ("--config.trials=2", "--config.partition.per_trial=True", "--config.rounds=2")
+    done = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}", *arguments)
+    assert done.returncode == 0, done.stderr
+    first, second = ([r for r in metrics(workdir, "fedtgp") if r["trial"] == t] for t in (0, 1))
+    assert [r["round"] for r in first] == [r["round"] for r in second] == [0, 1, 2]
+    alone = metrics(finished[0], "fedtgp")[:3]
+    assert [r["clients"] for r in first] == [r["clients"] for r in alone]
+    assert [r["clients"] for r in second] != [r["clients"] for r in alone]
+    mean = 50 * (max(r["accuracy"] for r in first) + max(r["accuracy"] for r in second))
+    assert f"| fedtgp | {mean:.2f} ± " in done.stdout
+    evaluated = run_module("evaluate", f"--workdir={workdir}", "--client=3", "--trial=1")
+    assert f"{100 * second[-1]['clients'][3]:.2f} %" in evaluated.stdout
+    missing = run_module("evaluate", f"--workdir={workdir}", "--client=3", "--trial=2")
+    assert missing.returncode == 2 and "no trial 2; trials run from 0 to 1" in missing.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_make_one_run(run_module, tiny_config, finished, tmp_path):
+    workdir = tmp_path / "run"
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    common = (
+        f"--config={tiny_config}",
+        f"--workdir={workdir}",
+        "--config.rounds=2",
+        f"--coordinator=localhost:{port}",
+    )
+    processes = [
+        subprocess.Popen(
+            command("main", *common, "--processes=2", f"--process={index}"),
+            cwd=ROOT,
+            env=environment(run_module.home),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    outputs = [process.communicate(timeout=240) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "written:" in outputs[0][0] and "written:" not in outputs[1][0]
+    for method in METHODS:
+        got, want = metrics(workdir, method), metrics(finished[0], method)[:3]
+        assert [row["clients"] for row in got] == [row["clients"] for row in want]
+    # one process goes on from there
+    again = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}")
+    assert again.returncode == 0, again.stderr
+    for method in METHODS:
+        got, want = metrics(workdir, method), metrics(finished[0], method)
+        assert [row["clients"] for row in got] == [row["clients"] for row in want]
+
+
+def test_processes_must_be_told_apart(run_module, tiny_config):
+    done = run_module(
+        "main", f"--config={tiny_config}", "--coordinator=localhost:1", "--processes=2"
+    )
+    assert (
+        done.returncode == 2
+        and "give all three" in done.stderr
+        and len(done.stderr.strip().splitlines()) == 1
+    )

@@ -1,0 +1,358 @@
+"""Searches: their points, who goes on, and that what shares a program, or goes on later, is what it
+would be alone."""
+
+import json
+import math
+import re
+from typing import Annotated
+
+import numpy as np
+import pytest
+
+from fedjax_ht.core.annotations import Count, SearchRange
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
+from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.config.entries import described, entries_of
+from fedjax_ht.lab.configs import few_samples
+from fedjax_ht.lab.readers import load_dataset
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.fair import described_space, fairly_tuned, space_of
+from fedjax_ht.lab.runs.families import families
+from fedjax_ht.lab.runs.points import searched
+from fedjax_ht.lab.runs.search import (
+    better_half,
+    draw,
+    grid,
+    parse_space,
+    points_of,
+    rounds_trained,
+    rungs,
+)
+from fedjax_ht.lab.runs.search_result import table
+from fedjax_ht.lab.runs.signals import Interrupted
+from fedjax_ht.methods import METHODS
+from fedjax_ht.methods.registry import FACTORIES
+
+
+def test_a_grid_is_every_combination():
+    space = parse_space(["method.options.weight=0.1,1", "training.learning_rate=0.01,0.1"])
+    assert list(map(tuple, (point.values() for point in grid(space)))) == [
+        ("0.1", "0.01"),
+        ("0.1", "0.1"),
+        ("1", "0.01"),
+        ("1", "0.1"),
+    ]
+    assert points_of("fedtgp", parse_space(["weight=1,2"]), None) == [
+        "fedtgp:weight=1",
+        "fedtgp:weight=2",
+    ]
+
+
+def test_draws_are_spread_over_a_range_and_always_the_same():
+    space = parse_space(["weight=log:0.01:100", "mu=uniform:0:1", "decay=cosine,linear"])
+    points = draw(space, 8)
+    assert points == draw(space, 8)
+    # One in each eighth.
+    exponents = sorted((math.log10(float(p["weight"])) + 2) / 4 * 8 for p in points)
+    assert np.allclose(exponents, np.arange(8) + 0.5, atol=0.6)
+    assert (
+        sorted(float(p["mu"]) for p in points)[0] < 0.13
+        and sum(p["decay"] == "cosine" for p in points) == 4
+    )
+    assert points_of("fedssa", parse_space(["mu=uniform:0:1"]), 3)[0] == "fedssa"
+
+
+@pytest.mark.parametrize(
+    "over, word",
+    [
+        (["weight"], "KEY=VALUE"),
+        (["weight=log:0:1"], "a range is"),
+        (["weight=log:2:1"], "a range is"),
+        (["weight=normal:0:1"], "a range is"),
+        (["weight=uniform:0:inf"], "a range is"),
+        (["weight=1", "method.options.weight=2"], "twice"),
+        (["weight=log:1:2"], "--draws"),
+    ],
+)
+def test_a_wrong_space_is_one_line(over, word):
+    with pytest.raises(ValueError, match=word):
+        grid(parse_space(over))
+
+
+def test_the_worse_half_ends():
+    assert rungs(40, 2) == [10, 20, 40] and rungs(40, 0) == [40]
+    assert better_half({"a": 0.1, "b": math.nan, "c": 0.3, "d": 0.1, "e": 0.2}) == ["a", "c", "e"]
+    assert better_half({"a": math.nan, "b": math.nan, "c": 0.3, "d": math.nan}) == ["c"]
+    assert rounds_trained(9, [10, 20, 40]) == 9 * 10 + 5 * 10 + 3 * 20
+    with pytest.raises(ValueError, match="--halvings is 3; with 4 rounds it must be from 0 to 2"):
+        rungs(4, 3)
+
+
+@pytest.fixture
+def config(tiny_config):
+    """Returns the config of the runner's tests, with validation sets."""
+    names = {}
+    exec(tiny_config.read_text(), names)
+    config = names["get_config"]()
+    config.partition.options.train_share, config.partition.options.val_share = 0.5, 0.25
+    config.rounds = 4
+    config.precision, config.devices = "float32", 1
+    return config
+
+
+POINTS = [
+    f"fedtgp:server_epochs=2:weight={w}:training.learning_rate={r}"
+    for w in (0.1, 1.0)
+    for r in (0.01, 0.1)
+]
+
+
+def test_points_that_differ_in_numbers_share_a_program(config):
+    config.entries = (*POINTS, "fedtgp:server_epochs=3", "fedtgp:variant=released")
+    groups = [family.labels for family in families(build(config))]
+    assert groups == [POINTS, ["fedtgp:server_epochs=3"], ["fedtgp:variant=released"]]
+    assert len(families(build(config), trace=False)) == 6
+
+
+def test_points_of_other_batches_or_epochs_have_programs_of_their_own(config):
+    recipes = parse_space(["training.batch_size=5,10", "training.epochs=1,2"])
+    config.entries = tuple(
+        points_of("local", recipes | parse_space(["training.momentum=0,0.5"]), None)
+    )
+    groups = families(build(config))
+    # without momentum optax keeps no trace
+    assert len(config.entries) == 8 and [len(family.labels) for family in groups] == [1] * 8
+    rates = parse_space(["training.learning_rate=0.01,0.1"])
+    config.entries = tuple(points_of("local", recipes | rates, None))
+    groups = families(build(config))
+    assert [len(family.labels) for family in groups] == [2] * 4
+
+
+def run(config, folder, halvings=1, together=1, labels=POINTS, **more):
+    return searched(
+        typed_config(config),
+        labels,
+        halvings,
+        together=together,
+        workdir=folder,
+        tell=lambda line: None,
+        **more,
+    )
+
+
+@pytest.mark.slow
+def test_points_together_or_apart_and_stopped_are_the_same(config, tmp_path, monkeypatch):
+    apart = run(config, tmp_path / "apart")
+    assert {r: len(scores) for r, scores in apart.scores.items()} == {2: 4, 4: 2}
+    together = run(config, tmp_path / "together", together=3)
+    assert together == apart
+
+    # Stopped by a signal in the middle, the search goes on to the same end.
+    from fedjax_ht.lab.runs import points, train_points
+
+    class stopped:
+        def __enter__(self):
+            return [2]
+
+        def __exit__(self, *error):
+            pass
+
+    with monkeypatch.context() as patched:
+        patched.setattr(points, "catch_signals", stopped)
+        with pytest.raises(Interrupted):
+            run(config, tmp_path / "stopped")
+    assert run(config, tmp_path / "stopped") == apart
+    # Going on from the half of the rounds changes nothing; and what is done is not done again.
+    whole = run(config, tmp_path / "whole", halvings=0, labels=[apart.best])
+    assert whole.scores[4][apart.best] == apart.scores[4][apart.best]
+    monkeypatch.setattr(train_points, "train_company", None)
+    assert run(config, tmp_path / "apart") == apart
+
+
+def test_a_search_that_goes_on_refuses_another_file_of_devices(config, tmp_path):
+    def stop(*_):
+        raise Interrupted(2)
+
+    table = tmp_path / "devices.csv"
+    config.devices_profile.csv = str(table)
+    for speed, error, line in ((1, Interrupted, "SIGINT"), (2, ValueError, "began from another")):
+        table.write_text("client,up\n" + "".join(f"{i},{speed}\n" for i in range(4)))
+        with pytest.raises(error, match=line):
+            run(config, tmp_path / "search", labels=["local"], trainer=stop)
+
+
+def test_without_validation_sets_nothing_is_chosen(config, tmp_path):
+    config.partition.options.val_share = 0.0
+    with pytest.raises(ValueError, match="no validation sets"):
+        run(config, tmp_path)
+
+
+def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
+    """The data set is given as an object."""
+    config.rounds = 4
+    messages, dataset = [], load_dataset(config.dataset.name)
+    tell = {"points": 2, "tell": messages.append}
+    tuned = fairly_tuned(
+        config, ["local", "fedtgp:server_epochs=2"], tmp_path, dataset=dataset, **tell
+    )
+    local, fedtgp = entries_of(tuned)
+    assert [local.label, fedtgp.label] == ["local@tuned", "fedtgp@tuned"]
+    budget = "2 settings, 5 rounds of training, by validation on 1 split of seed 1, seed 0"
+    rate = "training.learning_rate from 0.00125 to 0.08"
+    assert local.tuned == f"{budget}; searched: {rate}"
+    assert fedtgp.tuned == f"{budget}; searched: {rate}, weight from 0.01 to 10, tau from 1 to 100"
+    assert fedtgp.options["server_epochs"] == 2
+    for name in ("local", "fedtgp"):
+        assert len(json.loads((tmp_path / "search" / name / "search.json").read_text())["1"]) == 2
+    with pytest.raises(ValueError, match="each method once"):
+        fairly_tuned(config, ["fedtgp", "fedtgp:weight=1"], tmp_path, **tell)
+    noted = json.loads((tmp_path / "search" / "local" / "config.json").read_text())
+    assert noted["dataset"]["name"] == f"object:{dataset.name}" in noted["run"]["objects"]
+    best = messages[4].removeprefix("chosen: ")
+    assert tuned.tuned[0] == best and messages[0].startswith("local, up to round 1: ")
+
+
+def test_the_recipe_is_searched_at_the_same_draws_for_all_methods(config):
+    recipe = parse_space(["training.batch_size=64,512", "training.epochs=1,10"])
+    settings = {}
+    for method in ("local", "fedproto", "fedtgp"):
+        space = space_of(method, typed_config(config), recipe)
+        points = [label.split(":")[1:4] for label in points_of(method, space, 6)]
+        settings[method] = points
+    assert settings["local"] == settings["fedproto"] == settings["fedtgp"]
+    sizes = [point[1] for point in settings["local"][1:]]
+    assert sizes.count("training.batch_size=64") == sizes.count("training.batch_size=512") == 3
+    text = described_space(space_of("local", typed_config(config), recipe))
+    assert text.endswith(", training.batch_size 64 or 512, training.epochs 1 or 10")
+    with pytest.raises(
+        ValueError, match="--over names 'weight'; beside --fair it must name a field"
+    ):
+        fairly_tuned(config, ["fedproto"], "", recipe=parse_space(["weight=1,2"]))
+
+
+SEARCHED = {
+    "fedproto": {"weight": (0.01, 10, True)},
+    "fedtgp": {"weight": (0.01, 10, True), "tau": (1, 100, True)},
+    "fedktl": {"mu": (1, 100, True), "server_lr": (0.001, 0.1, True)},
+    "fedssa": {"mu": (0, 1, False)},
+    "fedral": {"angle_lr": (0.001, 1, True), "init_scale": (0.3, 30, True)},
+    "fedgen": {"alpha": (0.1, 30, True), "beta": (0.1, 30, True)},
+    "fedgh": {"server_lr": (0.001, 0.1, True)},
+    "fd": {"weight": (0.01, 10, True)},
+    "fedclassavg": {"mu": (0.01, 1, True), "temperature": (10, 1000, True)},
+    "fml": {"alpha": (0, 1, False), "beta": (0, 1, False)},
+    "dense": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
+    "fedftg": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
+    "dfrd": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
+    "fedprox": {"mu": (0.001, 1, True)},
+    "scaffold": {"server_lr": (0.1, 1, True)},
+    "feddyn": {"alpha": (0.01, 1, True)},
+    "moon": {"mu": (0.1, 10, True)},
+    "ditto": {"lam": (0.01, 10, True)},
+    "apfl": {"alpha": (0, 1, False)},
+    "fedala": {"weight_lr": (0.1, 10, True)},
+    "fedpac": {"lam": (0.1, 10, True)},
+    "fedl2g": {"server_lr": (0.01, 100, True)},
+    "fedre": {"server_lr": (0.0001, 0.1, True)},
+    "dsfl": {"temperature": (0.05, 1.0, True)},
+    "ktpfl": {"coefficient_lr": (0.001, 1, True)},
+    "fedhenn": {"eta": (0.001, 1, True)},
+    "fedbuff": {"server_rate": (0.1, 2, True)},
+    "fiarse": {"server_lr": (0.1, 1, True)},
+    "depthfl": {"alpha": (0.01, 1, True)},
+    "pfedes": {"mu": (0, 1, False)},
+    "pfedafm": {"alpha_rate": (0.1, 10, True)},
+    "pfedmoe": {"gate_rate": (0.1, 10, True)},
+    "hetlora": {"lam": (0.0001, 0.1, True)},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_factory_declares_what_is_searched_of_its_method(config, method):
+    space = space_of(method, typed_config(config))
+    rate = config.training.learning_rate
+    assert space.pop("training.learning_rate") == (rate / 8, rate * 8, True)
+    assert space == SEARCHED.get(method, {})
+    config.entries = tuple(points_of(method, space_of(method, typed_config(config)), 2))
+    assert len(entries_of(typed_config(config))) == 3
+
+
+def test_the_shipped_settings_say_what_was_searched_of_whom():
+    config = few_samples.get_config()
+    for spec in config.searched:
+        method, _, space = spec.partition(": ")
+        if method != "fedclassavg":  # whose range is another one since
+            assert space == described_space(space_of(method, typed_config(config)))
+    assert [spec.partition(":")[0] for spec in config.searched] == [
+        spec.partition(":")[0] for spec in config.tuned
+    ]
+
+
+def fedmine(
+    training: LocalTraining,
+    share: Annotated[float, SearchRange(0.0, 1.0, log=False)] = 0.5,
+    steps: Count = 3,
+) -> Method:
+    return METHODS["fedproto"](training, weight=share)._replace(name="fedmine")
+
+
+def test_a_registered_method_is_searched_as_the_others_are(config, tmp_path, monkeypatch):
+    monkeypatch.setitem(FACTORIES, "fedmine", fedmine)
+    space = space_of("fedmine", typed_config(config))
+    assert list(space) == ["training.learning_rate", "share"] and space["share"] == (0, 1, False)
+    shares = {re.search("share=([^:]+)", label)[1] for label in points_of("fedmine", space, 4)[1:]}
+    assert len(shares) == 4
+    config.entries = ("fedmine", "local")
+    assert described(entries_of(typed_config(config))).splitlines() == [
+        "* fedmine: at its defaults",
+        "* local: every client trains alone; it has no options",
+    ]
+
+
+def test_few_rounds_are_halved_less_often(config, tmp_path):
+    config.rounds = 2
+    tuned = fairly_tuned(config, ["local"], tmp_path, points=2, tell=lambda line: None)
+    assert tuned.tuned_on.startswith("2 settings, 3 rounds of training")
+
+
+def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path):
+    """Although it was the better one before."""
+    config.rounds, messages = 2, []
+    points = ["local:training.learning_rate=0.01", "local:training.learning_rate=1e30"]
+    result = searched(
+        typed_config(config),
+        points,
+        0,
+        together=None,
+        workdir=tmp_path / "both",
+        tell=messages.append,
+    )
+    assert result.best == points[0] and math.isnan(result.scores[2][points[1]])
+    assert any(
+        re.search(r"left out, clients \[.+\] not finite in round \d of trial 0", line)
+        for line in messages
+    )
+    assert f"| {points[1]} | not finite |" in table(result)
+    assert (
+        searched(
+            typed_config(config),
+            points,
+            0,
+            together=None,
+            workdir=tmp_path / "both",
+            tell=messages.append,
+        ).best
+        == points[0]
+    )
+    with pytest.raises(
+        ValueError, match="in every setting of local a client or the server stopped being finite"
+    ):
+        searched(
+            typed_config(config),
+            points[1:],
+            0,
+            together=None,
+            workdir=tmp_path / "none",
+            tell=messages.append,
+        )

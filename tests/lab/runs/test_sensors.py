@@ -1,0 +1,101 @@
+"""The quickstart on sensor windows, and what a config with them can be told wrongly."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from experiments.configs import quickstart_sensors
+from fedjax_ht.lab.readers import load_dataset
+from fedjax_ht.lab.report.setting import setting
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.evaluate import LoadedRun, print_scores
+from fedjax_ht.lab.runs.train import train_and_evaluate
+from fedjax_ht.models.registry import SENSORS
+
+
+def test_persons_are_clients_and_the_second_time_tests():
+    config = quickstart_sensors.get_config()
+    experiment, dataset = build(config), load_dataset("har_10persons")
+    for person, client in enumerate(experiment.partitions[0], 1):
+        windows = np.flatnonzero(dataset.groups == person)
+        np.testing.assert_array_equal(np.concatenate([client.train, client.test]), windows)
+        assert len(client.val) == 0 and 0 <= len(client.test) - len(client.train) <= 1
+        assert (
+            set(dataset.labels[client.train]) == set(dataset.labels[client.test]) == set(range(6))
+        )
+    assert list(experiment.arms) == ["fedtgp", "local"]
+    names = [bucket.name for bucket in experiment.arms["fedtgp"].federation.buckets]
+    assert tuple(names) == SENSORS[config.model.group]
+    text = setting(experiment)
+    assert "10 clients on har_10persons: 516 training windows, 38 to 62 a client" in text
+
+
+def test_a_client_is_scored_on_windows(capsys):
+    """`evaluate` names samples as the data set does: they are no images."""
+    arm = build(quickstart_sensors.get_config()).arms["local"]
+    accuracy, counts = {"test": {"head": np.full(10, 0.5)}}, {"test": np.full(10, 7)}
+    evaluation = SimpleNamespace(accuracy=accuracy, counts=counts)
+    simulation = SimpleNamespace(evaluate=lambda state, clients: evaluation)
+    run = LoadedRun(arm, simulation, SimpleNamespace(round=3))
+    print_scores(run, client=2)
+    assert capsys.readouterr().out.endswith("  test accuracy by head: 50.00 % of 7 windows\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model.group": "htfe8"},
+            r"model group 'htfe8' needs images, float \[H, W, 1 or 3\]; a sample is \(128, 9\)",
+        ),
+        ({"dataset.image_size": 32}, "image_size is 32, but har_10persons holds no images"),
+        ({"dataset.normalisation": "dataset"}, "no moments of har_10persons are known"),
+        (
+            {"training.augmentation": ("flip",)},
+            "training.augmentation is .* har_10persons has no images",
+        ),
+        ({"partition.num_clients": 11}, "num_clients is 11; har_10persons has 10 groups"),
+        ({"dataset.name": "fashion_mnist_10k"}, "'htfe_sen5' needs windows of at least 78 steps"),
+    ],
+    ids=str,
+)
+def test_wrong_fields_are_one_line(changes, message):
+    config = quickstart_sensors.get_config()
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match=message) as error:
+        build(config)
+    assert "\n" not in str(error.value)
+
+
+def run(config, folder):
+    done = train_and_evaluate(config, folder, lambda *_: None, stage=lambda line: None)
+    for (history,) in done.histories.values():
+        assert history[-1]["accuracy"] > 0 and all(
+            np.isfinite(row.get("accuracy", 0)) for row in history
+        )
+    assert (folder / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_its_report(tmp_path):
+    config = quickstart_sensors.get_config("runlocal")
+    config.update_from_flattened_dict(
+        {"model.group": "harcnn1_s3", "compare": (), "rounds": 1, "training.steps": 1}
+    )
+    run(config, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_first_check_of_the_quickstart(tmp_path):
+    run(quickstart_sensors.get_config("runlocal"), tmp_path)
+
+
+@pytest.mark.slow
+def test_everything_else_that_a_config_may_ask_of_windows(tmp_path):
+    """Products in half precision, and clients that the host keeps."""
+    config = quickstart_sensors.get_config("runlocal,method=lg_fedavg")
+    config.update_from_flattened_dict(
+        {"precision": "bfloat16", "client_store": "host", "compare": (), "rounds": 1}
+    )
+    run(config, tmp_path)

@@ -1,0 +1,144 @@
+"""The typed form of a config, its form in config files and config.json, and missing options."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from fedjax_ht.core.annotations import hints_of
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.scoring_options import Scoring
+from fedjax_ht.lab.config.base import base_config, typed_config
+from fedjax_ht.lab.config.config_files import read_config_file, shipped
+from fedjax_ht.lab.config.run_sections import DevicesConfig, PrivacyConfig
+from fedjax_ht.lab.config.sections import Config, TrainingConfig
+from fedjax_ht.lab.config.typed import from_plain, to_json, to_plain
+from fedjax_ht.lab.runs.options import simulation_options
+from fedjax_ht.lab.runs.run_folder import completed
+from fedjax_ht.lab.runs.training import local_training
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.profile import Profile
+from fedjax_ht.trust.privacy import Privacy
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_config_json_holds_what_a_config_file_says(name):
+    config = read_config_file(name)
+    written = json.loads(config.to_json_best_effort())
+    assert to_json(typed_config(config)) == written
+    assert to_json(typed_config(written)) == written  # read again
+    typed = typed_config(config)
+    assert typed_config(typed) == typed
+
+
+def test_the_defaults_are_those_of_the_base_config():
+    plain = json.loads(base_config().to_json_best_effort())
+    for section in ("method", "partition"):
+        plain[section]["options"] = {}
+    assert to_json(Config()) == plain
+
+
+def test_missing_values_are_none():
+    config = base_config()
+    typed = typed_config(config)
+    assert typed.training.steps is typed.devices is typed.model.shared is typed.attack.kind is None
+    assert to_plain(typed)["training"]["steps"] == 0 and to_plain(typed)["model"]["shared"] == ""
+    config.training.steps, config.devices = 7, None
+    typed = typed_config(config)
+    assert (typed.training.steps, typed.devices) == (7, None)
+    assert to_plain(typed)["devices"] == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("steps", False, "steps is False; it must be an integer of at least 0"),
+        ("steps", -1, "steps is -1; it must be an integer of at least 0"),
+        ("steps", 0.5, "steps is 0.5; it must be an integer of at least 0"),
+        ("epochs", None, "epochs is None; it must be an integer of at least 1"),
+    ],
+)
+def test_wrong_values_of_a_field_are_refused(field, value, message):
+    with pytest.raises(ValueError, match=f"^training.{message}$"):
+        from_plain(TrainingConfig, to_plain(TrainingConfig()) | {field: value}, "training.")
+
+
+def test_numbers_of_numpy_are_pythons():
+    values = to_plain(TrainingConfig()) | {"epochs": np.int32(3), "learning_rate": np.float64(0.5)}
+    training = from_plain(TrainingConfig, values)
+    assert type(training.epochs) is int and to_json(training)["learning_rate"] == 0.5
+
+
+def test_a_recipe_has_all_that_its_section_says():
+    training = TrainingConfig(batch_size=3, epochs=4, steps=5, shuffle=False, drop_remainder=False)
+    recipe = local_training(training)
+    named = {field.name for field in dataclasses.fields(LocalTraining)} & set(vars(training))
+    assert named == {
+        *("optimizer", "batch_size", "epochs", "steps", "shuffle", "drop_remainder"),
+        *("augmentation", "schedule"),
+    }
+    for name in named - {"optimizer", "augmentation", "schedule"}:
+        assert getattr(recipe, name) == getattr(training, name)
+
+
+@pytest.mark.parametrize(
+    ("section", "kind", "differing"),
+    [
+        # a config file has 0 for steps that are not given
+        (TrainingConfig, LocalTraining, {"optimizer", "augmentation", "schedule", "steps"}),
+        (PrivacyConfig, Privacy, {"unit"}),  # of no privacy there is no Privacy
+        (DevicesConfig, Profile, {"available", "flops", "up", "down"}),
+    ],
+)
+def test_a_field_that_is_declared_twice_is_the_same(section, kind, differing):
+    hints, of_library = hints_of(section), hints_of(kind)
+    shared = hints.keys() & of_library.keys()
+    assert differing < shared
+    defaults = vars(kind)
+    if issubclass(kind, tuple):
+        defaults = kind._field_defaults
+    for name in shared - differing:
+        assert hints[name] == of_library[name] and getattr(section, name) == defaults[name], name
+
+
+def test_the_simulations_options_have_the_defaults_of_a_config():
+    assert simulation_options(Config()) == SimulationOptions()
+
+
+def test_steps_are_tuples_however_they_are_written():
+    config = base_config()
+    config.robust, config.uplink = ("norm_bound/2.0", "median"), ("gaussian_noise/0.05/0.2",)
+    typed = typed_config(config)
+    assert typed.robust == (("norm_bound", 2.0), ("median",))
+    config.robust, config.uplink = typed.robust, (("gaussian_noise", 0.05, 0.2),)
+    assert typed_config(config) == typed
+
+
+def test_a_typed_config_has_no_wrong_value_and_is_taken_as_it_is():
+    config = Config()
+    assert typed_config(config) is config
+    with pytest.raises(ValueError, match=r"^devices is 0; it must be an integer of at least 1 or"):
+        dataclasses.replace(config, devices=0)
+    with pytest.raises(ValueError, match=r"^config field 'evaluate.mode' was renamed to"):
+        base = base_config()
+        base.evaluate.mode = "trained"
+        typed_config(base)
+
+
+def test_a_field_of_a_former_name_has_todays():
+    stored = {
+        "profile": True,
+        "evaluate": {"mode": "trained", "batch_size": 4, "train": True, "every": 5},
+    }
+    fields = completed(stored)
+    assert fields["time_stages"] is True and "profile" not in fields
+    assert fields["evaluate"]["every"] == 5 and "mode" not in fields["evaluate"]
+    assert fields["scoring"] == {
+        "state": "trained",
+        "batch_size": 4,
+        "train": True,
+        "auc": False,
+        "global_statistics": "batch",
+    }
+    assert typed_config(fields).scoring == Scoring("trained", 4, train=True)

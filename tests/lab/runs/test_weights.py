@@ -1,0 +1,293 @@
+"""Models that start from files of weights: by config and by hand, for clients and servers, in runs
+that go on."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax.traverse_util import unflatten_dict
+
+import fedjax_ht as fl
+from fedjax_ht.core.bucket import weights_of, with_frozen
+from fedjax_ht.core.federation import all_weights
+from fedjax_ht.core.mesh import client_mesh
+from fedjax_ht.core.states import first_states
+from fedjax_ht.lab.runs import train
+from fedjax_ht.lab.runs.arm import simulate
+from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.evaluate import check_export, client_state, export, load_run
+from fedjax_ht.lab.runs.run_folder import read_config
+from fedjax_ht.lab.runs.train import train_and_evaluate
+from fedjax_ht.lab.safe.torch_files import load_state_dict, save_safetensors
+from fedjax_ht.lab.weights.layouts import state_dict
+from fedjax_ht.models import model_group
+from fedjax_ht.simulation.parts import first_server
+from tests.runs import config_of, metrics
+
+SHAPE = (6, 6, 1)
+TRAINING = fl.LocalTraining(optax.sgd(0.1), batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config):
+    """Returns a config of one round of purely local training."""
+    config = config_of(tiny_config)
+    config.compare, config.method, config.rounds = (), fl.method_config("local"), 1
+    return config
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    monkeypatch.setattr(train, "write_results", lambda *args: [])
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    """Returns weights of both perceptrons by name: every number of the first is 1, of the second
+    2."""
+    modules, state_dicts = model_group("mlp2", 4, SHAPE), {}
+    for value, (name, module) in enumerate(modules.items(), 1):
+        shapes = jax.eval_shape(
+            lambda key, m=module: m.init(key, np.zeros((1, *SHAPE))), jax.random.key(0)
+        )
+        params = jax.tree.map(lambda x, v=value: np.full(x.shape, v, np.float32), shapes["params"])
+        state_dicts[name] = state_dict(module, {"params": params, "stats": {}})
+    return state_dicts
+
+
+def federation_of(group="mlp2", shared=None):
+    return fl.make_federation(model_group(group, 4, SHAPE), SHAPE, 4, num_clients=4, shared=shared)
+
+
+def with_model(config, **changes):
+    config = config.copy_and_resolve_references()
+    with config.ignore_type():
+        config.model.update(changes)
+    return config
+
+
+def test_a_config_takes_a_file_or_a_mapping():
+    config = fl.base_config()
+    config.model.weights = {"resnet18": "file.pth"}
+    config.model.weights = "file.pth"
+    assert config.lock().model.weights == "file.pth"
+
+
+def values(tree):
+    return {x for leaf in jax.tree.leaves(tree) for x in np.unique(leaf).tolist()}
+
+
+def first_state(method, federation):
+    rng = np.random.default_rng(0)
+    dataset = fl.Dataset(
+        "toy", rng.integers(0, 255, (40, *SHAPE), np.uint8), np.arange(40) % 4, ("a", "b", "c", "d")
+    )
+    partition = fl.make_partition(
+        "dirichlet", dataset, num_clients=4, seed=0, alpha=100.0, min_samples=2
+    )
+    simulation = fl.make_simulation(
+        method, federation, fl.make_federation_data(dataset, partition, federation)
+    )
+    state = simulation.init()
+    return state, {
+        b.name: simulation.read_clients(state, b.name, np.arange(2)) for b in federation.buckets
+    }
+
+
+def test_every_client_starts_from_its_architectures_weights(arrays):
+    federation = fl.with_weights(federation_of(), {"mlp_wide": arrays["mlp_wide"]}, head=False)
+    _, clients = first_state(fl.local(TRAINING), federation)
+    _, random = first_state(fl.local(TRAINING), federation_of())
+    assert values(clients["mlp_wide"]["params"]["base"]) == {2}
+    heads = (state["mlp_wide"]["params"]["head"] for state in (clients, random))
+    jax.tree.map(np.testing.assert_array_equal, *heads)
+    jax.tree.map(np.testing.assert_array_equal, clients["mlp_narrow"], random["mlp_narrow"])
+    both = fl.with_weights(federation, arrays, head=True)
+    _, clients = first_state(fl.local(TRAINING), both)
+    assert values(clients["mlp_wide"]) == {2} and values(clients["mlp_narrow"]) == {1}
+
+
+def test_heads_that_are_left_out_are_said_to_be(arrays, recwarn):
+    with pytest.warns(
+        UserWarning, match="mlp_narrow, mlp_wide have heads, .*: give head=True"
+    ) as caught:
+        federation = fl.with_weights(federation_of(), arrays)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert federation == fl.with_weights(federation_of(), arrays, head=False)
+    fl.with_weights(federation_of(), arrays, head=True)
+    bases = {
+        model: {k: v for k, v in tree.items() if "/head/" not in k}
+        for model, tree in arrays.items()
+    }
+    fl.with_weights(federation_of(), bases)
+    assert not recwarn.list
+
+
+def test_servers_and_auxiliary_models_start_from_them_too(arrays):
+    modules = {"mlp_wide": model_group("mlp2", 4, SHAPE)["mlp_wide"]}
+    alone = fl.make_federation(modules, SHAPE, 4, num_clients=4)
+    state, _ = first_state(
+        fl.fedavg(TRAINING), fl.with_weights(alone, {"mlp_wide": arrays["mlp_wide"]}, head=True)
+    )
+    assert values(state.server) == {2}
+    state, clients = first_state(
+        fl.fml(TRAINING), fl.with_weights(federation_of(), arrays, head=True)
+    )
+    # the smaller one
+    assert values(state.server) == {1} and values(clients["mlp_wide"]["shared"]) == {1}
+    wide = federation_of(shared=model_group("mlp2", 4, SHAPE)["mlp_wide"])
+    for weights in (arrays, {"shared": arrays["mlp_wide"]}, {"mlp_wide": arrays["mlp_wide"]}):
+        state, clients = first_state(fl.fml(TRAINING), fl.with_weights(wide, weights, head=True))
+        assert values(state.server) == {2} == values(clients["mlp_narrow"]["shared"])
+    state, _ = first_state(fl.fedgh(TRAINING), fl.with_weights(federation_of(), arrays, head=True))
+    assert values(state.server) == {1}  # as client 0 starts
+
+
+def test_weights_are_arguments_and_name_no_program(arrays):
+    first = fl.with_weights(federation_of(), arrays, head=False)
+    thrice = {k: {n: 3 * x for n, x in v.items()} for k, v in arrays.items()}
+    other = fl.with_weights(federation_of(), thrice, head=False)
+    assert first == other == federation_of() and hash(first) == hash(other) == hash(federation_of())
+    bucket, mesh = first.buckets[0], client_mesh(1)
+    run = first_states(fl.local(TRAINING), first, bucket, mesh)
+    ids, seed = np.zeros(1, np.int32), np.uint32(0)
+    assert values(run(ids, seed, (), weights_of(bucket))["params"]["base"]) == {1}
+    assert values(run(ids, seed, (), weights_of(other.buckets[0]))["params"]["base"]) == {3}
+    assert run._cache_size() == 1
+    make = first_server(fl.fml(TRAINING), first)
+    assert values(make(seed, (), all_weights(first))["base"]) == {1}
+    assert values(make(seed, (), all_weights(other))["base"]) == {3}
+
+
+def test_wrong_weights_are_one_line(arrays, tmp_path):
+    wide, narrow = tmp_path / "wide.safetensors", tmp_path / "narrow.npz"
+    save_safetensors(wide, arrays["mlp_wide"])
+    np.savez(narrow, **arrays["mlp_narrow"])
+    for weights, message in (
+        (
+            {"mlp_narrow": wide},
+            rf"^{wide}: this looks like mlp_wide \(6 tensors\); the model is mlp_narrow \(6\)$",
+        ),
+        (wide, r"this looks like mlp_wide \(6 tensors\); the model is mlp_narrow \(6\)$"),
+        ({"mlp": wide}, r"^weights: unknown architecture 'mlp'.*mlp_narrow"),
+        (
+            {"mlp_wide": {"a": np.ones(2)}},
+            r"^the weights of mlp_wide: this looks like no known arch",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            fl.with_weights(federation_of(), weights)
+        assert "\n" not in str(error.value)
+    with pytest.raises(FileNotFoundError, match=r"no weights at .*none\.pth"):
+        fl.with_weights(federation_of(), {"mlp_wide": tmp_path / "none.pth"})
+    sliced = fl.make_sliced_federation(
+        fl.sliced_network("conv4_quarter", 4, (16, 16, 1)), [1.0], (16, 16, 1), 4
+    )
+    with pytest.raises(ValueError, match="slices of one network take no weights"):
+        fl.with_weights(sliced, {})
+
+
+def test_fields_are_checked(config, tmp_path, arrays):
+    save_safetensors(tmp_path / "wide.safetensors", arrays["mlp_wide"])
+    for changes, message in (
+        ({"weights": 3}, r"^model\.weights is 3; it must be text or a dict, name -> text$"),
+        ({"weights": {"mlp_wide": 3}}, r"^model\.weights is .*; it must be text or a dict"),
+        (
+            {"weights": "x.pth", "group": "conv4", "norm": "group", "rates": "1"},
+            r"^model\.weights is 'x\.pth'; with model\.rates it must be ''",
+        ),
+        ({"weights": {"mlp_wide": "none.pth"}}, r"^no weights at none\.pth$"),
+        (
+            {"weights": {"narrow": str(tmp_path / "wide.safetensors")}},
+            r"unknown architecture 'narrow'",
+        ),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            build(with_model(config, **changes))
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_an_exported_client_is_where_another_run_starts(config, tmp_path, suffix, no_pictures):
+    train_and_evaluate(config, tmp_path / "first")
+    run = load_run(tmp_path / "first")
+    federation, file = run.arm.federation, tmp_path / f"client.{suffix}"
+    trained = client_state(run, 1)
+    export(trained, file, federation.buckets[1])
+    later = with_model(config, weights={federation.buckets[1].name: str(file)}, weights_head=True)
+    experiment = build(later)
+    simulation = simulate(experiment.arms["local"])
+    state = simulation.init()
+    began = simulation.read_clients(state, federation.buckets[1].name, np.array([0, 1]))
+    for row in (0, 1):
+        jax.tree.map(
+            lambda a, b, row=row: np.testing.assert_array_equal(a[row], b),
+            began["params"],
+            trained["params"],
+        )
+    before, after = run.simulation.evaluate(run.state), simulation.evaluate(state)
+    assert after.accuracy["test"]["head"][1] == before.accuracy["test"]["head"][1]
+    assert load_state_dict(file).keys() >= {"params/base/fc1/kernel", "params/head/bias"}
+
+
+def test_an_export_has_adapters_in_the_kernels_under_them(tmp_path):
+    """A .safetensors holds a model that computes the same without adapters, and is taken back."""
+    module, file = fl.models.lora(fl.mlp(4, (3, 2)), 2), tmp_path / "client.safetensors"
+    bucket = fl.make_federation({"mlp_r2": module}, SHAPE, 4, num_clients=1).buckets[0]
+    bucket, rng = with_frozen(bucket), np.random.default_rng(0)
+    form = jax.eval_shape(lambda key: fl.init_variables(bucket, key), jax.random.key(0))["params"]
+    params = jax.tree.map(lambda x: np.asarray(rng.normal(size=x.shape), np.float32), form)
+    export({"params": params, "stats": {}}, file, bucket)
+    merged = own_variables(load_state_dict(file))
+    x = np.ones((2, *SHAPE), np.float32)
+    variables = {"params": params, "frozen": bucket.weights["frozen"]}
+    np.testing.assert_allclose(
+        fl.mlp(4, (3, 2)).apply(merged, x), module.apply(variables, x), rtol=1e-5, atol=1e-5
+    )
+    export({"params": params, "stats": {}}, tmp_path / "client.npz", bucket)
+    assert load_state_dict(tmp_path / "client.npz").keys() >= {"params/base/fc1/lora_a"}
+
+
+def own_variables(arrays):
+    """The variables of a model by the paths of its arrays."""
+    return unflatten_dict({tuple(path.split("/")): x for path, x in arrays.items()})
+
+
+def test_other_exports_are_refused():
+    with pytest.raises(
+        ValueError, match=r"^export is 'x\.pth'; it must end in \.npz or \.safetensors$"
+    ):
+        check_export("x.pth")
+
+
+def test_a_run_goes_on_without_its_weights_but_not_with_others(
+    config, tmp_path, arrays, no_pictures
+):
+    file, workdir = tmp_path / "wide.safetensors", tmp_path / "run"
+    save_safetensors(file, arrays["mlp_wide"])
+    weighted = with_model(config, weights={"mlp_wide": str(file)})
+    whole = weighted.copy_and_resolve_references()
+    whole.rounds = 2
+    train_and_evaluate(whole, tmp_path / "whole")
+    train_and_evaluate(weighted, workdir)
+    assert set(read_config(workdir)[1]["weights"]) == {str(file)}
+    save_safetensors(file, {name: 2 * x for name, x in arrays["mlp_wide"].items()})
+    with pytest.raises(
+        ValueError, match=rf"began from another {file} \(SHA-256 \w{{12}} there, \w{{12}} here\)"
+    ):
+        train_and_evaluate(weighted, workdir)
+    file.unlink()
+    weighted.rounds = 2
+    train_and_evaluate(weighted, workdir)
+    assert metrics(workdir, "local") == metrics(tmp_path / "whole", "local")
+    assert load_run(workdir).state.round == 2
+    # still, and it is held against what comes
+    assert set(read_config(workdir)[1]["weights"]) == {str(file)}
+    save_safetensors(file, {name: 2 * x for name, x in arrays["mlp_wide"].items()})
+    with pytest.raises(ValueError, match="began from another"):
+        train_and_evaluate(weighted, workdir)
+    file.unlink()
+    weighted.compare = ("fedproto",)  # begins now
+    with pytest.raises(
+        ValueError, match=rf"^no weights at {file}, which fedproto starts from at round 0"
+    ):
+        train_and_evaluate(weighted, workdir)

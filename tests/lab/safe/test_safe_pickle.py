@@ -1,0 +1,187 @@
+"""The reader of pickles gives arrays, and runs nothing that a pickle asks for."""
+
+import functools
+import io
+import os
+import pickle
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_ht.lab.safe.safe_pickle import load_npy, load_pickle
+
+
+def _npy(value: object) -> io.BytesIO:
+    file = io.BytesIO()
+    np.save(file, value, allow_pickle=True)
+    file.seek(0)
+    return file
+
+
+def _as_numpy1(pickled: bytes) -> bytes:
+    return pickled.replace(b"numpy._core.", b"numpy.core.")
+
+
+class _Calls:
+    """Pickles to a call of `function` on `args`."""
+
+    def __init__(self, function, *args):
+        self.function, self.args = function, args
+
+    def __reduce__(self):
+        return self.function, self.args
+
+
+VALUES = {
+    "matrix": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "fortran order": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    "big endian": np.arange(3, dtype=">i4"),
+    "bool": np.array([True, False]),
+    "scalar": np.float32(3.5),
+    "nested": {"x": [np.ones((2, 1)), (1, None)], "y": b"\xff\x01", "z": "text"},
+    "integers": [
+        *range(-3, 300),
+        *range(60_000, 70_000, 3),
+        1 << 31,
+        -(1 << 40),
+        1 << 70,
+        7,
+        "a",
+        1,
+        2,
+        0.5,
+        300,
+    ],
+    "texts": np.array([([1, 2, 3 << 10], 3), ([1 << 20, 0, 0], 1)], dtype=object),
+    "objects": np.array(["a", None, {"b": 1}], dtype=object),
+}
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("spell", [bytes, _as_numpy1])
+def test_values_survive(name, protocol, spell):
+    content = pickle.dumps(VALUES[name], protocol=protocol)
+    # later protocols store the length of a name, which spelling it otherwise would falsify
+    if protocol < 4:
+        content = spell(content)
+    loaded = load_pickle(io.BytesIO(content))
+    assert repr(loaded) == repr(VALUES[name])
+    assert getattr(loaded, "dtype", None) == getattr(VALUES[name], "dtype", None)
+
+
+def test_npy_of_a_dict_gives_the_dict():
+    loaded = load_npy(_npy({"x": np.ones((2, 1, 3, 3), np.float32), "y": np.array([0, 1])}))
+    assert loaded["x"].dtype == np.float32 and loaded["x"].shape == (2, 1, 3, 3)
+    assert loaded["y"].tolist() == [0, 1]
+
+
+def test_npy_of_numbers_needs_no_pickle():
+    np.testing.assert_array_equal(load_npy(_npy(np.arange(4.0))), np.arange(4.0))
+
+
+def test_shared_values_are_built_once():
+    value = [1]
+    for _ in range(20):
+        value = [value, value]
+    loaded = load_pickle(io.BytesIO(pickle.dumps(value)))
+    assert loaded[0] is loaded[1]
+
+
+def _attacks(target: Path) -> dict[str, _Calls]:
+    """Pickles that would write `target` when loaded, or reach for what lets the next one do so."""
+    return {
+        "system": _Calls(os.system, f"touch {target}"),
+        "eval": _Calls(eval, f"open({str(target)!r}, 'w').close()"),
+        "exec": _Calls(exec, f"open({str(target)!r}, 'w').close()"),
+        "open": _Calls(open, str(target), "w"),
+        "check_output": _Calls(subprocess.check_output, ["touch", str(target)]),
+        "getattr": _Calls(getattr, "text", "upper"),
+        "partial": _Calls(functools.partial, print),
+        "load": _Calls(np.load, str(target), None, True),
+    }
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("name", _attacks(Path("target")))
+def test_nothing_runs(tmp_path, name, protocol):
+    target = tmp_path / "written"
+    content = pickle.dumps({"x": _attacks(target)[name]}, protocol=protocol)
+    with pytest.raises(ValueError, match=rf"^the pickle names [\w.]+\.{name}; only numpy arrays"):
+        load_pickle(io.BytesIO(content))
+    assert not target.exists()
+
+
+def test_the_attacks_are_real(tmp_path):
+    target = tmp_path / "written"
+    pickle.loads(pickle.dumps(_attacks(target)["exec"]))
+    assert target.exists()
+
+
+def test_attack_inside_an_npy(tmp_path):
+    target = tmp_path / "written"
+    with pytest.raises(ValueError, match=r"names builtins\.exec;"):
+        load_npy(_npy({"x": _attacks(target)["exec"]}))
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x04\x8c\x05numpy\x8c\x0edtype.__init__\x93.",  # a dotted name below an allowed one
+        b"cnumpy.core.multiarray\nfromstring\n.",
+        b"cnumpy.testing._private.utils\nrunstring\n.",
+        b"\x82\x01.",  # an extension code
+        b"(S'os.system'\np0\nQ.",  # a persistent id
+    ],
+)
+def test_other_ways_to_a_name_are_refused(content):
+    with pytest.raises(ValueError):
+        load_pickle(io.BytesIO(content))
+
+
+def test_forged_object_dtype_does_not_turn_bytes_into_pointers():
+    honest = pickle.dumps(np.array([None], dtype=object), protocol=2)
+    assert honest.count(b"K?t") == 1  # the dtype's flags, 63: an object array's content is a list
+    forged = re.sub(
+        rb"\]q.Na", b"U\x08AAAAAAAA", honest.replace(b"K?t", b"K\x00t"), flags=re.DOTALL
+    )
+    assert forged.count(b"AAAAAAAA") == 1
+    with pytest.raises(ValueError, match="not a list"):
+        load_pickle(io.BytesIO(forged))
+
+
+def test_encode_is_only_latin1():
+    with pytest.raises(ValueError, match="encode"):
+        load_pickle(
+            io.BytesIO(b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R.")
+        )
+
+
+def test_altering_an_allowed_name_does_not_last():
+    # setattr(ndarray, "__init__", 1)
+    build = b"\x80\x02cnumpy\nndarray\nN}X\x06\x00\x00\x00__init__K\x01s\x86b."
+    with pytest.raises(ValueError):
+        load_pickle(io.BytesIO(build))
+    np.testing.assert_array_equal(load_pickle(io.BytesIO(pickle.dumps(np.arange(3)))), np.arange(3))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x80\x04", b"no pickle", pickle.dumps(np.ones(100))[:-20]]
+)
+def test_damaged_pickles_are_value_errors(content):
+    with pytest.raises(ValueError):
+        load_pickle(io.BytesIO(content))
+
+
+def test_too_deep_a_pickle_is_a_value_error():
+    with pytest.raises(ValueError, match="damaged pickle: RecursionError"):
+        load_pickle(io.BytesIO(b"]" * 100_000 + b"a" * 99_999 + b"."))
+
+
+def test_no_npy_file():
+    with pytest.raises(ValueError):
+        load_npy(io.BytesIO(b"something else"))

@@ -1,0 +1,254 @@
+"""Weights that torch and safetensors save are read without either, and nothing in a file runs."""
+
+import base64
+import os
+import pickle
+import zipfile
+import zlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.lab.safe.torch_files import load_state_dict, read_storage
+from tests.pickles import ORDERED_DICT, plain, storage
+
+# Written by torch 2.13: {"weight": arange(6.).reshape(2, 3).T, "count": int64 7, "half": bfloat16
+# [1.5, -2]}.
+TORCH_FILE = zlib.decompress(
+    base64.b64decode(
+        "eNqlVbtv00AYPzuJkxqaPoAmLdA5lUrqOC+HVyoLuYORSFMhRV0iN3FjCzfuOZdWICFFQq3UDRASG2JBYmCHsTsTCxNbh4qJPwHu7Ma1XSWh7adc"
+        "Torv9/B9j1TkUBiAWAyciUkwDRSroek76lJTQUp6+5khiXGw7ose/RKCVI3BgF1Vb2kIUg1kYli63kW60WHrlrrR1Y1mHantjmnVd3gW0qlULYoR"
+        "HXxSaakw5EBYyTAVtOb8yMJwjcJnOBiphfDe2O5CRmYQjK7KQA7J9D6MyZQc2odjB42GaRhqA+lmu8M+sZqqpTYf6Q3EQnahCq8geLUKx2sRwmJ2"
+        "2wjGNexA66s+NtstV3TCFs3ASY2RKQSnsNjCwoFGeKYRvFaF12v4voCmGJvwho9GtN1nCi7VjE3FwwSmohFMEt/0HpyVqT0451DeRPBWFd7upity"
+        "NDb+vbS4giFkVQamJQFyblrSm6a1paD6jmp18LtLIhfIzujIEOWvf369Il7JGqw8B4qnyiepqyuG3mpvqW0kidlzi+Mo5IiB8i78TWMJeqiBKVB2"
+        "DWw8R6pJMi2J9y6i2w9DR8hQiYe9B0ezpIyZoR7i4KGvK5Y4Sbx7CQMOa6+Mv5bxB68eXh+XiaPE6+M3SfwgOcLRot9RRhJT/+0oesJC9LZ/HptE"
+        "IDZC775fj5dE4cI3cFgGh0Q7urp+RBorPFR7wlMBbtFfKv9Zlqj/+NB6Orr+5gF/2gD2q3dUS8cd8EIho6euNyUxfU4znJAr5QRByBVLhTyXE4rZ"
+        "PMcV81meywqZQonP4yccny/ZFfrpSy+FfaRslxQx6/r0Do/JM86DczyI9g6AhA/5ngKDxk2QxNvEc/7GpcGQyRHk8TbilI/nrYfHHQBBuLdr4j74"
+        "TAgEejeI9XaAH/s5iM0Esd4K9mOT4QCWD2K99Tfhw77zYAfcu7cs5n3g6QgYUbAVmWEW++UduuMixwL7Cu3s3yL9ccHYk+Pvyfxw/jkijIMZs887"
+        "Z/8B1gPUvQ=="
+    )
+)
+
+
+def tensor(kind="FloatStorage", key="0", offset=0, shape=(2,), strides=(1,)):
+    """The opcodes of a tensor, as torch writes them."""
+    storage = (
+        b"("
+        + plain("storage")
+        + b"ctorch\n"
+        + kind.encode()
+        + b"\n"
+        + b"".join(map(plain, (key, "cpu", 0)))
+        + b"tQ"
+    )
+    arguments = b"".join(map(plain, (offset, shape, strides, False)))
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + arguments + ORDERED_DICT + b"tR"
+
+
+def state_dict(**tensors):
+    """The pickle of an OrderedDict with the attribute that torch gives it."""
+    entries = b"".join(plain(name) + value for name, value in tensors.items())
+    return (
+        b"\x80\x02"
+        + ORDERED_DICT
+        + b"("
+        + entries
+        + b"u}"
+        + plain("_metadata")
+        + plain({"": 1})
+        + b"sb."
+    )
+
+
+def write(path, pickled, storages=None, compression=zipfile.ZIP_STORED, byteorder=b"little"):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("top/data.pkl", pickled)
+        archive.writestr("top/byteorder", byteorder)
+        for key, array in (storages or {"0": np.arange(2, dtype=np.float32)}).items():
+            archive.writestr(f"top/data/{key}", array.tobytes())
+    return path
+
+
+def test_a_file_that_torch_wrote(tmp_path):
+    (tmp_path / "weights.pth").write_bytes(TORCH_FILE)
+    arrays = load_state_dict(tmp_path / "weights.pth")
+    assert list(arrays) == ["weight", "count", "half"]
+    np.testing.assert_array_equal(arrays["weight"], np.arange(6, dtype=np.float32).reshape(2, 3).T)
+    assert (
+        arrays["count"].shape == () and arrays["count"].dtype == np.int64 and arrays["count"] == 7
+    )
+    assert arrays["half"].dtype == jnp.bfloat16 and arrays["half"].tolist() == [1.5, -2]
+
+
+DTYPES = {
+    "BFloat16Storage": jnp.bfloat16,
+    "BoolStorage": np.bool_,
+    "ByteStorage": np.uint8,
+    "CharStorage": np.int8,
+    "DoubleStorage": np.float64,
+    "FloatStorage": np.float32,
+    "HalfStorage": np.float16,
+    "IntStorage": np.int32,
+    "LongStorage": np.int64,
+    "ShortStorage": np.int16,
+}
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_dtypes(tmp_path, kind):
+    values = np.array([0, 1, 0, 1, 1, 0]).astype(DTYPES[kind])
+    pickled = state_dict(x=tensor(kind, offset=1, shape=(2, 2), strides=(2, 1)))
+    array = load_state_dict(write(tmp_path / "x.pt", pickled, {"0": values}))["x"]
+    assert array.dtype == DTYPES[kind]
+    np.testing.assert_array_equal(array, values[1:5].reshape(2, 2))
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_storages_of_old(kind):
+    values = np.array([0, 1, 0, 1, 1]).astype(DTYPES[kind])
+    read = read_storage(storage(values, kind))
+    assert read.dtype == DTYPES[kind]
+    np.testing.assert_array_equal(read, values)
+
+
+def test_views_of_one_storage(tmp_path):
+    values = np.arange(12, dtype=np.float32)
+    views = {
+        "whole": tensor(shape=(3, 4), strides=(4, 1)),
+        "transposed": tensor(shape=(4, 3), strides=(1, 4)),
+        "column": tensor(offset=1, shape=(3,), strides=(4,)),
+        "last": tensor(offset=11, shape=(), strides=()),
+        "none": tensor(shape=(0, 4), strides=(4, 1)),
+        "repeated": tensor(shape=(3, 2), strides=(0, 1)),
+    }
+    arrays = load_state_dict(write(tmp_path / "x.pth", state_dict(**views), {"0": values}))
+    table = values.reshape(3, 4)
+    expected = {
+        "whole": table,
+        "transposed": table.T,
+        "column": table[:, 1],
+        "last": values[11],
+        "none": table[:0],
+    }
+    for name, value in (expected | {"repeated": np.tile(values[:2], (3, 1))}).items():
+        np.testing.assert_array_equal(arrays[name], value)
+        assert arrays[name].shape == value.shape and arrays[name].flags.c_contiguous
+
+
+def test_parameters_are_tensors(tmp_path):
+    parameter = (
+        b"ctorch._utils\n_rebuild_parameter\n(" + tensor() + plain(True) + ORDERED_DICT + b"tR"
+    )
+    assert load_state_dict(write(tmp_path / "x.pth", state_dict(x=parameter)))["x"].tolist() == [
+        0,
+        1,
+    ]
+
+
+class Attack:
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.target}",)
+
+
+@pytest.mark.parametrize(
+    "place", ["instead of the dict", "as an entry", "as a storage", "in the metadata"]
+)
+def test_nothing_runs(tmp_path, place):
+    target = tmp_path / "written"
+    attack = pickle.dumps(Attack(target), 2)
+    pickle.loads(attack)
+    assert target.exists()  # the attack is real
+    target.unlink()
+    pickled = {
+        "instead of the dict": attack,
+        "as an entry": state_dict(x=attack[2:-1]),
+        "as a storage": state_dict(
+            x=tensor().replace(plain("storage"), plain("storage") + attack[2:-1])
+        ),
+        "in the metadata": state_dict(x=tensor()).replace(plain({"": 1}), attack[2:-1]),
+    }[place]
+    with pytest.raises(
+        ValueError, match=r"x\.pth: the pickle names \w+\.system; only tensors by name"
+    ):
+        load_state_dict(write(tmp_path / "x.pth", pickled))
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch.storage _load_from_bytes",
+        "torch._utils _rebuild_tensor_v3",
+        "torch load",
+        "builtins dict",
+    ],
+)
+def test_other_names_of_torch_are_refused(tmp_path, name):
+    pickled = state_dict(x=b"c" + name.replace(" ", "\n").encode() + b"\n(" + plain(b"") + b"tR")
+    with pytest.raises(ValueError, match=f"names {name.replace(' ', '.')}; only tensors"):
+        load_state_dict(write(tmp_path / "x.pth", pickled))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"offset": 1},
+        {"offset": -1},
+        {"shape": (3,)},
+        {"shape": (2,), "strides": (2,)},
+        {"shape": (2,), "strides": (-1,), "offset": 1},
+        {"shape": (1, 2), "strides": (1,)},
+        {"shape": (10**12,), "strides": (0,)},
+        {"shape": (-2,), "strides": (1,)},
+        {"shape": ("2",)},
+    ],
+)
+def test_tensors_outside_their_storage_are_refused(tmp_path, place):
+    with pytest.raises(ValueError, match="tensor 'x' does not lie in its storage"):
+        load_state_dict(write(tmp_path / "x.pth", state_dict(x=tensor(**place))))
+
+
+REFUSED = {
+    "an entry that is no tensor": (
+        state_dict(x=tensor(), epoch=plain(3)),
+        {},
+        "entry 'epoch' is no tensor",
+    ),
+    "a list": (b"\x80\x02].", {}, "holds a list; expected tensors by name"),
+    "a tensor": (
+        b"\x80\x02" + tensor() + b".",
+        {},
+        "holds a _rebuild_tensor_v2; expected tensors by name",
+    ),
+    "a tensor without a name": (
+        b"\x80\x02}" + plain(1) + tensor() + b"s.",
+        {},
+        "entry 1 is no tensor",
+    ),
+    "half a pickle": (state_dict(x=tensor())[:-9], {}, "damaged"),
+    "no storage": (state_dict(x=tensor(key="1")), {}, "damaged.*top/data/1"),
+    "another storage": (
+        state_dict(x=tensor(key="../data.pkl")),
+        {},
+        r"damaged.*top/data/\.\./data\.pkl",
+    ),
+    "half a number": (
+        state_dict(x=tensor()),
+        {"storages": {"0": np.zeros(5, np.uint8)}},
+        "multiple of element size",
+    ),
+    "compressed": (state_dict(x=tensor()), {"compression": zipfile.ZIP_DEFLATED}, "is compressed"),
+    "big-endian": (state_dict(x=tensor()), {"byteorder": b"big"}, "big-endian machine"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_anything_else_is_one_clear_line(tmp_path, what):
+    pickled, options, message = REFUSED[what]
+    with pytest.raises(ValueError, match=rf"x\.pth: .*{message}") as error:
+        load_state_dict(write(tmp_path / "x.pth", pickled, **options))
+    assert "\n" not in str(error.value)

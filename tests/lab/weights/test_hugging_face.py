@@ -1,0 +1,191 @@
+"""Folders of Hugging Face's: forwards beside NumPy's and transformers', and files that do not
+fit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_ht as fl
+from fedjax_ht.lab.weights.hugging_face.folder import weights_file
+from tests.hugging_face import CONFIGS, made_up, write_folder
+from tests.reference import hugging_face as reference
+
+CLASSES = 3
+TOKENS = jax.ShapeDtypeStruct((6,), jnp.int32)
+TEXTS = np.array([[5, 9, 29, 1, 7, 2], [5, 4, 3, 2, 0, 0], [8, 0, 0, 0, 0, 0]], np.int32)
+IMAGES = np.random.default_rng(3).normal(size=(2, 4, 4, 3)).astype(np.float32)
+
+
+def federation_of(group: str, **options):
+    is_image = "vit" in group
+    shape = (4, 4, 3) if is_image else TOKENS
+    modules = fl.model_group(group, CLASSES, shape, vocabulary=30, **options)
+    return fl.make_federation(modules, shape, CLASSES, num_clients=1)
+
+
+def features(group: str, file: str, samples: np.ndarray) -> np.ndarray:
+    federation = fl.with_weights(federation_of(group), file, head=False)
+    bucket = federation.buckets[0]
+    client = fl.init_variables(bucket, jax.random.key(0))
+    return np.asarray(fl.own_features(bucket, client, samples, jnp.ones(len(samples), bool)))
+
+
+def expected(family: str, arrays, sample: np.ndarray, pooling: str) -> np.ndarray:
+    text = sample if family == "vit" else sample[: np.count_nonzero(sample)]
+    tokens = getattr(reference, family)(arrays, CONFIGS[family], text)
+    if pooling == "mean":
+        return tokens.mean(0)
+    return tokens[0] if family in ("bert", "vit") else tokens[-1]
+
+
+@pytest.mark.parametrize(
+    "family, pooling",
+    [("bert", "cls"), ("bert", "mean"), ("vit", "cls"), ("gpt2", "last"), ("llama", "last")],
+)
+def test_features_are_the_papers(family, pooling, tmp_path):
+    group, arrays = write_folder(tmp_path / family, family), made_up(family)
+    if pooling == "mean":
+        (tmp_path / family / "1_Pooling").mkdir()
+        place = tmp_path / family / "1_Pooling" / "config.json"
+        place.write_text('{"pooling_mode_mean_tokens": true}')
+    samples = IMAGES if family == "vit" else TEXTS
+    values = features(group, weights_file(group), samples)
+    rows = [expected(family, arrays, sample, pooling) for sample in samples]
+    np.testing.assert_allclose(values, rows, rtol=0, atol=1e-5)
+
+
+def test_a_models_prefix_and_other_heads_are_left_out(tmp_path):
+    """Files of models with a head put a prefix before the extractor's names."""
+    arrays = {f"bert.{name}": array for name, array in made_up("bert").items()}
+    arrays |= {"cls.predictions.bias": np.zeros(30, np.float32)}
+    arrays |= {"bert.pooler.dense.bias": np.zeros(8, np.float32)}
+    group = write_folder(tmp_path / "bert", "bert", arrays)
+    fl.with_weights(federation_of(group), weights_file(group), head=False)
+
+
+def test_heads_that_fit_are_loaded(tmp_path):
+    """A vision transformer's classifier is linear on these features; a decoder's embedding scores
+    the next token where its file has no head."""
+    arrays = {f"vit.{name}": array for name, array in made_up("vit").items()}
+    weight, bias = np.ones((CLASSES, 8), np.float32), np.full(CLASSES, 2.0, np.float32)
+    arrays |= {"classifier.weight": weight, "classifier.bias": bias}
+    group = write_folder(tmp_path / "vit", "vit", arrays)
+    started = fl.with_weights(federation_of(group), weights_file(group), head=True)
+    head = started.buckets[0].weights["params"]["head"]
+    np.testing.assert_array_equal(head["kernel"], weight.T)
+    np.testing.assert_array_equal(head["bias"], bias)
+
+    group = write_folder(tmp_path / "gpt2", "gpt2")
+    modules = fl.model_group(group, 30, TOKENS, vocabulary=30)
+    federation = fl.make_federation(modules, TOKENS, 30, num_clients=1)
+    federation = fl.with_weights(federation, weights_file(group), head=True)
+    head = federation.buckets[0].weights["params"]["head"]
+    np.testing.assert_array_equal(head["kernel"], made_up("gpt2")["wte.weight"].T)
+    assert not head["bias"].any()
+
+
+def changed(**arrays):
+    """The arrays of BERT with some changed; None leaves one out."""
+    made = made_up("bert") | arrays
+    return {name: array for name, array in made.items() if array is not None}
+
+
+LAYER = "encoder.layer.1.attention.self.query.weight"
+BAD_FILES = {
+    f"the file has no {LAYER}": {LAYER: None},
+    rf"the file's {LAYER} has shape \(8, 7\); its config.json says \(8, 8\)": {
+        LAYER: np.ones((8, 7), np.float32)
+    },
+    "the file has encoder.layer.2.x, for which the model has no place": {
+        "encoder.layer.2.x": np.ones(3, np.float32)
+    },
+    "has values that are not finite": {LAYER: np.full((8, 8), np.nan, np.float32)},
+}
+
+
+@pytest.mark.parametrize("message", BAD_FILES)
+def test_files_that_do_not_fit_are_refused(message, tmp_path):
+    group = write_folder(tmp_path / "bert", "bert", changed(**BAD_FILES[message]))
+    with pytest.raises(ValueError, match=message) as caught:
+        fl.with_weights(federation_of(group), weights_file(group), head=False)
+    assert "\n" not in str(caught.value)
+
+
+BAD_CONFIGS = {
+    "model_type is 'rwkv'; it must be one of bert, vit, gpt2, llama": {"model_type": "rwkv"},
+    "hidden_size is 9; it must be a positive integer of at most 1,048,576, a multiple of 2": {
+        "hidden_size": 9
+    },
+    "num_hidden_layers is True; it must be a positive integer": {"num_hidden_layers": True},
+    "num_hidden_layers is 100000; it must be a positive integer of at most 1,000": {
+        "num_hidden_layers": 100_000
+    },
+    "vocab_size is 10000000000; it must be": {"vocab_size": 10**10},
+    "hidden_act is 'tanh'; it must be one of gelu, ": {"hidden_act": "tanh"},
+    "layer_norm_eps is nan; it must be a positive number": {"layer_norm_eps": float("nan")},
+    "position_embedding_type is 'relative_key'; only models with 'absolute' are built": {
+        "position_embedding_type": "relative_key"
+    },
+    "texts have 6 tokens, and the model has 5 positions": {"max_position_embeddings": 5},
+    "has 20 token ids, and the data have 30; give the folder as the data's tokenizer, too": {
+        "vocab_size": 20
+    },
+}
+
+
+@pytest.mark.parametrize("message", BAD_CONFIGS)
+def test_models_that_are_not_built_are_refused(message, tmp_path):
+    group = write_folder(tmp_path / "bert", "bert", **BAD_CONFIGS[message])
+    with pytest.raises(ValueError, match=message) as caught:
+        federation_of(group)
+    assert "\n" not in str(caught.value)
+
+
+def test_long_rotations_and_other_images_are_refused(tmp_path):
+    scaling = {"rope_type": "yarn", "factor": 4.0}
+    for field in ("rope_scaling", "rope_parameters"):
+        group = write_folder(tmp_path / "llama", "llama", **{field: scaling})
+        with pytest.raises(ValueError, match=f"{field} is .*; only rotated positions without"):
+            federation_of(group)
+    group = write_folder(tmp_path / "vit", "vit", image_size=8)
+    with pytest.raises(ValueError, match=r"takes images \(8, 8, 3\); a sample is \(4, 4, 3\)"):
+        federation_of(group)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", "[" * 100_000, "\xff"])
+def test_a_config_that_is_no_object_is_refused(content, tmp_path):
+    (tmp_path / "config.json").write_bytes(content.encode("latin1"))
+    with pytest.raises(ValueError, match=r"config.json (holds no|is not readable as) JSON"):
+        federation_of(f"hf:{tmp_path}")
+    with pytest.raises(FileNotFoundError, match=r"no config\.json in"):
+        federation_of(f"hf:{tmp_path / 'nothing'}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", CONFIGS)
+def test_features_are_those_of_transformers(family, tmp_path):
+    """Needs torch and transformers. Files are written by transformers itself."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **CONFIGS[family])
+    model = transformers.AutoModel.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    model.save_pretrained(tmp_path / family)
+    group = f"hf:{tmp_path / family}"
+    samples = IMAGES if family == "vit" else TEXTS
+    with torch.no_grad():
+        if family == "vit":
+            pixels = torch.tensor(samples.transpose(0, 3, 1, 2))
+            hidden = model(pixel_values=pixels).last_hidden_state[:, 0].numpy()
+        else:
+            mask = torch.tensor(samples != 0)
+            out = model(input_ids=torch.tensor(samples), attention_mask=mask).last_hidden_state
+            last = np.count_nonzero(samples, axis=1) - 1
+            place = np.zeros_like(last) if family == "bert" else last
+            hidden = out.numpy()[np.arange(len(samples)), place]
+    values = features(group, weights_file(group), samples)
+    np.testing.assert_allclose(values, hidden, rtol=0, atol=1e-5)

@@ -1,0 +1,184 @@
+"""A model's arrays as torch names them, and back: names, heads behind the pooling, and which
+architecture it is."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.bucket import features, init_variables, logits
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.lab.weights.layouts import looks_like, own_names, size, starting_weights, state_dict
+from fedjax_ht.models.heads import DenseHead, vit_head
+from fedjax_ht.models.inception import GoogLeNet
+from fedjax_ht.models.layers import Linear
+from fedjax_ht.models.mobilenet import MobileNetV2
+from fedjax_ht.models.registry import model_group
+from fedjax_ht.models.resnets import ResNet
+from fedjax_ht.models.split import SplitModel
+from fedjax_ht.models.vits import ViT
+from tests.models.test_torchvision import SIZE, torchvision_models
+
+CASES = {  # module, what of torchvision loads its state dict
+    "wider features": (
+        SplitModel(ResNet((1, 1, 1, 1), 1024), Linear(10), stateful=True),
+        lambda m: m.resnet.ResNet(m.resnet.BasicBlock, [1, 1, 1, 1], num_classes=10),
+    ),
+    "bottlenecks, scanned": (
+        SplitModel(
+            ResNet((3, 1, 1, 1), 512, bottleneck=True, scan_from=1), Linear(10), stateful=True
+        ),
+        lambda m: m.resnet.ResNet(m.resnet.Bottleneck, [3, 1, 1, 1], num_classes=10),
+    ),
+    "another head": (
+        SplitModel(ResNet((1, 1, 1, 1), 300), DenseHead((16,), 10), stateful=True),
+        lambda m: with_head(m.resnet.ResNet(m.resnet.BasicBlock, [1, 1, 1, 1]), 512, 16, 10),
+    ),
+    "transformer": (
+        SplitModel(ViT(8, 3, 2, 24, 40, feature_dim=16), vit_head(10, 20)),
+        lambda m: m.VisionTransformer(32, 8, 3, 2, 24, 40, num_classes=10, representation_size=20),
+    ),
+    "transformer, linear": (
+        SplitModel(ViT(8, 2, 2, 24, 40, feature_dim=16), Linear(10)),
+        lambda m: m.VisionTransformer(32, 8, 2, 2, 24, 40, num_classes=10),
+    ),
+    "mobilenet": (
+        SplitModel(MobileNetV2(512), Linear(10), stateful=True),
+        lambda m: m.mobilenet_v2(num_classes=10),
+    ),
+    "googlenet": (
+        SplitModel(GoogLeNet(512), Linear(10), stateful=True),
+        lambda m: m.googlenet(num_classes=10, aux_logits=False, init_weights=False),
+    ),
+}
+
+
+def with_head(model, width, hidden, classes):
+    from torch import nn
+
+    model.fc = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    return model
+
+
+def random_model(module):
+    """A bucket and its variables, biases and statistics among them, as NumPy."""
+    bucket = make_federation({"model": module}, SIZE, 10, num_clients=1).buckets[0]
+    shapes = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
+    rng = np.random.default_rng(0)
+
+    def draw(path, leaf):
+        values = rng.standard_normal(leaf.shape).astype(np.float32) * 0.1
+        return 1 + abs(values) if path[-1].key in ("scale", "var") else values
+
+    return bucket, jax.tree.map_with_path(draw, shapes)
+
+
+def scores(bucket, variables, x):
+    representations, _ = features(
+        bucket, variables["params"], variables["stats"], x, jnp.ones(len(x), bool), train=False
+    )
+    return np.asarray(logits(bucket, variables["params"], representations))
+
+
+def whole(variables):
+    # a transformer has no statistics
+    return {name: tree for name, tree in variables.items() if tree}
+
+
+SOME = [
+    name if name in ("another head", "transformer") else pytest.param(name, marks=pytest.mark.slow)
+    for name in CASES
+]
+
+
+@pytest.mark.parametrize("case", SOME)
+def test_a_state_dict_is_taken_back(case):
+    module, _ = CASES[case]
+    bucket, variables = random_model(module)
+    arrays = state_dict(module, variables)
+    assert not any(name.startswith("params/") for name in arrays)
+    loaded = starting_weights(arrays, module, variables, head=True)
+    assert jax.tree.structure(loaded) == jax.tree.structure(whole(variables))
+    x = np.random.default_rng(1).standard_normal((2, *SIZE)).astype(np.float32)
+    expected, again = (scores(bucket, v, x) for v in (variables, {"stats": {}} | loaded))
+    np.testing.assert_allclose(again, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    # Where there are no more features than the extractor's own, the arrays themselves are the same.
+    if case != "wider features":
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), loaded, whole(variables)
+        )
+    assert "head" not in starting_weights(arrays, module, variables)["params"]
+    assert size(arrays, module, variables) == (len(arrays), len(arrays))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_torchvision_takes_a_state_dict_strictly(case):
+    module, make = CASES[case]
+    reference = make(torchvision_models()).eval()
+    import torch
+
+    bucket, variables = random_model(module)
+    arrays = state_dict(module, variables)
+    reference.load_state_dict(
+        {name: torch.tensor(array) for name, array in arrays.items()}, strict=True
+    )
+    assert len(reference.state_dict()) == len(arrays)
+    x = np.random.default_rng(1).standard_normal((2, *SIZE)).astype(np.float32)
+    with torch.no_grad():
+        expected = reference(torch.from_numpy(x).permute(0, 3, 1, 2)).numpy()
+    np.testing.assert_allclose(
+        scores(bucket, variables, x), expected, rtol=0, atol=1e-5 * np.abs(expected).max()
+    )
+
+
+def test_a_model_without_a_torch_original_has_its_own_names():
+    module = model_group("cnn5", 10, SIZE)["cnn1"]
+    _, variables = random_model(module)
+    arrays = state_dict(module, variables)
+    assert arrays.keys() == own_names(variables).keys() and "params/head/kernel" in arrays
+    loaded = starting_weights(
+        arrays | {"shared/params/x": np.ones(2)}, module, variables, head=True
+    )
+    jax.tree.map(np.testing.assert_array_equal, loaded["params"], variables["params"])
+
+
+def test_heads_that_do_not_fit_stay():
+    module, _ = CASES["bottlenecks, scanned"]
+    _, variables = random_model(module)
+    arrays = state_dict(module, variables)
+    assert "head" in starting_weights(arrays, module, variables, head=True)["params"]
+    rng = np.random.default_rng(0)
+    for changed in (
+        # other classes
+        {"fc.weight": np.ones((1000, 2048), np.float32), "fc.bias": np.ones(1000, np.float32)},
+        # no function of the 512 means
+        {"fc.weight": rng.standard_normal((10, 2048)).astype(np.float32)},
+        {"fc.weight": np.ones((10, 77), np.float32)},  # another extractor's
+        {"fc.bias": np.ones(9, np.float32)},
+    ):
+        assert (
+            "head" not in starting_weights(arrays | changed, module, variables, head=True)["params"]
+        )
+    del arrays["fc.bias"]
+    assert "head" not in starting_weights(arrays, module, variables, head=True)["params"]
+
+
+def test_architectures_are_recognised_by_their_shapes():
+    modules = {f"resnet{n}": model_group(f"resnet{n}", 10, SIZE)[f"resnet{n}"] for n in (10, 18)}
+    modules |= {name: model_group(name, 10, SIZE)[name] for name in ("vit_b16", "vit_b32")}
+    shapes = {}
+    for name, module in modules.items():
+        bucket = make_federation({name: module}, SIZE, 10, num_clients=1).buckets[0]
+        shapes[name] = jax.eval_shape(
+            lambda key, b=bucket: init_variables(b, key), jax.random.key(0)
+        )
+    for name, like in shapes.items():
+        blank = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), like)
+        assert looks_like(state_dict(modules[name], blank), shapes) == name
+        assert looks_like(own_names(blank), shapes) == name
+    grey = state_dict(
+        modules["resnet18"],
+        jax.tree.map(lambda x: np.zeros(x.shape, np.float32), shapes["resnet18"]),
+    )
+    grey["conv1.weight"] = grey["conv1.weight"][:, :1]
+    assert looks_like(grey, shapes) == "resnet18" and looks_like({"a": np.ones(2)}, shapes) is None
