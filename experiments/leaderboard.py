@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from absl import app, flags
 
+from experiments.configs.leaderboard_images import FORMS
 from experiments.leaderboard_rows import (
     Rank,
     Standing,
@@ -33,19 +34,18 @@ from experiments.leaderboard_rows import (
 from experiments.paper_parts import wrapped
 from experiments.paper_tables import around_marks
 from experiments.rows import write_rows
-from fedjax_ht.configs.base import typed_config
-from fedjax_ht.configs.leaderboard_images import FORMS
-from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.names import unknown
-from fedjax_ht.experiment.entries import BASELINE
-from fedjax_ht.experiment.entry_text import split_spec
+from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.config.config_files import read_config_file
+from fedjax_ht.lab.config.entries import BASELINE
+from fedjax_ht.lab.config.entry_text import split_spec
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.report.statistics import Interval
+from fedjax_ht.lab.report.table import Table, human_bytes, human_flops
+from fedjax_ht.lab.runs.compare import ALL, comparison
+from fedjax_ht.lab.runs.fitting import fitting
 from fedjax_ht.methods import METHODS
-from fedjax_ht.report.statistics import Interval
-from fedjax_ht.report.table import Table, human_bytes, human_flops
-from fedjax_ht.runner.cli import fail, parse_flags
-from fedjax_ht.runner.compare import ALL, comparison
-from fedjax_ht.runner.config_files import read_config_file
-from fedjax_ht.runner.fitting import fitting
 
 RESULTS, PAGE = Path("experiments/results"), Path("docs/leaderboard.md")
 UNFIT = "leaderboard_unfit.csv"

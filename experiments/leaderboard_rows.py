@@ -12,17 +12,17 @@ import numpy as np
 
 from experiments.rows import grouped, write_rows
 from experiments.run_folders import RunFolder, read_folder, runs_of, unequal_rows
-from fedjax_ht.configs.base import method_options, typed_config
-from fedjax_ht.configs.sections import Config
-from fedjax_ht.configs.typed import to_json
-from fedjax_ht.experiment.entries import BASELINE
-from fedjax_ht.experiment.identity import some
-from fedjax_ht.experiment.json_files import flatten
-from fedjax_ht.experiment.run_folder import FREE_FIELDS, NAMING
-from fedjax_ht.report.gains import Gains, gains_of_run
-from fedjax_ht.report.results import MACRO_F1
-from fedjax_ht.report.statistics import LEVEL, Interval, mean_interval
-from fedjax_ht.runner.config_files import read_config_file
+from fedjax_ht.lab.config.base import method_options, typed_config
+from fedjax_ht.lab.config.config_files import read_config_file
+from fedjax_ht.lab.config.entries import BASELINE
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.config.typed import to_json
+from fedjax_ht.lab.report.gains import Gains, gains_of_run
+from fedjax_ht.lab.report.results import MACRO_F1
+from fedjax_ht.lab.report.statistics import LEVEL, Interval, mean_interval
+from fedjax_ht.lab.runs.identity import some
+from fedjax_ht.lab.runs.json_files import flatten
+from fedjax_ht.lab.runs.run_folder import FREE_FIELDS, NAMING
 from fedjax_ht.simulation.history import best_by, wire_bytes
 from fedjax_ht.simulation.rows import Row, evaluated
 

@@ -15,8 +15,8 @@ training left them. `form` gives methods another form, see `FORMS`. Results: doc
 
 from typing import Any
 
-from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
 from fedjax_ht.core.names import unknown
+from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config
 
 FORMS = {
     # as published code runs: all clients of an architecture start from the same weights, too

@@ -11,9 +11,9 @@ the persons are the split. Clients are scored, and `form` is, as in leaderboard_
 docs/leaderboard.md.
 """
 
-from fedjax_ht.configs import quickstart_sensors
-from fedjax_ht.configs.base import apply_argument, method_config, partition_config
-from fedjax_ht.configs.leaderboard_images import set_form
+from experiments.configs import quickstart_sensors
+from experiments.configs.leaderboard_images import set_form
+from fedjax_ht.lab.config.base import apply_argument, method_config, partition_config
 
 
 def get_config(argument=None):

@@ -28,7 +28,7 @@ from experiments.leaderboard_rows import (
     standings,
 )
 from experiments.run_folders import read_folder
-from fedjax_ht.configs.base import base_config, typed_config
+from fedjax_ht.lab.config.base import base_config, typed_config
 from tests.docs.links import assert_links_lead_to_headings
 from tests.experiments.folders import write_run
 
