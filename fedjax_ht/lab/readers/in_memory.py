@@ -71,8 +71,9 @@ def of_hugging_face(
             )
     official, first = _official(sets), next(iter(sets.values()))
     columns, class_names = {}, {}
+    parts = [(_arrow(part), part) for part in sets.values()]
     for column in first.column_names:
-        columns[column] = [value for part in sets.values() for value in part[column]]
+        columns[column] = _joined([_values(tables, part, column) for tables, part in parts])
         names = getattr(first.features[column], "names", None)
         if names:
             class_names[column] = tuple(names)
@@ -86,6 +87,28 @@ def of_hugging_face(
         class_names=class_names,
     )
     return frame_set(table, named_columns, split=split, client=client, sizes=sizes)
+
+
+def _arrow(part: Any) -> Any:
+    """The `pyarrow.Table` of a `datasets.Dataset`; None for an object without one."""
+    return part.with_format("arrow")[:] if hasattr(part, "with_format") else None
+
+
+def _values(table: Any, part: Any, name: str) -> Any:
+    """The values of a column: an array of numbers or texts from Arrow, else a list.
+
+    A list of Python objects takes fifty times as long; lists and images in a column need one.
+    """
+    if table is None or table.column(name).type.num_fields:
+        return part[name]
+    return table.column(name).to_numpy()
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """The values of all parts, one after another."""
+    if all(isinstance(part, np.ndarray) for part in parts):
+        return np.concatenate(parts)
+    return [value for part in parts for value in part]
 
 
 def _official(sets: Mapping[str, Any]) -> dict[str, np.ndarray]:
