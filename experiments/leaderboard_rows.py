@@ -5,6 +5,7 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,12 +52,9 @@ TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 
 
 class Evaluation(NamedTuple):
-    """An evaluation of a run: the round, shares in [0, 1], and costs of all rounds so far."""
+    """An evaluation of a run: the accuracy, in [0, 1], and the costs of all rounds so far."""
 
-    round: int
     accuracy: float
-    val_accuracy: float
-    macro_f1: float
     bytes: float
     flops: float
 
@@ -110,7 +108,7 @@ def read_trials(path: Path) -> Trials:
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
     trials: Trials = {}
-    for (method, *_), rows in grouped(lines, trial_key).items():
+    for (method, *_), rows in grouped(lines, itemgetter("method", "seed", "split")).items():
         trials.setdefault(method, []).append(read_trial(rows))
     seeds = {tuple((trial.seed, trial.split) for trial in each) for each in trials.values()}
     if len(seeds) > 1:
@@ -118,17 +116,11 @@ def read_trials(path: Path) -> Trials:
     return trials
 
 
-def trial_key(line: Mapping[str, str]) -> tuple[str, str, str]:
-    """Returns by what lines of a CSV belong to one trial."""
-    return line["method"], line["seed"], line["split"]
-
-
 def read_trial(lines: Sequence[Mapping[str, str]]) -> Trial:
     """Reads the lines of one trial."""
     evaluations = []
     for line in lines:
-        numbers = [float(line[name]) for name in Evaluation._fields[1:]]
-        evaluations.append(Evaluation(int(line["round"]), *numbers))
+        evaluations.append(Evaluation(*(float(line[name]) for name in Evaluation._fields)))
     score = read_score(lines, "")
     assert score is not None  # as of every run
     (chosen,) = (line for line in lines if line["samples"])
