@@ -146,7 +146,6 @@ from .models import model_group as model_group
 from .models import sliced_network as sliced_network
 from .simulation.history import best as best
 from .simulation.history import run as run
-from .simulation.history import run_together as run_together
 from .simulation.options import SimulationOptions as SimulationOptions
 from .simulation.profile import Profile as Profile
 from .simulation.profile import by_chance as by_chance

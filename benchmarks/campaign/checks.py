@@ -28,7 +28,6 @@ from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.rows import Row, evaluated
 from fedjax_ht.simulation.runs import run_each
 from fedjax_ht.simulation.simulation import Simulation, bound_simulation, make_simulation
-from fedjax_ht.simulation.together import side_by_side
 
 # Of a number, or of FLOOR where it is smaller; of an accuracy, one sample of the four clients that
 # have three each.
@@ -185,7 +184,6 @@ def accuracy(
         rounds,
         [None] * trials,
         histories=[()] * trials,
-        each=side_by_side(simulations),
         eval_every=every,
         after_round=enough,
     )

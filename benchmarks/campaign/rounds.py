@@ -25,8 +25,6 @@ from fedjax_ht.models import model_group
 from fedjax_ht.simulation import engine, parts
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, bound_simulation, make_simulation
-from fedjax_ht.simulation.state import SimulationState
-from fedjax_ht.simulation.together import side_by_side
 
 SHAPE, CLASSES, BATCH = (32, 32, 3), 10, 10
 NONE = np.array([], np.int64)
@@ -56,7 +54,7 @@ def timed_rounds(
     """Times rounds, and with `evaluate` an evaluation of all clients behind each.
 
     Args:
-      simulations: the runs that play side by side.
+      simulations: the runs.
       rounds: at least two; the first compiles.
       score: whether rounds score their participants.
       evaluate: whether evaluations are timed, too.
@@ -69,23 +67,16 @@ def timed_rounds(
     start = time.perf_counter()
     states = [simulation.init() for simulation in simulations]
     jax.block_until_ready([(state.clients, state.server) for state in states])
-    each = side_by_side(simulations)
-
-    def play(simulation: Simulation, state: SimulationState) -> SimulationState:
-        return simulation.run_round(state, score)[0]
-
-    def scored(simulation: Simulation, state: SimulationState) -> None:
-        simulation.evaluate(state)  # what it returns is on the host
-
     first, seconds, evaluations = time.perf_counter() - start, [], []
     for _ in range(rounds):
         start = time.perf_counter()
-        states = each(play, simulations, states)
+        states = [run.run_round(state, score)[0] for run, state in zip(simulations, states)]
         jax.block_until_ready([(state.clients, state.server) for state in states])
         seconds.append(time.perf_counter() - start)
         if evaluate:
             start = time.perf_counter()
-            each(scored, simulations, states)
+            for run, state in zip(simulations, states):
+                run.evaluate(state)  # what it returns is on the host
             evaluations.append(time.perf_counter() - start)
     times = {"round": statistics.median(seconds[1:])}
     compiling = seconds[0] - times["round"]

@@ -14,7 +14,6 @@ from fedjax_ht.simulation.rows import Row, Runs, evaluated
 from fedjax_ht.simulation.runs import run_each
 from fedjax_ht.simulation.simulation import Rounds, Simulation
 from fedjax_ht.simulation.state import SimulationState, copy_state
-from fedjax_ht.simulation.together import fastest
 from fedjax_ht.simulation.watch import Watch, check_start
 
 
@@ -142,59 +141,6 @@ def run(
         ending=Ending(patience, give_up),
         progress_fn=watched,
         after_round=after_round,
-        only=only,
-        score_every=score_every,
-    )
-
-
-@checked
-def run_together(
-    simulations: Sequence[Simulation],
-    rounds: Whole,
-    *,
-    eval_every: Count = 1,
-    progress_fn: Callable[[Row], None] | None = None,
-    only: np.ndarray | None = None,
-    score_every: Count = 1,
-) -> tuple[list[SimulationState], list[list[Row]]]:
-    """Runs several simulations of one method and federation, such as those of several seeds, from
-    the start: on accelerators side by side in one program, which takes less than one after another,
-    else round by round.
-
-    Args:
-      simulations: the runs; "trial" in the rows counts them from 0.
-      Others as `run`.
-
-    Returns:
-      The last states, and the histories.
-
-    Raises:
-      ValueError: there is no simulation. One line.
-
-    Example:
-      >>> runs = []
-      >>> for seed in range(3):
-      ...     options = fl.SimulationOptions(seed=seed)
-      ...     runs.append(fl.make_simulation(method, federation, data, options))
-      >>> states, histories = fl.run_together(runs, rounds=5)
-    """
-    if not simulations:
-        raise ValueError("simulations is empty; it must have one or more of fl.make_simulation")
-    watches = [Watch(None, Divergence(each.num_classes)) for each in simulations]
-
-    def watched(row: Row) -> None:
-        watches[row["trial"]](row)
-        if progress_fn is not None:
-            progress_fn(row)
-
-    return run_each(
-        simulations,
-        rounds,
-        [None] * len(simulations),
-        histories=[()] * len(simulations),
-        each=fastest(simulations),
-        eval_every=eval_every,
-        progress_fn=watched,
         only=only,
         score_every=score_every,
     )

@@ -35,8 +35,6 @@ def simulation_lanes(
     counts: np.ndarray,
     method: Method,
     options: SimulationOptions,
-    *,
-    runs: int = 1,
 ) -> dict[str, int]:
     """Returns bucket name -> lanes, by which clients then are laid out, of a simulation with these
     options.
@@ -46,27 +44,21 @@ def simulation_lanes(
       counts: the clients' training samples, int [num_clients].
       method: the method, whose recipes the clients train by.
       options: the options; numbers of lanes in them are taken as they are.
-      runs: number of such simulations that play side by side, see `together`; where lanes are
-        chosen, each gets its part of them.
 
     Raises:
       ValueError: a bucket has no number, or there are fewer devices than the options want.
     """
     steps, recipes = [], [method.training_of(bucket.name) for bucket in federation.buckets]
     for bucket, recipe in zip(federation.buckets, recipes):
-        of_bucket = num_steps(recipe, counts[list(federation.members(bucket))])
-        steps.append(np.tile(of_bucket, runs))
-    lanes = choose_lanes(
+        steps.append(num_steps(recipe, counts[list(federation.members(bucket))]))
+    return choose_lanes(
         options.lanes,
         federation.buckets,
         steps,
-        participants=runs * options.participants(federation.num_clients),
+        participants=options.participants(federation.num_clients),
         recipes=recipes,
         mesh=client_mesh(options.devices),
     )
-    if options.lanes is not None:
-        return lanes
-    return {name: -(-together // runs) for name, together in lanes.items()}
 
 
 def choose_lanes(

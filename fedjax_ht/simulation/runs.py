@@ -1,29 +1,14 @@
-"""Several runs, round by round: the seeds of an entry, the points of a search, or one alone."""
+"""Several runs, round by round: the seeds of an entry, or one alone."""
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from fedjax_ht.simulation.ending import NEVER, Ending
-from fedjax_ht.simulation.report import RoundReport
 from fedjax_ht.simulation.rows import Row, evaluation_row, round_row
 from fedjax_ht.simulation.simulation import Rounds, Simulation
 from fedjax_ht.simulation.state import SimulationState
-
-Each = Callable[[Callable[[Any, SimulationState], Any], Sequence[Any], Sequence[Any]], list]
-"""(function of a simulation and its state, simulations, their states) -> the results."""
-
-
-def one_after_another(
-    function: Callable[[Any, SimulationState], Any],
-    simulations: Sequence[Rounds | Simulation],
-    states: Sequence[SimulationState],
-) -> list:
-    """Calls a function for one run after another, see `Each`."""
-    return [function(*run) for run in zip(simulations, states)]
 
 
 def run_each(
@@ -34,7 +19,6 @@ def run_each(
     histories: Sequence[Sequence[Row]],
     after_round: Callable[[list[SimulationState], list[list[Row]]], bool] | None = None,
     ending: Ending = NEVER,
-    each: Each = one_after_another,
     numbers: Sequence[int] | None = None,
     eval_every: int = 1,
     progress_fn: Callable[[Row], None] | None = None,
@@ -52,7 +36,6 @@ def run_each(
       ending: limits at which a run ends before its last round.
       after_round: called with all states and histories after each round, or None; True stops the
         runs.
-      each: calls a round, or an evaluation, of some of the runs.
       numbers: "trial" in the rows of each run; None counts from 0.
       Others as `history.run`.
     """
@@ -61,83 +44,41 @@ def run_each(
     reached: list[SimulationState] = []
     for simulation, state in zip(simulations, states):
         reached.append(simulation.init() if state is None else state)
-    course = _Course(
-        simulations=simulations,
-        states=reached,
-        histories=[list(history) for history in histories],
-        numbers=range(len(reached)) if numbers is None else numbers,
-        flops=flops,
-        each=each,
-        only=only,
-        progress_fn=progress_fn,
-    )
-    course.begin()
-    while not all_done(course.states, course.histories, rounds, ending):
-        number = 1 + min(state.round for state in course.states)
-        is_scored = _is_due(number, score_every, rounds)
-        course.play(number, is_scored, evaluates=_is_due(number, eval_every, rounds))
-        if after_round is not None and after_round(course.states, course.histories):
-            break
-    return course.states, course.histories
+    rows = [list(history) for history in histories]
+    numbers = range(len(reached)) if numbers is None else numbers
 
+    def evaluation(i: int) -> Row:
+        scores = simulations[i].evaluate(reached[i], only)
+        return evaluation_row(scores, simulations[i].rules, only)
 
-@dataclasses.dataclass
-class _Course:
-    """Several runs between their rounds: states, rows, and the arguments of `run_each`."""
-
-    simulations: Sequence[Rounds | Simulation]
-    states: list[SimulationState]
-    histories: list[list[Row]]
-    numbers: Sequence[int]
-    flops: Sequence[np.ndarray]
-    each: Each
-    only: np.ndarray | None
-    progress_fn: Callable[[Row], None] | None
-
-    def begin(self) -> None:
-        """Evaluates the untrained federations of the runs that have no row."""
-        new = [i for i, history in enumerate(self.histories) if not history]
-        start = time.perf_counter()
-        columns = dict(zip(new, self._call(new, self._evaluate)))
-        self._add(columns, start, start)
-
-    def play(self, number: int, score: bool, evaluates: bool) -> None:
-        """Plays round `number`, from 1, of the runs that have not done it."""
-
-        def play(
-            simulation: Rounds | Simulation, state: SimulationState
-        ) -> tuple[SimulationState, RoundReport]:
-            return simulation.run_round(state, score)
-
-        behind = [i for i, state in enumerate(self.states) if state.round < number]
-        start, columns = time.perf_counter(), {}
-        for i, (state, report) in zip(behind, self._call(behind, play)):
-            self.states[i] = state
-            columns[i] = round_row(report, self.simulations[i].rules, self.flops[i])
-        trained = time.perf_counter()
-        if evaluates:
-            for i, scores in zip(behind, self._call(behind, self._evaluate)):
-                columns[i] |= scores
-        self._add(columns, start, trained)
-
-    def _call(self, indices: Sequence[int], function: Callable) -> list:
-        simulations = [self.simulations[i] for i in indices]
-        return self.each(function, simulations, [self.states[i] for i in indices])
-
-    def _evaluate(self, simulation: Rounds | Simulation, state: SimulationState) -> Row:
-        scores = simulation.evaluate(state, self.only)
-        return evaluation_row(scores, simulation.rules, self.only)
-
-    def _add(self, columns: Mapping[int, Row], start: float, trained: float) -> None:
-        """Adds a row to the history of each run; the evaluation's seconds are those since
-        `trained`."""
+    def add(columns: Mapping[int, Row], start: float, trained: float) -> None:
+        """Adds a row to each run's history, with the seconds of all runs together."""
         seconds = {
             "seconds_round": trained - start,
             "seconds_evaluation": time.perf_counter() - trained,
         }
         for i, of_run in columns.items():
-            row = {"round": self.states[i].round, "trial": self.numbers[i]} | of_run | seconds
-            _append(self.histories[i], row, self.progress_fn)
+            row = {"round": reached[i].round, "trial": numbers[i]} | of_run | seconds
+            _append(rows[i], row, progress_fn)
+
+    start = time.perf_counter()
+    add({i: evaluation(i) for i, history in enumerate(rows) if not history}, start, start)
+    while not all_done(reached, rows, rounds, ending):
+        number = 1 + min(state.round for state in reached)
+        score, evaluates = _is_due(number, score_every, rounds), _is_due(number, eval_every, rounds)
+        behind = [i for i, state in enumerate(reached) if state.round < number]
+        start, columns = time.perf_counter(), {}
+        for i in behind:
+            reached[i], report = simulations[i].run_round(reached[i], score)
+            columns[i] = round_row(report, simulations[i].rules, flops[i])
+        trained = time.perf_counter()
+        if evaluates:
+            for i in behind:
+                columns[i] |= evaluation(i)
+        add(columns, start, trained)
+        if after_round is not None and after_round(reached, rows):
+            break
+    return reached, rows
 
 
 def _flops_of_rounds(

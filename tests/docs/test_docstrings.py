@@ -19,7 +19,7 @@ from tests.registered import nothing_registered
 
 NAMESPACES = (fl, fl.losses, fl.models, fl.generators, fl.trust)
 NAMES = {"fl": fl, "jax": jax, "jnp": jnp, "np": np, "optax": optax}
-NOT_ALONE = ("copy_state", "run", "run_together")  # their examples go on with a simulation
+NOT_ALONE = ("copy_state", "run")  # their examples go on with a simulation
 
 
 def public_values() -> dict[str, Any]:

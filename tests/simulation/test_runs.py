@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.simulation.ending import Ending
-from fedjax_ht.simulation.history import best, merged, run_together
+from fedjax_ht.simulation.history import best, merged
 from fedjax_ht.simulation.runs import run_each
 from tests.simulation.test_history import scripted
 
@@ -54,11 +54,6 @@ def test_a_run_that_is_behind_goes_on_first(ahead):
     assert untimed(merged(resumed)) == untimed(whole) and seen == [[3, 3], [4, 4]]
 
 
-def test_there_must_be_a_run():
-    with pytest.raises(ValueError, match="simulations is empty; it must have one or more of"):
-        run_together([], 2)
-
-
-def test_points_of_a_search_number_their_own_runs():
+def test_runs_have_the_numbers_that_are_given():
     _, histories = played(1, numbers=[0, 0], only=np.array([2]))
     assert [row["trial"] for rows in histories for row in rows] == [0] * 4

@@ -205,7 +205,7 @@ class Config:
 
     Attributes:
       seed: Seed of initial weights, shuffles and participation; the split has a seed of its own.
-      trials: Number of seeds seed, seed + 1, ..., a run each; on accelerators side by side.
+      trials: Number of seeds seed, seed + 1, ..., a run each.
       rounds: Communication rounds.
       compare: Entries that run beside the method on the same split, such as "fedproto:weight=3.0"
         (lab/config/entries.py).

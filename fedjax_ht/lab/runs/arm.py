@@ -75,7 +75,7 @@ def simulate_trials(
     return simulations
 
 
-def lanes_of(arm: Arm, runs: int) -> dict[str, int]:
-    """Returns architecture -> lanes of an arm, of which so many runs play side by side."""
+def lanes_of(arm: Arm) -> dict[str, int]:
+    """Returns architecture -> lanes of an arm."""
     counts = np.array([len(client.train) for client in arm.partitions[0]])
-    return simulation_lanes(arm.federation, counts, arm.method, arm.options, runs=runs)
+    return simulation_lanes(arm.federation, counts, arm.method, arm.options)

@@ -24,7 +24,6 @@ from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.rows import Row
 from fedjax_ht.simulation.runs import all_done, run_each
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
-from fedjax_ht.simulation.together import fastest
 
 
 def train_arm(
@@ -81,7 +80,6 @@ def train_arm(
         histories=histories,
         eval_every=config.evaluate.every,
         ending=ending_of(config),
-        each=fastest(simulations),
         numbers=numbers,
         progress_fn=course.show,
         after_round=course.after_round,
@@ -163,7 +161,7 @@ def with_noted_lanes(arm: Arm, noted: Path, writes: bool) -> Arm:
     known = read_json(noted) if noted.exists() else {}
     names = {bucket.name for bucket in arm.federation.buckets}
     if not names <= set(known):
-        known = lanes_of(arm, runs=len(arm.partitions)) | known
+        known = lanes_of(arm) | known
         if writes:
             with atomic_open(noted) as file:
                 json.dump(known, file, indent=2)

@@ -13,7 +13,6 @@ from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.simulation.rows import Row
 from fedjax_ht.simulation.runs import run_each
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
-from fedjax_ht.simulation.together import fastest
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -124,7 +123,6 @@ def train_company(
         rounds,
         states,
         histories=histories,
-        each=fastest(simulations),
         eval_every=config.evaluate.every,
         after_round=after_round,
         only=evaluated_clients(config),
