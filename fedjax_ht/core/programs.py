@@ -1,9 +1,10 @@
 """Walks over a traced program (a jaxpr): its equations, and which inputs an output depends on.
 
-Nothing is run.
+Nothing is run. What differs between versions of JAX is known here alone: how an equation holds the
+programs that it calls, the names of calls, and the constants of a scan.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +14,22 @@ from fedjax_ht.core.trees import PyTree
 
 LOOP = "loop"  # a member of `Sources`: the value comes out of a loop
 LOOPS = ("while", "scan")
+
+# Primitives that run one program once, on their own inputs. All others with a program, such as
+# loops, branches and the combination of a reduction, pass it other values.
+CALLS = frozenset(
+    (
+        "jit",
+        "pjit",  # `jit` before jax 0.7
+        "call",
+        "closed_call",
+        "eval_jaxpr",  # in jax 0.12 these three are one
+        "remat2",
+        "custom_jvp_call",
+        "custom_vjp_call",
+        "custom_vmap_call",
+    )
+)
 
 Sources = frozenset
 """Numbers of the arguments that a value depends on, and `LOOP`."""
@@ -27,12 +44,35 @@ def jaxpr_of(program: ClosedJaxpr | Jaxpr) -> Jaxpr:
 
 def called_programs(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
     """Returns the programs that an equation calls: of `jit`, loops, branches, custom gradients."""
-    programs = []
-    for values in equation.params.values():
-        if not isinstance(values, tuple):  # as the branches of a `cond` are
-            values = (values,)
-        programs += [x for x in values if isinstance(x, ClosedJaxpr | Jaxpr)]
-    return programs
+
+    def programs_in(value) -> list[ClosedJaxpr | Jaxpr]:
+        if isinstance(value, ClosedJaxpr | Jaxpr):
+            return [value]
+        if isinstance(value, tuple):  # as the branches of a `cond` are
+            return [program for part in value for program in programs_in(part)]
+        return []
+
+    return programs_in(tuple(equation.params.values()))
+
+
+def call_of(equation: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
+    """Returns the program of a call, whose inputs and outputs are those of the equation.
+
+    For all other equations it is None.
+    """
+    if equation.primitive.name not in CALLS:
+        return None
+    (program,) = called_programs(equation)
+    return program
+
+
+def scan_constants(equation: JaxprEqn) -> int:
+    """Counts the first inputs of a scan that are the same in each pass."""
+    params = equation.params
+    if "num_consts" in params:
+        return params["num_consts"]
+    # From jax 0.11 on the operands are (constants, carry, slices), a tree of these three.
+    return len(list(params["ft_in"].unpack()[0].vals))
 
 
 def equations(program: ClosedJaxpr | Jaxpr) -> Iterator[JaxprEqn]:
@@ -51,8 +91,9 @@ def has_loop(program: ClosedJaxpr | Jaxpr, kinds: tuple[str, ...] = LOOPS) -> bo
 def influences(fn: Callable[..., PyTree], *arguments: PyTree) -> tuple[PyTree, PyTree]:
     """Traces which arguments each result of a function depends on.
 
-    The outputs of an equation depend on all of its inputs, a loop's or a called program's, too. So
-    a dependence may be named that is none; none is missed.
+    Calls, such as those of `jit`, are followed into their programs. The outputs of any other
+    equation depend on all of its inputs, a loop's and a branch's, too. So a dependence may be named
+    that is none; none is missed.
 
     Args:
       fn: (*arguments) -> pytree of arrays.
@@ -65,21 +106,30 @@ def influences(fn: Callable[..., PyTree], *arguments: PyTree) -> tuple[PyTree, P
     inputs: list[Sources] = []
     for number, argument in enumerate(arguments):
         inputs += [Sources({number})] * len(jax.tree.leaves(argument))
-    known: dict[Any, Sources] = dict(zip(program.jaxpr.invars, inputs))
+    return shapes, jax.tree.unflatten(jax.tree.structure(shapes), _sources(program, inputs))
 
-    def sources(atom) -> Sources:
+
+def _sources(program: ClosedJaxpr | Jaxpr, inputs: Sequence[Sources]) -> list[Sources]:
+    """Returns what each output of a program depends on, from what each input does."""
+    jaxpr = jaxpr_of(program)
+    known: dict[Any, Sources] = dict(zip(jaxpr.invars, inputs))
+
+    def read(atom) -> Sources:
         # Literals and constants of the program depend on no argument.
-        if isinstance(atom, Literal):
-            return Sources()
-        return known.get(atom, Sources())
+        return Sources() if isinstance(atom, Literal) else known.get(atom, Sources())
 
-    for equation in program.jaxpr.eqns:
-        joined = Sources().union(*map(sources, equation.invars))
-        if equation.primitive.name in LOOPS or any(map(has_loop, called_programs(equation))):
-            joined |= {LOOP}
-        known |= dict.fromkeys(equation.outvars, joined)
-    structure = jax.tree.structure(shapes)
-    return shapes, jax.tree.unflatten(structure, list(map(sources, program.jaxpr.outvars)))
+    for equation in jaxpr.eqns:
+        values = list(map(read, equation.invars))
+        called = call_of(equation)
+        if called is not None:
+            outputs = _sources(called, values)
+        else:
+            joined = Sources().union(*values)
+            if equation.primitive.name in LOOPS or any(map(has_loop, called_programs(equation))):
+                joined |= {LOOP}
+            outputs = [joined] * len(equation.outvars)
+        known |= zip(equation.outvars, outputs)
+    return list(map(read, jaxpr.outvars))
 
 
 def union(sources: PyTree) -> Sources:

@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from fedjax_ht.core.programs import called_programs, has_loop, jaxpr_of
+from fedjax_ht.core.programs import (
+    call_of,
+    called_programs,
+    has_loop,
+    jaxpr_of,
+    scan_constants,
+)
 from fedjax_ht.ops.patches import MULTIPLIED
 
 # an integer of all clients, int [n] with one of each client, or None: only the run knows it
@@ -35,12 +41,14 @@ def program_flops(program: ClosedJaxpr, known: Sequence[Known] = ()) -> Flops:
     Returns:
       A float, or float64 [n].
     """
-    unknown = [None] * (len(program.jaxpr.invars) - len(known))
-    return _program(program, [*known, *unknown])[0]
+    return _program(program, known)[0]
 
 
 def _program(program: ClosedJaxpr | Jaxpr, arguments: Sequence[Known]) -> tuple[Flops, list[Known]]:
-    """Returns the FLOPs of a program, and its outputs as far as they are known."""
+    """Returns the FLOPs of a program, and its outputs as far as they are known.
+
+    Arguments that are not given are unknown.
+    """
     jaxpr = jaxpr_of(program)
     values = dict(zip(jaxpr.invars, arguments))
     if isinstance(program, ClosedJaxpr):
@@ -64,8 +72,11 @@ def _equation(equation: JaxprEqn, values: list[Known]) -> tuple[Flops, list[Know
     name, unknown = equation.primitive.name, [None] * len(equation.outvars)
     if name in COUNTED:
         return COUNTED[name](equation, values), unknown
-    if called := called_programs(equation):
-        return _program(called[0], values)
+    if (program := call_of(equation)) is not None:
+        return _program(program, values)
+    if programs := called_programs(equation):
+        # It is not said with which inputs, nor how often, these run: each counts once.
+        return sum(_program(program, ())[0] for program in programs), unknown
     if name not in INTEGER_ARITHMETIC or any(value is None for value in values):
         return 0.0, unknown
     dtype = _form(equation.outvars[0]).dtype
@@ -131,13 +142,8 @@ def _branches(equation: JaxprEqn, values: list[Known]) -> Flops:
 
 def _scan(equation: JaxprEqn, values: list[Known]) -> Flops:
     """Returns the FLOPs of a scan's body, in which constants alone are known, times its length."""
-    params = equation.params
-    if "num_consts" in params:
-        num_constants = params["num_consts"]
-    else:  # jax 0.11 has them as the first tree of the operands
-        num_constants = len(list(params["ft_in"].unpack()[0].vals))
-    unknown = [None] * (len(values) - num_constants)
-    return params["length"] * _program(params["jaxpr"], [*values[:num_constants], *unknown])[0]
+    constants = values[: scan_constants(equation)]
+    return equation.params["length"] * _program(equation.params["jaxpr"], constants)[0]
 
 
 def _while(equation: JaxprEqn, values: list[Known]) -> Flops:
@@ -175,7 +181,7 @@ class _Counter(NamedTuple):
 def _counter(equation: JaxprEqn, values: list[Known]) -> _Counter | None:
     """Returns a loop's counter; None for another kind of loop, or if its length is not known."""
     params = equation.params
-    condition, body = params["cond_jaxpr"].jaxpr, params["body_jaxpr"].jaxpr
+    condition, body = jaxpr_of(params["cond_jaxpr"]), jaxpr_of(params["body_jaxpr"])
     skip, body_skip = params["cond_nconsts"], params["body_nconsts"]
     if [test.primitive.name for test in condition.eqns] != ["lt"]:
         return None
