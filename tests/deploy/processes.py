@@ -1,17 +1,14 @@
 """Server and clients of a deployment as processes on loopback, with TLS and keys."""
 
-import datetime
-import ipaddress
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -157,40 +154,12 @@ def key(folder: Path, i: int) -> None:
 def certificates(folder: Path) -> None:
     """Writes ca.crt, server.pem with server.key for 127.0.0.1, and client.pem with client.key.
 
-    One authority signs both.
+    They are made by the commands of docs/deploy.md, and one authority signs both.
     """
     folder.mkdir()
-    authority = ec.generate_private_key(ec.SECP384R1())
-    is_authority = (x509.BasicConstraints(True, None), True)
-    (folder / "ca.crt").write_bytes(certificate("trial CA", authority, authority, is_authority))
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    for name in ("server", "client"):
-        key = ec.generate_private_key(ec.SECP384R1())
-        (folder / f"{name}.pem").write_bytes(certificate(name, key, authority, (address, False)))
-        (folder / f"{name}.key").touch(0o600)
-        (folder / f"{name}.key").write_bytes(
-            key.private_bytes(
-                form.Encoding.PEM, form.PrivateFormat.TraditionalOpenSSL, form.NoEncryption()
-            )
-        )
-
-
-def certificate(subject: str, key, authority, *extensions) -> bytes:
-    """Returns a certificate of a key, signed by an authority's."""
-    now = datetime.datetime.now(datetime.UTC)
-
-    def name(text):
-        return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
-
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name(subject))
-        .issuer_name(name("trial CA"))
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=2))
-    )
-    for extension, critical in extensions:
-        made = made.add_extension(extension, critical)
-    return made.sign(authority, hashes.SHA256()).public_bytes(form.Encoding.PEM)
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    page = page.replace("DNS:fl.example.org", "IP:127.0.0.1").replace("clients.", "ca.")
+    commands = re.findall(r"^    ((?:openssl|printf) (?:.*\\\n)*.*)$", page, re.MULTILINE)
+    script = "\n".join(commands)
+    done = subprocess.run(["bash", "-ec", script], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 import socket
 import ssl
 import stat
+import subprocess
 
 import pytest
 
@@ -107,6 +108,7 @@ def test_a_key_of_ssh_keygen_is_the_first_servers(tmp_path, keys):
 def answer_of(port, certs, *identity) -> bytes:
     """Returns the first bytes of what a server answers to HTTP over TLS."""
     context = ssl.create_default_context(cafile=certs / "ca.crt")
+    context.verify_flags |= ssl.VERIFY_X509_STRICT  # the default from Python 3.13 on
     if identity:
         context.load_cert_chain(*identity)
     try:
@@ -118,6 +120,13 @@ def answer_of(port, certs, *identity) -> bytes:
             return secure.recv(12)
     except OSError:
         return b""
+
+
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_certificates_of_the_page_on_deployments_hold_under_strict_verification(certs, side):
+    strictly = ["openssl", "verify", "-x509_strict", f"-purpose=ssl{side}", "-CAfile=ca.crt"]
+    done = subprocess.run([*strictly, f"{side}.pem"], cwd=certs, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_with_an_authority_of_clients_a_stranger_gets_no_further_than_tls(certs, keys, monkeypatch):
