@@ -26,7 +26,7 @@ def write_run(path: Path, histories: Mapping[str, History], **fields) -> Path:
     typed = typed_config(config)
     entries = [entry._asdict() for entry in entries_of(typed)]
     path.mkdir(parents=True)
-    content = to_json(typed) | {"entries": entries, "run": {"version": 2}}
+    content = to_json(typed) | {"entries": entries, "run": {"version": 3}}
     (path / "config.json").write_text(json.dumps(content))
     for label, history in histories.items():
         folder = path / folder_of(label)

@@ -30,7 +30,7 @@ from jax.experimental import multihost_utils
 
 from fedjax_ht.core.keys import OtherGenerator, random_generator
 from fedjax_ht.lab.checkpoints import sealed
-from fedjax_ht.lab.checkpoints.content import RANDOM, Copied, OtherTrial, copy, read
+from fedjax_ht.lab.checkpoints.content import RANDOM, Copied, copy, read
 from fedjax_ht.lab.checkpoints.segments import (
     Placement,
     delete_unused,
@@ -82,7 +82,6 @@ class Checkpointer:
     def __init__(
         self, directory: Path, simulation: Simulation, keep: int, background: bool, trial: int
     ):
-        self._first, self._trial = directory, trial
         self._directory = of_trial(directory, trial)
         self._segments = segments_of(self._directory)
         self._simulation, self._keep = simulation, keep
@@ -140,18 +139,12 @@ class Checkpointer:
           OSError: too much is open to read it, or the like; see `PASSING`.
         """
         self.wait()
-        directory, part = self._directory, 0
-        if not sealed.numbers(directory):
-            # Earlier versions had all trials in the folder of the first.
-            directory, part = self._first, self._trial
-        for step in reversed(sealed.numbers(directory)):
-            path = directory / str(step)
+        for step in reversed(sealed.numbers(self._directory)):
+            path = self._directory / str(step)
             try:
-                state, placed, history = read(path, self._simulation, part)
+                state, placed, history = read(path, self._simulation)
             except OtherGenerator:
                 raise
-            except OtherTrial:
-                return None
             # whatever is wrong with one file, an older checkpoint may be whole
             except Exception as error:
                 if is_caused_by(error, PASSING):
@@ -160,9 +153,7 @@ class Checkpointer:
                 reason = lines[0][:300] if lines else type(error).__name__
                 warn(f"checkpoint {path} cannot be read ({reason}); trying the one before it")
                 continue
-            self._placements, self._reached = [], step
-            if placed is not None:
-                self._placements.append(placed)
+            self._placements, self._reached = [placed], step
             return state, history
         return None
 

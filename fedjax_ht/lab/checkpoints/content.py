@@ -1,7 +1,6 @@
 """The content of a checkpoint: copied from a run's state, and put together again from its files."""
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,12 +15,11 @@ from fedjax_ht.lab.checkpoints.segments import (
     Part,
     Placement,
     held_segments,
-    is_older,
     pieces,
     rows_to_write,
     segments_of,
 )
-from fedjax_ht.lab.checkpoints.trees import is_key, load_arrays, load_tree, plain, restored_tree
+from fedjax_ht.lab.checkpoints.trees import is_key, load_tree, plain
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 # more is cut into several segments, so that host memory needs no second copy of all states
@@ -29,11 +27,7 @@ SEGMENT_BYTES = 64 << 20
 
 
 RANDOM = "random.json"
-"""File of a checkpoint with the random generator of its run; older ones lack it."""
-
-
-class OtherTrial(ValueError):
-    """A checkpoint is of another run of its entry. One line."""
+"""File of a checkpoint with the random generator of its run; the oldest of this format lack it."""
 
 
 class Copied(NamedTuple):
@@ -82,39 +76,26 @@ def copy(
     )
 
 
-def read(
-    path: Path, simulation: Simulation, trial: int = 0
-) -> tuple[SimulationState, Placement | None, list[dict]]:
+def read(path: Path, simulation: Simulation) -> tuple[SimulationState, Placement, list[dict]]:
     """A checkpoint's state, placement and history.
-
-    The placement is None where later checkpoints cannot build on it. A
-    checkpoint of an earlier version has all trials of an entry; the state of `trial` is read.
 
     Raises:
       OtherGenerator: this process draws other random numbers than the run.
       Exception: of any other kind, if a file is missing, damaged or of another simulation.
     """
     held = held_segments(path)
-    if not is_older(path):
-        sealed.check(path)
+    sealed.check(path)
     if (path / RANDOM).exists():
         check_generator(dict(sealed.read_json(path, RANDOM)), str(path))
     state = simulation.init()
     for segment, entry in held.items():
-        if entry["seal"]:
-            sealed.check(segments_of(path.parent) / str(segment), entry["seal"])
+        sealed.check(segments_of(path.parent) / str(segment), entry["seal"])
     # `where` has the form of `changed`: bucket -> int32 [rows]
     template = (state.server, state.last_round, state.changed, state.changed, state.waiting)
-    arrays = load_arrays(path / "small")
-    trials = _num_trials(arrays, state)
-    part = _of_trial(arrays, template, trial, trials)
-    server, last_round, changed, where, waiting = restored_tree(part, template)
+    server, last_round, changed, where, waiting = load_tree(path / "small", template)
     for segment, entry in held.items():
         folder = segments_of(path.parent) / str(segment)
-        first = {name: trial * len(x) for name, x in where.items()}
-        state = _read_segment(
-            folder, entry["rows"], where, first=first, simulation=simulation, state=state
-        )
+        state = _read_segment(folder, entry["rows"], where, simulation=simulation, state=state)
     state = state._replace(
         round=int(path.name),
         server=server,
@@ -122,43 +103,15 @@ def read(
         changed=changed,
         waiting=waiting,
     )
-    if is_older(path):
-        return state, None, json.loads((path / "history" / "metadata").read_text())["rows"]
-    history = sealed.read_json(path, "history.json")
-    if trials > 1:
-        return state, None, [row for row in history if row["trial"] == trial]
     rows = {segment: entry["rows"] for segment, entry in held.items()}
-    return state, Placement(state.round, where, rows), history
-
-
-def _num_trials(arrays: Sequence[np.ndarray | None], state: SimulationState) -> int:
-    """Number of trials whose states lie one behind another in the stored arrays."""
-    last_round = arrays[len(jax.tree.leaves(state.server))]
-    return 1 if last_round is None else last_round.size // state.last_round.size
-
-
-def _of_trial(
-    arrays: Sequence[np.ndarray | None], template: PyTree, trial: int, trials: int
-) -> list[np.ndarray | None]:
-    """A trial's part of stored arrays, which have the trials one behind another or, of a server, as
-    a leading axis. Arrays of a single run may have that axis, too."""
-    if trial >= trials:
-        raise OtherTrial(f"it holds {trials} trials, and none with number {trial}")
-    parts = []
-    for array, leaf in zip(arrays, jax.tree.leaves(template)):
-        shape = plain(leaf).shape
-        if array is not None and array.shape != shape and array.ndim:
-            array = np.split(array, trials)[trial]
-            array = array[0] if array.shape == (1, *shape) else array
-        parts.append(array)
-    return parts
+    return state, Placement(state.round, where, rows), sealed.read_json(path, "history.json")
 
 
 def _read_segment(
     folder: Path,
     counts: dict[str, int],
     where: dict[str, np.ndarray],
-    first: dict[str, int],
+    *,
     simulation: Simulation,
     state: SimulationState,
 ) -> SimulationState:
@@ -168,7 +121,6 @@ def _read_segment(
       folder: the folder of the segment.
       counts: bucket -> rows that the segment has.
       where: the rows' segments, as `Placement.where` of the checkpoint.
-      first: bucket -> number of the run's first row in the segment's numbers of rows.
       simulation: the simulation of the run.
       state: the state to write over.
     """
@@ -177,10 +129,9 @@ def _read_segment(
         example = simulation.read_clients(state, name, np.zeros(1, np.int64))
         template[name] = (np.zeros(count, np.int32), _repeated(example, count))
     for name, (rows, states) in load_tree(folder, template).items():
-        rows = rows.astype(np.int64) - first[name]
-        known = (rows >= 0) & (rows < len(where[name]))
+        rows = rows.astype(np.int64)
         # a row whose newest state is in a later segment is left out
-        newest = known & (where[name][np.where(known, rows, 0)] == int(folder.name))
+        newest = where[name][rows] == int(folder.name)
         if newest.any():
             states = jax.tree.map(lambda x, keep=newest: x[keep], states)
             state = simulation.write_clients(state, name, rows[newest], states)

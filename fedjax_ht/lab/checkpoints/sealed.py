@@ -15,8 +15,7 @@ from typing import Any
 from fedjax_ht.lab.files import named, plain_open, sync_folder
 
 SEAL = "seal.json"
-# the second is what earlier versions left, which wrote with orbax
-_HALF_WRITTEN = re.compile(r"[0-9]+\.(tmp|orbax-checkpoint-tmp).*")
+_HALF_WRITTEN = re.compile(r"[0-9]+\.tmp")
 
 
 def numbers(parent: Path) -> list[int]:

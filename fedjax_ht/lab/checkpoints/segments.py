@@ -8,7 +8,6 @@ Segments that no checkpoint refers to any more are deleted.
 """
 
 import copy
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -150,23 +149,12 @@ def write_segments(segments: Path, parts: Iterable[Part], round: int, base: Plac
     return Placement(round, where, held)
 
 
-def is_older(path: Path) -> bool:
-    """Returns whether a checkpoint was written before there were checksums.
-
-    It can be read, and nothing is built on it.
-    """
-    return (path / "held").is_dir()
-
-
 def held_segments(path: Path) -> dict[int, dict]:
     """Segment -> its "rows", see `Placement.held`, and its "seal", of a checkpoint.
 
     Raises:
       ValueError, OSError: it is damaged.
     """
-    if is_older(path):
-        held = json.loads((path / "held" / "metadata").read_text())
-        return {int(s): {"rows": rows, "seal": None} for s, rows in held.items()}
     return {int(s): entry for s, entry in sealed.read_json(path, "segments.json").items()}
 
 

@@ -1,10 +1,8 @@
 """Pytrees of arrays on disk: one .npz file, its arrays named by the position of the leaf.
 
-Positions instead of paths, so that a file need not know a method's types. Earlier versions wrote
-such trees with orbax; those folders are still read.
+Positions instead of paths, so that a file need not know a method's types.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +44,10 @@ def load_tree(path: Path, template: PyTree) -> PyTree:
     Raises:
       Exception: of any kind, if a file is missing, damaged or of another tree.
     """
-    return restored_tree(load_arrays(path), template)
-
-
-def load_arrays(path: Path) -> list[np.ndarray | None]:
-    """The arrays that `save_tree` wrote, in its order; None where an empty one may be missing."""
-    stored = _read(path) if (path / ARRAYS).exists() else _read_orbax(path)
-    return [stored.get(_name(i)) for i in range(1 + max(map(int, stored), default=-1))]
-
-
-def restored_tree(stored: Sequence[np.ndarray | None], template: PyTree) -> PyTree:
-    """The tree of stored arrays, in the template's form, see `load_tree`."""
+    with np.load(path / ARRAYS, allow_pickle=False) as arrays:
+        stored = dict(arrays)
     leaves, structure = jax.tree.flatten(template)
-    missing = [None] * (len(leaves) - len(stored))
-    restored = [_restored(array, leaf) for array, leaf in zip([*stored, *missing], leaves)]
+    restored = [_restored(stored.get(_name(i)), leaf) for i, leaf in enumerate(leaves)]
     return jax.tree.unflatten(structure, restored)
 
 
@@ -89,8 +77,6 @@ def _storable(array: np.ndarray) -> np.ndarray:
 def _restored(stored: np.ndarray | None, leaf: Any) -> Any:
     """A stored array in the form of a template's leaf."""
     like = plain(leaf)
-    if not like.size:
-        return leaf  # orbax took no empty array, so a stored one may be missing
     expected = _storable(like)
     if stored is None or stored.shape != expected.shape or stored.dtype != expected.dtype:
         form = "nothing" if stored is None else f"{stored.dtype}{list(stored.shape)}"
@@ -100,17 +86,3 @@ def _restored(stored: np.ndarray | None, leaf: Any) -> Any:
     if is_key(leaf):
         value = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(leaf))
     return jax.device_put(value, leaf.sharding) if isinstance(leaf, jax.Array) else value
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path / ARRAYS, allow_pickle=False) as arrays:
-        return dict(arrays)
-
-
-def _read_orbax(path: Path) -> dict[str, np.ndarray]:
-    # flax depends on orbax, so it is there; nothing else imports it, which takes a second
-    import orbax.checkpoint as ocp
-
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        stored = checkpointer.restore(path)
-    return {name: _storable(np.asarray(array)) for name, array in stored.items()}

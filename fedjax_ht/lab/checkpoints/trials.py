@@ -32,7 +32,6 @@ class TrialCheckpoints:
             self._runs.append(
                 make_checkpointer(directory, simulation, keep, background=background, trial=trial)
             )
-        self._saved = False
 
     def restore(
         self, warn: Callable[[str], None]
@@ -45,12 +44,7 @@ class TrialCheckpoints:
     def save(self, states: Sequence[SimulationState], histories: Sequence[list[dict]]) -> None:
         """Writes a checkpoint of each run."""
         for run in reversed(range(len(self._runs))):
-            # The first run's folder may hold what all go on from, see `content.read`: it is changed
-            # when the others have checkpoints of their own.
-            if run == 0 and not self._saved:
-                self.wait()
             self._runs[run].save(states[run], histories[run])
-        self._saved = True
 
     def wait(self) -> None:
         """Returns when all that was saved is on disk."""

@@ -16,7 +16,6 @@ from fedjax_ht.lab.report.rows import are_evaluated
 from fedjax_ht.lab.runs.environment import CODE, PACKAGES
 from fedjax_ht.lab.runs.identity import (
     SHA,
-    SINCE,
     Identity,
     differences,
     read_identity,
@@ -100,7 +99,6 @@ def compared(
     *,
     histories: Mapping[str, Runs],
     workdir: Path,
-    version: int,
 ) -> Compared:
     """Compares the settings of the entries' rows.
 
@@ -110,7 +108,6 @@ def compared(
       identities: label -> the identity that the entry must have.
       histories: label -> runs; none for an entry that has not begun.
       workdir: the run's folder.
-      version: the version of the folder.
     """
     entries = tuple(entries)
     unequal, stored, rounds = {}, {}, {}
@@ -122,7 +119,7 @@ def compared(
         identity = read_identity(workdir / entry.folder)
         reasons = _progress(runs, config)
         if runs or identity is not None:  # else nothing has begun
-            reasons += _origin(identity, identities[label], version)
+            reasons += _origin(identity, identities[label])
         if reasons:
             unequal[label] = reasons
         stored[label] = identity or identities[label]
@@ -179,11 +176,10 @@ def _ended(rounds: Mapping[str, int], histories: Mapping[str, Runs], config: Con
     return f"Ended by evaluate.patience={patience}: {', '.join(early)}." if early else ""
 
 
-def _origin(stored: Identity | None, expected: Identity, version: int) -> list[str]:
+def _origin(stored: Identity | None, expected: Identity) -> list[str]:
     """Returns how an entry's folder differs from that of an entry of the run."""
     if stored is None:
-        # up to version 2 config.json vouches for all entries
-        return ["has no identity"] if version >= SINCE else []
+        return ["has no identity"]
     lines = differences(stored, expected)
     return [f"is of another run ({some(lines)})"] if lines else []
 

@@ -16,7 +16,7 @@ from fedjax_ht.lab.runs.identity import (
 )
 from fedjax_ht.lab.runs.json_files import write_json
 from fedjax_ht.lab.runs.own_methods import own_names, read_trusted_run
-from fedjax_ht.lab.runs.run_folder import checked_fields, version_of
+from fedjax_ht.lab.runs.run_folder import checked_fields
 from fedjax_ht.lab.weights.start import checksums, weights_of_model
 
 
@@ -36,12 +36,12 @@ def begin(
     Raises:
       ValueError: the folder holds a run of something else, or of more rounds. One line.
     """
-    config, entries, version = experiment.config, experiment.entries, version_of(workdir)
+    config, entries = experiment.config, experiment.entries
     fields = checked_fields(config, entries, workdir, noted(experiment, config_file))
     identities = identities_of(entries, config, fields["run"])
     check_entries(identities, workdir, config.rounds)
     if writes:
-        remember_identities(fields, config, workdir, version=version)
+        remember_identities(fields, config, workdir)
         write_json(workdir / "config.json", fields)
         write_page(page, workdir)
     return identities

@@ -91,7 +91,7 @@ def load_run(
     arm, (_, noted) = experiment.arms[method], read_config(workdir)
     place = workdir / arm.entry.folder
     expected = identity_of(arm.entry, experiment.config, noted)
-    check_identity(method, place, expected, noted["version"])
+    check_identity(method, place, expected)
     trials = len(experiment.partitions)
     if not 0 <= trial < trials:
         raise ValueError(f"no trial {trial}; trials run from 0 to {trials - 1}")

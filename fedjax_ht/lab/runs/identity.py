@@ -22,11 +22,9 @@ from fedjax_ht.lab.runs.run_folder import (
     NAMING,
     completed,
     has_results,
-    read_config,
     start_again,
 )
 
-SINCE = 3  # version of the run's folder
 SHA = "sha256"
 PLACES = ("data.data_dir", "data.name")
 """Where data are found: the same data may lie elsewhere, as their checksum tells."""
@@ -70,8 +68,7 @@ def identity_of(entry: Entry, config: Config, noted: Mapping[str, Any]) -> Ident
     Args:
       entry: an entry of the run.
       config: the config of the run.
-      noted: "data", "split", "weights" and "objects", as config.json notes them; the first two may
-        lack in a run of an early version.
+      noted: "data", "split", "weights" and "objects", as config.json notes them.
     """
     objects = noted.get("objects", {})
     fields = to_json(as_run(entry, config))
@@ -109,7 +106,7 @@ def differences(stored: Identity, expected: Identity) -> list[str]:
             now.pop(place, None)
     lines = []
     for name in sorted(before | now):
-        # an early version noted no checksum, and a file that is gone has none
+        # a file that is gone has no checksum
         is_unknown = name not in before or name not in now or None in (before[name], now[name])
         is_sum = name.endswith(SHA) or name.startswith("files.")
         if before.get(name) != now.get(name) and not (is_sum and is_unknown):
@@ -189,19 +186,13 @@ def check_entries(identities: Mapping[str, Identity], workdir: Path, rounds: int
     Raises:
       ValueError: a folder holds a run of something else, or of more rounds. One line.
     """
-    version, known = None, []
-    if (workdir / "config.json").exists():
-        fields, noted = read_config(workdir)
-        version, known = noted["version"], [entry["label"] for entry in fields["entries"]]
     for label, identity in identities.items():
         folder = workdir / folder_of(label)
-        check_identity(label, folder, identity, version if label in known else None)
+        check_identity(label, folder, identity)
         check_rounds(label, folder, rounds)
 
 
-def remember_identities(
-    fields: Mapping[str, Any], config: Config, workdir: Path, *, version: int | None
-) -> None:
+def remember_identities(fields: Mapping[str, Any], config: Config, workdir: Path) -> None:
     """Writes identity.json for each entry that config.json is to know and that has none.
 
     It comes before config.json, which says that the folder's entries have identities: were it the
@@ -211,27 +202,24 @@ def remember_identities(
       fields: the content of config.json.
       config: the config of the run.
       workdir: the run's folder.
-      version: the version that the folder has so far; None for a new folder.
     """
     for stored in fields["entries"]:
         entry = recorded(stored)
         folder = workdir / entry.folder
-        # since version 3 results without an identity come from elsewhere
-        is_vouched_for = version is not None and version < SINCE
-        if (folder / IDENTITY).exists() or (has_results(folder) and not is_vouched_for):
+        # results without an identity come from elsewhere
+        if (folder / IDENTITY).exists() or has_results(folder):
             continue
         identity = identity_of(entry, config, fields["run"])
-        write_identity(dataclasses.replace(identity, rounds=rounds_saved(folder)), folder)
+        write_identity(identity, folder)
 
 
-def check_identity(label: str, folder: Path, expected: Identity, version: int | None) -> None:
+def check_identity(label: str, folder: Path, expected: Identity) -> None:
     """Raises a ValueError where an entry's folder holds a run of something else.
 
     Args:
       label: the entry's label.
       folder: the entry's folder, which need not exist.
       expected: the identity of the entry in this run.
-      version: the version of the run's folder if its config.json knows the entry, else None.
     """
     stored = read_identity(folder)
     if stored is not None:
@@ -241,10 +229,10 @@ def check_identity(label: str, folder: Path, expected: Identity, version: int | 
                 f"{folder} holds a run of another {label} ({some(lines)}); move it away, or choose "
                 "another --workdir"
             )
-    elif has_results(folder) and (version is None or version >= SINCE):
+    elif has_results(folder):
         raise ValueError(
-            f"{folder} holds a run of which nothing tells what it is ({IDENTITY} is missing); move "
-            "it away, or choose another --workdir"
+            f"{folder}: {IDENTITY} is missing, so the run cannot be verified; move it away, or "
+            "choose another --workdir"
         )
 
 

@@ -23,7 +23,7 @@ from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.files import refuse_links
 from fedjax_ht.lab.report.page import Page, read_page, write_page
 from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, write_json
-from fedjax_ht.lab.runs.run_folder import FREE_FIELDS, NAMING, OWN, VERSION, read_config
+from fedjax_ht.lab.runs.run_folder import FREE_FIELDS, NAMING, OWN, read_config
 from fedjax_ht.lab.runs.run_lock import locked
 
 _WORKDIR = flags.DEFINE_string(
@@ -55,7 +55,7 @@ def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
 
     Raises:
       ValueError, OSError: the runs differ in more than their entries, share one, one is being
-        trained or of an earlier version, or `workdir` is there already. One line.
+        trained, or `workdir` is there already. One line.
     """
     if len(runs) < 2:
         raise ValueError("merge takes two or more folders of runs: fedjax-ht merge A B --workdir=C")
@@ -81,17 +81,12 @@ def read_part(path: Path) -> Part:
     """Reads a run that is to be merged.
 
     Raises:
-      ValueError, OSError: there is none, or one of an earlier version. One line.
+      ValueError, OSError: there is none. One line.
     """
     if not (path / "config.json").exists():
         raise FileNotFoundError(f"no run in {path}: config.json is missing")
     refuse_links(path)
     fields, noted = read_config(path)
-    if noted["version"] < VERSION:
-        raise ValueError(
-            f"{path} is of version {noted['version']}, before entries had an identity; give its "
-            "command again, which brings it up to date"
-        )
     with naming(path / "config.json"):
         entries = {entry["label"]: entry for entry in fields["entries"]}
     return Part(path, fields, noted, entries)

@@ -77,7 +77,6 @@ def report_run(
             identities,
             histories=histories,
             workdir=workdir,
-            version=noted["version"],
         )
         text = text_of(shown, page.aim)
         show_result(text)

@@ -25,10 +25,8 @@ from fedjax_ht.lab.runs.fingerprints import (
 from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, write_json
 
 VERSION = 3
-"""Version of a run's folder. A folder without a number is of version 0, before data and split were
-noted in it; up to version 1 orbax wrote the checkpoints, and up to version 2 the folders of entries
-had no identity (identity.py). Whoever adds a field to the config gives it a default that leaves
-earlier runs as they were: `completed` relies on it."""
+"""Version of a run's folder, the only one that is read. A new field of the config must have a
+default that leaves earlier runs as they were: `completed` relies on it."""
 
 MAP = "features.npz"  # of an entry, see lab/report/maps.py
 IDENTITY = "identity.json"  # of an entry, see identity.py
@@ -129,28 +127,17 @@ def read_config(workdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     `fingerprints` returned.
 
     Raises:
-      ValueError, OSError: it cannot be read, or is of a newer version. One line.
+      ValueError, OSError: it cannot be read, or is of another version. One line.
     """
     fields = read_json(workdir / "config.json")
     with naming(workdir / "config.json"):
         noted = fields.pop("run", {"version": 0})
-        if noted["version"] > VERSION:
+        if noted["version"] != VERSION:
             raise ValueError(
-                f"{workdir} is of version {noted['version']}, and this program knows {VERSION}; "
-                "update fedjax_ht"
+                f"{workdir} is of version {noted['version']}, and this program reads {VERSION}; "
+                "use the fedjax_ht that wrote it, or choose another --workdir"
             )
         return completed(fields), noted
-
-
-def version_of(workdir: Path) -> int | None:
-    """Returns the version of a run's folder; None where there is no run.
-
-    Raises:
-      ValueError, OSError: as of `read_config`.
-    """
-    if not (workdir / "config.json").exists():
-        return None
-    return read_config(workdir)[1]["version"]
 
 
 def read_run(workdir: Path, trust: bool = False) -> Experiment:

@@ -29,7 +29,6 @@ from fedjax_ht.lab.runs.begin import begin
 from fedjax_ht.lab.runs.build import Experiment, build
 from fedjax_ht.lab.runs.course import Listeners, ProgressFn
 from fedjax_ht.lab.runs.notes import notes
-from fedjax_ht.lab.runs.run_folder import VERSION, version_of
 from fedjax_ht.lab.runs.run_lock import is_primary, locked
 from fedjax_ht.lab.runs.signals import catch_signals
 from fedjax_ht.lab.runs.trackers import Tracking, check_trackers
@@ -155,10 +154,7 @@ def _in_folder(
         histories = _train_arms(
             experiment, folders, workdir, listeners=listeners, trainer=trainer, writable=writable
         )
-        version = version_of(workdir) or VERSION
-        shown = compared(
-            config, entries, identities, histories=histories, workdir=workdir, version=version
-        )
+        shown = compared(config, entries, identities, histories=histories, workdir=workdir)
         summary = text_of(shown, page.aim)
         listeners.result(summary)
         if writes:

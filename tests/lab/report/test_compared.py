@@ -33,7 +33,7 @@ def config_of(*entries, **fields):
     return typed_config(config)
 
 
-def shown(config, histories, folder, changes=None, version=3):
+def shown(config, histories, folder, changes=None):
     """The entries of a config as `report` sees them; an entry of `changes` has another identity."""
     entries = entries_of(config)
     identities = identities_of(entries, config, NOTED)
@@ -42,9 +42,7 @@ def shown(config, histories, folder, changes=None, version=3):
         stored = (changes or {}).get(entry.label, dataclasses.replace)(stored)
         if stored is not None:
             write_identity(stored, folder / entry.folder)
-    return compared(
-        config, entries, identities, histories=histories, workdir=folder, version=version
-    )
+    return compared(config, entries, identities, histories=histories, workdir=folder)
 
 
 def test_equal_rows_have_a_conclusion_and_say_what_they_share(tmp_path):
@@ -180,10 +178,3 @@ def test_own_code_that_changed_between_rows_is_named(tmp_path):
     assert result.headline.endswith("one trial. mine.py changed between the rows that it trained.")
     result = shown(config, histories, tmp_path, {"fedssa": by({"other.py": "c"})})
     assert result.headline.endswith("one trial.")  # of a library's method there is no own code
-
-
-def test_config_json_vouches_for_the_entries_of_an_earlier_version(tmp_path):
-    histories = {"local": runs(0.1, 0.5, 0.6), "fedssa": runs(0.1, 0.5, 0.7)}
-    changes = dict.fromkeys(histories, lambda identity: None)
-    result = shown(config_of("local", "fedssa"), histories, tmp_path, changes, version=2)
-    assert result.headline == "fedssa is ahead of local by 10.0 points, in one trial."

@@ -51,7 +51,7 @@ def test_entries_of_several_folders_are_one_run(tmp_path):
         ({"rounds": 2}, "rounds is 1 there and 2 here"),
         ({"partition__seed": 7}, "partition.seed is 1 there and 7 here"),
         ({"data": "c"}, "the run's data is 'a' there and 'c' here"),
-        ({"version": 2}, "is of version 2, before entries had an identity; give its command again"),
+        ({"version": 2}, "is of version 2, and this program reads 3"),
     ],
 )
 def test_unlike_runs_are_refused(tmp_path, other, message):

@@ -1,4 +1,4 @@
-"""The run that every stored/version_N.zip began, for one round more."""
+"""The run that stored/version_3.zip began, for one round more."""
 
 from fedjax_ht.lab.config.base import base_config, method_config, partition_config
 
