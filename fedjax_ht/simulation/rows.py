@@ -19,6 +19,9 @@ History = Sequence[Row]
 Runs = Sequence[History]
 """The runs of an entry, a seed each, in the order of their seeds."""
 
+TRAINED = "trained_"
+"""Prefix of the columns of clients as their training left them, where both states are scored."""
+
 
 def evaluated(history: History) -> list[Row]:
     """Returns the rows of a run that hold an evaluation."""
@@ -50,7 +53,7 @@ def evaluation_row(
       client_class_counts (per client {class: [test samples, those classified correctly]} of the
       classes that it has test samples of, where macro_f1 is), and, where only some were evaluated,
       client_ids. Where both states are scored, the clients' columns again of clients as their
-      training left them, each with "trained_" before its name.
+      training left them, each with `TRAINED` before its name.
     """
     row: Row = {}
     reported = rules[0]
@@ -64,7 +67,7 @@ def evaluation_row(
             row |= _test_columns(evaluation, summary, rules, only)
     if evaluation.trained is not None:
         of_trained = evaluation_row(evaluation.trained, rules, only)
-        row |= {f"trained_{name}": value for name, value in of_trained.items()}
+        row |= {f"{TRAINED}{name}": value for name, value in of_trained.items()}
     for rule, value in evaluation.global_accuracy.items():
         row[f"global_accuracy_{rule}"] = value
     if evaluation.global_by_class is not None:

@@ -117,6 +117,13 @@ def test_a_sample_of_clients_is_named_in_the_header(tmp_path):
     assert next(csv.reader((tmp_path / "metrics.csv").open())) == ["round", "trial"]
 
 
+def test_a_second_score_has_single_numbers_in_the_table(tmp_path):
+    row = {"round": 0, "trial": 0, "clients": [0.5], "trained_clients": [0.75]}
+    write_runs([[row | {"trained_accuracy": 0.75, "trained_class_accuracy": [0.75]}]], tmp_path)
+    head = next(csv.reader((tmp_path / "metrics.csv").open()))
+    assert head == ["round", "trial", "trained_accuracy"]
+
+
 def test_clients_have_a_line_for_each_class_of_their_test_samples(tmp_path):
     early = {"round": 0, "trial": 0, "clients": [0.5, None], "client_ids": [3, 70]}
     late = early | {"round": 1, "class_accuracy": [0.5, 1.0]}

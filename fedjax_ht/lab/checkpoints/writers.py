@@ -12,7 +12,7 @@ from typing import Any
 from fedjax_ht.lab.csv_text import csv_text
 from fedjax_ht.lab.files import atomic_open, named, plain_open
 from fedjax_ht.simulation.history import merged
-from fedjax_ht.simulation.rows import Row, Runs
+from fedjax_ht.simulation.rows import TRAINED, Row, Runs
 
 LISTS = (
     "clients",
@@ -22,7 +22,7 @@ LISTS = (
     "client_class_counts",
     "client_auc",
 )
-"""Columns of metrics.jsonl with a value a client or a class."""
+"""Columns of metrics.jsonl with a value a client or a class, also behind the prefix `TRAINED`."""
 FILES = ("metrics.csv", "metrics.jsonl", "clients.csv", "classes.csv")
 CLASS_COLUMNS = ("round", "trial", "client", "class", "samples", "correct")
 """Columns of classes.csv."""
@@ -112,7 +112,7 @@ def columns_of(rows: Iterable[Row]) -> list[str]:
     columns = {}
     for row in rows:
         columns |= dict.fromkeys(row)
-    return [name for name in columns if name not in LISTS]
+    return [name for name in columns if name.removeprefix(TRAINED) not in LISTS]
 
 
 def _texts(
