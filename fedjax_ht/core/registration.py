@@ -1,12 +1,41 @@
-"""Checks of functions that a user registers under a name which configs then take."""
+"""Registries: functions by the names that configs use, and checks of what a user registers."""
 
 import functools
 import inspect
+import pkgutil
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from fedjax_ht.core.names import kind_of_value
+
+
+class Registry(MutableMapping[str, Any]):
+    """Objects by name. One given as "module:object" is imported when it is first looked up."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = dict(objects)
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._objects[name]
+        if isinstance(found, str):
+            found = self._objects[name] = pkgutil.resolve_name(found)
+        return found
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._objects[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._objects[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._objects  # without an import
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._objects)
+
+    def __len__(self) -> int:
+        return len(self._objects)
 
 
 def check_registration(

@@ -6,123 +6,70 @@ from types import MappingProxyType
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.names import meant, unknown
-from fedjax_ht.core.registration import check_registration
+from fedjax_ht.core.registration import Registry, check_registration
 from fedjax_ht.core.user_code import names_user_function, user_function
-from fedjax_ht.methods.apfl import apfl
-from fedjax_ht.methods.dense import dense
-from fedjax_ht.methods.depthfl import depthfl
-from fedjax_ht.methods.dfrd import dfrd
-from fedjax_ht.methods.ditto import ditto
-from fedjax_ht.methods.dsfl import dsfl
-from fedjax_ht.methods.fd import fd
-from fedjax_ht.methods.fedala import fedala
-from fedjax_ht.methods.fedapen import fedapen
-from fedjax_ht.methods.fedavg import fedavg
-from fedjax_ht.methods.fedbn import fedbn
-from fedjax_ht.methods.fedbuff import fedbuff
-from fedjax_ht.methods.fedclassavg import fedclassavg
-from fedjax_ht.methods.feddropout import feddropout
-from fedjax_ht.methods.feddyn import feddyn
-from fedjax_ht.methods.fedftg import fedftg
-from fedjax_ht.methods.fedgen import fedgen
-from fedjax_ht.methods.fedgh import fedgh
-from fedjax_ht.methods.fedhenn import fedhenn
-from fedjax_ht.methods.fedit import fedit
-from fedjax_ht.methods.fedkd import fedkd
-from fedjax_ht.methods.fedktl import fedktl
-from fedjax_ht.methods.fedl2g import fedl2g
-from fedjax_ht.methods.fedmd import fedmd
-from fedjax_ht.methods.fedmrl import fedmrl
-from fedjax_ht.methods.fedpac import fedpac
-from fedjax_ht.methods.fedper import fedper
-from fedjax_ht.methods.fedproto import fedproto
-from fedjax_ht.methods.fedprox import fedprox
-from fedjax_ht.methods.fedral import fedral
-from fedjax_ht.methods.fedre import fedre
-from fedjax_ht.methods.fedrep import fedrep
-from fedjax_ht.methods.fedrolex import fedrolex
-from fedjax_ht.methods.fedsa_lora import fedsa_lora
-from fedjax_ht.methods.fedssa import fedssa
-from fedjax_ht.methods.fedtgp import fedtgp
-from fedjax_ht.methods.ffa_lora import ffa_lora
-from fedjax_ht.methods.fiarse import fiarse
-from fedjax_ht.methods.fjord import fjord
-from fedjax_ht.methods.flexlora import flexlora
-from fedjax_ht.methods.flora import flora
-from fedjax_ht.methods.fml import fml
-from fedjax_ht.methods.heterofl import heterofl
-from fedjax_ht.methods.hetlora import hetlora
-from fedjax_ht.methods.ktpfl import ktpfl
-from fedjax_ht.methods.lg_fedavg import lg_fedavg
-from fedjax_ht.methods.local import local
-from fedjax_ht.methods.moon import moon
-from fedjax_ht.methods.pfedafm import pfedafm
-from fedjax_ht.methods.pfedes import pfedes
-from fedjax_ht.methods.pfedmoe import pfedmoe
-from fedjax_ht.methods.scaffold import scaffold
-from fedjax_ht.methods.shared.bases import BASES
-from fedjax_ht.methods.shared.composition import composed
 
-FACTORIES: dict[str, Callable[..., Method]] = {
-    "local": local,
-    "fedavg": fedavg,
-    "fedproto": fedproto,
-    "fedtgp": fedtgp,
-    "fedktl": fedktl,
-    "fedssa": fedssa,
-    "fedral": fedral,
-    "lg_fedavg": lg_fedavg,
-    "fedper": fedper,
-    "fedgen": fedgen,
-    "fedgh": fedgh,
-    "fd": fd,
-    "fedclassavg": fedclassavg,
-    "fml": fml,
-    "fedkd": fedkd,
-    "fedapen": fedapen,
-    "fedmrl": fedmrl,
-    "heterofl": heterofl,
-    "feddropout": feddropout,
-    "fedrolex": fedrolex,
-    "dense": dense,
-    "fedftg": fedftg,
-    "dfrd": dfrd,
-    "fedprox": fedprox,
-    "fedbuff": fedbuff,
-    "scaffold": scaffold,
-    "feddyn": feddyn,
-    "moon": moon,
-    "fedrep": fedrep,
-    "fedbn": fedbn,
-    "ditto": ditto,
-    "apfl": apfl,
-    "fedala": fedala,
-    "fedpac": fedpac,
-    "fedl2g": fedl2g,
-    "fedre": fedre,
-    "fedmd": fedmd,
-    "dsfl": dsfl,
-    "ktpfl": ktpfl,
-    "fedhenn": fedhenn,
-    "fiarse": fiarse,
-    "fjord": fjord,
-    "depthfl": depthfl,
-    "pfedes": pfedes,
-    "pfedafm": pfedafm,
-    "pfedmoe": pfedmoe,
-    "fedit": fedit,
-    "hetlora": hetlora,
-    "flexlora": flexlora,
-    "flora": flora,
-    "ffa_lora": ffa_lora,
-    "fedsa_lora": fedsa_lora,
-}
+LIBRARY = (
+    "local",
+    "fedavg",
+    "fedproto",
+    "fedtgp",
+    "fedktl",
+    "fedssa",
+    "fedral",
+    "lg_fedavg",
+    "fedper",
+    "fedgen",
+    "fedgh",
+    "fd",
+    "fedclassavg",
+    "fml",
+    "fedkd",
+    "fedapen",
+    "fedmrl",
+    "heterofl",
+    "feddropout",
+    "fedrolex",
+    "dense",
+    "fedftg",
+    "dfrd",
+    "fedprox",
+    "fedbuff",
+    "scaffold",
+    "feddyn",
+    "moon",
+    "fedrep",
+    "fedbn",
+    "ditto",
+    "apfl",
+    "fedala",
+    "fedpac",
+    "fedl2g",
+    "fedre",
+    "fedmd",
+    "dsfl",
+    "ktpfl",
+    "fedhenn",
+    "fiarse",
+    "fjord",
+    "depthfl",
+    "pfedes",
+    "pfedafm",
+    "pfedmoe",
+    "fedit",
+    "hetlora",
+    "flexlora",
+    "flora",
+    "ffa_lora",
+    "fedsa_lora",
+)
+"""Names of the library's own methods. Each is a function of the module of its name."""
 
-LIBRARY = tuple(FACTORIES)
-"""Names of the library's own methods."""
+FACTORIES = Registry({name: f"{__package__}.{name}:{name}" for name in LIBRARY})
 
 METHODS: Mapping[str, Callable[..., Method]] = MappingProxyType(FACTORIES)
-"""Name -> factory of every method, those that `register_method` added included."""
+"""Name -> factory of every method, those that `register_method` added included. The module of a
+library's method is imported when its factory is looked up."""
 
 DISTILLING = ("dense", "fedftg", "dfrd")
 
@@ -176,8 +123,9 @@ def method_factory(name: str) -> Callable[..., Method]:
       ValueError: weight is -1.0; it must be a number of at least 0 or None
     """
     base, plus, top = name.partition("+")
-    # data-free, a distilling method is called by its own name
-    if plus and top in DISTILLING and base in BASES and base != "none":
+    if plus and top in DISTILLING and base in _averaging():
+        from fedjax_ht.methods.shared.composition import composed
+
         return composed(base, METHODS[top])
     if names_user_method(name):
         hint = meant(name, METHODS, f"the methods are {', '.join(METHODS)}")
@@ -197,9 +145,17 @@ def is_own(name: str) -> bool:
     return not set(name.split("+")) <= set(LIBRARY)
 
 
+def _averaging() -> list[str]:
+    """Returns the bases that a name may compose a distilling method with."""
+    from fedjax_ht.methods.shared.bases import BASES
+
+    # Data-free, a distilling method is called by its own name.
+    return [base for base in BASES if base != "none"]
+
+
 def unknown_method(name: str) -> str:
     """Says in one line that there is no such method, and which methods there are."""
-    bases = [base for base in BASES if base != "none"]
+    bases = _averaging()
     listed = (
         f"the methods are {', '.join(METHODS)}, BASE+METHOD with one of {', '.join(bases)} "
         f"and one of {', '.join(DISTILLING)}, and module:function of your own"

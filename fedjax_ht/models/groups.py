@@ -1,6 +1,7 @@
 """Model groups by the names that configs use: which architectures the clients take in turn.
 
-`models.registry.model_group` checks that a group suits its samples and builds it.
+`models.registry.model_group` checks that a group suits its samples and builds it. The modules of
+its models are imported when it is built.
 """
 
 import functools
@@ -9,20 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import flax.linen as nn
+import jax
 
-from fedjax_ht.core.inputs import InputShape
-from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
-from fedjax_ht.models.heads import htc4_heads
-from fedjax_ht.models.inception import googlenet
-from fedjax_ht.models.layers import Linear
-from fedjax_ht.models.mobilenet import mobilenet_v2
+from fedjax_ht import models
+from fedjax_ht.core.inputs import InputShape, described
 from fedjax_ht.models.norm import NormKind
-from fedjax_ht.models.resnets import RESNET_STAGES, ResNet, resnet
-from fedjax_ht.models.sensors import harcnn
-from fedjax_ht.models.sliced import PREACT_STAGES, WIDTHS, ConvNet, PreActResNet, sliced_model
-from fedjax_ht.models.split import SplitModel
-from fedjax_ht.models.text_groups import TEXT_GROUPS, text_group
-from fedjax_ht.models.vits import VITS, vit
 
 
 class GroupArguments(NamedTuple):
@@ -43,15 +35,16 @@ Modules = Mapping[str, nn.Module]
 GroupFactory = Callable[[GroupArguments], Modules]
 
 
-def _architecture(name: str, arguments: GroupArguments) -> SplitModel:
+def _architecture(name: str, arguments: GroupArguments) -> models.SplitModel:
     size = arguments.num_classes, arguments.feature_dim or 512
     if name == "cnn":
-        return cnn4(*size)
-    if name in VITS:
-        return vit(name, *size)
+        return models.cnn4(*size)
+    if name in _VITS:
+        return models.vit(name, *size)
     if name.startswith("resnet"):
-        return resnet(int(name.removeprefix("resnet")), *size, arguments.norm)
-    return {"googlenet": googlenet, "mobilenet_v2": mobilenet_v2}[name](*size, arguments.norm)
+        return models.resnet(int(name.removeprefix("resnet")), *size, arguments.norm)
+    build = models.googlenet if name == "googlenet" else models.mobilenet_v2
+    return build(*size, arguments.norm)
 
 
 def _dealt(names: tuple[str, ...], arguments: GroupArguments) -> Modules:
@@ -63,7 +56,7 @@ def _dealt_linear(names: tuple[str, ...], arguments: GroupArguments) -> Modules:
     heads take it."""
     modules = {}
     for name, module in _dealt(names, arguments).items():
-        modules[name] = module.clone(head=Linear(arguments.num_classes))
+        modules[name] = module.clone(head=models.Linear(arguments.num_classes))
     return modules
 
 
@@ -72,7 +65,7 @@ def _dealt_with_heads(names: tuple[str, ...], arguments: GroupArguments) -> Modu
 
     The combinations repeat after lcm(X, 4) clients.
     """
-    heads = htc4_heads(arguments.num_classes, arguments.output_relu)
+    heads = models.htc4_heads(arguments.num_classes, arguments.output_relu)
     bases = _dealt(names, arguments)
     modules = {}
     for i in range(math.lcm(len(names), len(heads))):
@@ -82,7 +75,9 @@ def _dealt_with_heads(names: tuple[str, ...], arguments: GroupArguments) -> Modu
 
 
 def _cnn5(arguments: GroupArguments) -> Modules:
-    return cnn5_group(arguments.num_classes, arguments.input_shape[-1], arguments.feature_dim)
+    return models.cnn5_group(
+        arguments.num_classes, arguments.input_shape[-1], arguments.feature_dim
+    )
 
 
 def _cnn1(arguments: GroupArguments) -> Modules:
@@ -92,13 +87,15 @@ def _cnn1(arguments: GroupArguments) -> Modules:
 def _mlp2(arguments: GroupArguments) -> Modules:
     width = arguments.feature_dim or 32
     return {
-        "mlp_narrow": mlp(arguments.num_classes, (32, width)),
-        "mlp_wide": mlp(arguments.num_classes, (64, width)),
+        "mlp_narrow": models.mlp(arguments.num_classes, (32, width)),
+        "mlp_wide": models.mlp(arguments.num_classes, (64, width)),
     }
 
 
 def _sensors(names: tuple[str, ...], arguments: GroupArguments) -> Modules:
     """Builds networks for windows; a name ends in the stride, as in "harcnn_s2"."""
+    from fedjax_ht.models.sensors import harcnn
+
     size = arguments.num_classes, arguments.feature_dim or 512
     modules = {}
     for name in names:
@@ -116,23 +113,29 @@ def _refuse_feature_dim(name: str, arguments: GroupArguments) -> None:
 
 
 def _whole(name: str, arguments: GroupArguments) -> Modules:
+    from fedjax_ht.models.sliced import SLICED, sliced_model
+
     _refuse_feature_dim(name, arguments)
     return {name: sliced_model(SLICED[name].clone(norm=arguments.norm), arguments.num_classes)}
 
 
 def _resnet18_depths(arguments: GroupArguments) -> Modules:
     """Builds the first one to four stages of ResNet-18."""
+    from fedjax_ht.models.resnets import RESNET_STAGES, ResNet
+
     modules, stages = {}, RESNET_STAGES[18]
     for depth in range(1, len(stages) + 1):
         base = ResNet(stages[:depth], arguments.feature_dim or 512, norm=arguments.norm)
-        modules[f"resnet18_depth{depth}"] = SplitModel(
-            base, Linear(arguments.num_classes), stateful=True
+        modules[f"resnet18_depth{depth}"] = models.SplitModel(
+            base, models.Linear(arguments.num_classes), stateful=True
         )
     return modules
 
 
 def _conv_depths(name: str, arguments: GroupArguments) -> Modules:
     """Builds the first one to four convolutions of a network of `SLICED`, each a stage."""
+    from fedjax_ht.models.sliced import SLICED, sliced_model
+
     _refuse_feature_dim(f"{name}_depths", arguments)
     whole, modules = SLICED[name], {}
     for depth in range(1, len(whole.widths) + 1):
@@ -141,14 +144,37 @@ def _conv_depths(name: str, arguments: GroupArguments) -> Modules:
     return modules
 
 
+def require_tokens(consumer: str, shape: InputShape) -> None:
+    """Refuses samples that are no texts, integers [L].
+
+    Args:
+      consumer: the group that needs tokens, for the message.
+      shape: the shape of one sample as a model sees it.
+
+    Raises:
+      ValueError: a sample is something else.
+    """
+    is_typed = isinstance(shape, jax.ShapeDtypeStruct)
+    if not (is_typed and len(shape.shape) == 1 and shape.dtype.kind == "i"):
+        raise ValueError(f"{consumer} needs tokens, int [L]; a sample is {described(shape)}")
+
+
 def _text(name: str, arguments: GroupArguments) -> Modules:
-    return text_group(
-        name,
-        arguments.num_classes,
-        arguments.input_shape,
-        arguments.feature_dim,
-        arguments.vocabulary,
-    )
+    """Builds a group of `TEXT_GROUPS`, in the order of the clients."""
+    require_tokens(f"model group {name!r}", arguments.input_shape)
+    if not arguments.vocabulary:
+        raise ValueError(
+            f"model group {name!r} needs vocabulary, the number of token ids (Dataset.vocabulary)"
+        )
+    size = arguments.num_classes, arguments.vocabulary, arguments.feature_dim or 512
+    modules = {}
+    for member in _TEXTS[name]:
+        if isinstance(member, str):
+            modules[member] = models.text_model(member, *size)
+        else:
+            heads, layers = member
+            modules[f"transformer_{heads}_{layers}"] = models.text_transformer(*size, heads, layers)
+    return modules
 
 
 def _each(
@@ -158,7 +184,8 @@ def _each(
     return {group: functools.partial(build, names) for group, names in members.items()}
 
 
-_RESNETS = tuple(f"resnet{depth}" for depth in RESNET_STAGES)
+_RESNETS = tuple(f"resnet{depth}" for depth in (4, 6, 8, 10, 18, 34, 50, 101, 152))
+_VITS = ("vit_small", "vit_b16", "vit_b32")
 _HTFE8 = (
     "cnn",
     "googlenet",
@@ -169,7 +196,7 @@ _HTFE8 = (
     "resnet101",
     "resnet152",
 )
-_ALONE = (*_RESNETS, "googlenet", "mobilenet_v2", *VITS)
+_ALONE = (*_RESNETS, "googlenet", "mobilenet_v2", *_VITS)
 _DEALT = {
     "htfe2": ("cnn", "resnet18"),
     "htfe3": ("resnet10", "resnet18", "resnet34"),
@@ -196,17 +223,30 @@ SENSORS: dict[str, tuple[str, ...]] = {
 } | {name: (name,) for name in _SEN8}
 """Groups for windows of sensor signals -> their architectures."""
 
+_TRANSFORMERS = {  # heads and layers
+    "htfe_txt5_1": ((8, 1), (8, 2), (8, 4), (8, 8), (8, 16)),
+    "htfe_txt5_2": ((1, 4), (2, 4), (4, 4), (8, 4), (16, 4)),
+    "htfe_txt5_3": ((1, 1), (2, 2), (4, 4), (8, 8), (16, 16)),
+}
+_TEXTS = {
+    "htfe_txt2": ("fasttext", "text_logistic"),
+    "htfe_txt4": ("fasttext", "text_logistic", "lstm", "bilstm"),
+    "htfe_txt6": ("fasttext", "lstm", "bilstm", (8, 2), "text_logistic", "gru"),
+    **_TRANSFORMERS,
+    **{name: (name,) for name in ("fasttext", "text_logistic", "lstm", "gru", "bilstm")},
+    "text_transformer": ((8, 2),),
+}
+TEXT_GROUPS = tuple(_TEXTS)
+"""HtFLlib's HtFE-txt-2, 4, 6 and 5-1 to 5-3, and every architecture by itself.
+
+The transformer by itself has 8 heads and 2 layers.
+"""
+
 ARCHITECTURES = ("cnn4", "cnn5", "mlp2", *_ALONE, *_SEN8)
 """Groups that together hold every architecture but those of `SLICED`."""
 
-SLICED: dict[str, ConvNet | PreActResNet] = {
-    "conv4": ConvNet(),
-    "conv4_quarter": ConvNet(tuple(width // 4 for width in WIDTHS)),
-    **{f"preact_resnet{depth}": PreActResNet(stages) for depth, stages in PREACT_STAGES.items()},
-}
-"""Networks of which clients may train slices; as groups, whole ones."""
-
-CONVS = ("conv4", "conv4_quarter")  # of `SLICED`, those of which each convolution is a stage
+CONVS = ("conv4", "conv4_quarter")  # each convolution is a stage
+_SLICED = (*CONVS, "preact_resnet18", "preact_resnet20", "preact_resnet34")  # of `sliced.SLICED`
 
 GROUPS: dict[str, GroupFactory] = {
     "cnn4": functools.partial(_dealt, ("cnn",)),
@@ -216,7 +256,7 @@ GROUPS: dict[str, GroupFactory] = {
     **_each(_dealt, _DEALT),
     **_each(_dealt_linear, _DEALT_LINEAR),
     **_each(_dealt_with_heads, HETEROGENEOUS_HEADS),
-    **{name: functools.partial(_whole, name) for name in SLICED},
+    **{name: functools.partial(_whole, name) for name in _SLICED},
     "resnet18_depths": _resnet18_depths,
     **{f"{name}_depths": functools.partial(_conv_depths, name) for name in CONVS},
     **_each(_sensors, SENSORS),

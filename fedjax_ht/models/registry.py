@@ -19,21 +19,17 @@ from fedjax_ht.models.groups import (
     GROUPS,
     HETEROGENEOUS_HEADS,
     SENSORS,
-    SLICED,
+    TEXT_GROUPS,
     GroupArguments,
     Modules,
 )
 from fedjax_ht.models.norm import NormKind
-from fedjax_ht.models.sensors import require_windows
-from fedjax_ht.models.sliced import sliced_model
 from fedjax_ht.models.split import SplitModel
-from fedjax_ht.models.text_groups import TEXT_GROUPS
 
 __all__ = [
     "ARCHITECTURES",
     "GROUPS",
     "SENSORS",
-    "SLICED",
     "example",
     "model_group",
     "sliced_network",
@@ -195,6 +191,8 @@ def sliced_network(
       >>> half["params"]["base"]["conv4"]["kernel"].shape  # at rate 1: (3, 3, 64, 128)
       (3, 3, 32, 64)
     """
+    from fedjax_ht.models.sliced import SLICED, sliced_model
+
     if name not in SLICED:
         raise ValueError(f"model group {name!r} cannot be sliced; {', '.join(SLICED)} can")
     _check_image(name, plain(input_shape))
@@ -238,6 +236,8 @@ def _suited(shape: InputShape) -> str:
 
 def _check_length(name: str, shape: InputShape, modules: Modules) -> None:
     if name in SENSORS:
+        from fedjax_ht.models.sensors import require_windows
+
         shortest = max(module.base.shortest for module in modules.values())
         require_windows(f"model group {name!r}", shape, shortest)
 

@@ -243,3 +243,11 @@ class PreActResNet(nn.Module):
 def sliced_model(base: ConvNet | PreActResNet, num_classes: int) -> SplitModel:
     """Builds the extractor with a linear head, whose first bias is zero."""
     return SplitModel(base, Linear(num_classes, "torch_zero_bias"), stateful=True)
+
+
+SLICED: dict[str, ConvNet | PreActResNet] = {
+    "conv4": ConvNet(),
+    "conv4_quarter": ConvNet(tuple(width // 4 for width in WIDTHS)),
+    **{f"preact_resnet{depth}": PreActResNet(stages) for depth, stages in PREACT_STAGES.items()},
+}
+"""Networks of which clients may train slices; as groups, whole ones."""

@@ -1,23 +1,8 @@
-"""Attacks on federated training, defences against them, and differential privacy and its cost."""
+"""Attacks on federated training, defences against them, and differential privacy and its cost.
 
-from fedjax_ht.trust.attacks import Attack
-from fedjax_ht.trust.defences import (
-    Defence,
-    geometric_median,
-    median,
-    multi_krum,
-    norm_bound,
-    trimmed_mean,
-)
-from fedjax_ht.trust.privacy import Privacy
+The public names are in __init__.pyi.
+"""
 
-__all__ = [
-    "Attack",
-    "Defence",
-    "Privacy",
-    "geometric_median",
-    "median",
-    "multi_krum",
-    "norm_bound",
-    "trimmed_mean",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

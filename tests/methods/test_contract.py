@@ -1,7 +1,7 @@
 """Properties that every registered method must have: the same checks for all, on a few compiled
 simulations a method.
 
-A new method enters by its line in FACTORIES, and in WIRE and METADATA of tests/method_wires.py.
+A new method enters by its name in LIBRARY, and in WIRE and METADATA of tests/method_wires.py.
 """
 
 import json

@@ -10,9 +10,9 @@ from fedjax_ht.core.inputs import InputShape, described
 from fedjax_ht.lab.weights.hugging_face import bert, decoders, vit
 from fedjax_ht.lab.weights.hugging_face.names import Names
 from fedjax_ht.lab.weights.hugging_face.settings import Settings, read_settings
+from fedjax_ht.models.groups import require_tokens
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.split import SplitModel
-from fedjax_ht.models.text_groups import require_tokens
 
 PREFIX = "hf:"
 WEIGHTS = "model.safetensors"
