@@ -119,17 +119,14 @@ def _may_vary(arm: Arm, key: str) -> bool:
     return True
 
 
-def point_simulations(
-    experiment: Experiment, groups: Sequence[Family], together: int
-) -> Callable[[str], list[Simulation]]:
+def point_simulations(groups: Sequence[Family]) -> Callable[[str], list[Simulation]]:
     """Returns a function: label of a point -> the simulations of its runs. The points of a family
-    compile once; so many of them play side by side."""
+    compile once."""
     first: list[Simulation] = []  # whose samples on the devices all others take
 
     def simulations(label: str) -> list[Simulation]:
         family = next(family for family in groups if label in family.labels)
-        runs = min(together, len(family.labels)) * len(experiment.partitions)
-        options = dataclasses.replace(family.arm.options, lanes=lanes_of(family.arm, runs))
+        options = dataclasses.replace(family.arm.options, lanes=lanes_of(family.arm))
         made = simulate_trials(
             family.arm._replace(options=options),
             settings=family.settings[label] or (),

@@ -105,7 +105,7 @@ def _search_of(config: bytes, workdir: Path, trace: bool, together: int) -> Sear
     return Search(
         experiment=experiment,
         workdir=workdir,
-        simulations=point_simulations(experiment, groups, together),
+        simulations=point_simulations(groups),
         caught=(),
         tell=lambda line: None,
         trace=trace,

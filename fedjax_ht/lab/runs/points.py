@@ -89,7 +89,7 @@ def searched(
 
         def search(trace: bool) -> SearchResult:
             groups = families(experiment, trace)
-            simulations = point_simulations(experiment, groups, size)
+            simulations = point_simulations(groups)
             return _search(
                 Search(
                     experiment=experiment,
