@@ -23,11 +23,12 @@ from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import Federation, make_sliced_federation
 from fedjax_ht.lab.cli import parse_flags
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods.dfrd import dfrd, distil
-from fedjax_ht.methods.shared.bases import Server, Teachers, ask, label_weights
-from fedjax_ht.methods.shared.composition import losses_of
-from fedjax_ht.methods.shared.distillation import Distillation
-from fedjax_ht.methods.shared.image_generator import init_generator, make_generator
+from fedjax_ht.methods.data_free.bases import Server, Teachers, ask, label_weights
+from fedjax_ht.methods.data_free.dfrd import losses
+from fedjax_ht.methods.data_free.distil import distil
+from fedjax_ht.methods.data_free.image_generator import init_generator, make_generator
+from fedjax_ht.methods.data_free.method import settle
+from fedjax_ht.methods.data_free.options import Distillation
 from fedjax_ht.metrics.flops import program_flops
 from fedjax_ht.models import sliced_network, width_budgets
 
@@ -38,7 +39,7 @@ _ITERATIONS = flags.DEFINE_integer(
 _REPEATS = flags.DEFINE_integer(
     "repeats", 3, "Timed calls of each, of which the fastest counts.", lower_bound=1
 )
-RECIPE, _ = losses_of(dfrd, "released")
+RECIPE, _ = settle(losses, "released", {"alpha": 0.5})
 
 
 def fastest(run: Callable, *args, repeats: int | None = None) -> float:
@@ -98,10 +99,10 @@ def round_of(federation: Federation, recipe: Distillation) -> tuple[Callable, tu
     generator = jax.jit(lambda key: init_generator(make_generator(federation, recipe), key))(
         jax.random.key(3)
     )
-    _, losses = losses_of(dfrd, "released", **vars(recipe))
+    _, objective = settle(losses, "released", vars(recipe))
 
     def step(teachers, server, round, key):
-        return distil(recipe, losses, federation, teachers, server, Context(key, round, None))
+        return distil(recipe, objective, federation, teachers, server, Context(key, round, None))
 
     server = Server(model=model, averaged=(), generator=generator, average=generator)
     return step, (team(federation), server, jnp.int32(1), jax.random.key(4))

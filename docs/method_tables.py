@@ -20,10 +20,11 @@ import jax.numpy as jnp
 import optax
 
 import fedjax_ht as fl
+from fedjax_ht.core.annotations import options_of
 from fedjax_ht.core.federation import with_frozen_variables
 from fedjax_ht.core.inputs import abstract, usual_rule
 from fedjax_ht.methods import DISTILLING
-from fedjax_ht.methods.shared.distillation import FORMS
+from fedjax_ht.methods.data_free.options import FORMS
 from fedjax_ht.methods.shared.players import small_federation, with_public_set
 
 PAGE = Path(__file__).with_name("methods.md")
@@ -87,7 +88,7 @@ def options() -> str:
     """Makes the table of options and their defaults."""
     rows = []
     for name in fl.METHODS:
-        parameters = list(inspect.signature(fl.METHODS[name]).parameters.values())[1:]
+        parameters = list(options_of(fl.METHODS[name]).values())[1:]
         texts = [f"`{p.name}={shown(p.default)}`{meaning(name, p)}" for p in parameters]
         rows.append((f"`{name}`", ", ".join(texts) or "-"))
     return markdown(("method", "options"), rows)
@@ -100,7 +101,7 @@ def forms() -> str:
         owners = [name for name in DISTILLING if defaults(name).get(option, ()) is None]
         text = "all" if len(owners) == len(DISTILLING) else ", ".join(f"`{n}`" for n in owners)
         values = [f"`{shown(getattr(FORMS[variant], option))}`" for variant in FORMS]
-        rows.append((f"`{option}`", text or "the base", *values))
+        rows.append((f"`{option}`", text, *values))
     return markdown(("option", "of", *FORMS), rows)
 
 
@@ -124,7 +125,7 @@ def entry(name: str, key: str) -> str:
 
 def defaults(name: str) -> dict[str, Any]:
     """Returns the options of a method with their defaults."""
-    return {p.name: p.default for p in inspect.signature(fl.METHODS[name]).parameters.values()}
+    return {p.name: p.default for p in options_of(fl.METHODS[name]).values()}
 
 
 def shown(value: Any) -> str:

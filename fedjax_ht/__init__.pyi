@@ -79,9 +79,10 @@ from .methods import METHODS as METHODS
 from .methods import method_factory as method_factory
 from .methods import register_method as register_method
 from .methods.apfl import apfl as apfl
-from .methods.dense import dense as dense
+from .methods.data_free.dense import dense as dense
+from .methods.data_free.dfrd import dfrd as dfrd
+from .methods.data_free.fedftg import fedftg as fedftg
 from .methods.depthfl import depthfl as depthfl
-from .methods.dfrd import dfrd as dfrd
 from .methods.ditto import ditto as ditto
 from .methods.dsfl import dsfl as dsfl
 from .methods.fd import fd as fd
@@ -93,7 +94,6 @@ from .methods.fedbuff import fedbuff as fedbuff
 from .methods.fedclassavg import fedclassavg as fedclassavg
 from .methods.feddropout import feddropout as feddropout
 from .methods.feddyn import feddyn as feddyn
-from .methods.fedftg import fedftg as fedftg
 from .methods.fedgen import fedgen as fedgen
 from .methods.fedgh import fedgh as fedgh
 from .methods.fedhenn import fedhenn as fedhenn

@@ -39,7 +39,7 @@ def get_config(argument=None):
     config.scoring.batch_size = 250
     config.scoring.global_statistics = "training"
     config = apply_argument(config, argument, rounds=1)
-    if "masked_loss" in config.method.options:
+    if config.method.name.partition("+")[0] in ("heterofl", "feddropout", "fedrolex"):
         config.method.options.masked_loss = True
     if config.method.name == "fedrolex":
         config.update_from_flattened_dict(

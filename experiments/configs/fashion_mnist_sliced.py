@@ -35,8 +35,8 @@ from fedjax_ht.lab.config.base import (
     method_config,
     partition_config,
 )
+from fedjax_ht.methods.data_free.bases import BASES
 from fedjax_ht.methods.registry import DISTILLING
-from fedjax_ht.methods.shared.bases import BASES
 
 
 def get_config(argument=None):

@@ -90,16 +90,33 @@ def annotations_of(function: Callable) -> dict[str, Any]:
     Annotations that are text stay text, and so allow any value, where they name imports that only
     type checkers see.
     """
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    annotations = {}
+    for name, parameter in options_of(function).items():
+        if parameter.annotation is not parameter.empty:
+            annotations[name] = parameter.annotation
+    return annotations
+
+
+def options_of(function: Callable) -> dict[str, inspect.Parameter]:
+    """Returns the parameters of a function by name.
+
+    In place of *args there is nothing, and in place of **options there are the keyword-only
+    parameters of the functions and classes that document them, see `core.docstrings.documented_by`.
+    """
     try:
         signature = inspect.signature(function, eval_str=True)
     except NameError:
         signature = inspect.signature(function)
-    annotations = {}
+    options, passed_on = {}, {}
     for name, parameter in signature.parameters.items():
-        if parameter.kind not in variadic and parameter.annotation is not parameter.empty:
-            annotations[name] = parameter.annotation
-    return annotations
+        if parameter.kind is parameter.VAR_KEYWORD:
+            for source in getattr(getattr(function, "func", function), "documented_by", ()):
+                for key, other in options_of(source).items():
+                    if other.kind is other.KEYWORD_ONLY:
+                        passed_on[key] = other
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            options[name] = parameter
+    return options | {key: other for key, other in passed_on.items() if key not in options}
 
 
 @functools.cache
@@ -226,7 +243,7 @@ def kind_of(annotation: Any) -> type:
 def search_ranges(function: Callable) -> dict[str, SearchRange]:
     """Returns the options of a factory that have a `SearchRange`, in the order of its signature."""
     ranges = {}
-    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+    for name, parameter in options_of(function).items():
         search_range = extra_of(parameter.annotation, SearchRange)
         if search_range is not None:
             ranges[name] = search_range

@@ -84,7 +84,7 @@ def checked(function: F) -> F:
     @functools.wraps(function)
     def call(*args, **kwargs):
         try:
-            arguments = signature.bind(*args, **kwargs).arguments
+            arguments = signature.bind(*args, **kwargs).arguments | kwargs
         except TypeError:  # an argument too many or too few: Python's message says it best
             return function(*args, **kwargs)
         for name, annotation in annotations_of(function).items():

@@ -1,5 +1,6 @@
 """The registry of methods, by the names that configs use."""
 
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -65,13 +66,21 @@ LIBRARY = (
 )
 """Names of the library's own methods. Each is a function of the module of its name."""
 
-FACTORIES = Registry({name: f"{__package__}.{name}:{name}" for name in LIBRARY})
+DISTILLING = ("dense", "fedftg", "dfrd")
+AVERAGING = ("fedavg", "heterofl", "feddropout", "fedrolex")
+"""Bases of the distilling methods that a name may put before one, as in "fedrolex+dfrd"."""
+
+
+def _place(name: str) -> str:
+    folder = "data_free." if name in DISTILLING else ""
+    return f"{__package__}.{folder}{name}:{name}"
+
+
+FACTORIES = Registry({name: _place(name) for name in LIBRARY})
 
 METHODS: Mapping[str, Callable[..., Method]] = MappingProxyType(FACTORIES)
 """Name -> factory of every method, those that `register_method` added included. The module of a
 library's method is imported when its factory is looked up."""
-
-DISTILLING = ("dense", "fedftg", "dfrd")
 
 
 def register_method(name: str, factory: Callable[..., Method]) -> None:
@@ -109,7 +118,7 @@ def method_factory(name: str) -> Callable[..., Method]:
 
     Args:
       name: a key of `METHODS`; or "BASE+METHOD", a distilling method on top of one that averages,
-        with the options of both; or "module:function" for a factory of yours, the module in the
+        with `base` set; or "module:function" for a factory of yours, the module in the
         current folder, beside the config file that names it, or installed.
 
     Raises:
@@ -123,10 +132,8 @@ def method_factory(name: str) -> Callable[..., Method]:
       ValueError: weight is -1.0; it must be a number of at least 0 or None
     """
     base, plus, top = name.partition("+")
-    if plus and top in DISTILLING and base in _averaging():
-        from fedjax_ht.methods.shared.composition import composed
-
-        return composed(base, METHODS[top])
+    if plus and top in DISTILLING and base in AVERAGING:
+        return functools.partial(METHODS[top], base=base)
     if names_user_method(name):
         hint = meant(name, METHODS, f"the methods are {', '.join(METHODS)}")
         return checked(user_function("method", name, hint))
@@ -145,20 +152,11 @@ def is_own(name: str) -> bool:
     return not set(name.split("+")) <= set(LIBRARY)
 
 
-def _averaging() -> list[str]:
-    """Returns the bases that a name may compose a distilling method with."""
-    from fedjax_ht.methods.shared.bases import BASES
-
-    # Data-free, a distilling method is called by its own name.
-    return [base for base in BASES if base != "none"]
-
-
 def unknown_method(name: str) -> str:
     """Says in one line that there is no such method, and which methods there are."""
-    bases = _averaging()
     listed = (
-        f"the methods are {', '.join(METHODS)}, BASE+METHOD with one of {', '.join(bases)} "
+        f"the methods are {', '.join(METHODS)}, BASE+METHOD with one of {', '.join(AVERAGING)} "
         f"and one of {', '.join(DISTILLING)}, and module:function of your own"
     )
-    compositions = [f"{base}+{top}" for base in bases for top in DISTILLING]
+    compositions = [f"{base}+{top}" for base in AVERAGING for top in DISTILLING]
     return unknown("method", name, [*METHODS, *compositions], listed)

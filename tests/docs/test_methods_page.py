@@ -1,7 +1,6 @@
 """The page methods.md has the tables of docs/method_tables.py, and presets of the code."""
 
 import ast
-import inspect
 import re
 import runpy
 import sys
@@ -11,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_ht.core.annotations import options_of
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.methods import METHODS
@@ -44,7 +44,7 @@ def test_defaults_that_are_not_the_printed_form_are_the_codes():
     for row in rows:
         names, default, _, printed = (cell.strip() for cell in row.strip("| ").split(" | "))
         for name in re.findall(r"`(\w+)`", names):
-            parameters = inspect.signature(METHODS[name]).parameters
+            parameters = options_of(METHODS[name])
             for option, value in re.findall(r"`(\w+)=([^`]+)`", default):
                 assert parameters[option].default == ast.literal_eval(value), (name, option)
                 checked += 1
@@ -68,15 +68,15 @@ def test_the_presets_of_the_distilling_methods_are_those_of_the_code():
     assert names == list(DISTILLING) and len(lines) >= 4
     for line in lines:
         for name, cell in zip(names, line.split("|")[2:]):
-            parameters = inspect.signature(METHODS[name]).parameters
+            parameters = options_of(METHODS[name])
             for option, value in re.findall(r"`(\w+)=([^`]+)`", cell):
                 assert parameters[option].default == ast.literal_eval(value), (name, option)
 
 
 def test_dense_says_the_preset_that_it_has():
     text, default = (
-        sys.modules["fedjax_ht.methods.dense"].__doc__,
-        inspect.signature(METHODS["dense"]).parameters,
+        sys.modules["fedjax_ht.methods.data_free.dense"].__doc__,
+        options_of(METHODS["dense"]),
     )
     assert (
         re.search(r'not conditional \(merge="none"\)', text) and default["merge"].default == "none"

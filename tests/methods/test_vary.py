@@ -2,13 +2,12 @@
 through a round."""
 
 import dataclasses
-import inspect
 
 import jax
 import optax
 import pytest
 
-from fedjax_ht.core.annotations import kind_of
+from fedjax_ht.core.annotations import kind_of, options_of
 from fedjax_ht.core.method import varied
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
@@ -29,7 +28,7 @@ FIXED = {
 
 def numbers(name: str) -> dict[str, float]:
     """The options that need not be whole, and the learning rate."""
-    parameters = list(inspect.signature(method_factory(name)).parameters.values())[1:]
+    parameters = list(options_of(method_factory(name)).values())[1:]
     options = {p.name: settings(name).get(p.name, p.default) for p in parameters}
     optional = {
         p.name: 0.5

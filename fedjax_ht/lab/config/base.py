@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-from fedjax_ht.core.annotations import hints_of, kind_of
+from fedjax_ht.core.annotations import hints_of, kind_of, options_of
 from fedjax_ht.core.extras import needing
 from fedjax_ht.core.names import kind_of_value, unknown, unknown_option
 from fedjax_ht.core.user_code import names_object
@@ -88,8 +88,10 @@ def method_options(name: str) -> dict[str, inspect.Parameter]:
     """Returns the options of a method's factory, by name; none of an object given from Python."""
     if names_object(name):
         return {}
-    # the first parameter is local training, which the config has a section of
-    return dict(list(inspect.signature(method_factory(name)).parameters.items())[1:])
+    factory = method_factory(name)
+    # the config has a section of local training; the name BASE+METHOD sets `base`
+    fixed = {"training"} | getattr(factory, "keywords", {}).keys()
+    return {option: p for option, p in options_of(factory).items() if option not in fixed}
 
 
 def option_values(

@@ -1,6 +1,5 @@
 """Builds an entry's method from its options and local training."""
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -9,6 +8,7 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.names import kind_of_value, unknown_option
 from fedjax_ht.core.recipes import by_architecture
 from fedjax_ht.core.user_code import OBJECT, failure, names_object
+from fedjax_ht.lab.config.base import method_options
 from fedjax_ht.lab.config.entries import Entry
 from fedjax_ht.lab.config.sections import DatasetConfig, TrainingConfig
 from fedjax_ht.lab.runs.training import local_training, recipes
@@ -43,7 +43,7 @@ def _made(entry: Entry, training: TrainingConfig) -> Method:
     """Returns the method that an entry's factory makes."""
     factory = method_factory(entry.method)
     options = {name: value for name, value in entry.options.items() if value is not None}
-    known = list(inspect.signature(factory).parameters)[1:]
+    known = list(method_options(entry.method))
     refuse_unknown(entry.method, options, known, f"method={entry.method}")
 
     def make(recipe: LocalTraining) -> Method:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import optax
 import pytest
 
-from fedjax_ht.core.annotations import annotations_of, hints_of, limits, numbers
+from fedjax_ht.core.annotations import annotations_of, hints_of, limits, numbers, options_of
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import TRANSFORMS
 from fedjax_ht.data.partition import PARTITIONS, PLANS, check_partition, partition_options
@@ -22,8 +22,8 @@ from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.config.typed import plain_hint
 from fedjax_ht.lab.runs.build import build
 from fedjax_ht.methods import METHODS, method_factory
+from fedjax_ht.methods.data_free.options import Distillation
 from fedjax_ht.methods.shared.alignment import Alignment
-from fedjax_ht.methods.shared.distillation import Distillation
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.defences import DEFENCES
 
@@ -47,7 +47,7 @@ class Option(NamedTuple):
 def options_of_methods() -> Iterator[Option]:
     for name in (*METHODS, "fedrolex+dfrd", "feddropout+dense"):
         factory = method_factory(name)
-        for p in list(inspect.signature(factory).parameters.values())[1:]:
+        for p in list(options_of(factory).values())[1:]:
             yield Option(
                 name,
                 p.name,

@@ -1,6 +1,6 @@
 """FedFTG (Zhang et al., CVPR 2022): data-free distillation from every client's model by itself.
 
-    client:  trains and uploads as the base says, see `shared.bases`, and its label counts
+    client:  trains and uploads as the base says, see `data_free.bases`, and its label counts
     server:  averages as the base says; then, with tau_{i,y} and p(y) as DFRD's, q_i = softmax(f_i)
              and p = softmax(f),
              G:  sum_i mean tau_{i,y} (CE(f_i, y) - b_md KL(q_i || p))
@@ -16,7 +16,7 @@ Every teacher is followed by itself, not their ensemble, and all samples count.
 Settled here, after DFRD, which runs FedFTG with DFRD's generator, optimisers and loop:
 * variant="released" is the code of DFRD's comparison: temperature 10; divergences that are means
   over the C classes, so C times weaker than DFRD's and DENSE's sums; -KL(p || q_i) in L_md, through
-  the teachers alone; squared distances (see `shared.distillation`). FedFTG's own code leads L_md
+  the teachers alone; squared distances (see `data_free.options`). FedFTG's own code leads L_md
   through the student, with L1 distances of logits.
 * In variant="paper" the generator ascends and the student descends on the same KL(q_i || p),
   differentiated through both. FedFTG's text was not at hand for the order of the two sides:
@@ -28,6 +28,10 @@ import jax
 from jax import lax
 
 from fedjax_ht.core.annotations import NonNegative
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.docstrings import documented_by
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
 from fedjax_ht.losses.distillation import (
     DiversityForm,
     KLOrder,
@@ -36,13 +40,14 @@ from fedjax_ht.losses.distillation import (
     weighted_cross_entropy,
     weighted_kl,
 )
-from fedjax_ht.methods.dfrd import Objective, Synthetic, distil
-from fedjax_ht.methods.shared.composition import distilling
-from fedjax_ht.methods.shared.distillation import Distillation, Reduction, Settled
+from fedjax_ht.methods.data_free.bases import Base, make_base
+from fedjax_ht.methods.data_free.distil import Objective, Synthetic
+from fedjax_ht.methods.data_free.method import distilling
+from fedjax_ht.methods.data_free.options import Distillation, Merge, Reduction, Settled
+from fedjax_ht.methods.shared.variants import Variant
 
 
-@distilling(distil, merge="cat", distil_order="teacher_student")
-def fedftg(
+def losses(
     recipe: Distillation,
     *,
     b_md: NonNegative = 1.0,
@@ -50,9 +55,7 @@ def fedftg(
     kl_reduce: Settled[Reduction] = None,
     diversity: Settled[DiversityForm] = None,
 ) -> Objective:
-    """Makes FedFTG's losses, and by `distilling` the method.
-
-    An option that is None takes the variant's value, see `shared.distillation`.
+    """Makes FedFTG's losses.
 
     Args:
       recipe: options of the server's training.
@@ -81,3 +84,33 @@ def fedftg(
         return divergence(batch.student, batch, recipe.distil_order)
 
     return Objective(generator_loss, student_loss)
+
+
+@checked
+@documented_by(losses, Distillation, make_base)
+def fedftg(
+    training: LocalTraining,
+    base: str | Base = "none",
+    variant: Variant = "paper",
+    *,
+    merge: Merge = "cat",
+    distil_order: Settled[KLOrder] = "teacher_student",
+    **options,
+) -> Method:
+    """Makes FedFTG, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training.
+      **options: options of `losses`, of `Distillation` and, behind a base, of `make_base`. One that
+        is None takes the variant's value (`options.FORMS`), or the base's.
+    """
+    return distilling(
+        "fedftg",
+        losses,
+        training,
+        base,
+        variant,
+        merge=merge,
+        distil_order=distil_order,
+        **options,
+    )

@@ -1,30 +1,4 @@
-"""DFRD (Luo et al., NeurIPS 2023): data-free distillation of the clients' models into a global one.
-
-    client:  trains and uploads as the base says, see `shared.bases`, and its label counts
-    server:  averages as the base says, by samples; then, with tau_{i,y} and p(y) from the labels
-             that clients trained on in this round and u = sum_i tau_{i,y} f_i(s), A times:
-             I_g times  z ~ N(0, I), y ~ p, s, h = G(z, y); w, the parameters of G, descends on
-                        CE(u, y) - b_tran mean_b eps_b KL(u || f)
-                        + b_div exp(-mean_{jk} |s_j - s_k| |h_j - h_k|),
-                        eps = 1 where u is right and f wrong, else 0
-             I_d times  f descends on KL(f || u) on new images of G + alpha KL(f || u) on images of
-                        its moving average w~, as of the last round
-             and then w~ <- lambda w~ + (1 - lambda) w, once per round
-    predict: the client's model; the server's in a column of its own
-    up:      W_R: the client's model, all of it
-    down:    0, on a base W_R: nothing, or what the base sends
-    paper:   https://arxiv.org/abs/2309.13546
-
-That is variant="paper". variant="released" is the authors' code: both KL at temperature 10 and in
-the other order, L_tran through the teachers alone and over the selected samples, squared distances
-in L_div, a term L_ey, labels seen in any round, and the weights that the base has by itself.
-`shared.distillation` has both, option by option, and what the text leaves open.
-
-Settled here, for both:
-* G normalises by batch while it is trained, and by its running statistics while it teaches.
-* w~ starts at w, and teaches from the second round on. The released one starts at (1 - lambda) w.
-* An empty set of selected samples has loss 0; the released code divides 0 by 0.
-"""
+"""The server's training of DFRD, DENSE and FedFTG: generator and global model in turn."""
 
 import functools
 from collections.abc import Callable
@@ -35,33 +9,20 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_ht.core.annotations import NonNegative
 from fedjax_ht.core.bucket import features, logits
 from fedjax_ht.core.context import Context, Metrics
 from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.losses.classification import cross_entropy
-from fedjax_ht.losses.distillation import (
-    DiversityForm,
-    Normaliser,
-    Selection,
-    embedding_excess,
-    image_diversity,
-    kl_divergence,
-    ordered,
-    transferability,
-)
-from fedjax_ht.methods.shared.bases import Opinions, Server, Teachers, ask
-from fedjax_ht.methods.shared.composition import distilling
-from fedjax_ht.methods.shared.distillation import Distillation, Settled
-from fedjax_ht.methods.shared.image_generator import (
-    EMBEDDED,
+from fedjax_ht.losses.distillation import kl_divergence, ordered, transferability
+from fedjax_ht.methods.data_free.bases import Opinions, Server, Teachers, ask
+from fedjax_ht.methods.data_free.image_generator import (
     Generated,
     draw,
     image_source,
     make_generator,
     moving_average,
 )
+from fedjax_ht.methods.data_free.options import Distillation
 
 
 class Synthetic(NamedTuple):
@@ -253,45 +214,3 @@ def adversarial_loss(u: jax.Array, batch: Synthetic, recipe: Distillation, **opt
         student_path=recipe.student_path,
         **options,
     )
-
-
-@distilling(distil, alpha=0.5)
-def dfrd(
-    recipe: Distillation,
-    *,
-    b_tran: NonNegative = 1.0,
-    b_div: NonNegative = 1.0,
-    b_ey: Settled[NonNegative] = None,
-    gamma: NonNegative = 1.0,
-    selection: Selection = "diamond",
-    normaliser: Settled[Normaliser] = None,
-    diversity: Settled[DiversityForm] = None,
-) -> Objective:
-    """Makes DFRD's losses, and by `distilling` the method.
-
-    An option that is None takes the variant's value, see `shared.distillation.FORMS`.
-
-    Args:
-      recipe: options of the server's training; merge is varied in Table 4, alpha=0 is ablation
-        "-EMA" of Table 5.
-      b_tran, b_div, b_ey: weights of the generator's terms; 0 are ablations of Table 5.
-      gamma: greatest length of an embedding without penalty, in units of sqrt(d).
-      selection: samples of L_tran, the rows of Table 3.
-      normaliser: divisor of L_tran, see `losses.distillation.Normaliser`.
-      diversity: distances of L_div, see `losses.image_diversity`.
-    """
-    chosen = {"selection": selection, "normaliser": normaliser}
-
-    def generator_loss(batch: Synthetic) -> jax.Array:
-        u, made, mask = batch.opinions.ensemble, batch.generated, batch.everyone
-        value = cross_entropy(u, batch.labels, mask)
-        value += b_tran * recipe.kl_scale * adversarial_loss(u, batch, recipe, **chosen)
-        value += b_div * image_diversity(made.images, made.merged, mask, diversity)
-        if recipe.merge in EMBEDDED:
-            value += b_ey * embedding_excess(made.embedding, mask, gamma)
-        return value
-
-    def student(batch: Synthetic) -> jax.Array:
-        return student_loss(batch, recipe)
-
-    return Objective(generator_loss, student)

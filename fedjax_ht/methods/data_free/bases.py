@@ -28,8 +28,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.aggregation import gather_received
+from fedjax_ht.core.annotations import options_of
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.context import Context, Metrics, Received
+from fedjax_ht.core.docstrings import documented_by
 from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
@@ -37,14 +39,17 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.names import meant
 from fedjax_ht.core.statistics import norm_moments
 from fedjax_ht.core.trees import HostArray, PyTree, select
+from fedjax_ht.methods.data_free.options import FORMS
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.feddropout import feddropout
 from fedjax_ht.methods.fedrolex import fedrolex
 from fedjax_ht.methods.heterofl import heterofl
 from fedjax_ht.methods.local import local
-from fedjax_ht.methods.shared.partial_training import uploaded_params
+from fedjax_ht.methods.shared.averaging import Weighting
+from fedjax_ht.methods.shared.partial_training import partial_training, uploaded_params
 from fedjax_ht.methods.shared.slicing import widest_first
 from fedjax_ht.methods.shared.supervised import train_model
+from fedjax_ht.methods.shared.variants import Variant
 
 
 class Base(NamedTuple):
@@ -84,10 +89,10 @@ def _whole_uplink(uplink: PyTree) -> PyTree:
     return uplink
 
 
+# A teacher's head has to be whole; averaged are the rows that the base's label_split says.
 BASES: dict[str, tuple[Callable[..., Method], Callable[[PyTree], PyTree]]] = {
     "none": (alone, _whole_uplink),
     "fedavg": (fedavg, operator.attrgetter("params")),
-    # A teacher's head has to be whole; averaged are the rows that the base's label_split says.
     "heterofl": (functools.partial(heterofl, whole_head=True), uploaded_params),
     "feddropout": (functools.partial(feddropout, whole_head=True), uploaded_params),
     "fedrolex": (functools.partial(fedrolex, whole_head=True), uploaded_params),
@@ -95,23 +100,53 @@ BASES: dict[str, tuple[Callable[..., Method], Callable[[PyTree], PyTree]]] = {
 """Name -> (factory, `Base.uploaded`)."""
 
 
-def make_base(name: str, training: LocalTraining, **options) -> Base:
-    """Makes a base by name.
+@documented_by(partial_training)
+def make_base(
+    base: str | Base,
+    training: LocalTraining,
+    variant: Variant = "paper",
+    *,
+    weighting: Weighting | None = None,
+    masked_loss: bool | None = None,
+    label_split: bool | None = None,
+    per_layer: bool | None = None,
+) -> Base:
+    """Makes a base.
 
     Args:
-      name: a key of `BASES`.
+      base: the base: "none" for data-free, another key of `BASES`, or a `Base` as it is.
       training: the recipe of local training.
-      **options: options of the base's factory.
+      variant: form of the method, the paper's or the released code's, which gives options that are
+        None their values.
+      weighting: weights of the base's mean over clients; None takes the variant's.
+      masked_loss, label_split, per_layer: options of the base; None takes the base's.
 
     Raises:
-      ValueError: there is no such base.
+      ValueError: there is no such base, or it has no such option. One line.
     """
-    if name not in BASES:
+    options = {
+        "weighting": weighting,
+        "masked_loss": masked_loss,
+        "label_split": label_split,
+        "per_layer": per_layer,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    if not isinstance(base, str):
+        if given:
+            raise ValueError(f"{', '.join(given)}: set this in the base, which is an object")
+        return base
+    if base not in BASES:
         raise ValueError(
-            f"base is {name!r}" + meant(name, BASES, f"it must be one of {', '.join(BASES)}")
+            f"base is {base!r}" + meant(base, BASES, f"it must be one of {', '.join(BASES)}")
         )
-    factory, uploaded = BASES[name]
-    return Base(factory(training, **options), uploaded)
+    factory, uploaded = BASES[base]
+    known = options_of(factory)
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{name} is no option of base {base!r}; leave it out")
+    if "weighting" in known and FORMS[variant].weighting is not None:
+        given.setdefault("weighting", FORMS[variant].weighting)
+    return Base(factory(training, **given), uploaded)
 
 
 class Server(NamedTuple):
@@ -220,7 +255,7 @@ def serve(
     Args:
       base, distil: the base, and the method's own training.
       federation, server, received, ctx: arguments of `Method.server_update`; uplinks are
-        `fine_tuning.Uplink`.
+        `method.Uplink`.
     """
     models = {b: received[b]._replace(uplink=received[b].uplink.model) for b in received}
     model, metrics = base.method.server_update(federation, sent_model(server), models, ctx)
@@ -238,7 +273,7 @@ def gather_teachers(
 
     Args:
       federation: the federation that the clients are of.
-      received: the uplinks by bucket, `fine_tuning.Uplink`.
+      received: the uplinks by bucket, `method.Uplink`.
       uploaded: the base's function of an upload's parameters, see `Base.uploaded`.
 
     Returns:

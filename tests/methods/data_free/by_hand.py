@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.bucket import init_variables
-from fedjax_ht.methods.dense import dense
-from fedjax_ht.methods.dfrd import dfrd
-from fedjax_ht.methods.fedftg import fedftg
-from fedjax_ht.methods.shared.distillation import Distillation
-from fedjax_ht.methods.shared.image_generator import draw, make_generator
+from fedjax_ht.methods.data_free.dense import dense
+from fedjax_ht.methods.data_free.dfrd import dfrd
+from fedjax_ht.methods.data_free.fedftg import fedftg
+from fedjax_ht.methods.data_free.image_generator import draw, make_generator
+from fedjax_ht.methods.data_free.options import Distillation
 from tests.federations import NUM_CLASSES, normed_federation, sliced_federation
 from tests.reference import dfrd as reference
 

@@ -14,15 +14,16 @@ from fedjax_ht.core.round import Channel
 from fedjax_ht.core.wire import Metadata, chain
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.methods import METHODS, method_factory
-from fedjax_ht.methods.dfrd import Synthetic, dfrd, student_loss
+from fedjax_ht.methods.data_free.bases import Opinions, make_base
+from fedjax_ht.methods.data_free.dfrd import dfrd
+from fedjax_ht.methods.data_free.distil import Synthetic, student_loss
+from fedjax_ht.methods.data_free.image_generator import Generated
+from fedjax_ht.methods.data_free.options import FORMS, Distillation
 from fedjax_ht.methods.shared.averaging import ModelUplink
-from fedjax_ht.methods.shared.bases import Opinions
-from fedjax_ht.methods.shared.composition import base_of, losses_of
-from fedjax_ht.methods.shared.distillation import FORMS, Distillation
-from fedjax_ht.methods.shared.image_generator import Generated
 from fedjax_ht.methods.shared.variants import settled
 from tests import tiny
 from tests.federations import TRAINING, sliced_federation, uniform_federation
+from tests.methods.data_free.recipes import losses_of
 from tests.reference import dfrd as reference
 from tests.reference.gradients import numerical_gradient
 
@@ -203,7 +204,7 @@ def test_a_base_by_its_name_alone_weighs_so_too():
 def test_eq_1_is_the_mean_by_data_size():
     """The server averages two clients' models before it distils."""
     federation, (few, many) = uniform_federation(), (3, 9)
-    method = base_of("fedavg", TRAINING, "paper").method
+    method = make_base("fedavg", TRAINING, "paper").method
     params = jax.jit(lambda key: method.init_server(federation, key))(jax.random.key(0))
     models = [jax.tree.map(lambda x, i=i: x + i, params) for i in (1.0, 3.0)]
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *models)

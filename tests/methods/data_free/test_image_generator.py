@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.methods.shared.image_generator import ConditionalGenerator
+from fedjax_ht.methods.data_free.image_generator import ConditionalGenerator
 from tests.reference import dfrd as reference
 
 CLASSES, MERGES = 3, ("mul", "add", "cat", "ncat", "none")

@@ -1,8 +1,8 @@
 """Options of distillation at the server, for DFRD, and for DENSE and FedFTG as DFRD runs them.
 
-The loop is in `methods.dfrd`. An option that defaults to None takes its value from `FORMS`, by the
-method's `variant`; an option with a value keeps it. For DENSE and FedFTG a form holds the values of
-DFRD's text, or theirs, for the options that all three share.
+The loop is in `data_free.distil`. An option that defaults to None takes its value from `FORMS`, by
+the method's `variant`; an option with a value keeps it. For DENSE and FedFTG a form holds the
+values of DFRD's text, or theirs, for the options that all three share.
 
 Settled here, for "paper":
 * The text prints no temperature, so 1.
@@ -85,7 +85,7 @@ take it for filled in, as it is wherever losses and servers read it.
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Distillation:
     """Options of the server's training.
 

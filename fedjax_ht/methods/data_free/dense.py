@@ -1,6 +1,6 @@
 """DENSE (Zhang et al., NeurIPS 2022): a generator against teachers and student, distillation.
 
-    client:  trains and uploads as the base says, see `shared.bases`
+    client:  trains and uploads as the base says, see `data_free.bases`
     server:  averages as the base says; then, with u = mean_i f_i(s) and y uniform,
              G:  CE(u, y) + b_adv L_adv + b_bn L_bn, where
                  L_adv = -mean_b eps_b KL(u || f), eps = 1 where u and f predict different
@@ -16,7 +16,7 @@
 Settled here, after DFRD, which runs DENSE in every round, with DFRD's generator and loop:
 * variant="released" is the code of DFRD's comparison: temperature 10, and L_adv = -KL(f || u)
   through the teachers alone, over samples of which just one of u and f is right (see
-  `shared.distillation`). variant="paper" is how DFRD's text describes DENSE, which is DENSE's own
+  `data_free.options`). variant="paper" is how DFRD's text describes DENSE, which is DENSE's own
   L_adv: adversarial="own" is that in either form. Its one-shot round, its pool of images and its
   generator are not here.
 * KL at temperature T are not scaled by T^2, as in DFRD's code; temperature_squared=True scales
@@ -39,11 +39,28 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.annotations import NonNegative
+from fedjax_ht.core.bounds import checked
+from fedjax_ht.core.docstrings import documented_by
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
 from fedjax_ht.losses.classification import cross_entropy, masked_mean
-from fedjax_ht.losses.distillation import Normaliser, Selection, disagreement, moment_distance
-from fedjax_ht.methods.dfrd import Objective, Synthetic, adversarial_loss, distil, student_loss
-from fedjax_ht.methods.shared.composition import distilling
-from fedjax_ht.methods.shared.distillation import Distillation, Settled
+from fedjax_ht.losses.distillation import (
+    KLOrder,
+    Normaliser,
+    Selection,
+    disagreement,
+    moment_distance,
+)
+from fedjax_ht.methods.data_free.bases import Base, make_base
+from fedjax_ht.methods.data_free.distil import (
+    Objective,
+    Synthetic,
+    adversarial_loss,
+    student_loss,
+)
+from fedjax_ht.methods.data_free.method import distilling
+from fedjax_ht.methods.data_free.options import Counts, Distillation, Merge, Settled
+from fedjax_ht.methods.shared.variants import Variant
 
 Adversarial = Literal["dfrd", "own"]
 
@@ -58,8 +75,7 @@ def batch_norm_loss(batch: Synthetic) -> jax.Array:
     return masked_mean(jnp.concatenate(distances), batch.teachers.present)
 
 
-@distilling(distil, merge="none", counts="none", distil_order="teacher_student")
-def dense(
+def losses(
     recipe: Distillation,
     *,
     b_adv: NonNegative = 1.0,
@@ -68,9 +84,7 @@ def dense(
     selection: Settled[Selection] = None,
     normaliser: Settled[Normaliser] = None,
 ) -> Objective:
-    """Makes DENSE's losses, and by `distilling` the method.
-
-    An option that is None takes the variant's value, see `shared.distillation`.
+    """Makes DENSE's losses.
 
     Args:
       recipe: options of the server's training; counts="none" is the plain mean and uniform labels,
@@ -97,3 +111,35 @@ def dense(
         return student_loss(batch, recipe)
 
     return Objective(generator_loss, student, with_moments=b_bn > 0)
+
+
+@checked
+@documented_by(losses, Distillation, make_base)
+def dense(
+    training: LocalTraining,
+    base: str | Base = "none",
+    variant: Variant = "paper",
+    *,
+    merge: Merge = "none",
+    counts: Settled[Counts] = "none",
+    distil_order: Settled[KLOrder] = "teacher_student",
+    **options,
+) -> Method:
+    """Makes DENSE, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training.
+      **options: options of `losses`, of `Distillation` and, behind a base, of `make_base`. One that
+        is None takes the variant's value (`options.FORMS`), or the base's.
+    """
+    return distilling(
+        "dense",
+        losses,
+        training,
+        base,
+        variant,
+        merge=merge,
+        counts=counts,
+        distil_order=distil_order,
+        **options,
+    )

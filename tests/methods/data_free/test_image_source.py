@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from fedjax_ht.methods import method_factory
-from fedjax_ht.methods.shared.distillation import Distillation
-from fedjax_ht.methods.shared.image_generator import (
+from fedjax_ht.methods.data_free.image_generator import (
     ConditionalGenerator,
     draw,
     draw_real,
     init_generator,
     make_generator,
     make_pool,
-    settle,
+    settle_statistics,
 )
+from fedjax_ht.methods.data_free.options import Distillation
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 from tests import tiny
@@ -66,7 +66,9 @@ def test_an_untrained_generator_goes_by_the_statistics_of_its_outputs():
     recipe = Distillation(noise_dim=8, batch_size=32)
     module = ConditionalGenerator(3, 8, (16, 16, 1))
     first = jax.jit(lambda key: init_generator(module, key))(jax.random.key(0))
-    generator = jax.jit(lambda first: settle(module, first, 32, jax.random.key(1)))(first)
+    generator = jax.jit(lambda first: settle_statistics(module, first, 32, jax.random.key(1)))(
+        first
+    )
     assert identical(generator["params"], first["params"])
     noise, labels = draw(
         jax.random.key(2), Distillation(noise_dim=8, batch_size=512), jnp.ones(3) / 3

@@ -1,25 +1,25 @@
 """Distillation on top of a method that averages: what stays as it was, what feeds back, what is
 counted and shown."""
 
-import inspect
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from fedjax_ht.core.annotations import options_of
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining, label_counts
-from fedjax_ht.lab.config.base import method_config
+from fedjax_ht.lab.config.base import method_config, method_options
 from fedjax_ht.methods import METHODS, method_factory
-from fedjax_ht.methods.dense import dense
-from fedjax_ht.methods.dfrd import dfrd
-from fedjax_ht.methods.shared.bases import BASES, Server, make_base
-from fedjax_ht.methods.shared.distillation import Distillation
-from fedjax_ht.methods.shared.fine_tuning import count, pictures
-from fedjax_ht.methods.shared.image_generator import make_generator
+from fedjax_ht.methods.data_free.bases import BASES, Server, make_base
+from fedjax_ht.methods.data_free.dense import dense
+from fedjax_ht.methods.data_free.dfrd import dfrd
+from fedjax_ht.methods.data_free.image_generator import make_generator
+from fedjax_ht.methods.data_free.method import count, pictures
+from fedjax_ht.methods.data_free.options import Distillation
+from fedjax_ht.methods.registry import AVERAGING
 from fedjax_ht.models.sliced import sliced_model
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
@@ -176,19 +176,19 @@ def test_federations_that_it_cannot_run_on():
         dfrd(TRAINING).check(make_sliced_federation(network, [1.0], (65, 65, 1), NUM_CLASSES))
 
 
-@pytest.mark.parametrize("base", [name for name in BASES if name != "none"])
+@pytest.mark.parametrize("base", AVERAGING)
 def test_two_factories_are_composed_by_name(base):
+    assert tuple(BASES) == ("none", *AVERAGING)
     factory = method_factory(f"{base}+fedftg")
-    known = list(inspect.signature(factory).parameters)
-    parameters = [n for n in inspect.signature(METHODS["fedftg"]).parameters if n != "base"]
-    inherited = [
-        n
-        for n in inspect.signature(METHODS[base]).parameters
-        if n not in ("training", "whole_head")
-    ]
-    assert known == parameters + inherited and "weighting" in known
+    assert method_options(f"{base}+fedftg").keys() == method_options("fedftg").keys() - {"base"}
+    inherited = options_of(METHODS[base]).keys() - {"training", "whole_head"}
+    assert "weighting" in inherited and inherited <= method_options("fedftg").keys()
     method = factory(TRAINING, weighting="samples", iterations=3)
     assert method.name == f"{base}+fedftg" == METHODS["fedftg"](TRAINING, base).name
+    foreign = "masked_loss" if base == "fedavg" else "per_layer"
+    if base != "feddropout":
+        with pytest.raises(ValueError, match=f"{foreign} is no option of base '{base}'; leave it"):
+            factory(TRAINING, **{foreign: True})
     with pytest.raises(ValueError, match="weighting is 'age'"):
         factory(TRAINING, weighting="age")
     options = method_config(f"{base}+fedftg", b_md=2.0).options

@@ -17,7 +17,7 @@ from fedjax_ht.core.batches import inputs_at
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.methods.shared.distillation import Distillation, Merge
+from fedjax_ht.methods.data_free.options import Distillation, Merge
 from fedjax_ht.methods.shared.supervised import count_labels
 from fedjax_ht.models.norm import MOMENTUM, Norm
 from fedjax_ht.ops import conv_transpose2d
@@ -162,7 +162,7 @@ def draw(
     return noise, labels
 
 
-def settle(
+def settle_statistics(
     module: ConditionalGenerator, generator: PyTree, batch_size: int, key: jax.Array
 ) -> PyTree:
     """Sets a generator's running statistics to those of its own outputs, over all classes alike.

@@ -1,14 +1,16 @@
 """The round of a distilling method: that of its base, then the server's training.
 
-A config's method "fedrolex+dfrd" is DFRD on the base "fedrolex", see `bases` and `composition`.
+A config's method "fedrolex+dfrd" is DFRD on the base "fedrolex", see `bases`.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.annotations import options_of
 from fedjax_ht.core.batches import take_batch
 from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation
@@ -19,16 +21,18 @@ from fedjax_ht.core.samples import Data
 from fedjax_ht.core.statistics import norm_moments
 from fedjax_ht.core.trees import Array, PyTree
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.shared.bases import Base, Distil, Server, make_base, sent_model, serve
-from fedjax_ht.methods.shared.distillation import Counts, Distillation
-from fedjax_ht.methods.shared.image_generator import (
+from fedjax_ht.methods.data_free.bases import Base, Server, make_base, sent_model, serve
+from fedjax_ht.methods.data_free.distil import Objective, distil
+from fedjax_ht.methods.data_free.image_generator import (
     WITH_GENERATOR,
     init_generator,
     make_generator,
     num_doublings,
-    settle,
+    settle_statistics,
 )
+from fedjax_ht.methods.data_free.options import FORMS, Counts, Distillation
 from fedjax_ht.methods.shared.supervised import count_labels
+from fedjax_ht.methods.shared.variants import Variant, settled
 
 MOMENT_SAMPLES = 256  # a client's samples for the moments that it uploads
 PICTURES = 40  # pictures of each generator at most, but one for each class
@@ -130,27 +134,46 @@ def pictures(recipe: Distillation, federation: Federation, server: Server) -> di
     return shown
 
 
-def fine_tuning(
+def settle(
+    losses: Callable[..., Objective], variant: Variant, options: dict[str, Any]
+) -> tuple[Distillation, Objective]:
+    """Makes recipe and losses; options that are not given, or None, take the variant's values.
+
+    Args:
+      losses: (recipe, **options) -> the losses.
+      variant: a key of `FORMS`.
+      options: fields of `Distillation` and options of `losses`, by name.
+    """
+    fields = options_of(Distillation)
+    known = fields | options_of(losses)
+    defaults = {name: p.default for name, p in known.items() if p.kind is p.KEYWORD_ONLY}
+    own = settled(variant, defaults | options, FORMS)
+    recipe = Distillation(**{name: own.pop(name) for name in fields})
+    return recipe, losses(recipe, **own)
+
+
+def distilling(
     name: str,
+    losses: Callable[..., Objective],
     training: LocalTraining,
     base: str | Base,
-    *,
-    recipe: Distillation,
-    distil: Distil,
-    with_moments: bool,
+    variant: Variant,
+    **options,
 ) -> Method:
     """Makes a method that distils.
 
     Args:
       name: name of the distillation; the method is called "BASE+NAME", or NAME on the base "none".
+      losses: (recipe, **options) -> the method's losses.
       training: local training; its labels are counted.
-      base: method whose server averages the uploaded models: a name in `BASES`, or a `Base`; "none"
-        averages nothing.
-      recipe: options of the server's training.
-      distil: the server's training.
-      with_moments: True if clients upload the moments of their norms' inputs.
+      base, variant: arguments of `make_base`.
+      **options: options of `make_base` and `losses`, and fields of `Distillation`.
     """
-    base = make_base(base, training) if isinstance(base, str) else base
+    of_base = {name: options.pop(name) for name in options_of(make_base) if name in options}
+    recipe, objective = settle(losses, variant, options)
+    base = make_base(base, training, variant, **of_base)
+    trained = functools.partial(distil, recipe, objective)
+    with_moments = objective.with_moments
     below = base.method
     feedback = recipe.feedback or below.name == "none"  # without a base nothing is averaged
     # A generator that is never trained has no moving average.
@@ -179,7 +202,8 @@ def fine_tuning(
         if recipe.images in WITH_GENERATOR:
             generator = init_generator(module, generator_key)
         if recipe.images == "untrained":
-            generator = settle(module, generator, recipe.batch_size, jax.random.fold_in(key, 2))
+            statistics_key = jax.random.fold_in(key, 2)
+            generator = settle_statistics(module, generator, recipe.batch_size, statistics_key)
         return Server(
             model=model,
             averaged=() if feedback else model,
@@ -234,7 +258,7 @@ def fine_tuning(
         broadcast=broadcast,
         receive=receive,
         client_update=client_update,
-        server_update=functools.partial(serve, base, distil),
+        server_update=functools.partial(serve, base, trained),
         predict=predict,
         global_params=global_params,
         sees_data=recipe.images == "real",

@@ -5,7 +5,7 @@ import numpy as np
 
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.methods.shared.bases import (
+from fedjax_ht.methods.data_free.bases import (
     Teachers,
     ask,
     keep_present,

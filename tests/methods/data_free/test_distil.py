@@ -12,17 +12,17 @@ import pytest
 from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods import METHODS
-from fedjax_ht.methods.dense import batch_norm_loss, dense
-from fedjax_ht.methods.dfrd import Synthetic, dfrd
-from fedjax_ht.methods.fedftg import fedftg
-from fedjax_ht.methods.shared.bases import Opinions, Server, Teachers
-from fedjax_ht.methods.shared.composition import losses_of
-from fedjax_ht.methods.shared.distillation import Distillation
-from fedjax_ht.methods.shared.fine_tuning import Uplink
-from fedjax_ht.methods.shared.image_generator import Generated, draw, moving_average
+from fedjax_ht.methods.data_free.bases import Opinions, Server, Teachers
+from fedjax_ht.methods.data_free.dense import batch_norm_loss, dense
+from fedjax_ht.methods.data_free.dfrd import dfrd
+from fedjax_ht.methods.data_free.distil import Synthetic
+from fedjax_ht.methods.data_free.fedftg import fedftg
+from fedjax_ht.methods.data_free.image_generator import Generated, draw, moving_average
+from fedjax_ht.methods.data_free.method import Uplink
+from fedjax_ht.methods.data_free.options import Distillation
 from tests import tiny
 from tests.federations import TRAINING
-from tests.methods.shared.distilling_by_hand import (
+from tests.methods.data_free.by_hand import (
     CASES,
     COUNTS,
     FEDERATIONS,
@@ -33,6 +33,7 @@ from tests.methods.shared.distilling_by_hand import (
     by_hand,
     client_params,
 )
+from tests.methods.data_free.recipes import losses_of
 from tests.reference import dfrd as reference
 
 

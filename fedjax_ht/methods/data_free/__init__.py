@@ -1,0 +1,1 @@
+"""Data-free distillation: DFRD, and DENSE and FedFTG as DFRD runs them."""
