@@ -69,9 +69,9 @@ from .lab.config.base import partition_config as partition_config
 from .lab.readers import load_dataset as load_dataset
 from .lab.readers.description import describe as describe
 from .lab.runs.evaluate import load_run as load_run
-from .lab.runs.fair import fairly_tuned as fairly_tuned
 from .lab.runs.from_python import make_experiment as make_experiment
 from .lab.runs.report import report_run as report_run
+from .lab.runs.search import fairly_tuned as fairly_tuned
 from .lab.runs.train import train_and_evaluate as train_and_evaluate
 from .lab.safe.torch_files import load_state_dict as load_state_dict
 from .lab.weights.start import with_weights as with_weights

@@ -28,6 +28,7 @@ class Arm(NamedTuple):
       dataset: the data set of all arms.
       partitions: one split for each trial, of all arms.
       options: the options of the simulation; each trial adds its number to the seed.
+      settings: values of a method that varies, see `make_simulation`.
     """
 
     entry: Entry
@@ -37,6 +38,7 @@ class Arm(NamedTuple):
     dataset: Dataset
     partitions: tuple[Partition, ...]
     options: SimulationOptions
+    settings: PyTree = ()
 
     @property
     def label(self) -> str:
@@ -44,32 +46,26 @@ class Arm(NamedTuple):
         return self.entry.label
 
 
-def simulate(
-    arm: Arm, trial: int = 0, *, settings: PyTree = (), beside: Simulation | None = None
-) -> Simulation:
+def simulate(arm: Arm, trial: int = 0, *, beside: Simulation | None = None) -> Simulation:
     """Returns the simulation of one run of an arm.
 
     Args:
-      arm: the arm; its method may vary.
+      arm: the arm.
       trial: number of the run, from 0.
-      settings: the values of a method that varies, see `make_simulation`.
       beside: a simulation of the same data, whose samples on the devices are taken.
     """
     data = arranged(arm.dataset, arm.partitions[trial], arm.federation, beside=arm.partitions)
     options = dataclasses.replace(arm.options, seed=arm.options.seed + trial)
     return bound_simulation(
-        arm.method, arm.federation, data, options=options, settings=settings, beside=beside
+        arm.method, arm.federation, data, options=options, settings=arm.settings, beside=beside
     )
 
 
-def simulate_trials(
-    arm: Arm, *, settings: PyTree = (), beside: Simulation | None = None
-) -> list[Simulation]:
-    """Returns the simulations of all runs of an arm, which share the samples on the devices.
-    Arguments as of `simulate`."""
+def simulate_trials(arm: Arm, *, beside: Simulation | None = None) -> list[Simulation]:
+    """Returns the simulations of all runs of an arm, which share the samples on the devices."""
     simulations: list[Simulation] = []
     for trial in range(len(arm.partitions)):
-        made = simulate(arm, trial, settings=settings, beside=beside)
+        made = simulate(arm, trial, beside=beside)
         beside = beside or made
         simulations.append(made)
     return simulations

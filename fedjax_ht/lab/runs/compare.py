@@ -10,7 +10,7 @@ all methods at the same draws of it. --target=0.8 reports what reaching that acc
 --target_share=0.9 what nine tenths of the best accuracy take;
 --target_score=accuracy_participants takes that score instead. --methods=all --skip_unfit compares
 all methods that can run in the federation. --split_seeds=3 --model_seeds=3 runs every pair of a
-split and a seed, and says how much of the spread each makes (crossed.py). --entries=2/8 trains the
+split and a seed (crossed.py). --entries=2/8 trains the
 second of eight shares of the entries alone, in a folder of its own, which `fedjax-ht merge` puts
 beside the others'. The same command again goes on where the run stopped.
 """
@@ -33,19 +33,18 @@ from fedjax_ht.lab.report.gains import client_gains
 from fedjax_ht.lab.report.results import PARTICIPANTS
 from fedjax_ht.lab.report.statistics import write_trials
 from fedjax_ht.lab.runs.crossed import chosen_seeds, run_crossed
-from fedjax_ht.lab.runs.fair import check_recipe, fairly_tuned
 from fedjax_ht.lab.runs.fitting import fitting
 from fedjax_ht.lab.runs.progress import print_files, print_result, tell
 from fedjax_ht.lab.runs.run import (
-    OpenCluster,
     chosen_workdir,
     configured,
     execute,
     orderly,
-    point_trainer,
 )
 from fedjax_ht.lab.runs.run_lock import is_primary
-from fedjax_ht.lab.runs.search import parse_space
+from fedjax_ht.lab.runs.search import fairly_tuned
+from fedjax_ht.lab.runs.search_space import check_recipe, parse_space
+from fedjax_ht.lab.runs.tasks import Tasks
 from fedjax_ht.lab.runs.train import Result
 from fedjax_ht.methods import METHODS
 
@@ -179,9 +178,9 @@ def main(_) -> None:
         fail(error)
     kind = "compare" if _FAIR.value is None else f"fair{_FAIR.value}"
     kind += "" if _ENTRIES.value is None else f"-{_ENTRIES.value.replace('/', 'of')}"
-    kind += "" if seeds is None else f"-{seeds.splits}x{seeds.models}"
+    kind += "" if seeds is None else f"-{seeds[0]}x{seeds[1]}"
     workdir = chosen_workdir(f"{name}-{kind}", config)
-    with orderly(workdir) as open_cluster:
+    with orderly(workdir) as tasks:
         if _SKIP.value:
             config = fitting(config, tell)
         if _FAIR.value is not None:
@@ -193,27 +192,27 @@ def main(_) -> None:
                 points=_FAIR.value,
                 tell=tell,
                 recipe=recipe,
-                trainer=point_trainer(open_cluster),
+                tasks=tasks,
             )
         if seeds is None:
-            files = _compared(config, workdir, aim, open_cluster)[1]
+            files = _compared(config, workdir, aim, tasks)[1]
         else:
             files = run_crossed(
                 config,
                 seeds,
                 workdir,
-                lambda of_split, folder: _compared(of_split, folder, aim, open_cluster)[0],
+                lambda of_split, folder: _compared(of_split, folder, aim, tasks)[0],
                 show_result=print_result,
             )
     print_files(files)
 
 
 def _compared(
-    config: Config, workdir: Path, aim: Aim, open_cluster: OpenCluster | None
+    config: Config, workdir: Path, aim: Aim, tasks: Tasks | None
 ) -> tuple[Result, list[Path]]:
     """Runs a comparison, and writes its files; none of a process that is not the first, or into a
     folder that is read-only."""
-    result = execute(config, workdir, aim, open_cluster=open_cluster)
+    result = execute(config, workdir, aim, tasks=tasks)
     if not is_primary() or not result.files:
         return result, []
     try:

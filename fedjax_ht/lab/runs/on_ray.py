@@ -11,8 +11,7 @@ from typing import Any
 
 from fedjax_ht.core.extras import needing
 from fedjax_ht.lab.runs.signals import NUMBERS
-from fedjax_ht.lab.runs.tasks import Cancelled
-from fedjax_ht.lab.runs.workplace import Event
+from fedjax_ht.lab.runs.tasks import Cancelled, Event
 
 RETRIES = 3  # times that a task whose process or machine died is started again
 ACCELERATORS = ("GPU", "TPU")  # as Ray names them

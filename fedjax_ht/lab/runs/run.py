@@ -6,7 +6,7 @@ The same command again goes on where the run stopped.
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from absl import flags
@@ -20,13 +20,11 @@ from fedjax_ht.lab.config.config_files import absolute, define_config
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.report.costs import Aim
 from fedjax_ht.lab.report.document import Document
-from fedjax_ht.lab.runs.point_tasks import train_points_on
 from fedjax_ht.lab.runs.processes import CoordinatorTimeout, join_processes, use_cpu
 from fedjax_ht.lab.runs.progress import Progress, print_files, print_result, tell
 from fedjax_ht.lab.runs.signals import Interrupted
-from fedjax_ht.lab.runs.tasks import Cluster, train_on
+from fedjax_ht.lab.runs.tasks import Cluster, Tasks
 from fedjax_ht.lab.runs.train import GaveUp, Result, Unwritable, train_and_evaluate
-from fedjax_ht.lab.runs.train_points import Trainer as PointTrainer
 
 # flags and frame of compare and sweep, too
 _CONFIG = define_config()
@@ -48,15 +46,12 @@ _TASK_CORES = flags.DEFINE_integer(
     "one core.",
 )
 
-OpenCluster = Callable[[], Cluster]
-"""Returns the cluster of --on, which it starts or connects to when it is first called."""
-
 
 def main(_) -> None:
     config, name = configured()
     workdir = chosen_workdir(name, config)
-    with orderly(workdir) as open_cluster:
-        result = execute(config, workdir, open_cluster=open_cluster)
+    with orderly(workdir) as tasks:
+        result = execute(config, workdir, tasks=tasks)
     print_files(result.files)
 
 
@@ -91,22 +86,16 @@ def chosen_workdir(name: str, config: Config) -> Path:
     return Path(_WORKDIR.value or f"checkpoints/runs/{name}-seed{config.seed}{trials}")
 
 
-def point_trainer(open_cluster: OpenCluster | None) -> PointTrainer | None:
-    """Returns what trains the points of a search on the cluster of --on; None without."""
-    return open_cluster and functools.partial(train_points_on, open_cluster, config_file())
-
-
 def execute(
     config: Config,
     workdir: Path,
     aim: Aim | None = None,
     *,
-    open_cluster: OpenCluster | None = None,
+    tasks: Tasks | None = None,
 ) -> Result:
     """Calls `train_and_evaluate` with progress bars, in an `orderly` program, and prints the result
     before anything is drawn."""
-    trainer = open_cluster and functools.partial(train_on, open_cluster, config_file())
-    shown = Progress(config.rounds, config.trials, side_by_side=open_cluster is not None)
+    shown = Progress(config.rounds, config.trials, side_by_side=tasks is not None)
     with contextlib.closing(shown) as progress:
 
         def show_result(result: Document) -> None:
@@ -122,22 +111,22 @@ def execute(
             aim=aim,
             show_result=show_result,
             config_file=config_file(),
-            trainer=trainer,
+            tasks=tasks,
         )
 
 
 @contextlib.contextmanager
-def orderly(workdir: Path) -> Iterator[OpenCluster | None]:
+def orderly(workdir: Path) -> Iterator[Tasks | None]:
     """Joins the processes of a run, caches programs, and turns errors into one line and exit code.
-    Yields the cluster of --on; None without.
+    Yields the tasks of --on; None without.
 
     The code is 2 for a mistake, 1 for what failed after the run had begun, and 128 + its number for
     a signal.
     """
     enable_compilation_cache(least_seconds=0.0)
     try:
-        with _cluster() as open_cluster:
-            yield open_cluster
+        with _cluster() as tasks:
+            yield tasks
     except Interrupted as stop:
         print(
             f"{stop}; what was done is saved below {workdir}. The same command goes on from there.",
@@ -153,9 +142,9 @@ def orderly(workdir: Path) -> Iterator[OpenCluster | None]:
 
 
 @contextlib.contextmanager
-def _cluster() -> Iterator[OpenCluster | None]:
-    """Joins the processes that the flags name; yields the cluster of --on, which lives as long as
-    the block."""
+def _cluster() -> Iterator[Tasks | None]:
+    """Joins the processes that the flags name; yields the tasks of --on, whose cluster lives
+    as long as the block."""
     meeting = _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
     if _ON.value is None:
         if _TASK_CORES.value is not None:
@@ -175,4 +164,4 @@ def _cluster() -> Iterator[OpenCluster | None]:
         def open_cluster() -> Cluster:
             return stack.enter_context(open_ray(_TASK_CORES.value))
 
-        yield open_cluster
+        yield Tasks(open_cluster, config_file())

@@ -18,11 +18,10 @@ from absl import flags
 
 from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.runs.points import searched
 from fedjax_ht.lab.runs.progress import tell
-from fedjax_ht.lab.runs.run import chosen_workdir, configured, orderly, point_trainer
-from fedjax_ht.lab.runs.search import parse_space, points_of
-from fedjax_ht.lab.runs.search_result import budget, table
+from fedjax_ht.lab.runs.run import chosen_workdir, configured, orderly
+from fedjax_ht.lab.runs.search import budget, searched, table
+from fedjax_ht.lab.runs.search_space import parse_space, points_of
 
 _ENTRY = flags.DEFINE_string(
     "entry", None, "The entry to search, such as fedtgp or fedproto:variant=released."
@@ -37,9 +36,6 @@ _DRAWS = flags.DEFINE_integer(
     "draws", None, "How many points to draw; by default all combinations are tried."
 )
 _HALVINGS = flags.DEFINE_integer("halvings", 0, "How often the worse half of the points ends.")
-_TOGETHER = flags.DEFINE_integer(
-    "together", None, "Points in one program; by default 1 on CPU, elsewhere all."
-)
 
 
 def count_programs() -> list[float]:
@@ -61,7 +57,7 @@ def main(_) -> None:
         fail(ValueError("no --entry; for example --entry=fedtgp"))
     start, compiled = time.time(), count_programs()
     workdir = chosen_workdir(f"{name}-sweep-{_ENTRY.value.replace(':', '-')}", config)
-    with orderly(workdir) as open_cluster:
+    with orderly(workdir) as tasks:
         labels = points_of(_ENTRY.value, parse_space(_OVER.value), _DRAWS.value)
         spent = budget(config, len(labels), _HALVINGS.value)
         tell(f"{spent}. Writing to {workdir}.")
@@ -69,10 +65,9 @@ def main(_) -> None:
             config,
             labels,
             _HALVINGS.value,
-            together=_TOGETHER.value,
             workdir=workdir,
             tell=tell,
-            trainer=point_trainer(open_cluster),
+            tasks=tasks,
         )
     text = f"{table(result)}\n\n{spent}."
     with atomic_open(workdir / "sweep.md") as file:

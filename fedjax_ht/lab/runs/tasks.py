@@ -7,29 +7,48 @@ whatever machine. The driver shows the rows of all tasks and writes the files of
 """
 
 import contextlib
+import functools
+import hashlib
+import os
 import pickle
 import signal
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import socket
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 
+from fedjax_ht.core.compiling import enable_compilation_cache
+from fedjax_ht.core.numerics import use_standard_numerics
+from fedjax_ht.core.user_code import module_folders, user_modules_in
 from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.checkpoints.checkpoint import of_trial
 from fedjax_ht.lab.checkpoints.writers import read_runs, write_runs
+from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.runs.build import Experiment, build
 from fedjax_ht.lab.runs.course import Listeners
 from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.identity import remember_rounds
-from fedjax_ht.lab.runs.own_methods import own_code
+from fedjax_ht.lab.runs.own_methods import own_code, own_names
 from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.lab.runs.train_arm import train_arm
-from fedjax_ht.lab.runs.workplace import Event, Report, Workplace, in_place, kept, workplace
 from fedjax_ht.simulation.rows import Row
 
+T = TypeVar("T")
+
+SEEN = 15.0
+"""Seconds in which a new file is seen on all machines: file systems of networks remember for a
+while that there was none."""
+
+
+Event = tuple[Any, ...]
+"""("row", label, row), ("warn", line) or ("stage", line) of a task."""
+Report = Callable[[Event], bool]
+"""Sends an event to the driver; returns True where the task is to stop."""
 POLL = 0.5  # seconds between two looks at the tasks
 
 
@@ -58,6 +77,159 @@ class Cluster(Protocol):
 
     def stop(self, handles: Sequence[Any]) -> None:
         """Tells tasks to end after their round, and takes back those that have not begun."""
+
+
+class Tasks(NamedTuple):
+    """Trains runs and points as tasks of a cluster.
+
+    Attributes:
+      open_cluster: returns the cluster, which it starts or connects to when it is first called.
+      config_file: "FILE[:ARGUMENT]" of the config, or None.
+    """
+
+    open_cluster: Callable[[], Cluster]
+    config_file: str | None
+
+    def play(
+        self,
+        experiment: Experiment,
+        workdir: Path,
+        calls: Mapping[Any, tuple],
+        *,
+        listeners: Listeners,
+        caught: Sequence[int],
+        done: Callable[[Any, Any], None],
+    ) -> None:
+        """Plays tasks of a run to their end.
+
+        Args:
+          experiment: the experiment of the run.
+          workdir: the run's folder.
+          calls: key of a task -> its function, which takes a `Workplace` first and a `Report` last,
+            and the arguments between them.
+          listeners: called with the rows and lines of all tasks.
+          caught: numbers of signals; one in it stops all tasks.
+          done: called with the key and the result of each task.
+
+        Raises:
+          Exception: the first error of a task, when the others have saved and stopped.
+        """
+        if not calls:
+            return
+        cluster = self.open_cluster()
+        place = workplace(experiment, workdir, self.config_file, cluster.accelerated)
+
+        def told(event: Event) -> None:
+            if event[0] == "row" and listeners.progress is not None:
+                listeners.progress(*event[1:])
+            elif event[0] in ("warn", "stage"):
+                getattr(listeners, event[0])(event[1])
+
+        placed = {key: (call[0], place, *call[1:]) for key, call in calls.items()}
+        play(cluster, placed, told, caught, done)
+
+
+class Workplace(NamedTuple):
+    """The place of the driver, in which its tasks work.
+
+    Attributes:
+      workdir: the run's folder.
+      stamp: checksum of its config.json.
+      directory: current folder of the driver, from which a config may name files.
+      folders: folders of the modules of a user's own.
+      config_file: "FILE[:ARGUMENT]" that registers the config's own methods, or None.
+      devices: number of CPU devices; None computes on the accelerator of the task.
+    """
+
+    workdir: Path
+    stamp: str
+    directory: str
+    folders: tuple[str, ...]
+    config_file: str | None
+    devices: int | None
+
+
+def workplace(
+    experiment: Experiment, workdir: Path, config_file: str | None, accelerated: bool
+) -> Workplace:
+    """Returns the place of the tasks of a run, whose config.json is written.
+
+    Raises:
+      ValueError: a method or partition is registered in this process alone. One line.
+    """
+    names = own_names(experiment)
+    registered = names["own_methods"] + names["own_partitions"]
+    if registered and config_file is None:
+        raise ValueError(
+            f"{registered[0]} is registered in this process alone, which the tasks of a cluster "
+            "do not see; name it as module:function, or register it in the file of --config"
+        )
+    return Workplace(
+        workdir=workdir.absolute(),
+        stamp=_stamp(workdir),
+        directory=os.getcwd(),
+        folders=tuple(map(os.path.abspath, module_folders())),
+        config_file=config_file if registered else None,
+        devices=None if accelerated else len(jax.devices()),
+    )
+
+
+def _stamp(workdir: Path) -> str:
+    path = workdir / "config.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+
+
+@contextlib.contextmanager
+def in_place(place: Workplace, report: Report) -> Iterator[Listeners]:
+    """Sets up the process of a task, and yields the functions that tell the driver.
+
+    Raises:
+      OSError: this machine does not see the run's folder. One line.
+    """
+    end = time.monotonic() + SEEN
+    while _stamp(place.workdir) != place.stamp or not os.path.isdir(place.directory):
+        if time.monotonic() > end:
+            raise FileNotFoundError(
+                f"{socket.gethostname()} does not see {place.workdir} as the machine does that "
+                "started the run; --workdir and the current folder must lie where all machines of "
+                "the cluster see them"
+            )
+        time.sleep(0.5)
+    os.chdir(place.directory)
+    _prepare_process(place.devices)
+
+    def warn(line: str) -> None:
+        report(("warn", line))
+
+    def stage(line: str) -> None:
+        report(("stage", f"{line}, on {socket.gethostname()}"))
+
+    with user_modules_in(*place.folders):
+        _register(place.config_file)
+        yield Listeners(None, warn, stage)
+
+
+@functools.lru_cache(maxsize=1)
+def kept(make: Callable[..., T], *of: Hashable) -> T:
+    """Returns `make(*of)`, which the tasks of this process share that ask for the same, so that a
+    process builds and compiles once for many runs or points. The last one alone is kept, since it
+    holds samples and programs."""
+    return make(*of)
+
+
+@functools.cache  # a process does several tasks; devices are chosen before any computation
+def _prepare_process(devices: int | None) -> None:
+    if devices is not None:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", devices)
+    use_standard_numerics()
+    enable_compilation_cache(least_seconds=0.0)
+
+
+@functools.cache
+def _register(config_file: str | None) -> None:
+    if config_file is not None:
+        read_config_file(config_file)
 
 
 class Outcome(NamedTuple):
@@ -157,44 +329,30 @@ def is_trained(folder: Path, config: Config) -> bool:
 
 
 def train_on(
-    open_cluster: Callable[[], Cluster],
-    config_file: str | None,
+    tasks: Tasks,
     experiment: Experiment,
     workdir: Path,
     listeners: Listeners,
     caught: Sequence[int],
 ) -> None:
-    """Trains all runs of an experiment on a cluster that are not finished, each in a task; what is
-    left to do then is what a process does that finds its runs finished. Bound to its first two
-    arguments it is a `train.Trainer`.
+    """Trains all unfinished runs of an experiment on a cluster, each in a task.
 
     Where runs end before the last round (`config.evaluate.patience`, `config.give_up`), those of an
-    entry end together: a task more takes all of them to the same round.
+    entry end together: one more task takes all of them to the same round.
 
-    Args:
-      open_cluster: returns the cluster.
-      config_file: "FILE[:ARGUMENT]" of the config, or None.
-      experiment, workdir, listeners, caught: arguments of a `train.Trainer`.
+    Raises:
+      Interrupted: by a signal.
     """
     config = experiment.config
     folders = {label: workdir / folder_of(label) for label in experiment.arms}
     labels = [label for label in folders if not is_trained(folders[label], config)]
-    if not labels:
-        return
-    cluster = open_cluster()
-    place = workplace(experiment, workdir, config_file, cluster.accelerated)
     outcomes: dict[tuple[str, int | None], Outcome] = {}
     pickled = pickle.dumps(config)
 
-    def told(event: Event) -> None:
-        if event[0] == "row" and listeners.progress is not None:
-            listeners.progress(*event[1:])
-        elif event[0] in ("warn", "stage"):
-            getattr(listeners, event[0])(event[1])
-
     def play_runs(keys: Sequence[tuple[str, int | None]]) -> None:
-        calls = {key: (train_task, place, pickled, *key) for key in keys}
-        play(cluster, calls, told, caught, outcomes.__setitem__)
+        calls = {key: (train_task, pickled, *key) for key in keys}
+        done = outcomes.__setitem__
+        tasks.play(experiment, workdir, calls, listeners=listeners, caught=caught, done=done)
 
     try:
         play_runs([(label, trial) for label in labels for trial in range(config.trials)])
@@ -203,8 +361,7 @@ def train_on(
             note_runs(folders[label], [outcomes.get((label, t)) for t in range(config.trials)])
     if caught:
         raise Interrupted(caught[0])
-    uneven = [label for label in labels if not is_trained(folders[label], config)]
-    play_runs([(label, None) for label in uneven])
+    play_runs([(label, None) for label in labels if not is_trained(folders[label], config)])
     if caught:
         raise Interrupted(caught[0])
 

@@ -2,7 +2,7 @@
 folder stopped."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from fedjax_ht.lab.runs.course import Listeners, ProgressFn
 from fedjax_ht.lab.runs.notes import notes
 from fedjax_ht.lab.runs.run_lock import is_primary, locked
 from fedjax_ht.lab.runs.signals import catch_signals
+from fedjax_ht.lab.runs.tasks import Tasks, train_on
 from fedjax_ht.lab.runs.trackers import Tracking, check_trackers
 from fedjax_ht.lab.runs.train_arm import train_arm
 from fedjax_ht.simulation.rows import Row, Runs
@@ -42,11 +43,6 @@ class GaveUp(Exception):
 
 class Unwritable(OSError):
     """A file could not be written after the run had begun. One line."""
-
-
-Trainer = Callable[[Experiment, Path, Listeners, Sequence[int]], None]
-"""(experiment, its folder, functions to call, numbers of signals caught): trains the runs of all
-arms in their folders, on other machines, say."""
 
 
 class Result(NamedTuple):
@@ -76,7 +72,7 @@ def train_and_evaluate(
     aim: Aim | None = None,
     show_result: Callable[[Document], None] = lambda text: None,
     config_file: str | None = None,
-    trainer: Trainer | None = None,
+    tasks: Tasks | None = None,
 ) -> Result:
     """Runs every entry of an experiment on one split, or one a trial, and writes metrics,
     checkpoints, a table, plots and a page below `workdir`.
@@ -100,7 +96,8 @@ def train_and_evaluate(
       show_result: called with the summary before anything is drawn, which may take minutes.
       config_file: "FILE[:ARGUMENT]" that registers the config's own methods; by it `report` and
         `evaluate` know them again.
-      trainer: trains the runs elsewhere; what it leaves undone is done here. None does all here.
+      tasks: trains the runs as tasks of a cluster; what they leave undone is done here. None does
+        all here.
 
     Raises:
       ValueError, OSError: the config is wrong, or `workdir` cannot be used: another process does,
@@ -126,7 +123,7 @@ def train_and_evaluate(
             Page(tuple(experiment.arms), aim, repeat()),
             config_file=config_file,
             listeners=Listeners(progress_fn, warn, stage, show_result),
-            trainer=trainer,
+            tasks=tasks,
             writable=writable,
         )
     _raise_if_silent(config, result.histories)
@@ -140,7 +137,7 @@ def _in_folder(
     *,
     config_file: str | None,
     listeners: Listeners,
-    trainer: Trainer | None,
+    tasks: Tasks | None,
     writable: bool,
 ) -> Result:
     """Trains the arms in a folder that no other process uses, and shows and writes the result."""
@@ -152,7 +149,7 @@ def _in_folder(
     pictures = []
     try:
         histories = _train_arms(
-            experiment, folders, workdir, listeners=listeners, trainer=trainer, writable=writable
+            experiment, folders, workdir, listeners=listeners, tasks=tasks, writable=writable
         )
         shown = compared(config, entries, identities, histories=histories, workdir=workdir)
         summary = text_of(shown, page.aim)
@@ -179,18 +176,18 @@ def _train_arms(
     workdir: Path,
     *,
     listeners: Listeners,
-    trainer: Trainer | None,
+    tasks: Tasks | None,
     writable: bool,
 ) -> dict[str, list[list[Row]]]:
-    """Trains the arms, first by `trainer` and then one after another, sends their rows to the
+    """Trains the arms, first as tasks and then one after another, sends their rows to the
     config's trackers, and returns label -> the rows of each run."""
     config, configs = experiment.config, {k: arm.config for k, arm in experiment.arms.items()}
     tracking = Tracking(config, configs, workdir, listeners.warn)
     listeners = listeners._replace(progress=each_of(listeners.progress, tracking))
     histories, precision = {}, jax.default_matmul_precision(config.precision)
     with catch_signals() as caught, precision, contextlib.closing(tracking):
-        if trainer is not None and writable:
-            trainer(experiment, workdir, listeners, caught)
+        if tasks is not None and writable:
+            train_on(tasks, experiment, workdir, listeners, caught)
         for label, arm in experiment.arms.items():
             histories[label] = train_arm(arm, folders[label], listeners, caught, writable)
     return histories

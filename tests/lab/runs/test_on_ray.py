@@ -16,8 +16,8 @@ import pytest
 from fedjax_ht.core.extras import PACKAGES
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.config.entries import folder_of
-from fedjax_ht.lab.runs import on_ray, run, workplace
-from fedjax_ht.lab.runs.tasks import Cancelled, Outcome, note_runs, play, train_on
+from fedjax_ht.lab.runs import on_ray, run, tasks
+from fedjax_ht.lab.runs.tasks import Cancelled, Outcome, Tasks, note_runs, play
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.runs import ROOT, config_of, metrics
 
@@ -58,16 +58,9 @@ class Inline:
 @pytest.fixture
 def inline(monkeypatch):
     """An `Inline` cluster, whose tasks leave the settings of this process as they are."""
-    monkeypatch.setattr(workplace, "_prepare_process", lambda devices: None)
+    monkeypatch.setattr(tasks, "_prepare_process", lambda devices: None)
     yield Inline()
-    workplace.kept.cache_clear()
-
-
-def trainer(cluster):
-    def train(experiment, workdir, listeners, caught):
-        train_on(lambda: cluster, None, experiment, workdir, listeners, caught)
-
-    return train
+    tasks.kept.cache_clear()
 
 
 def tiny(path, trials=2, **fields):
@@ -83,20 +76,20 @@ def test_a_cluster_leaves_the_folder_of_one_process(tiny_config, tmp_path, inlin
     config, rows = tiny(tiny_config), []
     train_and_evaluate(config, tmp_path / "one")
     train_and_evaluate(
-        config, tmp_path / "many", lambda *row: rows.append(row), trainer=trainer(inline)
+        config, tmp_path / "many", lambda *row: rows.append(row), tasks=Tasks(lambda: inline, None)
     )
     assert metrics(tmp_path / "many", "local") == metrics(tmp_path / "one", "local")
     assert [call[3:5] for call in inline.calls] == [("local", 0), ("local", 1)]
     assert sorted((row["trial"], row["round"]) for _, row in rows) == [
         (trial, round) for trial in range(2) for round in range(2)
     ]
-    assert workplace.kept.cache_info()[:2] == (1, 1)  # built for the first task, and for the second
+    assert tasks.kept.cache_info()[:2] == (1, 1)  # built for the first task, and for the second
     alone, in_tasks = (
         {path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*")}
         for name in ("one", "many")
     )
     assert alone == in_tasks
-    train_and_evaluate(config, tmp_path / "many", trainer=trainer(inline))
+    train_and_evaluate(config, tmp_path / "many", tasks=Tasks(lambda: inline, None))
     assert len(inline.calls) == 2  # what is finished needs no cluster
 
 
@@ -104,12 +97,12 @@ def test_tasks_of_one_process_share_what_they_build_and_keep_the_last_alone():
     def make(*of):
         return set(of)
 
-    first = workplace.kept(make, "run", 1)
-    assert workplace.kept(make, "run", 1) is first
+    first = tasks.kept(make, "run", 1)
+    assert tasks.kept(make, "run", 1) is first
     gone = weakref.ref(first)
     del first
-    assert workplace.kept(make, "search", 1) == {"search", 1} and gone() is None
-    workplace.kept.cache_clear()
+    assert tasks.kept(make, "search", 1) == {"search", 1} and gone() is None
+    tasks.kept.cache_clear()
 
 
 def test_the_first_error_comes_when_the_others_have_stopped(inline):
@@ -140,10 +133,10 @@ def test_rows_of_a_stopped_run_are_in_its_folder(tmp_path):
 
 
 def test_a_machine_that_does_not_see_the_folder_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(workplace, "SEEN", -1.0)
-    place = workplace.Workplace(tmp_path / "far", "another sum", str(tmp_path), (), None, 1)
+    monkeypatch.setattr(tasks, "SEEN", -1.0)
+    place = tasks.Workplace(tmp_path / "far", "another sum", str(tmp_path), (), None, 1)
     message = r"does not see .*far as the machine does that started"
-    with pytest.raises(OSError, match=message), workplace.in_place(place, lambda event: False):
+    with pytest.raises(OSError, match=message), tasks.in_place(place, lambda event: False):
         pass
 
 

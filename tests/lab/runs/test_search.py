@@ -16,21 +16,27 @@ from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.entries import described, entries_of
 from fedjax_ht.lab.configs import few_samples
 from fedjax_ht.lab.readers import load_dataset
+from fedjax_ht.lab.runs import search
 from fedjax_ht.lab.runs.build import build
-from fedjax_ht.lab.runs.fair import described_space, fairly_tuned, space_of
-from fedjax_ht.lab.runs.families import families
-from fedjax_ht.lab.runs.points import searched
 from fedjax_ht.lab.runs.search import (
     better_half,
+    fairly_tuned,
+    families,
+    rounds_trained,
+    rungs,
+    searched,
+    table,
+)
+from fedjax_ht.lab.runs.search_space import (
+    described_space,
     draw,
     grid,
     parse_space,
     points_of,
-    rounds_trained,
-    rungs,
+    space_of,
 )
-from fedjax_ht.lab.runs.search_result import table
 from fedjax_ht.lab.runs.signals import Interrupted
+from fedjax_ht.lab.runs.tasks import Tasks
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.registry import FACTORIES
 
@@ -110,7 +116,7 @@ POINTS = [
 
 def test_points_that_differ_in_numbers_share_a_program(config):
     config.entries = (*POINTS, "fedtgp:server_epochs=3", "fedtgp:variant=released")
-    groups = [family.labels for family in families(build(config))]
+    groups = [[arm.label for arm in family] for family in families(build(config))]
     assert groups == [POINTS, ["fedtgp:server_epochs=3"], ["fedtgp:variant=released"]]
     assert len(families(build(config), trace=False)) == 6
 
@@ -122,19 +128,18 @@ def test_points_of_other_batches_or_epochs_have_programs_of_their_own(config):
     )
     groups = families(build(config))
     # without momentum optax keeps no trace
-    assert len(config.entries) == 8 and [len(family.labels) for family in groups] == [1] * 8
+    assert len(config.entries) == 8 and [len(family) for family in groups] == [1] * 8
     rates = parse_space(["training.learning_rate=0.01,0.1"])
     config.entries = tuple(points_of("local", recipes | rates, None))
     groups = families(build(config))
-    assert [len(family.labels) for family in groups] == [2] * 4
+    assert [len(family) for family in groups] == [2] * 4
 
 
-def run(config, folder, halvings=1, together=1, labels=POINTS, **more):
+def run(config, folder, halvings=1, labels=POINTS, **more):
     return searched(
         typed_config(config),
         labels,
         halvings,
-        together=together,
         workdir=folder,
         tell=lambda line: None,
         **more,
@@ -142,15 +147,11 @@ def run(config, folder, halvings=1, together=1, labels=POINTS, **more):
 
 
 @pytest.mark.slow
-def test_points_together_or_apart_and_stopped_are_the_same(config, tmp_path, monkeypatch):
+def test_points_whole_halved_and_stopped_are_the_same(config, tmp_path, monkeypatch):
     apart = run(config, tmp_path / "apart")
     assert {r: len(scores) for r, scores in apart.scores.items()} == {2: 4, 4: 2}
-    together = run(config, tmp_path / "together", together=3)
-    assert together == apart
 
     # Stopped by a signal in the middle, the search goes on to the same end.
-    from fedjax_ht.lab.runs import points, train_points
-
     class stopped:
         def __enter__(self):
             return [2]
@@ -159,19 +160,19 @@ def test_points_together_or_apart_and_stopped_are_the_same(config, tmp_path, mon
             pass
 
     with monkeypatch.context() as patched:
-        patched.setattr(points, "catch_signals", stopped)
+        patched.setattr(search, "catch_signals", stopped)
         with pytest.raises(Interrupted):
             run(config, tmp_path / "stopped")
     assert run(config, tmp_path / "stopped") == apart
     # Going on from the half of the rounds changes nothing; and what is done is not done again.
     whole = run(config, tmp_path / "whole", halvings=0, labels=[apart.best])
     assert whole.scores[4][apart.best] == apart.scores[4][apart.best]
-    monkeypatch.setattr(train_points, "train_company", None)
+    monkeypatch.setattr(search, "train_point", None)
     assert run(config, tmp_path / "apart") == apart
 
 
 def test_a_search_that_goes_on_refuses_another_file_of_devices(config, tmp_path):
-    def stop(*_):
+    def stop():
         raise Interrupted(2)
 
     table = tmp_path / "devices.csv"
@@ -179,7 +180,7 @@ def test_a_search_that_goes_on_refuses_another_file_of_devices(config, tmp_path)
     for speed, error, line in ((1, Interrupted, "SIGINT"), (2, ValueError, "began from another")):
         table.write_text("client,up\n" + "".join(f"{i},{speed}\n" for i in range(4)))
         with pytest.raises(error, match=line):
-            run(config, tmp_path / "search", labels=["local"], trainer=stop)
+            run(config, tmp_path / "search", labels=["local"], tasks=Tasks(stop, None))
 
 
 def test_without_validation_sets_nothing_is_chosen(config, tmp_path):
@@ -324,7 +325,6 @@ def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path)
         typed_config(config),
         points,
         0,
-        together=None,
         workdir=tmp_path / "both",
         tell=messages.append,
     )
@@ -339,7 +339,6 @@ def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path)
             typed_config(config),
             points,
             0,
-            together=None,
             workdir=tmp_path / "both",
             tell=messages.append,
         ).best
@@ -352,7 +351,6 @@ def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path)
             typed_config(config),
             points[1:],
             0,
-            together=None,
             workdir=tmp_path / "none",
             tell=messages.append,
         )
