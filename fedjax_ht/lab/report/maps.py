@@ -1,24 +1,36 @@
-"""Features of the same test images by a few clients' models after the last round: computed once,
-kept beside the checkpoints."""
+"""Maps of features: the same test images by a few clients' models after the last round, in two
+dimensions. Features are computed once and kept beside the checkpoints."""
 
+import importlib.util
 import itertools
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.data.client_data import mixed
 from fedjax_ht.data.dataset import Partition
 from fedjax_ht.data.partition import class_counts
 from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.report.figures import MARKERS, save, subplots
 from fedjax_ht.lab.runs.arm import Arm
+from fedjax_ht.lab.runs.build import Experiment
 from fedjax_ht.lab.runs.run_folder import MAP
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 CLIENTS, CLASSES, IMAGES = 6, 10, 120  # at most, of each of an entry's maps
+COLOURS = matplotlib.color_sequences["petroff10"]
+"""A colour for each class; Petroff's ten, chosen so that the colour-blind tell them apart."""
+
+Projection = Callable[[np.ndarray], np.ndarray]  # float [n, K] -> float [n, 2]
+Colours = dict[int, Any]  # class -> RGB
 
 
 class FeatureMap(NamedTuple):
@@ -32,8 +44,6 @@ class FeatureMap(NamedTuple):
       features: one array a client, float32 [n, K]; K may differ between architectures.
       prototypes: float32 [p, K], the server's prototypes; p is 0 without any.
       prototype_labels: int32 [p], their classes.
-      flat: name of an embedding -> float32 [m n + p, 2], places of all clients' features and of the
-        prototypes.
     """
 
     round: int
@@ -43,7 +53,6 @@ class FeatureMap(NamedTuple):
     features: tuple[np.ndarray, ...]
     prototypes: np.ndarray
     prototype_labels: np.ndarray
-    flat: dict[str, np.ndarray]
 
 
 def remember_map(
@@ -103,7 +112,6 @@ def feature_map(arm: Arm, simulation: Simulation, state: SimulationState) -> Fea
         features=tuple(features),
         prototypes=prototypes,
         prototype_labels=labels,
-        flat={},
     )
 
 
@@ -136,8 +144,6 @@ def save_map(feature_map: FeatureMap, folder: Path) -> None:
     arrays = feature_map._asdict()
     for i, features in enumerate(arrays.pop("features")):
         arrays[f"features_{i}"] = features
-    for name, places in arrays.pop("flat").items():
-        arrays[f"flat_{name}"] = places
     with atomic_open(folder / MAP, "wb") as file:
         np.savez_compressed(file, **arrays)
 
@@ -148,10 +154,138 @@ def load_map(folder: Path) -> FeatureMap | None:
         with np.load(folder / MAP, allow_pickle=False) as file:
             stored = {name: file[name] for name in file.files}
         features = [stored.pop(f"features_{i}") for i in range(len(stored["clients"]))]
-        number, flat = int(stored.pop("round")), {}
-        for name in list(stored):
-            if name.startswith("flat_"):
-                flat[name.removeprefix("flat_")] = stored.pop(name)
-        return FeatureMap(**stored, round=number, features=tuple(features), flat=flat)
+        others = {name: stored[name] for name in FeatureMap._fields if name in stored}
+        return FeatureMap(**others | {"round": int(stored["round"]), "features": tuple(features)})
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
         return None
+
+
+def principal(rows: np.ndarray) -> tuple[Projection, float]:
+    """Computes the projection on the two directions in which rows vary most.
+
+    Args:
+      rows: float [n, K].
+
+    Returns:
+      The projection, float [m, K] -> float [m, 2], and the two directions' share of the variance,
+      in [0, 1]; 0 where nothing varies.
+    """
+    mean = rows.mean(0, dtype=np.float64)
+    _, lengths, axes = np.linalg.svd(rows - mean, full_matrices=False)
+    directions = np.zeros((2, rows.shape[1]))
+    directions[: len(axes)] = axes[:2]
+    # Directions are given up to their sign: the largest entry of each is made positive.
+    largest = np.take_along_axis(directions, np.abs(directions).argmax(1)[:, None], 1)
+    directions *= np.where(largest < 0, -1, 1)
+    total = (lengths**2).sum()
+
+    def project(x: np.ndarray) -> np.ndarray:
+        return (x - mean) @ directions.T
+
+    return project, float((lengths[:2] ** 2).sum() / total) if total else 0.0
+
+
+def tsne(rows: np.ndarray) -> np.ndarray:
+    """Embeds rows, float [n, K], by scikit-learn's t-SNE."""
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits  # scikit-learn requires it
+
+    perplexity = min(30.0, (len(rows) - 1) / 3)
+    # So few rows are no work for several threads, which on busy cores wait for each other.
+    with threadpool_limits(limits=1):
+        return TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(rows)
+
+
+def write_maps(
+    folders: Mapping[str, Path], experiment: Experiment, warn: Callable[[str], None] = print
+) -> list[Path]:
+    """Draws the map of every entry that has one, by its folder, as features.png and .svg beside it;
+    returns the paths of the PNGs."""
+    pictures = []
+    for folder in folders.values():
+        stored = load_map(folder)
+        if stored is not None and one_space(stored):
+            figure = feature_picture(stored, experiment.dataset.class_names, warn)
+            pictures.append(save(figure, folder / "features.png", ["svg"]))
+    return pictures
+
+
+def one_space(feature_map: FeatureMap) -> bool:
+    """Returns whether the clients' features can be in one picture."""
+    widths = {features.shape[1] for features in feature_map.features}
+    return len(widths) == 1 and all(np.isfinite(rows).all() for rows in feature_map.features)
+
+
+def placed(rows: np.ndarray, warn: Callable[[str], None]) -> tuple[str, np.ndarray]:
+    """Returns the name of an embedding, and the places of rows in it, float [n, 2]: t-SNE where
+    scikit-learn is installed, else PCA. No picture is worth the end of a run."""
+    if importlib.util.find_spec("sklearn"):
+        try:
+            return "t-SNE", tsne(rows)
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            warn(f"no t-SNE of the features ({type(error).__name__}: {reason})")
+    project, share = principal(rows)
+    return f"PCA, {100 * share:.0f} % of the variance", project(rows)
+
+
+def feature_picture(
+    feature_map: FeatureMap, class_names: Sequence[str], warn: Callable[[str], None] = print
+) -> Figure:
+    """Draws all clients of a map in one space: images as points, a client's mean of each class that
+    it trains on as its marker, and the server's prototypes as stars."""
+    labels, clients = feature_map.labels, len(feature_map.clients)
+    classes = np.unique(labels).tolist()
+    colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(classes)}
+    title, places = placed(np.concatenate([*feature_map.features, feature_map.prototypes]), warn)
+    figure, axes = subplots(figsize=(8.4, 5.2))
+    without_numbers(axes)
+    axes.set_title(title, fontsize=9)
+    points, stars = np.split(places, [clients * len(labels)])
+    axes.scatter(
+        *points.T, s=5, lw=0, c=paint(labels, colours) * clients, alpha=0.45, rasterized=True
+    )
+    of_clients = points.reshape(clients, len(labels), 2)
+    for marker, images, trains_on in zip(MARKERS, of_clients, feature_map.trains_on):
+        trained = np.array([label for label in colours if trains_on[label]])
+        if len(trained):
+            means = np.stack([images[labels == label].mean(0) for label in trained])
+            look = {"s": 50, "marker": marker, "edgecolors": "black", "lw": 0.7}
+            axes.scatter(*means.T, c=paint(trained, colours), **look)
+    look = {"s": 150, "marker": "*", "edgecolors": "white", "lw": 1.0, "zorder": 3}
+    star_colours = paint(feature_map.prototype_labels, colours)
+    axes.scatter(*stars.T, c=star_colours or None, **look)  # an empty list of colours is an error
+    draw_legends(figure, feature_map, colours, class_names)
+    return figure
+
+
+def paint(labels: np.ndarray, colours: Colours) -> list[Any]:
+    """Returns the colours of classes, int [n]."""
+    return [colours[label] for label in labels.tolist()]
+
+
+def without_numbers(axes: Axes) -> None:
+    """Removes the ticks, since the directions have no meaning of their own, and gives both one
+    unit."""
+    axes.set(xticks=[], yticks=[])
+    axes.set_aspect("equal", adjustable="datalim")
+
+
+def draw_legends(
+    figure: Figure, feature_map: FeatureMap, colours: Colours, class_names: Sequence[str]
+) -> None:
+    """Draws the legends below the figure: classes to the left, markers to the right."""
+
+    def point(label: str, marker: str, **look: Any) -> Line2D:
+        return Line2D([], [], ls="none", marker=marker, label=label, **look)
+
+    classes = [point(class_names[label], "o", color=rgb) for label, rgb in colours.items()]
+    markers = []
+    for client, marker in zip(feature_map.clients, MARKERS):
+        markers.append(point(f"client {client}", marker, color="0.5"))
+    if len(feature_map.prototypes):
+        markers.append(point("prototype", "*", color="0.5", ms=10))
+    for handles, side, columns in ((classes, "left", 5), (markers, "right", 4)):
+        if handles:
+            place = {"loc": f"outside lower {side}", "ncols": columns}
+            figure.legend(handles=handles, fontsize=8, frameon=False, **place)

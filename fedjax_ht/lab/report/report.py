@@ -14,8 +14,7 @@ from fedjax_ht.lab.report.client_classes import client_class_tables
 from fedjax_ht.lab.report.compared import Compared
 from fedjax_ht.lab.report.document import Paragraph, folded
 from fedjax_ht.lab.report.figures import FEW
-from fedjax_ht.lab.report.map_plot import one_space
-from fedjax_ht.lab.report.maps import load_map
+from fedjax_ht.lab.report.maps import load_map, one_space
 from fedjax_ht.lab.report.page import Page
 from fedjax_ht.lab.report.plots import ROOM
 from fedjax_ht.lab.report.results import class_table, sent
@@ -33,13 +32,10 @@ MAPS = (
     "round; marks of one colour that lie together show that the clients' features agree."
 )
 READING_MAPS = (
-    "The samples are drawn from all clients' test sets, of up to ten classes. Above, each client's "
-    "features are in a PCA of its own, so that directions of two panels have nothing to do with "
-    "each other: filled are classes that the client trains on, rings are others, stars are the "
-    "server's prototypes. Below, all clients are in one space: small points are samples, large "
-    "marks a client's means of the samples of each class that it trains on. A method that does not "
-    "align the clients' features has no reason to let marks of one colour lie together. t-SNE and "
-    "UMAP keep neighbours and no distances."
+    "The samples are drawn from all clients' test sets, of up to ten classes. Small points are "
+    "samples, large marks a client's means of the samples of each class that it trains on, stars "
+    "the server's prototypes. A method that does not align the clients' features has no reason to "
+    "let marks of one colour lie together. t-SNE keeps neighbours and no distances."
 )
 
 
@@ -158,7 +154,7 @@ def map_of(label: str, folder: Path) -> str:
         return html_page.caption(
             f"{label}: no map, for want of features to look at, or of test samples."
         )
-    text = f"After round {feature_map.round}, trial 0."
     if not one_space(feature_map):
-        text += " The clients' features have no common space, so none is drawn."
+        return html_page.caption(f"{label}: no map, since its clients' features share no space.")
+    text = f"After round {feature_map.round}, trial 0."
     return folded(label, html_page.figure(folder / "features.svg", text))

@@ -20,7 +20,7 @@ from fedjax_ht.lab.report.bad_clients import why_silent
 from fedjax_ht.lab.report.compared import Compared, compared
 from fedjax_ht.lab.report.costs import Aim
 from fedjax_ht.lab.report.document import Document
-from fedjax_ht.lab.report.map_plot import write_maps
+from fedjax_ht.lab.report.maps import write_maps
 from fedjax_ht.lab.report.page import Page
 from fedjax_ht.lab.report.report import write_report
 from fedjax_ht.lab.report.setting import repeat, setting

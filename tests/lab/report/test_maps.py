@@ -10,13 +10,16 @@ import pytest
 
 from fedjax_ht.core.method import View
 from fedjax_ht.data.dataset import ClientIndices
-from fedjax_ht.lab.report import map_plot, maps
-from fedjax_ht.lab.report.map_plot import embedded, feature_picture, principal
+from fedjax_ht.lab.report import maps
 from fedjax_ht.lab.report.maps import (
     CLASSES,
     CLIENTS,
     FeatureMap,
+    feature_picture,
     load_map,
+    one_space,
+    placed,
+    principal,
     remember_map,
     save_map,
     shown_clients,
@@ -39,7 +42,7 @@ def a_map(clients: int = 2, widths=(4, 4), prototypes: int = 0, **changes) -> Fe
     values = rng.normal(size=(prototypes, widths[0])).astype(np.float32)
     trains_on = np.array([[True, True, False]] * clients)
     feature_map = FeatureMap(
-        3, labels, np.arange(clients, dtype=np.int32), trains_on, features, values, of_server, {}
+        3, labels, np.arange(clients, dtype=np.int32), trains_on, features, values, of_server
     )
     return feature_map._replace(**changes)
 
@@ -104,14 +107,13 @@ def test_a_method_whose_features_fail_ends_no_run(entry, tmp_path):
 
 
 def test_a_map_is_read_as_it_was_written(tmp_path):
-    written = a_map(3, (4, 5), 2, flat={"t-SNE": np.ones((20, 2), np.float32)})
+    written = a_map(3, (4, 5), 2)
     save_map(written, tmp_path)
     read = load_map(tmp_path)
     for a, b in zip(
         (*written[:4], *written.features, *written[5:7]), (*read[:4], *read.features, *read[5:7])
     ):
         np.testing.assert_array_equal(a, b)
-    np.testing.assert_array_equal(read.flat["t-SNE"], written.flat["t-SNE"])
     (tmp_path / maps.MAP).write_bytes(b"PK half a file")
     assert load_map(tmp_path) is None and load_map(tmp_path / "nowhere") is None
 
@@ -157,30 +159,17 @@ def test_the_principal_plane_is_found():
     ).shape == (4, 2)
 
 
-def test_an_embedding_is_made_once_and_only_of_one_space(monkeypatch):
-    calls = []
-
-    def fake(rows):
-        return calls.append(len(rows)) or np.zeros((len(rows), 2))
-
-    monkeypatch.setattr(map_plot, "embeddings", lambda: {"t-SNE": fake})
-    feature_map = embedded(a_map(prototypes=2))
-    assert calls == [2 * 6 + 2] and feature_map.flat["t-SNE"].shape == (14, 2)
-    assert (
-        embedded(feature_map) == feature_map
-        and embedded(a_map(widths=(4, 5))).flat == {}
-        and len(calls) == 1
-    )
-
-
-def test_an_embedding_that_fails_is_left_out_with_a_word(monkeypatch):
+def test_t_sne_that_fails_is_replaced_by_pca_with_a_word(monkeypatch):
     def fail(rows):
         raise ModuleNotFoundError("No module named 'joblib'")
 
     messages = []
-    monkeypatch.setattr(map_plot, "embeddings", lambda: {"t-SNE": fail})
-    assert embedded(a_map(), messages.append).flat == {}
+    monkeypatch.setattr(maps.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(maps, "tsne", fail)
+    assert placed(np.eye(3), messages.append)[0].startswith("PCA, ")
     assert messages == ["no t-SNE of the features (ModuleNotFoundError: No module named 'joblib')"]
+    monkeypatch.setattr(maps, "tsne", lambda rows: rows[:, :2])
+    assert placed(np.eye(3), pytest.fail)[0] == "t-SNE"
 
 
 def test_t_sne_has_one_thread(monkeypatch):
@@ -210,42 +199,25 @@ def test_t_sne_has_one_thread(monkeypatch):
     monkeypatch.setitem(
         sys.modules, "threadpoolctl", types.SimpleNamespace(threadpool_limits=Limited)
     )
-    assert map_plot.tsne(np.ones((4, 3))).shape == (4, 2) and not limits
+    assert maps.tsne(np.ones((4, 3))).shape == (4, 2) and not limits
 
 
-def titles(feature_map):
-    figure = feature_picture(feature_map, ("a", "b", "c"), ["cnn1", "cnn2"])
-    return [axes.get_title() for axes in figure.axes], figure
-
-
-def test_a_client_has_a_panel_and_all_have_one_where_their_spaces_are_one():
-    shown_titles, figure = titles(a_map(prototypes=2, flat={"t-SNE": np.zeros((14, 2))}))
-    assert [w.partition("\n")[0] for w in shown_titles[:2]] == ["client 0, cnn1", "client 1, cnn2"]
-    assert shown_titles[2].startswith("all clients, PCA, ") and shown_titles[3:] == [
-        "all clients, t-SNE"
-    ]
-    points, stars = figure.axes[0].collections
-    faces = points.get_facecolors()[:, 3]
-    # rings of the class that nobody trains on
-    np.testing.assert_array_equal(faces, [1, 1, 0, 1, 1, 0])
-    assert len(stars.get_offsets()) == 2
+def test_all_clients_are_in_one_picture():
+    figure = feature_picture(a_map(prototypes=2), ("a", "b", "c"))
+    (axes,) = figure.axes
+    points, *means, stars = axes.collections
+    assert len(points.get_offsets()) == 12 and len(means) == 2 and len(stars.get_offsets()) == 2
+    np.testing.assert_allclose(means[0].get_offsets()[0], points.get_offsets()[[0, 3]].mean(0))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "c"]
     assert [t.get_text() for t in figure.legends[1].get_texts()] == [
         "client 0",
         "client 1",
         "prototype",
     ]
-    means = figure.axes[2].collections[1].get_offsets()
-    np.testing.assert_allclose(
-        means[0], figure.axes[2].collections[0].get_offsets()[[0, 3]].mean(0)
-    )
 
 
-def test_spaces_of_several_widths_or_that_are_not_finite_stand_alone():
-    shown_titles, figure = titles(a_map(widths=(4, 5), prototypes=2))
-    # prototypes have a width
-    assert len(shown_titles) == 2 and [len(axes.collections) for axes in figure.axes] == [2, 1]
+def test_features_of_several_widths_or_that_are_not_finite_have_no_picture():
+    assert one_space(a_map()) and not one_space(a_map(widths=(4, 5)))
     broken = a_map()
     broken.features[1][0, 0] = np.nan
-    shown_titles, _ = titles(broken)
-    assert len(shown_titles) == 2 and shown_titles[1] == "client 1, cnn2\nnot finite"
+    assert not one_space(broken)

@@ -18,8 +18,7 @@ from fedjax_ht.lab.report import plots
 from fedjax_ht.lab.report.compared import Compared
 from fedjax_ht.lab.report.figures import FEW
 from fedjax_ht.lab.report.html_page import WIDE, figure
-from fedjax_ht.lab.report.map_plot import write_maps
-from fedjax_ht.lab.report.maps import FeatureMap, save_map
+from fedjax_ht.lab.report.maps import FeatureMap, save_map, write_maps
 from fedjax_ht.lab.report.page import Page
 from fedjax_ht.lab.report.report import captions, write_report
 from fedjax_ht.lab.report.results import class_table, sent
@@ -82,7 +81,7 @@ def test_the_page_stands_by_itself(experiment, tmp_path):
     labels, trains_on = np.arange(6, dtype=np.int32), np.ones((2, 10), bool)
     prototypes = np.zeros((0, 4), np.float32)
     save_map(
-        FeatureMap(7, labels, np.arange(2), trains_on, features, prototypes, none, {}),
+        FeatureMap(7, labels, np.arange(2), trains_on, features, prototypes, none),
         tmp_path / "local",
     )
     shown = entries_shown(experiment, histories)
