@@ -45,7 +45,6 @@ TESTS: Mapping[str, Sequence[str]] = {
     "models/text": ["models/test_text.py"],
     "lab/config/field_values": ["lab/runs/test_field_values.py"],
     "simulation/rows": ["simulation/test_history.py", "simulation/test_accuracies.py"],
-    "trust/leaks/imitation": ["trust/leaks/test_imitation.py"],
 }
 """Module of the library -> the tests that are nearest to it."""
 

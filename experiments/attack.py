@@ -19,13 +19,13 @@ from pathlib import Path
 
 from absl import app, flags
 
+from experiments.leaks import inversion
 from experiments.leaks_of_runs import Inversions, invert, memberships
 from experiments.leaks_table import Inverted, Row, add, markdown, picture, read
 from fedjax_ht.core.names import unknown
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.runs.evaluate import load_run
 from fedjax_ht.lab.runs.run_folder import read_run
-from fedjax_ht.trust.leaks import inversion
 
 # --workdir, --method, --client, --trial and --trust are those of fedjax_ht.lab.runs.evaluate.
 _ATTACK = flags.DEFINE_list("attack", None, "dlg, geiping, membership.")

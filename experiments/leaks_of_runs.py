@@ -1,4 +1,4 @@
-"""Attacks on the clients of a run by `fedjax_ht.trust.leaks`."""
+"""Attacks on the clients of a run by `experiments.leaks`."""
 
 import dataclasses
 import functools
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.leaks import imitation, inversion, membership
 from experiments.leaks_table import NOT_NEEDED, OTHER, OWN, Inverted, Row
 from fedjax_ht.core.context import ClientInfo, client_context
 from fedjax_ht.core.inputs import Pixels
@@ -28,7 +29,6 @@ from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.metrics.images import psnr, ssim
 from fedjax_ht.simulation.spending import participations
 from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
-from fedjax_ht.trust.leaks import imitation, inversion, membership
 from fedjax_ht.trust.privacy import private
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.attack import picture_of
+from experiments.leaks.imitation import payload
 from experiments.leaks_of_runs import epsilon, uploaded
 from experiments.leaks_table import (
     NOT_NEEDED,
@@ -26,10 +27,9 @@ from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.evaluate import LoadedRun
 from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
-from fedjax_ht.trust.leaks.imitation import payload
 from tests import tiny
+from tests.experiments.leaks.victims import image_of, victim_of
 from tests.runs import config_of
-from tests.trust.leaks.victims import image_of, victim_of
 
 ROWS = [
     Row(1, "fedavg", "dlg", 0, 1, 0.0, 0.0, NOT_NEEDED, 50, 30.0, 0.9),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.leaks.imitation import Victim, untrained_upload
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import PublicSet
 from fedjax_ht.core.samples import PUBLIC, Split
@@ -16,7 +17,6 @@ from fedjax_ht.methods.fedhenn import alignment, fedhenn
 from fedjax_ht.methods.fedmd import fedmd
 from fedjax_ht.methods.ktpfl import ktpfl
 from fedjax_ht.methods.shared import public
-from fedjax_ht.trust.leaks.imitation import Victim, untrained_upload
 from tests import tiny
 from tests.methods.one_architecture import BUCKET, FEDERATION, LR, TRAINING, check_model, model
 from tests.reference import gradients, linear_client

@@ -102,7 +102,7 @@ def _compress(x: jax.Array, energy: jax.Array | float, form: Form) -> LowRank:
         return LowRank((), Masked(x, jnp.array(True), FIRST_ROWS))
     if form == "paper" and isinstance(energy, float) and energy >= 1:
         # A decomposition of a matrix of low rank has no gradient, which an attacker of the message
-        # needs (`trust.leaks`).
+        # needs (`experiments/leaks`).
         rows = jax.eval_shape(lambda: _compress(x, jnp.float32(1), form)).components.values
         values, mask = jnp.zeros(rows.shape, rows.dtype), jnp.zeros(rows.shape[0], bool)
         return LowRank(Masked(values, mask, FIRST_ROWS), Masked(x, jnp.any(x != 0), FIRST_ROWS))

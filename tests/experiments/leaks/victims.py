@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from experiments.leaks.imitation import Victim, imitation, observe, upload
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.samples import Data
 from fedjax_ht.methods import METHODS
-from fedjax_ht.trust.leaks.imitation import Victim, imitation, observe, upload
 from tests import tiny
 
 ONE_STEP = LocalTraining(optax.sgd(0.1), batch_size=1, steps=1, shuffle=False)

@@ -5,12 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.bucket import features
-from fedjax_ht.core.round import receive
-from fedjax_ht.core.wire import Masked, Metadata
-from fedjax_ht.methods.fedssa import rows_of
-from fedjax_ht.trust.leaks import inversion
-from fedjax_ht.trust.leaks.imitation import (
+from experiments.leaks import inversion
+from experiments.leaks.imitation import (
     Knowledge,
     imitation,
     observe,
@@ -19,9 +15,13 @@ from fedjax_ht.trust.leaks.imitation import (
     untrained_upload,
     upload,
 )
+from fedjax_ht.core.bucket import features
+from fedjax_ht.core.round import receive
+from fedjax_ht.core.wire import Masked, Metadata
+from fedjax_ht.methods.fedssa import rows_of
 from fedjax_ht.trust.privacy import Privacy
 from tests import tiny
-from tests.trust.leaks.victims import ROOT, attacked, image_of, seen_of, victim_of
+from tests.experiments.leaks.victims import ROOT, attacked, image_of, seen_of, victim_of
 
 WIDE = 300
 

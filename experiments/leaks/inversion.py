@@ -25,10 +25,10 @@ import optax
 from jax import lax
 from scipy.optimize import linear_sum_assignment
 
+from experiments.leaks.imitation import Observation, Simulate
 from fedjax_ht.core.annotations import Count, NonNegative, Positive
 from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.trees import Array
-from fedjax_ht.trust.leaks.imitation import Observation, Simulate
 
 TINY = jnp.finfo(jnp.float32).tiny
 

@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.leaks import membership
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.methods import METHODS
-from fedjax_ht.trust.leaks import membership
 from tests import tiny
 from tests.reference import images as reference
 from tests.reference import linear_client

@@ -5,16 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.leaks import inversion
+from experiments.leaks.imitation import Observation
+from experiments.leaks.inversion import Search, in_order, invert
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.wire import gaussian_noise
 from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.metrics.images import psnr
 from fedjax_ht.models import mlp
-from fedjax_ht.trust.leaks import inversion
-from fedjax_ht.trust.leaks.imitation import Observation
-from fedjax_ht.trust.leaks.inversion import Search, in_order, invert
 from tests import tiny
-from tests.trust.leaks.victims import ROOT, attacked, image_of, victim_of
+from tests.experiments.leaks.victims import ROOT, attacked, image_of, victim_of
 
 
 @pytest.fixture(scope="module")
