@@ -82,14 +82,21 @@ def test_masked_samples_and_absent_clients_change_nothing(name):
 RELATIVE, ABSOLUTE = {"fedgen released": 1e-2}, 1e-6
 
 
+def as_lines(recorded: dict[str, list]) -> str:
+    """JSON with a line for each round."""
+    entries = []
+    for entry, rows in sorted(recorded.items()):
+        lines = ",\n".join(map(json.dumps, rows))
+        entries.append(f"{json.dumps(entry)}: [\n{lines}\n]")
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
 def check_recorded(entry: str, rows: list[dict[str, float]]) -> None:
     """FEDJAX_HT_RECORD=1 with -n0 records numbers that are meant to move, in one process."""
     recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     if os.environ.get("FEDJAX_HT_RECORD"):
-        rounded = [{k: float(f"{v:.7g}") for k, v in row.items()} for row in rows]
-        RECORDED.write_text(
-            json.dumps(dict(sorted((recorded | {entry: rounded}).items())), indent=1) + "\n"
-        )
+        recorded[entry] = [{k: float(f"{v:.7g}") for k, v in row.items()} for row in rows]
+        RECORDED.write_text(as_lines(recorded))
         return
     assert len(recorded[entry]) == len(rows) == 3
     for row, before in zip(rows, recorded[entry]):

@@ -7,7 +7,7 @@ import pytest
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.fd import fd
-from tests import tiny, wire_table
+from tests import tiny
 from tests.reference import averaging
 from tests.reference import fd as reference
 
@@ -82,21 +82,3 @@ def test_client_update_equals_the_reference(options, weight, form):
         np.testing.assert_array_equal(uplink.prototypes.mask, [True, False, True, True])
         for c, mean in means.items():
             np.testing.assert_allclose(uplink.prototypes.values[c], mean, rtol=1e-5, atol=1e-5)
-
-
-def test_wire_costs_of_the_papers_tables():
-    first, second = wire_table.reports(fd(wire_table.TRAINING))
-    assert first.downlink.payload_elements == 0
-    assert (
-        first.uplink.payload_elements
-        == second.uplink.payload_elements
-        == 100 * wire_table.sum_of_classes()
-    )
-    assert second.downlink.payload_elements == 20 * 100 * 100
-
-
-def test_bad_options_are_named():
-    with pytest.raises(
-        ValueError, match="regulariser is 'kl'; it must be 'mse_logits' or 'soft_cross_entropy'"
-    ):
-        fd(TRAINING, regulariser="kl")

@@ -170,8 +170,3 @@ def test_the_shared_model_is_all_that_travels():
     assert (
         wire_elements(down).payload_elements == wire_elements(up).payload_elements == size + 2 * 3
     )
-
-
-def test_bad_options_are_named():
-    with pytest.raises(ValueError, match="adapt_every is 1; it must be an integer of at least 2"):
-        fedapen(TRAINING, adapt_every=1)

@@ -107,16 +107,3 @@ def test_a_client_trains_the_model_it_received():
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
     jax.tree.map(np.testing.assert_array_equal, uplink.params, trained["params"])
     assert uplink.num_samples.value == ctx.info.num_samples
-
-
-def test_one_architecture_is_needed():
-    fedavg(TRAINING).check(FEDERATION)
-    with pytest.raises(
-        ValueError, match="needs one architecture for all clients, got linear0, linear1"
-    ):
-        fedavg(TRAINING).check(tiny.linear_federation(buckets=2))
-
-
-def test_bad_weighting_is_named():
-    with pytest.raises(ValueError, match="weighting is 'size'; it must be 'samples' or 'uniform'"):
-        fedavg(TRAINING, "size")

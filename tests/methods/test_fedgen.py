@@ -5,17 +5,13 @@ import optax
 import pytest
 
 from fedjax_ht.core.context import Received
-from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import diversity_loss
 from fedjax_ht.methods.fedgen import Downlink, Uplink, fedgen
-from fedjax_ht.models import SplitModel
-from fedjax_ht.models.layers import Linear
-from tests import tiny, wire_table
+from tests import tiny
 from tests.reference import fedgen as reference
 from tests.reference.averaging import weighted_mean
-from tests.tiny import Flat
 
 C, K, LR, NOISE, STEPS, ROUND = 4, 3, 0.1, 2, 3, 7
 TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False)
@@ -203,34 +199,3 @@ def test_a_generator_of_one_feature_has_no_diversity():
     noise = jnp.asarray(RNG.uniform(size=(4, 2)))
     assert diversity_loss(noise, jnp.ones((4, 3))) == 1
     assert diversity_loss(noise, jnp.asarray(RNG.normal(size=(4, 3)))) < 1
-
-
-def test_wire_costs_of_the_papers_tables():
-    first, second = wire_table.reports(fedgen(wire_table.TRAINING, server_steps=1))
-    assert wire_table.HEAD == 51_300
-    assert (
-        first.uplink.payload_elements == second.uplink.payload_elements == 20 * 51_300 == 1_026_000
-    )
-    assert first.downlink.payload_elements == 1_026_000
-    assert second.downlink.payload_elements == 20 * (51_300 + 331_776) == 7_661_520
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"variant": "code"}, "variant is 'code'; it must be 'paper' or 'released'"),
-        ({"server_steps": 0}, "server_steps is 0; it must be an integer of at least 1 or None"),
-        ({"noise_dim": 0}, "noise_dim is 0; it must be an integer of at least 1"),
-    ],
-    ids=str,
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        fedgen(TRAINING, **options)
-
-
-def test_heads_must_be_equal():
-    models = {"a": SplitModel(Flat(4), Linear(C)), "b": SplitModel(Flat(5), Linear(C))}
-    with pytest.raises(ValueError, match="heads of all models must be equal"):
-        fedgen(TRAINING).check(make_federation(models, (2, 2, 1), C, num_clients=2))
-    fedgen(TRAINING).check(FEDERATION)

@@ -236,14 +236,3 @@ def test_thresholds_may_be_arguments_of_a_program():
 
     known, traced = jax.jit(lambda: step(1.0, 1.0))(), jax.jit(step)(1.0, 1.0)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-6), known, traced)
-
-
-def test_bad_options_are_named():
-    with pytest.raises(ValueError, match="variant is 'official'; it must be 'paper' or 'released'"):
-        fedkd(TRAINING, variant="official")
-    with pytest.raises(ValueError, match=r"start is 0; it must be a number above 0 and at most 1"):
-        fedkd(TRAINING, start=0)
-    with pytest.raises(ValueError, match=r"end is 1.2; it must be a number above 0 and at most 1"):
-        fedkd(TRAINING, end=1.2)
-    with pytest.raises(ValueError, match="rounds is 0; it must be an integer of at least 1"):
-        fedkd(TRAINING, rounds=0)

@@ -316,57 +316,6 @@ def test_every_option_runs(options, noise, width, pair, classes):
     assert len(simulation.evaluate(state).accuracy["test"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"variant": "code"}, "variant is 'code'; it must be 'paper' or 'released'"),
-        ({"classifier": "mlp"}, "classifier is 'mlp'; it must be 'etf' or 'head'"),
-        ({"transfer": "latents"}, "transfer is 'latents'; it must be 'pairs' or 'images'"),
-        (
-            {"source": "none"},
-            r"source is 'none'; did you mean 'noise'\? It must be 'prototypes', 'labels', 'valid'",
-        ),
-        (
-            {"generator": GENERATOR._replace(sample_w=lambda _, key, n: jnp.ones((n, LATENT_DIM)))},
-            "generator 'tiny' draws latents of spread 0.0; it must be above 0",
-        ),
-        ({"clip_norm": -1.0}, "clip_norm is -1.0; it must be a number of at least 0"),
-        ({"server_epochs": 0}, "server_epochs is 0; it must be an integer of at least 1"),
-        (
-            {"bandwidths": (10.0, -1.0)},
-            r"bandwidths is \(10.0, -1.0\); it must be \('median',\), a tuple",
-        ),
-        ({"latents": "own"}, "latents is 'own'; it must be 'raw' or 'spread'"),
-    ],
-    ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        method_of(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dim": 3}, "dim is 3; an ETF of 4 classes needs at least 4"),
-        (
-            {"source": "labels", "generator": GENERATOR._replace(num_labels=3)},
-            "generator 'tiny' knows 3 classes; source='labels' needs a conditional one with at "
-            "least 4",
-        ),
-        (
-            {"source": "labels", "generator": GENERATOR._replace(conditional=None)},
-            "needs a conditional one with at least 4",
-        ),
-    ],
-    ids=["small dim", "few labels", "unconditional"],
-)
-def test_options_that_do_not_fit_the_federation_are_named(options, message):
-    method_of().check(FEDERATION)
-    with pytest.raises(ValueError, match=message):
-        method_of(**options).check(FEDERATION)
-
-
 class Whole(nn.Module):
     """Not a SplitModel: its head is its own affair."""
 

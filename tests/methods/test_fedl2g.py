@@ -195,13 +195,6 @@ def test_rates_and_widths_follow_the_guide():
         np.testing.assert_allclose(server[0, 0] - new[0, 0], rate * 1e-3, rtol=1e-3)
 
 
-def test_features_must_have_one_width():
-    mixed = make_federation({"a": mlp(2, (4,)), "b": mlp(2, (5,))}, (2, 2, 1), 2, num_clients=2)
-    fedl2g(TRAINING).check(mixed)
-    with pytest.raises(ValueError, match="width"):
-        fedl2g(TRAINING, guide="features").check(mixed)
-
-
 def test_the_virtual_step_has_the_rate_of_the_round():
     half = dataclasses.replace(TRAINING, schedule=lambda round: 0.5)
     v, rows = vectors("logits"), []

@@ -4,12 +4,10 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.fedproto import Server, fedproto
 from fedjax_ht.methods.shared.prototypes import mean_by_class
-from fedjax_ht.models import mlp
 from tests import tiny
 from tests.reference import averaging, linear_client
 from tests.reference.distances import pairwise_distance
@@ -150,17 +148,3 @@ def test_prediction_is_the_nearest_prototype_that_exists():
         np.testing.assert_array_equal(
             among, np.where(np.isin(np.arange(C), classes), scores["prototype"], -np.inf)
         )
-
-
-def test_bad_options_are_named():
-    with pytest.raises(ValueError, match="variant is 'official'; it must be 'paper' or 'released'"):
-        fedproto(TRAINING, variant="official")
-    with pytest.raises(ValueError, match="weighting is 'size'; it must be 'uniform' or 'samples'"):
-        fedproto(TRAINING, weighting="size")
-
-
-def test_models_must_share_a_feature_width():
-    mixed = make_federation({"a": mlp(2, (4,)), "b": mlp(2, (5,))}, (2, 2, 1), 2, num_clients=2)
-    with pytest.raises(ValueError, match="feature width"):
-        fedproto(TRAINING).check(mixed)
-    fedproto(TRAINING).check(FEDERATION)

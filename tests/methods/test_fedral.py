@@ -6,7 +6,6 @@ import pytest
 
 from fedjax_ht.core.batches import ClassSums
 from fedjax_ht.core.context import Received
-from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import Masked, Metadata, wire_elements
 from fedjax_ht.deploy.messages import pack, unpack
@@ -14,7 +13,6 @@ from fedjax_ht.methods.fedral import BLOCKS as BY_SIZE
 from fedjax_ht.methods.fedral import Uplink, block_mask, fedral, fewest_blocks
 from fedjax_ht.methods.local import local
 from fedjax_ht.methods.shared.prototypes import prototype_uplink
-from fedjax_ht.models import mlp
 from tests import tiny
 from tests.reference import fedral as reference
 
@@ -281,34 +279,3 @@ def test_fewest_blocks_that_fit():
         match=r"byte_budget is 1600; it must be at least 2000, the bytes of the smallest upload",
     ):
         fewest_blocks(1600, 500)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"blocks": 4}, "blocks is 4; it must be a divisor of the models' 6 features"),
-        ({"blocks": (2, 0)}, r"blocks is \(2, 0\); it must be an integer of at least 1 or a tuple"),
-        (
-            {"byte_budget": (48.0, 23.0)},
-            "byte_budget is 23.0; it must be at least 24, the bytes of the smallest upload",
-        ),
-    ],
-    ids=str,
-)
-def test_blocks_that_cannot_be_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        fedral(TRAINING, **options).check(FEDERATION)
-    fedral(TRAINING, blocks=(1, 2, 3, 6)).check(FEDERATION)
-
-
-def test_bad_options_are_named():
-    with pytest.raises(ValueError, match="weighting is 'size'; it must be 'samples' or 'uniform'"):
-        fedral(TRAINING, weighting="size")
-    with pytest.raises(ValueError, match="inference is 'both'; it must be 'own' or 'global'"):
-        fedral(TRAINING, inference="both")
-
-
-def test_models_must_share_a_feature_width():
-    mixed = make_federation({"a": mlp(2, (4,)), "b": mlp(2, (6,))}, (2, 2, 1), 2, num_clients=2)
-    with pytest.raises(ValueError, match="feature width"):
-        fedral(TRAINING).check(mixed)

@@ -7,7 +7,6 @@ import optax
 import pytest
 
 from fedjax_ht.core.context import Received
-from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.wire import Masked
@@ -15,11 +14,9 @@ from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.methods.fedssa import Server, fedssa, head_of, most_growth, rows_of, stabilisation
 from fedjax_ht.methods.local import local
-from fedjax_ht.models import SplitModel, mlp
-from fedjax_ht.models.heads import DenseHead
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
-from tests import tiny, wire_table
+from tests import tiny
 from tests.federations import to_device, to_host
 from tests.reference import averaging, linear_client
 from tests.reference import fedssa as reference
@@ -271,36 +268,6 @@ def test_one_owner_a_class_and_no_history_is_local_training():
     assert state.round == other.round == 4
 
 
-def test_cost_of_the_papers_tables():
-    """|S_k| rows each way, of 512 weights and a bias; the first time the server does not know S_k
-    yet."""
-    first, second = wire_table.reports(fedssa(wire_table.TRAINING))
-    s, row = wire_table.sum_of_classes(), wire_table.WIDTH + 1
-    assert first.uplink.payload_elements == second.uplink.payload_elements == s * row
-    assert first.uplink.metadata_elements == s  # the classes
-    assert first.downlink.payload_elements == wire_table.CLIENTS * wire_table.CLASSES * row
-    assert second.downlink.payload_elements == s * row
-    hidden = wire_table.reports(fedssa(wire_table.TRAINING, hide_classes=True))[1]
-    whole = wire_table.CLIENTS * wire_table.HEAD
-    assert hidden.uplink.payload_elements == hidden.downlink.payload_elements == whole == 1_026_000
-    assert hidden.uplink.metadata_elements == 0
-
-
-def test_bad_options_are_named():
-    with pytest.raises(ValueError, match=r"mu is 1\.5; it must be a number from 0 to 1"):
-        fedssa(TRAINING, mu=1.5)
-    with pytest.raises(ValueError, match="stable_rounds is 0; it must be an integer of at least 1"):
-        fedssa(TRAINING, stable_rounds=0)
-    with pytest.raises(
-        ValueError, match="owners is 'all'; it must be 'stored', 'uploaded' or 'summed'"
-    ):
-        fedssa(TRAINING, owners="all")
-    with pytest.raises(
-        ValueError, match="owners is 'summed', which counts the clients that hold a class, and hide"
-    ):
-        fedssa(TRAINING, owners="summed", clock="round", hide_classes=True)
-
-
 def test_fusing_that_compounds_is_refused_or_warned_of():
     for form in (
         {},
@@ -362,15 +329,3 @@ def test_fusing_that_diverges_is_warned_of():
     method = fedssa(STILL, stable_rounds=50, clock="round")
     grown = lengths(method, 30, participation=1.0)
     assert grown[-1] > 1e3 and "mu compounds" in method.view.warn({"longest_row": grown[-1]})
-
-
-def test_heads_must_be_equal_and_linear():
-    fedssa(TRAINING).check(FEDERATION)
-    mixed = make_federation({"a": mlp(2, (4,)), "b": mlp(2, (5,))}, (2, 2, 1), 2, num_clients=2)
-    with pytest.raises(ValueError, match="the heads of all models must be equal"):
-        fedssa(TRAINING).check(mixed)
-    deep = make_federation(
-        {"deep": SplitModel(tiny.Flat(3), DenseHead((4,), 2))}, (2, 2, 1), 2, num_clients=2
-    )
-    with pytest.raises(ValueError, match="one linear layer, but the head is made of fc1, fc2"):
-        fedssa(TRAINING).check(deep)

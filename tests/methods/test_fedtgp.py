@@ -1,5 +1,3 @@
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +7,8 @@ import pytest
 from fedjax_ht.core.batches import shuffled
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.server_training import compact
-from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.methods.fedtgp import Server, fedtgp, init_trained
-from tests import tiny, wire_table
+from tests import tiny
 from tests.reference import fedtgp_server, linear_client
 
 C, K, LR = 4, 3, 0.1
@@ -216,29 +213,3 @@ def test_the_second_rule_is_the_nearest_among_the_own_classes():
     expected = np.where(np.isin(np.arange(C), classes), scores["prototype"], -np.inf)
     np.testing.assert_array_equal(scores["own_prototype"], expected)
     assert np.isfinite(scores["prototype"]).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"variant": "code"}, "variant is 'code'; it must be 'paper' or 'released'"),
-        ({"server_epochs": 0}, "server_epochs is 0; it must be an integer of at least 1"),
-        ({"server_batch_size": 0}, "server_batch_size is 0; it must be an integer of at least 1"),
-    ],
-    ids=str,
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        fedtgp(TRAINING, **options)
-
-
-@pytest.mark.parametrize(
-    "method", [fedproto, functools.partial(fedtgp, server_epochs=1)], ids=["fedproto", "fedtgp"]
-)
-def test_what_is_sent_is_that_of_table_5(method):
-    """The table has 1.48 million numbers: 512 for each class of a client up, and each class down."""
-    first, second = wire_table.reports(method(wire_table.TRAINING))
-    for report in (first, second):
-        assert report.uplink.payload_elements == 512 * wire_table.sum_of_classes()
-    assert first.downlink.payload_elements == 0
-    assert second.downlink.payload_elements == 20 * 100 * 512

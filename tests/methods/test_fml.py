@@ -129,12 +129,3 @@ def test_wire_of_the_cifar100_tables():
 
 def _zeros(shape):
     return jnp.zeros(shape.shape, shape.dtype)
-
-
-def test_bad_options_are_named():
-    with pytest.raises(ValueError, match="variant is 'official'; it must be 'paper' or 'released'"):
-        fml(TRAINING, variant="official")
-    with pytest.raises(ValueError, match=r"alpha is 1.5; it must be a number from 0 to 1"):
-        fml(TRAINING, alpha=1.5)
-    with pytest.raises(ValueError, match=r"beta is -0.1; it must be a number from 0 to 1"):
-        fml(TRAINING, beta=-0.1)

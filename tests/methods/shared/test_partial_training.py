@@ -381,14 +381,3 @@ def test_layers_may_be_drawn_for_themselves():
     downlink = method.broadcast(fed, fed.buckets[0], server, context(0))
     stem = server["base"]["conv1"]["kernel"][..., apart["stem"]]
     np.testing.assert_array_equal(downlink["base"]["conv1"]["kernel"], stem)
-
-
-@every_method
-def test_bad_settings_are_named(name):
-    with pytest.raises(
-        ValueError, match=f"{name} trains slices of one network; make the federation by"
-    ):
-        METHODS[name](TRAINING).check(tiny.linear_federation())
-    METHODS[name](TRAINING).check(federation((1,)))
-    with pytest.raises(ValueError, match="weighting is 'size'; it must be 'samples' or 'uniform'"):
-        METHODS[name](TRAINING, weighting="size")
