@@ -2,6 +2,8 @@
 alone."""
 
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import chex
 import jax
@@ -12,11 +14,12 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from fedjax_ht.core.context import Context, Received
-from fedjax_ht.core.federation import make_sliced_federation
+from fedjax_ht.core.federation import Federation, make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Masked, wire_elements
 from fedjax_ht.methods import METHODS
-from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.feddropout import feddropout
 from fedjax_ht.methods.fedrolex import fedrolex
 from fedjax_ht.methods.fedssa import rows_of
@@ -34,10 +37,16 @@ from tests.models.test_sliced import PARAMETERS
 from tests.reference import slicing as ref
 
 CLASSES, SHAPE, LR = 4, (2, 2, 1), 0.1
-TRAINING = LocalTraining(optax.sgd(LR), batch_size=4, shuffle=False)
 SLICED = {"heterofl": "static", "feddropout": "random", "fedrolex": "rolling"}
 LABELS = np.array([0, 2, 2, 0, 3, 0, 1, 1])
 ROUND, SEED = 3, jax.random.key(11)
+STILL = 4  # the round in which clients learn nothing
+TRAINING = LocalTraining(
+    optax.sgd(LR),
+    batch_size=4,
+    shuffle=False,
+    schedule=lambda round: jnp.where(round == STILL, 0, 1.0),
+)
 
 every_method = pytest.mark.parametrize("name", SLICED)
 
@@ -64,51 +73,63 @@ def first_model(method, fed):
     return server | {"head": server["head"] | {"bias": jnp.arange(1.0, CLASSES + 1)}}
 
 
-def one_round(method, fed, server, labels):
+class Federated(NamedTuple):
+    """A method on a federation, its first model, and its programs: a client's and the server's."""
+
+    fed: Federation
+    method: Method
+    server: PyTree
+    client: Callable
+    serve: Callable
+
+
+@functools.cache
+def federated(name, rates=(1 / 2, 1 / 2, 1 / 4, 1 / 4, 1 / 2), **options) -> Federated:
+    fed, method = federation(rates), METHODS[name](TRAINING, **options)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def client(bucket, server, ctx, data):
+        downlink = method.broadcast(fed, bucket, server, ctx)
+        client = method.receive(bucket, {"params": (), "stats": {}}, downlink, data, ctx)
+        return downlink, client, *method.client_update(bucket, client, downlink, data, ctx)[:2]
+
+    serve = jax.jit(lambda *arguments: method.server_update(fed, *arguments)[0])
+    return Federated(fed, method, first_model(method, fed), client, serve)
+
+
+def one_round(of: Federated, labels, round=ROUND):
     """Every client's uplink in one round, {bucket: Received}; client i trains on labels[i]."""
     received = {}
-    for bucket in fed.buckets:
-
-        @jax.jit
-        def client_round(ctx, data, bucket=bucket):
-            downlink = method.broadcast(fed, bucket, server, ctx)
-            client = method.receive(bucket, {"params": (), "stats": {}}, downlink, data, ctx)
-            return method.client_update(bucket, client, downlink, data, ctx)[1]
-
-        members = fed.members(bucket)
-        uplinks = [
-            client_round(context(i, len(labels[i])), own_data(labels[i], i)) for i in members
-        ]
+    for bucket in of.fed.buckets:
+        members, uplinks = of.fed.members(bucket), []
+        for i in members:
+            ctx, data = context(i, len(labels[i]), round), own_data(labels[i], i, round)
+            uplinks.append(jax.device_get(of.client(bucket, of.server, ctx, data)[-1]))
         infos = tiny.infos(members, [len(labels[i]) for i in members])
-        stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *uplinks)
-        received[bucket.name] = Received(stacked, infos, jnp.ones(len(members), bool))
+        stacked = jax.tree.map(lambda *xs: np.stack(xs), *uplinks)
+        received[bucket.name] = Received(stacked, infos, np.ones(len(members), bool))
     return received
 
 
-def own_data(labels, seed):
+def own_data(labels, seed, round):
     """Images with these labels, in arrays of one size for all clients."""
     count, size = len(labels), len(LABELS)
-    return tiny.client_data(
+    data = tiny.client_data(
         np.resize(labels, size), np.arange(count), seed=seed, padding=size - count
     )
+    return data._replace(round=jnp.int32(round))
 
 
-def serve(method, fed, server, received):
-    return jax.jit(lambda received: method.server_update(fed, server, received, context())[0])(
-        received
-    )
+def served(of: Federated, received, round=ROUND):
+    return of.serve(of.server, received, context(round=round))
 
 
 @every_method
 def test_the_server_puts_back_what_it_cut_out(name):
     """Clients that learn nothing leave the model as it is, whatever they were sent."""
-    fed, method = (
-        federation((1 / 2, 1 / 4, 1 / 4)),
-        METHODS[name](LocalTraining(optax.sgd(0.0), batch_size=4)),
-    )
-    server = first_model(method, fed)
-    received = one_round(method, fed, server, [LABELS] * 3)
-    chex.assert_trees_all_close(serve(method, fed, server, received), server, rtol=1e-6)
+    of = federated(name)
+    received = one_round(of, [LABELS] * 5, round=STILL)
+    chex.assert_trees_all_close(served(of, received, STILL), of.server, rtol=1e-6)
 
 
 def test_a_simulation_draws_the_same_on_both_sides():
@@ -127,13 +148,8 @@ def test_a_simulation_draws_the_same_on_both_sides():
 @functools.cache
 def trained(name, **options):
     """A round of five clients; two have few classes, one no sample."""
-    fed, method = (
-        federation((1 / 2, 1 / 2, 1 / 4, 1 / 4, 1 / 2)),
-        METHODS[name](TRAINING, **options),
-    )
-    server = first_model(method, fed)
-    labels = [LABELS, LABELS[:3], LABELS[:4], LABELS, LABELS[:0]]
-    return fed, method, server, one_round(method, fed, server, labels), labels
+    of, labels = federated(name, **options), [LABELS, LABELS[:3], LABELS[:4], LABELS, LABELS[:0]]
+    return of, one_round(of, labels), labels
 
 
 @pytest.mark.parametrize(
@@ -142,7 +158,8 @@ def trained(name, **options):
 def test_a_round_equals_the_reference(name, weighting):
     """Each upload goes back to the channels that this client was sent; class 1 is in two clients,
     class 3 too."""
-    fed, method, server, received, labels = trained(name, weighting=weighting)
+    of, received, labels = trained(name, weighting=weighting)
+    fed, server = of.fed, of.server
 
     def flat(tree):
         return {k: np.asarray(x) for k, x in flatten_dict(tree, sep="/").items()}
@@ -161,7 +178,7 @@ def test_a_round_equals_the_reference(name, weighting):
             weight = len(labels[i]) if weighting == "samples" else len(labels[i]) > 0
             uploads.append((flat(params), weight, np.isin(np.arange(CLASSES), labels[i]), plan))
     expected = ref.scatter_mean(flat(server), axes, uploads)
-    got = flat(serve(method, fed, server, received))
+    got = flat(served(of, received))
     for path, value in got.items():
         np.testing.assert_allclose(value, expected[path], rtol=1e-5, atol=1e-6, err_msg=path)
     assert not np.allclose(got["base/fc1/kernel"], server["base"]["fc1"]["kernel"], atol=1e-4)
@@ -169,35 +186,34 @@ def test_a_round_equals_the_reference(name, weighting):
 
 @every_method
 def test_order_and_padding_change_nothing(name):
-    fed, method, server, received, _ = trained(name)
+    of, received, _ = trained(name)
 
     def shuffled(part, order):
         """Rows in another order; the last one has not arrived and must not be read."""
-        part = jax.tree.map(lambda x: x[np.array(order)], part)
+        part = jax.tree.map(lambda x: np.asarray(x)[order], part)
 
-        def spoil(x):
-            return x.at[-1].set(jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x
-
-        return part._replace(
-            uplink=jax.tree.map(spoil, part.uplink), arrived=part.arrived.at[-1].set(False)
-        )
+        for x in jax.tree.leaves(part.uplink):
+            if np.issubdtype(x.dtype, np.floating):
+                x[-1] = np.nan
+        part.arrived[-1] = False
+        return part
 
     orders = {"rate0.5": [2, 1, 0, 0], "rate0.25": [1, 0, 1]}
     reordered = {bucket: shuffled(received[bucket], order) for bucket, order in orders.items()}
-    models = serve(method, fed, server, reordered), serve(method, fed, server, received)
+    models = served(of, reordered), served(of, received)
     # a simulation's rows come by client id: no bit is another one there
     chex.assert_trees_all_close(*models, rtol=1e-6)
 
 
 @pytest.mark.slow
 def test_a_round_without_samples_or_arrivals_changes_nothing():
-    fed, method, server, received, _ = trained("heterofl")
+    of, received, _ = trained("heterofl")
     nobody = {k: r._replace(arrived=jnp.zeros_like(r.arrived)) for k, r in received.items()}
     # client 4 has no sample
     only = {k: r._replace(arrived=r.info.id == 4) for k, r in received.items()}
     for messages in (nobody, only):
-        new, _ = server_round(method, fed)(server, messages, SEED, jnp.int32(ROUND))
-        chex.assert_trees_all_equal(new, server)
+        new, _ = server_round(of.method, of.fed)(of.server, messages, SEED, jnp.int32(ROUND))
+        chex.assert_trees_all_equal(new, of.server)
 
 
 @pytest.mark.parametrize(
@@ -205,69 +221,53 @@ def test_a_round_without_samples_or_arrivals_changes_nothing():
     [("heterofl", "samples"), ("feddropout", "uniform"), ("fedrolex", "uniform")],
 )
 def test_whole_slices_of_all_classes_are_fedavg(name, weighting):
-    fed, labels = federation((1, 1, 1)), [LABELS, LABELS[1:7], LABELS[2:]]
+    labels = [LABELS, LABELS[1:7], LABELS[2:]]
     assert all(set(x) == set(range(CLASSES)) for x in labels)
-    averaged, sliced = (
-        fedavg(TRAINING, weighting=weighting),
-        METHODS[name](TRAINING, weighting=weighting),
-    )
-    server = first_model(sliced, fed)
-    results = [serve(m, fed, server, one_round(m, fed, server, labels)) for m in (averaged, sliced)]
+    both = [federated(n, (1, 1, 1), weighting=weighting) for n in ("fedavg", name)]
+    server = both[1].server
+    both[0] = both[0]._replace(server=server)
+    results = [served(of, one_round(of, labels)) for of in both]
     chex.assert_trees_all_close(*results, rtol=1e-5, atol=1e-6)
-    assert all(m.global_params(server) is server for m in (averaged, sliced))
+    assert all(of.method.global_params(server) is server for of in both)
 
 
 def test_a_client_holds_what_it_was_sent_and_trains_that():
-    fed, method = federation((1 / 2,)), fedrolex(TRAINING)
-    (bucket,), server, ctx, data = (
-        fed.buckets,
-        first_model(method, fed),
-        context(0),
-        tiny.client_data(LABELS),
+    of = federated("fedrolex", (1 / 2,))
+    downlink, client, after, uplink = of.client(
+        of.fed.buckets[0], of.server, context(0), tiny.client_data(LABELS)
     )
-    downlink = method.broadcast(fed, bucket, server, ctx)
-    axes = parameter_axes(fed.global_model.module, server)
+    axes = parameter_axes(of.fed.global_model.module, of.server)
     plan = ref.plan({"fc1": 8, "fc2": 6}, 1 / 2, "rolling", ROUND)
-    plan = {group: jnp.array(indices) for group, indices in plan.items()}
-    chex.assert_trees_all_equal(downlink, extract(server, axes, plan))
-    client = method.receive(bucket, method.init_client(bucket, ctx), downlink, data, ctx)
+    plan = {group: np.array(indices) for group, indices in plan.items()}
+    cut = jax.jit(lambda server: extract(server, axes, plan))(of.server)
+    chex.assert_trees_all_equal(downlink, cut)
     chex.assert_trees_all_equal(client["params"], downlink)
-    after, uplink, _ = method.client_update(bucket, client, downlink, data, ctx)
     chex.assert_trees_all_equal(uploaded_params(uplink), after["params"])
     assert not np.allclose(after["params"]["head"]["kernel"], downlink["head"]["kernel"], atol=1e-5)
 
 
-def head_after(labels, **options):
-    """The head's rows before and after a client's training; its uplink."""
-    fed, method = federation((1,)), heterofl(TRAINING, **options)
-    (bucket,), server, ctx, data = (
-        fed.buckets,
-        first_model(method, fed),
-        context(0),
-        tiny.client_data(labels),
-    )
-    client, uplink, _ = method.client_update(
-        bucket, {"params": server, "stats": {}}, server, data, ctx
-    )
-    return (
-        np.asarray(rows_of(server["head"])),
-        np.asarray(rows_of(client["params"]["head"])),
-        uplink,
-    )
+@functools.cache
+def head_after(**options):
+    """The head's rows before and after a client's training on two classes; its uplink."""
+    of = federated("heterofl", (1,), **options)
+    data = tiny.client_data(LABELS[:4])
+    *_, client, uplink = of.client(of.fed.buckets[0], of.server, context(0), data)
+    heads = of.server["head"], client["params"]["head"]
+    return *(np.asarray(rows_of(head)) for head in heads), uplink
 
 
 def test_masked_loss_leaves_the_rows_of_other_classes():
-    before, after, _ = head_after(LABELS[:4], masked_loss=True)
+    before, after, _ = head_after(masked_loss=True)
     assert (before != after).any(1).tolist() == [True, False, True, False]
-    before, after, _ = head_after(LABELS[:4])
+    before, after, _ = head_after()
     assert (before != after).any(1).all()
 
 
 def test_masked_loss_counts_other_classes_as_logits_of_zero():
     """One step on the head alone, in NumPy: p = softmax of the logits with zeros in place of the
     absent classes'."""
-    before, after, _ = head_after(LABELS[:4], masked_loss=True)
-    server = first_model(heterofl(TRAINING), federation((1,)))
+    before, after, _ = head_after(masked_loss=True)
+    server = federated("heterofl", (1,), masked_loss=True).server
     x = tiny.pixels(tiny.client_data(LABELS[:4]))
     for layer in ("fc1", "fc2"):
         x = np.maximum(
@@ -290,18 +290,16 @@ def test_which_rows_are_sent():
         ({"label_split": False}, [True] * 4),
         ({"whole_head": True}, [True] * 4),
     ):
-        uplink = head_after(LABELS[:4], **options)[2]
+        uplink = head_after(**options)[2]
         counted = held if options.get("label_split", True) else sent
         assert uplink.head.mask.tolist() == sent and uplink.classes.value.tolist() == counted
 
 
 def test_a_whole_head_changes_the_wire_and_not_the_mean():
-    fed, method, server, received, _ = trained("heterofl")
-    whole = [trained("heterofl", whole_head=True), trained("heterofl", label_split=False)]
-    means = [serve(m, fed, server, r) for _, m, _, r, _ in whole]
-    model = serve(method, fed, server, received)
-    chex.assert_trees_all_equal(means[0], model)
-    assert not np.allclose(means[1]["head"]["bias"], model["head"]["bias"], atol=1e-4)
+    options = {}, {"whole_head": True}, {"label_split": False}
+    plain, whole, unsplit = (served(*trained("heterofl", **each)[:2]) for each in options)
+    chex.assert_trees_all_equal(whole, plain)
+    assert not np.allclose(unsplit["head"]["bias"], plain["head"]["bias"], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["conv4", pytest.param("preact_resnet18", marks=pytest.mark.slow)])
@@ -365,8 +363,10 @@ def test_layers_may_be_drawn_for_themselves():
 
     fed = make_sliced_federation(network, (1 / 2,), (4, 4, 1), CLASSES)
     grouped, apart = (
-        slice_plan(fed, 1 / 2, "random", ctx=context(), client_id=0, per_layer=per_layer)
-        for per_layer in (False, True)
+        jax.jit(functools.partial(slice_plan, fed, 1 / 2, "random", client_id=0, per_layer=each))(
+            ctx=context()
+        )
+        for each in (False, True)
     )
     assert set(grouped) == {"stage1", "stage1_0_inner", "stage2_0_inner", "stage2"}
     assert set(apart) == {
@@ -377,7 +377,8 @@ def test_layers_may_be_drawn_for_themselves():
         "stage2_0_out",
     }
     method = feddropout(TRAINING, per_layer=True)
-    server = method.init_server(fed, jax.random.key(0))
-    downlink = method.broadcast(fed, fed.buckets[0], server, context(0))
+    server = jax.jit(functools.partial(method.init_server, fed))(jax.random.key(0))
+    send = jax.jit(functools.partial(method.broadcast, fed, fed.buckets[0]))
+    downlink = send(server, context(0))
     stem = server["base"]["conv1"]["kernel"][..., apart["stem"]]
     np.testing.assert_array_equal(downlink["base"]["conv1"]["kernel"], stem)
