@@ -8,11 +8,12 @@ from fedjax_ht.methods import METHODS
 
 
 def group_of(nodeid: str) -> str:
-    """Names the group of a test: tests of one file, or of one method in a file, share compiled
-    functions."""
+    """Names the group of a test: tests of one file, or of one method in a file or in tests/methods,
+    share compiled functions."""
     file, _, test = nodeid.partition("::")
     parameters = re.split(r"[\[\]-]", test)[1:]
-    return f"{file}:{next((p for p in parameters if p in METHODS), '')}"
+    method = next((p for p in parameters if p in METHODS), "")
+    return f"{'tests/methods' if method and file.startswith('tests/methods/') else file}:{method}"
 
 
 class GroupScheduling(LoadScopeScheduling):

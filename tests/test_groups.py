@@ -1,9 +1,11 @@
-"""A process of tests that dies costs the test that it died in, and no other."""
+"""Groups of tests, and that a process that dies costs the test that it died in, and no other."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.groups import group_of
 
 CONFTEST = """
 import pytest
@@ -22,6 +24,14 @@ def test_one(number):
     if {fatal} and number == 1:
         os._exit(1)
 """
+
+
+def test_what_shares_programs_is_one_group():
+    contract, adapters = "tests/methods/test_contract.py", "tests/methods/test_adapters.py"
+    assert group_of(f"{contract}::test_a[1-flora]") == group_of(f"{adapters}::test_b[flora]")
+    assert group_of(f"{contract}::test_a[fedit]") != group_of(f"{contract}::test_a[flora]")
+    assert group_of(f"{adapters}::test_a[16.0]") == group_of(f"{adapters}::test_b")
+    assert group_of("tests/core/test_x.py::test_a[flora]") == "tests/core/test_x.py:flora"
 
 
 def test_the_others_run_when_a_process_dies(tmp_path):

@@ -23,7 +23,8 @@ from fedjax_ht.models import SplitModel, lora
 from fedjax_ht.models.adapters import A, B
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.simulation.simulation import make_simulation
-from tests.federations import adapted_federation, federation_data, play, to_host
+from tests.federations import adapted_federation, federation_data, federation_for, play, to_host
+from tests.methods import recording
 from tests.reference import adapters as reference
 from tests.tiny import Flat
 
@@ -231,12 +232,11 @@ def test_flora_stacks_and_merges(alpha):
     assert not downlink(method, federation, first, 0).rows["fc"]["lora_a"].mask.any()
 
 
-def test_flora_clients_merge_each_stack_once():
+@pytest.mark.parametrize("name", ["flora"])  # beside the contract's tests of it
+def test_flora_clients_merge_each_stack_once(name):
     """Whoever is reached has the server's sum: with the last stack, with a stack that comes again
     since the upload was lost, and with the sum itself where stacks were missed."""
-    federation = adapted_federation()
-    method = fl.flora(TRAINING)
-    simulation = make_simulation(method, federation, federation_data(federation))
+    federation, simulation = federation_for(name), recording.simulation(name)
     state = to_host(simulation.init())
     for round, (ids, dropped) in enumerate(
         [([0, 4], []), ([0, 4], [4]), ([0, 1, 4], []), ([5, 4], [])]
@@ -286,16 +286,11 @@ def test_one_side_is_averaged_over_its_holders(name, side):
         np.testing.assert_allclose(value, expected_value, rtol=0, atol=1e-5)
 
 
-def test_ffa_lora_gives_all_clients_one_a():
+@pytest.mark.parametrize("name", ["ffa_lora"])
+def test_ffa_lora_gives_all_clients_one_a(name):
     """Rank r has the first r rows of it, and training leaves it as it is."""
-    federation = adapted_federation()
-    simulation = make_simulation(
-        fl.ffa_lora(TRAINING),
-        federation,
-        federation_data(federation),
-        fl.SimulationOptions(scoring=fl.Scoring("trained")),
-    )
-    state, _ = simulation.run_round(simulation.init())
+    federation, simulation = federation_for(name), recording.simulation(name)
+    state, _ = play(simulation, simulation.init(), range(federation.num_clients))
     sides = {}
     for bucket in federation.buckets:
         sides[bucket.name] = np.asarray(
