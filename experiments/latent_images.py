@@ -33,8 +33,7 @@ from fedjax_ht.lab.report.plots import image_grid
 from fedjax_ht.lab.report.table import Table
 from fedjax_ht.lab.runs.evaluate import LoadedRun, load_run
 from fedjax_ht.lab.runs.run_folder import read_run
-from fedjax_ht.methods.shared.generator_images import BATCH
-from fedjax_ht.methods.shared.pair_server import Server, latents_of
+from fedjax_ht.methods.shared.pair_server import BATCH, Server, latents_of
 from fedjax_ht.methods.shared.units import in_units
 
 # --workdir and --trust are those of fedjax_ht.lab.runs.evaluate.

@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.methods import METHODS, method_factory
-from fedjax_ht.methods.shared.players import replaced
+from fedjax_ht.methods.shared.small_rounds import replaced
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_simulation
 from tests.federations import COMPOSED, TRAINING, federation_data, federation_for, to_host

@@ -13,8 +13,7 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import wire_elements
 from fedjax_ht.methods.fedktl import FORMS, Form, fedktl, warn
-from fedjax_ht.methods.shared.generator_images import fit
-from fedjax_ht.methods.shared.pair_server import latents_of
+from fedjax_ht.methods.shared.pair_server import fit, latents_of
 from fedjax_ht.methods.shared.units import in_units
 from fedjax_ht.models import mlp
 from tests import tiny, wire_table

@@ -3,7 +3,10 @@
 It plays a tiny federation in which all values that must not be read are spoiled.
 """
 
+import contextlib
 import functools
+import random
+from collections.abc import Iterator
 
 import chex
 import jax
@@ -19,10 +22,13 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.public_set import require_public_set
 from fedjax_ht.core.trees import PyTree, join_trees
-from fedjax_ht.core.wire import sent
-from fedjax_ht.methods.shared.game import Game, begin, make_game, rows_of, serve
-from fedjax_ht.methods.shared.honesty import no_host_draws, twins
-from fedjax_ht.methods.shared.players import (
+from fedjax_ht.core.wire import Metadata, sent
+from fedjax_ht.methods.shared.small_rounds import (
+    Game,
+    begin,
+    make_game,
+    rows_of,
+    serve,
     small_federation,
     with_public_set,
 )
@@ -211,3 +217,54 @@ def _require_finite(what: str, tree: PyTree) -> None:
 def _require_equal(what: str, before: PyTree, after: PyTree) -> None:
     with one_line(what):
         chex.assert_trees_all_close(*map(_numbers, (sent(before), sent(after))), **CLOSE)
+
+
+@contextlib.contextmanager
+def no_host_draws(name: str) -> Iterator[None]:
+    """Refuses a method that draws by np.random or random.
+
+    Raises:
+      ValueError: the state of one of the two has changed meanwhile. One line.
+    """
+    before = _generators()
+    yield
+    if _generators() != before:
+        raise ValueError(
+            f"{name!r} draws by np.random or random: its functions are traced once, so that every "
+            "round and client would see the same numbers; draw by jax.random from ctx.key"
+        )
+
+
+def _generators() -> tuple:
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), kind, np.asarray(keys).tobytes(), *rest
+
+
+def twins(rows: dict[str, list[tuple]], change: float) -> dict[str, list[tuple]]:
+    """Returns each bucket's rows with two uploads of one sum in place of the first two: the first
+    one, more and less by this share of itself.
+
+    Args:
+      rows: bucket name -> (uplink, info) of its clients, two or more.
+      change: share of each number by which the two differ from their mean, up in some entries of
+        the first, down in others.
+    """
+    changed = {}
+    for name, pairs in rows.items():
+        (uplink, info), (_, second) = pairs[:2]
+        twin = second._replace(num_samples=info.num_samples)
+        first = _moved(uplink, change), info
+        changed[name] = [first, (_moved(uplink, -change), twin), *pairs[2:]]
+    return changed
+
+
+def _moved(uplink: PyTree, share: float) -> PyTree:
+    """Multiplies the numbers of an uplink by 1 + share and 1 - share in turn; metadata stay."""
+
+    def moved(leaf):
+        if isinstance(leaf, Metadata) or not jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
+            return leaf
+        signs = jnp.where(jnp.arange(leaf.size).reshape(leaf.shape) % 2 == 0, 1, -1)
+        return leaf * (1 + share * signs)
+
+    return jax.tree.map(moved, uplink, is_leaf=lambda x: isinstance(x, Metadata))

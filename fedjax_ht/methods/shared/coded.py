@@ -11,6 +11,7 @@ code left out, and adds it to its next upload (Seide et al., Interspeech 2014; S
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -29,7 +30,11 @@ from fedjax_ht.core.round import without_samples
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import (
+    Metadata,
     dense,
+    from_leaves,
+    is_leaf,
+    is_masked,
     is_payload,
     leaves_of,
     payload_leaves,
@@ -37,8 +42,143 @@ from fedjax_ht.core.wire import (
     values_of,
     with_payload,
 )
-from fedjax_ht.methods.shared.integers import decode_rounded, encode_rounded
-from fedjax_ht.methods.shared.largest import decode_largest, encode_largest, is_whole
+
+
+class Rounded(NamedTuple):
+    """An array, or rows of one, as integers.
+
+    Attributes:
+      integers: int8 of the array's shape, or uint8 [*m, bytes] with several to a byte, where [*m]
+        are the rows of a `Masked`; a `Masked` of these.
+      unit: float32 scalar, the number that the integer 1 stands for.
+    """
+
+    integers: Any
+    unit: jax.Array
+
+
+def encode_rounded(bits: int, uplink: PyTree, reference: PyTree) -> PyTree:
+    """Replaces the arrays of an upload by their changes in integers.
+
+    Args:
+      bits: bits of an integer: 2, 4 or 8.
+      uplink: the upload.
+      reference: an upload of the same form, which both sides know.
+
+    Returns:
+      The upload with a `Rounded` for each array of its payload.
+    """
+    leaves = []
+    for leaf, known in zip(leaves_of(uplink), leaves_of(reference), strict=True):
+        leaves.append(_rounded(bits, leaf, known) if is_payload(leaf) else leaf)
+    return from_leaves(uplink, leaves)
+
+
+def _rounded(bits: int, leaf: Any, known: Any) -> Rounded:
+    most = 2 ** (bits - 1) - 1
+    change = jnp.where(sent_rows(leaf), values_of(leaf) - values_of(known), 0)
+    unit = jnp.max(jnp.abs(change), initial=0).astype(jnp.float32) / most
+    steps = jnp.round(change / jnp.where(unit > 0, unit, 1))
+    integers = _packed(bits, jnp.int8(jnp.clip(steps, -most, most)), leaf)
+    return Rounded(leaf._replace(values=integers) if is_masked(leaf) else integers, unit)
+
+
+def decode_rounded(bits: int, message: PyTree, reference: PyTree) -> PyTree:
+    """Returns the upload that such a message stands for; arguments as for `encode_rounded`."""
+    coded = jax.tree.leaves(message, is_leaf=lambda x: isinstance(x, Rounded) or is_leaf(x))
+    leaves = []
+    for leaf, known in zip(coded, leaves_of(reference), strict=True):
+        if not isinstance(leaf, Rounded):
+            leaves.append(leaf)
+            continue
+        start = values_of(known)
+        values = start + _unpacked(bits, leaf.integers, start.shape) * leaf.unit
+        values = values.astype(start.dtype)
+        leaves.append(leaf.integers._replace(values=values) if is_masked(known) else values)
+    return from_leaves(reference, leaves)
+
+
+def _packed(bits: int, integers: jax.Array, leaf: Any) -> jax.Array:
+    """Packs integers into bytes, row by row: int8 of any shape -> itself, or uint8 [*m, bytes]."""
+    if bits == 8:
+        return integers
+    rows = leaf.mask.shape if is_masked(leaf) else ()
+    each, offset = 8 // bits, 2 ** (bits - 1) - 1
+    flat = jnp.uint8(integers + offset).reshape(*rows, -1)
+    padding = [(0, 0)] * len(rows) + [(0, -flat.shape[-1] % each)]
+    flat = jnp.pad(flat, padding).reshape(*rows, -1, each)
+    return jnp.sum(flat << _shifts(bits), axis=-1, dtype=jnp.uint8)
+
+
+def _unpacked(bits: int, integers: Any, shape: tuple[int, ...]) -> jax.Array:
+    """Returns the integers that `_packed` got, of this shape."""
+    packed = values_of(integers)
+    if bits == 8:
+        return packed.astype(jnp.float32)
+    rows = integers.mask.shape if is_masked(integers) else ()
+    flat = (packed[..., None] >> _shifts(bits)) & (2**bits - 1)
+    flat = flat.reshape(*rows, -1)[..., : math.prod(shape[len(rows) :])]
+    return flat.reshape(shape).astype(jnp.float32) - (2 ** (bits - 1) - 1)
+
+
+def _shifts(bits: int) -> jax.Array:
+    return jnp.arange(0, 8, bits, dtype=jnp.uint8)
+
+
+class Largest(NamedTuple):
+    """The entries of all whole arrays of an upload, one behind the other, that changed most.
+
+    Attributes:
+      values: float [k], entries of the upload itself.
+      places: Metadata(int32 [k]), their positions, in no order.
+      rest: leaves of the upload that are sent as they are.
+    """
+
+    values: jax.Array
+    places: Metadata
+    rest: list
+
+
+def is_whole(leaf: Any) -> bool:
+    """Returns True for an array that is sent with all its rows."""
+    return not is_masked(leaf)
+
+
+def _flat(message: PyTree) -> jax.Array:
+    """Concatenates the whole arrays of a message's payload, float32 [n]."""
+    whole = [leaf for leaf in payload_leaves(message).values() if is_whole(leaf)]
+    return jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in whole])
+
+
+def encode_largest(share: float, uplink: PyTree, reference: PyTree) -> Largest:
+    """Takes the entries of an upload that changed most.
+
+    Args:
+      share: share of the entries of all whole arrays, rounded up to a number.
+      uplink: the upload.
+      reference: an upload of the same form, which both sides know.
+    """
+    values = _flat(uplink)
+    number = math.ceil(share * values.size)
+    _, places = jax.lax.top_k(jnp.abs(values - _flat(reference)), number)
+    rest = [leaf for leaf in leaves_of(uplink) if not (is_payload(leaf) and is_whole(leaf))]
+    return Largest(values[places], Metadata(places.astype(jnp.int32)), rest)
+
+
+def decode_largest(message: Largest, reference: PyTree) -> PyTree:
+    """Returns the reference with the entries of a message in their places."""
+    # Places that no honest client sends are dropped.
+    flat = _flat(reference).at[message.places.value].set(message.values, mode="drop")
+    unchanged, leaves, start = iter(message.rest), [], 0
+    for known in leaves_of(reference):
+        if not (is_payload(known) and is_whole(known)):
+            leaves.append(next(unchanged))
+            continue
+        stop = start + known.size
+        leaves.append(flat[start:stop].reshape(known.shape).astype(known.dtype))
+        start = stop
+    return from_leaves(reference, leaves)
+
 
 Bits = Literal[2, 4, 8]
 

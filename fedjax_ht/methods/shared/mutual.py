@@ -5,7 +5,7 @@ Both see the same batches; the server averages the copies. A client's state is {
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -51,18 +51,18 @@ def receive_shared(
     return take_shared(client, params=downlink)
 
 
-def separately(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Runs an optimizer for each entry of a dict of models by itself.
-
-    A norm that it clips is then that of one network.
-    """
+def by_part(
+    optimizers: Mapping[str, optax.GradientTransformation],
+) -> optax.GradientTransformation:
+    """Runs an optimizer of its own for each entry of a dict of parameters."""
 
     def init(params):
-        return {name: optimizer.init(model) for name, model in params.items()}
+        return {name: optimizers[name].init(part) for name, part in params.items()}
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None):
         new, states = {}, {}
         for name, gradient in updates.items():
+            optimizer = optimizers[name]
             new[name], states[name] = optimizer.update(gradient, state[name], params[name])
         return new, states
 
@@ -119,7 +119,9 @@ def train_pair(
     # These names set the order of the leaves, and with it the keys of the noise of DP-SGD.
     params = {"own": client["params"], "shared": client["shared"]["params"], "beside": extra}
     stats = {"own": client["stats"], "shared": client["shared"]["stats"]}
-    training = dataclasses.replace(training, optimizer=separately(training.optimizer))
+    # A norm that an optimizer clips is then that of one model.
+    optimizer = by_part(dict.fromkeys(params, training.optimizer))
+    training = dataclasses.replace(training, optimizer=optimizer)
     result = train(training, loss, params, stats, data, key=ctx.key, num_classes=bucket.num_classes)
     params, stats = result.params, result.stats
     client = client | {"params": params["own"], "stats": stats["own"]}

@@ -18,7 +18,7 @@ from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, t
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods.shared.mutual import take_shared
+from fedjax_ht.methods.shared.mutual import by_part, take_shared
 
 # ({"own", "shared", "beside"}: what is trained) -> the personal model's parameters
 Personal = Callable[[PyTree], PyTree]
@@ -38,24 +38,6 @@ def receive_both(
     client = take_shared(client, params=downlink)
     first = ctx.info.last_round < 0
     return client | {"params": select(first, downlink, client["params"])}
-
-
-def by_part(
-    optimizers: Mapping[str, optax.GradientTransformation],
-) -> optax.GradientTransformation:
-    """Runs an optimizer of its own for each entry of a dict of parameters."""
-
-    def init(params):
-        return {name: optimizers[name].init(part) for name, part in params.items()}
-
-    def update(updates: PyTree, state: PyTree, params: PyTree = None):
-        new, states = {}, {}
-        for name, gradient in updates.items():
-            optimizer = optimizers[name]
-            new[name], states[name] = optimizer.update(gradient, state[name], params[name])
-        return new, states
-
-    return optax.GradientTransformation(init, update)
 
 
 def train_both(

@@ -23,8 +23,7 @@ from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, t
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
-from fedjax_ht.methods.shared.mutual import init_pair, take_shared
-from fedjax_ht.methods.shared.personal import by_part
+from fedjax_ht.methods.shared.mutual import by_part, init_pair, take_shared
 
 
 class Rows(NamedTuple):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_ht.methods.shared.generator_images import BATCH, fit, synthesise
+from fedjax_ht.methods.shared.pair_server import BATCH, fit, synthesise
 from tests.generators_tiny import LATENT_DIM, SIDE, tiny_generator
 
 RNG = np.random.default_rng(0)

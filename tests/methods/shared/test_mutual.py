@@ -12,7 +12,7 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.method import init_model
 from fedjax_ht.lab.config.base import base_config
 from fedjax_ht.lab.runs.build import build
-from fedjax_ht.methods.shared.mutual import init_pair, separately
+from fedjax_ht.methods.shared.mutual import by_part, init_pair
 from fedjax_ht.models import mlp, model_group
 from tests.methods import pairs
 
@@ -56,10 +56,9 @@ def test_a_pair_begins_with_the_model_that_other_methods_begin_with():
 
 
 def test_every_model_is_clipped_by_its_own_norm():
-    optimizer = separately(
-        optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0, momentum=0.5))
-    )
+    clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0, momentum=0.5))
     params = {"own": jnp.zeros(2), "shared": jnp.zeros(1), "beside": ()}
+    optimizer = by_part(dict.fromkeys(params, clipped))
     gradients = {"own": jnp.array([3.0, 4.0]), "shared": jnp.array([0.5]), "beside": ()}
     state = optimizer.init(params)
     for step in (1.0, 1.5):  # momentum remembers the first step
