@@ -41,7 +41,7 @@ TESTS: Mapping[str, Sequence[str]] = {
     "data/partition/dirichlet": ["data/test_partition.py", "data/test_partition_kinds.py"],
     "data/partition/few_classes": ["data/test_partition.py", "data/test_partition_kinds.py"],
     "data/partition/splits": ["data/test_partition.py", "data/test_partition_kinds.py"],
-    "lab/readers/table_checks": ["lab/readers/test_columns.py"],
+    "lab/readers/columns": ["lab/readers/test_columns.py"],
     "models/text": ["models/test_text.py"],
     "lab/config/field_values": ["lab/runs/test_field_values.py"],
     "simulation/rows": ["simulation/test_history.py", "simulation/test_accuracies.py"],

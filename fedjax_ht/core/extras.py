@@ -30,7 +30,6 @@ PACKAGES = {
     "safetensors": Package("safetensors", "weights"),
     "tokenizers": Package("tokenizers", "text"),
     "datasets": Package("datasets", "hf"),
-    "pyarrow": Package("pyarrow", "hf"),
     "diffusers": Package("diffusers", "diffusion"),
     "torch": Package("torch", "diffusion"),
     "tensorboard": Package("tensorboard", "tensorboard"),

@@ -30,9 +30,9 @@ from fedjax_ht.data.reading import Reading
 _LOGGER = logging.getLogger(__name__)
 
 
-def _reader(name: str) -> Any:
-    """Returns a module of `lab.readers`, loaded by the first `Dataset.from_*`."""
-    return importlib.import_module(f"fedjax_ht.lab.readers.{name}")
+def _readers() -> Any:
+    """Returns the laboratory's readers of objects, loaded by the first `Dataset.from_*`."""
+    return importlib.import_module("fedjax_ht.lab.readers.in_memory")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -179,7 +179,8 @@ class Dataset:
         tokenizer: str | os.PathLike | None = None,
         name: str = "frame",
     ) -> "Dataset":
-        """Returns the set of a pandas.DataFrame, with the checks that a table in a file has.
+        """Returns the set of a frame of pandas, Polars or any library that Arrow reads, with the
+        checks that a table in a file has.
 
         Rows of numbers are standardised by the training samples, columns of text are tokens, and
         one column may hold arrays of one shape. The index is no column.
@@ -204,15 +205,16 @@ class Dataset:
           >>> frame = pd.read_excel("patients.xlsx")  # doctest: +SKIP
           >>> dataset = fl.Dataset.from_pandas(frame, "outcome", group="site")  # doctest: +SKIP
         """
-        in_memory, sizes = _reader("in_memory"), _reader("sizes")
-
-        return in_memory.of_frame(
+        return _readers().from_frame(
             frame,
-            in_memory.named(label, features, group),
-            split=split or "",
-            client=client or "",
+            split=split,
+            client=client,
             name=name,
-            sizes=sizes.sizes_of(None, text_length, tokenizer),
+            label=label,
+            features=features,
+            group=group,
+            text_length=text_length,
+            tokenizer=tokenizer,
         )
 
     @classmethod
@@ -243,22 +245,18 @@ class Dataset:
           ValueError, FileNotFoundError: as of `from_pandas`, or there is no such folder. One line.
           ImportError: a path is given, and `datasets` is not installed. One line.
         """
-        hf, in_memory, sizes = _reader("hf"), _reader("in_memory"), _reader("sizes")
-
-        path = ""
-        if isinstance(dataset, str | os.PathLike):
-            path = os.fspath(dataset)
-            dataset = hf.from_disk(path)
-        made = in_memory.of_hugging_face(
+        return _readers().from_hugging_face(
             dataset,
-            in_memory.named(label, features, group),
-            split=split or "",
-            client=client or "",
-            name=name or ("hf:" + path if path else "hf"),
-            path=path,
-            sizes=sizes.sizes_of(image_size, text_length, tokenizer),
+            split=split,
+            client=client,
+            name=name,
+            label=label,
+            features=features,
+            group=group,
+            image_size=image_size,
+            text_length=text_length,
+            tokenizer=tokenizer,
         )
-        return in_memory.told(made)
 
     @classmethod
     def from_torch(
@@ -278,6 +276,4 @@ class Dataset:
         Raises:
           ValueError: an item is no such pair, or differs when it is read again. One line.
         """
-        in_memory = _reader("in_memory")
-
-        return in_memory.of_torch(dataset, class_names, name)
+        return _readers().from_torch(dataset, class_names, name)

@@ -61,7 +61,7 @@ def test_every_dependency_is_declared_and_used():
     modules = {"absl-py": "absl"}
     imported = imported_packages()
     assert {modules.get(name, name.replace("-", "_")) for name in mandatory} <= imported
-    assert len(mandatory) == 9 and set(PACKAGES) <= imported
+    assert len(mandatory) == 10 and set(PACKAGES) <= imported
     for package in PACKAGES.values():
         assert package.name in names_of(EXTRAS[package.extra]), package
     assert names_of(EXTRAS["run"]) == {p.name for p in PACKAGES.values() if p.extra == "run"}

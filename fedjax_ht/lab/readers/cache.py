@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.files import is_caused_by
 from fedjax_ht.lab.readers.pile import mapped
+from fedjax_ht.lab.readers.raw import Raw
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.lab.safe.bounded import open_regular
 from fedjax_ht.lab.safe.stamps import stamp_of
@@ -32,8 +32,8 @@ def cached(
     image_size: int | None,
     data_dir: Path | None,
     sources: Sequence[Path],
-    build: Callable[[Path | None], Dataset],
-) -> Dataset:
+    build: Callable[[Path | None], Raw],
+) -> Raw:
     """Returns `build(target)`, or its last result if the files of `sources` are the same.
 
     They are the same by their stamp, see `stamp_of`. There are two files per set and size, in
@@ -50,8 +50,8 @@ def cached(
     folders = (data_dir / ".fedjax_ht_cache", user_cache)
     stamp = hashlib.sha256(f"{_FORMAT} {stamp_of(sources)}".encode()).hexdigest()
     for folder in folders:
-        if dataset := _load(name, folder / f"{stem}.npz", stamp):
-            return dataset
+        if raw := _load(folder / f"{stem}.npz", stamp):
+            return raw
     for folder in folders:
         with contextlib.ExitStack() as stack:
             try:
@@ -59,14 +59,14 @@ def cached(
             except OSError:
                 continue
             try:
-                dataset = build(target)
+                raw = build(target)
             except Exception as error:
                 if _is_full(error):
                     continue
                 raise
             with contextlib.suppress(OSError):  # the map outlives the name
-                _save(dataset, target, folder / f"{stem}.npz", stamp)
-            return dataset
+                _save(raw, target, folder / f"{stem}.npz", stamp)
+            return raw
     return build(None)
 
 
@@ -83,7 +83,7 @@ def _temporary(folder: Path) -> Iterator[Path]:
             os.unlink(temporary)
 
 
-def _load(name: str, path: Path, stamp: str) -> Dataset | None:
+def _load(path: Path, stamp: str) -> Raw | None:
     """The set in `path` and the .npy beside it.
 
     None if it is absent, damaged, or made from other files.
@@ -99,29 +99,26 @@ def _load(name: str, path: Path, stamp: str) -> Dataset | None:
             for key in arrays:
                 if key.startswith("official_"):
                     official[key.removeprefix("official_")] = arrays[key]
-            groups = arrays.get("groups")
             names = tuple(map(str, arrays["class_names"]))
-            return Dataset(
-                name,
+            return Raw(
                 mapped(images),
                 arrays["labels"],
                 names,
                 official=official,
-                groups=groups,
+                groups=arrays.get("groups"),
                 reading=Reading.from_json(str(arrays["reading"])),
             )
     except Exception:  # zipfile, zlib and numpy each have their own for a damaged file
         return None
 
 
-def _save(dataset: Dataset, target: Path, path: Path, stamp: str) -> None:
+def _save(raw: Raw, target: Path, path: Path, stamp: str) -> None:
     """Gives the images in `target` their name, and then puts the rest at `path`."""
-    arrays: dict[str, Any] = {f"official_{k}": v for k, v in dataset.official.items()}
-    arrays |= {"labels": dataset.labels, "class_names": np.array(dataset.class_names)}
-    if dataset.groups is not None:
-        arrays["groups"] = dataset.groups
-    if dataset.reading is not None:
-        arrays["reading"] = np.array(dataset.reading.to_json())
+    arrays: dict[str, Any] = {f"official_{k}": v for k, v in raw.official.items()}
+    arrays |= {"labels": raw.labels, "class_names": np.array(raw.class_names)}
+    if raw.groups is not None:
+        arrays["groups"] = raw.groups
+    arrays["reading"] = np.array(raw.reading.to_json())
     arrays |= {"stamp": np.array(stamp), "images_sha256": np.array(_sha256(target))}
     with _temporary(path.parent) as rest:
         with open(rest, "wb") as file:

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ht.core.names import short
-from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.cache import cached
+from fedjax_ht.lab.readers.csv_file import table_with_head
 from fedjax_ht.lab.readers.images import decode_members
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions
 from fedjax_ht.lab.readers.source import Source
-from fedjax_ht.lab.readers.table_cells import rows_of
 from fedjax_ht.lab.safe.archive import Origin, reading, search
 
 CLASSES = ("normal", "tumor")
@@ -39,7 +39,7 @@ def find_camelyon17(data_dir: Path | None) -> tuple[Path, ...]:
     return table, table.parent / "patches"
 
 
-def read_camelyon17(data_dir: Path | None, image_size: int | None) -> Dataset:
+def read_camelyon17(data_dir: Path | None, options: ReadOptions) -> Raw:
     """455,954 patches of 96x96x3 by the publisher's table, normal or tumor in the central 32x32.
 
     `Dataset.groups` are the hospitals, 0 to 4. Official sets are those of WILDS: "val" and "test"
@@ -48,17 +48,16 @@ def read_camelyon17(data_dir: Path | None, image_size: int | None) -> Dataset:
     """
     table, patches = find_camelyon17(data_dir)
     with reading(table.parent, _ORIGIN):
-        build = functools.partial(_decode, table, image_size)
-        return cached("camelyon17", image_size, data_dir, (table, patches), build)
+        build = functools.partial(_decode, table, options.image_size)
+        return cached("camelyon17", options.image_size, data_dir, (table, patches), build)
 
 
-def _decode(table: Path, image_size: int | None, target: Path | None) -> Dataset:
+def _decode(table: Path, image_size: int | None, target: Path | None) -> Raw:
     keys, values = _patches(table)
     labels, hospitals, splits = np.array(values).T
     pile, *_ = decode_members(table.parent, _PATCH, image_size, target)
     official = _official(hospitals, splits)
-    return Dataset(
-        "camelyon17",
+    return Raw(
         pile.stack(keys),
         labels,
         CLASSES,
@@ -70,16 +69,14 @@ def _decode(table: Path, image_size: int | None, target: Path | None) -> Dataset
 
 def _patches(table: Path) -> tuple[list[str], list[list[int]]]:
     """File, and (class, hospital, split), of each patch in metadata.csv."""
-    columns, rows = rows_of(table)
-    if missing := [name for name in _COLUMNS if name not in columns]:
+    data = table_with_head(table)
+    if missing := [name for name in _COLUMNS if name not in data.column_names]:
         raise ValueError(f"metadata.csv has no column {', '.join(missing)}")
-    places = [columns.index(name) for name in _COLUMNS]
     keys, values = [], []
-    for line, row in rows:
-        cells = [row[place] for place in places]
+    for i, cells in enumerate(zip(*(data[name].to_pylist() for name in _COLUMNS))):
         # the cells become a path, so they are words
         if not all(map(_WORD.fullmatch, cells)) or not all(map(_DIGIT.fullmatch, cells[4:])):
-            raise ValueError(f"line {line} of metadata.csv is {short(row)}")
+            raise ValueError(f"row {i + 1} of metadata.csv is {short(cells)}")
         patient, node, x, y = cells[:4]
         name = f"patient_{patient}_node_{node}"
         keys.append(f"patches/{name}/patch_{name}_x_{x}_y_{y}.png")

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.checksums import check_sum
-from fedjax_ht.lab.readers.images import resize
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
 from fedjax_ht.lab.readers.source import Moments, Source
 from fedjax_ht.lab.safe.archive import Origin, members, reading, search, take
 from fedjax_ht.lab.safe.safe_pickle import load_pickle
@@ -87,7 +86,7 @@ def find_cifar(name: str, data_dir: Path | None) -> tuple[Path, ...]:
     return (path.parent if path.name in layout.meta else path,)
 
 
-def read_cifar(name: str, data_dir: Path | None, image_size: int | None) -> Dataset:
+def read_cifar(name: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     """Reads CIFAR-10 or CIFAR-100; official sets train and test, 32x32x3.
 
     `name` is "cifar10" or "cifar100", which has its 100 fine classes.
@@ -100,11 +99,10 @@ def read_cifar(name: str, data_dir: Path | None, image_size: int | None) -> Data
     images = np.concatenate([images for images, _ in batches])
     labels = np.concatenate([labels for _, labels in batches])
     images = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    train = len(images) - len(batches[-1][1])  # the last batch is the test set
-    official = {"train": np.arange(train), "test": np.arange(train, len(images))}
-    return Dataset(
-        name,
-        resize(images, image_size),
+    test = len(batches[-1][1])  # the last batch is the test set
+    official = one_after_another([("train", len(images) - test), ("test", test)])
+    return Raw(
+        np.ascontiguousarray(images),
         labels,
         class_names,
         official=official,

@@ -9,12 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.core.names import listed, short
-from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.data.indices import ClientIndices
 from fedjax_ht.data.labels import as_labels
 from fedjax_ht.data.reading import LeftOut, Reading
-from fedjax_ht.lab.readers.as_stored import refuse_image_size
 from fedjax_ht.lab.readers.client_samples import client_inputs
-from fedjax_ht.lab.readers.images import resize
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions
 from fedjax_ht.lab.readers.source import Source
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.archive import Origin, reading, user_path
@@ -37,7 +36,7 @@ class _Part(NamedTuple):
     labels: np.ndarray
 
 
-def read_client_folders(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
+def read_client_folders(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     """Reads PATH/train/ID.npz and PATH/test/ID.npz, PATH one of the current folder or `data_dir`.
 
     Samples are those of client 0 (train, then test), of client 1 and so on; `clients` says which,
@@ -76,29 +75,23 @@ def read_client_folders(path: str, data_dir: Path | None, image_size: int | None
             indices.append(np.arange(start, start + len(part.labels)))
             start += len(part.labels)
         clients.append(ClientIndices(train=indices[0], val=np.arange(0), test=indices[1]))
-    with reading(root, _ORIGIN):
-        if not any(len(client.test) for client in clients):
-            raise ValueError("no client has a test sample, so that no model could be scored")
-        kind, inputs, labels = _joined([part for part in parts if len(part.labels)])
-        if kind == "images":
-            inputs = resize(inputs, image_size)
-        else:
-            refuse_image_size(image_size)
-        labels, class_names, converted = _classes(labels, num_classes)
-        left_out = _others(root, num_clients)
-        return Dataset(
-            f"client_folders:{path}",
-            inputs,
-            labels,
-            class_names,
-            clients=tuple(clients),
-            reading=Reading(
-                path=str(root),
-                left_out=left_out,
-                converted=converted,
-                warnings=(*map("left out: {}".format, left_out), *converted),
-            ),
-        )
+    if not any(len(client.test) for client in clients):
+        raise ValueError("no client has a test sample, so that no model could be scored")
+    _, inputs, labels = _joined([part for part in parts if len(part.labels)])
+    labels, class_names, converted = _classes(labels, num_classes)
+    left_out = _others(root, num_clients)
+    return Raw(
+        inputs,
+        labels,
+        class_names,
+        clients=tuple(clients),
+        reading=Reading(
+            path=str(root),
+            left_out=left_out,
+            converted=converted,
+            warnings=(*map("left out: {}".format, left_out), *converted),
+        ),
+    )
 
 
 def _classes(
@@ -181,10 +174,10 @@ def _labels(y: object) -> np.ndarray | None:
 
 
 CLIENT_FOLDERS = Source(
-    name="client_folders",
-    argument="PATH",
+    name="client_folders:PATH",
     place=user_path,
     about="PFLlib's and HtFLlib's generate_*.py scripts make these folders, and they have no "
     "address",
     read=read_client_folders,
+    origin=_ORIGIN,
 )

@@ -4,8 +4,8 @@ import numpy as np
 
 from fedjax_ht.core.inputs import CHANNELS, looks_like_image
 from fedjax_ht.data.conversion import as_array
-from fedjax_ht.lab.readers.as_stored import as_stored
 from fedjax_ht.lab.readers.image_arrays import to_bytes, to_nhwc
+from fedjax_ht.lab.readers.raw import as_stored
 
 
 def client_inputs(x: np.ndarray | list) -> tuple[str, np.ndarray]:

@@ -1,14 +1,18 @@
-"""Finds which columns of a table are the label, the features and the group, by name.
+"""Finds the columns of a table that are the label, the features and the group, by name.
 
-A column that is not named by the user is found by a usual name, and said; where two would do, or a
-column may be an index, the table is refused with the column's name.
+A column that the user does not name is found by a usual name, with a warning. Rejects tables in
+which two columns would do, a feature counts the rows, or a label has as many classes as rows.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from fedjax_ht.core.names import listed, short, unknown
+from fedjax_ht.lab.readers.raw import ReadOptions
 
 LABELS = ("label", "labels", "target", "class", "class index", "y")
 """Names of columns, in small letters, that are the label if none is named."""
@@ -16,26 +20,11 @@ LABELS = ("label", "labels", "target", "class", "class index", "y")
 GROUPS = ("group", "person")
 """Names of columns, in small letters, that are the group if none is named."""
 
+_FEWEST = 10  # rows, or classes, from which a pattern in them is no chance
+_INDEX = ("id", "idx", "index", "no", "nr", "number", "row", "key", "uid", "uuid", "sample")
+"""Names, in small letters, of columns that number rows where all their values differ."""
+
 _UNNAMED = re.compile(r"(?:unnamed: ?\d+)?", re.IGNORECASE)  # as pandas writes and reads an index
-
-
-class Columns(NamedTuple):
-    """The columns that a user names.
-
-    Attributes:
-      label: column of the labels; "" for the usual names.
-      features: columns of the samples; () for all others; with "-" before every name, all others
-        but these.
-      group: column of the samples' groups; "" for the usual names.
-    """
-
-    label: str = ""
-    features: tuple[str, ...] = ()
-    group: str = ""
-
-
-NOT_NAMED = Columns()
-"""Columns of which none is named: each is found by a usual name."""
 
 
 class Roles(NamedTuple):
@@ -56,12 +45,8 @@ class Roles(NamedTuple):
     sentence: str
 
 
-def named_in(text: str, columns: Columns) -> Columns:
-    """Returns the columns named in PATH, PATH:LABEL or PATH:LABEL:GROUP, and otherwise.
-
-    Args:
-      text: the text behind a set's prefix.
-      columns: the columns that are named otherwise.
+def named_in(text: str, options: ReadOptions) -> ReadOptions:
+    """Adds the columns named in PATH, PATH:LABEL or PATH:LABEL:GROUP to the options.
 
     Raises:
       ValueError: more columns are named, or a column differently in two places.
@@ -73,14 +58,14 @@ def named_in(text: str, columns: Columns) -> Columns:
             "most, as PATH:LABEL:GROUP"
         )
     for role, name in zip(("label", "group"), names):
-        other = getattr(columns, role)
+        other = getattr(options, role)
         if name and other and name != other:
             raise ValueError(f"the {role} is named {name!r} and {other!r}; name it once")
-        columns = columns._replace(**{role: name or other})
-    return columns
+        options = options._replace(**{role: name or other})
+    return options
 
 
-def roles_of(columns: Sequence[str], named: Columns, name: str) -> Roles:
+def roles_of(columns: Sequence[str], named: ReadOptions, name: str) -> Roles:
     """Finds the role of each column.
 
     Args:
@@ -125,7 +110,7 @@ def roles_of(columns: Sequence[str], named: Columns, name: str) -> Roles:
     )
 
 
-def _group(named: Columns, columns: Sequence[str], label: str, name: str) -> str:
+def _group(named: ReadOptions, columns: Sequence[str], label: str, name: str) -> str:
     """The column of the groups; "" where none is named, or called so."""
     taken = [label, *(feature.removeprefix("-") for feature in named.features)]
     candidates = [column for column in _called(columns, GROUPS) if column not in taken]
@@ -231,3 +216,78 @@ def _refuse_unnamed(features: Sequence[str]) -> None:
                 f"column {name!r} has no name, as the index that pandas writes: write the table "
                 f"with to_csv(path, index=False), or {leave_out(name)}"
             )
+
+
+def index_lines(roles: Roles, features: Sequence[np.ndarray], counts: Sequence[int]) -> list[str]:
+    """Rejects a feature that counts the rows of the table, or of each of its files.
+
+    Args:
+      roles: roles of the columns; features that are named one by one are meant.
+      features: the values of each feature, [N] each.
+      counts: rows of each file, since an index begins anew in each.
+
+    Returns:
+      A warning for each such feature that is meant.
+
+    Raises:
+      ValueError: a feature is one that nobody has named. One line.
+    """
+    lines = []
+    for name, column in zip(roles.features, features):
+        reason = _counting(name, column)
+        if not reason and len(counts) > 1:
+            in_files = [_counting(name, x) for x in np.split(column, np.cumsum(counts)[:-1])]
+            reason = in_files[0] if all(in_files) else ""
+        if reason and not roles.are_named:
+            raise ValueError(f"column {name!r} {reason}; {leave_out(name)}")
+        if reason:
+            lines.append(f"feature {name!r} {reason}")
+    return lines
+
+
+def _counting(name: str, column: np.ndarray) -> str:
+    """Says that a column numbers the rows: in order, in another order, or by its name; or ""."""
+    count = len(column)
+    if count < _FEWEST or (column != np.floor(column)).any():
+        return ""
+    ordered = np.sort(column)
+    steps = np.diff(ordered)
+    if not steps.all():
+        return ""
+    parts = name.lower().replace("-", "_").replace(" ", "_").split("_")
+    if (steps == steps[0]).all() or set(parts) & set(_INDEX):
+        low, high = ordered[0], ordered[-1]
+        return f"has another whole number in every row, {low:.0f} to {high:.0f}, as an index or id"
+    return ""
+
+
+def class_lines(name: str, labels: np.ndarray, class_names: Sequence[str]) -> list[str]:
+    """Returns warnings of classes that look wrong.
+
+    Args:
+      name: the name of the labels, for the messages.
+      labels: the rows' classes, int [N].
+      class_names: names of all classes.
+
+    Raises:
+      ValueError: there are about as many classes as rows. One line.
+    """
+    counts = np.bincount(labels, minlength=len(class_names))
+    classes, rows = len(class_names), len(labels)
+    if classes > _FEWEST and 2 * classes > rows:
+        raise ValueError(
+            f"{name} has {classes} classes in {rows} rows, such as {listed(class_names, 3)}: name "
+            "the column that is the label; numbers to predict (a regression) have to be put into "
+            "classes first"
+        )
+    lines = []
+    alone = [class_names[c] for c in np.flatnonzero(counts == 1).tolist()]
+    if alone and (classes > _FEWEST or np.median(counts) >= _FEWEST):
+        lines.append(
+            f"{name} has {len(alone)} of {classes} classes with one sample, such as "
+            f"{listed(alone, 3)}"
+        )
+    folded = Counter(class_name.casefold() for class_name in class_names)
+    if twice := [class_name for class_name in class_names if folded[class_name.casefold()] > 1]:
+        lines.append(f"{name} has classes that differ by capitals alone: {listed(twice)}")
+    return lines

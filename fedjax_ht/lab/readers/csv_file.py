@@ -1,85 +1,175 @@
-"""Tables as text: .csv files of anyone, with a header line, one file or one a client."""
+"""Tables and texts in .csv and .tsv files of anyone, one file or a folder of them.
 
-from collections.abc import Sequence
+Every cell is read as text: types that are guessed would turn 007 into 7, and blanks into gaps.
+"""
+
+import codecs
+import csv
+import io
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
 
-from fedjax_ht.core.names import listed
-from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.readers.as_stored import refuse_image_size
-from fedjax_ht.lab.readers.columns import (
-    NOT_NAMED,
-    Columns,
-    named_in,
-    refuse_two_owners,
-    roles_of,
-)
+from fedjax_ht.core.names import listed, short
+from fedjax_ht.lab.readers.client_files import files_of, owners_of, table_place
+from fedjax_ht.lab.readers.columns import Roles, label_candidates, named_in
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions
 from fedjax_ht.lab.readers.source import Source
-from fedjax_ht.lab.readers.table_cells import read_values, rows_of
-from fedjax_ht.lab.readers.table_files import Owners, owners_of, table_files, table_place
-from fedjax_ht.lab.readers.table_set import numbers_set
-from fedjax_ht.lab.readers.table_values import Texts, group_numbers, numbered
-from fedjax_ht.lab.safe.archive import Origin, reading
+from fedjax_ht.lab.readers.table import Table, table_raw
+from fedjax_ht.lab.safe import limits
+from fedjax_ht.lab.safe.archive import Origin
+from fedjax_ht.lab.safe.bounded import read_whole
 
-_ORIGIN = Origin(
+_HEAD = 1 << 16  # bytes of it in which separators are counted
+_BLOCK = 1 << 24  # bytes that are parsed at once; a row is in one or two of them
+_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+_TABLE = Origin(
     "a header line, a column of labels, and columns of numbers, separated by commas, semicolons or "
     "tabs",
     "name the columns as csv:PATH:LABEL or csv:PATH:LABEL:GROUP if they are not called label and "
     "group",
 )
+_TEXT = Origin(
+    "a CSV file in UTF-8, rows of a class and one or more columns of text, or a head that names "
+    "the columns",
+    "name the label as text:PATH:LABEL if it is not called label",
+)
+_TEXTS = ("text", "texts", "title", "description", "sentence", "review", "content", "body")
+_TEXTS += ("message",)
+"""Names of columns, in small letters, that show that a line is a head."""
 
 
-def read_csv(
-    path: str, data_dir: Path | None, image_size: int | None, columns: Columns = NOT_NAMED
-) -> Dataset:
+def read_csv(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     """Reads PATH, PATH:LABEL or PATH:LABEL:GROUP, PATH one of the current folder or `data_dir`.
 
-    It is a .csv or .csv.gz, or a folder of them with the same columns: one a client, whose samples
-    are a group, or, where all are called like sets (train.csv, test.csv), the official sets. LABEL
-    is the column of the labels, GROUP that of whose a sample is (`Dataset.groups`); by default
-    those called as `columns.LABELS` and `columns.GROUPS` say, of a group there need be none. All
-    other columns are the samples, float32 as stored, and a model sees them standardised by the
-    training samples. Classes are named by the labels, in sorted order, by value if all are whole
-    numbers without leading zeros; so are groups, which keep their numbers if they have some.
+    It is a .csv, .tsv or either with .gz, or a folder of them with the same columns: one file per
+    client, whose rows are a group, or, if every file is named train, val or test, one per official
+    set. GROUP is the column that identifies the owner of each row. Columns that are not named are
+    found by `columns.LABELS` and `columns.GROUPS`. All other columns are the samples, float32 as
+    stored, and a model sees them standardised by the training samples. Classes are named by the
+    labels, in sorted order, by value if all are whole numbers without leading zeros; so are groups,
+    which keep their numbers if they have some.
 
     Raises:
-      ValueError: there is no such column, a value is missing, a column holds text, or a column is
-        plausibly not what it is taken for. The line says which.
+      ValueError: there is no such column, a value is missing, a column holds text, or a column
+        counts the rows. The line says which.
     """
     place = table_place(path, data_dir)
-    with reading(place, _ORIGIN):
-        named = named_in(path, columns)
-        refuse_image_size(image_size)
-        files, left_out, left_out_line = table_files(place)
-        tables = [rows_of(file) for file in files]
-        for file, table in zip(files, tables):
-            _refuse_other_columns(file, table.columns, files[0], tables[0].columns)
-        roles = roles_of(tables[0].columns, named, f"csv:{path.partition(':')[0]}")
-        values = read_values(roles, files, tables)
-        labels, class_names = numbered(roles.label, values.labels)
-        warnings: tuple[str, ...] = ()
-        for name, cell in values.padded.items():
-            warnings += (f"feature {name!r} has digits behind zeros, {cell}, read as numbers",)
-        owners = owners_of(files, values.counts)
-        groups, group_names = _groups(roles.group, values.groups, owners)
-        return numbers_set(
-            f"csv:{path}",
-            roles,
-            inputs=values.inputs,
-            labels=labels,
-            class_names=tuple(map(str, class_names)),
-            counts=values.counts,
-            official=owners.official,
-            groups=groups,
-            reading=Reading(
-                path=str(place),
-                group_names=group_names,
-                left_out=left_out,
-                warnings=warnings + left_out_line,
-            ),
+    table = _joined(place, named_in(path, options), f"csv:{path.partition(':')[0]}")
+    return table_raw(table, named_in(path, options), numbers_only=True)
+
+
+def read_text(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
+    """Reads PATH, PATH:LABEL or PATH:LABEL:GROUP as `read_csv`, but the samples are texts.
+
+    In a file without a head the class is the first column and the text is in those behind it. The
+    vocabulary is that of all texts, or of the training set where files are sets.
+
+    Raises:
+      ValueError: the columns cannot be what they are taken for, or the file is damaged. One line.
+    """
+    place = table_place(path, data_dir)
+    table = _joined(place, named_in(path, options), f"text:{path.partition(':')[0]}")
+    return _texts(table, named_in(path, options))
+
+
+def texts_of_files(files: Sequence[Path], options: ReadOptions) -> Raw:
+    """Returns the set of files of texts without a head; those called train and test are sets."""
+    return _texts(_table_of(files, options, "text:"), options)
+
+
+def _texts(table: Table, options: ReadOptions) -> Raw:
+    limits.keep("the set", table.data.num_rows, limits.TEXTS, "texts")
+    raw = table_raw(table, options)
+    if table.roles is not None:
+        _refuse_head(raw)
+    return raw
+
+
+def _refuse_head(raw: Raw) -> None:
+    """Refuses a file whose first line is the only one of its class: it may be a head.
+
+    Raises:
+      ValueError: it is, and every other class has several.
+    """
+    counts = np.bincount(raw.labels, minlength=len(raw.class_names))
+    if len(raw.labels) < 4 or np.count_nonzero(counts == 1) != 1:
+        return
+    if counts[raw.labels[0]] == 1:
+        raise ValueError(
+            f"class {raw.class_names[raw.labels[0]]!r} has one sample, in line 1, which looks like "
+            "a head; name the column of the labels, as text:PATH:LABEL, or leave that line out"
         )
+
+
+def table_with_head(file: Path) -> pa.Table:
+    """Returns the cells of a file as text, in columns named by its first line.
+
+    Raises:
+      ValueError: too large or damaged, or a column has no name of its own.
+    """
+    return _named(_cells(file, are_texts=False))
+
+
+def _named(data: pa.Table) -> pa.Table:
+    """The table with its first row for the columns' names."""
+    names = [column[0].as_py().strip() for column in data.columns]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"its first line names the columns {short(tuple(names))}; each needs a name of its own"
+        )
+    if len(data) == 1:
+        raise ValueError("it has no rows")
+    return data.slice(1).rename_columns(names)
+
+
+def _joined(place: Path, options: ReadOptions, shown: str) -> Table:
+    files, left_out = files_of(place, _ENDINGS)
+    table = _table_of(files, options, shown)._replace(path=str(place), left_out=left_out)
+    if left_out:
+        table = table._replace(warnings=(f"left out: {listed(list(map(str, left_out)))}",))
+    return table
+
+
+def _table_of(files: Sequence[Path], options: ReadOptions, shown: str) -> Table:
+    """The rows of all files, which have the same columns in any order."""
+    tables: list[pa.Table] = []
+    are_texts, has_head = not shown.startswith("csv:"), False
+    for file in files:
+        try:
+            data = _cells(file, are_texts)
+            has_head = not are_texts or _has_head(data, options)
+            data = _named(data) if has_head else data
+        except (ValueError, csv.Error) as error:
+            raise error if len(files) == 1 else ValueError(f"{file.name}: {error}") from None
+        tables.append(data)
+        _refuse_other_columns(file, data.column_names, files[0], tables[0].column_names)
+    counts = [len(data) for data in tables]
+    owners = owners_of(files, counts)
+
+    def place(row: int) -> str:
+        number = int(np.searchsorted(np.cumsum(counts), row, "right"))
+        line = _line(files[number], are_texts, row - sum(counts[:number]) + has_head)
+        return f"line {line}" if len(files) == 1 else f"{files[number].name}, line {line}"
+
+    data = pa.concat_tables(data.select(tables[0].column_names) for data in tables)
+    return Table(
+        data,
+        counts,
+        place=place,
+        shown=shown,
+        path=str(files[0].parent),
+        roles=None if has_head else _headless(data.column_names),
+        official=owners.official,
+        groups=owners.groups,
+        group_names=owners.names,
+    )
 
 
 def _refuse_other_columns(
@@ -94,21 +184,121 @@ def _refuse_other_columns(
         )
 
 
-def _groups(name: str, column: Texts, owners: Owners) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """The group of each row, and the names of groups that are no numbers."""
-    if owners.groups is not None:
-        refuse_two_owners(name)
-        return owners.groups, owners.names
-    if not name:
-        return None, ()
-    return group_numbers(name, column)
+def _headless(columns: Sequence[str]) -> Roles:
+    """The roles of columns without names: the first is the class."""
+    label, *features = columns
+    return Roles(label, tuple(features), group="", are_named=False, sentence="")
+
+
+def _has_head(data: pa.Table, options: ReadOptions) -> bool:
+    """Returns whether the first row names the columns.
+
+    It does if the user names a column, or if it holds a usual name of labels or texts that occurs
+    in its column no second time.
+    """
+    if options.label or options.features or options.group:
+        return True
+    first = [column[0].as_py().strip() for column in data.columns] if len(data) else []
+    usual = {*map(str.lower, label_candidates(first)), *_TEXTS}
+    places = [i for i, cell in enumerate(first) if cell.lower() in usual]
+    again = [pc.index(pc.utf8_trim_whitespace(data[i].slice(1)), first[i]).as_py() for i in places]
+    return bool(places) and max(again) < 0
+
+
+# Cells
+
+
+class _Text(NamedTuple):
+    """The content of a file in UTF-8, and the mark between its cells."""
+
+    content: bytes
+    mark: str
+
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        """Yields (line, cells) of each row, as Python's strict reader finds them."""
+        # not io.StringIO, which takes four bytes for each character
+        lines = io.TextIOWrapper(io.BytesIO(self.content), "utf-8", newline="")
+        reader = csv.reader(lines, delimiter=self.mark, strict=True)
+        for cells in reader:
+            if cells:  # empty lines are no rows
+                yield reader.line_num, cells
+
+
+def _text(file: Path, are_texts: bool) -> _Text:
+    content = bytes(read_whole(file, limits.TEXTS_BYTES if are_texts else limits.FILE_BYTES))
+    if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        content = content.decode("utf-16").encode()
+    content = content.removeprefix(codecs.BOM_UTF8)
+    if are_texts:
+        return _Text(content, "\t" if ".tsv" in file.suffixes else ",")
+    head = (content[:_HEAD].splitlines() or [b""])[0].decode(errors="replace")
+    return _Text(content, max(",;\t", key=head.count))
+
+
+def _cells(file: Path, are_texts: bool) -> pa.Table:
+    """The cells of a file as text, in columns "1", "2", ...; the first row may be a head.
+
+    Raises:
+      ValueError: too large, a row has more or fewer cells than the first, or a quote is not closed.
+    """
+    text = _text(file, are_texts)
+    names = [str(i + 1) for i in range(len(next(text.rows(), (0, []))[1]))]
+    if are_texts and len(names) == 1:
+        raise ValueError("line 1 has 1 columns, not a class and texts")
+    if not names:
+        raise ValueError("it has no rows")
+    limits.keep("the table", len(names), limits.TABLE_COLUMNS, "columns")
+    # each mark may be a cell of four bytes and more; those in quotes are none
+    marks = text.content.count(text.mark.encode()) + text.content.count(b"\n")
+    limits.keep("the table", marks // 2, limits.TABLE_CELLS, "cells")
+    # Arrow joins rows in silence where a quote is not closed
+    rows = _checked_rows(text, len(names)) if b'"' in text.content else None
+    try:
+        table = pyarrow.csv.read_csv(
+            pa.BufferReader(text.content),
+            pyarrow.csv.ReadOptions(use_threads=False, column_names=names, block_size=_BLOCK),
+            pyarrow.csv.ParseOptions(delimiter=text.mark, newlines_in_values=rows is not None),
+            pyarrow.csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        _checked_rows(text, len(names))
+        raise ValueError(str(error).partition("\n")[0]) from error
+    if rows not in (None, len(table)):
+        raise ValueError(f"its quotes can be read as {rows} rows and as {len(table)}")
+    limits.keep("the table", len(table) - 1, limits.TABLE_ROWS, "rows")
+    limits.keep("the table", (len(table) - 1) * len(names), limits.TABLE_CELLS, "cells")
+    return table
+
+
+def _checked_rows(text: _Text, columns: int) -> int:
+    """Returns the number of rows, all of which have as many cells as the first."""
+    count = 0
+    for line, cells in text.rows():
+        count += 1
+        if len(cells) != columns:
+            raise ValueError(f"line {line} has {len(cells)} cells for {columns} columns")
+    return count
+
+
+def _line(file: Path, are_texts: bool, row: int) -> int:
+    """The line of a row, found by a second reading, since only errors ask for it."""
+    lines = (line for line, _ in _text(file, are_texts).rows())
+    return next(itertools.islice(lines, row, None))
 
 
 CSV = Source(
-    name="csv",
-    argument="PATH",
+    name="csv:PATH",
     about="it is a table of your own, or a folder of them, and nothing is to be downloaded",
     read=read_csv,
     place=table_place,
-    columns=True,
+    origin=_TABLE,
+)
+TEXT = Source(
+    name="text:PATH",
+    about="it is a file of your own, or a folder of them, and nothing is to be downloaded",
+    read=read_text,
+    place=table_place,
+    origin=_TEXT,
 )

@@ -10,15 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.core.names import listed, short
-from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.cache import cached
 from fedjax_ht.lab.readers.image_files import left_out_line, sorted_out
 from fedjax_ht.lab.readers.images import decode_files
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
 from fedjax_ht.lab.readers.source import Source
 from fedjax_ht.lab.readers.split_names import refuse_set_names
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin, listing, printable, reading, user_path
+from fedjax_ht.lab.safe.archive import Origin, listing, printable, user_path
 from fedjax_ht.lab.safe.bounded import read_whole
 
 _ORIGIN = Origin(
@@ -31,7 +31,7 @@ _SPLITS = ("train", "test")
 _SIZE = 64  # of DomainNet in PFLlib and HtFLlib
 
 
-def read_domains(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
+def read_domains(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     """Reads PATH/DOMAIN/CLASS/... or PATH/DOMAIN/images/CLASS/...
 
     PATH is one of the current folder, or below `data_dir`. `Dataset.groups` are the domains,
@@ -42,11 +42,11 @@ def read_domains(path: str, data_dir: Path | None, image_size: int | None) -> Da
     64 by 64 unless `image_size` is given, and grey only if all are.
     """
     root = user_path(path, data_dir)
-    with reading(root, _ORIGIN):
-        if not root.is_dir():
-            raise FileNotFoundError("no such folder")
-        build = functools.partial(_decode, path, root, image_size or _SIZE)
-        return cached(f"domains:{path}", image_size or _SIZE, root, (root,), build)
+    if not root.is_dir():
+        raise FileNotFoundError("no such folder")
+    size = options.image_size or _SIZE
+    build = functools.partial(_decode, root, size)
+    return cached("domains", size, root, (root,), build)
 
 
 class _Places(NamedTuple):
@@ -57,7 +57,7 @@ class _Places(NamedTuple):
     strays: tuple[LeftOut, ...]
 
 
-def _decode(path: str, root: Path, image_size: int, target: Path | None) -> Dataset:
+def _decode(root: Path, image_size: int, target: Path | None) -> Raw:
     files = sorted_out(*listing(root))
     places = _places(files.images)
     domains = sorted(set(places.domains.values()))
@@ -72,8 +72,7 @@ def _decode(path: str, root: Path, image_size: int, target: Path | None) -> Data
     classes, official, unlisted = sorted(set(names)), {}, ()
     if listed:
         classes = _numbered(names, list(listed.values()))
-        train = len(lists["train"])
-        official = {"train": np.arange(train), "test": np.arange(train, len(keys))}
+        official = one_after_another((split, len(lists[split])) for split in _SPLITS)
         if more := len(places.classes) - len(listed):
             unlisted = (LeftOut(more, "image", "in no list of splits/"),)
     refuse_set_names(classes, "classes", "DOMAIN/CLASS/IMAGE")
@@ -82,8 +81,7 @@ def _decode(path: str, root: Path, image_size: int, target: Path | None) -> Data
     labels = np.array([number[name] for name in names])
     groups = np.searchsorted(domains, [places.domains[key] for key in keys])
     pile, _, converted = decode_files(root, keys, image_size, target)
-    return Dataset(
-        f"domains:{path}",
+    return Raw(
         pile.stack(keys),
         labels,
         tuple(map(printable, classes)),
@@ -200,9 +198,9 @@ def _other_classes(
 
 
 DOMAINS = Source(
-    name="domains",
-    argument="PATH",
+    name="domains:PATH",
     place=user_path,
     about="they are folders of your own, and nothing is to be downloaded",
     read=read_domains,
+    origin=_ORIGIN,
 )

@@ -106,7 +106,7 @@ def listing(data_dir: str | os.PathLike) -> list[Listed]:
         present = _present(source, Path(data_dir)) if source.files else ()
         lines.append(
             Listed(
-                name=source.title,
+                name=source.name,
                 about=source.about,
                 size=source.size or None,
                 home=source.home,

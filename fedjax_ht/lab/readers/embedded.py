@@ -6,50 +6,42 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.readers.as_stored import refuse_image_size
 from fedjax_ht.lab.readers.har import CLASSES
 from fedjax_ht.lab.readers.idx import FASHION_CLASSES, MNIST_MOMENTS
-from fedjax_ht.lab.readers.images import resize
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions
 from fedjax_ht.lab.readers.source import Source
 
 # files of the package itself, where others are read by `data.files`
 _FOLDER = Path(__file__).parent / "shipped"
 
 
-def read_fashion_mnist_10k(data_dir: Path | None, image_size: int | None) -> Dataset:
+def read_fashion_mnist_10k(data_dir: Path | None, options: ReadOptions) -> Raw:
     """The 10,000 test images of Fashion-MNIST, 28x28x1 (Xiao et al. 2017, MIT licence).
 
     It has no official sets, since all of it is one; `data_dir` is not looked at.
     """
     with np.load(_FOLDER / "fashion_mnist_10k.npz") as arrays:
         images, labels = arrays["images"], arrays["labels"]
-    return Dataset(
-        "fashion_mnist_10k", resize(images, image_size), labels, FASHION_CLASSES, reading=Reading()
-    )
+    return Raw(images, labels, FASHION_CLASSES)
 
 
-def read_har(
-    data_dir: Path | None, image_size: int | None, *, name: str, files: Sequence[str]
-) -> Dataset:
+def read_har(files: Sequence[str], data_dir: Path | None, options: ReadOptions) -> Raw:
     """Windows of persons of UCI HAR (Anguita et al. 2013, CC BY 4.0).
 
     About a third of theirs, as of set "har" but float16 [128, 9]; groups are the persons. It has no
     official sets; partition "natural" splits each person's windows. LICENSE-har_10persons.txt says
     how it was selected, and what about it is not quite sure. `data_dir` is not looked at.
     """
-    refuse_image_size(image_size, name)
     parts = []
     for file in files:
         with np.load(_FOLDER / file) as arrays:
             parts.append((arrays["windows"], arrays["labels"], arrays["persons"]))
     windows, labels, persons = map(np.concatenate, zip(*parts))
-    return Dataset(name, windows, labels, CLASSES, groups=persons, reading=Reading())
+    return Raw(windows, labels, CLASSES, groups=persons)
 
 
 def _har(name: str, *files: str) -> Source:
-    return Source(name, _ABOUT, functools.partial(read_har, name=name, files=files))
+    return Source(name, _ABOUT, functools.partial(read_har, files))
 
 
 _ABOUT = "it is part of the package, and nothing is to be downloaded"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.cache import cached
 from fedjax_ht.lab.readers.checksums import check_sum
 from fedjax_ht.lab.readers.images import decode_members
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions
 from fedjax_ht.lab.readers.source import Source
 from fedjax_ht.lab.safe.archive import Origin, reading, search, take
 from fedjax_ht.lab.safe.mat import load_mat
@@ -53,17 +53,17 @@ def find_flowers102(data_dir: Path | None) -> tuple[Path, ...]:
     )
 
 
-def read_flowers102(data_dir: Path | None, image_size: int | None) -> Dataset:
+def read_flowers102(data_dir: Path | None, options: ReadOptions) -> Raw:
     """Central squares, 64x64x3 or of `image_size`; official sets train, val and test."""
     images, labels, sets = find_flowers102(data_dir)
-    size = image_size or 64
+    size = options.image_size or 64
     build = functools.partial(_decode, images, labels, sets, size)
     return cached("flowers102", size, data_dir, (images, labels, sets), build)
 
 
 def _decode(
     source: Path, labels_file: Path, sets_file: Path, size: int, target: Path | None
-) -> Dataset:
+) -> Raw:
     with reading(labels_file, Origin("labels [1, n] from 1 to 102", _PAGE)):
         warnings = check_sum(MD5, labels_file)
         labels = (
@@ -83,8 +83,7 @@ def _decode(
             source, re.compile(r"(?:^|/)(?P<image>image_\d{5})\.jpg$"), size, target
         )
         images = pile.stack([f"image_{i:05d}" for i in range(1, len(labels) + 1)])
-    return Dataset(
-        "flowers102",
+    return Raw(
         images,
         labels - 1,
         _NAMES,

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.cache import cached
 from fedjax_ht.lab.readers.checksums import check_sum
 from fedjax_ht.lab.readers.cifar import CIFAR100_MOMENTS
 from fedjax_ht.lab.readers.images import decode_members
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
 from fedjax_ht.lab.readers.source import Source
 from fedjax_ht.lab.safe.archive import Origin, reading, search, take
 
@@ -30,17 +30,17 @@ def find_food101(data_dir: Path | None) -> tuple[Path, ...]:
     return (path.parents[1] if path.name == "train.txt" else path,)
 
 
-def read_food101(data_dir: Path | None, image_size: int | None) -> Dataset:
+def read_food101(data_dir: Path | None, options: ReadOptions) -> Raw:
     """Central squares, 64x64x3 or of `image_size`; official sets train and test."""
     (source,) = find_food101(data_dir)
-    size = image_size or 64
+    size = options.image_size or 64
     with reading(source, _ORIGIN):
         return cached(
             "food101", size, data_dir, (source,), lambda target: _decode(source, size, target)
         )
 
 
-def _decode(source: Path, size: int, target: Path | None) -> Dataset:
+def _decode(source: Path, size: int, target: Path | None) -> Raw:
     warnings = check_sum(MD5, source)
     pile, texts, _ = decode_members(source, _PATTERN, size, target)
     train, test = (
@@ -49,12 +49,11 @@ def _decode(source: Path, size: int, target: Path | None) -> Dataset:
     keys = train + test  # such as apple_pie/1005649
     dishes = [key.split("/")[0] for key in keys]
     classes = sorted(set(dishes))
-    return Dataset(
-        "food101",
+    return Raw(
         pile.stack(keys),
         np.searchsorted(classes, dishes),
         tuple(classes),
-        official={"train": np.arange(len(train)), "test": np.arange(len(train), len(keys))},
+        official=one_after_another([("train", len(train)), ("test", len(test))]),
         reading=Reading(path=str(source), warnings=warnings),
     )
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.readers.as_stored import refuse_image_size
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
 from fedjax_ht.lab.readers.source import Source
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.archive import Origin, members, reading, search, take
@@ -48,12 +47,11 @@ def find_har(data_dir: Path | None) -> tuple[Path, ...]:
     return (path.parents[1] if path.name == "y_train.txt" else path,)
 
 
-def read_har(data_dir: Path | None, image_size: int | None) -> Dataset:
+def read_har(data_dir: Path | None, options: ReadOptions) -> Raw:
     """Windows, float32 [128, 9], of the signals in `SIGNALS`.
 
     Official sets train and test are of other persons; groups are persons 1 to 30.
     """
-    refuse_image_size(image_size, "har")
     (source,) = find_har(data_dir)
     with reading(source, _ORIGIN):
         tables = {}
@@ -63,15 +61,11 @@ def read_har(data_dir: Path | None, image_size: int | None) -> Dataset:
             columns, dtype = (STEPS, np.float32) if match["what"] in SIGNALS else (1, np.int64)
             tables[match["split"], match["what"]] = read_table(file, content, columns, dtype=dtype)
         windows, labels, persons = zip(*(_split(tables, split) for split in ("train", "test")))
-    train = len(labels[0])
-    labels = np.concatenate(labels)
-    official = {"train": np.arange(train), "test": np.arange(train, len(labels))}
-    return Dataset(
-        "har",
+    return Raw(
         np.concatenate(windows),
-        labels,
+        np.concatenate(labels),
         CLASSES,
-        official=official,
+        official=one_after_another(zip(("train", "test"), map(len, labels))),
         groups=np.concatenate(persons),
         reading=Reading(path=str(source)),
     )

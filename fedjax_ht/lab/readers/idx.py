@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.checksums import check_sum
-from fedjax_ht.lab.readers.images import resize
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
 from fedjax_ht.lab.readers.source import Moments, Source
 from fedjax_ht.lab.safe.archive import Origin, reading, search
 from fedjax_ht.lab.safe.bounded import read_whole
@@ -53,7 +52,7 @@ def find_idx(name: str, data_dir: Path | None) -> Iterator[Path]:
         yield search(name, data_dir, folders, (file, f"{file}.gz"), _origin(name, file))
 
 
-def read_idx(name: str, data_dir: Path | None, image_size: int | None) -> Dataset:
+def read_idx(name: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     """`name` is "mnist" or "fashion_mnist"; official sets train and test, 28x28x1.
 
     The two sets have the same file names, so a folder of the set's name is looked at before
@@ -69,11 +68,9 @@ def read_idx(name: str, data_dir: Path | None, image_size: int | None) -> Datase
             # gzip writes one content in many ways, so the content is compared
             warnings += check_sum(MD5[name], path.with_name(file), content)
             folder = str(path.parent)
-    images = resize(np.concatenate(parts[::2])[..., None], image_size)
-    train = len(parts[0])
-    official = {"train": np.arange(train), "test": np.arange(train, len(images))}
-    return Dataset(
-        name,
+    images = np.concatenate(parts[::2])[..., None]
+    official = one_after_another(zip(("train", "test"), map(len, parts[::2])))
+    return Raw(
         images,
         np.concatenate(parts[1::2]),
         _CLASSES[name],

@@ -4,8 +4,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.inputs import CHANNELS, channels_first, looks_like_image
+from fedjax_ht.core.inputs import (
+    CHANNELS,
+    AsStored,
+    Preprocess,
+    channels_first,
+    looks_like_image,
+)
 from fedjax_ht.data.conversion import refuse_not_finite
+from fedjax_ht.lab.readers.raw import as_stored
 
 _STEP = 1 / 512  # half a step of 8 bits: rounding alone takes a value so far beyond 0 or 1
 _FEWEST = 0.01  # share of negative values that says [-1, 1]; a stray value says nothing
@@ -111,6 +118,36 @@ def is_whole(x: np.ndarray, low: float, high: float) -> bool:
         if (part != np.floor(part)).any():
             return False
     return True
+
+
+class Samples(NamedTuple):
+    """Samples whose name, or values, have told whether they are images.
+
+    Attributes:
+      inputs: images as bytes [N, H, W, C], or anything else as it is stored.
+      preprocess: None for images.
+      converted: changes of the values, a phrase or none.
+      warnings: a line on a guess, or none.
+    """
+
+    inputs: np.ndarray
+    preprocess: Preprocess | None
+    converted: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def image_or_stored(key: str, x: np.ndarray, is_image: bool | None = None) -> Samples:
+    """Returns an array as images or as it is; None of `is_image` guesses.
+
+    Raises:
+      ValueError: the values are neither. One line.
+    """
+    kind = guess(key, x) if is_image is None else Guess(is_image)
+    warnings = (kind.line,) if kind.line else ()
+    if not kind.is_image:
+        return Samples(as_stored(key, x), AsStored(), (), warnings)
+    images, change = to_bytes(to_nhwc(x))
+    return Samples(images, None, (change,) if change else (), warnings)
 
 
 def to_nhwc(images: np.ndarray) -> np.ndarray:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.cache import cached
 from fedjax_ht.lab.readers.image_files import left_out_line, sorted_out
 from fedjax_ht.lab.readers.image_layout import layout_of
 from fedjax_ht.lab.readers.images import decode_files
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions
 from fedjax_ht.lab.readers.source import Source
-from fedjax_ht.lab.safe.archive import Origin, listing, reading, user_path
+from fedjax_ht.lab.safe.archive import Origin, listing, user_path
 
 _ORIGIN = Origin(
     "CLASS/*.png (or .jpg, .jpeg, .jfif, .gif, .bmp, .ppm, .pgm, .webp, .tif), or the same below "
@@ -21,7 +21,7 @@ _ORIGIN = Origin(
 )
 
 
-def read_folder(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
+def read_folder(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     """Reads PATH/CLASS/... or PATH/SET/CLASS/..., see `image_layout`.
 
     PATH is one of the current folder, or below `data_dir`. Sets are train, test and val by any
@@ -33,14 +33,13 @@ def read_folder(path: str, data_dir: Path | None, image_size: int | None) -> Dat
         sets.
     """
     root = user_path(path, data_dir)
-    with reading(root, _ORIGIN):
-        if not root.is_dir():
-            raise FileNotFoundError("no such folder")
-        build = functools.partial(_decode, path, root, image_size)
-        return cached(f"folder:{path}", image_size, root, (root,), build)
+    if not root.is_dir():
+        raise FileNotFoundError("no such folder")
+    build = functools.partial(_decode, root, options.image_size)
+    return cached("folder", options.image_size, root, (root,), build)
 
 
-def _decode(path: str, root: Path, image_size: int | None, target: Path | None) -> Dataset:
+def _decode(root: Path, image_size: int | None, target: Path | None) -> Raw:
     files = sorted_out(*listing(root))
     layout = layout_of(files.images)
     pile, _, converted = decode_files(root, layout.images, image_size, target)
@@ -50,8 +49,7 @@ def _decode(path: str, root: Path, image_size: int | None, target: Path | None) 
         indices = np.flatnonzero(np.array(layout.sets) == name)
         if len(indices):
             official[name] = indices
-    return Dataset(
-        f"folder:{path}",
+    return Raw(
         pile.stack(layout.images),
         np.searchsorted(classes, layout.classes),
         tuple(classes),
@@ -66,9 +64,9 @@ def _decode(path: str, root: Path, image_size: int | None, target: Path | None) 
 
 
 FOLDER = Source(
-    name="folder",
-    argument="PATH",
+    name="folder:PATH",
     place=user_path,
     about="it is a folder of your own, and nothing is to be downloaded",
     read=read_folder,
+    origin=_ORIGIN,
 )

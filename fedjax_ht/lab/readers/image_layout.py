@@ -1,6 +1,6 @@
 """Finds the classes and sets of a folder of images from the names of its files.
 
-    CLASS/*.png                     SET/CLASS/*.png                  CLASS/SET/*.png
+    CLASS/*.png                     SET/CLASS/*.png
 
 each also below folders that are the only ones at their level, as archives unpack. Nothing is left
 out without being counted, and classes that are called like sets are refused.
@@ -99,13 +99,11 @@ def _in_sets(
         for name, above in paths.items():
             if above[0] in sets:
                 places[name] = _Place(sets[above[0]], _below_set(above))
-        return places, _named("folders", sets)
-    sets = _second_sets(paths)
-    if not sets:
-        _refuse_domains(paths)
+        return places, _named(sets)
+    _refuse_domains(paths)
     for name, above in paths.items():
-        places[name] = _Place(sets[above[1]] if sets else "", above)
-    return places, _named("folders of each class", sets)
+        places[name] = _Place("", above)
+    return places, ()
 
 
 def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -148,25 +146,6 @@ def _first_sets(paths: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     return sets_of(named)
 
 
-def _second_sets(paths: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Folder -> set, of the second level, CLASS/SET/IMAGE; {} where it has none.
-
-    Raises:
-      ValueError: some classes have sets and others do not.
-    """
-    seconds = {above[1] for above in paths.values() if len(above) > 1}
-    sets = {folder: set_of(folder) for folder in seconds if set_of(folder)}
-    if len(set(sets.values())) < 2:
-        return {}
-    for name, above in paths.items():
-        if len(above) < 2 or above[1] not in sets:
-            raise ValueError(
-                f"{listed(sorted(sets))} in the folders of classes are called like sets, and "
-                f"{printable(name)} is in none of them; put every image into one"
-            )
-    return sets_of(seconds)
-
-
 def _below_set(above: tuple[str, ...]) -> tuple[str, ...]:
     """The folders below a set, without such that repeat its name or say "images"."""
     inner = above[1:]
@@ -175,12 +154,12 @@ def _below_set(above: tuple[str, ...]) -> tuple[str, ...]:
     return inner
 
 
-def _named(where: str, sets: Mapping[str, str]) -> tuple[str, ...]:
+def _named(sets: Mapping[str, str]) -> tuple[str, ...]:
     """Says which folders are sets, unless they are called exactly so."""
     if all(folder == of_folder for folder, of_folder in sets.items()):
         return ()
     pairs = [f"{of_folder} from {printable(folder)}" for folder, of_folder in sets.items()]
-    return (f"sets by {where}: {', '.join(pairs)}",)
+    return (f"sets by folders: {', '.join(pairs)}",)
 
 
 def _refuse_domains(paths: Mapping[str, tuple[str, ...]]) -> None:
@@ -225,7 +204,7 @@ def _inner(places: Collection[_Place]) -> list[str]:
         above.setdefault(place.classes[1], set()).add(place.classes[0])
     shared = []
     for name, classes in sorted(above.items()):
-        if len(classes) > 1 and not set_of(name):
+        if len(classes) > 1:
             shared.append(name)
     if not shared:
         return []

@@ -5,8 +5,9 @@ Source: Caldas et al., 2018.
 
 import dataclasses
 import itertools
+import json
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,33 +15,38 @@ import numpy as np
 
 from fedjax_ht.core.names import listed, short
 from fedjax_ht.data.conversion import as_array
-from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
+from fedjax_ht.data.indices import ClientIndices, Partition
 from fedjax_ht.data.labels import as_labels
-from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.readers.as_stored import as_stored, refuse_image_size
-from fedjax_ht.lab.readers.columns import Roles
-from fedjax_ht.lab.readers.images import resize
-from fedjax_ht.lab.readers.leaf_files import Most, read_users
-from fedjax_ht.lab.readers.shakespeare import letters_of, letters_set, refuse_form
-from fedjax_ht.lab.readers.sizes import AS_THEY_ARE, Sizes
+from fedjax_ht.data.reading import LeftOut, Reading
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions, as_stored, one_after_another
 from fedjax_ht.lab.readers.source import Source
-from fedjax_ht.lab.readers.table_set import texts_set
-from fedjax_ht.lab.readers.tokens import TextForm
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin, reading, user_path
+from fedjax_ht.lab.safe.archive import Origin, reading, search, user_path
+from fedjax_ht.lab.safe.bounded import read_whole
 
 SIDE = 28  # of FEMNIST's images
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 """FEMNIST's classes, in the order of its labels."""
 _SENTIMENTS = ("negative", "positive")
 _FIELDS = 5  # of a tweet of Sent140: id, date, query, user, text
-_MARKS = 1 << 25  # brackets and commas of a file: a hundred writers of FEMNIST have 18 million
+# LEAF's 80
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+LENGTH = 80
+_LETTER_NAMES = {"\n": "newline", " ": "space"}  # of the classes of these letters
 _ORIGIN = Origin(
     "train/*.json and test/*.json, or *.json, each with users and user_data, of each user as many "
     "samples x as labels y: 784 pixels, a text, a row of a tweet whose last cell is the text, 80 "
     "characters and the next one, or numbers",
     "make them with preprocess.sh of LEAF's data/femnist, sent140 or shakespeare (-s niid -t "
     "sample)",
+)
+
+
+_SHAKESPEARE = Origin(
+    "shakespeare/train/*.json and shakespeare/test/*.json of LEAF, with users and user_data",
+    "make them with LEAF's data/shakespeare/preprocess.sh -s niid -t sample, of at most "
+    f"{limits.FILE_BYTES >> 20} MiB each (--sf 0.1)",
+    fetched=False,
 )
 
 
@@ -60,7 +66,7 @@ class _User(NamedTuple):
     missing: int = 0
 
 
-def read_leaf(path: str, data_dir: Path | None, sizes: Sizes = AS_THEY_ARE) -> Dataset:
+def read_leaf(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     """Reads PATH/train/*.json and PATH/test/*.json, or PATH/*.json, PATH one of the current folder
     or `data_dir`.
 
@@ -79,18 +85,32 @@ def read_leaf(path: str, data_dir: Path | None, sizes: Sizes = AS_THEY_ARE) -> D
     Raises:
       ValueError, FileNotFoundError: the files are of another form, or damaged. One line.
     """
-    root = user_path(path, data_dir)
+    return _read(user_path(path, data_dir))
+
+
+def _read(root: Path) -> Raw:
     parts = {}
     for name, folder in _folders(root).items():
-        parts[name] = read_users(
-            folder,
-            _ORIGIN,
-            _converted,
-            size=lambda user: len(user.labels),
-            most=Most(limits.FILE_BYTES, _MARKS),
-        )
-    with reading(root, _ORIGIN):
-        return _joined(f"leaf:{path}", root, parts, sizes)
+        parts[name] = _read_users(folder)
+    return _joined(root, parts)
+
+
+def find_shakespeare(data_dir: Path | None) -> tuple[Path, ...]:
+    """The folders train and test; see `archive.search`."""
+    folders = ("shakespeare", "shakespeare/data")
+    return tuple(
+        search("shakespeare", data_dir, folders, (part,), _SHAKESPEARE)
+        for part in ("train", "test")
+    )
+
+
+def read_shakespeare(data_dir: Path | None, options: ReadOptions) -> Raw:
+    """Roles as LEAF makes them: 80 characters of a role's lines, and the next one is the label."""
+    root = find_shakespeare(data_dir)[0].parent
+    raw = _read(root)
+    if raw.vocabulary is None:
+        raise ValueError(f"{root}: its samples are not 80 characters and the next one")
+    return raw
 
 
 def _folders(root: Path) -> dict[str, Path]:
@@ -102,34 +122,68 @@ def _folders(root: Path) -> dict[str, Path]:
     return {"": root}
 
 
-def _joined(
-    name: str, root: Path, parts: Mapping[str, Mapping[str, _User]], sizes: Sizes
-) -> Dataset:
+def _read_users(folder: Path) -> dict[str, _User]:
+    """Reads the users of all .json files of a folder, or of one file, in the files' order.
+
+    Raises:
+      FileNotFoundError, ValueError: there is no file, or it is of another form. One line that names
+        it.
+    """
+    kept: dict[str, _User] = {}
+    with reading(folder, _ORIGIN):
+        files = sorted(folder.glob("*.json")) if folder.is_dir() else [folder]
+        if not files:
+            raise ValueError("no .json file in it")
+    count = 0
+    for file in files:
+        with reading(file, _ORIGIN):
+            for name, samples in _users(file).items():
+                if name in kept:
+                    raise ValueError(f"user {short(name)} occurs twice")
+                kept[name] = _converted(name, samples)
+                count += len(kept[name].labels)
+                limits.keep("the set", count, limits.TEXTS, "samples")
+    return kept
+
+
+def _users(file: Path) -> dict[str, object]:
+    """User -> its samples, in the order of "users"."""
+    content = bytes(read_whole(file))
+    marks = sum(map(content.count, (b"[", b"{", b",")))
+    limits.keep("it", marks, limits.JSON_MARKS, "brackets and commas")
+    match json.loads(content.decode()):
+        case {"users": list() as users, "user_data": dict() as data}:
+            if not all(type(user) is str for user in users) or sorted(users) != sorted(data):
+                raise ValueError("users are not the keys of user_data")
+            return {user: data[user] for user in users}
+    raise ValueError("no object with users and user_data")
+
+
+def _joined(root: Path, parts: Mapping[str, Mapping[str, _User]]) -> Raw:
     """Returns the set of all parts, each user by user."""
     users = tuple(dict.fromkeys(itertools.chain(*parts.values())))
     numbers = dict(zip(users, range(len(users))))
     every = list(itertools.chain(*(of_part.values() for of_part in parts.values())))
-    labels = np.concatenate([user.labels for user in every] or [np.arange(0)])
-    if not len(labels):
+    counts = [len(user.labels) for user in every]
+    if not sum(counts):
         raise ValueError("no user has a sample")
-    groups, official, start = [], {}, 0
-    for part, of_part in parts.items():
-        counts = [len(user.labels) for user in of_part.values()]
-        groups.append(np.repeat([numbers[user] for user in of_part], counts))
-        if part:
-            official[part] = np.arange(start, start + sum(counts))
-        start += sum(counts)
-    groups = np.concatenate(groups).astype(np.int32)
-    clients, warnings = None, ()
-    if official:
+    owners = [numbers[user] for of_part in parts.values() for user in of_part]
+    groups = np.repeat(owners, counts).astype(np.int32)
+    official, clients, warnings = {}, None, ()
+    if "" not in parts:
+        sizes = [sum(len(user.labels) for user in of_part.values()) for of_part in parts.values()]
+        official = one_after_another(zip(parts, sizes))
         clients, warnings = _clients(parts, users, groups, official)
-    dataset = _set_of(name, every, labels, sizes, official)
-    record = dataset.reading or Reading()
+    raw = _samples([user for user in every if len(user.labels)])
+    missing = sum(user.missing for user in every)
+    left_out = ()
+    if missing:
+        left_out = (LeftOut(missing, "sample", "their next character is none of LEAF's 80"),)
+        warnings += (f"left out: {left_out[0]}",)
     record = dataclasses.replace(
-        record, path=str(root), group_names=users, warnings=(*record.warnings, *warnings)
+        raw.reading, path=str(root), group_names=users, left_out=left_out, warnings=warnings
     )
-    parts_of_set = {"official": official, "clients": clients, "groups": groups}
-    return dataclasses.replace(dataset, **parts_of_set, reading=record)
+    return raw._replace(official=official, clients=clients, groups=groups, reading=record)
 
 
 def _clients(
@@ -154,55 +208,30 @@ def _clients(
     return tuple(clients), ()
 
 
-def _set_of(
-    name: str,
-    users: Iterable[_User],
-    labels: np.ndarray,
-    sizes: Sizes,
-    official: Mapping[str, np.ndarray],
-) -> Dataset:
-    """Returns the set of all users' samples, one after another, by their kind."""
-    with_samples = [user for user in users if len(user.labels)]
-    kinds = sorted({user.kind for user in with_samples})
+def _samples(users: Sequence[_User]) -> Raw:
+    """Returns the samples of all users, one after another, by their kind."""
+    kinds = sorted({user.kind for user in users})
     if len(kinds) > 1:
         raise ValueError(f"some users hold {kinds[0]} and others {kinds[1]}")
     (kind,) = kinds
+    labels = np.concatenate([user.labels for user in users])
     names = _class_names(kind, int(labels.max()) + 1)
     if kind in ("texts", "tweets"):
-        refuse_image_size(sizes.image)
-        texts = [[text] for user in with_samples for text in user.inputs]
-        return texts_set(
-            name,
-            _UNNAMED,
-            cells=texts,
-            labels=labels,
-            class_names=names,
-            form=TextForm(sizes.text, sizes.tokenizer),
-            official=official,
-            reading=Reading(),
-        )
-    if kind == "letters":
-        refuse_image_size(sizes.image)
-        refuse_form(name, TextForm(sizes.text, sizes.tokenizer))
-        tokens = np.concatenate([user.inputs for user in with_samples])
-        missing = sum(user.missing for user in users)
-        return letters_set(name, tokens, labels, missing=missing, path="")
-    if sizes.text is not None:
-        raise ValueError(f"text_length is {sizes.text}, but {name} has no texts")
-    if sizes.tokenizer is not None:
-        raise ValueError(f"a tokenizer is given, but {name} has no texts")
-    widths = {np.shape(user.inputs)[1:] for user in with_samples}
+        return Raw([text for user in users for text in user.inputs], labels, names)
+    widths = {np.shape(user.inputs)[1:] for user in users}
     if len(widths) > 1:
         first, second = sorted(widths)[:2]
         raise ValueError(f"some users have samples of shape {first} and others of {second}")
-    inputs = np.concatenate([user.inputs for user in with_samples])
-    if kind == "images":
-        return Dataset(name, resize(inputs, sizes.image), labels, names, reading=Reading())
-    refuse_image_size(sizes.image)
-    return Dataset(name, inputs, labels, names, reading=Reading())
-
-
-_UNNAMED = Roles(label="", features=(), group="", are_named=False, sentence="")
+    inputs = np.concatenate([user.inputs for user in users])
+    if kind != "letters":
+        return Raw(inputs, labels, names)
+    return Raw(
+        inputs.astype(np.uint16),
+        labels - 1,
+        tuple(_LETTER_NAMES.get(letter, letter) for letter in LETTERS),
+        vocabulary=len(LETTERS) + 1,
+        reading=Reading(token_texts=("", *LETTERS)),
+    )
 
 
 def _class_names(kind: str, count: int) -> tuple[str, ...]:
@@ -226,7 +255,7 @@ def _converted(name: str, samples: object) -> _User:
             raise ValueError(f"user {short(name)} must have as many samples x as labels y")
     owner = f"user {short(name)}"
     if any(type(label) is str for label in y) and all(type(sample) is str for sample in x):
-        tokens, following = letters_of(owner, x, y)
+        tokens, following = _letters(owner, x, y)
         kept = following > 0
         return _User("letters", tokens[kept], following[kept], int(np.count_nonzero(~kept)))
     labels = as_labels(owner, y) if y else np.arange(0)
@@ -268,11 +297,36 @@ def _pixels(owner: str, values: np.ndarray) -> np.ndarray:
     return scaled.reshape(-1, SIDE, SIDE, 1)
 
 
+def _letters(owner: str, x: list, y: list) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ids of the letters of texts, uint8 [n, 80], and of the next letters, uint8 [n].
+
+    Raises:
+      ValueError: a text has another length. One line.
+    """
+    for texts, length in ((x, LENGTH), (y, 1)):
+        if not all(type(text) is str and len(text) == length for text in texts):
+            raise ValueError(f"{owner} has a text that is not of {length} characters")
+    return _encode(x).reshape(-1, LENGTH), _encode(y)
+
+
+def _encode(texts: list[str]) -> np.ndarray:
+    """Ids of the characters of all texts, uint8 [characters]; 0 for none of LEAF's letters."""
+    code = np.zeros(129, np.uint8)  # the last place is of all characters beyond ASCII
+    code[list(map(ord, LETTERS))] = np.arange(1, len(LETTERS) + 1)
+    characters = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
+    return code[np.minimum(characters, 128)]
+
+
 LEAF = Source(
-    name="leaf",
-    argument="PATH",
+    name="leaf:PATH",
     about="LEAF's preprocess.sh makes its files, and they have no address",
     read=read_leaf,
     place=user_path,
-    any_kind=True,
+    origin=_ORIGIN,
+)
+SHAKESPEARE = Source(
+    name="shakespeare",
+    about="LEAF's preprocess.sh makes its files, and they have no address",
+    read=read_shakespeare,
+    find=find_shakespeare,
 )

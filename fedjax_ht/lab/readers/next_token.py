@@ -10,14 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import LeftOut, Reading
+from fedjax_ht.lab.readers.client_files import files_of, owners_of
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions
 from fedjax_ht.lab.readers.source import Source
-from fedjax_ht.lab.readers.table_files import owners_of
-from fedjax_ht.lab.readers.tokens import PADDING, UNKNOWN, TextForm, by_id, vocabulary, words
+from fedjax_ht.lab.readers.tokens import PADDING, UNKNOWN, by_id, smallest_type, vocabulary, words
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin, printable, reading, user_path
+from fedjax_ht.lab.safe.archive import Origin, user_path
 from fedjax_ht.lab.safe.bounded import read_whole
+from fedjax_ht.lab.safe.tokenizer import Tokenizer
 
 LENGTH = 32  # tokens of a window where no text_length is given
 _ORIGIN = Origin(
@@ -58,75 +59,56 @@ def windows_of(ids: Sequence[int], length: int) -> Windows:
     return Windows(tokens, following)
 
 
-def read_next_token(path: str, data_dir: Path | None, form: TextForm) -> Dataset:
+def read_next_token(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     """Reads PATH, one of the current folder or `data_dir`.
 
-    It is a .txt file, or a folder of them: one a client, whose samples are a group, or, where all
-    are called like sets, the official sets. Tokens are those of the form's tokenizer, without its
-    special ones, or words of the training texts. Classes are the tokens that follow some window, in
-    the order of their ids.
+    It is a .txt file, or a folder of them: one file per client, whose samples are a group, or, if
+    every file is named train, val or test, one per official set. Tokens are those of the tokenizer,
+    without its special ones, or words of the training texts. Classes are the tokens that follow
+    some window, in the order of their ids.
 
     Raises:
       ValueError: a file is too large, no UTF-8 or too short. One line.
     """
     place = user_path(path, data_dir)
-    with reading(place, _ORIGIN):
-        files, left_out = _text_files(place)
-        texts = [_text(file) for file in files]
-        ids, pieces = _ids(files, texts, form)
-        each = [windows_of(text_ids, form.length or LENGTH) for text_ids in ids]
-        for file, windows in zip(files, each):
-            if not len(windows.following):
-                raise ValueError(f"{file.name} has fewer than two tokens; leave the file out")
-        # An unknown word is no answer that a model could give.
-        if form.tokenizer is None:
-            known = [windows.following != UNKNOWN for windows in each]
-            missing = sum(int(np.count_nonzero(~kept)) for kept in known)
-            each = [Windows(*(x[kept] for x in w)) for w, kept in zip(each, known)]
-            if missing:
-                left_out += (LeftOut(missing, "sample", "their next word is unknown"),)
-        counts = [len(windows.following) for windows in each]
-        limits.keep("the set", sum(counts), limits.TEXTS, "samples")
-        owners = owners_of(files, counts)
-        following = np.concatenate([windows.following for windows in each])
-        if not len(following):
-            raise ValueError("no window is followed by a known word")
-        classes, labels = np.unique(following, return_inverse=True)
-        limits.keep("the set", len(classes), limits.CLASSES, "classes")
-        smallest = np.uint16 if len(pieces) <= 1 << 16 else np.int32
-        return Dataset(
-            f"next_token:{path}",
-            np.concatenate([windows.tokens for windows in each]).astype(smallest),
-            labels.astype(np.int32),
-            tuple(pieces[i] for i in classes),
-            official=owners.official,
-            groups=owners.groups,
-            vocabulary=len(pieces),
-            reading=Reading(
-                path=str(place),
-                group_names=owners.names,
-                token_texts=pieces,
-                left_out=left_out,
-                warnings=tuple(f"left out: {entry}" for entry in left_out),
-            ),
-        )
-
-
-def _text_files(place: Path) -> tuple[list[Path], tuple[LeftOut, ...]]:
-    """The file, or those of a folder by name, and the folder's other entries."""
-    if not place.is_dir():
-        return [place], ()
-    files, left_out = [], []
-    for path in sorted(place.iterdir()):
-        if path.name.startswith("."):
-            continue
-        if path.suffix.lower() == ".txt" and not path.is_dir():
-            files.append(path)
-        else:
-            left_out.append(LeftOut(0, printable(path.name), "no .txt file"))
-    if not files:
-        raise ValueError("no .txt file in the folder")
-    return files, tuple(left_out)
+    files, left_out = files_of(place, (".txt",))
+    texts = [_text(file) for file in files]
+    ids, pieces = _ids(files, texts, options.tokenizer)
+    each = [windows_of(text_ids, options.text_length or LENGTH) for text_ids in ids]
+    for file, windows in zip(files, each):
+        if not len(windows.following):
+            raise ValueError(f"{file.name} has fewer than two tokens; leave the file out")
+    # An unknown word is no answer that a model could give.
+    if options.tokenizer is None:
+        known = [windows.following != UNKNOWN for windows in each]
+        missing = sum(int(np.count_nonzero(~kept)) for kept in known)
+        each = [Windows(*(x[kept] for x in w)) for w, kept in zip(each, known)]
+        if missing:
+            left_out += (LeftOut(missing, "sample", "their next word is unknown"),)
+    counts = [len(windows.following) for windows in each]
+    limits.keep("the set", sum(counts), limits.TEXTS, "samples")
+    owners = owners_of(files, counts)
+    following = np.concatenate([windows.following for windows in each])
+    if not len(following):
+        raise ValueError("no window is followed by a known word")
+    classes, labels = np.unique(following, return_inverse=True)
+    limits.keep("the set", len(classes), limits.CLASSES, "classes")
+    return Raw(
+        np.concatenate([windows.tokens for windows in each]).astype(smallest_type(len(pieces))),
+        labels.astype(np.int32),
+        tuple(pieces[i] for i in classes),
+        official=owners.official,
+        groups=owners.groups,
+        vocabulary=len(pieces),
+        used_tokenizer=True,
+        reading=Reading(
+            path=str(place),
+            group_names=owners.names,
+            token_texts=pieces,
+            left_out=left_out,
+            warnings=tuple(f"left out: {entry}" for entry in left_out),
+        ),
+    )
 
 
 def _text(file: Path) -> str:
@@ -137,12 +119,12 @@ def _text(file: Path) -> str:
 
 
 def _ids(
-    files: Sequence[Path], texts: Sequence[str], form: TextForm
+    files: Sequence[Path], texts: Sequence[str], tokenizer: Path | None
 ) -> tuple[list[list[int]], tuple[str, ...]]:
     """Token ids of whole texts, and the text of each id."""
-    if form.tokenizer is not None:
-        pieces = form.tokenizer.pieces
-        return form.tokenizer.encode_whole(texts), ("", *pieces[1:])
+    if tokenizer is not None:
+        trained = Tokenizer(tokenizer)
+        return trained.encode_whole(texts), ("", *trained.pieces[1:])
     trains = owners_of(files, [1] * len(files)).official.get("train", range(len(files)))
     numbers = vocabulary(texts[i] for i in trains)
     ids = [[numbers.get(word, UNKNOWN) for word in words(text)] for text in texts]
@@ -150,10 +132,9 @@ def _ids(
 
 
 NEXT_TOKEN = Source(
-    name="next_token",
-    argument="PATH",
+    name="next_token:PATH",
     about="it is a text of your own, or a folder of them, and nothing is to be downloaded",
     read=read_next_token,
     place=user_path,
-    texts=True,
+    origin=_ORIGIN,
 )

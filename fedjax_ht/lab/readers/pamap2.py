@@ -20,11 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.readers.as_stored import refuse_image_size
 from fedjax_ht.lab.readers.cache import cached
 from fedjax_ht.lab.readers.pile import mapped
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions
 from fedjax_ht.lab.readers.source import Source
 from fedjax_ht.lab.safe.archive import Origin, members, reading, search, take
 from fedjax_ht.lab.safe.numbers import read_table
@@ -72,20 +71,19 @@ def find_pamap2(data_dir: Path | None) -> tuple[Path, ...]:
     return (path.parents[1] if path.name == "subject101.dat" else path,)
 
 
-def read_pamap2(data_dir: Path | None, image_size: int | None) -> Dataset:
+def read_pamap2(data_dir: Path | None, options: ReadOptions) -> Raw:
     """Windows, float32 [256, 3, 9], in [-1, 1].
 
     The units are on hand, chest and ankle; each has acceleration, angular velocity and magnetic
     field, x y z each. Groups are the persons, 1 to 9; there are no official sets. The files are
     read once, see `cache.cached`.
     """
-    refuse_image_size(image_size, "pamap2")
     (source,) = find_pamap2(data_dir)
     with reading(source, _ORIGIN):
         return cached("pamap2", None, data_dir, (source,), lambda target: _build(source, target))
 
 
-def _build(source: Path, target: Path | None) -> Dataset:
+def _build(source: Path, target: Path | None) -> Raw:
     recordings = {}
     for match, content in members(source, _PATTERN):
         key = match["person"], match["part"]
@@ -103,8 +101,7 @@ def _build(source: Path, target: Path | None) -> Dataset:
         raise ValueError(f"no window of {STEPS} steps of the {len(ACTIVITIES)} activities")
     inputs = _joined(windows, (sum(counts), STEPS, UNITS, len(_SIGNALS) // UNITS), target)
     groups = np.repeat(persons, counts)
-    return Dataset(
-        "pamap2",
+    return Raw(
         inputs,
         np.concatenate(labels),
         tuple(ACTIVITIES.values()),

@@ -1,91 +1,93 @@
 """Collects the declarations of all data sets, and loads a set by its name."""
 
+import dataclasses
 import functools
+import importlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.names import meant, unknown
-from fedjax_ht.core.user_code import names_user_function
+from fedjax_ht.core.names import kind_of_value, meant, unknown
+from fedjax_ht.core.user_code import (
+    call_user_function,
+    names_user_function,
+    user_file,
+    user_function,
+)
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.readers import (
-    ag_news,
-    camelyon17,
-    cifar,
-    client_folders,
-    csv_file,
-    domains,
-    embedded,
-    flowers102,
-    food101,
-    har,
-    hf,
-    idx,
-    image_folder,
-    leaf,
-    next_token,
-    npz,
-    pamap2,
-    parquet,
-    shakespeare,
-    svhn,
-    text_file,
-    tfds,
-    tiny_imagenet,
-    user_data,
-)
-from fedjax_ht.lab.readers.columns import NOT_NAMED, Columns
-from fedjax_ht.lab.readers.prefixes import prefix_hint
-from fedjax_ht.lab.readers.sizes import Sizes, check_sizes, sizes_of
+from fedjax_ht.lab.readers.raw import ReadOptions, dataset_of, read_options
 from fedjax_ht.lab.readers.source import Source
-from fedjax_ht.lab.readers.tokens import TextForm
-from fedjax_ht.lab.safe.archive import two_places
+from fedjax_ht.lab.safe.archive import reading, two_places, user_path
 from fedjax_ht.lab.safe.stamps import stamp_of
-from fedjax_ht.lab.safe.tokenizer import tokenizer_file
 
 _LOGGER = logging.getLogger(__name__)
 
-_ALL = (
-    embedded.FASHION_MNIST_10K,
-    embedded.HAR_10PERSONS,
-    embedded.HAR_30PERSONS,
-    idx.FASHION_MNIST,
-    idx.MNIST,
-    cifar.CIFAR10,
-    cifar.CIFAR100,
-    svhn.SVHN,
-    tiny_imagenet.TINY_IMAGENET,
-    flowers102.FLOWERS102,
-    food101.FOOD101,
-    har.HAR,
-    pamap2.PAMAP2,
-    camelyon17.CAMELYON17,
-    ag_news.AG_NEWS,
-    ag_news.AG_NEWS_TEST,
-    shakespeare.SHAKESPEARE,
-    image_folder.FOLDER,
-    domains.DOMAINS,
-    npz.NPZ,
-    csv_file.CSV,
-    parquet.PARQUET,
-    hf.HF,
-    tfds.TFDS,
-    client_folders.CLIENT_FOLDERS,
-    leaf.LEAF,
-    text_file.TEXT,
-    next_token.NEXT_TOKEN,
-)
-SOURCES: Mapping[str, Source] = {source.name: source for source in _ALL}
-"""Name of a set, or prefix of a kind of sets -> its declaration."""
+_MODULES = {
+    "fashion_mnist_10k": "embedded",
+    "har_10persons": "embedded",
+    "har_30persons": "embedded",
+    "fashion_mnist": "idx",
+    "mnist": "idx",
+    "cifar10": "cifar",
+    "cifar100": "cifar",
+    "svhn": "svhn",
+    "tiny_imagenet": "tiny_imagenet",
+    "flowers102": "flowers102",
+    "food101": "food101",
+    "har": "har",
+    "pamap2": "pamap2",
+    "camelyon17": "camelyon17",
+    "ag_news": "ag_news",
+    "ag_news_test": "ag_news",
+    "shakespeare": "leaf",
+    "folder:PATH": "image_folder",
+    "domains:PATH": "domains",
+    "npz:PATH": "npz",
+    "csv:PATH": "csv_file",
+    "text:PATH": "csv_file",
+    "parquet:PATH": "parquet",
+    "hf:PATH": "hf",
+    "tfds:NAME": "tfds",
+    "client_folders:PATH": "client_folders",
+    "leaf:PATH": "leaf",
+    "next_token:PATH": "next_token",
+}
+"""Name of a set, or prefix of a kind of sets and what it needs -> the module that declares it."""
+
+
+class _Sources(Mapping):
+    """Name or prefix -> declaration, whose module is loaded when it is asked for."""
+
+    def __init__(self, names: Iterable[str]):
+        self._names = {name.partition(":")[0]: name for name in names}
+
+    def __getitem__(self, prefix: str) -> Source:
+        name = self._names[prefix]
+        module = importlib.import_module(f"fedjax_ht.lab.readers.{_MODULES[name]}")
+        declared = [value for value in vars(module).values() if isinstance(value, Source)]
+        return next(source for source in declared if source.name == name)
+
+    def __contains__(self, prefix: object) -> bool:  # which a Mapping finds out by loading
+        return prefix in self._names
+
+    def __iter__(self):
+        return iter(self._names)
+
+    def __len__(self):
+        return len(self._names)
+
+
+SOURCES: Mapping[str, Source] = _Sources(_MODULES)
 
 
 def dataset_names() -> tuple[str, ...]:
     """The names that `load_dataset` takes; a prefix ends in the part to be filled in,
     "npz:PATH"."""
-    return tuple(source.title for source in SOURCES.values())
+    return tuple(_MODULES)
 
 
 def find_source(name: str) -> Source | None:
@@ -108,9 +110,28 @@ def names_user_data(name: str) -> bool:
 def unknown_dataset(name: str, data_dir: str | os.PathLike | None = None) -> str:
     """The message for a name that is no set; with the prefix that reads it, where it is a file."""
     root = None if data_dir is None else Path(data_dir).expanduser()
-    if hint := prefix_hint(name, root):
-        return f"unknown dataset {name!r}; {hint} T{_listed()[1:]}"
+    if hint := _prefix_hint(name, root):
+        return f"unknown dataset {name!r}; did you mean {hint!r}? Otherwise {_listed()}"
     return unknown("dataset", name, dataset_names(), _listed())
+
+
+def _prefix_hint(name: str, data_dir: Path | None) -> str:
+    """The name with the prefix that reads such a file, or folder; "" for a name that is no path."""
+    prefixes = {"npz": "npz", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
+    if not name or ":" in name:
+        return ""
+    prefix = prefixes.get(name.lower().removesuffix(".gz").rpartition(".")[2], "")
+    path = user_path(name, data_dir)
+    if not prefix and path.is_dir():
+        inside = {file.name for file in path.iterdir()}
+        if (path / "train" / "0.npz").exists():
+            return f"client_folders:{name}"
+        if any((path / "train").glob("*.json")):
+            return f"leaf:{name}"
+        is_hf = inside & {"dataset_dict.json", "dataset_info.json"}
+        is_table = any(file.endswith((".csv", ".tsv")) for file in inside)
+        prefix = "hf" if is_hf else "csv" if is_table else "folder"
+    return f"{prefix}:{name}" if prefix else ""
 
 
 def _listed() -> str:
@@ -181,85 +202,71 @@ def load_dataset(
       >>> dataset.inputs.shape, dataset.num_classes
       ((10000, 28, 28, 1), 10)
     """
-    check_sizes(image_size, text_length)
+    options = read_options(
+        image_size, text_length, tokenizer=tokenizer, label=label, features=features, group=group
+    )
     if names_user_data(name):
-        options = {"image_size": image_size, "text_length": text_length}
-        options |= {"label": label, "features": features, "group": group, "tokenizer": tokenizer}
-        return user_data.load_user_data(name, options, meant(name, dataset_names(), _listed()))
+        return _user_data(name, options)
     root = None if data_dir is None else Path(data_dir).expanduser().resolve()
     source = find_source(name)
     if source is None:
         raise ValueError(unknown_dataset(name, root))
-    columns = Columns(label or "", tuple(features), group or "")
     argument = name.partition(":")[2]
     files = source.files_of(argument, root)
-    vocabulary = tokenizer_file(tokenizer) if tokenizer else None
-    if vocabulary:
-        files = (*files, vocabulary)
-    stamp = stamp_of(files)
-    dataset = _load(name, root, image_size, text_length, columns, stamp, tokenizer=vocabulary)
-    for line in _doubts(dataset, source, argument, root):
-        _LOGGER.warning(f"{name}: {line}")
+    stamp = stamp_of((*files, options.tokenizer) if options.tokenizer else files)
+    dataset = _load(name, root, options, stamp)
+    record = dataset.reading or Reading()
+    place = argument.partition(":")[0] if source.argument == "PATH" else ""
+    for line in (two_places(place, root), *record.warnings, *dataset.doubts):
+        if line:
+            _LOGGER.warning(f"{name}: {line}")
     return dataset
 
 
-def _doubts(
-    dataset: Dataset, source: Source, argument: str, data_dir: Path | None
-) -> tuple[str, ...]:
-    """Lines on choices that may have been meant otherwise."""
-    reading = dataset.reading or Reading()
-    places = ""
-    if source.argument == "PATH":
-        path = argument.partition(":")[0] if source.columns else argument
-        places = two_places(path, data_dir)
-    return (*filter(None, [places]), *reading.warnings, *dataset.doubts)
-
-
 @functools.lru_cache(maxsize=4)
-def _load(
-    name: str,
-    data_dir: Path | None,
-    image_size: int | None,
-    text_length: int | None = None,
-    columns: Columns = NOT_NAMED,
-    stamp: str = "",
-    *,
-    tokenizer: Path | None = None,
-) -> Dataset:
+def _load(name: str, data_dir: Path | None, options: ReadOptions, stamp: str) -> Dataset:
     """Reads a set; the stamp of its files is there to tell other calls from this one."""
     del stamp
-    source = SOURCES[name.partition(":")[0]]
-    size = _size(source, name, image_size, text_length, tokenizer=tokenizer)
-    if not source.columns and any(columns):
-        field, value = next(pair for pair in columns._asdict().items() if pair[1])
-        raise ValueError(f"{field} is {value!r}, but {name} has no columns with names")
-    arguments = [name.partition(":")[2]] if source.argument else []
-    more = [columns] if source.columns else []
-    return source.read(*arguments, data_dir, size, *more)
+    prefix, _, argument = name.partition(":")
+    source = SOURCES[prefix]
+    if source.place is not None and source.origin is not None:
+        with reading(source.place(argument, data_dir), source.origin):
+            return dataset_of(name, source.read(argument, data_dir, options), options)
+    raw = source.read(*([argument] if argument else []), data_dir, options)
+    try:
+        return dataset_of(name, raw, options)
+    except ValueError as error:
+        path = f"{raw.reading.path}: " if raw.reading.path else ""
+        raise ValueError(f"{path}{error}") from error
 
 
-def _size(
-    source: Source,
-    name: str,
-    image_size: int | None,
-    text_length: int | None,
-    *,
-    tokenizer: Path | None,
-) -> int | TextForm | Sizes | None:
-    """Returns the size that a source reads its samples at.
+def _user_data(name: str, options: ReadOptions) -> Dataset:
+    """Returns the data set that a function of a user's own makes; the latest one is kept.
 
     Raises:
-      ValueError: an option is for samples of another kind.
+      ValueError: there is no such function, it raises something or returns something else, or an
+        option is given. One line.
     """
-    if source.any_kind or source.texts:
-        sizes = sizes_of(image_size, text_length, tokenizer)
-        if source.any_kind:
-            return sizes
-        if image_size is not None:
-            raise ValueError(f"image_size is {image_size}, but {name} has no images")
-        return TextForm(sizes.text, sizes.tokenizer)
-    if text_length is not None:
-        raise ValueError(f"text_length is {text_length}, but {name} has no texts")
-    if tokenizer is not None:
-        raise ValueError(f"tokenizer is {str(tokenizer)!r}, but {name} has no texts")
-    return image_size
+    for option, value in options._asdict().items():
+        if value:
+            raise ValueError(
+                f"{option} is {value!r}, but {name} makes its samples itself; leave it out"
+            )
+    hint = meant(name, dataset_names(), _listed())
+    return _made(user_function("dataset", name, hint), name)
+
+
+@functools.lru_cache(maxsize=1)
+def _made(function: Callable[..., Any], name: str) -> Dataset:
+    del function  # it tells a module that was loaded anew from this one
+    dataset = call_user_function("dataset", name)
+    if not isinstance(dataset, Dataset):
+        raise ValueError(
+            f"dataset {name!r} returns {kind_of_value(dataset)}; it must return an fl.Dataset"
+        )
+    if not len(dataset.labels):
+        raise ValueError(f"dataset {name!r} returns a set without samples")
+    reading = dataset.reading or Reading()
+    if reading.path:
+        return dataset
+    return dataclasses.replace(dataset, reading=dataclasses.replace(reading, path=user_file(name)))

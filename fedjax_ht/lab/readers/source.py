@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.lab.readers.raw import Raw
+from fedjax_ht.lab.safe.archive import Origin
 
 
 class Moments(NamedTuple):
@@ -41,39 +42,33 @@ class Source:
     """A data set that `load_dataset` reads, or a kind of them.
 
     Attributes:
-      name: the set's name; of a kind, the prefix before the colon.
+      name: the set's name, such as "cifar10"; of a kind, a prefix and the kind of text behind the
+        colon, such as "npz:PATH".
       about: a description of the set in one line, or the reason why it has no address.
-      read: the reader, (data_dir, size) -> Dataset; of a kind, (text behind the colon, data_dir,
-        size). The size is a `tokens.TextForm` where `texts` is set, else an `image_size`. With
-        `columns` a `columns.Columns` follows.
+      read: the reader, (data_dir, options) -> Raw; of a kind, (text behind the colon, data_dir,
+        options).
       find: a function data_dir -> the files and folders that `read` takes; None where there is no
         publisher.
       place: the file or folder that `read` takes, of a kind, as a function of (text behind the
         colon, data_dir).
+      origin: the files that are expected at `place`, for errors.
       home: URL of the folder with the files to download; "" where there is no such address.
       files: sizes in bytes of the files to download into a folder of the set's name, by name.
       md5: file name -> published MD5 sum, of the files to download and of those that they hold; the
         content of a .gz goes by the name without that ending.
       moments: mean and standard deviation of the pixels; None if they are not known.
-      argument: the kind of text behind the colon, such as "PATH"; "" for a set.
-      texts: True if the set holds texts.
-      columns: True if its columns have names, of which one is the label.
-      any_kind: True if its samples may be images or texts: the size is a `frames.Sizes`.
     """
 
     name: str
     about: str
-    read: Callable[..., Dataset]
+    read: Callable[..., Raw]
     find: Callable[[Path | None], Iterable[Path]] | None = None
     place: Callable[[str, Path | None], Path] | None = None
+    origin: Origin | None = None
     home: str = ""
     files: Mapping[str, int] = dataclasses.field(default_factory=dict)
     md5: Mapping[str, str] = dataclasses.field(default_factory=dict)
     moments: Moments | None = None
-    argument: str = ""
-    texts: bool = False
-    columns: bool = False
-    any_kind: bool = False
 
     def files_of(self, argument: str, data_dir: Path | None) -> tuple[Path, ...]:
         """The files and folders that `read` takes; () where they are not there, or in the package.
@@ -92,9 +87,14 @@ class Source:
             return ()
 
     @property
-    def title(self) -> str:
-        """The name as a list of all sets shows it, such as "cifar10" or "npz:PATH"."""
-        return f"{self.name}:{self.argument}" if self.argument else self.name
+    def prefix(self) -> str:
+        """The part of the name before the colon; the name of a set."""
+        return self.name.partition(":")[0]
+
+    @property
+    def argument(self) -> str:
+        """The kind of text behind the colon; "" for a set."""
+        return self.name.partition(":")[2]
 
     @property
     def size(self) -> int:

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.checksums import check_sum
-from fedjax_ht.lab.readers.images import resize
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
 from fedjax_ht.lab.readers.source import Moments, Source
 from fedjax_ht.lab.safe.archive import Origin, reading, search, take
 from fedjax_ht.lab.safe.mat import load_mat
@@ -26,22 +25,18 @@ def find_svhn(data_dir: Path | None) -> Iterator[Path]:
         yield search("svhn", data_dir, ("svhn", "SVHN", ""), (file,), _ORIGIN)
 
 
-def read_svhn(data_dir: Path | None, image_size: int | None) -> Dataset:
+def read_svhn(data_dir: Path | None, options: ReadOptions) -> Raw:
     """Official sets train and test, 32x32x3; the publisher's label 10, or 0, is the digit 0."""
     parts, folder = [], ""
     for path in find_svhn(data_dir):
         parts.append(_read_split(path))
         folder = str(path.parent)
     images, labels, warnings = zip(*parts)
-    train = len(labels[0])
-    labels = np.concatenate(labels)
-    official = {"train": np.arange(train), "test": np.arange(train, len(labels))}
-    return Dataset(
-        "svhn",
-        resize(np.concatenate(images), image_size),
-        labels,
+    return Raw(
+        np.ascontiguousarray(np.concatenate(images)),
+        np.concatenate(labels),
         tuple("0123456789"),
-        official=official,
+        official=one_after_another(zip(("train", "test"), map(len, labels))),
         reading=Reading(path=folder, warnings=sum(warnings, ())),
     )
 

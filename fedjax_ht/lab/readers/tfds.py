@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.cache import cached
 from fedjax_ht.lab.readers.images import decode_all
 from fedjax_ht.lab.readers.pile import Pile
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
 from fedjax_ht.lab.readers.source import Source
 from fedjax_ht.lab.safe.archive import Origin, fetch, files_below, reading
 from fedjax_ht.lab.safe.bounded import open_regular
@@ -20,7 +20,7 @@ _SPLITS = {"train": "train", "validation": "val", "test": "test"}
 _PREPARE = "pip install 'fedjax_ht[tfds]'"
 
 
-def read_tfds(dataset: str, data_dir: Path | None, image_size: int | None) -> Dataset:
+def read_tfds(dataset: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     """Reads a prepared set; its splits train, validation and test are official sets.
 
     DATASET is NAME, NAME/CONFIG, or either with :VERSION.
@@ -47,8 +47,8 @@ def read_tfds(dataset: str, data_dir: Path | None, image_size: int | None) -> Da
             )
         for path in files_below(prepared[0]):  # tensorflow-datasets opens them by itself
             open_regular(path).close()
-        build = functools.partial(_decode, dataset, prepared[0], image_size)
-        return cached(f"tfds:{dataset}", image_size, root, prepared, build)
+        build = functools.partial(_decode, dataset, prepared[0], options.image_size)
+        return cached("tfds", options.image_size, root, prepared, build)
 
 
 def tfds_folder(dataset: str, data_dir: Path | None) -> Path:
@@ -60,7 +60,7 @@ def _root(data_dir: Path | None) -> Path:
     return data_dir or Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
 
 
-def _decode(dataset: str, folder: Path, image_size: int | None, target: Path | None) -> Dataset:
+def _decode(dataset: str, folder: Path, image_size: int | None, target: Path | None) -> Raw:
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
@@ -92,23 +92,18 @@ def _decode(dataset: str, folder: Path, image_size: int | None, target: Path | N
 
     decoded = decode_all(encoded(), image_size)
     pile = Pile(((key, image.pixels) for key, image in decoded), target)
-    images, start, official = pile.stack(list(pile.places)), 0, {}
-    for name, examples in parts.items():
-        official[name] = np.arange(start, start + len(examples))
-        start += len(examples)
-    return Dataset(
-        f"tfds:{dataset}",
+    images = pile.stack(list(pile.places))
+    return Raw(
         images,
         np.array(labels),
         tuple(features[label_key].names),
-        official=official,
+        official=one_after_another((name, len(part)) for name, part in parts.items()),
         reading=Reading(path=str(folder)),
     )
 
 
 TFDS = Source(
-    name="tfds",
-    argument="NAME",
+    name="tfds:NAME",
     about="any set that tensorflow-datasets knows, which fetches it",
     read=read_tfds,
     place=tfds_folder,

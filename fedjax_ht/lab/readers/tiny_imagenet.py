@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.cache import cached
 from fedjax_ht.lab.readers.checksums import check_sum
 from fedjax_ht.lab.readers.images import decode_members
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
 from fedjax_ht.lab.readers.source import Moments, Source
 from fedjax_ht.lab.safe.archive import Origin, reading, search, take
 
@@ -31,7 +31,7 @@ def find_tiny_imagenet(data_dir: Path | None) -> tuple[Path, ...]:
     return (path.parents[1] if path.name == "val_annotations.txt" else path,)
 
 
-def read_tiny_imagenet(data_dir: Path | None, image_size: int | None) -> Dataset:
+def read_tiny_imagenet(data_dir: Path | None, options: ReadOptions) -> Raw:
     """64x64x3, classes by WordNet id in sorted order.
 
     The official set "test" is the publisher's labelled validation set, since the labels of its test
@@ -39,11 +39,11 @@ def read_tiny_imagenet(data_dir: Path | None, image_size: int | None) -> Dataset
     """
     (source,) = find_tiny_imagenet(data_dir)
     with reading(source, _ORIGIN):
-        build = functools.partial(_decode, source, image_size)
-        return cached("tiny_imagenet", image_size, data_dir, (source,), build)
+        build = functools.partial(_decode, source, options.image_size)
+        return cached("tiny_imagenet", options.image_size, data_dir, (source,), build)
 
 
-def _decode(source: Path, image_size: int | None, target: Path | None) -> Dataset:
+def _decode(source: Path, image_size: int | None, target: Path | None) -> Raw:
     warnings = check_sum(MD5, source)
     pile, texts, _ = decode_members(source, _PATTERN, image_size, target)
     (annotations,) = take(texts, ("val/val_annotations.txt",), "files")
@@ -59,12 +59,11 @@ def _decode(source: Path, image_size: int | None, target: Path | None) -> Datase
             f"{len(unknown)} classes of val_annotations.txt have no training images, "
             f"such as {min(unknown)}"
         )
-    return Dataset(
-        "tiny_imagenet",
+    return Raw(
         pile.stack(keys),
         np.searchsorted(classes, wnids),
         tuple(classes),
-        official={"train": np.arange(train), "test": np.arange(train, len(keys))},
+        official=one_after_another([("train", train), ("test", len(keys) - train)]),
         reading=Reading(path=str(source), warnings=warnings),
     )
 

@@ -1,10 +1,9 @@
 """Tokenises texts: words and punctuation, by a vocabulary of the training texts, or by a tokenizer
 of a folder of Hugging Face's."""
 
-import csv
-import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,18 +16,6 @@ WORDS = 32_000
 LENGTH = 200
 
 _RULE = str.maketrans({'"': "", ";": " ", ":": " "} | {mark: f" {mark} " for mark in "'.,()!?"})
-
-
-class TextForm(NamedTuple):
-    """The form that texts are brought into.
-
-    Attributes:
-      length: number of tokens to which texts are cut or padded; None for `LENGTH`.
-      tokenizer: a trained tokenizer; None for a vocabulary of the training texts.
-    """
-
-    length: int | None = None
-    tokenizer: Tokenizer | None = None
 
 
 class Tokens(NamedTuple):
@@ -45,24 +32,30 @@ class Tokens(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def tokenised(texts: Sequence[str], learned: Sequence[int] | np.ndarray, form: TextForm) -> Tokens:
+def tokenised(
+    texts: Sequence[str],
+    learned: Iterable[int],
+    length: int | None,
+    tokenizer: Path | None,
+) -> Tokens:
     """Returns texts as token ids.
 
     Args:
       texts: the texts.
       learned: indices of the texts that a vocabulary is learned from, where there is no tokenizer.
-      form: the form of the result.
+      length: number of tokens to which texts are cut or padded; None for `LENGTH`.
+      tokenizer: file of a trained tokenizer; None for a vocabulary.
 
     Raises:
       ValueError: there are more than `limits.WORDS` different words.
     """
-    length = form.length or LENGTH
-    if form.tokenizer is None:
+    length = length or LENGTH
+    if tokenizer is None:
         ids = vocabulary(texts[i] for i in learned)
         return Tokens(encode(texts, ids, length), by_id(ids))
-    rows, pieces = form.tokenizer.encode(texts, length), form.tokenizer.pieces
-    smallest = np.uint16 if len(pieces) <= 1 << 16 else np.int32
-    tokens = np.full((len(texts), length), PADDING, smallest)
+    trained = Tokenizer(tokenizer)
+    rows, pieces = trained.encode(texts, length), trained.pieces
+    tokens = np.full((len(texts), length), PADDING, smallest_type(len(pieces)))
     for token_ids, row in zip(tokens, rows):
         token_ids[: len(row)] = row
     ambiguous = sum(row[-1:] == [PADDING] for row in rows)
@@ -74,26 +67,9 @@ def tokenised(texts: Sequence[str], learned: Sequence[int] | np.ndarray, form: T
     return Tokens(tokens, ("", *pieces[1:]), warnings)
 
 
-def text_rows(content: bytes | bytearray, mark: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """Yields (line, cells) of a CSV file of texts, each row with as many cells as the first.
-
-    Args:
-      content: the content of the file, UTF-8.
-      mark: the character between cells.
-
-    Raises:
-      ValueError: a row has one cell, or another number of cells.
-    """
-    # a byte order mark, which other programs write, is no part of the first cell
-    lines = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
-    rows, columns = csv.reader(lines, delimiter=mark, strict=True), None
-    for row in rows:
-        if len(row) < 2 or len(row) != (columns or len(row)):
-            raise ValueError(
-                f"line {rows.line_num} has {len(row)} columns, not {columns or 'a class and texts'}"
-            )
-        columns = len(row)
-        yield rows.line_num, row
+def smallest_type(count: int) -> type[np.integer]:
+    """The smallest type that holds so many token ids."""
+    return np.uint16 if count <= 1 << 16 else np.int32
 
 
 def words(text: str) -> list[str]:

@@ -99,7 +99,7 @@ def partitions() -> dict[str, Entry]:
 
 
 def datasets() -> dict[str, Entry]:
-    return {source.title: Entry(source.about) for source in SOURCES.values()}
+    return {source.name: Entry(source.about) for source in SOURCES.values()}
 
 
 def configs() -> dict[str, Entry]:

@@ -100,13 +100,17 @@ def reading(path: Path, origin: Origin) -> Iterator[None]:
         raise
     # zipfile, tarfile, zlib, numpy and Python's parser each have their own for damage
     except Exception as error:
+        if getattr(error, "names_its_file", False):  # one in the folder `path`
+            raise
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         line = str(text).partition("\n")[0].rstrip(":")[:_LINE] or type(error).__name__
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
         # the system's, not a reader's own
         if isinstance(error, FileNotFoundError) and error.errno:
             line += "; it was looked for in the current folder and below data_dir"
-        raise kind(f"{path}: {line}; expected {origin.expected}, {origin.how}") from error
+        named = kind(f"{path}: {line}; expected {origin.expected}, {origin.how}")
+        named.names_its_file = True
+        raise named from error
 
 
 def files_below(folder: Path) -> Iterator[Path]:

@@ -12,11 +12,13 @@ TEXT_BYTES = 16 << 20  # of JSON, which takes up to twenty times its size in mem
 TEXTS_BYTES = 128 << 20  # of a file of texts; AG News' training set has 30 MB
 TEXTS = 1 << 20  # samples of a set of texts
 WORDS = 1 << 21  # different ones of a set of texts
-# brackets and commas of JSON that may be longer than TEXT_BYTES: each may be a value
-MARKS = 1 << 23
+# brackets and commas of LEAF's JSON, each of which may be a value; a hundred writers of FEMNIST
+# have 18 million
+JSON_MARKS = 1 << 25
 GROWTH = 32  # decompressed bytes per byte of a file, where that is more than FILE_BYTES
 PIXELS = 1 << 26  # of one image
 TABLE_ROWS = 1 << 21  # of a table as text
+TABLE_COLUMNS = 1 << 15  # of a table as text; each is an array
 TABLE_CELLS = 1 << 24
 PICKLE_STEPS = 6 << 20  # opcodes of a pickle; a token of a text is one
 PICKLE_NAMES = 10_000  # of functions and classes that a pickle asks for, repetitions counted

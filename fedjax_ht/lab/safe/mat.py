@@ -3,22 +3,20 @@
 import io
 import struct
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from fedjax_ht.core.extras import needing
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.bounded import open_regular, size_of
+from fedjax_ht.lab.safe.bounded import read_whole
 
-# The format is described in MathWorks' "MAT-File Format": a header of 128 bytes, then elements of
-# type, size, content.
-_HEADER = 128
-_MATRIX, _COMPRESSED = 14, 15
-_NUMBERS = range(6, 16)  # classes of arrays, double to uint64; others hold arrays in arrays
-_CHUNK = 1 << 20
+_HEADER, _COMPRESSED = 128, 15  # bytes, and the type of an element; see MathWorks' MAT-File Format
+_NUMBERS = {
+    "double",
+    "single",
+    *(f"{kind}{n}" for kind in ("int", "uint") for n in (8, 16, 32, 64)),
+}
 
 
 def load_mat(name: str, path: Path) -> dict[str, np.ndarray]:
@@ -29,68 +27,35 @@ def load_mat(name: str, path: Path) -> dict[str, np.ndarray]:
       ValueError: the file is damaged, holds anything but arrays of numbers, or too much of them.
     """
     with needing(f"{name}: reading .mat files"):
-        from scipy.io import loadmat
-    with open_regular(path) as file:
-        try:
-            return loadmat(_inflated(file))
-        except Exception as error:  # scipy raises nearly anything on a damaged file
-            raise ValueError(f"damaged .mat file ({error})") from error
+        from scipy.io import loadmat, whosmat
+    content = bytes(read_whole(path))
+    _check_elements(content)
+    try:
+        # arrays in arrays could be as deep as a file likes
+        kinds = {kind for _, _, kind in whosmat(io.BytesIO(content))}
+        if not kinds <= _NUMBERS:
+            raise ValueError("an array of something else than numbers")
+        return loadmat(io.BytesIO(content))
+    except Exception as error:  # scipy raises nearly anything on a damaged file
+        raise ValueError(f"damaged .mat file ({error})") from error
 
 
-def _inflated(file: BinaryIO) -> io.BytesIO:
-    """Inflates a file.
-
-    scipy would inflate only as far as it reads, and so miss the sums at the ends.
-    """
-    size = size_of(file)
-    header, inflated = file.read(_HEADER), io.BytesIO()
-    order = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}.get(header[124:])
+def _check_elements(content: bytes) -> None:
+    """Refuses a file that inflates to too much, or whose sums are wrong; scipy would not see it."""
+    order = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}.get(content[124:_HEADER])
     if order is None:
         raise ValueError("not a MATLAB 5 file")
-    inflated.write(header)
-    limit = limits.decompressed(size)
-    while tag := file.read(8):
-        kind, count = struct.unpack(f"{order}2I", tag)
-        if count > size - file.tell():
+    position, inflated, limit = _HEADER, 0, limits.decompressed(len(content)) + 1
+    while position < len(content):
+        if len(content) < position + 8:
             raise ValueError("it ends too early")
-        start = inflated.tell()
+        kind, count = struct.unpack_from(f"{order}2I", content, position)
+        position += 8 + count
+        if position > len(content):
+            raise ValueError("it ends too early")
         if kind == _COMPRESSED:
-            for part in _inflate(file, count):
-                inflated.write(part)
-                limits.keep("decompressed, it", inflated.tell(), limit)
-        else:
-            inflated.write(tag + file.read(count))
-        with inflated.getbuffer() as content:
-            _check_element(bytes(content[start : start + 24]), inflated.tell() - start, order)
-    inflated.seek(0)
-    return inflated
-
-
-def _inflate(file: BinaryIO, count: int) -> Iterator[bytes]:
-    """Yields one compressed element of `count` bytes in parts.
-
-    Its sum is right if it comes to its end.
-    """
-    stream = zlib.decompressobj()
-    while count or stream.unconsumed_tail:
-        content = stream.unconsumed_tail or file.read(min(count, _CHUNK))
-        count -= 0 if stream.unconsumed_tail else len(content)
-        yield stream.decompress(content, _CHUNK)
-        if stream.eof:
-            break
-    if not stream.eof or stream.unused_data or count:
-        raise ValueError("a compressed array is longer or shorter than it says")
-
-
-def _check_element(start: bytes, size: int, order: str) -> None:
-    """Refuses anything but one array of numbers.
-
-    The first 24 bytes are two tags, of the matrix and of its flags, and the flags.
-    """
-    if len(start) < 24:
-        raise ValueError("an array is too short")
-    kind, count, _, _, flags, _ = struct.unpack(f"{order}6I", start)
-    if kind != _MATRIX or count != size - 8:
-        raise ValueError("an element is no array")
-    if flags & 0xFF not in _NUMBERS:
-        raise ValueError("an array of something else than numbers")
+            stream = zlib.decompressobj()
+            inflated += len(stream.decompress(content[position - count : position], limit))
+            limits.keep("decompressed, it", inflated, limit - 1)
+            if not stream.eof or stream.unused_data:
+                raise ValueError("a compressed array is longer or shorter than it says")

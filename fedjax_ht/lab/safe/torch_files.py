@@ -26,7 +26,6 @@ from fedjax_ht.lab.safe.safe_pickle import (
     Call,
     Dict,
     Recorder,
-    check_keys,
     damage_is_a_value_error,
 )
 from fedjax_ht.lab.safe.tensors import STORAGES, TENSOR_CALLS, build_tensor, kind_and_key
@@ -43,18 +42,12 @@ _PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and of torch.compile
 
 
 class _TorchRecorder(Recorder):
-    """`kinds` are the types of the storages that were named, by their names."""
+    """A recorder of torch's pickles, which name their storages by tuples."""
 
     def __init__(self, file: BinaryIO):
         super().__init__(file, _STORAGE_CALLS | TENSOR_CALLS | _BESIDE, _ALLOWED)
-        self.kinds: dict[str, str] = {}
 
     def persistent_load(self, pid):
-        # A storage: ("storage", its type, its name, device, number of elements, and more in older
-        # files).
-        match pid:
-            case ("storage", type() as kind, str() as key, *_):
-                self.kinds[key] = kind.__name__
         return pid
 
 
@@ -142,7 +135,11 @@ def _tensor(file: Any, name: str) -> np.ndarray:
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
     with open_regular(path) as file, damage_is_a_value_error():
-        content, storage = _read_zip(file) if zipfile.is_zipfile(file) else _read_stream(file)
+        if not zipfile.is_zipfile(file):
+            raise ValueError(
+                "no zip file, as torch writes since 1.6; save it again with a torch of today"
+            )
+        content, storage = _read_zip(file)
         return _tensors(content, storage, limits.decompressed(size_of(file)))
 
 
@@ -202,55 +199,27 @@ def _entry(archive: Zip, name: str) -> bytearray:
     return archive.read(name, math.inf)
 
 
-def _read_stream(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
-    """Reads the stream of pickles that torch wrote before 1.6, and still does in pickles.
-
-    It is a header, the content, the storages' names, and their lengths and numbers in that order.
-    Returns as `_read_zip`.
-    """
-    file.seek(0)
-    recorders = [_TorchRecorder(file) for _ in range(5)]
-    magic, version, system, content, keys = [recorder.load() for recorder in recorders]
-    is_known = (magic, version) == (_MAGIC, _VERSION) and isinstance(system, dict)
-    if not is_known or not system.get("little_endian"):
-        raise ValueError("a storage is in none of torch's formats, or of a big-endian machine")
-    kinds = recorders[3].kinds
-    check_keys(keys if isinstance(keys, list) else ())  # before a set hashes them
-    if not isinstance(keys, list) or set(keys) != set(kinds):
-        raise ValueError("it does not hold the storages that it names; the file is damaged")
-    storages = _storages(file.read(), {key: np.dtype(STORAGES[kinds[key]]) for key in keys})
-
-    def numbers_of(record: Any) -> np.ndarray:
-        return storages[kind_and_key(record)[1]]
-
-    return content, numbers_of
-
-
-def _storages(content: bytes, dtypes: Mapping[str, np.dtype]) -> dict[str, np.ndarray]:
-    """The storages at the end of a stream: each its length as an int64, and its numbers."""
-    storages, position = {}, 0
-    for key, dtype in dtypes.items():
-        count = int.from_bytes(content[position : position + 8], "little")
-        left = (len(content) - position - 8) // dtype.itemsize
-        if count > left:
-            raise ValueError(
-                f"a storage holds {left} numbers and says {count}; the file is damaged"
-            )
-        storages[key] = np.frombuffer(content, dtype, count, position + 8)
-        position += 8 + storages[key].nbytes
-    if position != len(content):
-        raise ValueError(
-            f"{len(content) - position} bytes are left behind the last storage; the file is damaged"
-        )
-    return storages
-
-
 def read_storage(content: bytes) -> np.ndarray:
-    """The numbers, [N], of one storage that torch wrote as a stream.
+    """The numbers, [N], of one storage that torch wrote as a stream of pickles.
+
+    The stream is a header, the record of the storage, its name, its length and its numbers.
 
     Raises:
       ValueError: the stream is damaged, of another format, or holds anything but one storage.
     """
+    file = io.BytesIO(content)
     with damage_is_a_value_error():
-        record, numbers = _read_stream(io.BytesIO(content))
-        return numbers(record)
+        magic, version, system, record, keys = [_TorchRecorder(file).load() for _ in range(5)]
+        is_known = (magic, version) == (_MAGIC, _VERSION) and isinstance(system, dict)
+        if not is_known or not system.get("little_endian"):
+            raise ValueError("a storage is in none of torch's formats, or of a big-endian machine")
+        kind, key = kind_and_key(record)
+        if keys != [key]:
+            raise ValueError("it does not hold the storages that it names; the file is damaged")
+        count, dtype = int.from_bytes(file.read(8), "little"), np.dtype(STORAGES[kind])
+        left = len(content) - file.tell()
+        if count * dtype.itemsize != left:
+            raise ValueError(
+                f"a storage of {left} bytes says that it has {count} numbers; the file is damaged"
+            )
+        return np.frombuffer(content, dtype, count, file.tell())

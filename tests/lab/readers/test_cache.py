@@ -15,11 +15,16 @@ import pytest
 from fedjax_ht.lab.readers import pile as pile_module
 from fedjax_ht.lab.readers.images import decode_all
 from fedjax_ht.lab.readers.pile import Pile
+from fedjax_ht.lab.readers.raw import ReadOptions
 from fedjax_ht.lab.readers.registry import _load
 from tests.lab.readers.source_files import encoded, pixels, write
 
 ROOT = Path(__file__).parents[3]
-load = _load.__wrapped__  # without the latest sets in memory
+
+
+def load(name):
+    """Reads a set without the latest sets in memory."""
+    return _load.__wrapped__(name, None, ReadOptions(), "")
 
 
 def test_a_set_is_never_in_memory_as_a_whole(tmp_path):
@@ -68,7 +73,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def assert_whole(folder: Path) -> None:
-    dataset = load(f"folder:{folder}", None, None)
+    dataset = load(f"folder:{folder}")
     assert dataset.inputs[:, 0, 0, 0].tolist() == [0, 1, 2] and dataset.labels.tolist() == [0, 1, 1]
 
 
@@ -117,7 +122,7 @@ def test_a_young_temporary_file_may_be_in_use(folder):
 
 
 def test_a_set_that_is_in_use_outlives_its_files(folder):
-    dataset = load(f"folder:{folder}", None, None)
+    dataset = load(f"folder:{folder}")
     for path in (folder / ".fedjax_ht_cache").iterdir():
         path.unlink()
     assert dataset.inputs[:, 0, 0, 0].tolist() == [0, 1, 2]
@@ -136,5 +141,5 @@ def test_a_full_disk_keeps_nothing(folder, monkeypatch, tmp_path):
 def test_other_errors_are_not_hidden(folder, tmp_path):
     write(folder / "b/2.png", b"no image")
     with pytest.raises(ValueError, match=r"b/2\.png cannot be decoded"):
-        load(f"folder:{folder}", None, None)
+        load(f"folder:{folder}")
     assert kept(folder) == [] and not (tmp_path / "user").exists()

@@ -14,6 +14,7 @@ import pytest
 from scipy.io import savemat
 
 from fedjax_ht.lab.readers.har import SIGNALS
+from fedjax_ht.lab.readers.raw import ReadOptions
 from fedjax_ht.lab.readers.registry import _load
 from fedjax_ht.lab.safe.torch_files import load_state_dict
 from tests.lab.readers.source_files import encoded, pixels, text, write
@@ -134,7 +135,7 @@ def _table(folder: Path, count: int) -> Path:
 
 def _dataset(name: str) -> Callable[[Path], list]:
     def read(folder):
-        dataset = _load.__wrapped__(name, folder, None)
+        dataset = _load.__wrapped__(name, folder, ReadOptions(), "")
         parts = [
             *dataset.official.values(),
             *(part for client in dataset.clients or () for part in client),

@@ -106,7 +106,7 @@ def commanded(capsys, monkeypatch, svhn):
     from fedjax_ht.lab import cli
     from fedjax_ht.lab.runs import data
 
-    monkeypatch.setattr(module, "SOURCES", SOURCES | svhn)
+    monkeypatch.setattr(module, "SOURCES", dict(SOURCES) | svhn)
 
     def run(*arguments):
         code = 0

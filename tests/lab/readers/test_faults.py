@@ -24,10 +24,10 @@ def test_a_fault_in_a_cache(tmp_path, monkeypatch, which, is_kept):
         for i, name in enumerate(["a/1", "b/1", "b/2"]):
             write(folder / f"set/{name}.png", encoded(np.full((4, 4), i, np.uint8)))
         if is_kept:
-            load(f"folder:{folder / 'set'}", None, None)
+            load(f"folder:{folder / 'set'}")
 
     def read(folder):
-        dataset = load(f"folder:{folder / 'set'}", None, None)
+        dataset = load(f"folder:{folder / 'set'}")
         assert dataset.inputs[:, 0, 0, 0].tolist() == [0, 1, 2]
         assert dataset.labels.tolist() == [0, 1, 1]
 
@@ -64,4 +64,4 @@ def test_a_folder_that_cannot_be_listed_is_not_left_out(tmp_path):
         injected(tmp_path / "set/a", Fault("open", 1, errno.EIO)),
         pytest.raises((OSError, ValueError), match=r"Input/output error: .*set/a"),
     ):
-        load(f"folder:{tmp_path / 'set'}", None, None)
+        load(f"folder:{tmp_path / 'set'}")

@@ -116,8 +116,7 @@ GAPS = np.array([None, *AGE[1:]], object)
 FAULTS = {
     "row 0 has nan in column 'gap'; fill in": frame(gap=GAPS),
     "column 'index' has another whole number in every row": frame(index=np.arange(COUNT)),
-    "column 'code' decides the label": frame(code=(OUTCOME == "ill") + 1.0),
-    "column 'when' holds datetime64": frame(when=np.full(COUNT, "2020-01-01", "datetime64[D]")),
+    "column 'when' holds date32": frame(when=np.full(COUNT, "2020-01-01", "datetime64[D]")),
     "texts hospital, numbers age, dose; a sample is of one kind": frame(hospital=HOSPITAL),
     "row 0 has no value in column 'outcome'": frame(outcome=GAPS),
     "outcome' has 30 classes in 30 rows": frame(outcome=np.arange(COUNT)),
@@ -140,7 +139,7 @@ NAMED = {
     "unknown split column 'parts'": {"label": "outcome", "split": "parts"},
     "column 'dose' holds '": {"label": "outcome", "split": "dose"},
     "client is 'dose', but no rows are called train": {"label": "outcome", "client": "dose"},
-    "text_length is 9, but there are no texts": {"label": "outcome", "text_length": 9},
+    "text_length is 9, but frame has no texts": {"label": "outcome", "text_length": 9},
 }
 
 

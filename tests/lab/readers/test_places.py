@@ -54,9 +54,7 @@ def test_a_dot_is_the_folder_of_the_data(tmp_path, monkeypatch):
         ("pictures", "did you mean 'folder:pictures'?"),
         ("sites", "did you mean 'csv:sites'?"),
         ("made", "did you mean 'client_folders:made'?"),
-        ("saved", "no prefix reads the .arrow files in it: write it as a table, for csv:PATH"),
         ("rows.parquet", "did you mean 'parquet:rows.parquet'?"),
-        ("rows.xlsx", "no prefix reads .xlsx: write it as a table, for csv:PATH, with"),
     ],
 )
 def test_a_path_without_a_prefix_is_answered_with_it(tmp_path, monkeypatch, path, hint):

@@ -51,10 +51,10 @@ def test_the_same_call_gives_the_same_object():
     assert load_dataset("fashion_mnist_10k") is load_dataset("fashion_mnist_10k")
 
 
-@pytest.mark.parametrize("module", ["sources.registry", "partition.registry"])
+@pytest.mark.parametrize("module", ["lab.readers.registry", "data.partition.registry"])
 def test_examples_of_docstrings(module):
     with nothing_registered():
-        results = doctest.testmod(importlib.import_module(f"fedjax_ht.data.{module}"))
+        results = doctest.testmod(importlib.import_module(f"fedjax_ht.{module}"))
     assert results.attempted and not results.failed
 
 

@@ -118,7 +118,7 @@ def test_wrong_arrays_are_one_line(tmp_path, arrays, reason):
 
 def test_no_size_of_what_is_no_image(tmp_path):
     np.savez(tmp_path / "own.npz", x=WINDOWS, y=LABELS)
-    assert "image_size is 8, but it holds no images" in load_error(
+    assert "image_size is 8, but npz:own.npz has no images" in load_error(
         ValueError, "npz:own.npz", tmp_path, 8
     )
 

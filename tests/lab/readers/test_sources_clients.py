@@ -65,7 +65,7 @@ def test_samples_that_are_no_images(tmp_path, kind):
         [[0, 1, 2], [], [3]],
         [[], [], [4, 5]],
     ]
-    assert "image_size is 8, but it holds no images" in load_error(
+    assert "image_size is 8, but client_folders:made has no images" in load_error(
         ValueError, "client_folders:made", tmp_path, 8
     )
 

@@ -178,8 +178,8 @@ def test_damaged_camelyon17(tmp_path):
     table = (tmp_path / "metadata.csv").read_text()
     for old, new, reason in (
         ("center", "hospital", "metadata.csv has no column center"),
-        ("004,4,3328", "../4,4,3328", "line 2 of metadata.csv is"),
-        ("3200,22272,0,0,0,1", "3200,22272,none,0,0,1", "line 3 of metadata.csv is"),
+        ("004,4,3328", "../4,4,3328", "row 1 of metadata.csv is"),
+        ("3200,22272,0,0,0,1", "3200,22272,none,0,0,1", "row 2 of metadata.csv is"),
         ("3200,22272,0,0,0,1", "3200,22272,7,0,0,1", "labels run from 0 to 7"),
         (
             "3200",
@@ -191,4 +191,4 @@ def test_damaged_camelyon17(tmp_path):
         message = load_error(ValueError, "camelyon17", tmp_path)
         assert message.startswith(f"{tmp_path}: ") and reason in message
     write(tmp_path / "metadata.csv", COLUMNS)
-    assert "metadata.csv has no rows" in load_error(ValueError, "camelyon17", tmp_path)
+    assert "it has no rows" in load_error(ValueError, "camelyon17", tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedjax_ht.lab.readers.raw import ReadOptions
 from tests.lab.readers.source_files import encoded, pixels, write
 
 
@@ -23,7 +24,7 @@ def fresh(monkeypatch, tmp_path):
 
     def run(name, data_dir, image_size=None):
         decoded.clear()
-        return load(name, data_dir, image_size), bool(decoded)
+        return load(name, data_dir, ReadOptions(image_size), ""), bool(decoded)
 
     return run
 

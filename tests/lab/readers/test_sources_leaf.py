@@ -116,7 +116,7 @@ def test_letters_are_those_of_shakespeare(tmp_path, caplog):
     assert dataset.reading.token_texts == same.reading.token_texts
     assert "leaf: left out: 1 sample (their next character is none" in caplog.text
     assert len(make_partition("given", dataset, 2)) == 2
-    assert "leaf:leaf: text_length is 40; the texts have 80" in load_error(
+    assert "text_length is 40, but leaf:leaf has no texts" in load_error(
         ValueError, "leaf:leaf", tmp_path, None, 40
     )
 

@@ -102,10 +102,12 @@ def test_columns_that_are_named(tmp_path):
         (TABLE.replace("income", "age"), "", "each needs a name of its own"),
         ("label\n1\n2\n", "", "it has no column of numbers beside label"),
         ("label,a\n", "", "it has no rows"),
-        ("", "", "its first line names the columns ()"),
+        ("", "", "it has no rows"),
         (TABLE.encode() + b"\xff\xfe", "", "utf-8"),
         (TABLE + '"', "", "unexpected end of data"),
         ("a,label\n" + "1" * 200_000 + ",1\n", "", "field larger than field limit"),
+        ('a,label\n1,"x\n2,"y\n', "", "',' expected after '\"'"),
+        ('a,label\n1,"x"z\n', "", "',' expected after '\"'"),
     ],
 )
 def test_wrong_tables_are_one_line(tmp_path, text, name, reason):
@@ -121,7 +123,7 @@ def test_wrong_tables_are_one_line(tmp_path, text, name, reason):
 def test_other_mistakes_are_one_line(tmp_path, monkeypatch):
     assert "own.csv" in load_error(FileNotFoundError, "csv:own.csv", tmp_path)
     write(tmp_path / "own.csv", TABLE)
-    assert "image_size is 8, but it holds no images" in load_error(
+    assert "image_size is 8, but csv:own.csv has no images" in load_error(
         ValueError, "csv:own.csv", tmp_path, 8
     )
     monkeypatch.setattr(limits, "TABLE_CELLS", 10)

@@ -79,8 +79,8 @@ def test_how_long_texts_are(ag_news):
     assert "image_size is 8, but ag_news has no images" in load_error(
         ValueError, "ag_news", ag_news, 8
     )
-    assert "text_length is 8, but npz:x has no texts" in load_error(
-        ValueError, "npz:x", ag_news, None, 8
+    assert "text_length is 8, but fashion_mnist_10k has no texts" in load_error(
+        ValueError, "fashion_mnist_10k", None, None, 8
     )
 
 
@@ -116,7 +116,7 @@ def test_texts_meet_models(ag_news):
     [
         (b"", "it has no rows"),
         (b'"5","a","b"\n', "a class is '5', not 1 to 4"),
-        (b'"1","a","b"\n"2","a"\n', "line 2 has 2 columns, not 3"),
+        (b'"1","a","b"\n"2","a"\n', "line 2 has 2 cells for 3 columns"),
         (b'"1"\n', "line 1 has 1 columns, not a class and texts"),
         (b'"1","a","b', "unexpected end of data"),
         (b'"1","a"x,"b"\n', "',' expected after '\"'"),
@@ -163,7 +163,9 @@ def test_limits_of_texts(ag_news, monkeypatch):
     )
     monkeypatch.setattr(limits, "CLASSES", 1)
     write_csv(ag_news / "x.csv", TEST)
-    assert "the set has 2 classes, more than the 1" in load_error(ValueError, "text:x.csv", ag_news)
+    assert "a column has 2 classes or groups, more than the 1" in load_error(
+        ValueError, "text:x.csv", ag_news
+    )
 
 
 def test_missing_texts_say_how_to_get_them(tmp_path):

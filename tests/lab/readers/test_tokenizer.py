@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_ht as fl
-from fedjax_ht.lab.readers.tokens import TextForm, tokenised
+from fedjax_ht.lab.readers import tokens as tokens_module
 from fedjax_ht.lab.safe.tokenizer import Tokenizer, tokenizer_file
 
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "oil", "price", "##s", "rise")
@@ -52,9 +52,10 @@ class Given:
         return [[int(number) for number in text.split()][:length] for text in texts]
 
 
-def test_texts_that_end_in_token_0_are_told():
+def test_texts_that_end_in_token_0_are_told(monkeypatch, tmp_path):
     """GPT-2's token 0 is an exclamation mark: behind a text it is not told from padding."""
-    tokens = tokenised(["1 2", "0 2", "1 0", ""], [], TextForm(3, Given()))
+    monkeypatch.setattr(tokens_module, "Tokenizer", lambda path: Given())
+    tokens = tokens_module.tokenised(["1 2", "0 2", "1 0", ""], [], 3, tmp_path)
     np.testing.assert_array_equal(tokens.ids, [[1, 2, 0], [0, 2, 0], [1, 0, 0], [0, 0, 0]])
     assert tokens.warnings == ("1 texts end in the token '!', whose id 0 is padding here",)
 

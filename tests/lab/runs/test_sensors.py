@@ -49,7 +49,7 @@ def test_a_client_is_scored_on_windows(capsys):
             {"model.group": "htfe8"},
             r"model group 'htfe8' needs images, float \[H, W, 1 or 3\]; a sample is \(128, 9\)",
         ),
-        ({"dataset.image_size": 32}, "image_size is 32, but har_10persons holds no images"),
+        ({"dataset.image_size": 32}, "image_size is 32, but har_10persons has no images"),
         ({"dataset.normalisation": "dataset"}, "no moments of har_10persons are known"),
         (
             {"training.augmentation": ("flip",)},

@@ -112,6 +112,13 @@ def test_storages_of_old(kind):
     np.testing.assert_array_equal(read, values)
 
 
+@pytest.mark.parametrize("change", [lambda x: x[:-1], lambda x: x + b"x"])
+def test_a_storage_of_another_length_is_refused(change):
+    content = change(storage(np.zeros(3, np.float32), "FloatStorage"))
+    with pytest.raises(ValueError, match="says that it has 3 numbers; the file is damaged"):
+        read_storage(content)
+
+
 def test_views_of_one_storage(tmp_path):
     values = np.arange(12, dtype=np.float32)
     views = {

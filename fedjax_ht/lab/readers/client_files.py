@@ -1,4 +1,5 @@
-"""One file of a table or of texts, or a folder of them: a file a client, or a file a set."""
+"""One file, or a folder of files: one per client, or, if every file is named train, val or test,
+one per set."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,10 +9,9 @@ import numpy as np
 
 from fedjax_ht.core.names import listed
 from fedjax_ht.data.reading import LeftOut
+from fedjax_ht.lab.readers.raw import one_after_another
 from fedjax_ht.lab.readers.split_names import set_of, sets_of
 from fedjax_ht.lab.safe.archive import printable, user_path
-
-_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
 
 class Owners(NamedTuple):
@@ -33,43 +33,25 @@ def table_place(text: str, data_dir: Path | None) -> Path:
     return user_path(text.partition(":")[0], data_dir)
 
 
-class TableFiles(NamedTuple):
-    """The tables of a path.
-
-    Attributes:
-      files: the file itself, or those of a folder by name.
-      left_out: entries of the folder that are no tables.
-      warnings: a line on the entries left out, or none.
-    """
-
-    files: list[Path]
-    left_out: tuple[LeftOut, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-def table_files(place: Path) -> TableFiles:
-    """Finds the file, or the tables of a folder.
+def files_of(place: Path, endings: Sequence[str]) -> tuple[list[Path], tuple[LeftOut, ...]]:
+    """Returns the file itself, or the files of a folder by name, and the folder's other entries.
 
     Raises:
-      ValueError: the folder has none.
+      ValueError: the folder has no file with such an ending.
     """
     if not place.is_dir():
-        return TableFiles([place])
+        return [place], ()
     files, left_out = [], []
     for path in sorted(place.iterdir()):
         if path.name.startswith("."):
             continue
-        is_table = path.name.lower().endswith(_ENDINGS) and not path.is_dir()
-        if is_table:
+        if path.name.lower().endswith(tuple(endings)) and not path.is_dir():
             files.append(path)
         else:
-            left_out.append(LeftOut(0, printable(path.name), "no table"))
+            left_out.append(LeftOut(0, printable(path.name), f"no {endings[0]} file"))
     if not files:
-        raise ValueError(f"no {', '.join(_ENDINGS)} file in the folder")
-    if not left_out:
-        return TableFiles(files)
-    line = f"left out: {listed(list(map(str, left_out)))}"
-    return TableFiles(files, tuple(left_out), (line,))
+        raise ValueError(f"no {', '.join(endings)} file in the folder")
+    return files, tuple(left_out)
 
 
 def owners_of(files: Sequence[Path], counts: Sequence[int]) -> Owners:
@@ -85,7 +67,6 @@ def owners_of(files: Sequence[Path], counts: Sequence[int]) -> Owners:
     if len(files) == 1:
         return Owners(None, (), {})
     names = tuple(printable(path.name.partition(".")[0]) for path in files)
-    ends = np.cumsum([0, *counts])
     alike = [name for name in names if set_of(name)]
     if alike and len(alike) < len(names):
         clients = [name for name in names if not set_of(name)]
@@ -95,7 +76,6 @@ def owners_of(files: Sequence[Path], counts: Sequence[int]) -> Owners:
         )
     if not alike:
         return Owners(np.repeat(np.arange(len(files), dtype=np.int32), counts), names, {})
-    official, sets = {}, sets_of(names)
-    for name, start, end in zip(names, ends, ends[1:]):
-        official[sets[name]] = np.arange(start, end)
+    sets = sets_of(names)
+    official = one_after_another((sets[name], count) for name, count in zip(names, counts))
     return Owners(None, (), official)

@@ -1,0 +1,507 @@
+"""Makes a set of a `pyarrow.Table`, whichever file or library it comes from.
+
+The columns' types say what the samples are: numbers, texts, or one column of arrays or images.
+"""
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fedjax_ht.core.annotations import FLOAT
+from fedjax_ht.core.inputs import Standardised
+from fedjax_ht.core.names import listed, short, unknown
+from fedjax_ht.data.conversion import as_array, as_groups, refuse_merged
+from fedjax_ht.data.indices import ClientIndices, Partition
+from fedjax_ht.data.reading import LeftOut, Reading
+from fedjax_ht.lab.readers.columns import (
+    Roles,
+    class_lines,
+    index_lines,
+    refuse_two_owners,
+    roles_of,
+)
+from fedjax_ht.lab.readers.image_arrays import image_or_stored
+from fedjax_ht.lab.readers.images import decode, stack
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions
+from fedjax_ht.lab.readers.split_names import set_of
+from fedjax_ht.lab.safe import limits
+
+FILL = "fill in such values, or leave out the row or the column"
+_IMAGES = ("image", "images", "img", "imgs")
+"""Names of columns, in small letters, of images: of other arrays their values tell."""
+
+_MISSING = ("", "?", "-", "na", "n/a", "nan", "null", "none")
+_PADDED = re.compile(r"[+-]?0\d")
+"""Digits behind a zero: a name, often."""
+
+
+class Table(NamedTuple):
+    """A table as a reader has read it.
+
+    Attributes:
+      data: the columns by name.
+      counts: rows of each file or set that it was joined from.
+      place: the place of a row by its number, for messages.
+      shown: the set's name without columns, "parquet:mine.parquet", for messages; "" in memory.
+      path: the file that it was read from; "" in memory.
+      roles: roles of the columns; None to find them by name.
+      official: name of a set -> indices of its rows, where files are sets.
+      groups: the group of each row, where files are clients.
+      group_names: names of these groups.
+      class_names: names of the classes of each column whose labels are numbered.
+      left_out: columns and files that are no data.
+      warnings: lines on the files.
+    """
+
+    data: pa.Table
+    counts: Sequence[int]
+    place: Callable[[int], str] = "row {}".format
+    shown: str = ""
+    path: str = ""
+    roles: Roles | None = None
+    official: Mapping[str, np.ndarray] = MappingProxyType({})
+    groups: np.ndarray | None = None
+    group_names: tuple[str, ...] = ()
+    class_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    left_out: tuple[LeftOut, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def table_raw(
+    table: Table,
+    options: ReadOptions,
+    *,
+    split: str = "",
+    client: str = "",
+    numbers_only: bool = False,
+) -> Raw:
+    """Returns the set of a table.
+
+    Args:
+      table: the table.
+      options: the options, with the columns that the user names.
+      split: column that says train, val or test of each row; "" for none.
+      client: column of the client that holds a row, in the set that `split` says; "" for none.
+      numbers_only: True if columns of text are numbers that a file spells out.
+
+    Raises:
+      ValueError: the columns cannot be what they are taken for. One line.
+    """
+    data, place = table.data, table.place
+    if not data.num_rows:
+        raise ValueError("it has no rows")
+    rest = _without(data.column_names, split=split, client=client)
+    roles = table.roles or roles_of(rest, options, table.shown)
+    official, clients = table.official, None
+    if split:
+        official = _sets(split, codes_of(split, data[split], place))
+    if client:
+        clients = _clients(client, codes_of(client, data[client], place), official)
+    groups, group_names = table.groups, table.group_names
+    if roles.group:
+        if groups is not None:
+            refuse_two_owners(roles.group)
+        groups, group_names = _groups(roles.group, codes_of(roles.group, data[roles.group], place))
+    labels, class_names = _labels(table, roles.label)
+    features, warnings = [], []
+    for name in roles.features:
+        if numbers_only:
+            x, padded = _spelt_numbers(name, data[name], place)
+            if padded:
+                warnings.append(
+                    f"feature {name!r} has digits behind zeros, {padded}, read as numbers"
+                )
+        else:
+            x = _values(name, data[name], place, options.image_size)
+        features.append(x)
+    inputs, rule, lines, converted = _samples(roles, features, labels, table)
+    # a table without a head has no names to tell
+    names = {"label": roles.label, "features": roles.features} if table.roles is None else {}
+    lines = [roles.sentence, *lines, *class_lines(f"column {roles.label!r}", labels, class_names)]
+    return Raw(
+        inputs,
+        labels,
+        class_names,
+        official=official,
+        clients=clients,
+        groups=groups,
+        preprocess=rule,
+        reading=Reading(
+            path=table.path,
+            **names,
+            group_names=group_names,
+            left_out=table.left_out,
+            converted=tuple(converted),
+            warnings=tuple(filter(None, [*lines, *warnings, *table.warnings])),
+        ),
+    )
+
+
+def _samples(
+    roles: Roles, features: list[Any], labels: np.ndarray, table: Table
+) -> tuple[np.ndarray | list[str], Any, list[str], list[str]]:
+    """The samples, their preprocessing, warnings, and changes of the values."""
+    kind = _kind(roles.features, features)
+    if kind == "arrays":
+        name = roles.features[0]
+        is_image = True if name.lower() in _IMAGES else None
+        samples = image_or_stored(name, features[0], is_image)
+        return samples.inputs, samples.preprocess, list(samples.warnings), list(samples.converted)
+    if kind == "texts":
+        codes = []
+        for column in features if len(features) > 1 else []:
+            numbers = np.array([float(x) if x.isdecimal() and x.isascii() else 0.5 for x in column])
+            codes.append(numbers)
+        lines = index_lines(roles, codes, table.counts)
+        return list(map(" ".join, zip(*features))), None, lines, []
+    inputs = np.empty((len(labels), len(features)))
+    for i, column in enumerate(features):
+        inputs[:, i], features[i] = column, None  # frees each column as it is copied
+    bad = np.argwhere(~(np.abs(inputs) <= FLOAT))
+    if len(bad):
+        row, column = bad[0].tolist()
+        raise ValueError(
+            f"{table.place(row)} has {inputs[row, column]:g} in column "
+            f"{roles.features[column]!r}; {FILL}"
+        )
+    lines = index_lines(roles, list(inputs.T), table.counts)
+    lines += _label_lines(roles, inputs, labels)
+    refuse_merged("the table", inputs, roles.features)
+    return inputs.astype(np.float32), Standardised(), lines, []
+
+
+def _label_lines(roles: Roles, inputs: np.ndarray, labels: np.ndarray) -> list[str]:
+    """Warnings of features that are the label in other numbers."""
+    lines, classes = [], len(np.unique(labels))
+    for name, column in zip(roles.features, inputs.T):
+        # a look at the first rows settles nearly all columns
+        if len(roles.features) > 1 and 1 < len(np.unique(column[:1000])) <= classes:
+            values, codes = np.unique(column, return_inverse=True)
+            if len(values) == len(np.unique(codes * classes + labels)) == classes:
+                lines.append(f"feature {name!r} is the label in other numbers; leave it out")
+    return lines
+
+
+def _without(columns: Sequence[str], **owners: str) -> list[str]:
+    """The columns without those that say a row's set or client."""
+    for role, column in owners.items():
+        if column and column not in columns:
+            known = f"the columns are {listed(columns, most=20)}"
+            raise ValueError(unknown(f"{role} column", column, columns, known))
+    return [column for column in columns if not column or column not in owners.values()]
+
+
+def _kind(names: Sequence[str], features: Sequence[Any]) -> str:
+    """Returns "numbers", "texts" or "arrays".
+
+    Raises:
+      ValueError: there are columns of several kinds, or several of arrays.
+    """
+    kinds: dict[str, list[str]] = {"arrays": [], "texts": [], "numbers": []}
+    for name, x in zip(names, features):
+        kind = "texts" if isinstance(x, list) else "arrays" if x.ndim > 1 else "numbers"
+        kinds[kind].append(name)
+    present = [kind for kind, columns in kinds.items() if columns]
+    if len(present) == 1 and (present != ["arrays"] or len(features) == 1):
+        return present[0]
+    parts = ", ".join(f"{kind} {listed(kinds[kind])}" for kind in present)
+    most = max(present, key=lambda kind: len(kinds[kind]))
+    example = kinds["arrays"][:1] or kinds[most][:5]
+    raise ValueError(
+        f"its columns are {parts}; a sample is of one kind, and of one array: name the columns "
+        f"that are meant, as features={example}, or make text numbers"
+    )
+
+
+# Columns
+
+
+class Codes(NamedTuple):
+    """A column of labels, groups, sets or clients.
+
+    Attributes:
+      places: number of each row's text, int [N].
+      texts: the different texts, in the order of coming.
+    """
+
+    places: np.ndarray
+    texts: list[str]
+
+
+def codes_of(name: str, column: pa.ChunkedArray, place: Callable[[int], str]) -> Codes:
+    """Numbers the different values of a column as texts.
+
+    Raises:
+      ValueError: a cell is missing, or there are more than `limits.CLASSES` different ones.
+    """
+    column = _plain(name, column)
+    if pa.types.is_nested(column.type):
+        raise ValueError(f"column {name!r} holds {column.type}; name one with a value a row")
+    encoded = column.combine_chunks().dictionary_encode()
+    texts = [str(value).strip() for value in encoded.dictionary.to_pylist()]
+    limits.keep("a column", len(texts), limits.CLASSES, "classes or groups")
+    places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    gaps = [-1, *(i for i, text in enumerate(texts) if text.lower() in ("", "nan", "<na>"))]
+    missing = np.flatnonzero(np.isin(places, gaps))
+    if missing.size:
+        raise ValueError(f"{place(int(missing[0]))} has no value in column {name!r}")
+    numbers: dict[str, int] = {}  # white space around a text is no part of it
+    merged = np.array([numbers.setdefault(text, len(numbers)) for text in texts])
+    return Codes(merged[places], list(numbers))
+
+
+def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column without extension types, dictionaries and views, in which kernels are missing."""
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks])
+    if pa.types.is_dictionary(column.type):
+        chunks = []
+        for chunk in column.chunks:
+            values = _plain(name, pa.chunked_array([chunk.dictionary])).combine_chunks()
+            if pa.types.is_large_string(values.type):  # a text may stand in each of its rows
+                size = pc.sum(pc.binary_length(values).take(chunk.indices)).as_py() or 0
+                limits.keep(f"column {name!r}", size, limits.FILE_BYTES)
+            chunks.append(values.take(chunk.indices))
+        column = pa.chunked_array(chunks)
+    if str(column.type) in ("string", "string_view"):
+        column = column.cast(pa.large_string())
+    return column
+
+
+def _values(
+    name: str, column: pa.ChunkedArray, place: Callable[[int], str], image_size: int | None
+) -> np.ndarray | list[str]:
+    """A column of features: numbers [N], N texts, or arrays [N, ...].
+
+    Missing numbers are NaN. Images are the content of their files, as Hugging Face keeps them,
+    {"bytes": ...}; uint8 [N, H, W, C], of `image_size` if it is given.
+
+    Raises:
+      ValueError: the column holds something else, or images of several sizes. One line.
+    """
+    column = _plain(name, column)
+    kind = column.type
+    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        return _images(name, column, place, image_size)
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.uint8())
+    elif pa.types.is_decimal(kind):
+        column = column.cast(pa.float64())
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        return column.to_numpy()
+    is_text = pa.types.is_large_string(kind)
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    is_list = is_list or pa.types.is_fixed_size_list(kind)
+    if not is_text and not is_list:
+        held = "no values" if pa.types.is_null(kind) else str(kind)
+        raise ValueError(
+            f"column {name!r} holds {held}; make it numbers, or text, or leave the column out"
+        )
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy())[0])
+        raise ValueError(f"{place(row)} has no value in column {name!r}; {FILL}")
+    return column.to_pylist() if is_text else _arrays(name, column)
+
+
+def _arrays(name: str, column: pa.ChunkedArray) -> np.ndarray:
+    """Lists of one length, or lists in lists, as an array [N, ...]."""
+    flat, sides = column.combine_chunks(), []
+    if isinstance(flat, pa.ChunkedArray):
+        flat = pa.concat_arrays(flat.chunks)
+    while pa.types.is_nested(flat.type):
+        lengths = pc.unique(pc.list_value_length(flat)).to_pylist()
+        if len(lengths) != 1 or flat.null_count:
+            raise ValueError(
+                f"column {name!r} holds arrays of several lengths; samples are of one shape"
+            )
+        sides.append(lengths[0])
+        flat = flat.flatten()
+    x = flat.to_numpy(zero_copy_only=False)
+    if x.dtype.kind not in "iuf":
+        raise ValueError(f"column {name!r} holds lists of {flat.type}; make them numbers")
+    return x.reshape(len(column), *sides)
+
+
+def _images(
+    name: str, column: pa.ChunkedArray, place: Callable[[int], str], size: int | None
+) -> np.ndarray:
+    images: list[np.ndarray] = []
+    for row, image in enumerate(column):
+        content = image.as_py() and image.as_py()["bytes"]
+        if content is None:
+            raise ValueError(f"{place(row)} has no image in column {name!r}; leave out the row")
+        decoded = decode(f"of {place(row)} in column {name!r}", content, size, as_shown=True)
+        images.append(decoded.pixels)
+    if size is None and len({image.shape[:2] for image in images}) > 1:
+        raise ValueError(f"column {name!r} has images of several sizes; give image_size=32 or so")
+    return stack(images)
+
+
+def _spelt_numbers(
+    name: str, column: pa.ChunkedArray, place: Callable[[int], str]
+) -> tuple[np.ndarray, str]:
+    """Numbers that are spelt out, float64 [N], and the first that has zeros before its digits.
+
+    Raises:
+      ValueError: a cell is no number. The line names it.
+    """
+    column = pc.utf8_trim_whitespace(column)
+    padded = column.filter(pc.match_substring_regex(column, "^" + _PADDED.pattern))
+    first_padded = padded[0].as_py() if len(padded) else ""
+    try:
+        return column.cast(pa.float64()).to_numpy(), first_padded
+    except pa.ArrowInvalid:
+        pass
+    numbers = []  # Arrow reads fewer spellings than Python, "+1" and "Infinity" among them
+    for row, cell in enumerate(column.to_pylist()):
+        try:
+            numbers.append(float(cell))
+            # Python reads 1_000 and digits of every script, which no other program writes
+            is_number = "_" not in cell and cell.isascii()
+        except ValueError:
+            is_number = False
+        if is_number:
+            continue
+        if cell.lower() in _MISSING:
+            raise ValueError(f"{place(row)} has no value in column {name!r}; {FILL}")
+        raise ValueError(
+            f"column {name!r} holds text, {short(cell)} in {place(row)}; make it numbers, or "
+            "leave the column out"
+        )
+    return np.array(numbers), first_padded
+
+
+def arrow_column(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
+    """A column of a frame, or of another object in memory, for Arrow.
+
+    Raises:
+      ValueError: its values are of several kinds, or arrays of several shapes. One line.
+    """
+    first = next((value for value in values if value is not None), None)
+    if hasattr(first, "getbands"):  # an image of Pillow
+        values = [image and {"bytes": _encoded(image)} for image in values]
+    elif np.ndim(first) > 0 and not isinstance(first, str | bytes | Mapping):
+        x = as_array(f"column {name!r}", [np.asarray(value) for value in values])
+        flat = pa.array(x.reshape(-1))
+        for side in reversed(x.shape[1:]):
+            flat = pa.FixedSizeListArray.from_arrays(flat, side)
+        return flat
+    try:
+        return pa.array(values, from_pandas=True)
+    except pa.ArrowException:
+        kinds = sorted({type(value).__name__ for value in values if value is not None})
+        raise ValueError(
+            f"column {name!r} holds {' and '.join(kinds)}; make it numbers, or text, or leave the "
+            "column out"
+        ) from None
+
+
+def _encoded(image: Any) -> bytes:
+    """An image of Pillow as a file, which loses nothing and keeps its orientation."""
+    if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
+        image = image.convert("RGB")
+    content = io.BytesIO()
+    image.save(content, "PNG", exif=image.getexif())
+    return content.getvalue()
+
+
+# Labels, groups, sets and clients
+
+
+def _labels(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The rows' classes, and the classes' names; of numbered classes in their own order."""
+    column = table.data[name]
+    if name not in table.class_names:
+        labels, names = _numbered(name, codes_of(name, column, table.place))
+        return labels, tuple(map(str, names))
+    names, labels = table.class_names[name], column.to_numpy()
+    bad = np.flatnonzero(~((labels >= 0) & (labels < len(names))))
+    if bad.size:
+        raise ValueError(
+            f"column {name!r} has {labels[bad[0]]} in {table.place(int(bad[0]))}, which is none of "
+            f"its {len(names)} classes, as samples without a label have; leave such rows out"
+        )
+    return labels.astype(np.int64), names
+
+
+def _numbered(name: str, codes: Codes) -> tuple[np.ndarray, list[Any]]:
+    """Each row's place among the values of a column, int [N], and the values in order.
+
+    Values are whole numbers if all are, else texts: so are digits with leading zeros.
+
+    Raises:
+      ValueError: the values are numbers, but not whole.
+    """
+    values: list[Any] = _whole_numbers(name, codes.texts) or codes.texts
+    ordered = sorted(set(values))
+    number = dict(zip(ordered, range(len(ordered))))
+    return np.array([number[value] for value in values])[codes.places], ordered
+
+
+def _whole_numbers(name: str, texts: Sequence[str]) -> list[int] | None:
+    """The whole numbers that texts are, such as "3" or "3.0"; None if some text is none.
+
+    Raises:
+      ValueError: all are numbers, and some are not whole.
+    """
+    if any("_" in text or not text.isascii() or _PADDED.match(text) for text in texts):
+        return None  # 007 is the name of something, and another one than 7
+    try:
+        return [int(text) for text in texts]
+    except ValueError:
+        pass
+    try:
+        numbers = [float(text) for text in texts]
+    except ValueError:
+        return None
+    for number in numbers:
+        if not number.is_integer():
+            raise ValueError(
+                f"column {name!r} has {number}; classes and groups are whole numbers or texts"
+            )
+    return [int(number) for number in numbers]
+
+
+def _groups(name: str, codes: Codes) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The group of each row, int32 [N], and the names of groups that are no numbers."""
+    places, values = _numbered(name, codes)
+    if isinstance(values[0], int):
+        return as_groups(name, np.array(values)[places]), ()
+    return as_groups(name, places), tuple(map(str, values))
+
+
+def _sets(name: str, codes: Codes) -> dict[str, np.ndarray]:
+    """The rows of each set, by a column that says which."""
+    sets = np.array([set_of(text) for text in codes.texts])[codes.places]
+    unnamed = np.flatnonzero(sets == "")
+    if unnamed.size:
+        row = int(unnamed[0])
+        raise ValueError(
+            f"column {name!r} holds {short(codes.texts[codes.places[row]])} in row {row}; it must "
+            "say train, val or test of each row"
+        )
+    return {str(of_set): np.flatnonzero(sets == of_set) for of_set in dict.fromkeys(sets.tolist())}
+
+
+def _clients(name: str, codes: Codes, official: Mapping[str, np.ndarray]) -> Partition:
+    """The split over clients, in the order of their numbers or names."""
+    if not official:
+        raise ValueError(
+            f"client is {name!r}, but no rows are called train or test: name the column that says "
+            f"so, split='SPLIT', or deal each client's rows by group={name!r} and "
+            "partition='natural'"
+        )
+    owners, values = _numbered(name, codes)
+    clients = []
+    for client in range(len(values)):
+        rows, held = np.flatnonzero(owners == client), {}
+        for part in ("train", "val", "test"):
+            held[part] = np.intersect1d(rows, official.get(part, np.array([], int)))
+        clients.append(ClientIndices(**held))
+    return tuple(clients)
