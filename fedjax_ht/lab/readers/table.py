@@ -261,11 +261,11 @@ def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks])
     if pa.types.is_dictionary(column.type):
-        chunks = []
+        chunks, size = [], 0
         for chunk in column.chunks:
             values = _plain(name, pa.chunked_array([chunk.dictionary])).combine_chunks()
             if pa.types.is_large_string(values.type):  # a text may stand in each of its rows
-                size = pc.sum(pc.binary_length(values).take(chunk.indices)).as_py() or 0
+                size += pc.sum(pc.binary_length(values).take(chunk.indices)).as_py() or 0
                 limits.keep(f"column {name!r}", size, limits.FILE_BYTES)
             chunks.append(values.take(chunk.indices))
         column = pa.chunked_array(chunks)
