@@ -23,8 +23,8 @@ import numpy as np
 
 from fedjax_ht.lab.config.base import base_config, method_config, partition_config
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.runs.arm import Arm, simulate_trials
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.build import Arm, build
+from fedjax_ht.lab.runs.play import simulate_trials
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models.cnn import mlp
 from fedjax_ht.simulation import serving

@@ -25,9 +25,9 @@ from fedjax_ht.lab.cli import parse_flags
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.config.sections import Config
-from fedjax_ht.lab.runs.arm import Arm, simulate
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.build import Arm, build
 from fedjax_ht.lab.runs.fitting import fitting
+from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.engine import forget_engines
 

@@ -14,7 +14,7 @@ import jax
 from absl import flags
 
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.report.table import Table
+from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.runs.environment import processor
 
 _OUT = flags.DEFINE_string("out", None, "Also write the report to this file.", allow_override=True)

@@ -38,8 +38,8 @@ from experiments.setting_points import (
     refuse_repeated,
 )
 from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.figures import FEW, legend, save, styles, subplots
-from fedjax_ht.lab.report.table import Table
 
 # allow_override: other programs have flags of these names, and one process may import several
 _SETTING = flags.DEFINE_list(

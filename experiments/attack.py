@@ -25,7 +25,7 @@ from experiments.leaks_table import Inverted, Row, add, markdown, picture, read
 from fedjax_ht.core.names import unknown
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.runs.evaluate import load_run
-from fedjax_ht.lab.runs.run_folder import read_run
+from fedjax_ht.lab.runs.folder import read_run
 
 # --workdir, --method, --client, --trial and --trust are those of fedjax_ht.lab.runs.evaluate.
 _ATTACK = flags.DEFINE_list("attack", None, "dlg, geiping, membership.")

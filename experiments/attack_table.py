@@ -20,9 +20,8 @@ from experiments.rows import column, grouped, write_rows
 from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.config.entries import folder_of
-from fedjax_ht.lab.report.document import Document
-from fedjax_ht.lab.report.table import Table
-from fedjax_ht.lab.runs.run_folder import read_config
+from fedjax_ht.lab.report.document import Document, Table
+from fedjax_ht.lab.runs.folder import read_config
 from fedjax_ht.simulation.rows import evaluated
 from fedjax_ht.trust.attacks import Attack, attackers
 

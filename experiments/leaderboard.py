@@ -41,8 +41,8 @@ from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.config.entries import BASELINE
 from fedjax_ht.lab.config.entry_text import split_spec
 from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.report.document import Table, human_bytes, human_flops
 from fedjax_ht.lab.report.statistics import Interval
-from fedjax_ht.lab.report.table import Table, human_bytes, human_flops
 from fedjax_ht.lab.runs.compare import ALL, comparison
 from fedjax_ht.lab.runs.fitting import fitting
 from fedjax_ht.methods import METHODS

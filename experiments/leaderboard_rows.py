@@ -21,9 +21,9 @@ from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.report.gains import Gains, gains_of_run
 from fedjax_ht.lab.report.results import MACRO_F1
 from fedjax_ht.lab.report.statistics import LEVEL, Interval, mean_interval
+from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING
 from fedjax_ht.lab.runs.identity import some
 from fedjax_ht.lab.runs.json_files import flatten
-from fedjax_ht.lab.runs.run_folder import FREE_FIELDS, NAMING
 from fedjax_ht.simulation.history import best_by, wire_bytes
 from fedjax_ht.simulation.rows import Row, evaluated
 

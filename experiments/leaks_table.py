@@ -10,9 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from experiments.rows import column, grouped, write_rows
-from fedjax_ht.lab.report.document import Document
+from fedjax_ht.lab.report.document import Document, Table, table_of
 from fedjax_ht.lab.report.figures import save, subplots
-from fedjax_ht.lab.report.table import Table, table_of
 
 # knowledge that the attacker has of the client's state
 NOT_NEEDED, OWN, OTHER = "is sent", "is known", "is guessed"

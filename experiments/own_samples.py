@@ -23,11 +23,11 @@ from matplotlib.figure import Figure
 
 from experiments.rows import write_rows
 from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.figures import save, subplots
 from fedjax_ht.lab.report.maps import COLOURS, principal, tsne, without_numbers
-from fedjax_ht.lab.report.table import Table
 from fedjax_ht.lab.runs.evaluate import LoadedRun, load_run
-from fedjax_ht.lab.runs.run_folder import read_run
+from fedjax_ht.lab.runs.folder import read_run
 
 # --workdir, --method and --trust are those of fedjax_ht.lab.runs.evaluate.
 _CSV = flags.DEFINE_string("csv", None, "File to write.", allow_override=True)

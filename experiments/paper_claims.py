@@ -17,7 +17,7 @@ from scipy.special import stdtrit
 from experiments.evaluations import read_evaluations
 from experiments.paper_manifest import filled
 from experiments.rows import late_mean
-from fedjax_ht.lab.report.table import Table
+from fedjax_ht.lab.report.document import Table
 from fedjax_ht.simulation.rows import evaluated
 
 SMALL = " in a small form"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.paper_manifest import filled
-from fedjax_ht.lab.report.table import Table
+from fedjax_ht.lab.report.document import Table
 
 RECORDED = ("paper's setting", "small form")
 STATUSES = (*RECORDED, "not run", "needs code")

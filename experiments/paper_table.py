@@ -46,13 +46,11 @@ from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.config.former_names import under_new_names
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.report.column_notes import PARTICIPANTS_NOTE
-from fedjax_ht.lab.report.document import Paragraph
+from fedjax_ht.lab.report.document import Paragraph, Table, human_bytes, percent, rounds_of
 from fedjax_ht.lab.report.figures import save
-from fedjax_ht.lab.report.results import PARTICIPANTS
+from fedjax_ht.lab.report.results import PARTICIPANTS, PARTICIPANTS_NOTE
 from fedjax_ht.lab.report.rows import after_start, mean, values
-from fedjax_ht.lab.report.table import Table, human_bytes, percent, rounds_of
-from fedjax_ht.lab.runs.run_folder import FREE_FIELDS, NAMING
+from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING
 from fedjax_ht.simulation.history import wire_bytes
 from fedjax_ht.simulation.rows import evaluated
 

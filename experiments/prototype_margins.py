@@ -28,11 +28,11 @@ from fedjax_ht.core.batches import class_means
 from fedjax_ht.core.samples import Data
 from fedjax_ht.data.client_data import stack
 from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.figures import save, subplots
 from fedjax_ht.lab.report.rows import mean
-from fedjax_ht.lab.report.table import Table
 from fedjax_ht.lab.runs.evaluate import LoadedRun, client_state, load_run
-from fedjax_ht.lab.runs.run_folder import read_run
+from fedjax_ht.lab.runs.folder import read_run
 from fedjax_ht.methods.shared.prototypes import class_sums
 from fedjax_ht.metrics.margins import prototype_margins
 

@@ -17,7 +17,7 @@ from experiments.run_folders import read_folder, rounds_done
 from experiments.searches import RECORD, Search, read_search, survivors
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.report.table import Table
+from fedjax_ht.lab.report.document import Table
 
 # allow_override: other programs have flags of these names, and one process may import several
 _RUNS = flags.DEFINE_string(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.report.table import Table
+from fedjax_ht.lab.report.document import Table
 
 T = TypeVar("T")
 

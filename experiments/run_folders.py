@@ -13,9 +13,9 @@ from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.entries import folder_of, recorded
 from fedjax_ht.lab.report.compared import compared, unequal_lines
 from fedjax_ht.lab.report.statistics import SCORES
+from fedjax_ht.lab.runs.folder import read_config
 from fedjax_ht.lab.runs.identity import identities_of
 from fedjax_ht.lab.runs.json_files import flatten, naming
-from fedjax_ht.lab.runs.run_folder import read_config
 from fedjax_ht.simulation.history import best_by
 from fedjax_ht.simulation.rows import Row
 

@@ -11,7 +11,7 @@ from experiments.evaluations import read_evaluations
 from experiments.rows import grouped
 from experiments.run_folders import RunFolder, chosen_score, require_score, trial_scores
 from fedjax_ht.core.names import unknown
-from fedjax_ht.lab.runs.run_folder import FREE_FIELDS, NAMING
+from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING
 
 UNCOMPARED = {*NAMING, *FREE_FIELDS, "seed", "partition.seed", "trials", "searched", "lanes"}
 UNCOMPARED -= {"rounds"}

@@ -28,7 +28,7 @@ from experiments.generator_training import (
 from fedjax_ht.core.annotations import INT
 from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.lab.cli import fail, parse_flags
-from fedjax_ht.lab.runs.run_folder import remember_fields
+from fedjax_ht.lab.runs.folder import remember_fields
 from fedjax_ht.lab.runs.signals import catch_signals
 from fedjax_ht.models.generator import Card
 

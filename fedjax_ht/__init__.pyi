@@ -60,8 +60,8 @@ from .data.partition import register_partition as register_partition
 from .data.shift import shifted as shifted
 from .data.standardise import standardised as standardised
 from .lab import generators as generators
-from .lab.checkpoints.from_python import load as load
-from .lab.checkpoints.from_python import save as save
+from .lab.checkpoints.checkpoint import load as load
+from .lab.checkpoints.checkpoint import save as save
 from .lab.config.base import apply_argument as apply_argument
 from .lab.config.base import base_config as base_config
 from .lab.config.base import method_config as method_config

@@ -23,7 +23,7 @@ from tests.changed_code import MonkeyPatch, is_of_programs
         (pytest, True),
         (train, False),
         (train.Page, False),
-        ("fedjax_ht.lab.runs.train_arm.environment", False),
+        ("fedjax_ht.lab.runs.play.environment", False),
         (os, False),
         (types.SimpleNamespace(), False),
     ],

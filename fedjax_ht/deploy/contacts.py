@@ -13,7 +13,7 @@ from fedjax_ht.deploy.messages import Envelope
 from fedjax_ht.deploy.plan import Plan, description
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.bad_clients import named
-from fedjax_ht.lab.runs.run_folder import read_json
+from fedjax_ht.lab.runs.folder import read_json
 
 CLIENTS_FILE = "clients.json"
 KEPT_ENTRIES = ("client", "counts", "flops", "task")

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.runs.run_folder import read_json
+from fedjax_ht.lab.runs.folder import read_json
 
 
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:

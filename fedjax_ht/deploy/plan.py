@@ -26,7 +26,7 @@ from fedjax_ht.lab.config.run_sections import DevicesConfig
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.config.typed import to_json, to_plain
 from fedjax_ht.lab.runs.federation import Task, make_clients
-from fedjax_ht.lab.runs.run_folder import FREE_FIELDS, NAMING, flatten
+from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING, flatten
 from fedjax_ht.lab.runs.settle import settle
 from fedjax_ht.lab.version import library_version
 from fedjax_ht.simulation.options import SimulationOptions

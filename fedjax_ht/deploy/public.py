@@ -11,7 +11,7 @@ from fedjax_ht.data.standardise import is_pending
 from fedjax_ht.deploy.client_samples import PUBLIC_FILE
 from fedjax_ht.lab.config.sections import DatasetConfig
 from fedjax_ht.lab.readers import load_dataset
-from fedjax_ht.lab.runs.fingerprints import fingerprints
+from fedjax_ht.lab.runs.folder import fingerprints
 
 
 def read_public(config: DatasetConfig) -> Dataset:

@@ -19,8 +19,8 @@ from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.bad_clients import Notes, why_silent
 from fedjax_ht.lab.report.results import run_results
+from fedjax_ht.lab.runs.folder import remember_fields
 from fedjax_ht.lab.runs.options import ending_of, evaluated_clients
-from fedjax_ht.lab.runs.run_folder import remember_fields
 from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.history import run_rounds
 from fedjax_ht.simulation.rows import Row

@@ -38,7 +38,7 @@ from fedjax_ht.deploy.plan import Plan, make_models, task_from_json
 from fedjax_ht.deploy.public import server_data
 from fedjax_ht.deploy.secure_sums import sum_groups
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.runs.run_folder import read_json
+from fedjax_ht.lab.runs.folder import read_json
 from fedjax_ht.simulation.engine import first_server
 from fedjax_ht.simulation.serving import run_server
 

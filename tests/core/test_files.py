@@ -10,7 +10,7 @@ import pytest
 from fedjax_ht.lab import csv_text
 from fedjax_ht.lab.checkpoints.writers import FILES, read_runs, write_runs
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.report.table import Table
+from fedjax_ht.lab.report.document import Table
 
 
 def test_atomic_open_replaces_only_when_the_block_succeeds(tmp_path):

@@ -16,7 +16,7 @@ from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.lab.checkpoints.segments import pieces
 from fedjax_ht.lab.readers import pamap2
-from fedjax_ht.lab.runs.fingerprints import fingerprints
+from fedjax_ht.lab.runs.folder import fingerprints
 from fedjax_ht.lab.safe import arrays
 from fedjax_ht.simulation.roster import PADDING, blocks
 from fedjax_ht.simulation.spending import BLOCK, participations

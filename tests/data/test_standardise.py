@@ -9,7 +9,7 @@ import pytest
 import fedjax_ht as fl
 from fedjax_ht.lab.config.base import base_config, partition_config
 from fedjax_ht.lab.runs.build import build
-from fedjax_ht.lab.runs.run_folder import completed
+from fedjax_ht.lab.runs.folder import completed
 from tests.lab.readers.source_files import write
 
 RNG = np.random.default_rng(0)

@@ -15,8 +15,8 @@ from fedjax_ht.deploy.noise import LEDGER_FILE
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.server import Server, make_server
 from fedjax_ht.lab.config.base import base_config, method_config, partition_config
-from fedjax_ht.lab.runs.arm import simulate
 from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.models.cnn import mlp
 from fedjax_ht.simulation.rows import round_row
 from tests.federations import ONE_ARCHITECTURE, SLICES

@@ -15,8 +15,7 @@ up to four times the states that have ever changed kept; where all do, it is not
 
 Every folder carries the checksums of its files, and a checkpoint those of its segments (`sealed`):
 they are looked at before anything is read. What cannot be read is passed over, and moved aside when
-the run goes on; it is never deleted.
-"""
+the run goes on; it is never deleted."""
 
 import contextlib
 import logging
@@ -40,7 +39,9 @@ from fedjax_ht.lab.checkpoints.segments import (
     write_segments,
 )
 from fedjax_ht.lab.checkpoints.trees import save_tree
+from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.files import PASSING, is_caused_by
+from fedjax_ht.simulation.rows import Row
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 _LOGGER = logging.getLogger(__name__)
@@ -233,3 +234,109 @@ def _together(point: str) -> None:
     """Waits until every process of the run has come to this point."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(point)
+
+
+class TrialCheckpoints:
+    """Saves and restores the runs of an entry; see `checkpoint.make_checkpointer`.
+
+    Args:
+      directory: folder of the first run's checkpoints; those of the others are beside it.
+      simulations: the runs' simulations.
+      keep: number of checkpoints of each run that stay.
+      background: True writes in threads while the runs go on.
+      numbers: number of each run among the entry's; None counts from 0.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        simulations: Sequence[Simulation],
+        keep: int,
+        background: bool,
+        *,
+        numbers: Sequence[int] | None = None,
+    ):
+        self._runs = []
+        for trial, simulation in zip(numbers or range(len(simulations)), simulations):
+            self._runs.append(
+                make_checkpointer(directory, simulation, keep, background=background, trial=trial)
+            )
+
+    def restore(
+        self, warn: Callable[[str], None]
+    ) -> tuple[list[SimulationState | None], list[list[dict]]]:
+        """Returns the newest state of each run that can be read, or None, and its history. They
+        stand at different rounds where a process was killed while it saved them."""
+        restored = [run.restore(warn) or (None, []) for run in self._runs]
+        return [state for state, _ in restored], [history for _, history in restored]
+
+    def save(self, states: Sequence[SimulationState], histories: Sequence[list[dict]]) -> None:
+        """Writes a checkpoint of each run."""
+        for run in reversed(range(len(self._runs))):
+            self._runs[run].save(states[run], histories[run])
+
+    def wait(self) -> None:
+        """Returns when all that was saved is on disk."""
+        for run in self._runs:
+            run.wait()
+
+    def check(self) -> None:
+        """Raises the error of a write in the background since the last call."""
+        for run in self._runs:
+            run.check()
+
+
+CHECKPOINTS = "checkpoints"  # as in the folder of an entry
+
+
+def save(
+    folder: Path | str, simulation: Simulation, state: SimulationState, history: Sequence[Row]
+) -> None:
+    """Writes a checkpoint of a simulation, whole or not at all, and its rows.
+
+    The folder has what an entry of a run by config has: checkpoints/, metrics.jsonl, metrics.csv
+    and clients.csv. The two newest checkpoints stay; those whose rows are not the first of
+    `history` are of another course, and are moved into set_aside_1 beside them.
+
+        >>> state, history = fl.run(simulation, rounds=10)  # doctest: +SKIP
+        >>> fl.save("runs/mine", simulation, state, history)  # doctest: +SKIP
+        >>> state, history = fl.load("runs/mine", simulation)  # doctest: +SKIP
+        >>> fl.run(simulation, 20, state=state, history=history)  # doctest: +SKIP
+
+    Args:
+      folder: the folder to write to.
+      simulation: the simulation that the state is of.
+      state: the state, which stays valid.
+      history: all rows until that state, as `fl.run` returns them.
+
+    Raises:
+      OSError: the folder cannot be written to.
+    """
+    folder = Path(folder)
+    rows = list(history)
+    checkpointer = make_checkpointer(folder / CHECKPOINTS, simulation)
+    checkpointer.follow(rows)
+    checkpointer.save(state, rows)
+    write_runs([rows], folder)
+
+
+def load(folder: Path | str, simulation: Simulation) -> tuple[SimulationState, list[Row]]:
+    """Reads the newest state that can be read of a folder that `save` wrote, and its rows.
+
+    A run that goes on from them is the run that never stopped, bit for bit. The simulation must be
+    made as the saved one was: shapes are compared, data and settings are not.
+
+    Args:
+      folder: the folder.
+      simulation: a simulation of the same method, federation, data and options.
+
+    Raises:
+      ValueError: the folder has no checkpoint that fits the simulation and can be read. One line.
+    """
+    restored = make_checkpointer(Path(folder) / CHECKPOINTS, simulation).restore()
+    if restored is None:
+        raise ValueError(
+            f"{folder} has no checkpoint of this simulation that can be read; fl.save(folder, "
+            "simulation, state, history) writes one"
+        )
+    return restored

@@ -8,12 +8,28 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.report.column_notes import column_notes, explanation
-from fedjax_ht.lab.report.document import Document, Folded, Paragraph
+from fedjax_ht.lab.report.document import (
+    Document,
+    Folded,
+    Paragraph,
+    Table,
+    human_bytes,
+    human_count,
+    human_flops,
+    table_of,
+)
 from fedjax_ht.lab.report.gains import Gains
-from fedjax_ht.lab.report.results import AUC, GLOBAL, MACRO_F1, PARTICIPANTS, SERVER_AUC, SERVER_F1
+from fedjax_ht.lab.report.results import (
+    AUC,
+    GLOBAL,
+    MACRO_F1,
+    PARTICIPANTS,
+    SERVER_AUC,
+    SERVER_F1,
+    column_notes,
+    explanation,
+)
 from fedjax_ht.lab.report.rows import after_start, mean, tops_of, values
-from fedjax_ht.lab.report.table import Table, human_bytes, human_count, human_flops, table_of
 from fedjax_ht.simulation.history import best, wire_bytes
 from fedjax_ht.simulation.rows import History, Row, Runs
 

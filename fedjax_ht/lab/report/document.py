@@ -1,11 +1,198 @@
-"""Texts of paragraphs, lists and tables, which are written as Markdown, HTML or for a terminal."""
+"""Paragraphs, lists and tables as values, which are written as Markdown, HTML, CSV or for a
+terminal; and the formats of cells."""
 
 import dataclasses
 import html
+import itertools
+import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from fedjax_ht.lab.report.table import Table
+import numpy as np
+
+from fedjax_ht.lab.csv_text import csv_text
+from fedjax_ht.simulation.rows import Row
+
+MAIN_COLUMNS = 6
+"""Columns that a page shows at once; it folds the others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of text.
+
+        >>> table = Table(["method", "accuracy %"], [["local", "75.7"], ["fedssa", "76.8"]])
+        >>> print(table.markdown())
+        | method | accuracy % |
+        | --- | --- |
+        | local | 75.7 |
+        | fedssa | 76.8 |
+
+    Attributes:
+      head: titles of the columns; the first column names the rows.
+      rows: cells, each row as long as the head.
+      importance: titles of columns in the order in which they are kept where there is no room for
+        all, most important first. Titles that are missing here come last, in the order of `head`.
+      winner: first cell of the row whose cell in the most important column a page highlights; None
+        highlights none. The row may lose in its other columns.
+
+    Raises:
+      ValueError: a row is shorter or longer than the head.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    importance: Sequence[str] = ()
+    winner: str | None = None
+
+    def __post_init__(self):
+        for row in self.rows:
+            if len(row) != len(self.head):
+                raise ValueError(
+                    f"the row {', '.join(row)} has {len(row)} cells; the head has {len(self.head)}"
+                )
+
+    def markdown(self) -> str:
+        """Returns the table in Markdown. Cells are taken to be Markdown and are not escaped."""
+        lines = [self.head, ["---"] * len(self.head), *self.rows]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+    def csv(self) -> str:
+        """Returns the table as CSV, see `core.csv_text`."""
+        return csv_text([self.head, *self.rows])
+
+    def html(self) -> str:
+        """Returns the six most important columns as an HTML table, the others folded below it."""
+        main = self._most_important()[:MAIN_COLUMNS]
+        folded = sorted(set(range(len(self.head))) - set(main))
+        if not folded:
+            return self._html(main)
+        more = f"<details><summary>More columns</summary>{self._html([0, *folded])}</details>"
+        return self._html(main) + more
+
+    def terminal(self, width: int) -> str:
+        """Returns the most important columns that fit into `width` characters, aligned, and below
+        them the titles of the columns left out."""
+        widths = [max(map(len, column)) for column in zip(self.head, *self.rows)]
+        kept, used = [0], widths[0]
+        for column in self._most_important()[1:]:
+            if used + 2 + widths[column] <= width:
+                kept.append(column)
+                used += 2 + widths[column]
+        kept.sort()
+        lines = [_aligned(cells, widths, kept) for cells in (self.head, *self.rows)]
+        lines.insert(1, "─" * used)
+        if len(kept) < len(self.head):
+            titles = (title for i, title in enumerate(self.head) if i not in kept)
+            lines.append(textwrap.fill(f"(no room for {', '.join(titles)})", width))
+        return "\n".join(lines)
+
+    def _most_important(self) -> list[int]:
+        """Returns the positions of all columns, the most important first."""
+        ranks = dict(zip(self.importance, itertools.count()))
+
+        def rank(column: int) -> int:
+            return ranks.get(self.head[column], len(ranks))
+
+        # sorted() is stable: columns of equal rank stay in the order of the head.
+        return [0, *sorted(range(1, len(self.head)), key=rank)]
+
+    def _html(self, columns: Collection[int]) -> str:
+        columns = sorted(columns)
+        lines = [_html_row("th", self.head, columns)]
+        for row in self.rows:
+            marked = self._most_important()[1] if row[0] == self.winner else None
+            lines.append(_html_row("td", row, columns, marked))
+        return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
+
+
+def _html_row(
+    tag: str, cells: Sequence[str], columns: Iterable[int], marked: int | None = None
+) -> str:
+    shown = ""
+    for i in columns:
+        style = ' class="best"' if i == marked else ""
+        shown += f"<{tag}{style}>{html.escape(cells[i])}</{tag}>"
+    return f"<tr>{shown}</tr>"
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int], columns: Sequence[int]) -> str:
+    """Joins the cells of a row: the first column to the left, the others to the right."""
+    padded = [cells[0].ljust(widths[0])]
+    padded += [cells[i].rjust(widths[i]) for i in columns[1:]]
+    return "  ".join(padded).rstrip()
+
+
+def table_of(
+    rows: Sequence[Mapping[str, str]],
+    titles: Sequence[str],
+    importance: Sequence[str] = (),
+    winner: str | None = None,
+    missing: str = "-",
+) -> Table:
+    """Makes a table of rows that need not have the same columns.
+
+    Args:
+      rows: a row's cells by title.
+      titles: titles of all columns, in order; those without a cell in any row are left out.
+      importance, winner: the fields of `Table`.
+      missing: the cell of a row that lacks a column which another row has.
+    """
+    present = set().union(*rows)
+    head = [title for title in titles if title in present]
+    cells = [[row.get(title, missing) for title in head] for row in rows]
+    return Table(head, cells, importance, winner)
+
+
+def percent(rows: Sequence[Row], key: str, spread: bool = True) -> str:
+    """Formats a mean of shares over trials, with their standard deviation where there are several:
+    "80.44 ± 0.60"; "-" without any row."""
+    if not rows:
+        return "-"
+    values = [100 * row[key] for row in rows]
+    mean = f"{np.mean(values):.2f}"
+    if spread and len(values) > 1:
+        return f"{mean} ± {np.std(values):.2f}"
+    return mean
+
+
+def rounds_of(rows: Sequence[Row]) -> str:
+    """Lists the rows' rounds: "12, 9"."""
+    return ", ".join(str(row["round"]) for row in rows)
+
+
+def human_flops(count: float) -> str:
+    """Formats a count of operations: 1.5e9 is "1.50 GFLOP", NaN is "-"."""
+    if math.isnan(count):
+        return "-"
+    text = human_count(count)
+    # "1.50 G" has a prefix, "250" has none.
+    return f"{text}FLOP" if text[-1].isalpha() else f"{text} FLOP"
+
+
+def human_count(count: float) -> str:
+    """Formats a count with a decimal prefix: 1.5e9 is "1.50 G", 250 is "250"."""
+    if count < 1000:
+        return f"{count:.0f}"
+    return _with_prefix(count / 1000, 1000, ("k", "M", "G", "T", "P"))
+
+
+def human_bytes(count: float) -> str:
+    """Formats a number of bytes with a binary prefix: 1536 is "1.50 KiB"."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    return _with_prefix(count / 1024, 1024, ("KiB", "MiB", "GiB"))
+
+
+def _with_prefix(count: float, base: int, units: Sequence[str]) -> str:
+    """Formats a count of the first unit in the largest unit that it reaches."""
+    *smaller, largest = units
+    for unit in smaller:
+        if count < base:
+            return f"{count:.2f} {unit}"
+        count /= base
+    return f"{count:.2f} {largest}"
+
 
 MARKDOWN_WIDTH = 120
 """Characters of a line of a paragraph in Markdown."""

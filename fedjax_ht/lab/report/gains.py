@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.lab.config.entries import BASELINE, baseline_of, method_of
-from fedjax_ht.lab.report.document import Document, Paragraph
-from fedjax_ht.lab.report.table import Table
+from fedjax_ht.lab.report.document import Document, Paragraph, Table
 from fedjax_ht.simulation.history import best
 from fedjax_ht.simulation.rows import Row, Runs, evaluated
 

@@ -20,9 +20,8 @@ from fedjax_ht.data.dataset import Partition
 from fedjax_ht.data.partition import class_counts
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.figures import MARKERS, save, subplots
-from fedjax_ht.lab.runs.arm import Arm
-from fedjax_ht.lab.runs.build import Experiment
-from fedjax_ht.lab.runs.run_folder import MAP
+from fedjax_ht.lab.runs.build import Arm, Experiment
+from fedjax_ht.lab.runs.folder import MAP
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 CLIENTS, CLASSES, IMAGES = 6, 10, 120  # at most, of each of an entry's maps

@@ -1,30 +1,247 @@
-"""report.html: the result of a run, its pictures and how to repeat it, in one file that needs no
-network."""
+"""The result of a run as text and as report.html: tables, pictures and how to repeat it, in one
+file that needs no network."""
 
 import html
 import itertools
-from collections.abc import Mapping
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from fedjax_ht.core.user_code import names_object
+from fedjax_ht.lab.config.entries import Entry, described
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.readers.description import describe
+from fedjax_ht.lab.readers.description import describe, kind_of
 from fedjax_ht.lab.report import html_page
-from fedjax_ht.lab.report.client_classes import client_class_tables
 from fedjax_ht.lab.report.compared import Compared
-from fedjax_ht.lab.report.document import Paragraph, folded
+from fedjax_ht.lab.report.costs import Aim, costs
+from fedjax_ht.lab.report.document import Block, Bullets, Document, Paragraph, folded
 from fedjax_ht.lab.report.figures import FEW
+from fedjax_ht.lab.report.gains import gain_table
+from fedjax_ht.lab.report.html_page import caption
 from fedjax_ht.lab.report.maps import load_map, one_space
-from fedjax_ht.lab.report.page import Page
 from fedjax_ht.lab.report.plots import ROOM
-from fedjax_ht.lab.report.results import class_table, sent
+from fedjax_ht.lab.report.results import class_table, run_results, sent
 from fedjax_ht.lab.report.rows import has_clock, rows_of_all, values
 from fedjax_ht.lab.report.run_warnings import to_watch
-from fedjax_ht.lab.report.setting import setting
-from fedjax_ht.lab.report.statistics import listed
-from fedjax_ht.lab.report.summary import comparisons, entry_settings, remarks, results
+from fedjax_ht.lab.report.statistics import differences_to, listed
+from fedjax_ht.lab.runs import devices
 from fedjax_ht.lab.runs.build import Experiment
+from fedjax_ht.lab.runs.environment import environment
+from fedjax_ht.lab.runs.environment import lines as environment_lines
+from fedjax_ht.lab.runs.folder import Page
+from fedjax_ht.simulation.history import best
 from fedjax_ht.simulation.rows import Runs, evaluated
+
+PROGRAM = "fedjax-ht"
+
+
+def setting(experiment: Experiment, labels: Iterable[str] | None = None) -> str:
+    """Describes the federation and how entries train, in a few sentences.
+
+    Args:
+      experiment: the experiment.
+      labels: labels of the entries; None for all.
+    """
+    config = experiment.config
+    labels = list(experiment.arms if labels is None else labels)
+    sizes = [len(client.train) for client in experiment.partitions[0]]
+    kind = kind_of(experiment.dataset)
+    public = ""
+    if experiment.dataset.public_set is not None:
+        public = f", and {experiment.dataset.public_set.samples} public ones"
+    seeds = f"seed {config.seed}"
+    if config.trials > 1:
+        seeds = f"seeds {config.seed} to {config.seed + config.trials - 1}"
+    return (
+        f"{config.partition.num_clients} clients on {experiment.dataset.name}"
+        f"{participation(config)}: {sum(sizes)} training {kind}, {min(sizes)} to {max(sizes)} a "
+        f"client{public}; {split(config)}. Models: {', '.join(architectures(experiment, labels))}. "
+        f"Training: {trained(experiment, labels)} a round. {config.rounds} rounds, {seeds}."
+        f"{devices.described(config.devices_profile)}"
+    )
+
+
+def participation(config: Config) -> str:
+    """Says which share of the clients takes part in a round; "" where all do."""
+    text = ""
+    if config.participation != 1:
+        text += f", of whom {100 * config.participation:.3g} % take part in a round"
+    if config.drop_rate:
+        text += f" and {100 * config.drop_rate:.3g} % of these are lost"
+    return text
+
+
+def split(config: Config) -> str:
+    """Names the split with its options and seed."""
+    parts = [f"split {config.partition.kind}"]
+    for name, value in sorted(config.partition.options.items()):
+        if value is not None:
+            parts.append(f"{name} {value}")
+    return ", ".join([*parts, f"seed {config.partition.seed}"])
+
+
+def architectures(experiment: Experiment, labels: Iterable[str]) -> list[str]:
+    """Lists the names of the entries' architectures in alphabetical order."""
+    names = set()
+    for label in labels:
+        names |= {bucket.name for bucket in experiment.arms[label].federation.buckets}
+    return sorted(names)
+
+
+def trained(experiment: Experiment, labels: Sequence[str]) -> str:
+    """Lists the settings of local training: those that entries share once, else each value with the
+    entries that set it."""
+    parts: tuple[dict[str, list[str]], ...] = ({}, {}, {})  # text -> labels
+    for label in labels:
+        training = experiment.arms[label].config.training
+        length = f"{training.epochs} local epochs"
+        if training.steps:
+            length = f"{training.steps} steps"
+        optimizer = f"{training.optimizer} at {training.learning_rate}"
+        if names_object(training.optimizer):
+            optimizer = "an optimiser given from Python"
+        batches = f"batches of {training.batch_size}"
+        texts = [optimizer, batches, length]
+        if training.of:
+            texts[2] += f" (otherwise {', '.join(training.of)})"
+        for shared, text in zip(parts, texts):
+            shared.setdefault(text, []).append(label)
+    texts = []
+    for shared in parts:
+        for text, entries in shared.items():
+            if len(shared) > 1:
+                text = f"{text} ({', '.join(entries)})"
+            texts.append(text)
+    return ", ".join(texts)
+
+
+def repeat() -> str:
+    """Returns how to repeat this run: the command, the library, packages and machine, a line
+    each."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    arguments = shlex.join(sys.argv[1:])
+    command = "a call from Python"
+    if main:
+        command = f"python -m {main.name.removesuffix('.__main__')} {arguments}"
+    elif Path(sys.argv[0]).name == PROGRAM:
+        command = f"{PROGRAM} {arguments}"
+    return "\n".join([command, *environment_lines(environment())])
+
+
+CLIENTS, CLASSES = 50, 30  # at most, that a page shows
+READING = (
+    "Percent of a client's test samples of a class that are classified correctly in the best "
+    "round, of several trials all samples together. A pointer over a cell shows the number of "
+    "samples; a cell is empty where there are none. classes.csv has these numbers of all "
+    "evaluations."
+)
+TOO_MANY = (
+    f"Of more than {CLIENTS} clients or {CLASSES} classes, accuracy by client and class stands in "
+    "the classes.csv of each entry's folder alone."
+)
+
+
+def counts_of_clients(runs: Runs) -> dict[int, dict[int, np.ndarray]]:
+    """Returns client id -> class -> int [2], test samples and those classified correctly, in the
+    best rounds of an entry's runs together; {} where nothing was counted by class."""
+    sums: dict[int, dict[int, np.ndarray]] = {}
+    for history in runs:
+        if not evaluated(history):
+            continue
+        row = best(history).on_test
+        counts = row.get("client_class_counts", ())
+        for client, of_client in zip(row.get("client_ids", range(len(counts))), counts):
+            known = sums.setdefault(client, {})
+            for label, pair in of_client.items():
+                known[int(label)] = known.get(int(label), 0) + np.array(pair)
+    return sums
+
+
+def client_class_tables(histories: Mapping[str, Runs], class_names: Sequence[str]) -> str:
+    """Returns a folded table for each entry, clients by classes, in HTML; a line that names the
+    file where there is no room for them, and "" where nothing was counted by class.
+
+    Args:
+      histories: label of an entry -> its runs.
+      class_names: names of all classes.
+    """
+    tables = {}
+    for label, runs in histories.items():
+        counts = counts_of_clients(runs)
+        if len(counts) > CLIENTS or (counts and len(class_names) > CLASSES):
+            return caption(TOO_MANY)
+        if counts:
+            tables[label] = _table(counts, class_names)
+    if not tables:
+        return ""
+    shown = [folded(label, table) for label, table in tables.items()]
+    return folded("Accuracy by client and class", caption(READING) + "".join(shown))
+
+
+def _table(counts: Mapping[int, Mapping[int, np.ndarray]], class_names: Sequence[str]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in ("client", "all", *class_names))
+    lines = [f"<tr>{head}</tr>"]
+    for client in sorted(counts):
+        of_client = counts[client]
+        cells = [_cell(f"client {client}", sum(of_client.values(), np.zeros(2, int)))]
+        for label, name in enumerate(class_names):
+            pair = of_client.get(label, np.zeros(2, int))
+            cells.append(_cell(f"client {client}, {name}", pair))
+        lines.append(f"<tr><td>{client}</td>{''.join(cells)}</tr>")
+    return f'<div class="scroll"><table class="cells">{"".join(lines)}</table></div>'
+
+
+def _cell(of: str, counts: np.ndarray) -> str:
+    samples, correct = counts
+    if not samples:
+        return "<td></td>"
+    share = f"{100 * correct / samples:.0f}"
+    title = html.escape(f"{of}: {correct} of {samples} test samples")
+    return f'<td style="--share: {share}%" title="{title}">{share}</td>'
+
+
+def results(shown: Compared, aim: Aim | None) -> Document:
+    """Makes the first table: of a comparison with the cost of an accuracy, else of a run."""
+    if aim is None:
+        return run_results(shown.histories, shown.winner)
+    return costs(shown.histories, *aim, winner=shown.winner).text
+
+
+def remarks(shown: Compared) -> list[str]:
+    """Returns the sentences below the first table: settings that all rows share, and entries that
+    ended early."""
+    return [sentence for sentence in (shown.shared, shown.ended) if sentence]
+
+
+def comparisons(shown: Compared) -> Document:
+    """Makes the tables of the entries beside the baseline; empty where nothing is compared."""
+    if not shown.compares:
+        return Document()
+    return Document([differences_to(shown.baseline, shown.histories), gain_table(shown.histories)])
+
+
+def entry_settings(entries: Iterable[Entry]) -> Bullets:
+    """Lists each entry's changes to the defaults, and its tuning."""
+    return Bullets([described([entry]).removeprefix("* ") for entry in entries])
+
+
+def text_of(shown: Compared, aim: Aim | None) -> Document:
+    """Makes the text that a command prints: the result in a sentence, warnings, tables, the
+    settings that all rows share, and each entry's."""
+    blocks: list[Block] = []
+    if sentence := shown.headline:
+        blocks.append(Paragraph(sentence))
+    if lines := to_watch(shown):
+        blocks += [Paragraph("To watch:"), Bullets(lines)]
+    blocks += [results(shown, aim), *map(Paragraph, remarks(shown))]
+    if aim is not None:
+        blocks += comparisons(shown).blocks
+    return Document([*blocks, entry_settings(shown.entries)])
+
 
 RESULT = "Accuracy is the mean over clients, each on its own test samples, in the best round."
 MAPS = (

@@ -9,9 +9,8 @@ import numpy as np
 from scipy.special import stdtrit
 
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.report.document import Document, Folded, Paragraph
+from fedjax_ht.lab.report.document import Document, Folded, Paragraph, Table
 from fedjax_ht.lab.report.results import AUC, MACRO_F1
-from fedjax_ht.lab.report.table import Table
 from fedjax_ht.simulation.history import best
 from fedjax_ht.simulation.rows import Row, Runs
 

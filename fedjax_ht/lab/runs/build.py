@@ -8,8 +8,10 @@ import flax.linen as nn
 
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import Pixels
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.public_set import require_public_set
 from fedjax_ht.core.server_statistics import require_server_statistics
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import check_partition, make_partition
 from fedjax_ht.data.partition.notes import check_split
@@ -22,7 +24,6 @@ from fedjax_ht.lab.config.entries import Entry
 from fedjax_ht.lab.config.sections import Config, DatasetConfig, PartitionConfig, TrainingConfig
 from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.readers.moments import normalised
-from fedjax_ht.lab.runs.arm import Arm
 from fedjax_ht.lab.runs.devices import client_values
 from fedjax_ht.lab.runs.federation import make_clients
 from fedjax_ht.lab.runs.method import check_pretraining
@@ -30,7 +31,37 @@ from fedjax_ht.lab.runs.objects import NO_OBJECTS, Objects, object_sums
 from fedjax_ht.lab.runs.settle import Settled, settle
 from fedjax_ht.lab.weights.hugging_face.folder import folder_of
 from fedjax_ht.models.registry import names_folder
+from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.privacy import private
+
+
+class Arm(NamedTuple):
+    """An entry with all that its runs are made of, a run a trial.
+
+    Attributes:
+      entry: the entry, as the config has it.
+      config: the experiment's config with the entry's training and models.
+      method: the method with the entry's options and recipe.
+      federation: the clients and their models.
+      dataset: the data set of all arms.
+      partitions: one split for each trial, of all arms.
+      options: the options of the simulation; each trial adds its number to the seed.
+      settings: values of a method that varies, see `make_simulation`.
+    """
+
+    entry: Entry
+    config: Config
+    method: Method
+    federation: Federation
+    dataset: Dataset
+    partitions: tuple[Partition, ...]
+    options: SimulationOptions
+    settings: PyTree = ()
+
+    @property
+    def label(self) -> str:
+        """The label of its entry, unique in an experiment."""
+        return self.entry.label
 
 
 class Experiment(NamedTuple):

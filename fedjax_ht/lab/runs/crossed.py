@@ -21,9 +21,8 @@ import numpy as np
 from fedjax_ht.lab.config.entries import baseline_of
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.report.document import Document, Paragraph
+from fedjax_ht.lab.report.document import Document, Paragraph, Table
 from fedjax_ht.lab.report.statistics import best_scores
-from fedjax_ht.lab.report.table import Table
 from fedjax_ht.lab.runs.train import Result
 
 NOTE = (

@@ -19,11 +19,10 @@ from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.lab.cli import TRUST, fail
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers.description import kind_of
-from fedjax_ht.lab.runs.arm import Arm, simulate
-from fedjax_ht.lab.runs.begin import read_experiment
-from fedjax_ht.lab.runs.build import Experiment
-from fedjax_ht.lab.runs.identity import check_identity, identity_of
-from fedjax_ht.lab.runs.run_folder import read_config
+from fedjax_ht.lab.runs.build import Arm, Experiment
+from fedjax_ht.lab.runs.folder import read_config
+from fedjax_ht.lab.runs.identity import check_identity, identity_of, read_experiment
+from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.lab.safe.torch_files import save_safetensors
 from fedjax_ht.lab.weights.layouts import state_dict
 from fedjax_ht.methods.shared.adapters import plain_model

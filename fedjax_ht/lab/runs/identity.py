@@ -1,8 +1,7 @@
 """The identity of an entry: method, data, split, programs, and the rounds that were trained.
 
 Each entry's folder carries its own, identity.json, wherever it is copied to. A run goes on in the
-folder, and a table sets its rows beside others', only where they are those of the run's config.
-"""
+folder, and a table sets its rows beside others', only where they are those of the run's config."""
 
 import dataclasses
 import json
@@ -10,20 +9,29 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedjax_ht.core.user_code import user_place
 from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.entries import Entry, as_run, folder_of, recorded
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.config.typed import to_json
-from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, unflattened, write_json
-from fedjax_ht.lab.runs.run_folder import (
+from fedjax_ht.lab.runs.build import Experiment
+from fedjax_ht.lab.runs.devices import files_of
+from fedjax_ht.lab.runs.folder import (
     FREE_FIELDS,
     IDENTITY,
     NAMING,
+    Page,
+    checked_fields,
     completed,
+    fingerprints,
     has_results,
     start_again,
+    write_page,
 )
+from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, unflattened, write_json
+from fedjax_ht.lab.runs.own_methods import own_names, read_trusted_run
+from fedjax_ht.lab.weights.start import checksums, weights_of_model
 
 SHA = "sha256"
 PLACES = ("data.data_dir", "data.name")
@@ -276,3 +284,62 @@ def remember_rounds(folder: Path, rounds: int, environment: Mapping[str, str]) -
     if environment not in versions:
         versions = (*versions, environment)
     write_identity(dataclasses.replace(identity, rounds=rounds, versions=versions), folder)
+
+
+def begin(
+    experiment: Experiment, page: Page, workdir: Path, config_file: str | None, *, writes: bool
+) -> dict[str, Identity]:
+    """Compares a run with the one in its folder, and notes it there; returns the identities of its
+    entries.
+
+    Args:
+      experiment: the experiment of the run.
+      page: the contents of the run's page.
+      workdir: the run's folder.
+      config_file: "FILE[:ARGUMENT]" that registers the config's own methods.
+      writes: False compares alone.
+
+    Raises:
+      ValueError: the folder holds a run of something else, or of more rounds. One line.
+    """
+    config, entries = experiment.config, experiment.entries
+    fields = checked_fields(config, entries, workdir, noted(experiment, config_file))
+    identities = identities_of(entries, config, fields["run"])
+    check_entries(identities, workdir, config.rounds)
+    if writes:
+        remember_identities(fields, config, workdir)
+        write_json(workdir / "config.json", fields)
+        write_page(page, workdir)
+    return identities
+
+
+def noted(experiment: Experiment, config_file: str | None = None) -> dict[str, Any]:
+    """Returns what config.json notes of a run: checksums, and places of a user's own code."""
+    models = [arm.config.model for arm in experiment.arms.values()]
+    weights = [*map(weights_of_model, models), *files_of(experiment.config.devices_profile)]
+    noted: dict[str, Any] = dict(fingerprints(experiment.dataset, experiment.partitions))
+    noted["weights"] = checksums(weights)
+    if experiment.object_sums:
+        noted["objects"] = experiment.object_sums
+    for note, names in own_names(experiment).items():
+        if names:
+            noted[note] = {name: user_place(name) or config_file for name in names}
+    return noted
+
+
+def read_experiment(workdir: Path, trust: bool, experiment: Experiment | None) -> Experiment:
+    """Returns the experiment of a run in a folder.
+
+    Args:
+      workdir: the run's folder.
+      trust: permission to run code that config.json names, see `read_trusted_run`.
+      experiment: the experiment, of a run that was given objects from Python; None builds it from
+        the run's config.json.
+
+    Raises:
+      ValueError, OSError: as of `read_trusted_run`, or the folder holds another run. One line.
+    """
+    if experiment is None or not (workdir / "config.json").exists():
+        return read_trusted_run(workdir, trust)
+    checked_fields(experiment.config, experiment.entries, workdir, noted(experiment))
+    return experiment

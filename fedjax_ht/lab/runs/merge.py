@@ -21,9 +21,16 @@ from absl import flags
 from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.files import refuse_links
-from fedjax_ht.lab.report.page import Page, read_page, write_page
+from fedjax_ht.lab.runs.folder import (
+    FREE_FIELDS,
+    NAMING,
+    OWN,
+    Page,
+    read_config,
+    read_page,
+    write_page,
+)
 from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, write_json
-from fedjax_ht.lab.runs.run_folder import FREE_FIELDS, NAMING, OWN, read_config
 from fedjax_ht.lab.runs.run_lock import locked
 
 _WORKDIR = flags.DEFINE_string(

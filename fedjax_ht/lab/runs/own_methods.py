@@ -14,11 +14,10 @@ from fedjax_ht.data.partition.registry import LIBRARY, PARTITIONS, PLANS
 from fedjax_ht.lab.cli import BadConfigFile, config_folder
 from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.files import refuse_links
-from fedjax_ht.lab.runs.arm import Arm
-from fedjax_ht.lab.runs.build import Experiment
+from fedjax_ht.lab.runs.build import Arm, Experiment
 from fedjax_ht.lab.runs.environment import CODE
+from fedjax_ht.lab.runs.folder import OWN, read_run
 from fedjax_ht.lab.runs.json_files import naming, read_json
-from fedjax_ht.lab.runs.run_folder import OWN, read_run
 from fedjax_ht.lab.runs.settle import named_code
 from fedjax_ht.methods import METHODS, is_own, method_factory, names_user_method
 
@@ -26,7 +25,7 @@ MODULES = "own_modules"  # of `OWN`, the note whose names need no registering
 
 
 def read_trusted_run(workdir: Path, trust: bool) -> Experiment:
-    """Returns the result of `run_folder.read_run`, of a run with methods of a user's own, too.
+    """Returns the result of `folder.read_run`, of a run with methods of a user's own, too.
 
     Args:
       workdir: the folder, which may come from anybody.
@@ -87,7 +86,7 @@ def _file_of(factory: Any) -> str | None:
 
 def own_names(experiment: Experiment) -> dict[str, list[str]]:
     """Returns the names of a run that a user has registered, or whose modules are a user's, by the
-    note of `run_folder.OWN`."""
+    note of `folder.OWN`."""
     arms = experiment.arms.values()
     methods = [arm.entry.method for arm in arms if _is_own_by_name(arm.entry.method)]
     kinds = {arm.config.partition.kind for arm in arms} - set(LIBRARY)

@@ -9,8 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from fedjax_ht.lab.report.bad_clients import Notes, place_of
-from fedjax_ht.lab.report.document import Document
-from fedjax_ht.lab.report.table import human_bytes
+from fedjax_ht.lab.report.document import Document, human_bytes
 from fedjax_ht.lab.runs.run_lock import is_primary
 from fedjax_ht.simulation.history import wire_bytes
 

@@ -17,15 +17,12 @@ from fedjax_ht.lab.cli import TRUST, fail
 from fedjax_ht.lab.config.entries import Entry
 from fedjax_ht.lab.report.compared import compared
 from fedjax_ht.lab.report.document import Document
-from fedjax_ht.lab.report.page import FILE, Page, read_page
+from fedjax_ht.lab.report.report import repeat, text_of
 from fedjax_ht.lab.report.rows import are_evaluated
-from fedjax_ht.lab.report.setting import repeat
-from fedjax_ht.lab.report.summary import text_of
-from fedjax_ht.lab.runs.begin import read_experiment
 from fedjax_ht.lab.runs.build import Experiment
-from fedjax_ht.lab.runs.identity import identities_of
+from fedjax_ht.lab.runs.folder import FILE, Page, read_config, read_page
+from fedjax_ht.lab.runs.identity import identities_of, read_experiment
 from fedjax_ht.lab.runs.progress import print_files, print_result
-from fedjax_ht.lab.runs.run_folder import read_config
 from fedjax_ht.lab.runs.run_lock import locked
 from fedjax_ht.lab.runs.train import write_results
 

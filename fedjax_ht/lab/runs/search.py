@@ -25,21 +25,20 @@ from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.method import varied
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.lab.checkpoints.trials import TrialCheckpoints
+from fedjax_ht.lab.checkpoints.checkpoint import TrialCheckpoints
 from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.config.base import AnyConfig, typed_config
 from fedjax_ht.lab.config.entry_text import OVERRIDDEN, split_spec
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.runs.arm import Arm, lanes_of, simulate_trials
-from fedjax_ht.lab.runs.begin import noted
-from fedjax_ht.lab.runs.build import Experiment, build
-from fedjax_ht.lab.runs.course import Listeners
+from fedjax_ht.lab.runs.build import Arm, Experiment, build
+from fedjax_ht.lab.runs.folder import remember_config
 from fedjax_ht.lab.runs.from_python import given_objects
+from fedjax_ht.lab.runs.identity import noted
 from fedjax_ht.lab.runs.method import make_method
 from fedjax_ht.lab.runs.objects import NO_OBJECTS, Objects
 from fedjax_ht.lab.runs.options import evaluated_clients, uplink_steps
-from fedjax_ht.lab.runs.run_folder import remember_config
+from fedjax_ht.lab.runs.play import Listeners, lanes_of, simulate_trials
 from fedjax_ht.lab.runs.run_lock import locked
 from fedjax_ht.lab.runs.search_space import (
     Space,

@@ -30,12 +30,11 @@ from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.runs.build import Experiment, build
-from fedjax_ht.lab.runs.course import Listeners
 from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.identity import remember_rounds
 from fedjax_ht.lab.runs.own_methods import own_code, own_names
+from fedjax_ht.lab.runs.play import Listeners, play
 from fedjax_ht.lab.runs.signals import Interrupted
-from fedjax_ht.lab.runs.train_arm import train_arm
 from fedjax_ht.simulation.rows import Row
 
 T = TypeVar("T")
@@ -126,7 +125,7 @@ class Tasks(NamedTuple):
                 getattr(listeners, event[0])(event[1])
 
         placed = {key: (call[0], place, *call[1:]) for key, call in calls.items()}
-        play(cluster, placed, told, caught, done)
+        play_tasks(cluster, placed, told, caught, done)
 
 
 class Workplace(NamedTuple):
@@ -271,12 +270,12 @@ def train_task(
         precision = experiment.config.precision
         # a task that was stopped before its first round has nothing to tell
         with contextlib.suppress(Interrupted), jax.default_matmul_precision(precision):
-            runs = train_arm(arm, folder, listeners, caught, trial=trial)
+            runs = play(arm, folder, listeners, caught, trial=trial)
         programs = environment() | own_code(arm)
     return Outcome(runs, programs)
 
 
-def play(
+def play_tasks(
     cluster: Cluster,
     calls: Mapping[Any, tuple],
     on_event: Callable[[Event], None],

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.data.partition.notes import split_notes
 from fedjax_ht.lab.checkpoints.writers import FILES
 from fedjax_ht.lab.config.base import AnyConfig, typed_config
 from fedjax_ht.lab.config.sections import Config
@@ -21,20 +23,46 @@ from fedjax_ht.lab.report.compared import Compared, compared
 from fedjax_ht.lab.report.costs import Aim
 from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.maps import write_maps
-from fedjax_ht.lab.report.page import Page
-from fedjax_ht.lab.report.report import write_report
-from fedjax_ht.lab.report.setting import repeat, setting
-from fedjax_ht.lab.report.summary import text_of
-from fedjax_ht.lab.runs.begin import begin
+from fedjax_ht.lab.report.report import repeat, setting, text_of, write_report
 from fedjax_ht.lab.runs.build import Experiment, build
-from fedjax_ht.lab.runs.course import Listeners, ProgressFn
-from fedjax_ht.lab.runs.notes import notes
+from fedjax_ht.lab.runs.folder import Page
+from fedjax_ht.lab.runs.identity import begin
+from fedjax_ht.lab.runs.play import Listeners, ProgressFn, play
 from fedjax_ht.lab.runs.run_lock import is_primary, locked
 from fedjax_ht.lab.runs.signals import catch_signals
 from fedjax_ht.lab.runs.tasks import Tasks, train_on
 from fedjax_ht.lab.runs.trackers import Tracking, check_trackers
-from fedjax_ht.lab.runs.train_arm import train_arm
+from fedjax_ht.simulation.notes import batch_notes
 from fedjax_ht.simulation.rows import Row, Runs
+
+
+def notes(experiment: Experiment) -> list[str]:
+    """Returns lines on a run's splits and batches, each once; of several splits they begin with the
+    trial."""
+    lines = []
+    splits = {id(partition): trial for trial, partition in enumerate(experiment.partitions)}
+    for trial in sorted(splits.values()):
+        place = f"split of trial {trial}: " if len(splits) > 1 else "split: "
+        for note in split_notes(experiment.dataset, experiment.partitions[trial]):
+            lines.append(f"{place}{note}")
+    public, arms = experiment.dataset.public_set, experiment.arms.values()
+    if public is not None and not any(arm.method.public_samples for arm in arms):
+        lines.append(
+            f"{public.samples} samples are public (dataset.public), and no method of this run "
+            "reads them: clients have that many samples less"
+        )
+    counts = np.array([[len(c.train) for c in clients] for clients in experiment.partitions])
+    for arm in arms:
+        lines += batch_notes(arm.federation, arm.method, counts)
+    rounds = experiment.config.rounds
+    for label, arm in experiment.arms.items():
+        warmup = arm.entry.options.get("warmup", 0)
+        if warmup >= rounds:
+            lines.append(
+                f"{label}: clients stay as they are in its first {warmup} rounds (warmup), and the "
+                f"run has {rounds}; set warmup to fewer, such as {label}:warmup={rounds // 5}"
+            )
+    return list(dict.fromkeys(lines))  # entries with one recipe have the same
 
 
 class GaveUp(Exception):
@@ -148,7 +176,7 @@ def _in_folder(
     _announce(experiment, workdir, listeners, writable)
     pictures = []
     try:
-        histories = _train_arms(
+        histories = _play_arms(
             experiment, folders, workdir, listeners=listeners, tasks=tasks, writable=writable
         )
         shown = compared(config, entries, identities, histories=histories, workdir=workdir)
@@ -170,7 +198,7 @@ def _in_folder(
     )
 
 
-def _train_arms(
+def _play_arms(
     experiment: Experiment,
     folders: Mapping[str, Path],
     workdir: Path,
@@ -189,7 +217,7 @@ def _train_arms(
         if tasks is not None and writable:
             train_on(tasks, experiment, workdir, listeners, caught)
         for label, arm in experiment.arms.items():
-            histories[label] = train_arm(arm, folders[label], listeners, caught, writable)
+            histories[label] = play(arm, folders[label], listeners, caught, writable)
     return histories
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedjax_ht.lab.checkpoints.from_python import load, save
+from fedjax_ht.lab.checkpoints.checkpoint import load, save
 from fedjax_ht.lab.checkpoints.writers import read_runs
 from tests.lab.checkpoints.toy import COURSE, assert_same, toy_simulation
 

@@ -1,7 +1,6 @@
 """The runs of an entry have checkpoints of their own."""
 
-from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
-from fedjax_ht.lab.checkpoints.trials import TrialCheckpoints
+from fedjax_ht.lab.checkpoints.checkpoint import TrialCheckpoints, make_checkpointer
 from tests.lab.checkpoints.toy import COURSE, assert_same, course, toy_simulation
 
 OTHER = course([3], [3, 4], [11])

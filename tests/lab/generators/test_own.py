@@ -12,8 +12,8 @@ import fedjax_ht as fl
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.entries import parse_entry
 from fedjax_ht.lab.generators import open_generator
-from fedjax_ht.lab.runs.arm import simulate
 from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.play import simulate
 from tests.docs.test_examples import blocks
 from tests.runs import config_of
 

@@ -10,13 +10,11 @@ from experiments.configs import attacked
 from fedjax_ht.core.method import View
 from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.report.bad_clients import Notes, outliers, why_silent
-from fedjax_ht.lab.runs.arm import simulate
 from fedjax_ht.lab.runs.build import build
-from fedjax_ht.lab.runs.course import Listeners
 from fedjax_ht.lab.runs.options import evaluated_clients, simulation_options
+from fedjax_ht.lab.runs.play import Listeners, play, simulate, with_noted_lanes
 from fedjax_ht.lab.runs.run import execute
 from fedjax_ht.lab.runs.train import GaveUp, train_and_evaluate
-from fedjax_ht.lab.runs.train_arm import train_arm, with_noted_lanes
 from fedjax_ht.trust.attacks import Attack, attackers
 from tests.runs import config_of
 
@@ -92,7 +90,7 @@ def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
     (arm,), warned = build(config).arms.values(), []
     view = View(warn=lambda row: "odd" if row["trial"] == 0 else None)
     listeners = Listeners(None, warned.append, lambda line: None)
-    train_arm(arm._replace(method=arm.method._replace(view=view)), tmp_path, listeners, [])
+    play(arm._replace(method=arm.method._replace(view=view)), tmp_path, listeners, [])
     assert warned == ["local, trial 0, round 1: odd"]
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from fedjax_ht.lab.report.client_classes import client_class_tables
+from fedjax_ht.lab.report.report import client_class_tables
 
 
 def run_of(*counts, accuracy=0.5, **fields):

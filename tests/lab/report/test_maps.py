@@ -25,8 +25,8 @@ from fedjax_ht.lab.report.maps import (
     shown_clients,
     shown_images,
 )
-from fedjax_ht.lab.runs.arm import simulate
 from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.play import simulate
 from tests.federations import ASSIGNMENT, TRAIN_COUNTS, mixed_federation
 from tests.lab.runs.test_runner import config_of
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap
 
-from fedjax_ht.lab.report.conclusion import headline, ranking, winner
+from fedjax_ht.lab.report.compared import headline, ranking, winner
 from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.statistics import (
     differences_to,

@@ -8,10 +8,19 @@ import re
 
 import pytest
 
-from fedjax_ht.lab.report import table as table_module
-from fedjax_ht.lab.report.document import Bullets, Document, Folded, Paragraph
+from fedjax_ht.lab.report import document as table_module
+from fedjax_ht.lab.report.document import (
+    MAIN_COLUMNS,
+    Bullets,
+    Document,
+    Folded,
+    Paragraph,
+    Table,
+    human_bytes,
+    human_count,
+    table_of,
+)
 from fedjax_ht.lab.report.results import run_results
-from fedjax_ht.lab.report.table import MAIN_COLUMNS, Table, human_bytes, human_count, table_of
 from tests.lab.runs.test_compare import runs
 
 SHORT = Table(

@@ -17,8 +17,8 @@ from fedjax_ht.lab.generators import SHIPPED
 from fedjax_ht.lab.readers import dataset_names
 from fedjax_ht.lab.report.costs import Aim
 from fedjax_ht.lab.runs import list as listing
+from fedjax_ht.lab.runs.folder import read_run
 from fedjax_ht.lab.runs.report import report_run
-from fedjax_ht.lab.runs.run_folder import read_run
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import GROUPS

@@ -18,9 +18,9 @@ from fedjax_ht.lab.report.costs import (
     write_csv,
 )
 from fedjax_ht.lab.report.curves import accuracy_and_bytes
+from fedjax_ht.lab.report.document import human_flops
 from fedjax_ht.lab.report.results import run_results
 from fedjax_ht.lab.report.rows import rows_of_all
-from fedjax_ht.lab.report.table import human_flops
 from fedjax_ht.lab.runs.compare import comparison
 from fedjax_ht.simulation.history import wire_bytes
 

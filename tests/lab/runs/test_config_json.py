@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.runs import evaluate, report
-from fedjax_ht.lab.runs.run_folder import remember_config
+from fedjax_ht.lab.runs.folder import remember_config
 
 
 def folder_with(tmp_path, **changes):

@@ -16,8 +16,8 @@ from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.lab.checkpoints.trees import plain
 from fedjax_ht.lab.runs import train
-from fedjax_ht.lab.runs.arm import simulate
 from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.runs import ROOT, command, config_of, environment, metrics
 

@@ -9,7 +9,7 @@ from fedjax_ht.lab.config.base import base_config, method_config, typed_config
 from fedjax_ht.lab.config.entries import changes, described, entries_of, recorded
 from fedjax_ht.lab.configs import quickstart_fedtgp
 from fedjax_ht.lab.runs.build import build
-from fedjax_ht.lab.runs.run_folder import read_config, remember_config
+from fedjax_ht.lab.runs.folder import read_config, remember_config
 
 
 def config_of(*entries, **fields):

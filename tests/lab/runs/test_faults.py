@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from fedjax_ht.lab.config.base import method_config, typed_config
-from fedjax_ht.lab.report.page import Page
 from fedjax_ht.lab.runs import train
-from fedjax_ht.lab.runs.begin import begin
 from fedjax_ht.lab.runs.build import build
-from fedjax_ht.lab.runs.identity import read_identity
-from fedjax_ht.lab.runs.run_folder import VERSION, read_config
+from fedjax_ht.lab.runs.folder import VERSION, Page, read_config
+from fedjax_ht.lab.runs.identity import begin, read_identity
 from fedjax_ht.lab.runs.run_lock import locked
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.faults import some_or_all, try_faults
@@ -23,14 +21,11 @@ STORED = Path(__file__).parent / "stored"
 
 
 @some_or_all
-def test_a_fault_while_a_folder_of_an_earlier_version_is_noted(tmp_path, which):
+def test_a_fault_while_a_new_entry_is_noted(tmp_path, which):
     config = config_of(STORED / "config.py")
-    config.dataset.data_dir = str(STORED)
+    config.dataset.data_dir, config.compare = str(STORED), ("local",)
     config = typed_config(config)
     experiment = build(config, begun=True)
-
-    def prepare(folder):
-        shutil.unpack_archive(STORED / "version_2.zip", folder)
 
     def note(folder):
         with locked(folder, print):
@@ -38,10 +33,16 @@ def test_a_fault_while_a_folder_of_an_earlier_version_is_noted(tmp_path, which):
             begin(experiment, page, folder, None, writes=True)
 
     def check(folder, is_through):
-        _, noted = read_config(folder)
-        assert noted["version"] in ((VERSION,) if is_through else (2, VERSION))
-        identity = read_identity(folder / "fedtgp")
-        assert identity.rounds == 2 if is_through else identity is None or identity.rounds == 2
+        fields, _ = read_config(folder)
+        labels = [entry["label"] for entry in fields["entries"]]
+        assert labels in (
+            [["fedtgp", "local"]] if is_through else [["fedtgp"], ["fedtgp", "local"]]
+        )
+        assert read_identity(folder / "fedtgp").rounds == 2
+        assert labels == ["fedtgp"] or read_identity(folder / "local").rounds == 0
+
+    def prepare(folder):
+        shutil.unpack_archive(STORED / f"version_{VERSION}.zip", folder)
 
     tried = try_faults(tmp_path, prepare, note, check, **which)
     assert tried.faults > 10, tried

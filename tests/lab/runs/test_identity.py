@@ -75,7 +75,7 @@ def test_a_folder_says_what_is_in_it(config, finished):
 def test_rounds_and_versions_grow_with_the_run(config, finished, tmp_path, monkeypatch):
     folder = shutil.copytree(finished, tmp_path / "run")
     first, later = environment(), environment() | {"jax": "99.0"}
-    monkeypatch.setattr("fedjax_ht.lab.runs.train_arm.environment", lambda: later)
+    monkeypatch.setattr("fedjax_ht.lab.runs.play.environment", lambda: later)
     trained(config, folder)  # shows it again, and trains nothing
     assert read_identity(folder / "local").versions == (first,)
     trained(config, folder, rounds=3)

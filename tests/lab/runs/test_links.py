@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedjax_ht.lab.files import plain_open
-from fedjax_ht.lab.runs import run_folder
+from fedjax_ht.lab.runs import folder as runs_folder
 from fedjax_ht.lab.runs.evaluate import load_run
 from fedjax_ht.lab.runs.report import report_run
 from fedjax_ht.lab.runs.run_lock import locked
@@ -23,7 +23,7 @@ COPY = "my only copy"
 @pytest.fixture
 def foreign(tmp_path):
     """Returns the folder of a run that somebody sent, and a file of the user's outside of it."""
-    shutil.unpack_archive(STORED / "version_2.zip", tmp_path / "run")
+    shutil.unpack_archive(STORED / "version_3.zip", tmp_path / "run")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "accuracy.png").write_text(COPY)
     return tmp_path / "run", tmp_path / "home" / "accuracy.png"
@@ -99,10 +99,10 @@ def test_a_file_is_never_opened_for_writing_through_a_link(foreign, mode):
 def test_an_entry_has_a_folder_of_its_own(label):
     entry = {"method": "local", "options": {}, "training": {}, "model": {}, "tuned": ""}
     if label == "/":  # the folder is called _
-        assert run_folder.recorded(entry | {"label": label}).folder == "_"
+        assert runs_folder.recorded(entry | {"label": label}).folder == "_"
         return
     with pytest.raises(ValueError, match="cannot be the name of a folder"):
-        run_folder.recorded(entry | {"label": label})
+        runs_folder.recorded(entry | {"label": label})
 
 
 WRITERS = ("checkpoints", "experiment", "report", "runner", "simulation")

@@ -8,9 +8,9 @@ import pytest
 from experiments.run_folders import read_folder, trial_scores
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.report.costs import Aim
-from fedjax_ht.lab.report.page import Page, read_page, write_page
 from fedjax_ht.lab.runs import merge as merging
 from fedjax_ht.lab.runs.compare import comparison, share_of
+from fedjax_ht.lab.runs.folder import Page, read_page, write_page
 from fedjax_ht.lab.runs.merge import merge
 from tests.experiments.folders import history, write_run
 from tests.runs import config_of

@@ -17,7 +17,7 @@ from fedjax_ht.core.extras import PACKAGES
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.runs import on_ray, run, tasks
-from fedjax_ht.lab.runs.tasks import Cancelled, Outcome, Tasks, note_runs, play
+from fedjax_ht.lab.runs.tasks import Cancelled, Outcome, Tasks, note_runs, play_tasks
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.runs import ROOT, config_of, metrics
 
@@ -114,12 +114,12 @@ def test_the_first_error_comes_when_the_others_have_stopped(inline):
     done = {}
     with pytest.raises(ValueError, match="no such thing"):
         calls = {name: (task, name) for name in ("good", "bad", "late")}
-        play(inline, calls, on_event=print, caught=[], done=done.__setitem__)
+        play_tasks(inline, calls, on_event=print, caught=[], done=done.__setitem__)
     assert done == {"good": "good"} and inline.is_stopping
 
 
 def test_a_signal_stops_all_tasks(inline):
-    play(inline, {0: (print,)}, on_event=print, caught=[2], done=pytest.fail)
+    play_tasks(inline, {0: (print,)}, on_event=print, caught=[2], done=pytest.fail)
     assert inline.is_stopping
 
 

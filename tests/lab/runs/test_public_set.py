@@ -6,11 +6,11 @@ import pytest
 
 import fedjax_ht as fl
 from fedjax_ht.lab.config.base import typed_config
-from fedjax_ht.lab.report.setting import setting
-from fedjax_ht.lab.runs.arm import simulate
+from fedjax_ht.lab.report.report import setting
 from fedjax_ht.lab.runs.build import build
-from fedjax_ht.lab.runs.notes import notes
+from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.lab.runs.settle import settle
+from fedjax_ht.lab.runs.train import notes
 
 
 def config_of(public: str | None = "hold_out:0.1", method: str = "fedmd", **options):

@@ -21,9 +21,8 @@ from fedjax_ht.lab.readers import registry
 from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.evaluate import client_state, load_run
-from fedjax_ht.lab.runs.fingerprints import check_data, fingerprints
+from fedjax_ht.lab.runs.folder import VERSION, check_data, completed, fingerprints, read_config
 from fedjax_ht.lab.runs.identity import read_identity, write_identity
-from fedjax_ht.lab.runs.run_folder import VERSION, completed, read_config
 from fedjax_ht.lab.runs.run_lock import locked
 from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.lab.runs.train import Unwritable, train_and_evaluate

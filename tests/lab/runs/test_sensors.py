@@ -7,7 +7,7 @@ import pytest
 
 from experiments.configs import quickstart_sensors
 from fedjax_ht.lab.readers import load_dataset
-from fedjax_ht.lab.report.setting import setting
+from fedjax_ht.lab.report.report import setting
 from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.evaluate import LoadedRun, print_scores
 from fedjax_ht.lab.runs.train import train_and_evaluate

@@ -14,8 +14,8 @@ from fedjax_ht.lab.config.config_files import read_config_file, shipped
 from fedjax_ht.lab.config.run_sections import DevicesConfig, PrivacyConfig
 from fedjax_ht.lab.config.sections import Config, TrainingConfig
 from fedjax_ht.lab.config.typed import from_plain, to_json, to_plain
+from fedjax_ht.lab.runs.folder import completed
 from fedjax_ht.lab.runs.options import simulation_options
-from fedjax_ht.lab.runs.run_folder import completed
 from fedjax_ht.lab.runs.training import local_training
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.profile import Profile

@@ -13,10 +13,10 @@ from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.states import first_states
 from fedjax_ht.lab.runs import train
-from fedjax_ht.lab.runs.arm import simulate
 from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.evaluate import check_export, client_state, export, load_run
-from fedjax_ht.lab.runs.run_folder import read_config
+from fedjax_ht.lab.runs.folder import read_config
+from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from fedjax_ht.lab.safe.torch_files import load_state_dict, save_safetensors
 from fedjax_ht.lab.weights.layouts import state_dict

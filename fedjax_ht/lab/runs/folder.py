@@ -1,11 +1,17 @@
-"""The folder of a run: its config and data, its version, and the results of an earlier course."""
+"""The folder of a run: config, data, page, version, and results of an earlier course."""
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
 
 from fedjax_ht.core.keys import check_generator, random_generator
+from fedjax_ht.core.user_code import names_object
+from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.lab.checkpoints.sealed import set_aside
 from fedjax_ht.lab.checkpoints.writers import FILES
@@ -14,15 +20,114 @@ from fedjax_ht.lab.config.entries import Entry, recorded
 from fedjax_ht.lab.config.former_names import under_new_names
 from fedjax_ht.lab.config.sections import Config, PartitionConfig
 from fedjax_ht.lab.config.typed import to_json
-from fedjax_ht.lab.files import refuse_links
+from fedjax_ht.lab.files import atomic_open, refuse_links
+from fedjax_ht.lab.report.costs import Aim
 from fedjax_ht.lab.runs.build import Experiment, build
-from fedjax_ht.lab.runs.fingerprints import (
-    check_data,
-    check_objects,
-    check_weights,
-    fingerprints,
-)
 from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, write_json
+
+
+def fingerprints(dataset: Dataset, partitions: Sequence[Partition]) -> dict[str, str]:
+    """Returns SHA-256 sums of a run's data: "data" of inputs and labels, "split" of the
+    clients' samples in every trial."""
+    data, split = hashlib.sha256(), hashlib.sha256()
+    for array in (*jax.tree.leaves(dataset.inputs), dataset.labels):
+        _add(data, array)
+    # trials without a split of their own share one object, which counts once
+    for partition in {id(partition): partition for partition in partitions}.values():
+        for client in partition:
+            for part in client:
+                _add(split, np.asarray(part, np.int64))
+    return {"data": data.hexdigest(), "split": split.hexdigest()}
+
+
+def _add(digest, array: np.ndarray) -> None:
+    digest.update(f"{array.dtype.str}{array.shape}".encode())
+    # in pieces: the images may be a memory map of a file that is larger than the memory
+    for start in range(0, len(array), 4096):
+        digest.update(np.ascontiguousarray(array[start : start + 4096]))
+
+
+def check_data(
+    noted: Mapping[str, Any], prints: Mapping[str, str], config: Config, workdir: Path
+) -> None:
+    """Raises a ValueError where a run that has noted its data was on other data than now."""
+    for name, difference in (("data", "other inputs or labels"), ("split", "another split")):
+        if name in noted and noted[name] != prints[name]:
+            place = config.dataset.name
+            if not names_object(place):
+                place += f" with dataset.data_dir {config.dataset.data_dir!r}"
+            raise ValueError(
+                f"{workdir} holds a run on {difference} than {place} has now (SHA-256 "
+                f"{noted[name][:12]} there, {prints[name][:12]} here); give it the data that it "
+                "began with, or choose another --workdir"
+            )
+
+
+def check_objects(noted: Mapping[str, str], sums: Mapping[str, str], workdir: Path) -> None:
+    """Raises a ValueError where an object given from Python is not the one that a run has noted."""
+    for name, old, new in _changed(noted, sums):
+        raise ValueError(
+            f"{workdir} holds a run with another {name} (SHA-256 {old} there, {new} here); give "
+            "it the object that it began with, or choose another folder"
+        )
+
+
+def check_weights(noted: Mapping[str, str], sums: Mapping[str, str], workdir: Path) -> None:
+    """Raises a ValueError where a file that models start from differs from the one that a run has
+    noted; a file that is gone is not asked for again."""
+    for file, old, new in _changed(noted, sums):
+        raise ValueError(
+            f"{workdir} holds a run that began from another {file} (SHA-256 {old} there, {new} "
+            "here); give it the file that it began with, or choose another --workdir"
+        )
+
+
+def _changed(noted: Mapping[str, str], sums: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yields each name whose checksum is another than noted, and how both begin."""
+    for name in noted.keys() & sums.keys():
+        if noted[name] != sums[name]:
+            yield name, noted[name][:12], sums[name][:12]
+
+
+FILE = "report.json"
+
+
+class Page(NamedTuple):
+    """The contents of report.html.
+
+    Attributes:
+      labels: labels of the entries, in order.
+      aim: the target of a comparison's table of costs; None for a run's own table.
+      command: the instructions to repeat the run: command, versions, machine and commit, a line
+        each.
+    """
+
+    labels: tuple[str, ...]
+    aim: Aim | None
+    command: str
+
+
+def write_page(page: Page, workdir: Path) -> None:
+    """Writes report.json into a run's folder."""
+    aim = None if page.aim is None else page.aim._asdict()
+    with atomic_open(workdir / FILE) as file:
+        json.dump({"labels": page.labels, "aim": aim, "command": page.command}, file, indent=2)
+
+
+def read_page(workdir: Path) -> Page | None:
+    """Reads a run's report.json; None where there is none, as in a folder of an earlier version.
+
+    Raises:
+      ValueError: it is not what a run writes. One line.
+    """
+    path = workdir / FILE
+    if not path.exists():
+        return None
+    fields = read_json(path)
+    with naming(path):
+        aim = None if fields["aim"] is None else Aim(**fields["aim"])
+        return Page(tuple(fields["labels"]), aim, fields["command"])
+
 
 VERSION = 3
 """Version of a run's folder, the only one that is read. A new field of the config must have a
