@@ -8,9 +8,15 @@ import pytest
 
 from fedjax_ht.simulation.engine import forget_engines
 
-# Packages that run simulations: an engine imports nothing of them (docs/architecture.md), and so
-# no program depends on what stands there.
-RUNNING = {"checkpoints", "configs", "deploy", "experiment", "report", "runner"}
+# Packages that run simulations: the library, whose functions programs are made of, imports nothing
+# of them (docs/architecture.md). A generator of lab, or weights, may be part of a program.
+RUNNING = tuple(
+    f"fedjax_ht.{name}."
+    for name in (
+        "deploy",
+        *(f"lab.{n}" for n in ("checkpoints", "config", "configs", "report", "runs")),
+    )
+)
 
 
 def is_of_programs(target: Any) -> bool:
@@ -21,9 +27,9 @@ def is_of_programs(target: Any) -> bool:
     elif not isinstance(target, str):
         of = target if isinstance(target, type) else type(target)
         name = of.__module__
-    package, *parts = name.split(".")
+    package = name.partition(".")[0]
     if package == "fedjax_ht":
-        return not RUNNING & set(parts[:1])
+        return not f"{name}.".startswith(RUNNING)
     return package not in sys.stdlib_module_names
 
 

@@ -6,7 +6,15 @@ import pytest
 
 from fedjax_ht.deploy.rounds import as_rounds
 from fedjax_ht.trust.privacy import Privacy
-from tests.deploy.sites import FIXED, fresh, private_config, server_of, simulation_of, sites_of
+from tests.deploy.sites import (
+    FIXED,
+    fresh,
+    private_config,
+    server_of,
+    simulation_of,
+    sites_of,
+    small_config,
+)
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +59,28 @@ def certs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("certificates") / "certs"
     certificates(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def keys():
+    """Returns {client id: private key}."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return {client: ec.generate_private_key(ec.SECP384R1()) for client in range(4)}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Clients ask again soon."""
+    from fedjax_ht.deploy import node
+
+    monkeypatch.setattr(node, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(node, "RETRY_SECONDS", 0.1)
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory):
+    """Returns (config, simulation, its clients by id) of `small_config`; compiled once."""
+    config = small_config()
+    arm, simulation = simulation_of(config)
+    return config, simulation, sites_of(config, arm, tmp_path_factory.mktemp("sites"))

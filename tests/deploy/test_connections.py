@@ -13,10 +13,9 @@ import time
 import pytest
 
 pytest.importorskip("flwr")
-from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 
-from fedjax_ht.deploy import connections, flower, link, node
+from fedjax_ht.deploy import connections, flower, link
 from fedjax_ht.deploy.connections import (
     PER_NODE,
     RESERVE,
@@ -34,16 +33,7 @@ from tests.deploy.wire import HELLO, RawNode, attending, client, fleet, listenin
 HEAD = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\n"
 
 
-@pytest.fixture(scope="module")
-def keys():
-    """Returns {client id: private key}."""
-    return {i: ec.generate_private_key(ec.SECP384R1()) for i in range(2)}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(node, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(node, "RETRY_SECONDS", 0.1)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def held(port: int, number: int, stack: contextlib.ExitStack) -> list[socket.socket]:

@@ -22,8 +22,6 @@ from tests.deploy.sites import (
     assert_same_rows,
     make_server_once,
     moved,
-    simulation_of,
-    sites_of,
     small_config,
     transport,
 )
@@ -33,14 +31,6 @@ from tests.deploy.sites import (
 def servers_share_programs():
     with mock.patch.object(deploy_run, "make_server", make_server_once):
         yield
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    """Returns (config, its simulation, its clients by id); compiled once."""
-    config = small_config()
-    arm, simulation = simulation_of(config)
-    return config, simulation, sites_of(config, arm, tmp_path_factory.mktemp("sites"))
 
 
 def simulated(simulation, rounds):

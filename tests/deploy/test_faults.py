@@ -17,21 +17,9 @@ from fedjax_ht.simulation.history import run
 from tests.deploy.sites import (
     assert_same_rows,
     moved,
-    simulation_of,
-    sites_of,
-    small_config,
     transport,
 )
 from tests.faults import some_or_all, try_faults
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    """Returns (config, rows of its simulation, its clients by id)."""
-    config = small_config()
-    arm, simulation = simulation_of(config)
-    sites = sites_of(config, arm, tmp_path_factory.mktemp("sites"))
-    return config, run(simulation, 2)[1], sites
 
 
 @pytest.mark.slow
@@ -39,7 +27,8 @@ def federation(tmp_path_factory):
 def test_a_fault_in_the_folder_of_a_server(federation, tmp_path, monkeypatch, begun):
     """The run ends with the simulation's rows, at once or by the same command."""
     monkeypatch.setattr(deploy_run, "RETRY_SECONDS", 0.01)
-    config, simulated, sites = federation
+    config, simulation, sites = federation
+    simulated = run(simulation, 2)[1]
     homes, numbers = {}, itertools.count()
 
     def serve_in(folder, lost=lambda *_: False):

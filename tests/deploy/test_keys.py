@@ -9,19 +9,12 @@ import pytest
 
 pytest.importorskip("flwr")
 from cryptography.hazmat.primitives import serialization as form
-from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedjax_ht.deploy import node
 from fedjax_ht.deploy.gate import read_public_keys
 from fedjax_ht.deploy.keys import bind_to_server, make_key, read_private_key
 from tests.deploy.wire import attending, client, listening, wait_until
-
-
-@pytest.fixture(scope="module")
-def keys():
-    """Returns {client id: private key}."""
-    return {client: ec.generate_private_key(ec.SECP384R1()) for client in range(4)}
 
 
 def test_keys_are_read_by_client_or_refused_in_one_line(tmp_path, keys):

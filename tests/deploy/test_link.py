@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
-from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.control_pb2 import (
     ListRunsRequest,
     RegisterNodeRequest,
@@ -31,7 +30,7 @@ from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from fedjax_ht.deploy import mail, node
+from fedjax_ht.deploy import mail
 from fedjax_ht.deploy.flower import flower_transport
 from fedjax_ht.deploy.mailbox import reply_id_of
 from fedjax_ht.deploy.messages import Envelope, array_bytes, to_bytes
@@ -48,17 +47,7 @@ from tests.deploy.wire import (
     wait_until,
 )
 
-
-@pytest.fixture(scope="module")
-def keys():
-    """Returns {client id: private key}."""
-    return {client: ec.generate_private_key(ec.SECP384R1()) for client in range(4)}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(node, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(node, "RETRY_SECONDS", 0.1)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def test_clients_answer_by_their_keys_and_go(keys):
