@@ -23,7 +23,8 @@ from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.report.document import Document, Table
 from fedjax_ht.lab.runs.folder import read_config
 from fedjax_ht.simulation.rows import evaluated
-from fedjax_ht.trust.attacks import Attack, attackers
+from fedjax_ht.trust.attacks import attackers
+from fedjax_ht.trust.options import Attack
 
 
 class Score(NamedTuple):

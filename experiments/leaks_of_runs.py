@@ -27,7 +27,7 @@ from fedjax_ht.lab.runs.method import make_method
 from fedjax_ht.lab.runs.options import uplink_steps
 from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.metrics.images import psnr, ssim
-from fedjax_ht.simulation.spending import participations
+from fedjax_ht.simulation.privacy_budget import participations
 from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
 from fedjax_ht.trust.privacy import private
 

@@ -22,7 +22,7 @@ from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import model_group
-from fedjax_ht.simulation import engine, parts
+from fedjax_ht.simulation import engine
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, bound_simulation, make_simulation
 
@@ -113,7 +113,7 @@ def compiled(graphs: bool, together: bool):
                 mock.patch.object(compiling, "compiler_options", lambda platform: None)
             )
         if not together:
-            stack.enter_context(mock.patch.object(parts, "buckets_on_mesh", apart))
+            stack.enter_context(mock.patch.object(engine, "buckets_on_mesh", apart))
         engine.forget_engines()  # programs that were compiled in the other way
         stack.callback(engine.forget_engines)
         yield

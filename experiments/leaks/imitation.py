@@ -24,7 +24,8 @@ from fedjax_ht.core.round import Channel, client_step, receive, without_samples
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Transform, dense, payload_leaves, values_of, with_payload
-from fedjax_ht.trust.privacy import Privacy, private
+from fedjax_ht.trust.options import Privacy
+from fedjax_ht.trust.privacy import private
 
 SAME = 1e-6  # relative square of rounding
 

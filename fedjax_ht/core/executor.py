@@ -58,19 +58,6 @@ def longest_first(steps: Real[np.ndarray, " P"]) -> Int[np.ndarray, " P"]:
     return np.argsort(-np.asarray(steps), kind="stable")
 
 
-def wasted_lane_steps(steps: Int[np.ndarray, " P"], lanes: int) -> float:
-    """Returns the share of lane-steps in which a lane has finished and waits for its chunk.
-
-    Args:
-      steps: numbers of steps of the participants in running order, int [P].
-      lanes: number of clients of a chunk.
-    """
-    padded = np.zeros(-(-len(steps) // lanes) * lanes, np.int64)
-    padded[: len(steps)] = steps
-    total = padded.reshape(-1, lanes).max(1).sum() * lanes
-    return float(1 - padded.sum() / total) if total else 0.0
-
-
 def each(fn: Callable[[PyTree], PyTree], xs: PyTree, apart: bool = False) -> PyTree:
     """Applies `fn` over the leading axis of `xs` and stacks the results.
 

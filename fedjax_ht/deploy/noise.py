@@ -29,9 +29,10 @@ from fedjax_ht.deploy.headers import MAX_AMOUNT
 from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.trust.defences import Defence, defended
+from fedjax_ht.trust.defences import defended
 from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
-from fedjax_ht.trust.privacy import Privacy, private
+from fedjax_ht.trust.options import Defence, Privacy
+from fedjax_ht.trust.privacy import private
 
 LEDGER_FILE = "told.json"
 SECRET_WORDS = 4

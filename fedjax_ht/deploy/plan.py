@@ -30,7 +30,7 @@ from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING, flatten
 from fedjax_ht.lab.runs.settle import settle
 from fedjax_ht.lab.version import library_version
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.trust.privacy import Unit
+from fedjax_ht.trust.options import Unit
 
 LOCAL_FIELDS = (
     *FREE_FIELDS,

@@ -20,8 +20,8 @@ from fedjax_ht.deploy.messages import Envelope, max_bytes, pack, unpack
 from fedjax_ht.deploy.secure_sums import MIN_CLIENTS, split_sum, vector_bytes
 from fedjax_ht.deploy.server import Server, expected_entries, leave_out
 from fedjax_ht.simulation.roster import PADDING
+from fedjax_ht.simulation.serving import Answers
 from fedjax_ht.simulation.state import SimulationState
-from fedjax_ht.simulation.uploads import Answers
 
 NO_COST = WireCost(0, 0, 0, 0)
 

@@ -33,11 +33,17 @@ from fedjax_ht.deploy.server import Server
 from fedjax_ht.simulation import serving
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.report import Evaluation, RoundReport, evaluation
-from fedjax_ht.simulation.round import Cohort, Round, draw_cohort, run_round
+from fedjax_ht.simulation.round import (
+    Cohort,
+    Round,
+    Stage,
+    add_newcomers_bytes,
+    draw_cohort,
+    run_round,
+)
+from fedjax_ht.simulation.serving import Answers, Delivery
 from fedjax_ht.simulation.simulation import Rounds
-from fedjax_ht.simulation.stages import Seconds
 from fedjax_ht.simulation.state import SimulationState
-from fedjax_ht.simulation.uploads import Answers, Delivery, Devices
 
 PAUSE_SECONDS = 1.0
 """Between two tries of a round in which no client takes part."""
@@ -82,17 +88,21 @@ def play(
     """
     drawn, replies = _play_until_replies(server, state)
     secret, epsilon = draw(server.noise)  # from here on the step counts, whatever becomes of it
-    num_clients = server.plan.num_clients
+    additions = ()
+    if server.federation.public is not None:
+        sizes = np.full(
+            server.plan.num_clients, public_bytes(server.federation.public, server.public)
+        )
+        additions = (functools.partial(add_newcomers_bytes, "public_bytes", sizes),)
     answered = Round(
         options=server.plan.options,
         exchange=functools.partial(_exchange, server, replies),
         serve=functools.partial(_serve, server, secret),
-        devices=Devices(None, lambda: server.flops, client_mesh(1), {}, num_clients),
-        attackers=np.zeros(num_clients, bool),
-        epsilon=lambda rounds_done: epsilon,
-        public_bytes=public_bytes(server.federation.public, server.public),
+        deliver=functools.partial(serving.deliver, client_mesh(1)),
+        additions=additions,
     )
     new, report = run_round(answered, state, score)
+    report = report._replace(epsilon=epsilon)
     num_absent = int(np.sum(~drawn.reachable)) + len(drawn.ids) - len(replies)
     return new, _complete(server, replies, report._replace(absent=num_absent or None))
 
@@ -102,7 +112,7 @@ def _exchange(
     replies: Mapping[int, ClientReply],
     state: SimulationState,
     score: bool,
-    seconds: Seconds | None,
+    stage: Stage,
 ) -> tuple[SimulationState, dict[str, Answers]]:
     """Hands on the clients' replies, as `simulation.round.Round.exchange`."""
     return state, stacked_answers(server, state, replies)

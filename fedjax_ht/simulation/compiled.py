@@ -14,9 +14,12 @@ from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import collect, fetch, scatter, share, spread
 from fedjax_ht.core.names import unknown
 from fedjax_ht.core.prediction_counts import Scores
+from fedjax_ht.core.public_set import public_bytes
 from fedjax_ht.core.round import Participant, RunServer
 from fedjax_ht.core.trees import PyTree, join_trees, take
+from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.program import Clients, Program
+from fedjax_ht.simulation.report import without_attackers
 from fedjax_ht.simulation.roster import (
     PADDING,
     clients_of,
@@ -25,13 +28,9 @@ from fedjax_ht.simulation.roster import (
     padded,
     schedule,
 )
-from fedjax_ht.simulation.round import Cohort, Round, draw_cohort
-from fedjax_ht.simulation.serving import serve
-from fedjax_ht.simulation.spending import epsilon_spent
-from fedjax_ht.simulation.stages import Seconds, stage
-from fedjax_ht.simulation.state import SimulationState, clients_info
-from fedjax_ht.simulation.uploads import Answers, nobody_waits
-from fedjax_ht.trust.attacks import attackers
+from fedjax_ht.simulation.round import Cohort, Round, Stage, add_newcomers_bytes, draw_cohort
+from fedjax_ht.simulation.serving import Answers, deliver, serve
+from fedjax_ht.simulation.state import SimulationState
 
 
 class RoundInputs(NamedTuple):
@@ -96,39 +95,84 @@ def first_state(program: Program) -> SimulationState:
             program.mesh, program.engine.first_server(server.seed, server.settings, all_models)
         ),
         clients=stored,
-        last_round=np.full(program.train_counts.shape, -1, np.int32),
+        last_round=np.full(program.federation.num_clients, -1, np.int32),
         changed=changed,
     )
     profile = program.options.devices_profile
     if profile is None or profile.late == "lost":
         return state
+    from fedjax_ht.simulation.clock import nobody_waits
+
     # The forms of uplinks: this traces every architecture's round.
-    infos = clients_info(program.train_counts, state)
     return state._replace(
-        waiting=nobody_waits(program.devices, program.engine.uplink_forms(), infos)
+        waiting=nobody_waits(
+            _devices(program, profile), program.engine.uplink_forms(), clients_info(program, state)
+        )
     )
 
 
 def compiled_round(program: Program) -> Round:
-    """Returns the round of a simulation."""
+    """Returns the round of a simulation: what is on, and nothing else."""
+    options, num_clients = program.options, program.federation.num_clients
+    delivery, additions = functools.partial(deliver, program.mesh), []
+    if options.devices_profile is not None:
+        from fedjax_ht.simulation.clock import deliver_in_time, with_times
+
+        devices = _devices(program, options.devices_profile)
+        delivery = functools.partial(deliver_in_time, devices)
+        additions.append(functools.partial(with_times, devices))
+    if options.attack.kind is not None:
+        from fedjax_ht.trust.attacks import attackers
+
+        bad = attackers(options.attack, num_clients)
+        additions.append(functools.partial(without_attackers, bad))
+    if options.privacy is not None:
+        from fedjax_ht.simulation.privacy_budget import with_epsilon
+
+        additions.append(functools.partial(with_epsilon, program))
+    if program.federation.public is not None:
+        sizes = np.full(num_clients, public_bytes(program.federation.public, program.samples))
+        additions.append(functools.partial(add_newcomers_bytes, "public_bytes", sizes))
+    if program.frozen:
+        sizes = _frozen_bytes(program)
+        additions.append(functools.partial(add_newcomers_bytes, "frozen_bytes", sizes))
     return Round(
-        options=program.options,
+        options=options,
         exchange=functools.partial(exchange, program),
+        deliver=delivery,
         serve=functools.partial(serve, program.server, program.mesh),
-        devices=program.devices,
-        attackers=attackers(program.options.attack, program.federation.num_clients),
-        epsilon=functools.partial(epsilon_spent, program),
-        public_bytes=program.public_bytes,
-        frozen_bytes=program.frozen_bytes,
+        additions=tuple(additions),
     )
 
 
+def _devices(program: Program, profile: Profile):
+    """Returns the clients' simulated devices, `clock.Devices`."""
+    from fedjax_ht.simulation.clock import Devices
+
+    return Devices(
+        profile=profile,
+        flops=program.flops,
+        mesh=program.mesh,
+        rosters={name: clients.roster for name, clients in program.clients.items()},
+        num_clients=program.federation.num_clients,
+    )
+
+
+def _frozen_bytes(program: Program) -> np.ndarray:
+    """Returns the bytes of the frozen weights of each client's model, int64 [num_clients]."""
+    of_bucket = []
+    for bucket in program.federation.buckets:
+        arrays, _ = program.frozen[bucket.name]
+        of_bucket.append(sum(x.nbytes for x in jax.tree.leaves(arrays)))
+    return np.array(of_bucket, np.int64)[np.array(program.federation.assignment)]
+
+
 def exchange(
-    program: Program, state: SimulationState, score: bool, seconds: Seconds | None
+    program: Program, state: SimulationState, score: bool, stage: Stage
 ) -> tuple[SimulationState, dict[str, Answers]]:
     """Trains a round's participants and returns their answers; the buffers of client states are
     donated. Arguments and results as of `round.Round.exchange`."""
-    cohort = draw_cohort(program.options, program.federation.num_clients, state)
+    cohort = draw_cohort(program.options, len(state.last_round), state)
     inputs = round_inputs(program, state)
     plans, states, schedules, data = {}, {}, {}, {}
     for name, clients in program.clients.items():
@@ -138,7 +182,7 @@ def exchange(
     request = program.after_training if score else program.nothing
     when = (inputs.round, request)
     train = functools.partial(program.engine.train, states, schedules, inputs.server, data, when)
-    trained = stage(seconds, "train", train)
+    trained = stage("train", train)
     kept, score_schedules, scores = {}, {}, {}
     for name, (new_states, (_, of_bucket)) in trained.items():
         # Clients that keep nothing are scored where they train, before their models are gone.
@@ -146,7 +190,7 @@ def exchange(
         if program.clients[name].programs.keeps:
             kept[name], score_schedules[name] = new_states, plans[name].score_schedule
     rescore = functools.partial(score_states, program, kept, score_schedules, inputs, request)
-    scores |= stage(seconds, "score", rescore)
+    scores |= stage("score", rescore)
     answers, stored, changed = {}, {}, {}
     for name, plan in plans.items():
         clients, (new_states, (result, _)) = program.clients[name], trained[name]
@@ -221,10 +265,17 @@ def round_inputs(program: Program, state: SimulationState) -> RoundInputs:
     """Puts the inputs of a round or an evaluation on the devices."""
     server = RunServer(state.server, program.seed, program.settings)
     return RoundInputs(
-        info=clients_info(program.train_counts, state),
+        info=clients_info(program, state),
         round=spread(program.mesh, np.int32(state.round)),
         server=spread(program.mesh, server)._replace(frozen=program.frozen),
     )
+
+
+def clients_info(program: Program, state: SimulationState) -> ClientInfo:
+    """Returns the system's knowledge of every client before a round, NumPy arrays [num_clients]."""
+    counts = program.data.counts["train"]
+    ids = np.arange(len(counts), dtype=np.int32)
+    return ClientInfo(ids, counts.astype(np.int32), state.last_round.astype(np.int32))
 
 
 def read_clients(program: Program, state: SimulationState, name: str, rows: np.ndarray) -> PyTree:
@@ -234,7 +285,7 @@ def read_clients(program: Program, state: SimulationState, name: str, rows: np.n
     if clients.programs.keeps:
         return clients.programs.store.read(state.clients[name], clients.roster, rows)
     assert clients.programs.received is not None  # as of clients that keep nothing
-    info = clients_info(program.train_counts, state)
+    info = clients_info(program, state)
     server = program.run_server(state.server)
     data, states = program.data.buckets[name], []
     for row in rows:

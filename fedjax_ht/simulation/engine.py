@@ -7,51 +7,39 @@ kind compiles nothing (docs/decisions/0049-kept-programs.md).
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 
 from fedjax_ht.core import wire
 from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.compiling import enable_compilation_cache
-from fedjax_ht.core.evaluation import received_state
-from fedjax_ht.core.federation import Federation, without_weights
-from fedjax_ht.core.forms import keeps_state
+from fedjax_ht.core.compiling import buckets_on_mesh, compiled, enable_compilation_cache
+from fedjax_ht.core.contract import guarded
+from fedjax_ht.core.evaluation import (
+    bucket_evaluation,
+    client_evaluation,
+    global_evaluation,
+    received_state,
+)
+from fedjax_ht.core.federation import Federation, put_all_weights, without_weights
+from fedjax_ht.core.forms import keeps_state, uplink_forms
 from fedjax_ht.core.function_keys import Keyed, key_of
-from fedjax_ht.core.method import Method
-from fedjax_ht.core.round import Channel
+from fedjax_ht.core.keys import Purpose, round_key
+from fedjax_ht.core.method import Method, View
+from fedjax_ht.core.round import Channel, bucket_round
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.scoring_options import NormStatistics
 from fedjax_ht.core.server_statistics import require_server_statistics
 from fedjax_ht.core.states import first_states
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.simulation.parts import (
-    ALL,
-    FIRST_SERVER,
-    FIRST_STATE,
-    GLOBAL_SCORES,
-    SCORES,
-    STATE,
-    first_server,
-    forget_parts,
-    global_scoring,
-    made_by,
-    remembered_forms,
-    remembered_work,
-    scoring,
-    serving,
-    shared_parts,
-    training,
-)
-from fedjax_ht.simulation.store import STORES, ClientStore, no_store
-from fedjax_ht.trust.attacks import Attack
-from fedjax_ht.trust.defences import Defence, defended
-from fedjax_ht.trust.disclosure import Exposure, exposure
-from fedjax_ht.trust.hardening import concealed
-from fedjax_ht.trust.privacy import Privacy
+from fedjax_ht.metrics.flops import bucket_work
+from fedjax_ht.simulation.roster import ClientStore, device_store, no_store
+from fedjax_ht.simulation.serving import run_server
+from fedjax_ht.trust.options import Attack, Defence, Exposure, Privacy
 
 KEPT = 16  # engines in a process
 MOST_MAPS = 32_000  # memory maps of a process; Linux lets it have 65,530, and a program takes some
@@ -67,7 +55,7 @@ class Blueprint:
       mesh: the devices.
       batch_size: samples of a forward pass that scores.
       keep_trained: True if clients keep what their training left, because an evaluation scores it.
-      client_store: name in `STORES`.
+      client_store: "device" or "host".
       auc: True if evaluations compute the AUC, too.
       statistics: the statistics that norms of the server's model take in its evaluation.
       outlier_bound: `SimulationOptions.refuse_outliers`, 0 beside `privacy`.
@@ -169,10 +157,16 @@ def _engine(blueprint: Keyed) -> Engine:
 def _new_engine(blueprint: Blueprint) -> Engine:
     enable_compilation_cache()
     federation, mesh = without_weights(blueprint.federation), blueprint.mesh
-    hidden = concealed(
-        blueprint.method, blueprint.attack, blueprint.privacy, federation.num_clients
-    )
-    method = defended(hidden, blueprint.robust)
+    hidden, known = guarded(blueprint.method), None
+    if blueprint.attack.kind is not None or blueprint.privacy is not None:
+        from fedjax_ht.trust.hardening import concealed
+
+        hidden = concealed(hidden, blueprint.attack, blueprint.privacy, federation.num_clients)
+    if blueprint.privacy is not None:
+        from fedjax_ht.trust.disclosure import exposure
+
+        known = exposure(hidden, federation)
+    method = _defended(hidden, blueprint.robust)
     method.check(federation)
     require_server_statistics(method, federation)
     channel = Channel(wire.chain(blueprint.uplink), wire.chain(blueprint.downlink))
@@ -185,7 +179,7 @@ def _new_engine(blueprint: Blueprint) -> Engine:
         buckets[bucket.name] = BucketPrograms(
             keeps=keep,
             first_states=part(first_states, FIRST_STATE, bucket, mesh),
-            store=STORES[blueprint.client_store](mesh) if keep else no_store(mesh),
+            store=_store(blueprint.client_store, mesh) if keep else no_store(mesh),
             received=None if keep else part(received_state, STATE, bucket, channel),
         )
         keeps.append(keep)
@@ -203,8 +197,24 @@ def _new_engine(blueprint: Blueprint) -> Engine:
         score_global=part(global_scoring, GLOBAL_SCORES, blueprint.statistics, size, auc),
         uplink_forms=part(remembered_forms, ALL, channel),
         work=part(remembered_work, ALL),
-        exposure=None if blueprint.privacy is None else exposure(hidden, federation),
+        exposure=known,
     )
+
+
+def _store(name: str, mesh: Mesh) -> ClientStore:
+    if name == "device":
+        return device_store(mesh)
+    from fedjax_ht.simulation.host_store import host_store
+
+    return host_store(mesh)
+
+
+def _defended(method: Method, robust: Sequence[Defence]) -> Method:
+    if not robust:
+        return method
+    from fedjax_ht.trust.defences import defended
+
+    return defended(method, robust)
 
 
 def _memory_maps() -> int:
@@ -213,3 +223,145 @@ def _memory_maps() -> int:
         return Path("/proc/self/maps").read_bytes().count(b"\n")
     except OSError:
         return 0
+
+
+KEPT_PARTS = 64  # in a process, of all engines
+
+# Functions of a method that a part calls; () is all of them.
+ALL: tuple[str, ...] = ()
+FIRST_STATE = ("init_client",)
+FIRST_SERVER = ("init_server",)
+STATE = ("init_server", "init_client", "broadcast", "receive")
+SCORES = (*STATE, "predict")
+GLOBAL_SCORES = ("global_params", "global_stats", "global_bucket")
+# Attacks and privacy leave these as they are.
+UNTOUCHED = frozenset([*FIRST_STATE, *FIRST_SERVER, *GLOBAL_SCORES])
+FUNCTIONS = (*SCORES, *GLOBAL_SCORES, "client_update", "server_update", "check")
+
+
+def made_by(method: Method) -> Any:
+    """Returns what programs depend on of a method."""
+    # Numbers that vary are arguments, as are pretrained variables.
+    return method.vary or method._replace(pretrained=method.pretrained._replace(variables=()))
+
+
+def shared_parts(
+    hidden: Method, federation: Federation, made: Any, attack: Attack, privacy: Privacy | None
+) -> Callable:
+    """Returns the function (make, uses, *further) that makes a part of an engine, or finds it.
+
+    A part is `make(hidden, federation, *further)`. Where it uses some functions alone, it gets a
+    method that has nothing else, and is found by these.
+
+    Args:
+      hidden: the method behind attack and privacy, see `trust.hardening.concealed`.
+      federation: the buckets.
+      made: the method's own `made_by`.
+      attack, privacy: the attack and the privacy around the method.
+    """
+    # A method that varies is made anew for its numbers, with all functions at once.
+    is_fixed, is_plain = isinstance(made, Method), attack.kind is None and privacy is None
+
+    def part(make: Callable, uses: tuple[str, ...], *further: Any) -> Any:
+        method, depends = hidden, (made, attack, privacy)
+        if uses and is_fixed and (is_plain or UNTOUCHED.issuperset(uses)):
+            method, depends = _only(hidden, uses), _only(made, uses)
+        key = key_of((depends, federation, further))
+        return _part(make, Keyed((method, federation, *further), key))
+
+    return part
+
+
+def forget_parts() -> None:
+    """Frees the parts that no simulation uses any more."""
+    _part.cache_clear()
+
+
+@functools.lru_cache(KEPT_PARTS)
+def _part(make: Callable, arguments: Keyed) -> Any:
+    return make(*arguments.value)
+
+
+def _only(method: Method, uses: Sequence[str]) -> Method:
+    """Returns the method with these functions alone: a part that needs another one ends at it."""
+    without: dict[str, Any] = {name: None for name in FUNCTIONS if name not in uses}
+    return method._replace(training=None, recipes=(), view=View(), **without)
+
+
+def training(
+    method: Method,
+    federation: Federation,
+    channel: Channel,
+    keeps: tuple[bool, ...],
+    mesh: Mesh,
+    size: int,
+) -> Callable:
+    """Returns `Engine.train`; `keeps` is that of each bucket, `size` the samples of a forward pass
+    that scores."""
+    runs = {}
+    for bucket, keep in zip(federation.buckets, keeps):
+        bound = method, federation, bucket, channel
+        # Clients that keep nothing are scored where they train, before their models are gone.
+        runs[bucket.name] = bucket_round(*bound, None if keep else client_evaluation(*bound, size))
+    return buckets_on_mesh(runs, mesh, donate=True)
+
+
+def scoring(
+    method: Method,
+    federation: Federation,
+    channel: Channel,
+    keeps: tuple[bool, ...],
+    mesh: Mesh,
+    size: int,
+    auc: bool,
+) -> Callable:
+    """Returns `Engine.score`; `keeps` is that of each bucket."""
+    runs = {}
+    for bucket, keep in zip(federation.buckets, keeps):
+        bound = method, federation, bucket, channel
+        runs[bucket.name] = bucket_evaluation(*bound, size, keep, auc=auc)
+    return buckets_on_mesh(runs, mesh, donate=False)
+
+
+def first_server(method: Method, federation: Federation) -> Callable:
+    """Returns (root seed, settings, `all_weights` of the federation) -> the server's first state;
+    compiled."""
+
+    def init(seed, settings, weights):
+        key = round_key(jax.random.key(seed), Purpose.INIT_SERVER, 0)
+        return method.at(settings).init_server(put_all_weights(federation, weights), key)
+
+    return compiled(init)
+
+
+def serving(
+    method: Method, federation: Federation, robust: Sequence[Defence], bound: float
+) -> Callable:
+    """Returns `Engine.serve`."""
+    return run_server(_defended(method, robust), federation, bound)
+
+
+def global_scoring(
+    method: Method, federation: Federation, statistics: NormStatistics, size: int, auc: bool
+) -> Callable:
+    """Returns `Engine.score_global`."""
+    return compiled(global_evaluation(method, federation, statistics, size, auc=auc))
+
+
+def remembered_forms(method: Method, federation: Federation, channel: Channel) -> Callable:
+    """Returns `Engine.uplink_forms`."""
+    return functools.cache(functools.partial(uplink_forms, method, federation, channel))
+
+
+def remembered_work(method: Method, federation: Federation) -> Callable:
+    """Returns `Engine.work`."""
+    traced: dict[Hashable, ClosedJaxpr] = {}
+
+    def work(bucket: Bucket, form: Data) -> ClosedJaxpr:
+        leaves, structure = jax.tree.flatten(form)
+        key = bucket.name, structure, tuple((x.shape, x.dtype) for x in leaves)
+        if key not in traced:
+            traced[key] = bucket_work(method, federation, bucket, form)
+        return traced[key]
+
+    return work

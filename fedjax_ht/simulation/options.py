@@ -12,9 +12,7 @@ from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.simulation.profile import Profile
-from fedjax_ht.trust.attacks import Attack
-from fedjax_ht.trust.defences import Defence
-from fedjax_ht.trust.privacy import Privacy
+from fedjax_ht.trust.options import Attack, Defence, Privacy
 
 Lanes = Count | Mapping[str, Count]
 """Clients that run side by side: a number for all buckets, or one a bucket."""
@@ -75,6 +73,7 @@ class SimulationOptions:
 
     def __post_init__(self):
         check_fields(self)
+        check_fields(self.attack, "attack.")
         if self.privacy is not None and self.privacy.unit == "client":
             for field in ("uplink", "robust"):
                 if getattr(self, field):

@@ -32,7 +32,7 @@ class Profile:
       deadline: seconds of a round after which the server waits for nobody; 0: it waits for all.
       late: the fate of an upload after the deadline. "lost" treats it as one that is dropped: the
         client has trained, and the server never hears of it. "arrives" brings it in the later round
-        in which the client is done with it, see `simulation.uploads`; till then the client takes
+        in which the client is done with it, see `simulation.clock`; till then the client takes
         part in no other.
 
     Raises:

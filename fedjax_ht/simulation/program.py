@@ -10,11 +10,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_ht.core.batches import forward_batch
+from fedjax_ht.core.bucket import frozen_of
 from fedjax_ht.core.evaluation import EvaluationRequest
 from fedjax_ht.core.federation import Federation, with_frozen_variables
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.public_set import public_bytes, require_public_set
+from fedjax_ht.core.public_set import require_public_set
 from fedjax_ht.core.round import RunServer
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.scoring_options import ScoredState
@@ -23,11 +24,78 @@ from fedjax_ht.data.client_data import FederationData, with_public
 from fedjax_ht.metrics.flops import data_form, work_flops
 from fedjax_ht.simulation.engine import Blueprint, BucketPrograms, Engine, make_engine
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.placing import Placed, place, shown_to_server
 from fedjax_ht.simulation.roster import Roster, make_rosters
 from fedjax_ht.simulation.serving import Server
-from fedjax_ht.simulation.uploads import Devices
-from fedjax_ht.trust.epsilon import accounting
+
+
+def frozen_weights(federation: Federation) -> PyTree:
+    """Returns bucket name -> `bucket.frozen_of` it; () where no model has frozen weights."""
+    if not any(bucket.freezes for bucket in federation.buckets):
+        return ()
+    return {bucket.name: frozen_of(bucket) for bucket in federation.buckets}
+
+
+def shown_to_server(
+    method: Method, on_server: Data, samples: Data, pooled: dict[str, Split]
+) -> Data | None:
+    """Returns the samples that a server reads: the public set, and those of all clients where the
+    method `sees_data`; None without any.
+
+    Args:
+      method: the method.
+      on_server: the data without splits, on the server's device.
+      samples: the data with the public set as a split, if there is one, on all devices.
+      pooled: all clients' samples as one split.
+    """
+    if not (method.sees_data or samples.splits):
+        return None
+    splits = server_copy(samples.splits)
+    if method.sees_data:
+        splits = splits | {"train": pooled["train"]}
+    return on_server._replace(splits=splits)
+
+
+class Placed(NamedTuple):
+    """Arrays that runs of the same data share.
+
+    Attributes:
+      host: the samples without splits, the `frozen_weights` and `Pretrained.variables`, as they
+        were given.
+      mesh: the devices.
+      samples: the samples on all devices.
+      frozen: the frozen weights on all devices.
+      on_server: the samples on the server's device.
+      pretrained: the variables on the server's device.
+    """
+
+    host: tuple[Data, PyTree, PyTree]
+    mesh: Mesh
+    samples: Data
+    frozen: PyTree
+    on_server: Data
+    pretrained: PyTree
+
+
+def place(
+    mesh: Mesh, method: Method, federation: Federation, data: FederationData, beside: Placed | None
+) -> Placed:
+    """Places samples, frozen weights and pretrained variables; arrays that lie on the devices for
+    another run, `beside`, are not placed again."""
+    of_any = next(iter(data.buckets.values()))  # all have the same inputs and labels
+    host = of_any._replace(splits={}), frozen_weights(federation), method.pretrained.variables
+    known = {}
+    if beside is not None and beside.mesh == mesh:
+        on_devices = beside.samples, beside.frozen, beside.pretrained
+        known = dict(zip(map(id, jax.tree.leaves(beside.host)), jax.tree.leaves(on_devices)))
+
+    def once(put: Callable, tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: known[id(x)] if id(x) in known else put(mesh, x), tree)
+
+    samples, frozen, pretrained = once(share, host[0]), once(share, host[1]), once(collect, host[2])
+    on_server = server_copy(samples)
+    if beside is not None and jax.tree.leaves(samples)[0] is jax.tree.leaves(beside.samples)[0]:
+        on_server = beside.on_server._replace(preprocess=on_server.preprocess)
+    return Placed(host, mesh, samples, frozen=frozen, on_server=on_server, pretrained=pretrained)
 
 
 class Clients(NamedTuple):
@@ -99,43 +167,10 @@ class Program(NamedTuple):
         """The method as its clients run it, with the defences around it."""
         return self.engine.method
 
-    @property
-    def train_counts(self) -> np.ndarray:
-        """Training samples, int64 [num_clients]."""
-        return self.data.counts["train"]
-
-    @property
-    def public_bytes(self) -> int | None:
-        """`public_set.public_bytes` of the simulation."""
-        return public_bytes(self.federation.public, self.samples)
-
-    @property
-    def frozen_bytes(self) -> np.ndarray | None:
-        """Bytes of the frozen weights of each client's model, int64 [num_clients]; None where no
-        model has any."""
-        if not self.frozen:
-            return None
-        of_bucket = []
-        for bucket in self.federation.buckets:
-            arrays, _ = self.frozen[bucket.name]
-            of_bucket.append(sum(x.nbytes for x in jax.tree.leaves(arrays)))
-        return np.array(of_bucket, np.int64)[np.array(self.federation.assignment)]
-
     def run_server(self, state: PyTree) -> RunServer:
         """Returns the server with this state, on the server's device."""
         frozen = server_copy(self.frozen)
         return RunServer(state, self.server.seed, self.server.settings, frozen)
-
-    @property
-    def devices(self) -> Devices:
-        """The clients' simulated devices."""
-        return Devices(
-            profile=self.options.devices_profile,
-            flops=self.flops,
-            mesh=self.mesh,
-            rosters={name: clients.roster for name, clients in self.clients.items()},
-            num_clients=self.federation.num_clients,
-        )
 
 
 def bind(
@@ -173,6 +208,8 @@ def bind(
     if options.devices_profile is not None:
         options.devices_profile.check(engine.method, federation.num_clients)
     if options.privacy is not None:
+        from fedjax_ht.trust.epsilon import accounting
+
         accounting()
     public = {} if federation.public is None else {PUBLIC: data.public}
     arrays = place(mesh, method, federation, data, beside)

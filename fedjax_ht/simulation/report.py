@@ -1,6 +1,6 @@
 """Reports of rounds and evaluations, on the host."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,10 +9,8 @@ from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.trees import HostNumber, join_trees, take
 from fedjax_ht.core.wire import WireCost
-from fedjax_ht.simulation.profile import Profile
-from fedjax_ht.simulation.serving import ServerResult
+from fedjax_ht.simulation.serving import Answers, ServerResult
 from fedjax_ht.simulation.state import SimulationState
-from fedjax_ht.simulation.uploads import Answers, Devices, Waiting
 
 FAR_OFF = 30.0
 """How many times the round's length or distance an upload must be to be reported, see
@@ -51,8 +49,9 @@ class RoundReport(NamedTuple):
       late: ids of the participants whose upload came after the deadline, ascending.
       arrived_late: ids of clients whose upload of an earlier round arrived in this one, ascending;
         None where what is late is lost.
-      epsilon: the largest epsilon of any client after the round, see `spending.epsilon_spent`; in a
-        deployment, of all that was sent so far, repeated rounds among it.
+      epsilon: the largest epsilon of any client after the round, see
+        `privacy_budget.epsilon_spent`; in a deployment, of all that was sent so far, repeated
+        rounds among it.
       refused: ids of clients whose upload the server left out, ascending, see
         `outliers.without_outliers`; they count as arrived.
       miscounted: ids of clients whose upload the server left out for its counts, ascending, see
@@ -117,24 +116,14 @@ class Evaluation(NamedTuple):
     trained: "Evaluation | None" = None
 
 
-def round_report(
-    answers: dict[str, Answers],
-    server: ServerResult,
-    devices: Devices,
-    *,
-    state: SimulationState,
-    attackers: np.ndarray,
-) -> RoundReport:
-    """Makes the report of a round; its epsilon is added by the caller.
+def round_report(answers: dict[str, Answers], server: ServerResult) -> RoundReport:
+    """Makes the report of a round; features that are on add to it.
 
     Args:
-      answers: the participants' answers, as `uploads.deliver` returns them.
+      answers: the participants' answers, as `serving.deliver` returns them.
       server: the server's result.
-      devices: the clients' devices.
-      state: the state before the round.
-      attackers: bool [num_clients].
     """
-    # The one transfer of a round to the host, but for that of the clock in `uploads`.
+    # The one transfer of a round to the host, but for that of the clock of devices.
     results = {name: (part.results, part.scores) for name, part in answers.items()}
     results, server = fetch((results, server))
     idle, steps = np.sum([part.idle for part in answers.values()], axis=0)
@@ -145,44 +134,13 @@ def round_report(
     for name, part in answers.items():
         of_clients, scores = results[name]
         buckets.append((part.ids, (take(of_clients, part.rows), take(scores, part.score_rows))))
-    profile, waiting = devices.profile, state.waiting
-    earlier, fields = None, {}
-    if profile is not None and waiting is not None:
-        earlier = take(waiting.cost, waiting.arriving(profile))
-    if profile is not None and profile.rates():
-        fields = _simulated_fields(profile, waiting, answers)
-    if profile is not None:
-        reachable = profile.reachable(devices.num_clients, state.round)
-        fields["absent"] = int(np.sum(~reachable))
-    return joined_report(buckets, server, wasted, attackers, earlier)._replace(**fields)
-
-
-def _simulated_fields(
-    profile: Profile, waiting: Waiting | None, answers: dict[str, Answers]
-) -> dict[str, Any]:
-    """Returns the fields of a report that follow from simulated times; something takes time on the
-    devices of `profile`, and `waiting` was on its way before the round."""
-    parts = []
-    for part in answers.values():
-        of_clients = take((part.seconds, part.late, part.results.arrived), part.rows)
-        parts.append((part.ids, of_clients))
-    ids, (seconds, late, arrived) = join_trees(np.concatenate, parts)
-    fields: dict[str, Any] = {"late": tuple(sorted(ids[late].tolist()))}
-    if waiting is not None:
-        arriving = waiting.arriving(profile)
-        fields["arrived_late"] = tuple(np.flatnonzero(arriving).tolist())
-        seconds = np.append(seconds, waiting.left)
-        arrived = np.append(arrived, arriving)
-        late = np.append(late, waiting.unfinished & ~arriving)
-    return fields | {"seconds": profile.length(seconds, arrived, late)}
+    return joined_report(buckets, server, wasted)
 
 
 def joined_report(
     results: list[tuple[np.ndarray, tuple[ClientResult, dict[str, Scores]]]],
     server: ServerResult,
     wasted_lane_steps: float,
-    attackers: np.ndarray,
-    earlier: WireCost | None = None,
 ) -> RoundReport:
     """Joins the buckets' results.
 
@@ -191,9 +149,6 @@ def joined_report(
         NumPy, all [m].
       server: the server's result, as NumPy.
       wasted_lane_steps: share of lane steps that were spent waiting, see `RoundReport`.
-      attackers: bool [num_clients].
-      earlier: arrays with an entry for each uplink of an earlier round that the server got in this
-        one.
     """
     parts = []
     for bucket_ids, (result, scores) in results:
@@ -203,23 +158,18 @@ def joined_report(
     ids, result, scores = take(joined, np.argsort(joined[0]))
     test = scores.get("test", NOT_SCORED)
     finite, arrived = result.finite, result.arrived
-    honest = np.where(attackers[ids], np.nan, 1.0)
     metrics = {}
     if len(ids):
         metrics = {name: _mean(values[finite]) for name, values in result.metrics.items()}
-    uplink, num_earlier = take(result.uplink_cost, arrived), 0
-    if earlier is not None:
-        uplink = WireCost(*map(np.append, uplink, earlier))
-        num_earlier = np.size(earlier.payload_elements)
     outlying = np.flatnonzero(server.far >= FAR_OFF)
     return RoundReport(
         participants=ids,
-        arrived=int(arrived.sum()) + num_earlier,
+        arrived=int(arrived.sum()),
         not_finite=tuple(ids[~finite].tolist()),
-        accuracy={rule: honest * _share(c, test.count) for rule, c in test.correct.items()},
+        accuracy={rule: _share(c, test.count) for rule, c in test.correct.items()},
         metrics=metrics,
         server_metrics={name: float(value) for name, value in server.metrics.items()},
-        uplink=_total(uplink),
+        uplink=_total(take(result.uplink_cost, arrived)),
         downlink=_total(result.downlink_cost),
         wasted_lane_steps=wasted_lane_steps,
         server_finite=bool(server.finite),
@@ -227,6 +177,18 @@ def joined_report(
         refused=tuple(np.flatnonzero(server.refused).tolist()),
         miscounted=tuple(np.flatnonzero(server.miscounted).tolist()),
     )
+
+
+def without_attackers(
+    attackers: np.ndarray,
+    state: SimulationState,
+    answers: dict[str, Answers],
+    report: RoundReport,
+) -> RoundReport:
+    """Leaves attackers, bool [num_clients], out of the participants' accuracies."""
+    attacks = attackers[report.participants]
+    accuracy = {rule: np.where(attacks, np.nan, x) for rule, x in report.accuracy.items()}
+    return report._replace(accuracy=accuracy)
 
 
 def evaluation(

@@ -16,9 +16,9 @@ from fedjax_ht.core.names import unknown
 from fedjax_ht.core.round import Participant, RunServer, view
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree, take
-from fedjax_ht.simulation.compiled import participant_of, read_clients
+from fedjax_ht.simulation.compiled import clients_info, participant_of, read_clients
 from fedjax_ht.simulation.program import Program, evaluation_batch
-from fedjax_ht.simulation.state import SimulationState, clients_info
+from fedjax_ht.simulation.state import SimulationState
 
 
 def client_features(
@@ -40,7 +40,7 @@ def client_features(
     if program.method.view.features is None:
         raise ValueError(f"{program.method.name} has no features to look at")
     indices = np.asarray(indices)
-    infos = clients_info(program.train_counts, state)
+    infos = clients_info(program, state)
     server = program.run_server(state.server)
     order = Split(np.arange(indices.shape[-1], dtype=np.int32), np.int32(indices.shape[-1]))
     rows_of = dict(zip(ids, np.broadcast_to(indices, (len(ids), indices.shape[-1]))))
@@ -62,62 +62,61 @@ def client_features(
     return [features[i] for i in ids]
 
 
-class Predictor:
-    """Scores that clients give to any samples; keeps its compiled programs, one an architecture and
-    rule."""
+def predict(
+    program: Program,
+    compiled: dict[tuple[str, str], Callable],
+    state: SimulationState,
+    client: int,
+    inputs: PyTree,
+    rule: str | None = None,
+) -> np.ndarray:
+    """Returns a client's scores of samples, float32 [n, num_classes], in the state in which an
+    evaluation scores it.
 
-    def __init__(self, program: Program):
-        self.program = program
-        self.compiled: dict[tuple[str, str], Callable] = {}
+    Args:
+      program: the parts of the simulation.
+      compiled: programs of earlier calls, (architecture, rule) -> program; a new one is added.
+      state: the newest state; it stays.
+      client: id of the client.
+      inputs: samples [n, ...] as the data set stores them, such as `dataset.inputs[:10]`.
+      rule: the rule of inference, one of `Simulation.rules`; None for the first.
 
-    def predict(
-        self, state: SimulationState, client: int, inputs: PyTree, rule: str | None = None
-    ) -> np.ndarray:
-        """Returns a client's scores of samples, float32 [n, num_classes], in the state in which an
-        evaluation scores it.
-
-        Args:
-          state: the newest state; it stays.
-          client: id of the client.
-          inputs: samples [n, ...] as the data set stores them, such as `dataset.inputs[:10]`.
-          rule: the rule of inference, one of `Simulation.rules`; None for the first.
-
-        Raises:
-          ValueError: there is no such client or rule, or the samples are of another form, or none.
-        """
-        program, rules = self.program, self.program.method.rules
-        federation, rule = program.federation, rule or rules[0]
-        if client not in range(federation.num_clients):
-            raise ValueError(f"no client {client}; ids run from 0 to {federation.num_clients - 1}")
-        if rule not in rules:
-            advice = f"the rules of {program.method.name} are {', '.join(rules)}"
-            raise ValueError(unknown("rule", rule, rules, advice))
-        bucket = federation.buckets[federation.assignment[client]]
-        data, clients = program.data.buckets[bucket.name], program.clients[bucket.name]
-        inputs = jax.tree.map(np.asarray, inputs)
-        count = _count_of(inputs, data.inputs)
-        if (bucket.name, rule) not in self.compiled:
-            self.compiled[bucket.name, rule] = _outputs_of(program, bucket, _scores_by(rule))
-        row = clients.roster.rows(np.array([client], np.int64))
-        states = read_clients(program, state, bucket.name, row)
-        infos = clients_info(program.train_counts, state)
-        participant = participant_of(clients, infos, int(row[0]))
-        server = program.run_server(state.server)
-        size = evaluation_batch(federation, program.options)
-        scores = []
-        for start in range(0, count, size):  # a batch a call: one program for any number of samples
-            rows = np.minimum(np.arange(start, start + size), count - 1)
-            present = np.int32(min(size, count - start))
-            shown = data._replace(
-                inputs=take(inputs, rows),
-                labels=np.zeros(size, np.int32),
-                splits={"shown": Split(np.arange(size, dtype=np.int32), present)},
-            )
-            out = self.compiled[bucket.name, rule](
-                take(states, 0), participant, server, data, shown, np.int32(state.round)
-            )
-            scores.append(np.asarray(out, np.float32)[:present])
-        return np.concatenate(scores)
+    Raises:
+      ValueError: there is no such client or rule, or the samples are of another form, or none.
+    """
+    rules = program.method.rules
+    federation, rule = program.federation, rule or rules[0]
+    if client not in range(federation.num_clients):
+        raise ValueError(f"no client {client}; ids run from 0 to {federation.num_clients - 1}")
+    if rule not in rules:
+        advice = f"the rules of {program.method.name} are {', '.join(rules)}"
+        raise ValueError(unknown("rule", rule, rules, advice))
+    bucket = federation.buckets[federation.assignment[client]]
+    data, clients = program.data.buckets[bucket.name], program.clients[bucket.name]
+    inputs = jax.tree.map(np.asarray, inputs)
+    count = _count_of(inputs, data.inputs)
+    if (bucket.name, rule) not in compiled:
+        compiled[bucket.name, rule] = _outputs_of(program, bucket, _scores_by(rule))
+    row = clients.roster.rows(np.array([client], np.int64))
+    states = read_clients(program, state, bucket.name, row)
+    infos = clients_info(program, state)
+    participant = participant_of(clients, infos, int(row[0]))
+    server = program.run_server(state.server)
+    size = evaluation_batch(federation, program.options)
+    scores = []
+    for start in range(0, count, size):  # a batch a call: one program for any number of samples
+        rows = np.minimum(np.arange(start, start + size), count - 1)
+        present = np.int32(min(size, count - start))
+        shown = data._replace(
+            inputs=take(inputs, rows),
+            labels=np.zeros(size, np.int32),
+            splits={"shown": Split(np.arange(size, dtype=np.int32), present)},
+        )
+        out = compiled[bucket.name, rule](
+            take(states, 0), participant, server, data, shown, np.int32(state.round)
+        )
+        scores.append(np.asarray(out, np.float32)[:present])
+    return np.concatenate(scores)
 
 
 def _count_of(inputs: PyTree, stored: PyTree) -> int:

@@ -1,21 +1,23 @@
-"""Places of clients on devices, and schedules of rounds: made on the host, from numbers that never
-change in a run."""
+"""Places of clients on devices, their states at rest, and schedules of rounds: made on the host,
+from numbers that never change in a run."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Int
 
 from fedjax_ht.core.context import ClientInfo
-from fedjax_ht.core.executor import Schedule, capacity_for, longest_first, wasted_lane_steps
+from fedjax_ht.core.executor import Schedule, capacity_for, longest_first
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import num_steps
+from fedjax_ht.core.mesh import SHARDED, fetch
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Participant
-from fedjax_ht.core.trees import take
+from fedjax_ht.core.trees import PyTree, take
 from fedjax_ht.metrics.flops import sample_flops
 from fedjax_ht.simulation.lanes import simulation_lanes
 from fedjax_ht.simulation.options import SimulationOptions
@@ -250,6 +252,19 @@ def padded(where: np.ndarray, size: int) -> np.ndarray:
     return places
 
 
+def wasted_lane_steps(steps: Int[np.ndarray, " P"], lanes: int) -> float:
+    """Returns the share of lane-steps in which a lane has finished and waits for its chunk.
+
+    Args:
+      steps: numbers of steps of the participants in running order, int [P].
+      lanes: number of clients of a chunk.
+    """
+    padded = np.zeros(-(-len(steps) // lanes) * lanes, np.int64)
+    padded[: len(steps)] = steps
+    total = padded.reshape(-1, lanes).max(1).sum() * lanes
+    return float(1 - padded.sum() / total) if total else 0.0
+
+
 def idle_lane_steps(roster: Roster, flat: np.ndarray) -> np.ndarray:
     """Counts [lane-steps that wait for others of their chunk, all lane-steps] of a layout."""
     spent = np.zeros(2)
@@ -259,3 +274,114 @@ def idle_lane_steps(roster: Roster, flat: np.ndarray) -> np.ndarray:
         total = steps.sum() / (1 - idle)
         spent += idle * total, total
     return spent
+
+
+# rows int [devices * k], padding included -> their first states, sharded
+Make = Callable[[np.ndarray], PyTree]
+
+
+class ClientStore(NamedTuple):
+    """A bucket's states at rest; "rows" and "flat", a layout, are those of `roster`.
+
+    Attributes:
+      init: (roster, make) -> stored states.
+      load: (stored, roster, flat) -> stacked states on the devices.
+      slots: (roster, flat) -> int [len(flat)], where in those each row is.
+      save: (stored, device states, roster, flat) -> stored; padding is not written.
+      read: (stored, roster, rows) -> those rows as NumPy.
+      write: (stored, roster, rows, NumPy rows) -> stored.
+      block: (roster) -> rows that one call may load on a device.
+    """
+
+    init: Callable[[Roster, Make], PyTree]
+    load: Callable[[PyTree, Roster, np.ndarray], PyTree]
+    slots: Callable[[Roster, np.ndarray], np.ndarray]
+    save: Callable[[PyTree, PyTree, Roster, np.ndarray], PyTree]
+    read: Callable[[PyTree, Roster, np.ndarray], PyTree]
+    write: Callable[[PyTree, Roster, np.ndarray, PyTree], PyTree]
+    block: Callable[[Roster], int]
+
+
+def device_store(mesh: Mesh) -> ClientStore:
+    """Keeps all states on the devices, [devices * shard, ...]; a round works on them in place."""
+
+    def put(stored, index, values):
+        def into(x, new):
+            return x.at[index].set(new)
+
+        return jax.tree.map(into, stored, values)
+
+    take_on_devices = jax.jit(take)
+    # The buffers are donated: a write changes the stored states in place.
+    put_on_devices = jax.jit(put, donate_argnums=0, out_shardings=NamedSharding(mesh, SHARDED))
+
+    def position(roster, rows):
+        return roster.device[rows] * roster.shard + roster.slot[rows]
+
+    def read(stored, roster, rows):
+        states = fetch(take_on_devices(stored, position(roster, rows)[_padded(len(rows))]))
+        return take(states, slice(len(rows)))
+
+    def write(stored, roster, rows, tree):
+        index = _padded(len(rows))
+        return put_on_devices(stored, position(roster, rows)[index], take(tree, index))
+
+    def init(roster, make):
+        rows = np.arange(len(roster.steps))
+        flat = np.full(mesh.size * roster.shard, PADDING)
+        flat[position(roster, rows)] = rows
+        return make(flat)
+
+    def load(stored, roster, flat):
+        return stored  # all are there already
+
+    def slots(roster, flat):
+        return roster.slot[flat]
+
+    def save(stored, states, roster, flat):
+        return states  # a round worked on all of them in place
+
+    return ClientStore(
+        init=init,
+        load=load,
+        slots=slots,
+        save=save,
+        read=read,
+        write=write,
+        block=_whole_shard,
+    )
+
+
+def _whole_shard(roster: Roster) -> int:
+    return roster.padded_shard
+
+
+def no_store(mesh: Mesh) -> ClientStore:
+    """Keeps nothing: the clients' states are ()."""
+
+    def refuse(*_):
+        raise ValueError(
+            "clients of this method keep nothing between rounds; no state can be read or written"
+        )
+
+    def no_states(*_):
+        return ()
+
+    def slots(roster, flat):
+        return np.zeros(len(flat), np.int64)
+
+    return ClientStore(
+        init=no_states,
+        load=no_states,
+        slots=slots,
+        save=no_states,
+        read=refuse,
+        write=refuse,
+        block=_whole_shard,
+    )
+
+
+def _padded(count: int) -> np.ndarray:
+    """Returns 0 to count - 1, the last one repeated up to a power of two: few lengths, so few
+    compiled functions."""
+    return np.minimum(np.arange(1 << (count - 1).bit_length()), count - 1)

@@ -4,25 +4,33 @@
 
 The first step is an exchange, made by a transport, of which there are three: `compiled` (buckets of
 clients in one program on a mesh), `stepped` (one client and one stage at a time, to find a fault)
-and, in a deployment, `deploy.rounds` (clients that are elsewhere). It ends with `uploads.Answers`,
+and, in a deployment, `deploy.rounds` (clients that are elsewhere). It ends with `serving.Answers`,
 whatever carried them. Attacks, noise and defences are part of the method that all transports run,
-see `trust.hardening`.
+see `trust.hardening`. What else is on joins the round when it is built: another `deliver`, and
+`additions` to the report.
 """
 
 import functools
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
+import jax
 import numpy as np
 
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.report import RoundReport, round_report
-from fedjax_ht.simulation.serving import ServerResult
-from fedjax_ht.simulation.stages import Seconds, stage
-from fedjax_ht.simulation.state import SimulationState
-from fedjax_ht.simulation.uploads import Answers, Delivery, Devices, deliver
+from fedjax_ht.simulation.serving import Answers, Delivery, ServerResult
+from fedjax_ht.simulation.state import SimulationState, Waiting
+
+T = TypeVar("T")
+
+
+class Stage(Protocol):
+    """(name, call) -> the call's result: makes the calls of a round's stages."""
+
+    def __call__(self, name: str, call: Callable[[], T], /) -> T: ...
 
 
 class Cohort(NamedTuple):
@@ -44,28 +52,25 @@ class Round(NamedTuple):
 
     Attributes:
       options: the options of the federation.
-      exchange: the transport: (state, whether to score participants as training left them, seconds
-        of stages or None) -> (the state with the clients' states after the round, {bucket:
-        Answers}).
+      exchange: the transport: (state, whether to score participants as training left them, Stage)
+        -> (the state with the clients' states after the round, {bucket: Answers}).
       serve: (state, Delivery) -> (server state, ServerResult).
-      devices: the clients' simulated devices.
-      attackers: bool [num_clients].
-      epsilon: (rounds done) -> epsilon or None, see `spending`.
-      public_bytes: bytes of the public set; None for methods that read none.
-      frozen_bytes: bytes of the frozen weights of each client's model, int64 [num_clients]; None
-        where no model has any.
+      deliver: (state, {bucket: Answers}) -> (Delivery, the answers without uplinks, the uploads
+        that arrive in a later round or None), see `serving.deliver`.
+      additions: (state before the round, {bucket: Answers}, RoundReport) -> RoundReport, of each
+        feature that is on.
     """
 
     options: SimulationOptions
-    exchange: Callable[
-        [SimulationState, bool, Seconds | None], tuple[SimulationState, dict[str, Answers]]
-    ]
+    exchange: Callable[[SimulationState, bool, Stage], tuple[SimulationState, dict[str, Answers]]]
     serve: Callable[[SimulationState, Delivery], tuple[PyTree, ServerResult]]
-    devices: Devices
-    attackers: np.ndarray
-    epsilon: Callable[[int], float | None]
-    public_bytes: int | None = None
-    frozen_bytes: np.ndarray | None = None
+    deliver: Callable[
+        [SimulationState, dict[str, Answers]],
+        tuple[Delivery, dict[str, Answers], Waiting | None],
+    ]
+    additions: tuple[
+        Callable[[SimulationState, dict[str, Answers], RoundReport], RoundReport], ...
+    ] = ()
 
 
 def draw_cohort(options: SimulationOptions, num_clients: int, state: SimulationState) -> Cohort:
@@ -92,34 +97,41 @@ def run_round(
     Returns:
       The state after the round, and its report.
     """
-    seconds: Seconds | None = None
+    seconds: dict[str, float] = {}
+    stage: Stage = _called
     if round.options.time_stages:
-        seconds = {}
+        stage = functools.partial(_timed, seconds)
     start = time.perf_counter()
-    new, answers = round.exchange(state, score, seconds)
+    new, answers = round.exchange(state, score, stage)
     # The answers come back without uplinks, which are then held once.
-    sent_rounds = state.round, state.last_round
-    delivery, answers, waiting = deliver(round.devices, state.waiting, answers, sent_rounds)
-    serve = functools.partial(round.serve, state, delivery)
-    server, result = stage(seconds, "serve", serve)
-    report = round_report(
-        answers, result, round.devices, state=state, attackers=round.attackers
-    )._replace(epsilon=round.epsilon(state.round + 1))
+    delivery, answers, waiting = round.deliver(state, answers)
+    server, result = stage("serve", functools.partial(round.serve, state, delivery))
+    report = round_report(answers, result)
+    for add in round.additions:
+        report = add(state, answers, report)
     new = new._replace(
         round=state.round + 1,
         server=server,
         last_round=_reached(state, answers),
         waiting=waiting,
     )
-    newcomers = report.participants[state.last_round[report.participants] < 0]
-    if round.public_bytes is not None:
-        report = report._replace(public_bytes=len(newcomers) * round.public_bytes)
-    if round.frozen_bytes is not None:
-        report = report._replace(frozen_bytes=int(round.frozen_bytes[newcomers].sum()))
-    if seconds is not None:
+    if round.options.time_stages:
         seconds["host"] = time.perf_counter() - start - sum(seconds.values())
         report = report._replace(stages=seconds)
     return new, report
+
+
+def _called(name: str, call: Callable[[], T]) -> T:
+    return call()
+
+
+def _timed(seconds: dict[str, float], name: str, call: Callable[[], T]) -> T:
+    """Calls, waits for the result, and adds the seconds that took to `seconds[name]`. A round whose
+    stages wait for each other takes longer."""
+    start = time.perf_counter()
+    result = jax.block_until_ready(call())
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+    return result
 
 
 def _reached(state: SimulationState, answers: dict[str, Answers]) -> np.ndarray:
@@ -128,3 +140,16 @@ def _reached(state: SimulationState, answers: dict[str, Answers]) -> np.ndarray:
     for part in answers.values():
         last_round[part.ids] = state.round
     return last_round
+
+
+def add_newcomers_bytes(
+    field: str,
+    sizes: np.ndarray,
+    state: SimulationState,
+    answers: dict[str, Answers],
+    report: RoundReport,
+) -> RoundReport:
+    """Adds a field of bytes, int64 [num_clients], that are given to each client once: of those that
+    the server reached for the first time."""
+    newcomers = report.participants[state.last_round[report.participants] < 0]
+    return report._replace(**{field: int(sizes[newcomers].sum())})

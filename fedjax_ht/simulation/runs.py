@@ -7,12 +7,12 @@ import numpy as np
 
 from fedjax_ht.simulation.ending import NEVER, Ending
 from fedjax_ht.simulation.rows import Row, evaluation_row, round_row
-from fedjax_ht.simulation.simulation import Rounds, Simulation
+from fedjax_ht.simulation.simulation import Rounds
 from fedjax_ht.simulation.state import SimulationState
 
 
 def run_each(
-    simulations: Sequence[Rounds | Simulation],
+    simulations: Sequence[Rounds],
     rounds: int,
     states: Sequence[SimulationState | None],
     *,
@@ -81,9 +81,7 @@ def run_each(
     return reached, rows
 
 
-def _flops_of_rounds(
-    simulation: Rounds | Simulation, state: SimulationState | None, rounds: int
-) -> np.ndarray:
+def _flops_of_rounds(simulation: Rounds, state: SimulationState | None, rounds: int) -> np.ndarray:
     """Returns FLOPs of clients in a round, [num_clients]; [0] after the last round."""
     done = 0 if state is None else state.round
     if done >= rounds:

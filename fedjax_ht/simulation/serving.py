@@ -1,5 +1,8 @@
-"""The server's part of a round: false counts and outliers are refused, the rest is served, and the
-state stays finite."""
+"""From the answers of a round's participants to the server's new state.
+
+The server gets the uploads on its device; false counts and outliers are refused, the rest is
+served, and the state stays finite.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,18 +14,86 @@ from jax.sharding import Mesh
 
 from fedjax_ht.core.aggregation import server_step
 from fedjax_ht.core.compiling import compiled
-from fedjax_ht.core.context import Metrics, Received
+from fedjax_ht.core.context import ClientInfo, Metrics, Received
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.mesh import collect
+from fedjax_ht.core.mesh import collect, collect_rows, in_one_memory
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.round import Call, RunServer, call_directly
+from fedjax_ht.core.prediction_counts import Scores
+from fedjax_ht.core.round import Call, ClientResult, RunServer, call_directly
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import Array, PyTree, select, take
 from fedjax_ht.core.wire import all_finite
 from fedjax_ht.simulation.state import SimulationState
-from fedjax_ht.simulation.uploads import Delivery
 from fedjax_ht.trust.counts import without_miscounted
 from fedjax_ht.trust.outliers import screened
+
+
+class Answers(NamedTuple):
+    """Answers of a bucket's participants: [P], in the order of the transport.
+
+    Attributes:
+      ids: int64 [m], the participants, ascending.
+      padded_rows: int32 [..], where these stand among the P; filled up with PADDING to a length
+        that is the same in every round.
+      in_order: True if the server gets the P rows as they are.
+      info: the knowledge of the P participants.
+      results: the results of the P participants; `deliver` takes the uplinks out.
+      scores: {"test": Scores}, of the models as training left them.
+      score_rows: int [m], where the participants stand in `scores`.
+      idle: float64 [2], see `roster.idle_lane_steps`.
+      seconds: float64 [P], simulated, of a participant's round; None where nothing takes time.
+      late: bool [P], uploads that missed the deadline; False of a participant that sent nothing.
+    """
+
+    ids: np.ndarray
+    padded_rows: np.ndarray
+    in_order: bool
+    info: ClientInfo
+    results: ClientResult
+    scores: dict[str, Scores]
+    score_rows: np.ndarray
+    idle: np.ndarray
+    seconds: np.ndarray | None = None
+    late: np.ndarray | None = None
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Rows of the participants among the P, int32 [m]."""
+        return self.padded_rows[: len(self.ids)]
+
+
+Delivery = tuple[dict[str, Received], dict[str, np.ndarray]]
+"""Uplinks that the server gets, {bucket name: Received}; and the rows of them that it reads,
+{bucket name: int32 [m], by client id, negative for padding}. A bucket whose uplinks are in order
+has none."""
+
+
+def deliver(
+    mesh: Mesh, state: SimulationState, answers: dict[str, Answers], picks: bool = True
+) -> tuple[Delivery, dict[str, Answers], None]:
+    """Brings the uplinks of a round's participants to the server's device.
+
+    Args:
+      mesh: the devices.
+      state: the state before the round.
+      answers: the answers of the round's participants.
+      picks: True picks the rows of participants on the way, where all devices share one memory.
+
+    Returns:
+      What the server gets; the answers without the uplinks; and None, since nothing is late.
+    """
+    received, rows, without_uplinks = {}, {}, {}
+    for name, part in answers.items():
+        result = part.results
+        uplinks = Received(result.uplink, part.info, result.arrived)
+        if part.in_order:
+            received[name] = collect(mesh, uplinks)
+        elif picks and in_one_memory(mesh):
+            received[name] = collect_rows(mesh, uplinks, part.padded_rows)
+        else:
+            received[name], rows[name] = collect(mesh, uplinks), part.padded_rows
+        without_uplinks[name] = part._replace(results=result._replace(uplink=()))
+    return (received, rows), without_uplinks, None
 
 
 class ServerResult(NamedTuple):

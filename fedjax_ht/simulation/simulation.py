@@ -1,41 +1,48 @@
 """A federation ready to run: the functions of every transport, and those of a simulation alone."""
 
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.bucket import weights_of
+from fedjax_ht.core.federation import Federation, all_weights
+from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.names import kind_of_value, listed_clients
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import FederationData
 from fedjax_ht.simulation.compiled import compiled_round, first_state, read_clients, write_clients
-from fedjax_ht.simulation.notes import batch_notes
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.program import Program, bind
+from fedjax_ht.simulation.program import Clients, Program, bind
 from fedjax_ht.simulation.report import Evaluation, RoundReport
-from fedjax_ht.simulation.representations import Predictor, client_features
 from fedjax_ht.simulation.round import run_round
 from fedjax_ht.simulation.scoring import evaluate
 from fedjax_ht.simulation.state import SimulationState
-from fedjax_ht.simulation.state_form import state_check
-from fedjax_ht.simulation.stepped import Fault, find_fault
+
+if TYPE_CHECKING:
+    from fedjax_ht.simulation.stepped import Fault
 
 
-class Rounds(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rounds:
     """Rounds of a federation, wherever its clients are: what `history.run` runs.
 
     Attributes:
       init: () -> SimulationState.
       run_round: (SimulationState, score=True) -> (SimulationState, RoundReport). `score` also
-        scores the participants as training left them.
+        scores the participants as training left them. The old state's buffers may be donated, see
+        `copy_state`.
       evaluate: (SimulationState, ids or None) -> Evaluation of those clients, or of all.
       client_flops: () -> float64 [num_clients], FLOPs of each client in a round that it takes part
-        in.
+        in. The first call in a simulation traces every architecture once more (see
+        `metrics.flops`).
       rules: the method's inference rules, the reported one first.
       num_classes: number of the task's classes, by which losses are compared with guessing; None
         compares none.
@@ -49,7 +56,8 @@ class Rounds(NamedTuple):
     num_classes: int | None = None
 
 
-class Simulation(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Simulation(Rounds):
     """A federation ready to run on this machine: `Rounds`, and ways to look into its clients.
 
     Every function is compiled at its first call, unless this process has the programs of a
@@ -57,9 +65,6 @@ class Simulation(NamedTuple):
     `simulation.engine`).
 
     Attributes:
-      init, run_round, evaluate, client_flops, rules, num_classes: the fields of `Rounds`.
-        `run_round` donates the old state's buffers, see `copy_state`; the first call of
-        `client_flops` traces every architecture once more (see `metrics.flops`).
       lanes: bucket name -> number of its clients that run side by side on a device.
       read_clients: (SimulationState, bucket name, rows) -> those states as NumPy; of clients that
         keep nothing between rounds, as the next downlink leaves them.
@@ -76,16 +81,10 @@ class Simulation(NamedTuple):
       program: the parts that these functions share.
     """
 
-    init: Callable[[], SimulationState]
-    run_round: Callable[..., tuple[SimulationState, RoundReport]]
-    evaluate: Callable[..., Evaluation]
-    client_flops: Callable[[], np.ndarray]
-    rules: tuple[str, ...]
-    num_classes: int | None
     lanes: dict[str, int]
     read_clients: Callable[[SimulationState, str, np.ndarray], PyTree]
     write_clients: Callable[[SimulationState, str, np.ndarray, PyTree], SimulationState]
-    find_fault: Callable[..., Fault | None]
+    find_fault: Callable[..., "Fault | None"]
     features: Callable[[SimulationState, Sequence[int], np.ndarray], list[np.ndarray]]
     predict: Callable[..., np.ndarray]
     program: Program
@@ -177,8 +176,142 @@ def simulation_of(program: Program) -> Simulation:
         lanes={name: clients.roster.lanes for name, clients in program.clients.items()},
         read_clients=of_state(read_clients),
         write_clients=of_state(write_clients),
-        find_fault=of_state(find_fault),
-        features=of_state(client_features),
-        predict=of_state(Predictor.predict, Predictor(program)),
+        find_fault=of_state(_find_fault),
+        features=of_state(_features),
+        predict=of_state(_predict, (program, {})),
         program=program,
     )
+
+
+REMEDY = "give a state that its own init() or run made"
+
+
+def _find_fault(program: Program, state: SimulationState, jit: bool = True) -> "Fault | None":
+    from fedjax_ht.simulation.stepped import find_fault
+
+    return find_fault(program, state, jit)
+
+
+def _features(program: Program, state: SimulationState, *samples: Any) -> list[np.ndarray]:
+    from fedjax_ht.simulation.representations import client_features
+
+    return client_features(program, state, *samples)
+
+
+def _predict(known: tuple[Program, dict], state: SimulationState, *args: Any, **kwargs: Any):
+    from fedjax_ht.simulation.representations import predict
+
+    return predict(*known, state, *args, **kwargs)
+
+
+def state_check(program: Program) -> Callable[[Any], None]:
+    """Returns (state) -> None, which raises a ValueError of one line where a state is of another
+    method or federation. What it compares with is traced at its first call."""
+    expected = functools.cache(functools.partial(_expected_forms, program))
+    name, num_clients = program.method.name, program.federation.num_clients
+
+    def check(state: Any) -> None:
+        if not isinstance(state, SimulationState):
+            raise ValueError(
+                f"state is {kind_of_value(state)}; it must be a state of simulation.init() or "
+                "fl.run"
+            )
+        if len(state.last_round) != num_clients:
+            raise ValueError(
+                f"state is of {len(state.last_round)} clients, and this simulation of {name!r} has "
+                f"{num_clients}; {REMEDY}"
+            )
+        if set(state.clients) != set(program.clients):
+            raise ValueError(
+                f"state has the architectures {', '.join(state.clients)}, and this simulation of "
+                f"{name!r} {', '.join(program.clients)}; {REMEDY}"
+            )
+        server, clients = expected()
+        differs = [b for b, form in clients.items() if _rows(state.clients[b]) != form]
+        if _form(state.server) != server or differs:
+            part = f"a client of {differs[0]!r}" if differs else "the server"
+            raise ValueError(
+                f"state is of another method or federation than this simulation of {name!r}: "
+                f"{part} has other arrays; {REMEDY}"
+            )
+
+    return check
+
+
+def _expected_forms(program: Program) -> tuple[Any, dict[str, Any]]:
+    """Returns the form of the server's state, and by bucket that of a client's state, of clients
+    that keep one."""
+    weights = all_weights(program.federation)
+    server = jax.eval_shape(program.engine.first_server, program.seed, program.settings, weights)
+    clients = {}
+    for bucket in program.federation.buckets:
+        of_bucket = program.clients[bucket.name]
+        if of_bucket.programs.keeps:
+            clients[bucket.name] = _rows(_first_states(program, of_bucket, weights_of(bucket)))
+    return _form(server), clients
+
+
+def _first_states(program: Program, clients: Clients, weights: PyTree) -> PyTree:
+    """Returns the form of as many first states as there are devices."""
+    client_ids = jax.ShapeDtypeStruct((program.mesh.size,), "int32")
+    return jax.eval_shape(
+        clients.programs.first_states, client_ids, program.seed, program.settings, weights
+    )
+
+
+def _form(tree: PyTree) -> tuple:
+    """Returns the structure of a pytree with the shape and dtype of each array."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(np.shape(x), getattr(x, "dtype", None)) for x in leaves]
+
+
+def _rows(tree: PyTree) -> tuple:
+    """Returns the form of a state of arrays [rows, ...], without the rows."""
+    structure, arrays = _form(tree)
+    return structure, [(shape[1:], dtype) for shape, dtype in arrays]
+
+
+def smallest_batch(training: LocalTraining, num_samples: np.ndarray) -> np.ndarray:
+    """Returns the real samples in the smallest batch that a client trains on; 0 without samples.
+
+    Args:
+      training: the recipe.
+      num_samples: training samples of the clients, int [...].
+    """
+    size = training.batch_size
+    rest = num_samples % size
+    last = np.full_like(num_samples, size)
+    if not training.drop_remainder:
+        last = np.where(rest > 0, rest, size)
+    # A client below one batch takes one masked step.
+    return np.where(num_samples < size, num_samples, last)
+
+
+def batch_notes(federation: Federation, method: Method, train_counts: np.ndarray) -> list[str]:
+    """Returns a line for each architecture whose batch norms see a single value per channel: their
+    output is then their shift, whatever the sample, and nothing before them learns.
+
+    Args:
+      federation: the buckets.
+      method: the method, whose recipes the clients train by.
+      train_counts: training samples, int [..., num_clients]; several splits stand for all of them.
+    """
+    counts, notes = np.asarray(train_counts), []
+    for bucket in federation.buckets:
+        training = method.training_of(bucket.name)
+        batches = smallest_batch(training, counts)
+        is_alone = (batches == 1).reshape(-1, batches.shape[-1]).any(0)
+        clients = [i for i in federation.members(bucket) if is_alone[i]]
+        if not bucket.flat_norms or not clients:
+            continue
+        remedy = "give each client two training samples or more (min_samples=3)"
+        if training.batch_size == 1:
+            remedy = "set batch_size to 2 or more"
+        elif not training.drop_remainder:
+            remedy = "leave out the last, partial batch (drop_remainder=True)"
+        notes.append(
+            f"{listed_clients(clients)} of model {bucket.name!r} with training batches of a single "
+            f"sample, of which batch norm ({bucket.flat_norms[0]}) makes the same whatever the "
+            f"sample is: {remedy}, or norm by group or layer"
+        )
+    return notes

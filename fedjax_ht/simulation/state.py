@@ -8,7 +8,28 @@ import numpy as np
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.simulation.uploads import Waiting
+from fedjax_ht.core.wire import WireCost
+
+
+class Waiting(NamedTuple):
+    """Uploads that are on their way between two rounds.
+
+    Attributes:
+      sent: bucket name -> (uplink, ClientInfo) as they were sent, stacked over the bucket's rows,
+        on the server's device; of a client that has nothing on its way they may be anything.
+      left: float64 [num_clients], seconds of the next round after which a client's upload
+        arrives; 0 where none is on its way.
+      cost: the uploads' cost on the wire, int64 [num_clients].
+    """
+
+    sent: dict[str, tuple[PyTree, ClientInfo]]
+    left: np.ndarray
+    cost: WireCost
+
+    @property
+    def unfinished(self) -> np.ndarray:
+        """Clients that are not done with an earlier round, bool [num_clients]."""
+        return self.left > 0
 
 
 class SimulationState(NamedTuple):
@@ -53,18 +74,3 @@ def copy_state(state: SimulationState) -> SimulationState:
     copy = jax.tree.map(copied, state)
     # The round is a whole number also where a restored state has NumPy's.
     return copy._replace(round=int(state.round))
-
-
-def clients_info(train_counts: np.ndarray, state: SimulationState) -> ClientInfo:
-    """Returns the system's knowledge of every client.
-
-    Args:
-      train_counts: int [num_clients], training samples.
-      state: the state before the round.
-
-    Returns:
-      ClientInfo of NumPy arrays [num_clients].
-    """
-    ids = np.arange(len(train_counts), dtype=np.int32)
-    counts = train_counts.astype(np.int32)
-    return ClientInfo(ids, counts, state.last_round.astype(np.int32))

@@ -14,14 +14,17 @@ from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.round import Call, ClientResult, call_directly, client_step, send, view
 from fedjax_ht.core.trees import HostNumber, PyTree, join_trees, take
 from fedjax_ht.core.wire import all_finite, is_masked
-from fedjax_ht.simulation.compiled import compiled_round, participant_of, read_clients
+from fedjax_ht.simulation.compiled import (
+    clients_info,
+    compiled_round,
+    participant_of,
+    read_clients,
+)
 from fedjax_ht.simulation.program import Program
 from fedjax_ht.simulation.roster import PADDING, idle_lane_steps, padded
-from fedjax_ht.simulation.round import Cohort, draw_cohort, run_round
-from fedjax_ht.simulation.serving import ServerResult, picked, server_round
-from fedjax_ht.simulation.stages import Seconds
-from fedjax_ht.simulation.state import SimulationState, clients_info
-from fedjax_ht.simulation.uploads import Answers, Delivery
+from fedjax_ht.simulation.round import Cohort, Stage, draw_cohort, run_round
+from fedjax_ht.simulation.serving import Answers, Delivery, ServerResult, picked, server_round
+from fedjax_ht.simulation.state import SimulationState
 
 
 class Fault(NamedTuple):
@@ -108,7 +111,7 @@ class _Stages:
 
 
 def exchange(
-    program: Program, state: SimulationState, score: bool, seconds: Seconds | None
+    program: Program, state: SimulationState, score: bool, stage: Stage
 ) -> tuple[SimulationState, dict[str, Answers]]:
     """Plays the participants one after another; nobody is scored, and no state changes. Arguments
     and results as of `round.Round.exchange`."""
@@ -157,7 +160,7 @@ def _player(
 ) -> Callable[[Call], tuple[ClientInfo, ClientResult]]:
     """Returns the function that plays the round of one row by the calls that it is given."""
     clients, channel = program.clients[bucket.name], program.engine.channel
-    participant = participant_of(clients, clients_info(program.train_counts, state), row)
+    participant = participant_of(clients, clients_info(program, state), row)
     method = program.method.at(program.settings)
     root, round = jax.random.key(program.seed), jnp.int32(state.round)
     info = jax.tree.map(jnp.asarray, participant.info)

@@ -15,16 +15,12 @@ without any training (0 for prototypes), and s the strength:
 But for `counts`, counts stay as they are, and for all, which rows are sent.
 """
 
-import dataclasses
 import functools
-from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.annotations import NonNegative, NotGiven, Seed, Share
-from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.counts import has_counts, with_scaled_counts
 from fedjax_ht.core.forms import uplink_forms
 from fedjax_ht.core.keys import Purpose, host_generator
@@ -32,28 +28,7 @@ from fedjax_ht.core.method import Method, around
 from fedjax_ht.core.round import Channel, without_samples
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import leaves_of, payload_leaves, values_of, with_payload
-
-Kind = Literal["label_flip", "sign_flip", "scaled", "noise", "shift", "counts"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Attack:
-    """An attack by a share of the clients; all trials of a run have the same attackers.
-
-    It is also the section `attack` of a config.
-
-    Attributes:
-      kind: Manipulation of labels, uploads or counts by the attackers (docs/bad_clients.md); none:
-        nobody attacks.
-      share: Share of the clients that attack, to the nearest number.
-      strength: Strength s of the attack, a factor on what it adds.
-      seed: Seed of the choice of attackers, and of the direction of a shift.
-    """
-
-    kind: Annotated[Kind | None, NotGiven("none")] = None
-    share: Share = 0.0
-    strength: NonNegative = 1.0
-    seed: Seed = 0
+from fedjax_ht.trust.options import Attack
 
 
 def attackers(attack: Attack, num_clients: int) -> np.ndarray:
@@ -81,11 +56,7 @@ def attacked(method: Method, attack: Attack, num_clients: int) -> Method:
       method: any method.
       attack: the attack; with one of no kind the method itself is returned.
       num_clients: number of clients of the federation.
-
-    Raises:
-      ValueError: a field of the attack is out of range.
     """
-    check_fields(attack, "attack.")
     if attack.kind is None:
         return method
     return around(method, functools.partial(_attacked, attack, attackers(attack, num_clients)))

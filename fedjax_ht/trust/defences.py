@@ -24,7 +24,7 @@ Before any of these, and by default, uploads beyond anything honest are refused,
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import jax.numpy as jnp
 from jax import lax
@@ -43,25 +43,8 @@ from fedjax_ht.trust.geometry import (
     minus,
     round_median,
 )
+from fedjax_ht.trust.options import Defence
 from fedjax_ht.trust.vectors import Vectors, comparable, vectors_of
-
-
-class Defence(NamedTuple):
-    """A function of a round's vectors.
-
-    Attributes:
-      name: the defence's name in a config.
-      apply: (Vectors, same_entries) -> Vectors. `same_entries` is False where a position means
-        another thing in each client's vectors.
-      by_entry: True if the defence only works where positions mean the same.
-      most_weight: the most that a client may count, in medians of the round.
-    """
-
-    name: str
-    apply: Callable[[Vectors, bool], Vectors]
-    by_entry: bool = True
-    most_weight: float = 2.0
-
 
 Minority = Annotated[float, Within(least=0, below=0.5)]
 

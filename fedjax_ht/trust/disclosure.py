@@ -4,7 +4,7 @@ They read the method's traced program: nothing is run, and the method declares n
 `Wire.server_reads`. A message that tells more is refused in one line.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,8 @@ from fedjax_ht.core.states import any_state
 from fedjax_ht.core.statistics import norm_moments
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Metadata, is_masked, is_payload, leaves_of
+from fedjax_ht.trust.options import Exposure
 from fedjax_ht.trust.vectors import comparable
-
-Exposure = Literal["nothing", "alike", "apart"]
 
 # Arguments of a client's round, by which `traced_round` names dependences.
 STATE, SAMPLES, COUNT, IDENTITY, PUBLIC = range(5)

@@ -18,12 +18,11 @@ What noise cannot hide is refused, see `trust.disclosure`.
 """
 
 import functools
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.annotations import MAX_SEED, NonNegative, Positive, Within
 from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.federation import Federation
@@ -43,32 +42,8 @@ from fedjax_ht.core.wire import (
 )
 from fedjax_ht.trust.disclosure import check_samples, check_uploads
 from fedjax_ht.trust.dp_sgd import clipped, dp_train, gaussian
+from fedjax_ht.trust.options import Privacy
 from fedjax_ht.trust.vectors import comparable
-
-Unit = Literal["client", "upload", "sample"]
-Delta = Annotated[float, Within(above=0, below=1)]
-Word = Annotated[int, Within(0, MAX_SEED)]
-
-
-class Privacy(NamedTuple):
-    """The unit that noise hides, and how well.
-
-    Attributes:
-      unit: the unit that noise hides, see the module's text.
-      clip: L2 norm of an update or of a sample's gradient, over all its arrays.
-      noise: standard deviation of the noise on the sum, in `clip`; 0 adds none, and hides nothing.
-      delta: the delta for which epsilon is computed.
-      secret: words that are folded into the key of the noise, besides the seed. Whoever knows seed
-        and secret can take the noise away again: a seed that is written down hides nothing. They
-        are constants of compiled programs, which then belong in no cache on disk, unless they are
-        traced, as `fedjax_ht.deploy` has them.
-    """
-
-    unit: Unit
-    clip: Positive = 1.0
-    noise: NonNegative = 1.0
-    delta: Delta = 1e-5
-    secret: tuple[Word, ...] = ()
 
 
 def private(method: Method, privacy: Privacy | None) -> Method:

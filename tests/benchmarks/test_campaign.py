@@ -21,7 +21,7 @@ from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.entries import changes, entries_of
 from fedjax_ht.lab.runs import options as experiment_options
 from fedjax_ht.lab.runs.training import local_training
-from fedjax_ht.simulation import engine, parts
+from fedjax_ht.simulation import engine
 
 MACHINE = {"device": "a device"}
 
@@ -367,8 +367,8 @@ def test_a_group_that_was_not_compiled_has_no_cost_of_a_kernel(monkeypatch):
 
 
 def test_simulations_compiled_another_way_find_no_programs_of_the_usual_one():
-    usual = parts.buckets_on_mesh
+    usual = engine.buckets_on_mesh
     with rounds.compiled(graphs=False, together=False):
-        assert parts.buckets_on_mesh is rounds.apart
+        assert engine.buckets_on_mesh is rounds.apart
         assert engine._engine.cache_info().currsize == 0
-    assert parts.buckets_on_mesh is usual
+    assert engine.buckets_on_mesh is usual

@@ -18,8 +18,9 @@ from fedjax_ht.core.wire import Masked, Metadata, chain
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
-from fedjax_ht.trust.attacks import Attack, attackers
+from fedjax_ht.trust.attacks import attackers
 from fedjax_ht.trust.disclosure import check_uploads
+from fedjax_ht.trust.options import Attack
 from tests.federations import NUM_CLIENTS, federation_data, play, to_host, uniform_federation
 
 SIZE = 20

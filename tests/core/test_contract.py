@@ -1,5 +1,7 @@
 """Invalid results of a method's functions are refused in one line, and errors name the method."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,7 +113,9 @@ def test_errors_name_the_method_before_any_compilation():
         federation_data(FEDERATION),
     )
     with pytest.raises(jax.errors.TracerBoolConversionError) as error:
-        fl.run(simulation._replace(init=lambda: pytest.fail("a state was made first")), 1)
+        fl.run(
+            dataclasses.replace(simulation, init=lambda: pytest.fail("a state was made first")), 1
+        )
     note = next(
         note
         for note in error.value.__notes__

@@ -8,7 +8,6 @@ from fedjax_ht.core.executor import (
     capacity_for,
     longest_first,
     run_clients,
-    wasted_lane_steps,
 )
 
 STATES = {
@@ -103,15 +102,3 @@ def test_capacity(participants, bucket_size, lanes, capacity):
 def test_longest_first_is_stable():
     np.testing.assert_array_equal(longest_first(np.array([2, 7, 0, 7, 2, 9])), [5, 1, 3, 0, 4, 2])
     assert len(longest_first(np.array([], int))) == 0
-
-
-def test_wasted_lane_steps():
-    # chunks of 5 and 2 steps
-    assert wasted_lane_steps(np.array([5, 3, 2, 1]), 2) == pytest.approx(3 / 14)
-    assert wasted_lane_steps(np.array([5, 3, 2, 1]), 1) == 0
-    # an empty lane waits too
-    assert wasted_lane_steps(np.array([4, 4, 4]), 2) == pytest.approx(4 / 16)
-    assert wasted_lane_steps(np.array([0, 0]), 2) == 0
-    assert wasted_lane_steps(np.array([], int), 2) == 0
-    steps = np.array([1, 9, 1, 9, 1, 9])
-    assert wasted_lane_steps(steps[longest_first(steps)], 3) == 0 < wasted_lane_steps(steps, 3)

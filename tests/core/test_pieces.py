@@ -18,8 +18,8 @@ from fedjax_ht.lab.checkpoints.segments import pieces
 from fedjax_ht.lab.readers import pamap2
 from fedjax_ht.lab.runs.folder import fingerprints
 from fedjax_ht.lab.safe import arrays
+from fedjax_ht.simulation.privacy_budget import BLOCK, participations
 from fedjax_ht.simulation.roster import PADDING, blocks
-from fedjax_ht.simulation.spending import BLOCK, participations
 
 SIZE = 3
 COUNTS = range(2 * SIZE + 2)

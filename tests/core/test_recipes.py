@@ -12,7 +12,7 @@ import fedjax_ht as fl
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import num_steps
 from fedjax_ht.simulation.lanes import simulation_lanes
-from fedjax_ht.simulation.notes import batch_notes
+from fedjax_ht.simulation.simulation import batch_notes
 from tests.federations import ASSIGNMENT, TRAINING, federation_data, mixed_federation
 from tests.tiny import client_data, context, linear_federation
 

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from fedjax_ht.deploy.rounds import as_rounds
-from fedjax_ht.trust.privacy import Privacy
+from fedjax_ht.trust.options import Privacy
 from tests.deploy.sites import (
     FIXED,
     fresh,

@@ -18,7 +18,7 @@ from fedjax_ht.deploy.rounds import as_rounds
 from fedjax_ht.deploy.server import make_server
 from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.simulation.history import run
-from fedjax_ht.trust.privacy import Privacy
+from fedjax_ht.trust.options import Privacy
 from tests.deploy.sites import (
     FIXED,
     assert_same_rows,

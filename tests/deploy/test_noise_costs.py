@@ -26,7 +26,7 @@ from fedjax_ht.deploy.noise import (
 from fedjax_ht.deploy.plan import DeploymentEnded, description, difference, make_plan
 from fedjax_ht.deploy.rounds import as_rounds
 from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
-from fedjax_ht.trust.privacy import Privacy
+from fedjax_ht.trust.options import Privacy
 from tests.deploy.sites import FIXED, fixed, fresh, moved, private_config, server_of, transport
 from tests.federations import TRAINING
 

@@ -21,7 +21,8 @@ from fedjax_ht.models.adapters import merged_kernels, merged_params
 from fedjax_ht.models.norm import Norm
 from fedjax_ht.models.vits import ViT
 from fedjax_ht.simulation.simulation import make_simulation
-from fedjax_ht.trust.privacy import Privacy, private
+from fedjax_ht.trust.options import Privacy
+from fedjax_ht.trust.privacy import private
 from tests.federations import (
     MODULES,
     NUM_CLASSES,

@@ -11,9 +11,9 @@ import pytest
 from fedjax_ht.methods import method_factory
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
-from fedjax_ht.trust.attacks import Attack, attackers
+from fedjax_ht.trust.attacks import attackers
 from fedjax_ht.trust.defences import DEFENCES
-from fedjax_ht.trust.privacy import Privacy
+from fedjax_ht.trust.options import Attack, Privacy
 from tests.federations import (
     NUM_CLIENTS,
     SLICES,

@@ -1,5 +1,6 @@
 """Training that diverges and stays finite is told of, once; training that learns is not."""
 
+import dataclasses
 import math
 
 import pytest
@@ -108,7 +109,7 @@ def test_an_earlier_course_was_told_of():
 
 
 def test_a_run_warns_at_its_caller():
-    simulation = scripted([0.2, 0.9, 0.2, 0.2])._replace(num_classes=4)
+    simulation = dataclasses.replace(scripted([0.2, 0.9, 0.2, 0.2]), num_classes=4)
     with pytest.warns(RuntimeWarning, match=r"^round 2: accuracy is 20.0 %, where an") as caught:
         fl.run(simulation, rounds=3)
     assert len(caught) == 1 and caught[0].filename == __file__

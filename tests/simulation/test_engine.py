@@ -16,13 +16,12 @@ from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.core.wire import gaussian_noise
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.methods.fedproto import fedproto
-from fedjax_ht.simulation import engine, parts, program
+from fedjax_ht.simulation import engine, program
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, make_simulation
-from fedjax_ht.trust.attacks import Attack, Kind
 from fedjax_ht.trust.defences import DEFENCES
 from fedjax_ht.trust.hardening import concealed
-from fedjax_ht.trust.privacy import Privacy, Unit
+from fedjax_ht.trust.options import Attack, Kind, Privacy, Unit
 from tests.federations import federation_data, federation_for, identical, samples
 
 OPTIONS = SimulationOptions(devices=1, lanes=1)
@@ -118,7 +117,7 @@ def test_only_the_programs_that_know_of_a_difference_are_compiled(first, compile
 def test_attacks_and_privacy_leave_first_states_as_they_are(kind, unit):
     made, privacy = method(), Privacy(unit, clip=1.0, noise=1.0)
     hidden = concealed(made, Attack(kind, share=0.25), privacy, 4)
-    for name in parts.UNTOUCHED:
+    for name in engine.UNTOUCHED:
         function = getattr(hidden, name)
         assert getattr(function, "__wrapped__", function) is getattr(made, name)
 
@@ -165,7 +164,7 @@ def test_programs_go_before_the_memory_maps_are_too_many(monkeypatch, first):
 
     def made(method: Method):
         make_simulation(method, federation, federation_data(federation), OPTIONS)
-        return engine._engine.cache_info().currsize, parts._part.cache_info().currsize
+        return engine._engine.cache_info().currsize, engine._part.cache_info().currsize
 
     engine.forget_engines()
     engines, kept = made(method())

@@ -1,5 +1,7 @@
 """The loop over rounds: when it evaluates, when it stops, what it calls best."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -189,7 +191,7 @@ def spoiled(simulation, not_finite, server_finite=None):
             not_finite=clients, server_finite=state.round != server_finite
         )
 
-    return simulation._replace(run_round=run_round)
+    return dataclasses.replace(simulation, run_round=run_round)
 
 
 def test_results_that_are_not_finite_are_warned_of_once():

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from fedjax_ht.core.executor import wasted_lane_steps
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.methods.local import local
@@ -15,6 +14,7 @@ from fedjax_ht.simulation.lanes import (
     typical,
 )
 from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.roster import wasted_lane_steps
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import ASSIGNMENT, MODULES, NUM_CLASSES, SHAPE, TRAINING, federation_data
 

@@ -41,11 +41,10 @@ def test_value_out_of_range(field, value, message):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("state", "both", "state is 'both'; it must be 'received' or 'trained'"),
         (
             "state",
             "recieved",
-            "state is 'recieved'; did you mean 'received'? It must be 'received' or 'trained'",
+            "state is 'recieved'; did you mean 'received'? It must be 'received', 'trained' or 'both'",
         ),
         ("batch_size", 0, "batch_size is 0; it must be an integer of at least 1 or None"),
         (

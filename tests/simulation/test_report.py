@@ -4,8 +4,9 @@ import pytest
 from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.wire import WireCost
-from fedjax_ht.simulation.report import evaluation, joined_report
+from fedjax_ht.simulation.report import evaluation, joined_report, without_attackers
 from fedjax_ht.simulation.serving import ServerResult
+from fedjax_ht.simulation.state import SimulationState
 
 
 def result(arrived, finite, loss, up, down) -> ClientResult:
@@ -52,12 +53,9 @@ def server(far=(), finite=True, **metrics) -> ServerResult:
     return ServerResult(metrics, np.bool_(finite), far, far > 1000, far < 0)
 
 
-HONEST = np.zeros(8, bool)
-
-
 def test_round():
     result = server({5: 1e30, 6: 28.0, 0: 31.5}, finite=False, margin=np.float32(1.5))
-    report = joined_report(RESULTS, result, 0.25, HONEST)
+    report = joined_report(RESULTS, result, 0.25)
     assert report.far_off == ((0, 31.5), (5, pytest.approx(1e30))) and not report.server_finite
     assert report.refused == (5,)
     np.testing.assert_array_equal(report.participants, [0, 1, 3, 5, 6])
@@ -75,14 +73,14 @@ def test_round():
 
 def test_sums_beyond_32_bits():
     heavy = result([True] * 3, [True] * 3, [0.0] * 3, [2**27] * 3, [2**27] * 3)
-    report = joined_report([(np.arange(3), (heavy, {}))], server(), 0.0, HONEST)
+    report = joined_report([(np.arange(3), (heavy, {}))], server(), 0.0)
     assert report.accuracy == {}
     assert report.uplink.metadata_bytes == report.downlink.metadata_bytes == 3 * 2**30
 
 
 def test_nobody_is_finite():
     report = joined_report(
-        [(np.array([4]), (result([False], [False], [np.nan], [5], [7]), {}))], server(), 0.0, HONEST
+        [(np.array([4]), (result([False], [False], [np.nan], [5], [7]), {}))], server(), 0.0
     )
     assert np.isnan(report.metrics["loss"]) and report.not_finite == (4,) and report.arrived == 0
     assert report.uplink == WireCost(0, 0, 0, 0) and report.downlink == WireCost(7, 28, 14, 56)
@@ -118,5 +116,6 @@ def test_evaluation_of_the_server():
 
 
 def test_attackers_are_in_no_accuracy():
-    report = joined_report(RESULTS, server(), 0.0, np.isin(np.arange(8), [6, 1]))
+    attackers, start = np.isin(np.arange(8), [6, 1]), SimulationState(0, (), {}, np.zeros(8), {})
+    report = without_attackers(attackers, start, {}, joined_report(RESULTS, server(), 0.0))
     np.testing.assert_array_equal(report.accuracy["head"], [0.5, np.nan, 1.0, np.nan, np.nan])

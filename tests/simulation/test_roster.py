@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.context import ClientInfo
-from fedjax_ht.core.executor import longest_first, wasted_lane_steps
+from fedjax_ht.core.executor import longest_first
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.data.dataset import Dataset
@@ -22,6 +22,7 @@ from fedjax_ht.simulation.roster import (
     make_roster,
     padded,
     schedule,
+    wasted_lane_steps,
 )
 
 MEMBERS = np.array([1, 4, 6, 7, 9, 12])
@@ -164,3 +165,15 @@ def test_little_is_wasted_on_the_papers_split(clients, lanes):
     split = make_partition("practical", dataset, clients, 1, alpha=0.1)
     steps = np.array([len(c.train) // 10 for c in split])
     assert wasted_lane_steps(steps[longest_first(steps)], lanes) < 0.1
+
+
+def test_wasted_lane_steps():
+    # chunks of 5 and 2 steps
+    assert wasted_lane_steps(np.array([5, 3, 2, 1]), 2) == pytest.approx(3 / 14)
+    assert wasted_lane_steps(np.array([5, 3, 2, 1]), 1) == 0
+    # an empty lane waits too
+    assert wasted_lane_steps(np.array([4, 4, 4]), 2) == pytest.approx(4 / 16)
+    assert wasted_lane_steps(np.array([0, 0]), 2) == 0
+    assert wasted_lane_steps(np.array([], int), 2) == 0
+    steps = np.array([1, 9, 1, 9, 1, 9])
+    assert wasted_lane_steps(steps[longest_first(steps)], 3) == 0 < wasted_lane_steps(steps, 3)

@@ -12,9 +12,9 @@ from fedjax_ht.core.samples import PUBLIC
 from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.core.wire import Masked, all_finite, gaussian_noise
 from fedjax_ht.methods.fedavg import fedavg
+from fedjax_ht.simulation.host_store import host_store
 from fedjax_ht.simulation.roster import make_roster
 from fedjax_ht.simulation.simulation import make_simulation
-from fedjax_ht.simulation.store import host_store
 from tests.federations import (
     ASSIGNMENT,
     NUM_CLIENTS,

@@ -11,12 +11,12 @@ from fedjax_ht.core.wire import gaussian_noise
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
+from fedjax_ht.simulation.privacy_budget import BLOCK, epsilon_spent, participations
 from fedjax_ht.simulation.program import bind
 from fedjax_ht.simulation.simulation import make_simulation
-from fedjax_ht.simulation.spending import BLOCK, epsilon_spent, participations
 from fedjax_ht.trust.defences import median
 from fedjax_ht.trust.epsilon import fixed_epsilon, gaussian_epsilon, poisson_epsilon
-from fedjax_ht.trust.privacy import Privacy
+from fedjax_ht.trust.options import Privacy
 from tests.federations import (
     NUM_CLIENTS,
     TRAIN_COUNTS,
@@ -98,7 +98,6 @@ def test_samples_cost_most_where_there_are_few():
 def test_nothing_is_told_where_nothing_is_sent_and_everything_without_noise():
     assert epsilon_spent(program("local", Privacy("client")), 5) == 0.0
     assert epsilon_spent(program("local", Privacy("sample")), 5) == 0.0
-    assert epsilon_spent(program("fedavg", None), 5) is None
     assert epsilon_spent(program("fedavg", Privacy("client", 1.0, 0.0)), 5) == math.inf
 
 

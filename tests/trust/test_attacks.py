@@ -10,7 +10,9 @@ import pytest
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods import METHODS
-from fedjax_ht.trust.attacks import Attack, attacked, attackers
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.trust.attacks import attacked, attackers
+from fedjax_ht.trust.options import Attack
 from tests import tiny
 
 LABELS = [0, 0, 1, 1, 1, 2, 2, 0]
@@ -105,7 +107,7 @@ def test_flipped_labels_are_learned():
 
 def test_an_unknown_attack_is_refused():
     with pytest.raises(ValueError, match=r"attack\.kind is .bribe.; it must be .label_flip., "):
-        attacked(METHODS["local"](TRAINING), Attack("bribe", 0.1), 4)
+        SimulationOptions(attack=Attack("bribe", 0.1))
 
 
 def test_without_a_kind_nobody_attacks():

@@ -16,9 +16,10 @@ from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.shared.averaging import ModelUplink
 from fedjax_ht.simulation.serving import server_round
-from fedjax_ht.trust.attacks import Attack, attacked
+from fedjax_ht.trust.attacks import attacked
 from fedjax_ht.trust.counts import with_bounded_counts
 from fedjax_ht.trust.defences import DEFENCES, defended, norm_bound
+from fedjax_ht.trust.options import Attack
 from tests import tiny
 from tests.trust.stub import FEDERATION, stub
 

@@ -4,7 +4,8 @@ import pytest
 
 from fedjax_ht.methods import METHODS
 from fedjax_ht.trust.disclosure import exposure
-from fedjax_ht.trust.privacy import Privacy, private
+from fedjax_ht.trust.options import Privacy
+from fedjax_ht.trust.privacy import private
 from tests.federations import TRAINING, federation_for
 from tests.trust.stub import FEDERATION, stub
 

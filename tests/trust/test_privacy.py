@@ -13,8 +13,9 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import varied
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods import METHODS
-from fedjax_ht.trust.attacks import Attack, attacked
-from fedjax_ht.trust.privacy import Privacy, noisy_sums, private
+from fedjax_ht.trust.attacks import attacked
+from fedjax_ht.trust.options import Attack, Privacy
+from fedjax_ht.trust.privacy import noisy_sums, private
 from tests import tiny
 from tests.reference import privacy as reference
 from tests.trust.stub import BUCKET, FEDERATION, stub

@@ -4,7 +4,8 @@ import pytest
 
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods import METHODS, method_factory
-from fedjax_ht.trust.privacy import Privacy, private
+from fedjax_ht.trust.options import Privacy
+from fedjax_ht.trust.privacy import private
 from tests.federations import TRAINING, federation_for, normed_federation, uniform_federation
 from tests.method_wires import settings
 

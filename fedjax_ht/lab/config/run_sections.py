@@ -13,7 +13,7 @@ from fedjax_ht.core.annotations import (
     Seed,
 )
 from fedjax_ht.core.wire import Late
-from fedjax_ht.trust.privacy import Delta, Unit
+from fedjax_ht.trust.options import Delta, Unit
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 

@@ -33,7 +33,7 @@ from fedjax_ht.lab.config.run_sections import (
 from fedjax_ht.lab.config.typed import check_section
 from fedjax_ht.lab.readers.moments import Normalisation
 from fedjax_ht.models.norm import NormKind
-from fedjax_ht.trust.attacks import Attack
+from fedjax_ht.trust.options import Attack
 
 
 @dataclasses.dataclass(frozen=True)

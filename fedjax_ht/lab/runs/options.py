@@ -19,7 +19,7 @@ from fedjax_ht.simulation.ending import Ending
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.attacks import attackers
 from fedjax_ht.trust.defences import DEFENCES
-from fedjax_ht.trust.privacy import Privacy
+from fedjax_ht.trust.options import Privacy
 
 STATIC_BATCH = 64
 """Samples of a forward pass of evaluation where norms go by the samples of the pass."""

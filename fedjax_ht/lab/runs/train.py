@@ -32,8 +32,8 @@ from fedjax_ht.lab.runs.run_lock import is_primary, locked
 from fedjax_ht.lab.runs.signals import catch_signals
 from fedjax_ht.lab.runs.tasks import Tasks, train_on
 from fedjax_ht.lab.runs.trackers import Tracking, check_trackers
-from fedjax_ht.simulation.notes import batch_notes
 from fedjax_ht.simulation.rows import Row, Runs
+from fedjax_ht.simulation.simulation import batch_notes
 
 
 def notes(experiment: Experiment) -> list[str]:

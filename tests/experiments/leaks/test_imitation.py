@@ -19,7 +19,7 @@ from fedjax_ht.core.bucket import features
 from fedjax_ht.core.round import receive
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.fedssa import rows_of
-from fedjax_ht.trust.privacy import Privacy
+from fedjax_ht.trust.options import Privacy
 from tests import tiny
 from tests.experiments.leaks.victims import ROOT, attacked, image_of, seen_of, victim_of
 

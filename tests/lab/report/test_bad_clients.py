@@ -15,7 +15,8 @@ from fedjax_ht.lab.runs.options import evaluated_clients, simulation_options
 from fedjax_ht.lab.runs.play import Listeners, play, simulate, with_noted_lanes
 from fedjax_ht.lab.runs.run import execute
 from fedjax_ht.lab.runs.train import GaveUp, train_and_evaluate
-from fedjax_ht.trust.attacks import Attack, attackers
+from fedjax_ht.trust.attacks import attackers
+from fedjax_ht.trust.options import Attack
 from tests.runs import config_of
 
 

@@ -1,6 +1,7 @@
 """Maps of features: what is shown, that it is computed once, and how it is kept and drawn."""
 
 import contextlib
+import dataclasses
 import itertools
 import sys
 import types
@@ -95,7 +96,7 @@ def test_a_method_whose_features_fail_ends_no_run(entry, tmp_path):
     def fail(*arguments):
         raise KeyError("params")
 
-    failing = simulation._replace(features=fail)
+    failing = dataclasses.replace(simulation, features=fail)
     remember_map(arm, failing, state, tmp_path, write=True, warn=messages.append)
     assert (
         messages == ["fedtgp: no map of its features (KeyError: 'params')"]

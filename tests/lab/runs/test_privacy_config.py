@@ -5,7 +5,7 @@ import pytest
 from fedjax_ht.lab.config.base import base_config, method_config, typed_config
 from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.options import simulation_options
-from fedjax_ht.trust.privacy import Privacy
+from fedjax_ht.trust.options import Privacy
 from tests.runs import config_of
 
 pytest.importorskip("dp_accounting")

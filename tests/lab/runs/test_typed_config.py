@@ -19,7 +19,7 @@ from fedjax_ht.lab.runs.options import simulation_options
 from fedjax_ht.lab.runs.training import local_training
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.profile import Profile
-from fedjax_ht.trust.privacy import Privacy
+from fedjax_ht.trust.options import Privacy
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -21,7 +21,7 @@ from fedjax_ht.lab.runs.train import train_and_evaluate
 from fedjax_ht.lab.safe.torch_files import load_state_dict, save_safetensors
 from fedjax_ht.lab.weights.layouts import state_dict
 from fedjax_ht.models import model_group
-from fedjax_ht.simulation.parts import first_server
+from fedjax_ht.simulation.engine import first_server
 from tests.runs import config_of, metrics
 
 SHAPE = (6, 6, 1)

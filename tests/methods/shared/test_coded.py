@@ -23,8 +23,9 @@ from fedjax_ht.methods.shared.checking import check_method
 from fedjax_ht.methods.shared.coded import quantised, top_k
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
-from fedjax_ht.trust.attacks import Attack, attackers
+from fedjax_ht.trust.attacks import attackers
 from fedjax_ht.trust.disclosure import check_samples, check_uploads
+from fedjax_ht.trust.options import Attack
 from tests import federations
 from tests.federations import NUM_CLIENTS, federation_data, play, to_host, uniform_federation
 from tests.reference import codes

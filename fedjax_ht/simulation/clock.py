@@ -1,16 +1,14 @@
-"""Uploads on their way from the participants to the server: answers, deadline, late arrivals.
-
-The one place that turns answers, whatever carried them, into what the server's step reads.
+"""The clock of simulated devices: deadlines, and uploads that arrive in a later round.
 
 The seconds of a round are simulated, computed on the host by exact bytes; no compiled program knows
-of them. An upload that misses the deadline is lost; or, where `Profile.late` says so, its client
-goes on with it in the next round, and takes part in nothing else till it arrives. Every round waits
-for such uploads as for its participants', and no longer than the deadline. They reach the server as
-they were sent, beside those of the round.
+of them. An upload that misses the deadline is lost; or, where `Profile.late` says so, the client
+keeps uploading and joins no round until the upload has arrived. Every round waits for such uploads
+as for its participants', and no longer than the deadline. They reach the server as they were sent,
+beside those of the round.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,143 +16,95 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_ht.core.context import ClientInfo, Received
-from fedjax_ht.core.mesh import collect, collect_rows, fetch, in_one_memory
-from fedjax_ht.core.prediction_counts import Scores
-from fedjax_ht.core.round import ClientResult
+from fedjax_ht.core.mesh import collect, fetch
 from fedjax_ht.core.trees import PyTree, join_trees, take
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.profile import Profile
+from fedjax_ht.simulation.report import RoundReport
 from fedjax_ht.simulation.roster import Roster
-
-
-class Answers(NamedTuple):
-    """Answers of a bucket's participants: [P], in the order of the transport.
-
-    Attributes:
-      ids: int64 [m], the participants, ascending.
-      padded_rows: int32 [..], where these stand among the P; filled up with PADDING to a length
-        that is the same in every round.
-      in_order: True if the server gets the P rows as they are.
-      info: the knowledge of the P participants.
-      results: the results of the P participants; `deliver` takes the uplinks out.
-      scores: {"test": Scores}, of the models as training left them.
-      score_rows: int [m], where the participants stand in `scores`.
-      idle: float64 [2], see `roster.idle_lane_steps`.
-      seconds: float64 [P], simulated, of a participant's round; None where nothing takes time.
-      late: bool [P], uploads that missed the deadline; False of a participant that sent nothing.
-    """
-
-    ids: np.ndarray
-    padded_rows: np.ndarray
-    in_order: bool
-    info: ClientInfo
-    results: ClientResult
-    scores: dict[str, Scores]
-    score_rows: np.ndarray
-    idle: np.ndarray
-    seconds: np.ndarray | None = None
-    late: np.ndarray | None = None
-
-    @property
-    def rows(self) -> np.ndarray:
-        """Rows of the participants among the P, int32 [m]."""
-        return self.padded_rows[: len(self.ids)]
+from fedjax_ht.simulation.serving import Answers, Delivery, deliver
+from fedjax_ht.simulation.state import SimulationState, Waiting
 
 
 class Devices(NamedTuple):
     """The clients' simulated devices, with the FLOPs and places of the clients on them.
 
     Attributes:
-      profile: the abilities of the devices; None where nothing is simulated.
+      profile: the abilities of the devices.
       flops: () -> FLOPs of each client's round, float64 [num_clients]; traced where it is first
         asked for.
       mesh: the devices that really run.
-      rosters: bucket name -> its clients' places; empty where no client is on this machine.
+      rosters: bucket name -> its clients' places.
       num_clients: number of clients in the federation.
     """
 
-    profile: Profile | None
+    profile: Profile
     flops: Callable[[], np.ndarray]
     mesh: Mesh
     rosters: dict[str, Roster]
     num_clients: int
 
 
-class Waiting(NamedTuple):
-    """Uploads that are on their way between two rounds.
-
-    Attributes:
-      sent: bucket name -> (uplink, ClientInfo) as they were sent, stacked over the bucket's rows,
-        on the server's device; of a client that has nothing on its way they may be anything.
-      left: float64 [num_clients], seconds of the next round after which a client's upload
-        arrives; 0 where none is on its way.
-      cost: the uploads' cost on the wire, int64 [num_clients].
-    """
-
-    sent: dict[str, tuple[PyTree, ClientInfo]]
-    left: np.ndarray
-    cost: WireCost
-
-    @property
-    def unfinished(self) -> np.ndarray:
-        """Clients that are not done with an earlier round, bool [num_clients]."""
-        return self.left > 0
-
-    def arriving(self, profile: Profile) -> np.ndarray:
-        """Clients whose upload arrives in the next round, bool [num_clients]."""
-        return self.unfinished & ~profile.too_late(self.left)
-
-
-Delivery = tuple[dict[str, Received], dict[str, np.ndarray]]
-"""Uplinks that the server gets, {bucket name: Received}; and the rows of them that it reads,
-{bucket name: int32 [m], by client id, negative for padding}. A bucket whose uplinks are in order
-has none."""
-
-
-def deliver(
-    devices: Devices,
-    waiting: Waiting | None,
-    answers: dict[str, Answers],
-    sent_rounds: tuple[int, np.ndarray] = (0, np.zeros(0)),
+def deliver_in_time(
+    devices: Devices, state: SimulationState, answers: dict[str, Answers]
 ) -> tuple[Delivery, dict[str, Answers], Waiting | None]:
-    """Delivers the uplinks of a round's participants to the server, and those of earlier rounds
-    that arrive in it.
-
-    Args:
-      devices: the clients' devices.
-      waiting: the uploads that were on their way before the round; None where late uploads are
-        lost.
-      answers: the answers of the round's participants.
-      sent_rounds: number of the round, and the last round before it in which each client took part,
-        int [num_clients]: that of an upload which arrives late.
+    """Delivers as `serving.deliver`: the uplinks of a round's participants that meet the deadline,
+    and those of earlier rounds that arrive in it.
 
     Returns:
       What the server gets; the answers with their times, without the uplinks; and what is on its
       way after the round.
     """
-    answers = _on_time(devices, answers)
-    received, rows, without_uplinks = {}, {}, {}
-    for name, part in answers.items():
-        result = part.results
-        uplinks = Received(result.uplink, part.info, result.arrived)
-        if part.in_order:
-            received[name] = collect(devices.mesh, uplinks)
-        elif waiting is None and in_one_memory(devices.mesh):
-            received[name] = collect_rows(devices.mesh, uplinks, part.padded_rows)
-        else:
-            received[name], rows[name] = collect(devices.mesh, uplinks), part.padded_rows
-        without_uplinks[name] = part._replace(results=result._replace(uplink=()))
+    answers, waiting = _on_time(devices, answers), state.waiting
     if waiting is None:
-        return (received, rows), without_uplinks, None
-    joined = _with_earlier(devices, waiting, received, without_uplinks, sent_rounds)
-    return joined, without_uplinks, _after_round(devices, waiting, received, without_uplinks)
+        return deliver(devices.mesh, state, answers)
+    (received, _), answers, _ = deliver(devices.mesh, state, answers, picks=False)
+    joined = _with_earlier(devices, state, waiting, received, answers)
+    return joined, answers, _after_round(devices, waiting, received, answers)
+
+
+def with_times(
+    devices: Devices, state: SimulationState, answers: dict[str, Answers], report: RoundReport
+) -> RoundReport:
+    """Adds simulated times, absent clients and uploads of earlier rounds to a round's report."""
+    profile, waiting = devices.profile, state.waiting
+    fields: dict[str, Any] = {}
+    if profile.rates():
+        fields = _simulated_fields(profile, waiting, answers)
+    if waiting is not None:
+        earlier = take(waiting.cost, _arriving(waiting, profile))
+        fields["arrived"] = report.arrived + np.size(earlier.payload_elements)
+        sums = (int(np.sum(x, dtype=np.int64)) for x in earlier)
+        fields["uplink"] = WireCost(*(now + before for now, before in zip(report.uplink, sums)))
+    reachable = profile.reachable(devices.num_clients, state.round)
+    return report._replace(absent=int(np.sum(~reachable)), **fields)
+
+
+def _simulated_fields(
+    profile: Profile, waiting: Waiting | None, answers: dict[str, Answers]
+) -> dict[str, Any]:
+    """Returns the fields of a report that follow from simulated times; something takes time on the
+    devices of `profile`, and `waiting` was on its way before the round."""
+    parts = []
+    for part in answers.values():
+        of_clients = take((part.seconds, part.late, part.results.arrived), part.rows)
+        parts.append((part.ids, of_clients))
+    ids, (seconds, late, arrived) = join_trees(np.concatenate, parts)
+    fields: dict[str, Any] = {"late": tuple(sorted(ids[late].tolist()))}
+    if waiting is not None:
+        arriving = _arriving(waiting, profile)
+        fields["arrived_late"] = tuple(np.flatnonzero(arriving).tolist())
+        seconds = np.append(seconds, waiting.left)
+        arrived = np.append(arrived, arriving)
+        late = np.append(late, waiting.unfinished & ~arriving)
+    return fields | {"seconds": profile.length(seconds, arrived, late)}
 
 
 def _on_time(devices: Devices, answers: dict[str, Answers]) -> dict[str, Answers]:
     """Adds simulated times to answers; uploads that miss the deadline no longer arrive. The
     identity where nothing takes simulated time."""
     profile = devices.profile
-    if profile is None or not profile.rates():
+    if not profile.rates():
         return answers
     flops = None
     if profile.flops is not None:
@@ -179,13 +129,13 @@ def _on_time(devices: Devices, answers: dict[str, Answers]) -> dict[str, Answers
 
 def _with_earlier(
     devices: Devices,
+    state: SimulationState,
     waiting: Waiting,
     received: dict[str, Received],
     answers: dict[str, Answers],
-    sent_rounds: tuple[int, np.ndarray],
 ) -> Delivery:
     """Joins a round's uplinks with those of earlier rounds that arrive in it."""
-    round, last_round = sent_rounds
+    round, last_round = state.round, state.last_round
     all_received, all_rows = {}, {}
     for name, part in answers.items():
         roster, earlier = devices.rosters[name], _arrivals(devices, waiting, name)
@@ -206,12 +156,16 @@ def _with_earlier(
     return all_received, all_rows
 
 
+def _arriving(waiting: Waiting, profile: Profile) -> np.ndarray:
+    """Returns the clients whose upload arrives in the next round, bool [num_clients]."""
+    return waiting.unfinished & ~profile.too_late(waiting.left)
+
+
 def _arrivals(devices: Devices, waiting: Waiting, name: str) -> Received:
     """Returns a bucket's uploads of earlier rounds, of all rows; those that come in the next round
     have arrived."""
     roster = devices.rosters[name]
-    assert devices.profile is not None  # without one nothing waits
-    by_row = waiting.arriving(devices.profile)[roster.members]
+    by_row = _arriving(waiting, devices.profile)[roster.members]
     return Received(*waiting.sent[name], collect(devices.mesh, by_row))
 
 
@@ -222,7 +176,6 @@ def _after_round(
     answers: dict[str, Answers],
 ) -> Waiting:
     """Returns the uploads on their way after a round, from its uplinks and its timed answers."""
-    assert devices.profile is not None  # without one nothing waits
     deadline = devices.profile.deadline
     # Who goes on waiting has waited for a whole deadline; all others' uploads are there.
     left = np.maximum(waiting.left - deadline, 0)

@@ -1,5 +1,5 @@
-"""The privacy that a run's rounds have cost: a pure function of their number, so that a resumed
-run says the same."""
+"""The privacy that a run's rounds have cost, epsilon: a pure function of their number, so that a
+resumed run reports the same."""
 
 import functools
 
@@ -8,23 +8,30 @@ import numpy as np
 from fedjax_ht.core.local_training import num_steps
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.program import Program
+from fedjax_ht.simulation.report import RoundReport
+from fedjax_ht.simulation.serving import Answers
+from fedjax_ht.simulation.state import SimulationState
 from fedjax_ht.trust.epsilon import fixed_epsilon, gaussian_epsilon, poisson_epsilon
 
 BLOCK = 64  # rounds that are counted once
 
 
-def epsilon_spent(program: Program, rounds: int) -> float | None:
-    """Computes the largest epsilon of any client after so many rounds, at `Privacy.delta`; None
-    without privacy.
+def with_epsilon(
+    program: Program, state: SimulationState, answers: dict[str, Answers], report: RoundReport
+) -> RoundReport:
+    """Adds `epsilon_spent` to a round's report."""
+    return report._replace(epsilon=epsilon_spent(program, state.round + 1))
 
-    Rounds count for the clients that took part in them, dropped ones among them. Where nobody is
-    told which clients those were, the draw of participants hides them as well; the smaller epsilon
-    counts.
+
+def epsilon_spent(program: Program, rounds: int) -> float:
+    """Computes the largest epsilon of any client after so many rounds, at `Privacy.delta`.
+
+    Rounds count for the clients that took part in them, dropped ones among them. If participation
+    is secret, the draw of participants amplifies privacy; the smaller epsilon counts.
     """
     options, federation = program.options, program.federation
     n, privacy = federation.num_clients, program.options.privacy
-    if privacy is None:
-        return None
+    assert privacy is not None  # nothing is counted without
     noise, delta = privacy.noise, privacy.delta
     if program.engine.exposure == "nothing":
         return 0.0
@@ -34,7 +41,7 @@ def epsilon_spent(program: Program, rounds: int) -> float | None:
         draws: set[tuple[int, int, int]] = set()
         for bucket in federation.buckets:
             training, members = program.method.training_of(bucket.name), federation.members(bucket)
-            counts = program.train_counts[list(members)]
+            counts = program.data.counts["train"][list(members)]
             batches = np.minimum(training.batch_size, counts)
             steps = took_part[list(members)] * num_steps(training, counts)
             draws |= set(zip(batches.tolist(), counts.tolist(), steps.tolist()))

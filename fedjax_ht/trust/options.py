@@ -1,0 +1,85 @@
+"""The options of attacks, defences and privacy; what they do is in `attacks`, `defences` and
+`privacy`, which a plain run does not load."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple
+
+from fedjax_ht.core.annotations import (
+    MAX_SEED,
+    NonNegative,
+    NotGiven,
+    Positive,
+    Seed,
+    Share,
+    Within,
+)
+
+Kind = Literal["label_flip", "sign_flip", "scaled", "noise", "shift", "counts"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Attack:
+    """An attack by a share of the clients; all trials of a run have the same attackers.
+
+    It is also the section `attack` of a config.
+
+    Attributes:
+      kind: Manipulation of labels, uploads or counts by the attackers (docs/bad_clients.md); none:
+        nobody attacks.
+      share: Share of the clients that attack, to the nearest number.
+      strength: Strength s of the attack, a factor on what it adds.
+      seed: Seed of the choice of attackers, and of the direction of a shift.
+    """
+
+    kind: Annotated[Kind | None, NotGiven("none")] = None
+    share: Share = 0.0
+    strength: NonNegative = 1.0
+    seed: Seed = 0
+
+
+class Defence(NamedTuple):
+    """A function of a round's vectors.
+
+    Attributes:
+      name: the defence's name in a config.
+      apply: (`vectors.Vectors`, same_entries) -> Vectors. `same_entries` is False where a position
+        means another thing in each client's vectors.
+      by_entry: True if the defence only works where positions mean the same.
+      most_weight: the most that a client may count, in medians of the round.
+    """
+
+    name: str
+    apply: Callable[[Any, bool], Any]
+    by_entry: bool = True
+    most_weight: float = 2.0
+
+
+Unit = Literal["client", "upload", "sample"]
+Delta = Annotated[float, Within(above=0, below=1)]
+Word = Annotated[int, Within(0, MAX_SEED)]
+
+
+class Privacy(NamedTuple):
+    """The unit that noise hides, and how well.
+
+    Attributes:
+      unit: the unit that noise hides, see `trust.privacy`.
+      clip: L2 norm of an update or of a sample's gradient, over all its arrays.
+      noise: standard deviation of the noise on the sum, in `clip`; 0 adds none, and hides nothing.
+      delta: the delta for which epsilon is computed.
+      secret: words that are folded into the key of the noise, besides the seed. Whoever knows seed
+        and secret can take the noise away again: a seed that is written down hides nothing. They
+        are constants of compiled programs, which then belong in no cache on disk, unless they are
+        traced, as `fedjax_ht.deploy` has them.
+    """
+
+    unit: Unit
+    clip: Positive = 1.0
+    noise: NonNegative = 1.0
+    delta: Delta = 1e-5
+    secret: tuple[Word, ...] = ()
+
+
+Exposure = Literal["nothing", "alike", "apart"]
+"""The knowledge that uploads give besides their numbers, see `disclosure.exposure`."""
