@@ -326,6 +326,18 @@ def assert_leads_of_fedssa(file, section):
     assert f"by {last[0]}, {last[1]} and {last[2]} over the last third" in section
 
 
+def test_the_level_of_local_training_at_the_papers_rate():
+    page = (RESULTS / "class_shares.md").read_text(encoding="utf-8")
+    section = page.split("the level at the papers' rate\n")[1].split("\n## ")[0]
+    for batch in (512, 64):
+        name = f"local batch_size={batch}"
+        (run,) = percents("class_shares_level.csv", "accuracy", "cifar10")[name].values()
+        (best,) = percents("class_shares_level.csv", "best_participants", "cifar10")[name].values()
+        late = statistics.mean(value for round_, value in run.items() if round_ > 500 * 2 / 3)
+        shown = *(run[k] for k in (50, 100, 200, 300, 500)), highest(run), late, highest(best)
+        assert f"| {batch} | {' | '.join(f'{value:.2f}' for value in shown)} |" in section
+
+
 FEDRAL_AT = "fedral blocks=100 learning_rate=0.3"
 DIRICHLET = (
     ("fedssa", "accuracy", "best_participants", "FedSSA"),
