@@ -179,9 +179,11 @@ def fedktl(
     # The method may be made where a program is traced (`Method.vary`); the generator's units are
     # measured now, as constants.
     with jax.ensure_compile_time_eval():
-        if not isinstance(generator, Generator):  # only files need the laboratory
-            generator = pkgutil.resolve_name("fedjax_ht.lab.generators:open_generator")(generator)
-        generator = in_units(generator, latents)
+        if isinstance(generator, Generator):
+            opened = generator
+        else:  # a file, which the laboratory reads
+            opened = pkgutil.resolve_name("fedjax_ht.lab.generators:open_generator")(generator)
+        generator = in_units(opened, latents)
     open_options = {"bandwidths": bandwidths, "bounded": bounded, "antialias": antialias}
     form = Form(**settled(variant, open_options, FORMS))
     released = variant == "released"

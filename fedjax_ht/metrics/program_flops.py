@@ -194,7 +194,9 @@ def _counter(equation: JaxprEqn, values: list[Known]) -> _Counter | None:
     if end_place is not None and inputs[end_place] is not outputs[end_place]:
         return None  # the body moves the end
     # The condition's inputs: its constants and the carry, without the body's constants between.
-    before = dict(zip(condition.invars, [*values[:skip], *values[skip + body_skip :]]))
+    before: dict[Any, int | None] = dict(
+        zip(condition.invars, [*values[:skip], *values[skip + body_skip :]])
+    )
     end_value = _integer(end.val) if isinstance(end, Literal) else before[end]
     if before[counter] is None or end_value is None:
         return None

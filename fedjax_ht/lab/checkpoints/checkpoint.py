@@ -41,7 +41,7 @@ from fedjax_ht.lab.checkpoints.segments import (
 from fedjax_ht.lab.checkpoints.trees import save_tree
 from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.files import PASSING, is_caused_by
-from fedjax_ht.simulation.rows import Row
+from fedjax_ht.simulation.rows import Row, Runs
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 _LOGGER = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Checkpointer:
         self._pool = ThreadPoolExecutor(1, "checkpoint") if threaded else None
         self._writing: Future | None = None
 
-    def save(self, state: SimulationState, history: list[dict]) -> None:
+    def save(self, state: SimulationState, history: Sequence[Row]) -> None:
         """Writes a checkpoint, whole or not at all, named by the state's round.
 
         Returns when all is on disk; in the background, when what changed is copied, and what then
@@ -270,7 +270,7 @@ class TrialCheckpoints:
         restored = [run.restore(warn) or (None, []) for run in self._runs]
         return [state for state, _ in restored], [history for _, history in restored]
 
-    def save(self, states: Sequence[SimulationState], histories: Sequence[list[dict]]) -> None:
+    def save(self, states: Sequence[SimulationState], histories: Runs) -> None:
         """Writes a checkpoint of each run."""
         for run in reversed(range(len(self._runs))):
             self._runs[run].save(states[run], histories[run])

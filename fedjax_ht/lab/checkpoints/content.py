@@ -1,6 +1,6 @@
 """The content of a checkpoint: copied from a run's state, and put together again from its files."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from fedjax_ht.lab.checkpoints.segments import (
     segments_of,
 )
 from fedjax_ht.lab.checkpoints.trees import is_key, load_tree, plain
+from fedjax_ht.simulation.rows import Row
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 # more is cut into several segments, so that host memory needs no second copy of all states
@@ -45,13 +46,13 @@ class Copied(NamedTuple):
     round: int
     small: PyTree
     waiting: PyTree
-    history: list[dict]
+    history: Sequence[Row]
     parts: Iterable[Part]
     size: int
 
 
 def copy(
-    simulation: Simulation, state: SimulationState, history: list[dict], base: Placement
+    simulation: Simulation, state: SimulationState, history: Sequence[Row], base: Placement
 ) -> Copied:
     """Copies to host memory the state that a checkpoint after `base` is written from."""
     row_bytes = {}

@@ -9,11 +9,11 @@ import io
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 import pyarrow.csv
 
 from fedjax_ht.core.names import listed, short
@@ -25,6 +25,8 @@ from fedjax_ht.lab.readers.table import Table, table_raw
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.archive import Origin
 from fedjax_ht.lab.safe.bounded import read_whole
+
+pc: Any = pyarrow.compute  # type checkers do not know its functions, which are made at import
 
 _HEAD = 1 << 16  # bytes of it in which separators are counted
 _BLOCK = 1 << 24  # bytes that are parsed at once; a row is in one or two of them

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from fedjax_ht.core.annotations import FLOAT
 from fedjax_ht.core.inputs import Standardised
@@ -31,6 +31,8 @@ from fedjax_ht.lab.readers.images import decode, stack
 from fedjax_ht.lab.readers.raw import Raw, ReadOptions
 from fedjax_ht.lab.readers.split_names import set_of
 from fedjax_ht.lab.safe import limits
+
+pc: Any = pyarrow.compute  # type checkers do not know its functions, which are made at import
 
 FILL = "fill in such values, or leave out the row or the column"
 _IMAGES = ("image", "images", "img", "imgs")
@@ -386,7 +388,7 @@ def arrow_column(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
     first = next((value for value in values if value is not None), None)
     if hasattr(first, "getbands"):  # an image of Pillow
         values = [image and {"bytes": _encoded(image)} for image in values]
-    elif np.ndim(first) > 0 and not isinstance(first, str | bytes | Mapping):
+    elif first is not None and np.ndim(first) > 0 and not isinstance(first, str | bytes | Mapping):
         x = as_array(f"column {name!r}", [np.asarray(value) for value in values])
         flat = pa.array(x.reshape(-1))
         for side in reversed(x.shape[1:]):

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_ht.lab.safe.bounded import read_whole, tar_members, zip_members
 
@@ -108,7 +108,7 @@ def reading(path: Path, origin: Origin) -> Iterator[None]:
         # the system's, not a reader's own
         if isinstance(error, FileNotFoundError) and error.errno:
             line += "; it was looked for in the current folder and below data_dir"
-        named = kind(f"{path}: {line}; expected {origin.expected}, {origin.how}")
+        named: Any = kind(f"{path}: {line}; expected {origin.expected}, {origin.how}")
         named.names_its_file = True
         raise named from error
 
