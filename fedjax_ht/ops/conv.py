@@ -6,9 +6,9 @@ leaves the fast path of XLA's CPU backend: both are 10 to 20 times slower than a
 a CPU most layers then take XLA's own convolution, which copies no patches (`native_pays`).
 
 On GPUs the product becomes a batched one, which may lie in a CUDA graph; a ResNet-18 of native
-convolutions takes as many kernels, and XLA leaves cuDNN's outside the graph
-(benchmarks/results/gpu_aot_h100.md). Nothing has been timed on one; the gradient of a grouped
-convolution is known to cost as much as if it had one group (github.com/jax-ml/jax/issues/13800).
+convolutions takes as many kernels, and XLA leaves cuDNN's outside the graph. The two have not been
+timed beside each other on one; the gradient of a grouped convolution is known to cost as much as if
+it had one group (github.com/jax-ml/jax/issues/13800).
 
 Kernel entries that would only ever meet padding are left out, which changes nothing but the work: a
 3x3 kernel on the 1x1 maps at the end of a ResNet with 32x32 input has one entry that counts, not

@@ -1,0 +1,61 @@
+"""The measurements for a GPU, in their small form on a CPU."""
+
+import json
+import math
+import shlex
+
+import pytest
+
+from benchmarks import gpu
+
+
+def call(monkeypatch, *arguments: str) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu", *arguments])
+    gpu.main()
+
+
+def test_a_second_call_measures_what_is_missing(monkeypatch, tmp_path, capsys):
+    folder, wanted = f"--out={tmp_path}", "cnn4, lanes 2"
+    call(monkeypatch, "--tiny", "--only=steps", folder)
+    results = json.loads((tmp_path / "gpu.json").read_text())
+    assert results.keys() == {"steps"} and results["steps"].keys() == {wanted}
+    measured = results["steps"][wanted]
+    assert measured.keys() == {*gpu.PRECISIONS, "peak"} and measured["peak"] > 0
+    assert all(0 < measured[name]["ms"] < math.inf for name in gpu.PRECISIONS)
+
+    # Of two jobs, one of which failed before, only this one runs again.
+    started = []
+    monkeypatch.setattr(gpu, "measure", lambda part, name, options: started.append((part, name)))
+    jobs = {"steps": {wanted: None, "failed": None, "new": None}}
+    monkeypatch.setattr(gpu, "jobs_of", lambda tiny: jobs)
+    gpu.keep(tmp_path, "steps", "failed", {"seconds": 1.0, "error": "exit code 1: why"})
+    call(monkeypatch, "--tiny", "--only=steps", folder)
+    assert started == [("steps", "failed"), ("steps", "new")]
+    assert json.loads((tmp_path / "gpu.json").read_text())["steps"][wanted] == measured
+
+
+def test_a_process_that_fails_leaves_an_error(tmp_path):
+    result = gpu.in_process(["bash", "-c", "echo why >&2; exit 3"], tmp_path / "log")
+    assert result["error"] == "exit code 3: why"
+
+
+def test_torch_is_skipped_in_one_line(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
+    call(monkeypatch, "--only=torch", f"--out={tmp_path}")
+    assert len(capsys.readouterr().out.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_rows_of_the_queue_have_a_process_an_entry():
+    commands = gpu.queue_commands()
+    assert commands and not any("$(" in command for command in commands.values())
+    for command in commands.values():
+        kind, *flags = shlex.split(command)
+        assert kind in ("compare", "sweep")
+        entries = [flag for flag in flags if flag.startswith(("--methods=", "--entry="))]
+        assert len(entries) == 1 and "," not in entries[0]
+
+
+def test_an_unknown_part_is_refused(monkeypatch):
+    with pytest.raises(SystemExit) as stopped:
+        call(monkeypatch, "--only=rows")
+    assert stopped.value.code == 2
