@@ -37,12 +37,13 @@ THEMES = {
             "core.forms",
             "core.aggregation",
             "core.trees",
+            "lab.weights",
         ),
     ),
     "data": (
         "Data and partitions",
         "Data sets, how samples are dealt to clients, and what a client sees of them.",
-        ("data",),
+        ("data", "lab.readers", "lab.safe"),
     ),
     "writing": (
         "Writing a method",
@@ -67,7 +68,7 @@ THEMES = {
     "running": (
         "Running",
         "Simulations, the loop over rounds, and runs by config.",
-        ("simulation", "core.scoring_options", "checkpoints", "configs", "runner", "experiment"),
+        ("simulation", "core.scoring_options", "lab.checkpoints", "lab.config", "lab.runs"),
     ),
 }
 NAMESPACES = {
@@ -212,7 +213,8 @@ def modules_of(package: Path) -> list[str]:
 
 def packages() -> list[Path]:
     """Returns the folders of the library's packages."""
-    return sorted(path.parent for path in LIBRARY.glob("*/__init__.py"))
+    folders = [path.parent for path in LIBRARY.glob("*/__init__.py") if path.parent.name != "lab"]
+    return sorted([*folders, *(path.parent for path in LIBRARY.glob("lab/*/__init__.py"))])
 
 
 def public_names() -> list[tuple[str, str, str]]:
@@ -223,27 +225,41 @@ def public_names() -> list[tuple[str, str, str]]:
       ValueError: a public name belongs to no theme.
     """
     names = []
-    for node in ast.parse((LIBRARY / "__init__.pyi").read_text()).body:
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if node.module is None:  # a package, whose names have a page of their own
-                    names += names_of(alias.name)
-                    continue
-                module = defining_module(f"fedjax_ht.{node.module}", alias.name)
-                if module.split(".")[1] not in NAMESPACES:  # else the namespace's page has it
-                    names.append((alias.name, module, theme_of(module, alias.name)))
+    for module, name in imported(LIBRARY / "__init__.pyi"):
+        folder = ROOT / Path(*module.split("."), name)
+        if folder.is_dir():  # a package, whose names have a page of their own
+            names += names_of(folder)
+        elif (home := defining_module(module, name)).split(".")[1] not in NAMESPACES:
+            names.append((name, home, theme_of(home, name)))
     return names
 
 
-def names_of(namespace: str) -> list[tuple[str, str, str]]:
-    """Returns (name, module that defines it, namespace) of every name in a package's `__all__`."""
-    names = []
-    for node in ast.parse((LIBRARY / namespace / "__init__.py").read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            for name in ast.literal_eval(node.value):
-                module = defining_module(f"fedjax_ht.{namespace}", name)
-                names.append((name, module, namespace))
-    return names
+def imported(stub: Path) -> list[tuple[str, str]]:
+    """Returns (module, name) of all names that a package's stub imports from the package."""
+    package = ".".join(stub.parent.relative_to(ROOT).parts)
+    nodes = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
+    return [
+        (f"{package}.{node.module}" if node.module else package, alias.name)
+        for node in nodes
+        for alias in node.names
+    ]
+
+
+def names_of(package: Path) -> list[tuple[str, str, str]]:
+    """Returns (name, module that defines it, namespace) of every public name of a package: of its
+    stub, or else of its `__all__`."""
+    stub = package / "__init__.pyi"
+    if stub.exists():
+        found = imported(stub)
+    else:
+        dotted = ".".join(package.relative_to(ROOT).parts)
+        found = [
+            (dotted, name)
+            for node in ast.parse((package / "__init__.py").read_text()).body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+            for name in ast.literal_eval(node.value)
+        ]
+    return [(name, defining_module(module, name), package.name) for module, name in found]
 
 
 def defining_module(module: str, name: str) -> str:
