@@ -43,9 +43,9 @@ GRAPH_OPTIONS: dict[tuple[int, ...], dict[str, str]] = {
 }
 """Options of programs on GPUs by the (major, minor) versions of jax.
 
-Rounds compiled with each of these were one graph, and ran on an H100 with jax 0.11
-(benchmarks/results/gpu_h100.md). The options are no promise of jax, and XLA refuses those that it
-does not know.
+Rounds compiled for an H100 with jax 0.10 and 0.12 were one graph, except FedKD's. With jax 0.11
+rounds ran on one (benchmarks/results/gpu_h100.md). The options are no promise of jax, and XLA
+refuses those that it does not know.
 """
 
 

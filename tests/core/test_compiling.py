@@ -75,9 +75,9 @@ def test_loops_are_graphed_on_gpus_alone(version, with_jax, caplog):
 def test_this_jax_has_graphs():
     version = jax.__version_info__[:2]
     assert version < min(GRAPH_OPTIONS) or version in GRAPH_OPTIONS, (
-        f"jax {jax.__version__} has no entry in core.compiling.GRAPH_OPTIONS: run rounds with "
-        "it on a GPU (python -m benchmarks.gpu --only=steps), and add the options by which each of "
-        "them is one graph"
+        f"jax {jax.__version__} has no entry in core.compiling.GRAPH_OPTIONS: measure "
+        "with it on a GPU (python -m benchmarks.gpu --only=steps), and add options with which steps "
+        "are as fast as in benchmarks/results/gpu_h100.md"
     )
 
 
