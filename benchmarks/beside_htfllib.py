@@ -22,7 +22,6 @@ import time
 from pathlib import Path
 
 from absl import app, flags
-from ml_collections import ConfigDict
 
 from benchmarks import htfllib
 from benchmarks.htfllib import PAIRS
@@ -30,6 +29,7 @@ from benchmarks.report import in_a_process, machine, number, publish, table
 from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.lab.cli import parse_flags
 from fedjax_ht.lab.config.base import method_config
+from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.configs import quickstart_fedtgp
 from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.train import train_and_evaluate
@@ -59,10 +59,10 @@ def on_one_core() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 
 
-def configured(name: str) -> ConfigDict:
+def configured(name: str) -> Config:
     """Returns the config quickstart_fedtgp with a method, samples in stored order as HtFLlib's."""
     config = quickstart_fedtgp.get_config()
-    config.compare, config.tuned, config.evaluate.every = (), (), 1
+    config.entries, config.evaluate.every = (), 1
     config.method = method_config(name, **PAIRS[name].ours)
     config.rounds = config.evaluate.participants = _ROUNDS.value + WARM
     config.training.shuffle, config.shared_init = False, True

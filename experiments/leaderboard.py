@@ -38,8 +38,7 @@ from fedjax_ht.core.names import unknown
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.config_files import read_config_file
-from fedjax_ht.lab.config.entries import BASELINE
-from fedjax_ht.lab.config.entry_text import split_spec
+from fedjax_ht.lab.config.entries import BASELINE, split_spec
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.document import Table, human_bytes, human_flops
 from fedjax_ht.lab.report.statistics import Interval

@@ -13,10 +13,11 @@ import numpy as np
 
 from experiments.rows import grouped, write_rows
 from experiments.run_folders import RunFolder, read_folder, runs_of, unequal_rows
+from fedjax_ht.core.annotations import search_ranges
 from fedjax_ht.lab.config.base import method_options, typed_config
 from fedjax_ht.lab.config.config_files import read_config_file
-from fedjax_ht.lab.config.entries import BASELINE
-from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.config.entries import BASELINE, changes, presets_of
+from fedjax_ht.lab.config.sections import Config, Entry
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.report.gains import Gains, gains_of_run
 from fedjax_ht.lab.report.results import MACRO_F1
@@ -24,6 +25,7 @@ from fedjax_ht.lab.report.statistics import LEVEL, Interval, mean_interval
 from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING
 from fedjax_ht.lab.runs.identity import some
 from fedjax_ht.lab.runs.json_files import flatten
+from fedjax_ht.methods import method_factory
 from fedjax_ht.simulation.history import best_by, wire_bytes
 from fedjax_ht.simulation.rows import Row, evaluated
 
@@ -46,7 +48,7 @@ COLUMNS = (
     "trained_correct",  # in the round that trained_val_accuracy chooses
 )
 FREE = frozenset(FREE_FIELDS) - {"rounds"}  # rows of one table have as many rounds
-NAMES = frozenset(NAMING) - {"given"}  # rows of one table begin their searches alike
+NAMES = frozenset(NAMING)
 RESAMPLES = 2_000
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 
@@ -192,6 +194,21 @@ def require_config(folder: RunFolder, config: Config, name: str) -> None:
             raise ValueError(
                 f"{folder.path} is no run of {name}: {field} is {folder.config.get(field)!r} there "
                 f"and {expected.get(field)!r} here"
+            )
+    for label, entry in folder.entries.items():
+        _require_preset(entry, presets_of(config.entries).get(entry["method"]), label, name)
+
+
+def _require_preset(entry: Mapping[str, Any], preset: Entry | None, label: str, name: str) -> None:
+    """Raises a ValueError where an option differs that the config fixes and no search draws."""
+    if preset is None:
+        return
+    searched = search_ranges(method_factory(preset.method))
+    for option, value in changes(preset).items():
+        found = entry["options"].get(option, value)
+        if option not in searched and json.loads(json.dumps(value)) != found:
+            raise ValueError(
+                f"{label} is no run of {name}: {option} is {found!r} there and {value!r} here"
             )
 
 

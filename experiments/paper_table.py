@@ -44,7 +44,7 @@ from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.config.entries import folder_of
-from fedjax_ht.lab.config.former_names import under_new_names
+from fedjax_ht.lab.config.typed import to_plain
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.document import Paragraph, Table, human_bytes, percent, rounds_of
 from fedjax_ht.lab.report.figures import save
@@ -107,7 +107,7 @@ def find_runs(folder: Path, rounds: int | None = None, earlier: Sequence[Run] = 
     for path in sorted(folder.rglob("metrics.jsonl")):
         if not (path.parent.parent / "config.json").exists():  # of a course that was set aside
             continue
-        config = under_new_names(json.loads((path.parent.parent / "config.json").read_text()))
+        config = json.loads((path.parent.parent / "config.json").read_text())
         method, settings = settings_of(config, path.parent.name)
         for number, history in enumerate(read_runs(path.parent)):
             if rounds is not None:
@@ -151,7 +151,7 @@ def apart(run: Run, runs: Sequence[Run], known: Collection[tuple[str, str, str]]
     """
     beside = [r for r in runs if r.dataset == run.dataset]
     alike = [r for r in beside if r.method == run.method]
-    defaults = dict(leaves(method_config(run.method).to_dict(), "method."))
+    defaults = dict(leaves(to_plain(method_config(run.method)), "method."))
     names = []
     for key, value in run.settings.items():
         compared = beside if key.startswith("training.") else alike

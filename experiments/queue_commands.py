@@ -6,7 +6,6 @@ earlier command chooses are written as --methods="$(python -m experiments.chosen
 """
 
 import argparse
-import dataclasses
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from absl import flags
 from experiments.chosen import entries_with
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.config_files import define_config
-from fedjax_ht.lab.config.entries import entries_of
+from fedjax_ht.lab.config.entries import entries_of, only
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.runs.compare import comparison
 from fedjax_ht.lab.runs.search import rounds_trained, rungs
@@ -165,6 +164,6 @@ def plan_of(kind: str, arguments: Sequence[str]) -> tuple[Plan, str | None]:
         config = comparison(config, values.methods, values.trials)
         return Plan(config, config.rounds * len(entries_of(config))), None
     points = points_of(values.entry, parse_space(values.over), values.draws)
-    config = dataclasses.replace(config, entries=tuple(points))
+    config = only(config, points)
     rounds = rounds_trained(len(points), rungs(config.rounds, values.halvings))
     return Plan(config, rounds), values.entry

@@ -66,6 +66,7 @@ from .lab.config.base import apply_argument as apply_argument
 from .lab.config.base import base_config as base_config
 from .lab.config.base import method_config as method_config
 from .lab.config.base import partition_config as partition_config
+from .lab.config.entries import preset as preset
 from .lab.readers import load_dataset as load_dataset
 from .lab.readers.description import describe as describe
 from .lab.runs.evaluate import load_run as load_run

@@ -24,7 +24,7 @@ from fedjax_ht.lab.config.base import apply_argument, base_config, method_config
 def get_config(argument=None):
     config = base_config()
     config.method = method_config("fedtgp", server_epochs=2)
-    config.compare = ("local",)
+    config.entries = ("local",)
     config.dataset.name = "npz:{data}"
     config.partition = partition_config("dirichlet", num_clients=4, alpha=1.0, min_samples=8)
     config.model.group = "mlp2"

@@ -13,6 +13,7 @@ experiments/results/attacked.md.
 """
 
 from fedjax_ht.lab.config.base import apply_argument
+from fedjax_ht.lab.config.entries import only
 from fedjax_ht.lab.configs import few_samples
 
 STRENGTHS = {"sign_flip": 5.0, "scaled": 100.0, "noise": 10.0, "shift": 3.0}
@@ -28,7 +29,7 @@ DEFENCES = {
 
 def get_config(argument=None):
     config = few_samples.get_config()
-    config.entries = (
+    entries = (
         "local@tuned",
         "fedavg:model.group=conv4_quarter:model.norm=static_batch:training.learning_rate=0.11",
         "fedproto@tuned",
@@ -37,6 +38,7 @@ def get_config(argument=None):
         "fedrolex:model.group=conv4_quarter:model.norm=static_batch:model.rates=1,1/2,1/4"
         ":training.learning_rate=0.11",
     )
+    config = only(config, entries)
     config.dataset.image_size = 16
     config.model.group = "mlp2"
     config.attack.seed = 1

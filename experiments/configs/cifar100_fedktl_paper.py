@@ -28,11 +28,12 @@ statistics of the uploads at hand; it trains on as many pairs a step as the batc
 """
 
 from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config
+from fedjax_ht.lab.config.entries import preset
 
 
 def get_config(argument=None):
     config = base_config()
-    config.given = ("fedktl:generator=checkpoints/imagenet64.pkl:variant=released",)
+    config.entries = (preset("fedktl:generator=checkpoints/imagenet64.pkl:variant=released"),)
     config.method = method_config(
         "fedktl", generator="checkpoints/imagenet64.pkl", variant="released"
     )

@@ -52,11 +52,11 @@ or binary version), in `data/`.
 
 from fedjax_ht.lab.config.base import (
     apply_argument,
-    as_entry,
     base_config,
     method_config,
     partition_config,
 )
+from fedjax_ht.lab.config.entries import preset
 
 PARTICIPANTS = 10  # of a round, however many clients there are
 CLASSES = {"cifar10": 2, "cifar100": 10}  # of a client, by data set
@@ -125,7 +125,7 @@ def method_options(config, fedral_blocks):
         "fedral": {"blocks": fedral_blocks},  # 5 x 5 numbers each
         "fedkd": {"rounds": config.rounds},  # T reaches its end within the run
     }
-    is_released = all(config.training[field] == value for field, value in RELEASED.items())
+    is_released = all(getattr(config.training, field) == value for field, value in RELEASED.items())
     if is_released:
         everybody = config.participation == 1.0
         options["fedssa"] = {"clock": "round", "stable_rounds": 2 if everybody else 45}
@@ -158,6 +158,6 @@ def setting(dataset_name, fedral_blocks, argument, **setters):
     config = apply_argument(config, argument, arguments, rounds=1)
     config.partition.per_trial = True
     options = method_options(config, fedral_blocks)
-    config.given = tuple(as_entry(method, fixed) for method, fixed in options.items())
+    config.entries = tuple(preset(method, **fixed) for method, fixed in options.items())
     config.method = method_config(config.method.name, **options.get(config.method.name, {}))
     return config

@@ -16,11 +16,12 @@ in `data/`.
 """
 
 from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config
+from fedjax_ht.lab.config.entries import preset
 
 
 def get_config(argument=None):
     config = base_config()
-    config.given = ("fedktl:generator=fashion_mnist_32",)
+    config.entries = (preset("fedktl:generator=fashion_mnist_32"),)
     config.method = method_config("fedktl", generator="fashion_mnist_32")
     config.dataset.name = "cifar10"
     config.dataset.subset = 10_000

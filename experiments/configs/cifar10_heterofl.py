@@ -42,7 +42,7 @@ def get_config(argument=None):
     if config.method.name.partition("+")[0] in ("heterofl", "feddropout", "fedrolex"):
         config.method.options.masked_loss = True
     if config.method.name == "fedrolex":
-        config.update_from_flattened_dict(
+        config.update(
             {"training.epochs": 1, "training.learning_rate": 2e-4, "training.weight_decay": 1e-3}
         )
         config.scoring.global_statistics = "batch"

@@ -37,7 +37,7 @@ def setting(partition, argument):
     config.rounds = 100
     config.evaluate.every = 5
     if "method=" not in (argument or ""):
-        config.compare = FORMS
+        config.entries = FORMS
     config = apply_argument(config, argument, rounds=1)
     config.partition.per_trial = True
     return config

@@ -30,11 +30,11 @@ gzipped or not) in `data/`.
 
 from fedjax_ht.lab.config.base import (
     apply_argument,
-    as_entry,
     base_config,
     method_config,
     partition_config,
 )
+from fedjax_ht.lab.config.entries import preset
 from fedjax_ht.methods.data_free.bases import BASES
 from fedjax_ht.methods.registry import DISTILLING
 
@@ -78,8 +78,8 @@ def with_argument(config, argument, **shared):
     entries = []
     for name, options in fixed.items():
         if options:
-            entries.append(as_entry(name, options))
-    config.given = tuple(entries)
+            entries.append(preset(name, **options))
+    config.entries = tuple(entries)
     if config.method.name in fixed:
         config.method.options.update(fixed[config.method.name])
     return config

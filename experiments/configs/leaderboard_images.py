@@ -17,6 +17,7 @@ from typing import Any
 
 from fedjax_ht.core.names import unknown
 from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config
+from fedjax_ht.lab.config.entries import preset
 
 FORMS = {
     # as published code runs: all clients of an architecture start from the same weights, too
@@ -36,10 +37,10 @@ def get_config(argument=None):
     # What these methods need here beside their papers' settings: a generator of other data, a
     # warm-up that ends before the first settings are left out (after 10 rounds), and no more public
     # samples a round than there are.
-    config.given = (
-        "fedktl:generator=natural_32:latents=spread",
-        "fedl2g:warmup=5",
-        "fedmd:public_per_round=1000",
+    config.entries = (
+        preset("fedktl:generator=natural_32:latents=spread"),
+        preset("fedl2g:warmup=5"),
+        preset("fedmd:public_per_round=1000"),
     )
     config.dataset.name = "fashion_mnist_10k"
     config.dataset.public = "hold_out:0.1"
@@ -67,5 +68,5 @@ def set_form(config, value):
     """Gives the methods of a form its settings."""
     if value not in FORMS:
         raise ValueError(unknown("form", value, FORMS))
-    config.given = (*config.given, *FORMS[value])
+    config.entries = (*config.entries, *map(preset, FORMS[value]))
     config.shared_init = value == "released"

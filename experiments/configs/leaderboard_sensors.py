@@ -14,15 +14,14 @@ docs/leaderboard.md.
 from experiments.configs import quickstart_sensors
 from experiments.configs.leaderboard_images import set_form
 from fedjax_ht.lab.config.base import apply_argument, method_config, partition_config
+from fedjax_ht.lab.config.entries import preset
 
 
 def get_config(argument=None):
     config = quickstart_sensors.get_config()
     config.method = method_config("local")
-    config.compare = ()
-    config.tuned = ()
-    config.tuned_on = ""
-    config.given = ("fedl2g:warmup=3",)  # its paper's 50 rounds are more than the run has
+    # its paper's 50 rounds are more than the run has
+    config.entries = (preset("fedl2g:warmup=3"),)
     config.dataset.name = "har_30persons"
     config.partition = partition_config(
         "natural", num_clients=30, tested="last", train_share=0.3, val_share=0.2

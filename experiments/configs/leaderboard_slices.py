@@ -9,15 +9,16 @@ next. Results: docs/leaderboard.md.
 
 from experiments.configs import leaderboard_images
 from fedjax_ht.lab.config.base import apply_argument
+from fedjax_ht.lab.config.entries import preset
 
 
 def get_config(argument=None):
     config = leaderboard_images.get_config()
     # as there, but for a warm-up that ends before the first settings are left out, after 5 rounds
-    config.given = (
-        "fedktl:generator=natural_32:latents=spread",
-        "fedl2g:warmup=3",
-        "fedmd:public_per_round=1000",
+    config.entries = (
+        preset("fedktl:generator=natural_32:latents=spread"),
+        preset("fedl2g:warmup=3"),
+        preset("fedmd:public_per_round=1000"),
     )
     config.model.group = "conv4_quarter"
     config.model.norm = "static_batch"

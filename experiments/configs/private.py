@@ -22,7 +22,7 @@ def perceptron(num_classes, input_shape, feature_dim):
 def get_config(argument=None):
     config = base_config()
     config.method = method_config("fedavg")
-    config.compare = ("lg_fedavg", "local")
+    config.entries = ("lg_fedavg", "local")
     config.dataset.image_size = 16
     config.partition = partition_config("practical", num_clients=100, alpha=1.0)
     config.model.group = "experiments.configs.private:perceptron"

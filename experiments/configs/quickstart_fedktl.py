@@ -12,13 +12,13 @@ A run takes some minutes on one core.
 """
 
 from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config
+from fedjax_ht.lab.config.entries import preset
 
 
 def get_config(argument=None):
     config = base_config()
-    config.given = ("fedktl:generator=natural_32",)
+    config.entries = (preset("fedktl:generator=natural_32"), "local")
     config.method = method_config("fedktl", generator="natural_32")
-    config.compare = ("local",)
     config.dataset.name = "fashion_mnist_10k"
     config.partition = partition_config("practical", alpha=1.0)
     config.rounds = 30

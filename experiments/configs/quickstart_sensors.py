@@ -14,14 +14,14 @@ on two cores of an AMD EPYC (jax 0.10.2), half of it compilation.
 """
 
 from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config
+from fedjax_ht.lab.config.entries import preset
 
 
 def get_config(argument=None):
     config = base_config()
     config.method = method_config("fedtgp", variant="released", weight=3.0, tau=3.0)
-    config.tuned = ("fedtgp:variant=released:weight=3.0:tau=3.0",)
-    config.tuned_on = "the images of quickstart_fedtgp.py, not these windows"
-    config.compare = ("local",)
+    tuned = "the images of quickstart_fedtgp.py, not these windows"
+    config.entries = (preset("fedtgp:variant=released:weight=3.0:tau=3.0", tuned), "local")
     config.dataset.name = "har_10persons"
     config.partition = partition_config("natural", num_clients=10, tested="last", train_share=0.5)
     config.model.group = "htfe_sen5"

@@ -8,11 +8,12 @@ those of tiny_imagenet_fedktl.py, next to this file, whose data it needs, too.
 
 from experiments.configs import tiny_imagenet_fedktl
 from fedjax_ht.lab.config.base import apply_argument
+from fedjax_ht.lab.config.entries import preset
 
 
 def get_config(argument=None):
     config = tiny_imagenet_fedktl.get_config("classes=100")
-    config.given = ("fedktl:generator=fashion_mnist_32:latents=spread",)
+    config.entries = (preset("fedktl:generator=fashion_mnist_32:latents=spread"),)
     config.method.options.generator = "fashion_mnist_32"
     config.dataset.subset = 6_000
     config.rounds = 25

@@ -20,6 +20,7 @@ this experiment's results come from; a single run takes them as the file has the
 """
 
 from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config
+from fedjax_ht.lab.config.entries import chosen, preset
 
 # fmt: off
 UNSEEN = (  # 100 classes at random of the 170 that natural_32 has not seen
@@ -66,7 +67,7 @@ ARMS = {"ablations": ABLATIONS, "mu": MU}
 
 def get_config(argument=None):
     config = base_config()
-    config.given = ("fedktl:generator=natural_32:latents=spread",)
+    config.entries = (preset("fedktl:generator=natural_32:latents=spread"),)
     config.method = method_config("fedktl", generator="natural_32", latents="spread")
     config.dataset.name = "npz:tiny_imagenet_32.npz"
     set_classes(config, "40")
@@ -86,4 +87,4 @@ def set_classes(config, value):
 def set_arms(config, value):
     if value not in ARMS:
         raise ValueError(f"arms is {value!r}; it must be {' or '.join(ARMS)}")
-    config.entries = ARMS[value]
+    config.method.name, config.entries = None, chosen(config.entries, ARMS[value])

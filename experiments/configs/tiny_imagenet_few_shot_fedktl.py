@@ -14,11 +14,12 @@ of 53 a class. Every `config.partition.seed` draws other images. Needs `tiny_ima
 from experiments.configs import few_shot_fedktl
 from experiments.configs.tiny_imagenet_fedktl import UNSEEN
 from fedjax_ht.lab.config.base import apply_argument, method_config, partition_config
+from fedjax_ht.lab.config.entries import preset
 
 
 def get_config(argument=None):
     config = few_shot_fedktl.get_config()
-    config.given = ("fedktl:generator=natural_32",)
+    config.entries = (preset("fedktl:generator=natural_32"),)
     config.method = method_config("fedktl", generator="natural_32")
     config.dataset.name = "npz:tiny_imagenet_32.npz"
     config.dataset.classes = UNSEEN

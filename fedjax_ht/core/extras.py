@@ -21,7 +21,6 @@ class Package(NamedTuple):
 
 PACKAGES = {
     "matplotlib": Package("matplotlib", "run"),
-    "ml_collections": Package("ml_collections", "run"),
     "PIL": Package("pillow", "run"),
     "scipy": Package("scipy", "run"),
     "tqdm": Package("tqdm", "run"),

@@ -22,8 +22,7 @@ from fedjax_ht.deploy.noise import check_scores, noisy_method
 from fedjax_ht.deploy.public import checksum, public_size, read_public
 from fedjax_ht.deploy.secure_sums import check_server_reads
 from fedjax_ht.lab.config.base import AnyConfig, typed_config
-from fedjax_ht.lab.config.run_sections import DevicesConfig
-from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.config.sections import Config, DevicesConfig
 from fedjax_ht.lab.config.typed import to_json, to_plain
 from fedjax_ht.lab.runs.federation import Task, make_clients
 from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING, flatten

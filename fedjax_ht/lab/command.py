@@ -135,7 +135,7 @@ def usage(command: str, module: ModuleType) -> str:
 
     ours = []
     for name, module_flags in flags.FLAGS.flags_by_module_dict().items():
-        if name.startswith(("fedjax_ht.lab.runs", "fedjax_ht.deploy")):
+        if name.startswith(("fedjax_ht.lab", "fedjax_ht.deploy")):
             ours += module_flags
     lines = []
     for flag in sorted(ours, key=lambda flag: flag.name):

@@ -24,7 +24,7 @@ def private_federation(tmp_path_factory):
     @functools.cache
     def of(unit):
         config = private_config(unit)
-        privacy = Privacy(**config.privacy, secret=FIXED)
+        privacy = Privacy(**vars(config.privacy), secret=FIXED)
         arm, simulation = simulation_of(config, privacy=privacy)
         return config, simulation, sites_of(config, arm, tmp_path_factory.mktemp(unit))
 

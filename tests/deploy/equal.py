@@ -53,7 +53,7 @@ def main(method: str, code: str | None = None) -> None:
 def private(unit: str) -> None:
     """Compares the servers' states, and the columns that both have."""
     config = private_config(unit)
-    arm, simulation = simulation_of(config, privacy=Privacy(**config.privacy, secret=FIXED))
+    arm, simulation = simulation_of(config, privacy=Privacy(**vars(config.privacy), secret=FIXED))
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("float32"):
         sites = sites_of(config, arm, Path(folder))
         sites = {i: moved(site, Path(folder) / f"home{i}") for i, site in sites.items()}

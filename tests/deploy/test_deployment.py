@@ -1,5 +1,6 @@
 """A deployment gives the numbers of its simulation, bit for bit, whoever fails."""
 
+import copy
 import json
 from unittest import mock
 
@@ -338,7 +339,7 @@ def test_a_server_cannot_fill_a_clients_disk(federation, tmp_path, monkeypatch, 
 
 def test_a_server_asks_no_client_for_more_states_than_it_keeps(federation, tmp_path):
     config, _, sites = federation
-    many = config.copy_and_resolve_references()
+    many = copy.deepcopy(config)
     many.rounds, many.checkpoint.every, many.checkpoint.keep = 5000, 500, 2
     with pytest.raises(
         ValueError,
@@ -383,6 +384,6 @@ def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):
 )
 def test_fields_of_simulations_are_refused(change, message):
     config = small_config()
-    config.update_from_flattened_dict(change)
+    config.update(change)
     with pytest.raises(ValueError, match=message):
         make_plan(config)

@@ -246,7 +246,7 @@ def test_epsilon_of_noise(tmp_path):
 def test_contradicting_options_are_refused(unit, change, message):
     config = private_config(unit)
     make_plan(config)
-    config.update_from_flattened_dict(change)
+    config.update(change)
     with pytest.raises(ValueError, match=message):
         make_plan(config)
 

@@ -226,7 +226,7 @@ def test_a_round_goes_on_without_a_group_of_two_and_clients_without_samples():
 )
 def test_wrong_configs_are_refused_before_any_request(method, change, message):
     config = small_config(method)
-    config.update_from_flattened_dict(change)
+    config.update(change)
     make_plan(config)
     with pytest.raises(ValueError, match=message):
         make_plan(config, secure_sums=True)

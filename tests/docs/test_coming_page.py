@@ -162,7 +162,7 @@ def test_the_config_and_the_number_of_theirs(tmp_path, monkeypatch, capsys, blan
         "rounds": 3,
         "trials": 2,
     }
-    config.update_from_flattened_dict(small)
+    config.update(small)
     folder = tmp_path / "checkpoints" / "runs" / "htfllib-seed0-trials3"
     result = train_and_evaluate(config, folder)
     monkeypatch.chdir(tmp_path)

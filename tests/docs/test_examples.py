@@ -64,7 +64,7 @@ def test_the_page_on_other_data_runs(tmp_path, monkeypatch, capsys):
 def test_the_written_method_runs_from_its_config(tmp_path, blank_pictures):
     small = {
         "rounds": 1,
-        "compare": (),
+        "entries": (),
         "model.group": "mlp2",
         "training.steps": 1,
         "partition.num_clients": 4,
@@ -74,7 +74,7 @@ def test_the_written_method_runs_from_its_config(tmp_path, blank_pictures):
     with nothing_registered():
         exec(from_config, names)
         config = names["get_config"]()
-        config.update_from_flattened_dict(small)
+        config.update(small)
         ((first, last),) = train_and_evaluate(config, tmp_path).histories["fedcos"]
     assert config.method.options.weight == 0.5
     assert first["accuracy"] == 0  # there is no direction before the first round
@@ -97,7 +97,7 @@ def test_the_tutorials_data_and_models_run(tmp_path, monkeypatch, blank_pictures
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine.py").write_text(config_file)
     config = execute(config_file)["get_config"]()
-    config.update_from_flattened_dict({"rounds": 1, "compare": (), "training.steps": 1})
+    config.update({"rounds": 1, "entries": (), "training.steps": 1})
     result = train_and_evaluate(config, tmp_path / "run")
     train = sum(len(client.train) for client in result.experiment.partitions[0])
     assert (

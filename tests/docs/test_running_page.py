@@ -18,6 +18,16 @@ ROWS = [
 ]
 
 
+def recipe(tracker: str) -> str:
+    """Returns the page's code that imports a tracker."""
+    (code,) = (
+        code
+        for code in re.findall(r"```python\n(.*?)```", PAGE, re.S)
+        if re.search(rf"^(import|from) .*{tracker}", code, re.M)
+    )
+    return code
+
+
 def test_a_finished_run_is_logged(tmp_path, monkeypatch):
     folder, logged = tmp_path / "checkpoints" / "runs" / "quickstart-seed0-trials3", []
     (folder / "fedapen").mkdir(parents=True)
@@ -30,7 +40,7 @@ def test_a_finished_run_is_logged(tmp_path, monkeypatch):
         init=lambda **options: logged.append(options), log=lambda *a, **k: logged.append((a, k))
     )
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    exec(re.findall(r"```python\n(.*?)```", PAGE, re.S)[0], {})
+    exec(recipe("wandb"), {})
     about, *rows = logged
     assert about["config"] == {"rounds": 1} and [step["step"] for _, step in rows] == [0, 0, 1, 1]
     assert rows[1][0][0]["trial 1/accuracy"] == 0.6 and "trial 1/not_finite" not in rows[1][0][0]
@@ -49,7 +59,7 @@ def test_rows_are_logged_as_they_come(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils", types.SimpleNamespace())
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
     monkeypatch.setattr(fedjax_ht, "train_and_evaluate", train_and_evaluate, raising=False)
-    exec(re.findall(r"```python\n(.*?)```", PAGE, re.S)[1], {"config": None})
+    exec(recipe("tensorboard"), {"config": None})
     assert ("fedtgp/1/accuracy", 0.6, 1) in logged
 
 

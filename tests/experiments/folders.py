@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedjax_ht.lab.config.base import base_config, typed_config
-from fedjax_ht.lab.config.entries import entries_of, folder_of
+from fedjax_ht.lab.config.entries import chosen, entries_of, folder_of
 from fedjax_ht.lab.config.typed import to_json
 
 History = Sequence[Mapping]
@@ -21,8 +21,9 @@ def write_run(path: Path, histories: Mapping[str, History], **fields) -> Path:
     """
     config = base_config()
     for name, value in fields.items():
-        config.update_from_flattened_dict({name.replace("__", "."): value})
-    config.entries = tuple(histories)
+        config.update({name.replace("__", "."): value})
+    config.method.name = None
+    config.entries = chosen(config.entries, histories)
     typed = typed_config(config)
     entries = [entry._asdict() for entry in entries_of(typed)]
     path.mkdir(parents=True)

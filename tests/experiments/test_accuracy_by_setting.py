@@ -15,6 +15,7 @@ from experiments.setting_points import (
     read_points,
     refuse_repeated,
 )
+from fedjax_ht.lab.config.entries import preset
 from tests.experiments.folders import history, write_run
 
 RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
@@ -88,7 +89,8 @@ def test_runs_that_differ_in_another_field_are_refused_by_its_name(folders, tmp_
     with pytest.raises(ValueError, match=r"b and .*c differ in rounds, 2 and 3, and not in part"):
         check_settings([*folders, longer], [ALPHA])
     check_settings([*folders, longer], [ALPHA, "rounds"])
-    other = comparison(tmp_path / "d", 1.0, (0.5, 0.5), (0.5, 0.5), given=("fedssa:mu=0.25",))
+    fixed = (preset("fedssa:mu=0.25"),)
+    other = comparison(tmp_path / "d", 1.0, (0.5, 0.5), (0.5, 0.5), entries=fixed)
     with pytest.raises(ValueError, match=r"differ in fedssa\.mu, 0\.5 and 0\.25"):
         check_settings([*folders, other], [ALPHA])
 

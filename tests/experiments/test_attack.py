@@ -229,6 +229,7 @@ def test_uploads_of_a_private_run_are_attacked(run_module, tiny_config, tmp_path
     run, table = f"--workdir={tmp_path / 'run'}", tmp_path / "a.csv"
     settings = [
         f"--config.dataset.name=npz:{tmp_path / 'data.npz'}",
+        "--config.method.name=",
         "--config.entries=('fedavg','lg_fedavg')",
     ]
     settings += ["--config.model.group=experiments.configs.private:perceptron"]

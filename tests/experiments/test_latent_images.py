@@ -137,9 +137,9 @@ def test_the_page_has_the_numbers_of_the_committed_vectors():
 @pytest.mark.slow
 def test_prototypes_of_a_run(run_module, tiny_config, tmp_path):
     run = f"--workdir={tmp_path / 'run'}"
-    entries = "--config.entries=('local','fedproto')"
+    entries = ["--config.method.name=", "--config.entries=('local','fedproto')"]
     wide = f"--config.model.feature_dim={WIDTH}"
-    done = run_module("main", f"--config={tiny_config}:runlocal", run, entries, wide)
+    done = run_module("main", f"--config={tiny_config}:runlocal", run, *entries, wide)
     assert done.returncode == 0, done.stderr
     loaded = load_run(tmp_path / "run", "fedproto")
     (kind,) = vectors_of_run(loaded, toy()).values()

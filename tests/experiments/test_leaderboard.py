@@ -29,6 +29,7 @@ from experiments.leaderboard_rows import (
 )
 from experiments.run_folders import read_folder
 from fedjax_ht.lab.config.base import base_config, typed_config
+from fedjax_ht.lab.config.entries import preset
 from tests.docs.links import assert_links_lead_to_headings
 from tests.experiments.folders import write_run
 
@@ -182,11 +183,11 @@ def test_rows_with_other_test_samples_are_refused(folder, tmp_path):
 
 def test_a_run_of_another_config_is_refused(folder):
     config = base_config()
-    config.update_from_flattened_dict({"trials": 2, "rounds": 2})
+    config.update({"trials": 2, "rounds": 2})
     require_config(folder, typed_config(config), "it")
     config.rounds = 3
     with pytest.raises(ValueError, match="no run of it: rounds is 2 there and 3 here"):
         require_config(folder, typed_config(config), "it")
-    config.rounds, config.given = 2, ("fedtgp:variant=released",)
-    with pytest.raises(ValueError, match=r"no run of it: given is \[\] there and \['fedtgp"):
+    config.rounds, config.entries = 2, (preset("fedssa:clock=round"),)
+    with pytest.raises(ValueError, match="no run of it: clock is 'client' there and 'round'"):
         require_config(folder, typed_config(config), "it")

@@ -39,8 +39,8 @@ def test_the_picture_has_an_axis_for_each_entry():
 @pytest.mark.slow
 def test_own_samples_of_a_run(run_module, tiny_config, tmp_path):
     run = f"--workdir={tmp_path / 'run'}"
-    entries = "--config.entries=('local','fedssa')"
-    done = run_module("main", f"--config={tiny_config}:runlocal", run, entries)
+    entries = ["--config.method.name=", "--config.entries=('local','fedssa')"]
+    done = run_module("main", f"--config={tiny_config}:runlocal", run, *entries)
     assert done.returncode == 0, done.stderr
     table, drawn = tmp_path / "a.csv", tmp_path / "a.png"
     done = run_module(

@@ -28,13 +28,17 @@ def test_a_command_makes_a_config_without_a_mistake(name):
     assert len(settled.methods) == len(entries_of(plan.config)) > 0 and plan.rounds > 0
 
 
+def labels_of(name):
+    return [entry.label for entry in entries_of(PLANS[name].config)]
+
+
 def test_the_rows_are_those_that_were_asked_for_in_their_order():
     """Row 6 is the leaderboard's, which has commands of its own."""
     assert [row.number for row in ROWS] == [1, 2, 3, 4, 5, 7]
     assert PLANS["two-classes-local"].rounds == 2 * 500
     assert PLANS["practical-cifar10"].rounds == 4 * 500
-    assert PLANS["two-classes-seeds"].config.entries == ("local", "fedssa", "fedral:blocks=100")
-    assert PLANS["dfrd-parts"].config.entries[0] == "fedavg+dfrd:alpha=0.0"
+    assert labels_of("two-classes-seeds") == ["local", "fedssa", "fedral:blocks=100"]
+    assert labels_of("dfrd-parts")[0] == "fedavg+dfrd:alpha=0.0"
 
 
 def test_seeds_have_splits_of_their_own():
@@ -74,7 +78,7 @@ def test_a_comparison_takes_what_the_searches_chose(tmp_path):
     names = ["two-classes-local", "two-classes-fedssa", "two-classes-fedral"]
     entries = []
     for name in names:
-        searched(tmp_path / name, list(PLANS[name].config.entries))
+        searched(tmp_path / name, labels_of(name))
         entries.append(chosen(tmp_path / name, None, score="accuracy", by="best"))
     (command,) = (
         command for row in ROWS for command in row.commands if command.name == "two-classes-seeds"

@@ -21,17 +21,7 @@ import sys
 # an import of one raises ModuleNotFoundError; jax itself imports scipy, but not these parts
 sys.modules.update(dict.fromkeys({[*BLOCKED, "scipy.io", "scipy.optimize", "scipy.stats"]}))
 """
-NEED_CONFIGS = (
-    "apply_argument",
-    "base_config",
-    "fairly_tuned",
-    "load_run",
-    "make_experiment",
-    "method_config",
-    "partition_config",
-    "report_run",
-    "train_and_evaluate",
-)
+NEED_CONFIGS = ("fairly_tuned", "load_run", "report_run", "train_and_evaluate")
 
 
 def without_extras(code: str, *arguments: str) -> subprocess.CompletedProcess:
@@ -111,7 +101,7 @@ def test_a_command_says_which_extra_it_needs(command):
     done = without_extras(code, command, "--config=quickstart")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == (
-        f"error: fedjax-ht {command} needs matplotlib, ml_collections, pillow, tqdm; "
+        f"error: fedjax-ht {command} needs matplotlib, pillow, tqdm; "
         "run pip install 'fedjax_ht[run]'\n"
     )
 

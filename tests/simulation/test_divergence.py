@@ -118,7 +118,7 @@ def test_a_run_warns_at_its_caller():
 def test_a_run_by_config_prints_the_line(tiny_config, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "write_results", lambda *args: [])
     config = config_of(tiny_config)
-    config.compare, config.method, config.rounds = (), method_config("local"), 1
+    config.entries, config.method, config.rounds = (), method_config("local"), 1
     config.training.learning_rate, config.training.optimizer = 300.0, "sgd"
     lines = []
     train.train_and_evaluate(config, tmp_path / "run", warn=lines.append)

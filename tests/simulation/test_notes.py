@@ -119,6 +119,6 @@ def test_a_run_tells_of_a_warm_up_that_has_no_end(tiny_config):
     from tests.runs import config_of
 
     config = config_of(tiny_config)
-    config.compare, config.rounds = ("fedl2g", "fedl2g:warmup=2"), 10
+    config.entries, config.rounds = ("fedl2g", "fedl2g:warmup=2"), 10
     (line,) = notes(build(config))
     assert line.startswith("fedl2g: clients stay as they are in its first 50 rounds")

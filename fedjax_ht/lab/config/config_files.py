@@ -1,26 +1,31 @@
 """Reads config files: the flag --config, and a flag --config.FIELD for each field of the config."""
 
+import ast
 import importlib.util
+import inspect
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from absl import flags
-from ml_collections import ConfigDict
 
+from fedjax_ht.core.annotations import hints_of, kind_of
 from fedjax_ht.core.names import unknown, unknown_option
 from fedjax_ht.core.user_code import importable_from, user_modules_in
+from fedjax_ht.data.partition import partition_options
 from fedjax_ht.lab.cli import SEE_HELP, BadConfigFile, config_folder
-from fedjax_ht.lab.config.base import ConfigTree, base_config
-from fedjax_ht.lab.config.field_values import CONVERSIONS, to_literal, to_tuple
-from fedjax_ht.lab.config.former_names import unknown_field
+from fedjax_ht.lab.config.base import ToDict, base_config, method_options, option_kind, typed_config
+from fedjax_ht.lab.config.entries import chosen, literal
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.config.typed import Options, Section, paths, unknown_field
 
 MODULE = "config_file"  # the name that a config file's module has
-OPTIONS = ("method.options.", "partition.options.")  # fields that belong to a method or a split
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 class NamedConfig(NamedTuple):
@@ -28,7 +33,7 @@ class NamedConfig(NamedTuple):
     flags --config.FIELD set fields."""
 
     name: str
-    fields: ConfigTree
+    fields: Config
 
 
 class ConfigParser(flags.ArgumentParser):
@@ -63,18 +68,20 @@ class ConfigParser(flags.ArgumentParser):
 class FieldParser(flags.ArgumentParser):
     """Sets a field of a config to the value of its flag. A tuple's flag may be given repeatedly.
 
-    absl shares parsers of equal arguments; since a ConfigDict has no hash, each field has its own.
+    absl shares parsers of equal arguments that have a hash; a config has none.
     """
 
-    def __init__(self, section: ConfigTree, field: str, convert: Callable[[str], Any]):
-        self.section, self.field, self.convert = section, field, convert
+    def __init__(self, config: Config, path: str, read: Callable[[str], Any]):
+        self.config, self.path, self.read = config, path, read
         self.values: tuple = ()
 
     def parse(self, argument: str) -> Any:
-        value = self.convert(argument)
-        if self.convert is to_tuple:
+        value = self.read(argument)
+        if self.read is to_tuple:
             value = self.values = self.values + value
-        self.section[self.field] = value
+        if self.path == "entries":
+            value = chosen(self.config.entries, value)
+        self.config.update({self.path: value})
         return value
 
 
@@ -84,19 +91,20 @@ def define_config(flag_values: flags.FlagValues = flags.FLAGS) -> flags.FlagHold
     return flags.DEFINE(ConfigParser(flag_values), "config", None, about, flag_values)
 
 
-def define_field(config: ConfigTree, path: str, flag_values: flags.FlagValues) -> None:
+def define_field(config: Config, path: str, flag_values: flags.FlagValues) -> None:
     """Defines the flag --config.PATH, which sets that field; of a section there is none."""
-    *sections, field = path.split(".")
-    section = config
-    for name in sections:
-        section = section[name]
-    if isinstance(section[field], ConfigDict):
+    section, _, field = path.rpartition(".")
+    owner: Any = _at(config, section)
+    if isinstance(_at(config, path), Section | Options):
         return
-    kind = section.get_type(field)  # a placeholder knows its type, though it is None
-    parser = FieldParser(section, field, CONVERSIONS.get(kind, to_literal))
+    if isinstance(owner, Options):
+        parameter = _options_at(config, section).get(field)
+        kind = option_kind(parameter) if parameter else object
+    else:
+        kind = kind_of(hints_of(type(owner))[field])
     # allow_override: a second --config defines the flags of its own fields
     flag = flags.Flag(
-        parser,
+        FieldParser(config, path, READERS.get(kind, literal)),
         None,
         name=f"config.{path}",
         default=None,
@@ -107,6 +115,62 @@ def define_field(config: ConfigTree, path: str, flag_values: flags.FlagValues) -
     flags.DEFINE_flag(flag, flag_values)
 
 
+def to_tuple(text: str) -> tuple:
+    """Reads a tuple, its elements or one of them: "('a', 'b')", "a,b" or "a"."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):  # names without quotes
+        return tuple(split_words(text))
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def to_bool(text: str) -> bool:
+    """Reads a truth value as other flags do: "true", "False", "1"."""
+    try:
+        return bool(flags.BooleanParser().parse(text))
+    except ValueError:
+        raise ValueError("it must be True or False") from None
+
+
+READERS: dict[type, Callable[[str], Any]] = {bool: to_bool, str: str, tuple: to_tuple}
+"""Type of a field -> how its flag's text is read; others are Python literals, or else text."""
+
+
+def split_words(text: str) -> list[str]:
+    """Splits a text at commas outside brackets and quotes, such as "local,fedral:blocks=(2,4)".
+
+    Empty entries are left out.
+
+    Raises:
+      ValueError: a bracket or a quote stands alone. One line.
+    """
+    if "," not in text:  # a name may have a quote of its own
+        return [text.strip()] if text.strip() else []
+    entries, entry = [], ""
+    for part in text.split(","):
+        entry = f"{entry},{part}" if entry else part
+        if _is_whole(entry):
+            entries.append(entry.strip())
+            entry = ""
+    if entry:
+        raise ValueError("a bracket or a quote in it stands alone; write a,b or ('a', 'b')")
+    return [entry for entry in entries if entry]
+
+
+def _is_whole(text: str) -> bool:
+    """Returns whether all brackets and quotes of a text are closed."""
+    rest = QUOTED.sub("", text)
+    opened, closed = (sum(map(rest.count, brackets)) for brackets in ("([{", ")]}"))
+    return opened == closed and not {"'", '"'} & set(rest)
+
+
+class WordsParser(flags.ArgumentParser):
+    """Reads a list of words, as `split_words` does."""
+
+    def parse(self, argument: str | Sequence[str]) -> list[str]:
+        return split_words(argument) if isinstance(argument, str) else list(argument)
+
+
 def shipped() -> dict[str, Path]:
     """Returns the files of configs that have a name: those of the library, and in a clone of the
     repository those of `experiments/configs`."""
@@ -114,8 +178,8 @@ def shipped() -> dict[str, Path]:
     return {file.stem: file for folder in folders for file in sorted(folder.glob("[!_]*.py"))}
 
 
-def read_config_file(named: str) -> ConfigTree:
-    """Returns the result of a config file's get_config, locked: fields can be set, none added.
+def read_config_file(named: str) -> Config:
+    """Returns the result of a config file's get_config.
 
     Args:
       named: a file, or the name of a config that comes with the library; and behind a colon the
@@ -126,26 +190,25 @@ def read_config_file(named: str) -> ConfigTree:
     """
     file, colon, argument = named.partition(":")
     file = config_path(file)
-    get_config, config = None, None
+    get_config = made = None
     try:
         folder = config_folder(file)
         with importable_from(folder), user_modules_in(folder):
             get_config = getattr(module_of(file), "get_config", None)
             if callable(get_config):
-                config = get_config(argument) if colon else get_config()
+                made = get_config(argument) if colon else get_config()
+                if isinstance(made, Config | ToDict):
+                    return typed_config(made)
     except (Exception, SystemExit) as error:
         raise BadConfigFile(f"{place(file, error, get_config)}: {text_of(error)}") from error
     if not callable(get_config):
         raise BadConfigFile(
             f"{file}, line 1: there is no function get_config(argument=None) in this file"
         )
-    if not isinstance(config, ConfigTree):
-        raise BadConfigFile(
-            f"{place(file, None, get_config)}: get_config returns {type(config).__name__}; it "
-            "must return a ConfigDict, such as fedjax_ht.base_config()"
-        )
-    config.lock()
-    return config
+    raise BadConfigFile(
+        f"{place(file, None, get_config)}: get_config returns {type(made).__name__}; it must "
+        "return a Config, such as fedjax_ht.base_config()"
+    )
 
 
 def module_of(file: str) -> ModuleType:
@@ -202,18 +265,10 @@ def text_of(error: BaseException) -> str:
     if type(error) in (ValueError, FileNotFoundError) and str(error):
         return str(error)
     message: object = error
-    # str() of a KeyError has escapes, and ml_collections puts one error into another
-    while isinstance(message, KeyError | AttributeError) and message.args:
+    # str() of a KeyError has escapes
+    while isinstance(message, KeyError) and message.args:
         message = message.args[0]
     return f"{type(error).__name__}: {message}"
-
-
-def paths(config: ConfigTree, prefix: str = "") -> Iterator[str]:
-    """Yields the paths of all fields and sections: "training" and "training.epochs"."""
-    for name in config:
-        yield f"{prefix}{name}"
-        if isinstance(config[name], ConfigDict):
-            yield from paths(config[name], f"{prefix}{name}.")
 
 
 def known_fields() -> list[str]:
@@ -236,20 +291,28 @@ def undefined_field(field: str) -> str:
     known = list(paths(named.fields))
     if field in known:
         section = _at(named.fields, field)
-        if isinstance(section, ConfigDict):
-            return (
-                f"{field} is a section of the config; set one of its fields: {', '.join(section)}"
-            )
+        if isinstance(section, Section | Options):
+            inner = section if isinstance(section, Options) else vars(section)
+            return f"{field} is a section of the config; set one of its fields: {', '.join(inner)}"
         return f"--config.{field} stands before --config=FILE, which must be the first of them"
-    for prefix in OPTIONS:
-        if field.startswith(prefix):
-            part = named.fields[prefix.partition(".")[0]]
-            owner = part.name if prefix == OPTIONS[0] else f"partition {part.kind!r}"
-            return unknown_option(owner, field.removeprefix(prefix), list(part.options))
+    section, _, name = field.partition(".options.")
+    if name and section in ("method", "partition"):
+        part: Any = _at(named.fields, section)
+        owner = str(part.name) if section == "method" else f"partition {part.kind!r}"
+        return unknown_option(owner, name, list(part.options))
     return unknown_field(field, known)
 
 
-def _at(config: ConfigTree, path: str) -> Any:
-    for name in path.split("."):
-        config = config[name]
-    return config
+def _at(config: Config, path: str) -> Any:
+    """Returns the field or section at a path; the config itself at ""."""
+    value: Any = config
+    for name in filter(None, path.split(".")):
+        value = value[name] if isinstance(value, Options) else getattr(value, name)
+    return value
+
+
+def _options_at(config: Config, path: str) -> dict[str, inspect.Parameter]:
+    """Returns the options that the method, or the split, at "method.options" has."""
+    if path == "partition.options":
+        return partition_options(config.partition.kind)
+    return {} if config.method.name is None else method_options(config.method.name)

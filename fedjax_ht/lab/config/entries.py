@@ -1,39 +1,255 @@
 """Entries of a run: each a method with all of its options, and its changes to training and models.
 
-An entry is written `NAME[@tuned][:KEY=VALUE]...`, which is also its label:
+A config's `entries` are texts `NAME[@tuned][:KEY=VALUE]...`, which run and are their own labels:
 
-    fedproto                              at its paper's options, or those of the config's `given`
+    fedproto                              at its paper's options, or those of the config's preset
     fedproto:variant=released:weight=3    with two options of its own
     fedproto:training.learning_rate=0.05  with another field of the config's `training` or `model`
     fedktl:generator=mine:make            a value with a colon: "mine:make"
     mine:fedl2g:weight=3                  a method of a user's own, "module:function"
-    fedtgp@tuned                          with the options of the config's `tuned`
+    fedtgp@tuned                          with the settings of the config's preset for it
+
+and presets, which run only where a text names them:
+
+    preset("fedktl:generator=natural_32")           "fedktl" and "fedktl:mu=3" start from it
+    preset("fedtgp:tau=15", tuned="9 settings ...")  "fedtgp@tuned" and "fedtgp@tuned:weight=2" do
 """
 
+import ast
 import dataclasses
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any
 
-from fedjax_ht.core.names import unknown_option
+from fedjax_ht.core.names import meant, unknown_option
 from fedjax_ht.core.user_code import names_object
-from fedjax_ht.lab.config.base import method_options, option_values
-from fedjax_ht.lab.config.entry_text import OVERRIDDEN, parsed_setting, split_spec
-from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.config.base import method_options, option_kind, option_values
+from fedjax_ht.lab.config.sections import (
+    Config,
+    Entry,
+    MethodConfig,
+    ModelConfig,
+    TrainingConfig,
+    folder_of,
+)
 from fedjax_ht.lab.config.typed import changed, to_plain
-from fedjax_ht.methods import LIBRARY, is_own
+from fedjax_ht.methods import LIBRARY, METHODS, is_own, names_user_method
 
 BASELINE = "local"
 """The method that others are compared with, where an entry has it: each client trains alone."""
 
-FORMERLY: dict[str, dict[str, Any]] = {
-    "dense": {"variant": "released"},
-    "fedftg": {"variant": "released"},
-    "dfrd": {"variant": "released"},
-    "fedktl": {"latents": "spread"},
-}
-"""Method -> options that earlier versions did not have, with what they did without them where that
-is not today's default: a run that goes on must not change its form."""
+OVERRIDDEN = ("training", "model")
+"""Sections of the config that an entry may change."""
+
+
+def preset(
+    text: str, tuned: str = "", known: Mapping[str, Entry] = MappingProxyType({}), **options
+) -> Entry:
+    """Returns settings for entries of a config that begin with NAME, or with NAME@tuned.
+
+    Args:
+      text: the settings as an entry, `NAME[:KEY=VALUE]...`.
+      tuned: how they were searched, in words; with it they are those of NAME@tuned.
+      known: presets by label, which `text` may begin with.
+      **options: more options of the method.
+
+    Raises:
+      ValueError: as of `parse_entry`. One line.
+    """
+    entry = parse_entry(text, known)
+    chosen = option_values(entry.method, method_options(entry.method), entry.options | options)
+    label = f"{entry.method}@tuned" if tuned else entry.method
+    return entry._replace(label=label, options=chosen, tuned=tuned)
+
+
+def presets_of(entries: Iterable[Any]) -> dict[str, Entry]:
+    """Returns the presets among a config's entries, by label; of equal labels the last."""
+    return {entry.label: entry for entry in entries if isinstance(entry, Entry)}
+
+
+def chosen(entries: Iterable[Any], texts: Iterable[str]) -> tuple[Any, ...]:
+    """Returns a config's entries with these texts instead of those that ran; presets stay."""
+    return (*presets_of(entries).values(), *texts)
+
+
+def only(config: Config, texts: Iterable[str]) -> Config:
+    """Returns a config that runs these entries alone, without its method."""
+    entries = chosen(config.entries, texts)
+    return dataclasses.replace(config, method=MethodConfig(None), entries=entries)
+
+
+def entries_of(config: Config) -> tuple[Entry, ...]:
+    """Returns what a config runs: its method, and the entries beside it that are no presets; of
+    equal labels the first.
+
+    Raises:
+      ValueError: an entry is wrong, or there is none. One line.
+    """
+    presets = presets_of(config.entries)
+    origins = [(preset.settings, preset.tuned) for preset in presets.values() if preset.tuned]
+    entries: list[Entry] = []
+    if config.method.name is not None:
+        entries.append(_configured(config.method))
+    for spec in config.entries:
+        if isinstance(spec, str):
+            entries.append(parse_entry(spec, presets))
+        elif isinstance(spec, Mapping):
+            entries.append(recorded(spec))
+    if not entries:
+        raise ValueError("the config has neither a method.name nor entries; nothing would run")
+    by_label: dict[str, Entry] = {}
+    for entry in entries:
+        tuned = [origin for settings, origin in origins if settings == entry.settings]
+        by_label.setdefault(entry.label, entry._replace(tuned=tuned[0] if tuned else entry.tuned))
+    return tuple(by_label.values())
+
+
+def parse_entry(spec: str, presets: Mapping[str, Entry] = MappingProxyType({})) -> Entry:
+    """Returns the entry that is written `spec`.
+
+    Args:
+      spec: `NAME[@tuned][:KEY=VALUE]...`.
+      presets: NAME or NAME@tuned -> the entry whose settings it starts from.
+
+    Raises:
+      ValueError: it is written wrong, or sets something that does not exist. One line.
+    """
+    first, *settings = split_spec(spec)
+    name, at, _ = first.partition("@")
+    if at and first not in presets:
+        tuned = ", ".join(label for label in presets if "@" in label) or "nothing"
+        raise ValueError(f"entry {spec!r}: there is no {first!r}; this config has tuned {tuned}")
+    parameters = method_options(name)
+    defaults = {
+        "method": option_values(name, parameters, {}),
+        "training": to_plain(TrainingConfig()),
+        "model": to_plain(ModelConfig()),
+    }
+    own: dict[str, dict[str, Any]] = {"method": {}, "training": {}, "model": {}}
+    if first in presets:
+        start = presets[first]
+        own = {
+            "method": _without_none(start.options),
+            "training": dict(start.training),
+            "model": dict(start.model),
+        }
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        part, dot, field = key.rpartition(".")
+        part = part if dot else "method"
+        if not equals or field not in defaults.get(part, {}):
+            raise ValueError(f"entry {spec!r}: {setting!r} sets nothing{_settable(key, defaults)}")
+        default = defaults[part][field]  # of a section a plain value, so not None
+        kind = option_kind(parameters[field]) if part == "method" else type(default)
+        value = _cast(literal(text), kind)
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(
+                f"entry {spec!r}: {field} cannot be {text!r}; it is {default!r} by default"
+            )
+        own[part][field] = value
+    return Entry(
+        label=spec,
+        method=name,
+        options=_without_lists(defaults["method"] | own["method"]),
+        training=dict(sorted(own["training"].items())),
+        model=dict(sorted(own["model"].items())),
+    )
+
+
+def split_spec(spec: str) -> list[str]:
+    """Splits an entry into NAME, which may be a "module:function", and each KEY=VALUE; text without
+    = belongs to the value before it."""
+    first, *rest = spec.split(":")
+    is_method = first.partition("@")[0] in METHODS
+    if rest and not is_method and names_user_method(f"{first}:{rest[0].partition('@')[0]}"):
+        first, rest = f"{first}:{rest[0]}", rest[1:]
+    parts = [first]
+    for part in rest:
+        if "=" not in part and len(parts) > 1:
+            parts[-1] += f":{part}"
+        else:
+            parts.append(part)
+    return parts
+
+
+def literal(text: str) -> Any:
+    """Returns the Python value that a text writes, else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _settable(key: str, defaults: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the settings that an entry may have, or the name that `key` is closest to, as the end
+    of a message."""
+    names, forms = list(defaults["method"]), list(defaults["method"])
+    for part in OVERRIDDEN:
+        forms.append(f"{part}.FIELD")
+        names += [f"{part}.{field}" for field in defaults[part]]
+    return meant(key, names, f"KEY=VALUE may set {', '.join(forms)}")
+
+
+def as_run(entry: Entry, config: Config) -> Config:
+    """Returns the config with the entry's training and models.
+
+    Raises:
+      ValueError: the entry gives a field a value that it cannot have. One line.
+    """
+    sections = {part: changed(getattr(config, part), getattr(entry, part)) for part in OVERRIDDEN}
+    return dataclasses.replace(config, **sections)
+
+
+def recorded(entry: Mapping[str, Any]) -> Entry:
+    """Reads an entry of a run's config.json; an option that the run's version did not have gets its
+    default.
+
+    Raises:
+      ValueError: an option is unknown today, or the label is no name of a folder.
+    """
+    label, name, options = entry["label"], entry["method"], entry["options"]
+    if folder_of(label) in ("", ".", ".."):  # such a folder lies outside of the run's
+        raise ValueError(f"label is {label!r}, which cannot be the name of a folder")
+    parameters = method_options(name)
+    if unexpected := sorted(set(options) - set(parameters)):
+        message = unknown_option(name, unexpected[0], list(parameters))
+        raise ValueError(f"entry {label!r}: {message}")
+    return Entry(
+        label=label,
+        method=name,
+        options=_without_lists(option_values(name, parameters, _without_none(options))),
+        training=_without_lists(entry["training"]),
+        model=_without_lists(entry["model"]),
+        tuned=entry.get("tuned", ""),
+    )
+
+
+def _configured(method: MethodConfig) -> Entry:
+    """Returns the entry of the config's `method`, which may lack options."""
+    name = str(method.name)
+    parameters = method_options(name)
+    options = option_values(name, parameters, {}) | method.options
+    for option in options.keys() & parameters.keys():
+        options[option] = _cast(options[option], option_kind(parameters[option]))
+    return Entry(name, name, _without_lists(options), training={}, model={})
+
+
+def _cast(value: Any, kind: type) -> Any:
+    """Returns an int as a float and a list as a tuple, where that is the kind of value."""
+    if kind is float and type(value) is int:
+        return float(value)
+    return tuple(value) if kind is tuple and isinstance(value, list) else value
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves out options that may be given a number and have none."""
+    return {k: v for k, v in values.items() if v is not None}
+
+
+def _without_lists(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replaces lists by tuples, which JSON has not."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 def method_of(label: str) -> str:
@@ -54,129 +270,6 @@ def number_of(method: str) -> int:
     if method in LIBRARY:
         return LIBRARY.index(method)
     return len(LIBRARY) + zlib.crc32(method.encode())
-
-
-class Entry(NamedTuple):
-    """A method of a run with its settings.
-
-    Attributes:
-      label: the entry's name, unique in a run.
-      method: name of the method.
-      options: all options of the method's factory; None where a number may be set and is not.
-      training, model: plain values of the section's fields that the entry changes.
-      tuned: text on the setting in which these values were searched; "" where they were not.
-    """
-
-    label: str
-    method: str
-    options: dict[str, Any]
-    training: dict[str, Any]
-    model: dict[str, Any]
-    tuned: str
-
-    @property
-    def folder(self) -> str:
-        """The name of its folder in the run's."""
-        return folder_of(self.label)
-
-    @property
-    def settings(self) -> tuple:
-        """The method and all settings, without the label."""
-        return self.method, self.options, self.training, self.model
-
-
-def folder_of(label: str) -> str:
-    """Returns the folder name of a label, which may hold a path."""
-    return label.replace("/", "_")
-
-
-def entries_of(config: Config) -> tuple[Entry, ...]:
-    """Returns the entries of a config: its `entries`, or without any its `method` and those of
-    `compare`; of equal labels the first.
-
-    Raises:
-      ValueError: an entry is wrong. One line.
-    """
-    known: dict[str, Entry] = {}
-    for spec in config.given:
-        entry = parse_entry(spec, config, {})
-        known[entry.method] = entry
-    tuned: dict[str, Entry] = {}
-    for spec in config.tuned:
-        entry = parse_entry(spec, config, known)
-        tuned[f"{entry.method}@tuned"] = entry
-    known |= tuned
-    entries: list[Entry] = []
-    if not config.entries:
-        entries.append(_configured(config))
-    for spec in config.entries or config.compare:
-        if isinstance(spec, Mapping):
-            entries.append(recorded(spec))
-        else:
-            entries.append(parse_entry(spec, config, known))
-    chosen = [entry.settings for entry in tuned.values()]
-    spaces = dict(spec.split(": ", 1) for spec in config.searched)
-    by_label: dict[str, Entry] = {}
-    for entry in entries:
-        tuned_on = ""
-        if entry.settings in chosen:
-            space = spaces.get(entry.method)
-            tuned_on = config.tuned_on
-            if space:
-                tuned_on += f"; searched: {space}"
-        by_label.setdefault(entry.label, entry._replace(tuned=tuned_on))
-    return tuple(by_label.values())
-
-
-def parse_entry(spec: str, config: Config, known: Mapping[str, Entry]) -> Entry:
-    """Returns the entry that is written `spec`.
-
-    Args:
-      spec: `NAME[@tuned][:KEY=VALUE]...`.
-      config: the config of the run; its sections have the fields that may be changed.
-      known: NAME or NAME@tuned -> the entry whose settings it starts from.
-
-    Raises:
-      ValueError: it is written wrong, or sets something that does not exist. One line.
-    """
-    first, *settings = split_spec(spec)
-    name, at, _ = first.partition("@")
-    if at and first not in known:
-        tuned = ", ".join(label for label in known if "@" in label) or "nothing"
-        raise ValueError(f"entry {spec!r}: there is no {first!r}; this config has tuned {tuned}")
-    parameters = method_options(name)
-    changed: dict[str, dict[str, Any]] = {"method": {}, "training": {}, "model": {}}
-    if first in known:
-        for part, values in zip(changed, known[first].settings[1:]):
-            changed[part] |= _without_none(values)
-    defaults = {
-        "method": option_values(name, parameters, {}),
-        "training": to_plain(config.training),
-        "model": to_plain(config.model),
-    }
-    for setting in settings:
-        part, field, value = parsed_setting(spec, setting, defaults, parameters)
-        changed[part][field] = value
-    return Entry(
-        label=spec,
-        method=name,
-        options=_without_lists(defaults["method"] | changed["method"]),
-        training=dict(sorted(changed["training"].items())),
-        model=dict(sorted(changed["model"].items())),
-        tuned="",
-    )
-
-
-def as_run(entry: Entry, config: Config) -> Config:
-    """Returns the config with the entry's training and models.
-
-    Raises:
-      ValueError: the entry gives a field a value that it cannot have. One line.
-    """
-    sections = {}
-    for part in OVERRIDDEN:
-        sections[part] = changed(getattr(config, part), getattr(entry, part), f"{part}.")
-    return dataclasses.replace(config, **sections)
 
 
 def changes(entry: Entry) -> dict[str, Any]:
@@ -211,53 +304,3 @@ def _defaults(method: str) -> str:
     if names_object(method):
         return "a method given from Python"
     return "at its defaults" if is_own(method) else "as its paper has it"
-
-
-def recorded(entry: Mapping[str, Any]) -> Entry:
-    """Reads an entry of a run's config.json. An option that the run's version did not have gets
-    what that version did without it.
-
-    Raises:
-      ValueError: an option is unknown today, or stands for a form that is gone; or the label is no
-        name of a folder.
-    """
-    label, name, options = entry["label"], entry["method"], entry["options"]
-    if folder_of(label) in ("", ".", ".."):  # such a folder lies outside of the run's
-        raise ValueError(f"label is {label!r}, which cannot be the name of a folder")
-    parameters = method_options(name)
-    if unexpected := sorted(set(options) - set(parameters)):
-        message = unknown_option(name, unexpected[0], list(parameters))
-        raise ValueError(f"entry {label!r}: {message}")
-    if name == "fedktl" and options.get("variant") == "released" and "latents" not in options:
-        raise ValueError(
-            f"entry {label!r}: variant='released' of fedktl was another form when this run began; "
-            "begin a new run in another --workdir"
-        )
-    formerly = FORMERLY.get(name.rpartition("+")[2], {})  # "fedrolex+dfrd" is a form of dfrd
-    return Entry(
-        label=label,
-        method=name,
-        options=_without_lists(option_values(name, parameters, formerly | _without_none(options))),
-        training=_without_lists(entry["training"]),
-        model=_without_lists(entry["model"]),
-        tuned="",
-    )
-
-
-def _configured(config: Config) -> Entry:
-    """Returns the entry of the config's `method`, which may lack options."""
-    name = config.method.name
-    parameters = method_options(name)
-    defaults = option_values(name, parameters, {})
-    options = _without_lists(defaults | dict(config.method.options))
-    return Entry(label=name, method=name, options=options, training={}, model={}, tuned="")
-
-
-def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves out options that may be given a number and have none."""
-    return {k: v for k, v in values.items() if v is not None}
-
-
-def _without_lists(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces lists by tuples, which JSON has not."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}

@@ -1,12 +1,12 @@
 """The sections and fields of a config, with their defaults, bounds and meanings.
 
-An option that is not given is None here, and 0, "" or "none" in config files, on the command line
+A field that is not given is None here, and 0, "" or "none" in config files, on the command line
 and in config.json, as the fields' meanings say. `fedjax-ht list fields` shows all of them.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fedjax_ht.core.annotations import (
     Count,
@@ -19,39 +19,69 @@ from fedjax_ht.core.annotations import (
     Rest,
     Seed,
 )
+from fedjax_ht.core.docstrings import documented_by
 from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.core.specs import Specs
+from fedjax_ht.core.wire import Late
 from fedjax_ht.data.standardise import Standardise
-from fedjax_ht.lab.config.run_sections import (
-    CheckpointConfig,
-    DevicesConfig,
-    EvaluateConfig,
-    PrivacyConfig,
-    ReportConfig,
-    Tracker,
-)
-from fedjax_ht.lab.config.typed import check_section
+from fedjax_ht.lab.config.typed import Options, Section
 from fedjax_ht.lab.readers.moments import Normalisation
 from fedjax_ht.models.norm import NormKind
-from fedjax_ht.trust.options import Attack
+from fedjax_ht.trust.options import Attack, Delta, Unit
+
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
 
 
-@dataclasses.dataclass(frozen=True)
-class MethodConfig:
+class Entry(NamedTuple):
+    """A method of a run with its settings, see `entries`.
+
+    Attributes:
+      label: the entry's name, unique in a run.
+      method: name of the method.
+      options: all options of the method's factory; None where a number may be set and is not.
+      training, model: plain values of the section's fields that the entry changes.
+      tuned: how the settings were searched: data, number of tries, space; "" where they were not.
+    """
+
+    label: str
+    method: str
+    options: dict[str, Any]
+    training: dict[str, Any]
+    model: dict[str, Any]
+    tuned: str = ""
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder in the run's."""
+        return folder_of(self.label)
+
+    @property
+    def settings(self) -> tuple:
+        """The method and all settings, without the label."""
+        return self.method, self.options, self.training, self.model
+
+
+def folder_of(label: str) -> str:
+    """Returns the folder name of a label, which may hold a path."""
+    return label.replace("/", "_")
+
+
+@dataclasses.dataclass
+class MethodConfig(Section, prefix="method."):
     """The method.
 
     Attributes:
       name: Name of `fedjax-ht list methods`, BASE+METHOD for a distilling method on a base, or
-        module:function of your own, which makes an fl.Method.
+        module:function of your own, which makes an fl.Method; "": entries alone run.
       options: Options of the method; `fedjax-ht list methods NAME` shows them.
     """
 
-    name: str = "fedtgp"
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    name: OptionalText = "fedtgp"
+    options: Options = dataclasses.field(default_factory=Options)
 
 
-@dataclasses.dataclass(frozen=True)
-class DatasetConfig:
+@dataclasses.dataclass
+class DatasetConfig(Section, prefix="dataset."):
     """The data set, before it is split.
 
     Attributes:
@@ -98,8 +128,8 @@ class DatasetConfig:
     seen_before: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class PartitionConfig:
+@dataclasses.dataclass
+class PartitionConfig(Section, prefix="partition."):
     """The split of the data set among clients.
 
     Attributes:
@@ -114,11 +144,11 @@ class PartitionConfig:
     num_clients: Count = 20
     seed: Seed = 1
     per_trial: bool = False
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Options = dataclasses.field(default_factory=Options)
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
+@dataclasses.dataclass
+class ModelConfig(Section, prefix="model."):
     """The clients' architectures.
 
     Attributes:
@@ -155,8 +185,8 @@ class ModelConfig:
     lora_targets: str = "*"
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainingConfig:
+@dataclasses.dataclass
+class TrainingConfig(Section, prefix="training."):
     """Local training; lab/runs/training.py makes `core.local_training.LocalTraining` of it.
 
     They are two classes because LocalTraining holds optimiser, schedule and augmentation as
@@ -199,21 +229,124 @@ class TrainingConfig:
     of: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
+@dataclasses.dataclass
+class DevicesConfig(Section, prefix="devices_profile."):
+    """The simulated devices of the clients, see docs/devices.md. A quantity is a number, or
+    lognormal/MEDIAN/SIGMA, drawn once for each client; "": it is not simulated.
+
+    They are not `simulation.profile.Profile`, which holds arrays of all clients: these are the
+    texts and files by which lab/runs/devices.py draws or reads the arrays.
+
+    Attributes:
+      flops: Speed of training in FLOP/s: 1e9, or lognormal/1e9/0.5; "": not simulated.
+      up: Speed of uploads in bytes/s, written as flops is.
+      down: Speed of downloads in bytes/s, written as flops is.
+      memory: Bytes of a client's memory, written as flops is: each client trains the largest
+        architecture of model.group that fits.
+      csv: File with columns client and any of flops, up, down, memory, instead of those fields.
+      available: Chance that a client can be reached in a round, 0.8; or csv:PATH with columns
+        client, first_round, last_round; "": always.
+      deadline: Simulated seconds of a round after which uploads are late; 0: none are.
+      late: Fate of late uploads: "lost", or "arrives" in the later round in which the client is
+        done.
+      seed: Seed of what is drawn; all trials have the same devices.
+    """
+
+    flops: OptionalText = None
+    up: OptionalText = None
+    down: OptionalText = None
+    memory: OptionalText = None
+    csv: OptionalText = None
+    available: OptionalText = None
+    deadline: NonNegative = 0.0
+    late: Late = "lost"
+    seed: Seed = 0
+
+
+@dataclasses.dataclass
+class PrivacyConfig(Section, prefix="privacy."):
+    """Differential privacy, `trust.privacy.Privacy` and docs/privacy.md.
+
+    They are two classes because Privacy also holds `secret`, which no config.json may contain.
+
+    Attributes:
+      unit: Unit that noise hides: a client, from those who see the server's state; a client's
+        upload, from the server, too; or a single sample. none: no noise.
+      clip: L2 norm at which a client's update, or a sample's gradient, is clipped.
+      noise: Standard deviation of the noise on the sum, in units of clip.
+      delta: Probability delta at which epsilon is reported.
+    """
+
+    unit: Annotated[Unit | None, NotGiven("none")] = None
+    clip: Positive = 1.0
+    noise: NonNegative = 1.0
+    delta: Delta = 1e-5
+
+
+@dataclasses.dataclass
+class EvaluateConfig(Section, prefix="evaluate."):
+    """The rounds and clients of evaluations, which are arguments of `simulation.history.run`; what
+    they score is another section, `core.scoring_options.Scoring`.
+
+    Attributes:
+      every: Rounds between evaluations.
+      patience: Evaluations without a new best accuracy, after which a run ends; 0: all its rounds.
+      sample: Number of clients that every evaluation scores, the same ones in a run; 0: all.
+      participants: Rounds between those whose participants are scored as training left them.
+    """
+
+    every: Count = 1
+    patience: OptionalCount = None
+    sample: OptionalCount = None
+    participants: Count = 1
+
+
+@dataclasses.dataclass
+class CheckpointConfig(Section, prefix="checkpoint."):
+    """Checkpoints of a run.
+
+    Attributes:
+      every: Rounds between checkpoints.
+      keep: Number of checkpoints that are kept.
+    """
+
+    every: Count = 10
+    keep: Count = 2
+
+
+@dataclasses.dataclass
+class ReportConfig(Section, prefix="report."):
+    """The report of a run.
+
+    Attributes:
+      maps: Pictures of the features, also by t-SNE where scikit-learn is installed ("auto"), or
+        none.
+    """
+
+    maps: Literal["auto", "none"] = "auto"
+
+
+@documented_by(Scoring)
+class ScoringConfig(Section, Scoring, prefix="scoring."):
+    """What an evaluation scores: `core.scoring_options.Scoring`, whose fields can be set."""
+
+
+@documented_by(Attack)
+class AttackConfig(Section, Attack, prefix="attack."):
+    """The attack: `trust.attacks.Attack`, whose fields can be set."""
+
+
+@dataclasses.dataclass
+class Config(Section):
     """An experiment. By default FedTGP runs on the embedded images.
 
     Attributes:
       seed: Seed of initial weights, shuffles and participation; the split has a seed of its own.
       trials: Number of seeds seed, seed + 1, ..., a run each.
       rounds: Communication rounds.
-      compare: Entries that run beside the method on the same split, such as "fedproto:weight=3.0"
+      entries: Entries that run beside the method on the same split, such as "fedproto:weight=3.0";
+        and presets, which give entries of their name their settings and do not run by themselves
         (lab/config/entries.py).
-      entries: Entries that run instead of method and compare.
-      given: Options that a setting fixes, whoever runs: "fedktl:generator=natural_32".
-      tuned: Entries whose settings were searched: what "fedtgp@tuned" stands for.
-      tuned_on: Data on which the settings of tuned were searched, and with how many tries.
-      searched: Space that was searched for each method: "fedproto: weight from 0.01 to 10".
       participation: Share of the clients that take part in a round.
       drop_rate: Share of a round's participants whose upload is lost after training.
       shared_init: The same first weights for all clients of an architecture.
@@ -238,17 +371,12 @@ class Config:
     seed: Seed = 0
     trials: Count = 1
     rounds: Count = 100
-    method: MethodConfig = MethodConfig()
-    compare: tuple[str, ...] = ()
-    entries: tuple[str | Mapping[str, Any], ...] = ()
-    given: tuple[str, ...] = ()
-    tuned: tuple[str, ...] = ()
-    tuned_on: str = ""
-    searched: tuple[str, ...] = ()
-    dataset: DatasetConfig = DatasetConfig()
-    partition: PartitionConfig = PartitionConfig()
-    model: ModelConfig = ModelConfig()
-    training: TrainingConfig = TrainingConfig()
+    method: MethodConfig = dataclasses.field(default_factory=MethodConfig)
+    entries: tuple[str | Entry | Mapping[str, Any], ...] = ()
+    dataset: DatasetConfig = dataclasses.field(default_factory=DatasetConfig)
+    partition: PartitionConfig = dataclasses.field(default_factory=PartitionConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
     participation: Part = 1.0
     drop_rate: Rest = 0.0
     shared_init: bool = False
@@ -257,12 +385,12 @@ class Config:
     refuse_outliers: NonNegative = 1000.0
     robust: Specs = ()
     # accuracies are then those of the clients that do not attack
-    attack: Attack = dataclasses.field(default_factory=Attack)
+    attack: AttackConfig = dataclasses.field(default_factory=AttackConfig)
     devices_profile: DevicesConfig = dataclasses.field(default_factory=DevicesConfig)
     privacy: PrivacyConfig = dataclasses.field(default_factory=PrivacyConfig)
     give_up: OptionalCount = 10
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
-    scoring: Scoring = dataclasses.field(default_factory=Scoring)
+    scoring: ScoringConfig = dataclasses.field(default_factory=ScoringConfig)
     lanes: OptionalCount = None
     devices: OptionalCount = None
     precision: Literal["float32", "tensorfloat32", "bfloat16"] = "float32"
@@ -271,6 +399,3 @@ class Config:
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
     track: tuple[Tracker, ...] = ()
-
-    def __post_init__(self):
-        check_section(self)

@@ -1,91 +1,123 @@
-"""Converts typed sections of a config to the plain values of config files, and back.
+"""Sections of a config: dataclasses whose fields are checked whenever they are set.
 
-A section is a frozen dataclass whose annotations bound its options (core/bounds.py). An option that
-is not given is None in a section. Its plain value is another one, which config.json has had since
-its first version; the annotation names it: `Annotated[Whole | None, NotGiven(0)]`.
+A field's annotation bounds its values (core/bounds.py). None is a field that is not given; flags,
+config files and config.json write it as a plain value, 0, "" or "none", which the annotation names:
+`Annotated[Count | None, NotGiven(0)]`.
 """
 
+import copy
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
-from types import NoneType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType, NoneType
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
-from fedjax_ht.core.annotations import Count, NotGiven, Whole, extra_of, hints_of
+from fedjax_ht.core.annotations import Count, NotGiven, Whole, bounded, extra_of, hints_of, traced
 from fedjax_ht.core.bounds import check_value
+from fedjax_ht.core.kinds import is_named_tuple
+from fedjax_ht.core.names import unknown
 from fedjax_ht.core.specs import AsTuples, as_tuples
-from fedjax_ht.lab.config.former_names import unknown_field
 
-S = TypeVar("S")
+S = TypeVar("S", bound="Section")
 
 
-def to_plain(section: Any) -> dict[str, Any]:
+class Section:
+    """Base of a config and of its sections, which are dataclasses.
+
+    A field is checked when it is set, also by `dataclasses.replace`. A class names its prefix in
+    messages: `class TrainingConfig(Section, prefix="training.")`.
+    """
+
+    prefix = ""
+
+    def __init_subclass__(cls, prefix: str = ""):
+        cls.prefix = prefix
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        hint = hints_of(type(self)).get(name)
+        if hint is None:
+            raise AttributeError(unknown_field(f"{self.prefix}{name}", self))
+        object.__setattr__(self, name, _typed(f"{self.prefix}{name}", value, hint))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(unknown_field(f"{self.prefix}{name}", self))
+
+    def update(self, values: Mapping[str, Any] = MappingProxyType({}), /, **fields) -> None:
+        """Sets fields by name or path: {"rounds": 5, "training.epochs": 2, "model": {...}}.
+
+        Raises:
+          ValueError: there is no such field, or it cannot have this value. One line.
+        """
+        for path, value in (dict(values) | fields).items():
+            name, dot, inner = path.partition(".")
+            part = vars(self).get(name)
+            if dot and isinstance(part, Options):
+                part[inner] = value
+            elif dot and isinstance(part, Section):
+                part.update({inner: value})
+            elif dot or name not in vars(self):
+                raise ValueError(unknown_field(f"{self.prefix}{path}", self))
+            elif isinstance(part, Section) and isinstance(value, Mapping):
+                part.update(value)
+            else:
+                setattr(self, name, value)
+
+
+class Options(dict):
+    """Options of a method or a split; `config.method.options.tau = 3` sets one."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"no option {name!r}; there are {', '.join(self)}")
+        return self[name]
+
+    __setattr__ = dict.__setitem__
+
+
+def paths(section: Section, prefix: str = "") -> Iterator[str]:
+    """Yields the paths of all fields and sections: "training" and "training.epochs"."""
+    for name, value in vars(section).items():
+        yield f"{prefix}{name}"
+        if isinstance(value, Section):
+            yield from paths(value, f"{prefix}{name}.")
+        elif isinstance(value, Options):
+            yield from (f"{prefix}{name}.{option}" for option in value)
+
+
+def unknown_field(name: str, known: Section | Collection[str]) -> str:
+    """Writes the message on a field that a section, or the config, does not have."""
+    names = list(paths(known, known.prefix)) if isinstance(known, Section) else known
+    return unknown("config field", name, names, "`fedjax-ht list fields` shows all of them")
+
+
+def to_plain(section: Section) -> dict[str, Any]:
     """Returns the plain values of a section; of sections in it, nested dictionaries."""
     values = {}
     for name, hint in hints_of(type(section)).items():
         value = getattr(section, name)
         marker = extra_of(hint, NotGiven)
-        if dataclasses.is_dataclass(value):
+        if isinstance(value, Section):
             value = to_plain(value)
+        elif isinstance(value, Options):
+            value = dict(value)
+        elif isinstance(value, tuple):
+            value = tuple(each._asdict() if is_named_tuple(type(each)) else each for each in value)
         elif value is None and marker is not None:
             value = marker.plain
         values[name] = value
     return values
 
 
-def to_json(section: Any) -> dict[str, Any]:
+def to_json(section: Section) -> dict[str, Any]:
     """Returns the plain values of a section as reading them from a JSON file returns them."""
     return json.loads(json.dumps(to_plain(section)))
 
 
-def from_plain(kind: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
-    """Builds a section from plain values; None is taken for an option that is not given, too.
-
-    Args:
-      kind: the section's dataclass.
-      values: a plain value of each of its fields; others are left alone.
-      prefix: text before a field's name in messages, such as "training.".
-
-    Raises:
-      ValueError: a value is not allowed, as `core.bounds.check_value` says. One line.
-    """
-    fields = {}
-    for name, hint in hints_of(kind).items():
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            fields[name] = from_plain(hint, values[name], f"{prefix}{name}.")
-        else:
-            fields[name] = _typed(f"{prefix}{name}", values[name], hint)
-    return kind(**fields)
-
-
-def changed(section: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """Returns a section with other plain values of some fields; prefix and errors as of
-    `from_plain`."""
-    hints, fields = hints_of(type(section)), {}
-    for name, value in values.items():
-        if name not in hints:
-            raise ValueError(unknown_field(f"{prefix}{name}", list(hints)))
-        fields[name] = _typed(f"{prefix}{name}", value, hints[name])
-    return dataclasses.replace(section, **fields)
-
-
-def check_section(section: Any, prefix: str = "") -> None:
-    """Raises a ValueError where a field has a value that it cannot have. One line."""
-    for name, hint in hints_of(type(section)).items():
-        value = getattr(section, name)
-        check_value(f"{prefix}{name}", value, hint)
-        if dataclasses.is_dataclass(value):
-            check_section(value, f"{prefix}{name}.")
-
-
-def check_names(kind: type, values: Mapping[str, Any]) -> None:
-    """Raises a ValueError where plain values lack a field of `kind`, or have another one."""
-    known = set(_leaves(to_plain(kind()), kind))
-    present = set(_leaves(values, kind))
-    if unexpected := sorted(present - known):
-        raise ValueError(unknown_field(unexpected[0], known))
-    if missing := sorted(known - present):
-        raise ValueError(f"no config field {missing[0]!r}; start from fedjax_ht.base_config()")
+def changed(section: S, values: Mapping[str, Any]) -> S:
+    """Returns a section with other values of some fields; errors as of `Section.update`."""
+    other = copy.copy(section)
+    other.update(values)
+    return other
 
 
 def shared_fields(section: Any, kind: type) -> dict[str, Any]:
@@ -100,6 +132,8 @@ def shared_fields(section: Any, kind: type) -> dict[str, Any]:
 def plain_hint(hint: Any) -> Any:
     """Returns the annotation of a field's plain values."""
     marker = extra_of(hint, NotGiven)
+    if hint is Options:
+        return Mapping[str, Any]
     if marker is None:
         return hint
     kinds = tuple(kind for kind in get_args(get_args(hint)[0]) if kind is not NoneType)
@@ -111,7 +145,11 @@ def plain_hint(hint: Any) -> Any:
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
-    """Returns a section's value for a plain one, after checking it."""
+    """Returns a field's value for a plain one, after checking it."""
+    if traced(value):
+        return value
+    if isinstance(hint, type) and issubclass(hint, Section):
+        return _section(name, value, hint)
     if hasattr(value, "tolist"):  # NumPy's and jax's numbers, which JSON has not
         value = value.tolist()
     marker = extra_of(hint, NotGiven)
@@ -120,9 +158,25 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if extra_of(hint, AsTuples) is not None:
         value = as_tuples(value)
     check_value(name, value, plain_hint(hint))
+    if type(value) is int and bounded(hint)[0] is float:
+        value = float(value)
     if isinstance(value, Mapping):
-        return {key: _with_tuples(each) for key, each in value.items()}
+        kind = Options if hint is Options else dict
+        return kind({key: _with_tuples(each) for key, each in value.items()})
     return _with_tuples(value)
+
+
+def _section(name: str, value: Any, kind: type[Section]) -> Section:
+    """Returns a section for a mapping, or for an instance of the library's class that it extends,
+    such as an fl.Attack."""
+    if dataclasses.is_dataclass(type(value)) and type(value) in kind.__mro__[1:]:
+        value = vars(value)
+    if isinstance(value, Mapping):
+        made = kind()
+        made.update(value)
+        return made
+    check_value(name, value, kind)
+    return value
 
 
 def _is_same(value: Any, plain: int | float | str) -> bool:
@@ -132,18 +186,6 @@ def _is_same(value: Any, plain: int | float | str) -> bool:
 
 def _with_tuples(value: Any) -> Any:
     """Replaces lists by tuples, which JSON has not, on every level."""
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):  # no NamedTuple
         return tuple(_with_tuples(each) for each in value)
     return value
-
-
-def _leaves(values: Mapping[str, Any], kind: Any, prefix: str = "") -> Iterator[str]:
-    """Yields the paths of all values. A mapping that is a field of `kind`, such as a method's
-    options, is one value: whoever takes it knows its names."""
-    hints = {} if kind is None else hints_of(kind)
-    for name, value in values.items():
-        inner = hints.get(name)
-        if isinstance(value, Mapping) and (name not in hints or dataclasses.is_dataclass(inner)):
-            yield from _leaves(value, inner, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"

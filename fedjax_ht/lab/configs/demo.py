@@ -9,11 +9,12 @@ settings a method, the best was chosen by validation on the first of these split
 """
 
 from fedjax_ht.lab.config.base import apply_argument
+from fedjax_ht.lab.config.entries import only
 from fedjax_ht.lab.configs import few_samples
 
 
 def get_config(argument=None):
     config = few_samples.get_config("classes=4")
-    config.entries = ("local@tuned", "lg_fedavg@tuned", "fedssa@tuned")
+    config = only(config, ("local@tuned", "lg_fedavg@tuned", "fedssa@tuned"))
     config.trials = 3
     return apply_argument(config, argument, rounds=2, trials=1)

@@ -16,19 +16,23 @@ to 76.60), 1.32 points (0.59 to 2.06) above it; local 71.70, 74.32, 75.98, 73.84
 """
 
 from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config
+from fedjax_ht.lab.config.entries import preset
+
+SEARCHED = (
+    "9 settings by validation on 1 split of seed 1, seed 0; searched: training.learning_rate from "
+    "0.00625 to 0.4"
+)
 
 
 def get_config(argument=None):
     config = base_config()
     config.method = method_config("fedapen")
-    config.compare = ("fedssa@tuned", "local@tuned")
-    config.tuned = ("fedapen", "fedssa:mu=0.75", "local:training.learning_rate=0.11")
-    config.tuned_on = "9 settings by validation on 1 split of seed 1, seed 0"
-    config.searched = (
-        "fedapen: training.learning_rate from 0.00625 to 0.4",
-        "fedssa: training.learning_rate from 0.00625 to 0.4, mu from 0 to 1",
-        "local: training.learning_rate from 0.00625 to 0.4",
+    presets = (
+        preset("fedapen", SEARCHED),
+        preset("fedssa:mu=0.75", f"{SEARCHED}, mu from 0 to 1"),
+        preset("local:training.learning_rate=0.11", SEARCHED),
     )
+    config.entries = (*presets, "fedssa@tuned", "local@tuned")
     config.dataset.name = "fashion_mnist_10k"
     config.partition = partition_config("practical", alpha=1.0, train_share=0.2, val_share=0.2)
     config.partition.per_trial = True
@@ -37,4 +41,4 @@ def get_config(argument=None):
     config.trials = 3
     config.rounds = 20
     config.evaluate.every = 2
-    return apply_argument(config, argument, rounds=2, trials=1, compare=("local@tuned",))
+    return apply_argument(config, argument, rounds=2, trials=1, entries=(*presets, "local@tuned"))

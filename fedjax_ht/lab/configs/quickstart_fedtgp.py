@@ -13,14 +13,14 @@ order since, which moves a seed by some tenths of a point.
 """
 
 from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config
+from fedjax_ht.lab.config.entries import preset
 
 
 def get_config(argument=None):
     config = base_config()
     config.method = method_config("fedtgp", variant="released", weight=3.0, tau=3.0)
-    config.tuned = ("fedtgp:variant=released:weight=3.0:tau=3.0",)
-    config.tuned_on = "this split's test images, seed 0, some 25 settings"
-    config.compare = ("local",)
+    tuned = "this split's test images, seed 0, some 25 settings"
+    config.entries = (preset("fedtgp:variant=released:weight=3.0:tau=3.0", tuned), "local")
     config.dataset.name = "fashion_mnist_10k"
     config.partition = partition_config("practical", alpha=1.0)
     config.model.group = "cnn5"

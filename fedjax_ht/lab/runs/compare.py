@@ -22,8 +22,8 @@ from pathlib import Path
 from absl import flags
 
 from fedjax_ht.lab.cli import fail
-from fedjax_ht.lab.config.entries import entries_of
-from fedjax_ht.lab.config.field_values import WordsParser
+from fedjax_ht.lab.config.config_files import WordsParser
+from fedjax_ht.lab.config.entries import entries_of, only
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.costs import Aim, costs, write_csv
@@ -109,7 +109,7 @@ def comparison(config: Config, methods: Sequence[str] | None, trials: int | None
         raise ValueError(
             f"--methods is {','.join(methods)!r}; it must name at least one method, and each once"
         )
-    config = dataclasses.replace(config, entries=tuple(methods))
+    config = only(config, methods)
     entries_of(config)
     return config
 
@@ -129,7 +129,7 @@ def share_of(config: Config, share: str | None) -> Config:
     taken = labels[int(number) - 1 :: int(shares)]
     if not taken:
         raise ValueError(f"--entries is {share!r}, and there are {len(labels)} entries alone")
-    return dataclasses.replace(config, entries=tuple(taken))
+    return only(config, taken)
 
 
 def chosen_aim(score: str, target: float | None, share: float | None) -> Aim:

@@ -1,9 +1,8 @@
 """Leaves out the entries of a comparison that do not fit its federation."""
 
-import dataclasses
 from collections.abc import Callable
 
-from fedjax_ht.lab.config.entries import entries_of
+from fedjax_ht.lab.config.entries import entries_of, only
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.runs.build import fitted, make_dataset
 from fedjax_ht.lab.runs.settle import settle
@@ -23,7 +22,7 @@ def fitting(config: Config, tell: Callable[[str], None]) -> Config:
     kept, reasons = [], []
     for entry in entries_of(config):
         try:
-            fitted(settle(dataclasses.replace(config, entries=(entry.label,))), dataset)
+            fitted(settle(only(config, [entry.label])), dataset)
             kept.append(entry.label)
         except (ValueError, OSError, ImportError) as error:
             reasons.append(f"{entry.label} is left out: {error}")
@@ -31,4 +30,4 @@ def fitting(config: Config, tell: Callable[[str], None]) -> Config:
         raise ValueError(f"no entry fits; {reasons[0]}")
     for reason in reasons:
         tell(reason)
-    return dataclasses.replace(config, entries=tuple(kept))
+    return only(config, kept)

@@ -15,10 +15,9 @@ from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.lab.checkpoints.sealed import set_aside
 from fedjax_ht.lab.checkpoints.writers import FILES
-from fedjax_ht.lab.config.base import method_options, option_values, typed_config
+from fedjax_ht.lab.config.base import option_values, typed_config
 from fedjax_ht.lab.config.entries import Entry, recorded
-from fedjax_ht.lab.config.former_names import under_new_names
-from fedjax_ht.lab.config.sections import Config, PartitionConfig
+from fedjax_ht.lab.config.sections import Config, MethodConfig, PartitionConfig
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.files import atomic_open, refuse_links
 from fedjax_ht.lab.report.costs import Aim
@@ -268,21 +267,17 @@ def read_run(workdir: Path, trust: bool = False) -> Experiment:
 
 
 def completed(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the config of a run of any version, with today's names of its fields, and today's
-    defaults for those that it does not have."""
-    fields, known = under_new_names(fields), to_json(Config())
+    """Returns the config of a run as its entries have it, with defaults for fields that its version
+    did not have."""
+    known = to_json(Config())
     kind = fields.get("partition", {}).get("kind") or PartitionConfig.kind
     options = option_values(f"partition {kind!r}", partition_options(kind), {})
     known["partition"] |= {"kind": kind, "options": json.loads(json.dumps(options))}
-    if "method" in fields:
-        del known["method"]  # its options are those of another method
-    else:
-        name = known["method"]["name"]
-        options = option_values(name, method_options(name), {})
-        known["method"]["options"] = json.loads(json.dumps(options))
     if str(fields.get("dataset", {}).get("name")).startswith("csv:"):
         known["dataset"]["standardise"] = "off"  # as tables were before there was this field
-    return _filled(fields, known)
+    of_run = {name: value for name, value in fields.items() if name not in NAMING}
+    none = to_json(MethodConfig(None))
+    return _filled(of_run, known) | {"method": none, "entries": fields.get("entries", [])}
 
 
 def _filled(fields: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def make_experiment(
       dataset: the data set, in place of `config.dataset.name`. `classes`, `subset`, `shift`,
         `public` and `standardise` change it as any other.
       models: architecture -> module, which clients take in turn, in place of `config.model.group`.
-      methods: label -> method, in place of `config.method`; entries of `config.compare` run beside
+      methods: label -> method, in place of `config.method`; entries of `config.entries` run beside
         them. A method trains by its own recipe, and not by `config.training`.
 
     Raises:

@@ -83,7 +83,7 @@ def identity_of(entry: Entry, config: Config, noted: Mapping[str, Any]) -> Ident
     sections = {name: fields.pop(name) for name in ("dataset", "partition", "model", "training")}
     seed, trials = fields.pop("seed"), fields.pop("trials")
     for name in NAMING:
-        del fields[name]
+        fields.pop(name, None)
     options = flatten(fields)
     method = {"name": entry.method, "options": json.loads(json.dumps(entry.options))}
     return Identity(

@@ -15,9 +15,8 @@ from fedjax_ht.core.docstrings import meanings
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.data.partition.splits import split_plan
 from fedjax_ht.lab.config.base import method_options
-from fedjax_ht.lab.config.former_names import unknown_field
 from fedjax_ht.lab.config.sections import Config
-from fedjax_ht.lab.config.typed import plain_hint, to_plain
+from fedjax_ht.lab.config.typed import plain_hint, to_plain, unknown_field
 from fedjax_ht.methods import method_factory
 
 

@@ -15,7 +15,13 @@ from fedjax_ht.core.function_keys import checksum_of
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.user_code import OBJECT, names_object
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.lab.config.sections import Config, DatasetConfig, ModelConfig, TrainingConfig
+from fedjax_ht.lab.config.sections import (
+    Config,
+    DatasetConfig,
+    MethodConfig,
+    ModelConfig,
+    TrainingConfig,
+)
 from fedjax_ht.lab.config.typed import shared_fields, to_plain
 
 READ_BY = ("label", "features", "group")
@@ -63,7 +69,8 @@ def with_names(config: Config, objects: Objects) -> Config:
     if objects.methods:
         known = {entry["label"] for entry in config.entries if isinstance(entry, Mapping)}
         entries = [_entry(x, objects.methods[x], config) for x in objects.methods if x not in known]
-        sections["entries"] = (*entries, *(config.entries or config.compare))
+        sections["method"] = MethodConfig(None)
+        sections["entries"] = (*entries, *config.entries)
     return dataclasses.replace(config, **sections)
 
 

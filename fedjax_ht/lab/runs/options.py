@@ -9,15 +9,15 @@ import numpy as np
 
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.names import unknown
+from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.core.wire import TRANSFORMS
-from fedjax_ht.lab.config.run_sections import PrivacyConfig
-from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.config.sections import Config, PrivacyConfig
 from fedjax_ht.lab.config.typed import shared_fields
 from fedjax_ht.lab.runs.devices import make_profile
 from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.simulation.ending import Ending
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.trust.attacks import attackers
+from fedjax_ht.trust.attacks import Attack, attackers
 from fedjax_ht.trust.defences import DEFENCES
 from fedjax_ht.trust.options import Privacy
 
@@ -31,11 +31,12 @@ def simulation_options(config: Config) -> SimulationOptions:
     Raises:
       ValueError: fields do not fit together. One line.
     """
-    scoring = config.scoring
+    scoring = Scoring(**vars(config.scoring))
     if scoring.batch_size is None and config.model.norm == "static_batch":
         scoring = dataclasses.replace(scoring, batch_size=STATIC_BATCH)
     made = {
         "scoring": scoring,
+        "attack": Attack(**vars(config.attack)),
         "uplink": uplink_steps(config, TRANSFORMS),
         "downlink": steps_of("transform", "downlink", config.downlink, TRANSFORMS),
         "robust": steps_of("defence", "robust", config.robust, DEFENCES),

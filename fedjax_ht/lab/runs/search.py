@@ -28,7 +28,7 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.lab.checkpoints.checkpoint import TrialCheckpoints
 from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.config.base import AnyConfig, typed_config
-from fedjax_ht.lab.config.entry_text import OVERRIDDEN, split_spec
+from fedjax_ht.lab.config.entries import OVERRIDDEN, only, preset, presets_of, split_spec
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.runs.build import Arm, Experiment, build
@@ -123,7 +123,7 @@ def searched(
         raise ValueError(
             f"a search runs in one process, and there are {jax.process_count()}; start one alone"
         )
-    config = dataclasses.replace(config, entries=tuple(labels))
+    config = only(config, labels)
     at = rungs(config.rounds, halvings)
     experiment = build(config, objects=objects)
     if not any(len(client.val) for client in experiment.partitions[0]):
@@ -586,7 +586,8 @@ def fairly_tuned(
     single = dataclasses.replace(config, trials=1)
     halvings = min(HALVINGS, config.rounds.bit_length() - 1)
     spaces = {name: space_of(name, config, recipe) for name in names}
-    chosen = []
+    known = presets_of(config.entries)
+    tuned = []
     for method, (name, space) in zip(methods, spaces.items()):
         folder = workdir / "search" / name
         labels = points_of(method, space, points - 1)
@@ -602,14 +603,10 @@ def fairly_tuned(
         with atomic_open(folder / "sweep.md") as file:
             file.write(table(result) + "\n")
         tell(f"chosen: {result.best}")
-        chosen.append(result.best)
-    return dataclasses.replace(
-        config,
-        tuned=tuple(chosen),
-        tuned_on=budget(single, points, halvings),
-        searched=tuple(f"{name}: {described_space(space)}" for name, space in spaces.items()),
-        entries=tuple(f"{name}@tuned" for name in names),
-    )
+        origin = f"{budget(single, points, halvings)}; searched: {described_space(space)}"
+        tuned.append(preset(result.best, origin, known))
+    config = dataclasses.replace(config, entries=(*known.values(), *tuned))
+    return only(config, [entry.label for entry in tuned])
 
 
 def _names_of(methods: Sequence[str]) -> list[str]:

@@ -108,9 +108,12 @@ def named_code(entry: Entry, config: Config) -> set[str]:
 
 def _method_code(config: Config) -> set[str]:
     """Returns every method that is a "module:function", of a config whose entries are not read."""
-    names = {config.method.name}
-    for spec in (*config.entries, *config.compare, *config.given, *config.tuned):
-        names.add(str(spec.get("method")) if isinstance(spec, Mapping) else method_of(spec))
+    names = {str(config.method.name)}
+    for spec in config.entries:
+        if isinstance(spec, Entry):
+            names.add(spec.method)
+        else:
+            names.add(str(spec.get("method")) if isinstance(spec, Mapping) else method_of(spec))
     return set(filter(names_user_method, names))
 
 

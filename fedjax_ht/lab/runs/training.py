@@ -15,7 +15,7 @@ from fedjax_ht.core.names import meant, unknown_option
 from fedjax_ht.core.recipes import OTHERS
 from fedjax_ht.core.specs import read_spec
 from fedjax_ht.data.augment import compose
-from fedjax_ht.lab.config.entry_text import literal
+from fedjax_ht.lab.config.entries import literal
 from fedjax_ht.lab.config.sections import TrainingConfig
 from fedjax_ht.lab.config.typed import changed, shared_fields
 
@@ -64,7 +64,7 @@ def recipes(training: TrainingConfig) -> dict[str, LocalTraining]:
         if "of" in values:
             raise ValueError(f"training.of has {text!r}; a recipe in it has no other in itself")
         try:
-            made[name] = local_training(changed(common, values, "training."))
+            made[name] = local_training(changed(common, values))
         except ValueError as error:
             raise ValueError(f"training.of has {text!r}: {error}") from None
     return made

@@ -9,7 +9,6 @@ import optax
 import pytest
 
 import fedjax_ht as fl
-from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.entries import parse_entry
 from fedjax_ht.lab.generators import open_generator
 from fedjax_ht.lab.runs.build import build
@@ -112,14 +111,14 @@ def test_the_example_beside_torch(folder):
 
 def test_a_config_takes_it(folder, tiny_config):
     config = config_of(tiny_config)
-    config.compare, config.method = (
+    config.entries, config.method = (
         (),
         fl.method_config("fedktl", generator="my_gan:generator", server_epochs=1),
     )
     experiment = build(config)
     state, _ = (simulation := simulate(experiment.arms["fedktl"])).run_round(simulation.init())
     assert state.round == 1
-    entry = parse_entry("fedktl:generator=my_gan:generator:mu=2", typed_config(config), {})
+    entry = parse_entry("fedktl:generator=my_gan:generator:mu=2")
     assert entry.options["generator"] == "my_gan:generator" and entry.options["mu"] == 2
 
 
@@ -144,7 +143,7 @@ number = 3
         ("broken_gan:make", r"SyntaxError: .*"),
         ("needing_gan:make", r"ModuleNotFoundError: No module named 'no_such_package'"),
         ("wrong_gan:fails", r"RuntimeError: first"),
-        ("wrong_gan:make", r"dict; it must return a fedjax_ht\.generators\.Generator"),
+        ("wrong_gan:make", r"dict; it must return a fedjax_ht\.lab\.generators\.Generator"),
     ],
 )
 def test_wrong_generators_are_one_line(folder, name, message):

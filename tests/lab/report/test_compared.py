@@ -28,8 +28,9 @@ def runs(*accuracies, trials=1, **columns):
 
 def config_of(*entries, **fields):
     config = base_config()
+    config.method.name = None
     config.entries, config.rounds = entries, 2
-    config.update_from_flattened_dict(fields)
+    config.update(fields)
     return typed_config(config)
 
 

@@ -13,7 +13,7 @@ import pytest
 import fedjax_ht
 from fedjax_ht.lab.config.base import base_config
 from fedjax_ht.lab.config.entries import as_run, parse_entry
-from fedjax_ht.lab.config.run_sections import ReportConfig
+from fedjax_ht.lab.config.sections import ReportConfig
 from fedjax_ht.lab.report import plots
 from fedjax_ht.lab.report.compared import Compared
 from fedjax_ht.lab.report.figures import FEW
@@ -59,6 +59,7 @@ def entries_shown(experiment, histories):
 @pytest.fixture(scope="module")
 def experiment():
     config = base_config()
+    config.method.name = None
     config.entries, config.partition.num_clients, config.dataset.subset = (
         ("local", "fedproto:weight=2.0"),
         4,
@@ -165,7 +166,7 @@ def test_the_setting_in_words(experiment):
 
 
 def test_entries_with_a_training_of_their_own_are_named_with_it(experiment):
-    faster = parse_entry("local:training.learning_rate=0.21", experiment.config, {})
+    faster = parse_entry("local:training.learning_rate=0.21")
     local = experiment.arms["local"]
     changed = local._replace(entry=faster, config=as_run(faster, experiment.config))
     experiment = experiment._replace(arms={"local": changed, "a": local, "b": local})

@@ -27,7 +27,7 @@ def config_of(**fields):
     config.model.group, config.partition.num_clients = "mlp2", 6
     config.model.lora = "rank=2,4,8"
     for name, value in fields.items():
-        config.model[name] = value
+        setattr(config.model, name, value)
     return typed_config(config)
 
 

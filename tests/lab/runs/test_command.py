@@ -172,12 +172,14 @@ def test_a_run_is_shown_again(run, tmp_path):
 
 def test_a_comparison_is_shown_again_with_its_target(tiny_config, tmp_path, blank_pictures):
     config = config_of(tiny_config)
+    config.method.name = None
     config.rounds, config.entries, config.trials = 2, ("local", "fedproto:weight=2.0"), 2
     result = train_and_evaluate(config, tmp_path, stage=lambda line: None, aim=Aim(share=0.5))
     before = contents(tmp_path)
     text, _ = report_run(tmp_path)
     assert text == result.summary and "(0.5 of " in text and contents(tmp_path) == before
     assert "Target: " in (tmp_path / "report.html").read_text()
+    config.method.name = None
     config.entries = ("fedproto:weight=2.0",)  # another run in the same folder
     train_and_evaluate(config, tmp_path, stage=lambda line: None)
     text, _ = report_run(tmp_path)
@@ -230,6 +232,7 @@ def test_an_entry_of_another_run_is_shown_and_not_compared(
     run, tiny_config, tmp_path, blank_pictures
 ):
     copied, config = shutil.copytree(run, tmp_path / "run"), config_of(tiny_config)
+    config.method.name = None
     config.rounds, config.entries, config.training.learning_rate = 1, ("local",), 0.3
     train_and_evaluate(config, tmp_path / "other", stage=lambda line: None)
     shutil.rmtree(copied / "local")

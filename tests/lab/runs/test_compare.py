@@ -253,7 +253,7 @@ def test_bytes_of_one_way_or_both():
 def test_named_methods_are_as_in_their_papers():
     config = base_config()
     config.method = method_config("fedtgp", tau=3.0)
-    config.compare = ("fedproto",)
+    config.entries = ("fedproto",)
     chosen = comparison(typed_config(config), ["local", "fedtgp"], 3)
     assert [(e.label, changes(e)) for e in entries_of(chosen)] == [
         ("local", {}),
@@ -261,7 +261,7 @@ def test_named_methods_are_as_in_their_papers():
     ] and chosen.trials == 3
     same = entries_of(comparison(typed_config(config), None, None))
     assert [(e.label, changes(e)) for e in same] == [("fedtgp", {"tau": 3.0}), ("fedproto", {})]
-    assert config.trials == 1 and config.entries == ()  # the argument stays
+    assert config.trials == 1 and config.entries == ("fedproto",)  # the argument stays
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from fedjax_ht.lab.config.base import base_config, typed_config
+from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.runs import evaluate, report
-from fedjax_ht.lab.runs.folder import remember_config
+from fedjax_ht.lab.runs.folder import VERSION, remember_config
 
 
 def folder_with(tmp_path, **changes):
@@ -20,7 +21,8 @@ def folder_with(tmp_path, **changes):
         "model": {},
         "tuned": "",
     }
-    fields = json.loads(base_config().to_json_best_effort()) | {"entries": [entry]} | changes
+    run = {"version": VERSION}
+    fields = to_json(base_config()) | {"entries": [entry], "run": run} | changes
     (tmp_path / "config.json").write_text(
         json.dumps({k: v for k, v in fields.items() if v is not None})
     )
@@ -33,16 +35,18 @@ BROKEN = {
         "entries": [ENTRY]
     },
     "is not what a run writes (KeyError: 'label')": {"entries": [{"method": "local"}]},
-    "entries is 3; it must be a tuple, each text or a dict, name -> a value": {"entries": 3},
-    "is not what a run writes (TypeError": {"run": {"version": "new"}},
+    "entries is 3; it must be a tuple, each text, an Entry(...) or a dict, name -> a value": {
+        "entries": 3
+    },
+    "is not what a run writes (TypeError": {"entries": [ENTRY | {"method": "local", "options": 3}]},
+    "is not what a run writes (AttributeError: 'int'": {"run": 3},
     "is not what a run writes (AttributeError": {"partition": 3},
     "is not what a run writes (KeyError: 'version')": {"run": {}},
     "rounds is 'many'; it must be an integer of at least 1": {"rounds": "many"},
     "training.learning_rate is nan; it must be a number above 0": {
-        "training": json.loads(base_config().training.to_json_best_effort())
-        | {"learning_rate": float("nan")}
+        "training": to_json(base_config().training) | {"learning_rate": float("nan")}
     },
-    "unknown config field 'training'": {"training": 3},
+    "training is 3; it must be a TrainingConfig(...)": {"training": 3},
     "fedtgp has no option 'wieght'; did you mean 'weight'? It has": {
         "entries": [ENTRY | {"method": "fedtgp", "options": {"wieght": 1}}]
     },
@@ -68,11 +72,10 @@ SPY = "open('marker', 'w').close()\n\n\ndef make(*task):\n    return {}\n"
 SPY_MODEL = {"group": "spy_of_a_run:make"}
 FEDKTL = ENTRY | {"method": "fedktl", "options": {"generator": "spy_of_a_run:make"}}
 NAMING_CODE = {
-    "model": {"model": json.loads(base_config().model.to_json_best_effort()) | SPY_MODEL},
+    "model": {"model": to_json(base_config().model) | SPY_MODEL},
     "model of an entry": {"entries": [ENTRY | {"method": "local", "model": SPY_MODEL}]},
     "option": {"entries": [FEDKTL]},
     "entry as it is written": {"entries": ["fedktl:generator=spy_of_a_run:make"]},
-    "given": {"entries": ["fedktl"], "given": ["fedktl:generator=spy_of_a_run:make"]},
 }
 
 

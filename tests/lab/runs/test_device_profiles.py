@@ -210,9 +210,7 @@ def test_memory_grows_with_depth_batches_and_statistics():
 def test_clients_get_the_largest_of_a_group_that_fits():
     dataset, _ = samples()
     config = base_config()
-    config.update_from_flattened_dict(
-        {"model.group": "mlp2", "partition.num_clients": 3, "training.batch_size": 4}
-    )
+    config.update({"model.group": "mlp2", "partition.num_clients": 3, "training.batch_size": 4})
 
     def names(federation):
         return [federation.buckets[i].name for i in federation.assignment]
@@ -234,9 +232,7 @@ def test_clients_get_the_largest_of_a_group_that_fits():
     assert (
         names(make_clients(typed_config(config), dataset, np.full(3, wide))) == ["mlp_narrow"] * 3
     )
-    config.update_from_flattened_dict(
-        {"model.rates": "1", "model.group": "conv4", "model.norm": "static_batch"}
-    )
+    config.update({"model.rates": "1", "model.group": "conv4", "model.norm": "static_batch"})
     with pytest.raises(
         ValueError, match=r"^model.rates is '1'; with devices_profile.memory it must be ''$"
     ):
@@ -285,6 +281,7 @@ def test_a_run_from_which_all_is_late_says_so():
 
 def test_entries_have_what_fits_their_own_training(tiny_config):
     config = config_of(tiny_config)
+    config.method.name = None
     config.entries = ("local", "local:training.batch_size=40", "local:training.epochs=2")
     config.devices_profile.memory = "5e4"
     names = {label: arm.federation.buckets[0].name for label, arm in build(config).arms.items()}

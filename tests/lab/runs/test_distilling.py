@@ -11,7 +11,7 @@ from experiments.configs import (
 )
 from fedjax_ht.data.partition import check_partition
 from fedjax_ht.lab.config.base import base_config, method_config, typed_config
-from fedjax_ht.lab.config.entries import entries_of
+from fedjax_ht.lab.config.entries import chosen, entries_of
 from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.compare import comparison
 from fedjax_ht.lab.runs.train import train_and_evaluate
@@ -91,7 +91,8 @@ def test_dense_is_given_the_label_wherever_it_is_compared(file):
     merge."""
     assert file.get_config("method=dense").method.options.merge == "mul"
     config = file.get_config()
-    config.compare = ("dense", "fedavg+dense", "fedrolex+dense:merge=none", "fedrolex+dfrd")
+    texts = ("dense", "fedavg+dense", "fedrolex+dense:merge=none", "fedrolex+dfrd")
+    config.entries = chosen(config.entries, texts)
     _, *entries = entries_of(typed_config(config))
     assert [entry.options["merge"] for entry in entries] == ["mul", "mul", "none", "mul"]
     distil = file is fashion_mnist_distil

@@ -38,7 +38,7 @@ def test_no_flipped_bit_changes_a_result_without_a_word(
     them can be read."""
     monkeypatch.setattr(train, "write_results", lambda *args: [])
     config = config_of(tiny_config)
-    config.compare, config.rounds, config.participation = (), 6, participation
+    config.entries, config.rounds, config.participation = (), 6, participation
     train_and_evaluate(config, tmp_path / "run")
     whole, simulation, rng = (
         tmp_path / "run" / "fedtgp",
@@ -76,7 +76,7 @@ def test_no_flipped_bit_changes_a_result_without_a_word(
 def test_a_run_killed_again_and_again_equals_one_never_killed(tiny_config, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "write_results", lambda *args: [])
     text = tiny_config.read_text().replace("config.rounds = 3", "config.rounds = 25")
-    text = text.replace('config.compare = ("local",)', "config.compare = ()").replace(
+    text = text.replace('config.entries = ("local",)', "config.entries = ()").replace(
         '"fedtgp", server_epochs=2', '"local"'
     )
     (tmp_path / "long.py").write_text(text)

@@ -6,26 +6,25 @@ import json
 import pytest
 
 from fedjax_ht.lab.config.base import base_config, method_config, typed_config
-from fedjax_ht.lab.config.entries import changes, described, entries_of, recorded
+from fedjax_ht.lab.config.entries import changes, described, entries_of, preset
 from fedjax_ht.lab.configs import quickstart_fedtgp
 from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.folder import read_config, remember_config
 
+TUNED = preset("fedtgp:tau=3:training.learning_rate=0.05", "validation, 9 settings")
 
-def config_of(*entries, **fields):
+
+def config_of(*entries, presets=(TUNED,), **fields):
     config = base_config()
-    config.tuned, config.tuned_on = (
-        ("fedtgp:tau=3:training.learning_rate=0.05",),
-        "validation, 9 settings",
-    )
-    config.entries = entries
-    config.update_from_flattened_dict(fields)
+    config.method.name = None
+    config.entries = (*presets, *entries)
+    config.update(fields)
     return config
 
 
 def test_an_entry_has_all_options_of_its_method():
     plain, weighted = entries_of(typed_config(config_of("fedproto", "fedproto:weight=3")))
-    assert plain.options == method_config("fedproto").options.to_dict() and changes(plain) == {}
+    assert plain.options == method_config("fedproto").options and changes(plain) == {}
     assert (
         weighted.options == plain.options | {"weight": 3.0}
         and weighted.label == "fedproto:weight=3"
@@ -69,39 +68,14 @@ def test_without_entries_it_is_the_method_and_what_it_is_compared_with():
     assert (first.label, second.label) == (
         "fedtgp",
         "local",
-    ) and first.tuned == config.tuned_on != ""
-    config.compare = ("fedtgp", "local")  # of equal labels the first
+    ) and first.tuned == config.entries[0].tuned != ""
+    config.entries = (config.entries[0], "fedtgp", "local")  # of equal labels the first
     assert entries_of(typed_config(config)) == (first, second)
 
 
-@pytest.mark.parametrize(
-    "method, option, formerly",
-    [
-        ("dfrd", "variant", "released"),
-        ("fedavg+dense", "variant", "released"),
-        ("fedktl", "latents", "spread"),
-    ],
-)
-def test_a_run_from_before_an_option_keeps_its_form(method, option, formerly):
-    written = entries_of(typed_config(config_of(method)))[0]._asdict()
-    del written["options"][option]
-    assert recorded(written).options[option] == formerly
-    written["options"][option] = today = method_config(method).options[option]
-    assert recorded(written).options[option] == today != formerly
-
-
-def test_a_form_that_is_gone_is_not_gone_on_with():
-    written = entries_of(typed_config(config_of("fedktl:variant=released")))[0]._asdict()
-    del written["options"]["latents"]
-    with pytest.raises(ValueError, match="was another form when this run began"):
-        recorded(written)
-
-
 def test_a_setting_gives_a_method_what_its_paper_leaves_open():
-    fixed = ("fedral:blocks=5",)
-    plain, other = entries_of(
-        typed_config(config_of("fedral", "fedral:inference=global", given=fixed))
-    )
+    fixed = preset("fedral:blocks=5")
+    plain, other = entries_of(config_of("fedral", "fedral:inference=global", presets=[fixed]))
     assert (
         plain.options["blocks"] == other.options["blocks"] == 5
         and other.options["inference"] == "global"
@@ -139,7 +113,7 @@ def test_a_run_remembers_every_entry_that_its_folder_holds(tmp_path):
     [
         (
             ("fedtgp@tuned",),
-            {"tuned": ("fedtgp:tau=4",)},
+            {"presets": [preset("fedtgp:tau=4", "validation")]},
             "fedtgp@tuned.options.tau: 3.0 there, 4.0 here",
         ),
         (("local",), {"seed": 1}, "seed: 0 there, 1 here"),

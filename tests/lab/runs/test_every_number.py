@@ -17,9 +17,8 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import TRANSFORMS
 from fedjax_ht.data.partition import PARTITIONS, PLANS, check_partition, partition_options
 from fedjax_ht.lab.config.base import base_config
-from fedjax_ht.lab.config.config_files import paths
 from fedjax_ht.lab.config.sections import Config
-from fedjax_ht.lab.config.typed import plain_hint
+from fedjax_ht.lab.config.typed import paths, plain_hint
 from fedjax_ht.lab.runs.build import build
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.methods.data_free.options import Distillation
@@ -79,11 +78,7 @@ def fields(kind: type = Config, prefix: str = "") -> Iterator[Option]:
 
 
 def configure(path: str, value: Any) -> None:
-    config = base_config()
-    with config.unlocked(), config.ignore_type():
-        section, _, name = path.rpartition(".")
-        (config[section] if section else config)[name] = value
-    build(config)
+    base_config().update({path: value})
 
 
 def options_of_the_library() -> Iterator[Option]:

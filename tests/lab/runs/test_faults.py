@@ -23,7 +23,7 @@ STORED = Path(__file__).parent / "stored"
 @some_or_all
 def test_a_fault_while_a_new_entry_is_noted(tmp_path, which):
     config = config_of(STORED / "config.py")
-    config.dataset.data_dir, config.compare = str(STORED), ("local",)
+    config.dataset.data_dir, config.entries = str(STORED), ("local",)
     config = typed_config(config)
     experiment = build(config, begun=True)
 
@@ -52,7 +52,7 @@ def test_a_fault_while_a_new_entry_is_noted(tmp_path, which):
 def test_a_fault_anywhere_in_a_run(tmp_path, tiny_config, monkeypatch):
     monkeypatch.setattr(train, "write_results", lambda *args: [])
     config = config_of(tiny_config)
-    config.compare, config.method, config.rounds = (), method_config("local"), 2
+    config.entries, config.method, config.rounds = (), method_config("local"), 2
     config.report.maps = "none"
     train_and_evaluate(config, tmp_path / "whole")
     whole = metrics(tmp_path / "whole", "local")

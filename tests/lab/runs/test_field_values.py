@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedjax_ht.lab.config.field_values import WordsParser, split_words, to_tuple
+from fedjax_ht.lab.config.config_files import WordsParser, split_words, to_tuple
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from absl import flags
 
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.config_files import define_config, read_config_file, shipped
+from fedjax_ht.lab.config.entries import presets_of
 from tests.runs import ROOT
 
 
@@ -32,17 +33,18 @@ def test_flags_set_the_fields_of_a_config():
         "--config.model.group=cnn4",
         "--config.model.weights={'cnn1': 'a.npz'}",
         "--config.uplink=(('gaussian_noise', 0.05, 0.2),)",
-        "--config.compare=local",
-        "--config.compare=fedproto:weight=3.0",
-        "--config.entries=()",
+        "--config.entries=local",
+        "--config.entries=fedproto:weight=3.0",
         "--config.partition.options.train_share=0.5",
     )
     assert config.rounds == 5 and config.participation == 1.0
     assert config.training.learning_rate == 0.5 and config.training.shuffle is False
     assert config.shared_init is True and config.dataset.seen_before is True
     assert config.model.group == "cnn4" and config.model.weights == {"cnn1": "a.npz"}
-    assert config.uplink == (("gaussian_noise", 0.05, 0.2),) and config.entries == ()
-    assert config.compare == ("local", "fedproto:weight=3.0")
+    assert config.uplink == (("gaussian_noise", 0.05, 0.2),)
+    *presets, first, second = config.entries
+    assert (first, second) == ("local", "fedproto:weight=3.0")
+    assert presets == list(presets_of(read_config_file("quickstart").entries).values())
     assert config.partition.options.train_share == 0.5
     assert typed_config(config).model.weights == {"cnn1": "a.npz"}
 
@@ -60,13 +62,14 @@ def test_flags_set_the_fields_of_a_config():
     ],
 )
 def test_entries_need_no_quotes(text, entries):
-    assert parsed("--config=quickstart", f"--config.compare={text}").compare == entries
+    config = parsed("--config=quickstart", f"--config.entries={text}")
+    assert tuple(entry for entry in config.entries if isinstance(entry, str)) == entries
 
 
 def test_the_last_config_and_the_last_value_count():
     arguments = ["--config=quickstart", "--config=few_samples", "--config.rounds=5"]
     config = parsed(*arguments, "--config.rounds=6")
-    assert config.rounds == 6 and config.tuned == read_config_file("few_samples").tuned
+    assert config.rounds == 6 and config.entries == read_config_file("few_samples").entries
 
 
 @pytest.mark.parametrize(
@@ -77,7 +80,7 @@ def test_the_last_config_and_the_last_value_count():
         ("--config.training.learning_rate=big", "it must be a number"),
         ("--config.shared_init=maybe", "it must be True or False"),
         (
-            "--config.compare=fedral:blocks=(2,4",
+            "--config.entries=fedral:blocks=(2,4",
             "a bracket or a quote in it stands alone; write a,b",
         ),
     ],
@@ -105,7 +108,7 @@ def test_text_that_is_no_value_of_its_field(argument, message):
         ),
         (
             "--config.method.options.wait=1",
-            "fedtgp has no option 'wait'; did you mean 'weight'? It has margin",
+            "fedtgp has no option 'wait'; did you mean 'weight'? It has weight",
         ),
         (
             "--config.partition.options.aplha=1",
@@ -118,10 +121,6 @@ def test_text_that_is_no_value_of_its_field(argument, message):
         (
             "--config.clients=1",
             "unknown config field 'clients'; did you mean 'partition.num_clients'? `fedj",
-        ),
-        (
-            "--config.evaluate.mode=trained",
-            "config field 'evaluate.mode' was renamed to 'scoring.state'",
         ),
         ("--config.report=none", "report is a section of the config; set one of its fields: maps"),
     ],

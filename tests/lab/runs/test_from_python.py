@@ -1,6 +1,7 @@
 """Experiments of objects in place of names: the run is that of the names, its folder knows the
 objects again, and what does not fit is refused before anything compiles."""
 
+import copy
 import dataclasses
 import json
 
@@ -24,7 +25,7 @@ PAIR = {"narrow": fl.mlp(2, (8, 4)), "wide": fl.mlp(2, (16, 4))}
 def by_name(tiny_config):
     """The tiny config with local training alone."""
     config = config_of(tiny_config)
-    config.method, config.compare, config.rounds = fl.method_config("local"), (), 2
+    config.method, config.entries, config.rounds = fl.method_config("local"), (), 2
     return config
 
 
@@ -47,7 +48,7 @@ def begun(by_name, tmp_path_factory):
     folder = tmp_path_factory.mktemp("objects")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedjax_ht.lab.report.figures.rendered", lambda figure, kind: b"<svg></svg>")
-        config = by_name.copy_and_resolve_references()
+        config = copy.deepcopy(by_name)
         config.rounds = 1
         fl.train_and_evaluate(fl.make_experiment(config, **objects_of(config)), folder)
     return folder
@@ -117,7 +118,7 @@ def test_a_folder_of_objects_is_read_with_its_experiment(by_name, begun, blank_p
 def test_methods_run_beside_the_entries_of_compare():
     config = fl.base_config()
     config.partition = fl.partition_config("iid", num_clients=2)
-    config.compare = ("fedproto:weight=3.0",)
+    config.entries = ("fedproto:weight=3.0",)
     experiment = fl.make_experiment(
         config, dataset=TABLE, models=PAIR, methods={"mine": fl.local(RECIPE)}
     )
@@ -154,7 +155,7 @@ def test_methods_run_beside_the_entries_of_compare():
 )
 def test_what_does_not_fit_is_refused_in_one_line(objects, changes, line):
     config = fl.base_config()
-    config.update_from_flattened_dict(changes)
+    config.update(changes)
     with pytest.raises(ValueError, match=line) as error:
         fl.make_experiment(config, **objects)
     assert "\n" not in str(error.value)

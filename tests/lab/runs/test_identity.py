@@ -1,6 +1,7 @@
 """An entry's folder carries its identity: a run goes on there, and is evaluated, only as what it
 is."""
 
+import copy
 import dataclasses
 import json
 import shutil
@@ -8,7 +9,7 @@ import shutil
 import pytest
 
 from fedjax_ht.lab.config.base import base_config, method_config, typed_config
-from fedjax_ht.lab.config.entries import entries_of
+from fedjax_ht.lab.config.entries import entries_of, only
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.environment import environment
@@ -22,14 +23,14 @@ from tests.runs import config_of, metrics
 def config(tiny_config):
     """Returns a config of two rounds of purely local training."""
     config = config_of(tiny_config)
-    config.compare, config.method, config.rounds = (), method_config("local"), 2
+    config.entries, config.method, config.rounds = (), method_config("local"), 2
     return config
 
 
 def trained(config, folder, **fields):
     """Trains a config with other fields, without pictures; returns the folder."""
-    config = config.copy_and_resolve_references()
-    config.update_from_flattened_dict(fields)
+    config = copy.deepcopy(config)
+    config.update(fields)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "write_results", lambda *args: [])
         train_and_evaluate(config, folder)
@@ -173,9 +174,7 @@ def test_an_identity_that_no_run_wrote_is_named(finished, tmp_path, text):
 
 
 def test_an_identity_is_read_as_it_was_written(tmp_path):
-    config = dataclasses.replace(
-        typed_config(base_config()), entries=("fedktl:bandwidths=(1.0,2.0)",)
-    )
+    config = only(base_config(), ("fedktl:bandwidths=(1.0,2.0)",))
     (entry,) = entries_of(config)
     identity = identity_of(entry, config, {"data": "a" * 64, "split": "b" * 64})
     identity = dataclasses.replace(identity, rounds=7, versions=(environment(),))

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.lab.config.base import base_config
-from fedjax_ht.lab.config.config_files import paths
+from fedjax_ht.lab.config.typed import paths
 from fedjax_ht.lab.runs import list as listing
 from fedjax_ht.lab.runs import listed_options
 from fedjax_ht.methods import METHODS

@@ -65,7 +65,7 @@ def inline(monkeypatch):
 
 def tiny(path, trials=2, **fields):
     config = config_of(path)
-    config.method, config.compare = method_config("local"), ()
+    config.method, config.entries = method_config("local"), ()
     config.trials, config.rounds, config.report.maps = trials, 1, "none"
     for name, value in fields.items():
         setattr(config, name, value)

@@ -45,7 +45,7 @@ fl.register_partition("in_turn", in_turn)
 def get_config(argument=None):
     import method_beside  # at any time, while the file is read
     config = config_of("{tiny}")
-    config.method, config.compare = method_config("beside"), ()
+    config.method, config.entries = method_config("beside"), ()
     config.partition = partition_config("in_turn", config.partition.num_clients)
     config.rounds = 1
     return config
@@ -270,7 +270,7 @@ def test_a_module_and_function_that_is_no_method(tmp_path, monkeypatch, name, li
     broken = "def broken(training): raise KeyError('x')\n"
     (tmp_path / "beside_by.py").write_text(METHOD + number + broken)
     config = base_config()
-    config.compare = (name,)
+    config.entries = (name,)
     with pytest.raises(ValueError, match=line) as error:
         settle(typed_config(config))
     assert "\n" not in str(error.value)
@@ -282,7 +282,7 @@ def test_entries_and_options_of_a_method_by_module(tmp_path, monkeypatch):
     (tmp_path / "beside_it.py").write_text(METHOD)
     config = base_config()
     config.method = method_config("beside_it:beside", weight=3.0)
-    config.compare = ("beside_it:beside:weight=2.0", "fedproto:weight=2.0")
+    config.entries = ("beside_it:beside:weight=2.0", "fedproto:weight=2.0")
     first, second, _ = entries_of(typed_config(config))
     assert (first.method, first.options) == ("beside_it:beside", {"weight": 3.0})
     assert second.options == {"weight": 2.0} and method_of(second.label) == "beside_it:beside"

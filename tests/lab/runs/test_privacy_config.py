@@ -36,8 +36,8 @@ def test_a_config_says_what_is_private():
 )
 def test_wrong_settings_are_one_line(tiny_config, fields, line):
     config = config_of(tiny_config)
-    config.update_from_flattened_dict(fields)
     with pytest.raises(ValueError, match=line) as refused:
+        config.update(fields)
         build(config)
     assert "\n" not in str(refused.value)
 

@@ -1,5 +1,6 @@
 """A run's folder: one process, one config, one data set, one course."""
 
+import copy
 import dataclasses
 import errno
 import json
@@ -35,7 +36,7 @@ STORED = Path(__file__).parent / "stored"
 def config(tiny_config):
     """Returns a config of three rounds of purely local training."""
     config = config_of(tiny_config)
-    config.compare, config.method = (), method_config("local")
+    config.entries, config.method = (), method_config("local")
     return config
 
 
@@ -169,10 +170,6 @@ def test_a_config_with_fewer_fields_is_of_an_earlier_version_and_goes_on(config,
 
 
 def test_an_entry_without_an_option_of_today_has_its_default(config):
-    assert completed({"method": {"name": "local", "options": {}}})["method"] == {
-        "name": "local",
-        "options": {},
-    }
     assert completed({"evaluate": {"every": 5}})["evaluate"]["every"] == 5
     assert completed({"evaluate": {"every": 5}})["scoring"]["state"] == "received"
 
@@ -246,7 +243,7 @@ def test_a_finished_run_is_shown_from_a_read_only_folder(config, copied, monkeyp
         row["clients"] for row in expected
     ]
     assert contents(copied) == before and result.files == []
-    more = config.copy_and_resolve_references()
+    more = copy.deepcopy(config)
     more.rounds = 4
     with pytest.raises(ValueError, match="local cannot be written to, and local is not finished"):
         train_and_evaluate(more, copied)

@@ -179,7 +179,7 @@ def test_one_client_is_evaluated_and_exported(run_module, finished, tmp_path):
 
 def test_warnings_of_a_method_are_printed_once(monkeypatch, blank_pictures, tiny_config, tmp_path):
     config = config_of(tiny_config)
-    config.compare, config.method = (), method_config("local")
+    config.entries, config.method = (), method_config("local")
 
     def with_warning(config, **options):
         experiment = build(config, **options)
@@ -196,7 +196,7 @@ def test_warnings_of_a_method_are_printed_once(monkeypatch, blank_pictures, tiny
 
 def test_the_result_is_shown_before_anything_is_drawn(monkeypatch, tiny_config, tmp_path):
     config = config_of(tiny_config)
-    config.compare, config.method, config.rounds = (), method_config("local"), 1
+    config.entries, config.method, config.rounds = (), method_config("local"), 1
     happened = []
     monkeypatch.setattr(train, "write_results", lambda *arguments: happened.append("drawn") or [])
     result = train.train_and_evaluate(
@@ -210,7 +210,7 @@ def test_the_result_is_shown_before_anything_is_drawn(monkeypatch, tiny_config, 
 
 def test_maps_can_be_left_out_of_a_run_that_goes_on(blank_pictures, tiny_config, tmp_path):
     config = config_of(tiny_config)
-    config.compare, config.method, config.rounds, config.report.maps = (
+    config.entries, config.method, config.rounds, config.report.maps = (
         (),
         method_config("local"),
         1,

@@ -13,7 +13,7 @@ from fedjax_ht.core.annotations import Count, SearchRange
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.lab.config.base import typed_config
-from fedjax_ht.lab.config.entries import described, entries_of
+from fedjax_ht.lab.config.entries import described, entries_of, parse_entry, presets_of
 from fedjax_ht.lab.configs import few_samples
 from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.runs import search
@@ -115,6 +115,7 @@ POINTS = [
 
 
 def test_points_that_differ_in_numbers_share_a_program(config):
+    config.method.name = None
     config.entries = (*POINTS, "fedtgp:server_epochs=3", "fedtgp:variant=released")
     groups = [[arm.label for arm in family] for family in families(build(config))]
     assert groups == [POINTS, ["fedtgp:server_epochs=3"], ["fedtgp:variant=released"]]
@@ -123,6 +124,7 @@ def test_points_that_differ_in_numbers_share_a_program(config):
 
 def test_points_of_other_batches_or_epochs_have_programs_of_their_own(config):
     recipes = parse_space(["training.batch_size=5,10", "training.epochs=1,2"])
+    config.method.name = None
     config.entries = tuple(
         points_of("local", recipes | parse_space(["training.momentum=0,0.5"]), None)
     )
@@ -130,6 +132,7 @@ def test_points_of_other_batches_or_epochs_have_programs_of_their_own(config):
     # without momentum optax keeps no trace
     assert len(config.entries) == 8 and [len(family) for family in groups] == [1] * 8
     rates = parse_space(["training.learning_rate=0.01,0.1"])
+    config.method.name = None
     config.entries = tuple(points_of("local", recipes | rates, None))
     groups = families(build(config))
     assert [len(family) for family in groups] == [2] * 4
@@ -211,7 +214,9 @@ def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
     noted = json.loads((tmp_path / "search" / "local" / "config.json").read_text())
     assert noted["dataset"]["name"] == f"object:{dataset.name}" in noted["run"]["objects"]
     best = messages[4].removeprefix("chosen: ")
-    assert tuned.tuned[0] == best and messages[0].startswith("local, up to round 1: ")
+    assert parse_entry(best).settings == local.settings and messages[0].startswith(
+        "local, up to round 1: "
+    )
 
 
 def test_the_recipe_is_searched_at_the_same_draws_for_all_methods(config):
@@ -275,19 +280,19 @@ def test_a_factory_declares_what_is_searched_of_its_method(config, method):
     rate = config.training.learning_rate
     assert space.pop("training.learning_rate") == (rate / 8, rate * 8, True)
     assert space == SEARCHED.get(method, {})
+    config.method.name = None
     config.entries = tuple(points_of(method, space_of(method, typed_config(config)), 2))
     assert len(entries_of(typed_config(config))) == 3
 
 
 def test_the_shipped_settings_say_what_was_searched_of_whom():
     config = few_samples.get_config()
-    for spec in config.searched:
-        method, _, space = spec.partition(": ")
-        if method != "fedclassavg":  # whose range is another one since
-            assert space == described_space(space_of(method, typed_config(config)))
-    assert [spec.partition(":")[0] for spec in config.searched] == [
-        spec.partition(":")[0] for spec in config.tuned
-    ]
+    tuned = [preset for preset in presets_of(config.entries).values() if preset.tuned]
+    assert len(tuned) == 8
+    for preset in tuned:
+        if preset.method != "fedclassavg":  # whose range is another one since
+            space = described_space(space_of(preset.method, config))
+            assert preset.tuned.endswith(f"; searched: {space}")
 
 
 def fedmine(
@@ -304,6 +309,7 @@ def test_a_registered_method_is_searched_as_the_others_are(config, tmp_path, mon
     assert list(space) == ["training.learning_rate", "share"] and space["share"] == (0, 1, False)
     shares = {re.search("share=([^:]+)", label)[1] for label in points_of("fedmine", space, 4)[1:]}
     assert len(shares) == 4
+    config.method.name = None
     config.entries = ("fedmine", "local")
     assert described(entries_of(typed_config(config))).splitlines() == [
         "* fedmine: at its defaults",
@@ -314,7 +320,7 @@ def test_a_registered_method_is_searched_as_the_others_are(config, tmp_path, mon
 def test_few_rounds_are_halved_less_often(config, tmp_path):
     config.rounds = 2
     tuned = fairly_tuned(config, ["local"], tmp_path, points=2, tell=lambda line: None)
-    assert tuned.tuned_on.startswith("2 settings, 3 rounds of training")
+    assert entries_of(tuned)[0].tuned.startswith("2 settings, 3 rounds of training")
 
 
 def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path):

@@ -62,7 +62,7 @@ def test_a_client_is_scored_on_windows(capsys):
 )
 def test_wrong_fields_are_one_line(changes, message):
     config = quickstart_sensors.get_config()
-    config.update_from_flattened_dict(changes)
+    config.update(changes)
     with pytest.raises(ValueError, match=message) as error:
         build(config)
     assert "\n" not in str(error.value)
@@ -80,9 +80,7 @@ def run(config, folder):
 @pytest.mark.slow
 def test_a_run_ends_with_its_report(tmp_path):
     config = quickstart_sensors.get_config("runlocal")
-    config.update_from_flattened_dict(
-        {"model.group": "harcnn1_s3", "compare": (), "rounds": 1, "training.steps": 1}
-    )
+    config.update({"model.group": "harcnn1_s3", "entries": (), "rounds": 1, "training.steps": 1})
     run(config, tmp_path)
 
 
@@ -95,7 +93,5 @@ def test_the_first_check_of_the_quickstart(tmp_path):
 def test_everything_else_that_a_config_may_ask_of_windows(tmp_path):
     """Products in half precision, and clients that the host keeps."""
     config = quickstart_sensors.get_config("runlocal,method=lg_fedavg")
-    config.update_from_flattened_dict(
-        {"precision": "bfloat16", "client_store": "host", "compare": (), "rounds": 1}
-    )
+    config.update({"precision": "bfloat16", "client_store": "host", "entries": (), "rounds": 1})
     run(config, tmp_path)

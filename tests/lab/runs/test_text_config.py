@@ -70,7 +70,7 @@ def test_a_set_of_texts_and_its_models(config):
     ],
 )
 def test_wrong_fields_are_refused(config, path, value, message):
-    config.update_from_flattened_dict({path: value})
+    config.update({path: value})
     if path == "method.name":
         config.method.options = {}
     with pytest.raises(ValueError, match=message) as error:

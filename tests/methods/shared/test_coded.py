@@ -259,7 +259,7 @@ def test_methods_keep_the_contract(transform, name):
 def test_a_config_puts_a_code_around_every_method():
     config = base_config()
     config.uplink = (("gaussian_noise", 0.1, 0.0), ("quantise", 4))
-    config.compare = ("local",)
+    config.entries = ("local",)
     settled = settle(typed_config(config))
     assert [method.name for method in settled.methods.values()] == [
         "quantised(fedtgp)",
