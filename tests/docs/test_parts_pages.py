@@ -16,8 +16,8 @@ def section(page: str, heading: str) -> str:
 
 
 def row_of(text: str, name: str) -> list[str]:
-    """Returns the cells of the row of a table that begins with this name."""
-    (line,) = (line for line in text.splitlines() if line.startswith(f"| {name} |"))
+    """Returns the cells of the first row that begins with this name; later tables are of leads."""
+    line = next(line for line in text.splitlines() if line.startswith(f"| {name} |"))
     return [cell.strip() for cell in line.strip("|").split("|")][1:]
 
 

@@ -39,7 +39,7 @@ def test_the_wheel_has_all_that_the_runner_reads(wheel):
         f"fedjax_ht/{name}"
         for name in ("__init__.pyi", "py.typed", "lab/command.py", "lab/report/page.css")
     } <= names
-    assert "fedjax_ht/data/embedded/har_20persons.npz" in names
+    assert "fedjax_ht/lab/readers/shipped/har_20persons.npz" in names
     for name in ("fashion_mnist_10k", "har_10persons"):
         assert f"fedjax_ht/lab/readers/shipped/{name}.npz" in names
         assert any(path.endswith(f"/LICENSE-{name}.txt") for path in names)
