@@ -229,8 +229,14 @@ def test_truncated_snapshots(tmp_path, kept):
 
 
 DAMAGE = {
-    "of another length": (storage(ARRAY.ravel())[:-4], "holds 5 numbers and says 6"),
-    "cut inside a number": (storage(ARRAY.ravel())[:-1], "holds 5 numbers and says 6"),
+    "of another length": (
+        storage(ARRAY.ravel())[:-4],
+        "says that it has 6 numbers; the file is damaged",
+    ),
+    "cut inside a number": (
+        storage(ARRAY.ravel())[:-1],
+        "says that it has 6 numbers; the file is damaged",
+    ),
     "without its numbers": (storage(ARRAY.ravel()[:0]), "does not lie in its storage"),
     "of a big-endian machine": (storage(ARRAY.ravel(), little=False), "big-endian machine"),
     "of an unknown kind": (
