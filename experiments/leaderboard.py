@@ -89,7 +89,7 @@ class Setting(NamedTuple):
 
     @property
     def has_both(self) -> bool:
-        """Whether its runs have both scores."""
+        """True if all runs of the setting have both scores."""
         return read_config_file(self.config).scoring.state == "both"
 
 

@@ -73,7 +73,7 @@ class Lead(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What runs say of a claim.
+    """A claim's verdict, computed from its runs.
 
     Attributes:
       verdict: one of `VERDICTS`.
