@@ -1,4 +1,9 @@
-"""Session-wide settings of the tests."""
+"""Session-wide settings of the tests, and fixtures of all folders.
+
+Shared by tests: `federations` (the standard federation, its data and states), `standard` (a method
+on it: simulation, rounds, a server's step), `tiny` (models and uploads by hand), `runs` (a tiny
+config and commands on it), `faults`, `deploy/sites` (a deployment by calls).
+"""
 
 import ctypes
 import gc

@@ -14,7 +14,6 @@ from fedjax_ht.core.wire import Masked, Metadata, is_leaf, leaves_of
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.replies import groups_in_round
 from fedjax_ht.deploy.secure_sums import split_sum, sum_groups, uplink_vector
-from fedjax_ht.methods import method_factory
 from fedjax_ht.trust.disclosure import COUNT, SAMPLES, STATE, traced_round
 from tests.deploy.sites import small_config
 from tests.federations import (
@@ -22,12 +21,11 @@ from tests.federations import (
     NUM_CLASSES,
     NUM_CLIENTS,
     SHAPE,
-    TRAINING,
     federation_for,
     mixed_federation,
 )
-from tests.method_wires import settings
 from tests.reference import sums as reference
+from tests.standard import method_of
 
 UNIFORM = {"weighting": "uniform"}
 
@@ -119,7 +117,7 @@ def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
     """Clients have different numbers of samples, one is absent, and sums are rounded as by
     SecAgg+."""
     federation, rng = federation_for(name), np.random.default_rng(0)
-    method = method_factory(name)(TRAINING, **settings(name) | options)
+    method = method_of(name, **options)
     forms = uplink_forms(method, federation)
     groups, lost = sum_groups(method, federation, forms), NUM_CLIENTS - 1
     named = {i: b.name for b in federation.buckets for i in federation.members(b)}
@@ -175,7 +173,7 @@ def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
     ],
 )
 def test_methods_whose_sum_is_not_enough_are_refused(name, message):
-    federation, method = federation_for(name), method_factory(name)(TRAINING, **settings(name))
+    federation, method = federation_for(name), method_of(name)
     forms = uplink_forms(method, federation)
     with pytest.raises(ValueError, match=message) as error:
         sum_groups(method, federation, forms)
@@ -257,7 +255,7 @@ def test_counts_of_rows_tell_which_classes_a_client_has(name, options):
     """A row of one client alone is that client's, and the counts of two rounds between which a
     client is lost differ by its classes: docs/deploy.md says so."""
     federation, rng = federation_for(name), np.random.default_rng(0)
-    method = method_factory(name)(TRAINING, **settings(name) | options)
+    method = method_of(name, **options)
     (_, _, form), (_, _, sources) = traced_round(method, federation, federation.buckets[0])
     (leaf,) = masked_leaves(sources)
     assert SAMPLES in leaf.mask
@@ -276,7 +274,7 @@ def test_counts_of_rows_tell_which_classes_a_client_has(name, options):
 def test_sums_without_rows_by_class_tell_no_classes(name, options):
     """Only plain arrays and values depend on samples: no mask and no count."""
     federation = federation_for(name)
-    method = method_factory(name)(TRAINING, **settings(name) | options)
+    method = method_of(name, **options)
     for bucket in federation.buckets:
         (_, _, form), (_, _, sources) = traced_round(method, federation, bucket)
         assert not any(isinstance(leaf, Metadata) for leaf in leaves_of(form))

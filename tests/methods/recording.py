@@ -14,12 +14,11 @@ import numpy as np
 
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.scoring_options import Scoring
-from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.methods.shared.small_rounds import replaced
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_simulation
-from tests.federations import COMPOSED, TRAINING, federation_data, federation_for, to_host
-from tests.method_wires import settings
+from tests.federations import COMPOSED, TRAINING, federation_data, federation_for
+from tests.standard import method_of, played
 
 RECORDED = Path(__file__).parent / "recorded.json"
 # 5 clients a round, 1 of them dropped
@@ -71,10 +70,6 @@ def options_for(name: str, **options) -> SimulationOptions:
     return SimulationOptions(**{**vars(OPTIONS), **kept, **options})
 
 
-def method_of(name: str) -> Method:
-    return method_factory(name)(TRAINING, **settings(name))
-
-
 @functools.cache
 def simulation(
     name: str, reverse: bool = False, padding: int = 0, build: int = 0, **options
@@ -83,17 +78,6 @@ def simulation(
     federation = federation_for(name, reverse)
     method, data = breakable(method_of(name)), federation_data(federation, padding)
     return make_simulation(method, federation, data, options_for(name, **options))
-
-
-def played(sim: Simulation, rounds: int) -> tuple[list[SimulationState], list]:
-    """States from the initial one on, on the host, and the reports of the rounds between them."""
-    state = sim.init()
-    states, reports = [to_host(state)], []
-    for _ in range(rounds):
-        state, report = sim.run_round(state)
-        states.append(to_host(state))
-        reports.append(report)
-    return states, reports
 
 
 @functools.cache
@@ -120,10 +104,8 @@ DISTILLED = ("dense", "fedftg", "dfrd", *COMPOSED)  # with samples in an order t
 
 def released_form(name: str) -> Method:
     if name in DISTILLED:
-        return method_factory(name)(TRAINING, **settings(name), variant="released")
-    return METHODS[name](
-        dataclasses.replace(TRAINING, shuffle=False), **settings(name) | RELEASED[name]
-    )
+        return method_of(name, variant="released")
+    return method_of(name, dataclasses.replace(TRAINING, shuffle=False), **RELEASED[name])
 
 
 def numbers(states: list[SimulationState], reports: list) -> list[dict[str, float]]:
