@@ -23,7 +23,7 @@ from typing import NamedTuple
 from absl import app, flags
 
 from benchmarks.report import machine, publish, table
-from fedjax_ht.core.extras import needing
+from fedjax_ht.check.packages import needing
 
 with needing("benchmarks.mutants"):
     from cosmic_ray.work_db import WorkDB, use_db
@@ -35,8 +35,8 @@ _SEED = flags.DEFINE_integer("seed", 0, "Seed of the choice of places and change
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS: Mapping[str, Sequence[str]] = {
-    "core/docstrings": ["core/test_names.py"],
-    "core/names": ["core/test_names.py"],
+    "check/docstrings": ["core/test_names.py"],
+    "check/names": ["core/test_names.py"],
     "core/wire": ["core/test_wire.py"],
     "data/partition/dirichlet": ["data/test_partition.py", "data/test_partition_kinds.py"],
     "data/partition/few_classes": ["data/test_partition.py", "data/test_partition_kinds.py"],

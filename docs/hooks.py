@@ -34,7 +34,7 @@ THEMES = {
             "core.inputs",
             "core.wire",
             "core.codes",
-            "core.forms",
+            "core.message_forms",
             "core.aggregation",
             "core.trees",
             "lab.weights",
@@ -55,8 +55,7 @@ THEMES = {
             "core.local_training",
             "core.recipes",
             "core.batches",
-            "core.annotations",
-            "core.bounds",
+            "check.options",
             "methods.shared",
         ),
     ),
@@ -68,7 +67,7 @@ THEMES = {
     "running": (
         "Running",
         "Simulations, the loop over rounds, and runs by config.",
-        ("simulation", "core.scoring_options", "lab.checkpoints", "lab.config", "lab.runs"),
+        ("simulation", "core.evaluation", "lab.checkpoints", "lab.config", "lab.runs"),
     ),
 }
 NAMESPACES = {

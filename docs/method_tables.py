@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 import fedjax_ht as fl
-from fedjax_ht.core.annotations import options_of
+from fedjax_ht.check.options import options_of
 from fedjax_ht.core.federation import with_frozen_variables
 from fedjax_ht.core.inputs import abstract, usual_rule
 from fedjax_ht.methods import DISTILLING

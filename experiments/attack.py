@@ -22,7 +22,7 @@ from absl import app, flags
 from experiments.leaks import inversion
 from experiments.leaks_of_runs import Inversions, invert, memberships
 from experiments.leaks_table import Inverted, Row, add, markdown, picture, read
-from fedjax_ht.core.names import unknown
+from fedjax_ht.check.names import unknown
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.runs.evaluate import load_run
 from fedjax_ht.lab.runs.folder import read_run

@@ -37,7 +37,7 @@ from experiments.run_folders import (
 )
 from experiments.searches import GO_ON, RECORD, Search, read_search
 from experiments.setting_points import ROUNDS, ordered, shown
-from fedjax_ht.core.names import unknown
+from fedjax_ht.check.names import unknown
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.figures import save, subplots

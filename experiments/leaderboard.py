@@ -34,7 +34,7 @@ from experiments.leaderboard_rows import (
 from experiments.paper_parts import wrapped
 from experiments.paper_tables import around_marks
 from experiments.rows import write_rows
-from fedjax_ht.core.names import unknown
+from fedjax_ht.check.names import unknown
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.config_files import read_config_file

@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.rows import grouped, write_rows
 from experiments.run_folders import RunFolder, read_folder, runs_of, unequal_rows
-from fedjax_ht.core.annotations import search_ranges
+from fedjax_ht.check.options import search_ranges
 from fedjax_ht.lab.config.base import method_options, typed_config
 from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.config.entries import BASELINE, changes, presets_of

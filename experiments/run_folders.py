@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.rows import late_mean
-from fedjax_ht.core.names import unknown
+from fedjax_ht.check.names import unknown
 from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.entries import folder_of, recorded

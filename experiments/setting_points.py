@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from experiments.evaluations import read_evaluations
 from experiments.rows import grouped
 from experiments.run_folders import RunFolder, chosen_score, require_score, trial_scores
-from fedjax_ht.core.names import unknown
+from fedjax_ht.check.names import unknown
 from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING
 
 UNCOMPARED = {*NAMING, *FREE_FIELDS, "seed", "partition.seed", "trials", "searched", "lanes"}

@@ -25,7 +25,7 @@ from experiments.generator_training import (
     write_checkpoint,
     write_samples,
 )
-from fedjax_ht.core.annotations import INT
+from fedjax_ht.check.options import INT
 from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.runs.folder import remember_fields

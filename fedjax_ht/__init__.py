@@ -5,8 +5,8 @@ before."""
 
 import lazy_loader
 
-from fedjax_ht.core.extras import needing
-from fedjax_ht.core.names import unknown
+from fedjax_ht.check.names import unknown
+from fedjax_ht.check.packages import needing
 
 __version__ = "0.2.0"
 _public_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -15,7 +15,7 @@ training left them. `form` gives methods another form, see `FORMS`. Results: doc
 
 from typing import Any
 
-from fedjax_ht.core.names import unknown
+from fedjax_ht.check.names import unknown
 from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config
 from fedjax_ht.lab.config.entries import preset
 

@@ -26,8 +26,7 @@ from jax import lax
 from scipy.optimize import linear_sum_assignment
 
 from experiments.leaks.imitation import Observation, Simulate
-from fedjax_ht.core.annotations import Count, NonNegative, Positive
-from fedjax_ht.core.bounds import check_fields
+from fedjax_ht.check.options import Count, NonNegative, Positive, check_fields
 from fedjax_ht.core.trees import Array
 
 TINY = jnp.finfo(jnp.float32).tiny

@@ -45,7 +45,7 @@ class Context(NamedTuple):
         split "public" (`Method.public_samples`), and all clients' training samples as the split
         "train" (`Method.sees_data`).
       federation: the federation, for an init_client whose state depends on messages, see
-        `forms.uplink_form`; None elsewhere.
+        `message_forms.uplink_form`; None elsewhere.
     """
 
     key: Key[Array, ""]

@@ -1,7 +1,5 @@
-"""Checks of the values that a method's functions return, made where they are traced.
-
-They cost no time in a compiled program.
-"""
+"""Checks of a method: its needs of a federation, before anything is compiled, and the values that
+its functions return, where these are traced, so that they cost no time in a compiled program."""
 
 import contextlib
 import functools
@@ -13,12 +11,80 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.codes import require_floats
-from fedjax_ht.core.method import Method, around
+from fedjax_ht.core.federation import Federation, PublicSet
+from fedjax_ht.core.method import Method, around, no_stats
+from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 
 CLEARER = {"Trees 0 and 1 differ": "it differs", "tree 0": "before", "tree 1": "after"}
 """Phrases of chex, and what a message of this library says instead."""
+
+
+def lacks_public_set(method: Method) -> str:
+    """Says in one line that a method needs a public set, and how to give one."""
+    return (
+        f"{method.name} needs a public set, which server and clients have: set dataset.public to "
+        "hold_out:0.1, a share of the samples, or to the name of a data set; from Python give "
+        "fl.Dataset(public=indices)"
+    )
+
+
+def require_public_set(method: Method, federation: Federation) -> None:
+    """Checks that a method which reads a public set has one that is large enough.
+
+    Raises:
+      ValueError: there is none, or it has fewer samples than a round uses. One line.
+    """
+    if not method.public_samples:
+        return
+    if federation.public is None:
+        raise ValueError(lacks_public_set(method))
+    if method.public_samples > federation.public.samples:
+        raise ValueError(
+            f"{method.name} uses {method.public_samples} public samples a round, and the public "
+            f"set has {federation.public.samples}; set public_per_round to at most that, or "
+            "enlarge dataset.public"
+        )
+
+
+def public_bytes(public: PublicSet | None, data: Data | None) -> int | None:
+    """Computes the bytes of the public set's stored samples, and of its labels where these are
+    known; None for methods that read none.
+
+    Args:
+      public: the size of the public set.
+      data: samples among which the public ones are.
+    """
+    if public is None or data is None:
+        return None
+    arrays = [*jax.tree.leaves(data.inputs)]
+    if public.is_labelled:
+        arrays.append(data.labels)
+    return public.samples * sum(x.nbytes // len(x) for x in arrays)
+
+
+def keeps_statistics(bucket: Bucket) -> bool:
+    """Returns whether a model keeps running statistics of its norms."""
+    model = jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))
+    return bool(jax.tree.leaves(model["stats"]))
+
+
+def require_server_statistics(method: Method, federation: Federation) -> None:
+    """Checks that a server has the running statistics that its own model is scored by.
+
+    Raises:
+      ValueError: the model's norms keep running statistics, and the method averages none. One line.
+    """
+    if method.global_params is None or method.global_stats is not no_stats:
+        return
+    bucket = method.global_bucket(federation)
+    if bucket is not None and keeps_statistics(bucket):
+        raise ValueError(
+            f"norm is 'batch', but {method.name} keeps no running statistics of the server's "
+            "model; take static_batch or another"
+        )
 
 
 def guarded(method: Method) -> Method:

@@ -1,12 +1,14 @@
 """The compiled evaluation: counts correct predictions of clients and of the server's own model."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Int, Key
 
+from fedjax_ht.check.options import OptionalCount, check_fields
 from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.executor import Schedule, run_clients
@@ -15,10 +17,45 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.prediction_counts import Scores, score
 from fedjax_ht.core.round import Channel, Participant, RunServer, receive, send, view
 from fedjax_ht.core.samples import Data, Split
-from fedjax_ht.core.scoring_options import NormStatistics
 from fedjax_ht.core.states import any_state
 from fedjax_ht.core.statistics import collect_statistics
 from fedjax_ht.core.trees import Array, HostNumber, PyTree
+
+ScoredState = Literal["received", "trained", "both"]
+NormStatistics = Literal["batch", "training"]
+"""Statistics that "static_batch" norms of the server's model use in its evaluation: those of the
+samples of a pass, or those of all clients' training samples (`core.statistics`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    """The state of clients that an evaluation scores, and the samples of its forward passes.
+
+    It is also the section `scoring` of a config.
+
+    Attributes:
+      state: State of a client that is scored: after it took the newest downlink ("received"), as
+        its training left it ("trained"), or "both": the second in columns of its own
+        (trained_accuracy and others).
+      batch_size: Samples of a forward pass; 0: as the device likes, or 64 where norms of a model go
+        by the batch they see.
+      train: Accuracy on training samples, too (train_accuracy).
+      auc: The area under the ROC curve, too, of evaluations on test sets (auc).
+      global_statistics: Statistics of static_batch norms of a model on the server: of the pass, or
+        of all training samples.
+
+    Raises:
+      ValueError: a field is out of its bounds. One line.
+    """
+
+    state: ScoredState = "received"
+    batch_size: OptionalCount = None
+    train: bool = False
+    auc: bool = False
+    global_statistics: NormStatistics = "batch"
+
+    def __post_init__(self):
+        check_fields(self, "scoring.")
 
 
 class EvaluationRequest(NamedTuple):
@@ -108,7 +145,7 @@ def make_scored_state(
     Args:
       method, federation, bucket, channel: the parts that the function binds, as for
         `round.bucket_round`.
-      keeps: True if clients keep a state between rounds, see `forms.keeps_state`; else a new state
+      keeps: True if clients keep a state between rounds, see `keeps_state`; else a new state
         receives the downlink.
 
     Returns:

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import Bucket, make_bucket, put_weights, weights_of, with_frozen
 from fedjax_ht.core.inputs import InputShape, plain
 from fedjax_ht.core.numerics import with_standard_numerics

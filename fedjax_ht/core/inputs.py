@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Shaped
 
-from fedjax_ht.core.names import kind_of_value
+from fedjax_ht.check.names import kind_of_value
 from fedjax_ht.core.trees import Array
 
 InputShape = Any

@@ -13,7 +13,7 @@ import optax
 from jax import lax
 from jaxtyping import Float, Int, Key, Num
 
-from fedjax_ht.core.annotations import Count
+from fedjax_ht.check.options import Count, check_fields
 from fedjax_ht.core.batches import (
     Batch,
     ClassSums,
@@ -23,7 +23,6 @@ from fedjax_ht.core.batches import (
     shuffled,
     take_batch,
 )
-from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
 

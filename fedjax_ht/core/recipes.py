@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.names import meant
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.names import meant
 
 OTHERS = "*"
 """Stands for every architecture that has no recipe of its own."""

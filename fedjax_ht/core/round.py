@@ -232,7 +232,7 @@ def client_round(
     """Returns one client's round: (client, participant, RunServer, data, round) -> (client,
     ClientResult).
 
-    Where clients keep nothing between rounds (`keeps`, see `forms.keeps_state`), the client that
+    Where clients keep nothing between rounds (`keeps`, see `keeps_state`), the client that
     comes in is ().
     """
 

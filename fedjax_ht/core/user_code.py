@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
-from fedjax_ht.core.names import meant
+from fedjax_ht.check.names import meant
 
 _FOLDERS: ContextVar[tuple[str, ...]] = ContextVar("folders of a user's modules", default=())
 

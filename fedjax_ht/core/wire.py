@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int, Key, Shaped
 
-from fedjax_ht.core.annotations import NonNegative, Share
-from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.positions import Shortest, position_cost
-from fedjax_ht.core.trees import Array, HostArray, PyTree
+from fedjax_ht.check.options import NonNegative, Share, checked
+from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
+
+INDEX_BYTES = 4  # an int32 index
 
 Late = Literal["lost", "arrives"]
 """An upload that misses its round's deadline is dropped, or counts in a later round."""
@@ -49,6 +49,17 @@ def first_rows(shape: tuple[int, ...], number: int) -> np.ndarray:
 
 FIRST_ROWS = Pattern(first_rows)
 """All rows before some row; so all or none, too."""
+
+
+@jax.tree_util.register_static  # no leaf of a message, but part of its structure
+@dataclasses.dataclass(frozen=True)
+class Shortest:
+    """Positions travel as an index with each sent row, or as a bit for each row, whichever is
+    shorter; without it, or a pattern, always as indices."""
+
+
+SHORTEST = Shortest()
+"""For masks with many rows, such as one for each entry of a model."""
 
 
 class Masked(NamedTuple):
@@ -207,6 +218,38 @@ def with_payload(message: PyTree, arrays: dict[int, Shaped[Array, "..."]]) -> Py
 
 
 # Cost
+
+
+def bitmap_bytes(rows: int) -> int:
+    """Computes the bytes of a bit for each of so many rows."""
+    return (rows + 7) // 8
+
+
+def takes_bits(rows: int, sent: Int[HostNumber, ""] | int) -> Bool[HostNumber, ""] | bool:
+    """Returns whether bits are shorter than indices, of `sent` rows out of `rows`."""
+    return bitmap_bytes(rows) < INDEX_BYTES * sent
+
+
+def position_cost(
+    positions: Any, rows: int, sent: Int[Array, ""] | int
+) -> tuple[Int[Array, ""] | int, Int[Array, ""] | int]:
+    """Counts the elements and bytes that say which rows are sent.
+
+    Args:
+      positions: `Masked.pattern`: None for indices, `SHORTEST`, or a pattern, which costs nothing.
+      rows: number of rows of the mask.
+      sent: number of rows that are sent, an int32 scalar.
+
+    Returns:
+      The number of indices, or of the bytes of bits; and their bytes.
+    """
+    if positions is None:
+        return sent, sent * INDEX_BYTES
+    if positions != SHORTEST:
+        return 0, 0
+    bits = takes_bits(rows, sent)
+    size = bitmap_bytes(rows)
+    return jnp.where(bits, size, sent), jnp.where(bits, size, sent * INDEX_BYTES)
 
 
 def wire_elements(message: PyTree) -> WireCost:

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_ht.check.names import unknown
 from fedjax_ht.core.local_training import Augment
-from fedjax_ht.core.names import unknown
 
 
 def flip(key: jax.Array, x: jax.Array) -> jax.Array:

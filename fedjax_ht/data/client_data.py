@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.federation import Federation, PublicSet
 from fedjax_ht.core.inputs import described
 from fedjax_ht.core.samples import PUBLIC, Data, Split

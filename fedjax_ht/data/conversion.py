@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_ht.core.annotations import FLOAT
+from fedjax_ht.check.names import listed
+from fedjax_ht.check.options import FLOAT
 from fedjax_ht.core.inputs import CHANNELS, looks_like_image
-from fedjax_ht.core.names import listed
 
 _INT32 = np.iinfo(np.int32)
 _LOOKED_AT = 1 << 16  # values of a column that are compared with their float32

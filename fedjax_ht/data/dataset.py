@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_ht.core.annotations import Count, allows
-from fedjax_ht.core.bounds import check_value
+from fedjax_ht.check.names import kind_of_value
+from fedjax_ht.check.options import Count, allows, check_value
 from fedjax_ht.core.federation import PublicSet
 from fedjax_ht.core.inputs import (
     AsStored,
@@ -22,7 +22,6 @@ from fedjax_ht.core.inputs import (
     on_device,
     shape_of,
 )
-from fedjax_ht.core.names import kind_of_value
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.data.conversion import as_groups, as_images, as_inputs, byte_doubts
 from fedjax_ht.data.indices import ClientIndices as ClientIndices

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.names import kind_of_value
+from fedjax_ht.check.names import kind_of_value
 
 
 class ClientIndices(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ht.core.names import listed
+from fedjax_ht.check.names import listed
 from fedjax_ht.data.conversion import as_array
 
 CLASSES = 100_000  # the most of a set; ImageNet-21k has 21,841

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from fedjax_ht.core.names import meant
+from fedjax_ht.check.names import meant
 from fedjax_ht.data.dataset import Dataset
 
 

@@ -15,11 +15,10 @@ import numpy as np
 from jax import lax
 from jax.scipy.ndimage import map_coordinates
 
-from fedjax_ht.core.annotations import Within
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.named_numbers import read_spec
+from fedjax_ht.check.options import Within, checked
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.numerics import with_standard_numerics
-from fedjax_ht.core.specs import read_spec
 from fedjax_ht.data.dataset import Dataset
 
 

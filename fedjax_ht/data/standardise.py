@@ -5,8 +5,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from fedjax_ht.check.names import listed
 from fedjax_ht.core.inputs import AsStored, Standardised
-from fedjax_ht.core.names import listed
 from fedjax_ht.data.dataset import Dataset, Partition
 
 Standardise = Literal["auto", "on", "off"]

@@ -16,8 +16,8 @@ from fedjax_ht.core.bucket import Bucket, put_weights, weights_of, with_frozen
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.evaluation import received_where, score_splits
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.forms import downlink_form, sends_payload, uplink_form, uplink_forms
 from fedjax_ht.core.keys import Purpose, client_key
+from fedjax_ht.core.message_forms import downlink_form, sends_payload, uplink_form, uplink_forms
 from fedjax_ht.core.round import client_step
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.states import any_state

@@ -23,8 +23,8 @@ from typing import Any
 import jax
 from absl import flags
 
+from fedjax_ht.check.packages import require
 from fedjax_ht.core.compiling import enable_compilation_cache
-from fedjax_ht.core.extras import require
 from fedjax_ht.deploy.answers import answer, request_bytes
 from fedjax_ht.deploy.audit import lifetime, open_audit
 from fedjax_ht.deploy.client import make_client

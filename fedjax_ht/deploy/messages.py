@@ -19,9 +19,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from fedjax_ht.core.positions import SHORTEST, bitmap_bytes, takes_bits
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.wire import Masked, Pattern, is_masked
+from fedjax_ht.core.wire import SHORTEST, Masked, Pattern, bitmap_bytes, is_masked, takes_bits
 from fedjax_ht.deploy.headers import HEADER_BYTES, is_count, parse_header, parse_json, printable
 
 BLOCK = 64

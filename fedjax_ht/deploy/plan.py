@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_ht.core import wire
+from fedjax_ht.core.contract import require_public_set, require_server_statistics
 from fedjax_ht.core.federation import Federation, PublicSet
 from fedjax_ht.core.inputs import InputShape
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.public_set import require_public_set
 from fedjax_ht.core.round import Channel
-from fedjax_ht.core.server_statistics import require_server_statistics
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.deploy.noise import check_scores, noisy_method
 from fedjax_ht.deploy.public import checksum, public_size, read_public

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ht.core.contract import public_bytes
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh, collect
-from fedjax_ht.core.public_set import public_bytes
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.deploy.contacts import ClientHeaders, contact_clients
 from fedjax_ht.deploy.noise import draw, record_epsilons

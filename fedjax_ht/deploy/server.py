@@ -17,8 +17,8 @@ import numpy as np
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.codes import decoded
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.forms import result_form, sends_payload
 from fedjax_ht.core.mesh import client_mesh, collect
+from fedjax_ht.core.message_forms import result_form, sends_payload
 from fedjax_ht.core.round import send
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from fedjax_ht.core.names import unknown
+from fedjax_ht.check.names import unknown
 from fedjax_ht.core.user_code import user_modules_in
 
 # warnings only: orbax and jax narrate at INFO, which a user's own --verbosity=0 shows

@@ -82,8 +82,8 @@ def main(command: str | None = None) -> None:
         sys.exit(0)
     from absl import app
 
-    from fedjax_ht.core.extras import require
-    from fedjax_ht.core.names import unknown
+    from fedjax_ht.check.names import unknown
+    from fedjax_ht.check.packages import require
     from fedjax_ht.lab.cli import beside_config, fail, parse_flags
 
     name, *rest = arguments

@@ -31,8 +31,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ht.core.annotations import SearchRange, Share
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import SearchRange, Share, checked
 from fedjax_ht.core.bucket import head_scores, own_features
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View, Wire

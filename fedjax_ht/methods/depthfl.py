@@ -35,9 +35,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.annotations import Count, Positive, SearchRange
+from fedjax_ht.check.options import Count, Positive, SearchRange, checked
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Wire

@@ -20,8 +20,7 @@ Settled here:
 
 from typing import Annotated
 
-from fedjax_ht.core.annotations import NonNegative, SearchRange
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import NonNegative, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.methods.shared.architectures import (

@@ -27,10 +27,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_ht.check.options import NonNegative, SearchRange, checked
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.annotations import NonNegative, SearchRange
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import features, logits
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Wire

@@ -30,9 +30,8 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_ht.core.annotations import Count, Part, Positive, SearchRange
+from fedjax_ht.check.options import Count, Part, Positive, SearchRange, checked
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import features, init_variables, logits
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Wire

@@ -29,10 +29,9 @@ import numpy as np
 import optax
 from jax import lax
 
+from fedjax_ht.check.options import Within, checked
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.annotations import Within
 from fedjax_ht.core.batches import take_batch
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import head_scores, init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire

@@ -11,7 +11,7 @@ Batch statistics are never averaged: each client keeps its own (as PFLlib does).
 is scored in a federation of slices (`make_sliced_federation`), which keep none.
 """
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire

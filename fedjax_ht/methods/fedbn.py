@@ -20,7 +20,7 @@ Settled here:
   samples as FedAvg's, or weighting="uniform".
 """
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire

@@ -26,8 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.annotations import Count, Positive, SearchRange
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import Count, Positive, SearchRange, checked
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method

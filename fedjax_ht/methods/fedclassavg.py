@@ -38,10 +38,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_ht.check.options import NonNegative, Positive, SearchRange, checked
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.annotations import NonNegative, Positive, SearchRange
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import features, logits, own_features
 from fedjax_ht.core.federation import Federation, require_equal_heads
 from fedjax_ht.core.inputs import image_shape, pixels_of

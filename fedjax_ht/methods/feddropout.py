@@ -15,8 +15,8 @@ Settled here, in DFRD's form:
 * Nothing is rescaled, neither weights nor activations.
 """
 
-from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.docstrings import documented_by
+from fedjax_ht.check.docstrings import documented_by
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.methods.shared.averaging import Weighting

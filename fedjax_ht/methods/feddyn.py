@@ -27,8 +27,7 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.annotations import Positive, SearchRange
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import Positive, SearchRange, checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View, Wire

@@ -33,12 +33,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_ht.check.docstrings import documented_by
+from fedjax_ht.check.options import (
+    Count,
+    NonNegative,
+    Positive,
+    SearchRange,
+    Whole,
+    checked,
+    traced,
+)
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.annotations import Count, NonNegative, Positive, SearchRange, Whole, traced
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import features, logits
-from fedjax_ht.core.docstrings import documented_by
 from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method

@@ -23,9 +23,8 @@ from typing import Annotated
 
 import optax
 
+from fedjax_ht.check.options import Count, Positive, SearchRange, checked
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.annotations import Count, Positive, SearchRange
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import logits
 from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining

@@ -26,9 +26,8 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.annotations import Count, NonNegative, SearchRange
+from fedjax_ht.check.options import Count, NonNegative, SearchRange, checked
 from fedjax_ht.core.batches import inputs_at
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import features, logits, own_features
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Wire

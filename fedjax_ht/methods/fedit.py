@@ -16,7 +16,7 @@ Settled here:
 * The head is averaged with the adapters, by samples. Batch statistics stay with each client.
 """
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.methods.shared.adapters import require_adapters

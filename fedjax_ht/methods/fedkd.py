@@ -47,10 +47,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.check.options import Count, Part, checked, traced
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.annotations import Count, Part, traced
 from fedjax_ht.core.batches import Batch, add_trees
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire

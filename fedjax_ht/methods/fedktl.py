@@ -56,9 +56,8 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.annotations import Count, NonNegative, Positive, SearchRange, Within
+from fedjax_ht.check.options import Count, NonNegative, Positive, SearchRange, Within, checked
 from fedjax_ht.core.batches import class_means, sum_by_class
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.inputs import image_shape
 from fedjax_ht.core.local_training import LocalTraining

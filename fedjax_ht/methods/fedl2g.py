@@ -38,10 +38,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_ht.check.options import Count, Positive, SearchRange, Whole, checked
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.annotations import Count, Positive, SearchRange, Whole
 from fedjax_ht.core.batches import Batch, shuffled, take_batch
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.federation import Federation, require_one_feature_width
 from fedjax_ht.core.local_training import LocalTraining, Loss, train

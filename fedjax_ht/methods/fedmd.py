@@ -30,8 +30,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.annotations import Count, Whole
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import Count, Whole, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire, init_model
 from fedjax_ht.core.samples import PUBLIC

@@ -35,8 +35,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.annotations import Count
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import Count, checked
 from fedjax_ht.core.bucket import Bucket, init_variables, logits
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import Federation

@@ -41,9 +41,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.annotations import Count, NonNegative, SearchRange
+from fedjax_ht.check.options import Count, NonNegative, SearchRange, checked
 from fedjax_ht.core.batches import class_means, sum_by_class
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, own_features
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.local_training import LocalTraining

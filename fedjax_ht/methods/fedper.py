@@ -15,7 +15,7 @@ Settled here:
 * Batch statistics stay with each client, as in `fedavg`.
 """
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.methods.shared.architectures import share_extractors

@@ -25,9 +25,8 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.check.options import NonNegative, SearchRange, checked
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.annotations import NonNegative, SearchRange
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.federation import require_one_feature_width
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View, Wire

@@ -48,10 +48,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_ht.check.options import Count, NonNegative, Positive, SearchRange, Within, checked
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.annotations import Count, NonNegative, Positive, SearchRange, Within
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, features, init_variables, logits, own_features
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.federation import Federation

@@ -22,8 +22,7 @@ import dataclasses
 
 import jax
 
-from fedjax_ht.core.annotations import Count
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import Count, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.methods.shared.architectures import share_extractors

@@ -52,9 +52,8 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.check.options import Count, SearchRange, Share, checked, traced
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.annotations import Count, SearchRange, Share, traced
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.federation import Federation, require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View, Wire, init_model

@@ -31,9 +31,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_ht.check.options import Count, NonNegative, Positive, SearchRange, checked
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.annotations import Count, NonNegative, Positive, SearchRange
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.federation import require_one_feature_width
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View

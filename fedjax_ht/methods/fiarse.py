@@ -47,16 +47,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.annotations import Part, Positive, SearchRange, Within
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import Part, Positive, SearchRange, Within, checked
 from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
-from fedjax_ht.core.positions import SHORTEST
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense
+from fedjax_ht.core.wire import FIRST_ROWS, SHORTEST, Masked, dense
 from fedjax_ht.methods.shared.architectures import groups_of, joined, part_for
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 from fedjax_ht.methods.shared.layers import Compared, layers_of, magnitudes

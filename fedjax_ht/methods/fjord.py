@@ -33,9 +33,8 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_ht.core.annotations import Part, Within
+from fedjax_ht.check.options import Part, Within, checked
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, train

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import Bucket, head_scores, init_variables, own_features
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.local_training import LocalTraining

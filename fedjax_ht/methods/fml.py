@@ -24,9 +24,8 @@ Settled here:
 
 from typing import Annotated
 
+from fedjax_ht.check.options import SearchRange, Share, checked
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.annotations import SearchRange, Share
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire

@@ -31,8 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.annotations import Count, NonNegative, Part, SearchRange
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import Count, NonNegative, Part, SearchRange, checked
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining

@@ -27,9 +27,8 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.check.options import Count, NonNegative, Positive, SearchRange, checked
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.annotations import Count, NonNegative, Positive, SearchRange
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.trees import Array, select

@@ -15,8 +15,8 @@ Settled here:
 * The head is what `SplitModel` calls so; the authors choose how many of the last layers are global.
 """
 
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire

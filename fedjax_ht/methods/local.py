@@ -7,7 +7,7 @@ up:      0: nothing
 down:    0: nothing
 """
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.methods.shared.supervised import train_model

@@ -32,9 +32,8 @@ from typing import Annotated
 import flax.linen as nn
 import jax
 
-from fedjax_ht.core.annotations import SearchRange, Share, Whole
+from fedjax_ht.check.options import SearchRange, Share, Whole, checked
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import image_shape, zeros

@@ -31,8 +31,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ht.core.annotations import Count, Positive, SearchRange
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import Count, Positive, SearchRange, checked
 from fedjax_ht.core.bucket import Bucket, logits
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import described, zeros

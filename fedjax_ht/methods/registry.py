@@ -4,10 +4,10 @@ import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.names import meant, unknown
+from fedjax_ht.check.options import checked
+from fedjax_ht.check.registration import Registry, check_registration
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.names import meant, unknown
-from fedjax_ht.core.registration import Registry, check_registration
 from fedjax_ht.core.user_code import names_user_function, user_function
 
 LIBRARY = (

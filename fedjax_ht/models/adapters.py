@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_ht.core.annotations import Count, Positive
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import Count, Positive, checked
 from fedjax_ht.core.module_checks import FROZEN, STREAM
 from fedjax_ht.models.layers import Linear, uniform_fan_in
 from fedjax_ht.models.split import SplitModel

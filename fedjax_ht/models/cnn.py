@@ -5,7 +5,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import checked
 from fedjax_ht.models.layers import Conv, Initialisation, Linear
 from fedjax_ht.models.split import SplitModel
 from fedjax_ht.ops import max_pool

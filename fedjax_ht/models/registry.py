@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.inputs import InputShape, described, is_array, is_image, plain
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.user_code import call_user_function, names_user_function

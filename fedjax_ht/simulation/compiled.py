@@ -6,15 +6,15 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedjax_ht.check.names import unknown
 from fedjax_ht.core.bucket import weights_of
 from fedjax_ht.core.context import ClientInfo
+from fedjax_ht.core.contract import public_bytes
 from fedjax_ht.core.evaluation import EvaluationRequest
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import collect, fetch, scatter, share, spread
-from fedjax_ht.core.names import unknown
 from fedjax_ht.core.prediction_counts import Scores
-from fedjax_ht.core.public_set import public_bytes
 from fedjax_ht.core.round import Participant, RunServer
 from fedjax_ht.core.trees import PyTree, join_trees, take
 from fedjax_ht.simulation.profile import Profile

@@ -18,22 +18,21 @@ from jax.sharding import Mesh
 from fedjax_ht.core import wire
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.compiling import buckets_on_mesh, compiled, enable_compilation_cache
-from fedjax_ht.core.contract import guarded
+from fedjax_ht.core.contract import guarded, require_server_statistics
 from fedjax_ht.core.evaluation import (
+    NormStatistics,
     bucket_evaluation,
     client_evaluation,
     global_evaluation,
     received_state,
 )
 from fedjax_ht.core.federation import Federation, put_all_weights, without_weights
-from fedjax_ht.core.forms import keeps_state, uplink_forms
 from fedjax_ht.core.function_keys import Keyed, key_of
 from fedjax_ht.core.keys import Purpose, round_key
+from fedjax_ht.core.message_forms import keeps_state, uplink_forms
 from fedjax_ht.core.method import Method, View
 from fedjax_ht.core.round import Channel, bucket_round
 from fedjax_ht.core.samples import Data
-from fedjax_ht.core.scoring_options import NormStatistics
-from fedjax_ht.core.server_statistics import require_server_statistics
 from fedjax_ht.core.states import first_states
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.metrics.flops import bucket_work
@@ -82,7 +81,7 @@ class BucketPrograms(NamedTuple):
     """Programs of one bucket's clients.
 
     Attributes:
-      keeps: True if a state outlives the round, see `forms.keeps_state`, or an evaluation scores
+      keeps: True if a state outlives the round, see `keeps_state`, or an evaluation scores
         the state that training left.
       first_states: the compiled `states.first_states`.
       store: the store of the clients' states between rounds.

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.annotations import Count, Whole
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import Count, Whole, checked
 from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.ending import Ending
 from fedjax_ht.simulation.rows import Row, Runs, evaluated

@@ -6,11 +6,10 @@ from typing import Literal
 
 import numpy as np
 
+from fedjax_ht.check.options import Count, NonNegative, Part, Rest, Seed, check_fields
 from fedjax_ht.core import wire
-from fedjax_ht.core.annotations import Count, NonNegative, Part, Rest, Seed
-from fedjax_ht.core.bounds import check_fields
+from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.keys import Purpose, host_generator
-from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.trust.options import Attack, Defence, Privacy
 

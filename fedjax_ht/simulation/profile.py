@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from fedjax_ht.core.annotations import NonNegative
-from fedjax_ht.core.bounds import check_fields
+from fedjax_ht.check.options import NonNegative, check_fields
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.wire import Late, WireCost

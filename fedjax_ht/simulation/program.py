@@ -11,14 +11,13 @@ from jax.sharding import Mesh
 
 from fedjax_ht.core.batches import forward_batch
 from fedjax_ht.core.bucket import frozen_of
-from fedjax_ht.core.evaluation import EvaluationRequest
+from fedjax_ht.core.contract import require_public_set
+from fedjax_ht.core.evaluation import EvaluationRequest, ScoredState
 from fedjax_ht.core.federation import Federation, with_frozen_variables
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.public_set import require_public_set
 from fedjax_ht.core.round import RunServer
 from fedjax_ht.core.samples import PUBLIC, Data, Split
-from fedjax_ht.core.scoring_options import ScoredState
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import FederationData, with_public
 from fedjax_ht.metrics.flops import data_form, work_flops

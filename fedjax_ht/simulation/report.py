@@ -98,8 +98,8 @@ class Evaluation(NamedTuple):
         without a model.
       by_class: int32 [num_clients, 3, C], counts of the test sets by the reported rule, see
         `core.prediction_counts.Scores`; None in a deployment, whose clients do not send them.
-      auc: float64 [num_clients], see `core.auc.macro_auc`, on the test sets by the reported rule;
-        NaN where it is not defined; None where it was not asked for.
+      auc: float64 [num_clients], see `core.prediction_counts.macro_auc`, on the test sets by
+        the reported rule; NaN where it is not defined; None where it was not asked for.
       global_by_class: int32 [3, C], counts as `by_class`, of the server's model; None without one.
       global_auc: the AUC of the server's model; None without one, and where it was not asked for.
       trained: the evaluation of the clients as their training left them, without the server's

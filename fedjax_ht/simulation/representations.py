@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_ht.check.names import unknown
 from fedjax_ht.core.batches import Batch, take_batch
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.evaluation import make_scored_state
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.names import unknown
 from fedjax_ht.core.round import Participant, RunServer, view
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree, take

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.names import kind_of_value, listed_clients
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import weights_of
 from fedjax_ht.core.federation import Federation, all_weights
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.names import kind_of_value, listed_clients
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import FederationData

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import WireCost

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.counts import has_counts, with_scaled_counts
-from fedjax_ht.core.forms import uplink_forms
 from fedjax_ht.core.keys import Purpose, host_generator
+from fedjax_ht.core.message_forms import uplink_forms
 from fedjax_ht.core.method import Method, around
 from fedjax_ht.core.round import Channel, without_samples
 from fedjax_ht.core.trees import PyTree

@@ -29,8 +29,7 @@ from typing import Annotated
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.annotations import Positive, Within
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import Positive, Within, checked
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.method import Method, around
 from fedjax_ht.core.reductions import sorted_rows, weighted_sum

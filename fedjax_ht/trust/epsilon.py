@@ -14,7 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
-from fedjax_ht.core.extras import needing
+from fedjax_ht.check.packages import needing
 
 ORDERS = (*range(2, 65), 96, 128, 256, 512)  # of Renyi divergences
 

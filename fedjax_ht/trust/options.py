@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
-from fedjax_ht.core.annotations import (
+from fedjax_ht.check.options import (
     MAX_SEED,
     NonNegative,
     NotGiven,

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bounds import check_fields
+from fedjax_ht.check.options import check_fields
 from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import privacy_key

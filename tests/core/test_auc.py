@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.auc import macro_auc
+from fedjax_ht.core.prediction_counts import macro_auc
 from tests.reference import auc as reference
 
 SAMPLES, CLASSES = 12, 4

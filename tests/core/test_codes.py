@@ -10,8 +10,8 @@ import pytest
 
 from fedjax_ht.core.codes import Code
 from fedjax_ht.core.contract import guarded
-from fedjax_ht.core.forms import result_form, uplink_form
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.message_forms import result_form, uplink_form
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.round import Channel
 from fedjax_ht.core.wire import Masked, Metadata, chain

@@ -6,9 +6,9 @@ import pytest
 
 from fedjax_ht.core.batches import ClassSums
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.positions import SHORTEST
 from fedjax_ht.core.wire import (
     FIRST_ROWS,
+    SHORTEST,
     TRANSFORMS,
     Masked,
     Metadata,

@@ -8,15 +8,16 @@ import pytest
 
 LIBRARY = Path(__file__).parents[2] / "fedjax_ht"
 BELOW = {  # packages of the library -> those that they may import
-    "core": "",
+    "check": "",
+    "core": "check",
     "ops": "",
-    "trust": "core",
-    "data": "core",
-    "metrics": "core ops",
+    "trust": "check core",
+    "data": "check core",
+    "metrics": "check core ops",
     "losses": "ops",
-    "models": "core ops",
-    "simulation": "core data metrics trust",
-    "methods": "core data losses models ops",
+    "models": "check core ops",
+    "simulation": "check core data metrics trust",
+    "methods": "check core data losses models ops",
 }
 LAYERS = {"lab": "", "deploy": "lab"}  # beside the library, which both may import
 

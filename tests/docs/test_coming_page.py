@@ -11,8 +11,8 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
+from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.readers import dataset_names

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core.annotations import options_of
+from fedjax_ht.check.options import options_of
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.methods import METHODS

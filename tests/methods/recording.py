@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.methods.shared.small_rounds import replaced
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_simulation

@@ -9,8 +9,7 @@ import pytest
 
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.positions import SHORTEST
-from fedjax_ht.core.wire import FIRST_ROWS, Masked
+from fedjax_ht.core.wire import FIRST_ROWS, SHORTEST, Masked
 from fedjax_ht.methods.fiarse import Message, Server, fiarse, held_entries, masked
 from fedjax_ht.methods.shared.norms import entries_of
 from fedjax_ht.models.sliced import ConvNet, sliced_model

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.context import Received
+from fedjax_ht.core.contract import require_server_statistics
 from fedjax_ht.core.federation import make_federation, make_sliced_federation
-from fedjax_ht.core.server_statistics import require_server_statistics
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods import fjord as module
 from fedjax_ht.methods.fjord import Message, Server, drawn, fjord

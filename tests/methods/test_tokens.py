@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.methods import METHODS, method_factory

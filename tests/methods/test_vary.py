@@ -7,7 +7,7 @@ import jax
 import optax
 import pytest
 
-from fedjax_ht.core.annotations import kind_of, options_of
+from fedjax_ht.check.options import kind_of, options_of
 from fedjax_ht.core.method import varied
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_ht.core.extras import PACKAGES, needing, require
+from fedjax_ht.check.packages import PACKAGES, needing, require
 from fedjax_ht.lab.command import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import sys
 import jax
 import numpy as np
 
-from fedjax_ht.core.scoring_options import Scoring
+from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.profile import Profile, by_chance

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.data.client_data import FederationData, arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_ht.core.scoring_options import Scoring
+from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import run

@@ -10,9 +10,9 @@ import optax
 import pytest
 
 from fedjax_ht.core.bucket import init_variables
+from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.core.wire import gaussian_noise
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.methods.fedproto import fedproto

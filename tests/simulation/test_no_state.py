@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core import wire
-from fedjax_ht.core.forms import keeps_state
+from fedjax_ht.core.evaluation import Scoring
+from fedjax_ht.core.message_forms import keeps_state
 from fedjax_ht.core.round import Channel
-from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer, segments_of
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation import engine, scoring

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedjax_ht.core.scoring_options import Scoring
+from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 
 LANES = "an integer of at least 1, a dict, name -> an integer of at least 1 or None"

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ht.core.forms import uplink_form
 from fedjax_ht.core.inputs import AsStored
+from fedjax_ht.core.message_forms import uplink_form
 from fedjax_ht.core.round import Channel
 from fedjax_ht.core.wire import chain
 from fedjax_ht.data.client_data import arranged

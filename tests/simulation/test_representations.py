@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.method import View
-from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.context import Context
+from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.method import Pretrained
 from fedjax_ht.core.samples import PUBLIC
-from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.core.wire import Masked, all_finite, gaussian_noise
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.simulation.host_store import host_store

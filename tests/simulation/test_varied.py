@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.method import varied
-from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation

@@ -7,8 +7,8 @@ DFRD share but for the minimum.
 
 import numpy as np
 
-from fedjax_ht.core.annotations import Count, Positive, Rest
-from fedjax_ht.core.docstrings import documented_by
+from fedjax_ht.check.docstrings import documented_by
+from fedjax_ht.check.options import Count, Positive, Rest
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.partition.splits import Plan, by_class, official_sets, split_client
 

@@ -5,7 +5,7 @@ FedSSA uses the latter.
 
 import numpy as np
 
-from fedjax_ht.core.annotations import Count, Part, Rest, Whole
+from fedjax_ht.check.options import Count, Part, Rest, Whole
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.partition.dirichlet import pfllib_least
 from fedjax_ht.data.partition.splits import (

@@ -4,9 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ht.core.annotations import Part, Rest, Seed
-from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.extras import needing
+from fedjax_ht.check.options import Part, Rest, Seed, checked
+from fedjax_ht.check.packages import needing
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition.splits import Plan, Sets, official_sets, split_plan
 from fedjax_ht.data.public import at_places, private_part

@@ -4,7 +4,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_ht.core.annotations import Count, Part, Rest
+from fedjax_ht.check.options import Count, Part, Rest
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.partition.splits import split_client
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_ht.core.names import listed_clients as clients
+from fedjax_ht.check.names import listed_clients as clients
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition.splits import class_counts
 

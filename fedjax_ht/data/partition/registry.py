@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ht.core.annotations import Count, Seed
-from fedjax_ht.core.bounds import check_value, checked
-from fedjax_ht.core.names import unknown, unknown_option
-from fedjax_ht.core.registration import check_registration
+from fedjax_ht.check.names import unknown, unknown_option
+from fedjax_ht.check.options import Count, Seed, check_value, checked
+from fedjax_ht.check.registration import check_registration
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition.dirichlet import dfrd, dirichlet, practical
 from fedjax_ht.data.partition.few_classes import class_shares, pathological

@@ -5,8 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_ht.core.annotations import Part, Rest
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import Part, Rest, checked
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 
 Sets = Literal["merged", "official"]

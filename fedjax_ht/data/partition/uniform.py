@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedjax_ht.core.annotations import Count
+from fedjax_ht.check.options import Count
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.partition.splits import Plan, by_class
 

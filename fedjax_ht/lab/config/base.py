@@ -17,8 +17,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from fedjax_ht.core.annotations import kind_of, options_of
-from fedjax_ht.core.names import kind_of_value, unknown, unknown_option
+from fedjax_ht.check.names import kind_of_value, unknown, unknown_option
+from fedjax_ht.check.options import kind_of, options_of
 from fedjax_ht.core.user_code import names_object
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.lab.config.sections import Config, MethodConfig, PartitionConfig

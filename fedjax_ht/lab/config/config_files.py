@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from fedjax_ht.core.annotations import hints_of, kind_of
-from fedjax_ht.core.names import unknown, unknown_option
+from fedjax_ht.check.names import unknown, unknown_option
+from fedjax_ht.check.options import hints_of, kind_of
 from fedjax_ht.core.user_code import importable_from, user_modules_in
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.lab.cli import SEE_HELP, BadConfigFile, config_folder

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from fedjax_ht.core.names import meant, unknown_option
+from fedjax_ht.check.names import meant, unknown_option
 from fedjax_ht.core.user_code import names_object
 from fedjax_ht.lab.config.base import method_options, option_kind, option_values
 from fedjax_ht.lab.config.sections import (

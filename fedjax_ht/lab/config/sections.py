@@ -8,7 +8,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from fedjax_ht.core.annotations import (
+from fedjax_ht.check.docstrings import documented_by
+from fedjax_ht.check.named_numbers import Specs
+from fedjax_ht.check.options import (
     Count,
     NonNegative,
     NotGiven,
@@ -19,9 +21,7 @@ from fedjax_ht.core.annotations import (
     Rest,
     Seed,
 )
-from fedjax_ht.core.docstrings import documented_by
-from fedjax_ht.core.scoring_options import Scoring
-from fedjax_ht.core.specs import Specs
+from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.wire import Late
 from fedjax_ht.data.standardise import Standardise
 from fedjax_ht.lab.config.typed import Options, Section
@@ -286,7 +286,7 @@ class PrivacyConfig(Section, prefix="privacy."):
 @dataclasses.dataclass
 class EvaluateConfig(Section, prefix="evaluate."):
     """The rounds and clients of evaluations, which are arguments of `simulation.history.run`; what
-    they score is another section, `core.scoring_options.Scoring`.
+    they score is another section, `core.evaluation.Scoring`.
 
     Attributes:
       every: Rounds between evaluations.
@@ -328,7 +328,7 @@ class ReportConfig(Section, prefix="report."):
 
 @documented_by(Scoring)
 class ScoringConfig(Section, Scoring, prefix="scoring."):
-    """What an evaluation scores: `core.scoring_options.Scoring`, whose fields can be set."""
+    """What an evaluation scores: `core.evaluation.Scoring`, whose fields can be set."""
 
 
 @documented_by(Attack)

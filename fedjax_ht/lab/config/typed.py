@@ -1,6 +1,6 @@
 """Sections of a config: dataclasses whose fields are checked whenever they are set.
 
-A field's annotation bounds its values (core/bounds.py). None is a field that is not given; flags,
+A field's annotation bounds its values (check/options.py). None is a field that is not given; flags,
 config files and config.json write it as a plain value, 0, "" or "none", which the annotation names:
 `Annotated[Count | None, NotGiven(0)]`.
 """
@@ -12,11 +12,19 @@ from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
-from fedjax_ht.core.annotations import Count, NotGiven, Whole, bounded, extra_of, hints_of, traced
-from fedjax_ht.core.bounds import check_value
-from fedjax_ht.core.kinds import is_named_tuple
-from fedjax_ht.core.names import unknown
-from fedjax_ht.core.specs import AsTuples, as_tuples
+from fedjax_ht.check.classes import is_named_tuple
+from fedjax_ht.check.named_numbers import AsTuples, as_tuples
+from fedjax_ht.check.names import unknown
+from fedjax_ht.check.options import (
+    Count,
+    NotGiven,
+    Whole,
+    bounded,
+    check_value,
+    extra_of,
+    hints_of,
+    traced,
+)
 
 S = TypeVar("S", bound="Section")
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.user_code import call_user_function, names_user_function
 from fedjax_ht.lab.generators import npz

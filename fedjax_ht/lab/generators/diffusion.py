@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ht.core.extras import needing
+from fedjax_ht.check.packages import needing
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.generators.npz import one_line

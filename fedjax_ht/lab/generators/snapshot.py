@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.names import short
+from fedjax_ht.check.names import short
 from fedjax_ht.lab.safe.bounded import open_regular
 from fedjax_ht.lab.safe.safe_pickle import (
     NUMPY_CALLS,

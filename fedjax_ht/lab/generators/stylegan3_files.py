@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.names import short
+from fedjax_ht.check.names import short
 from fedjax_ht.lab.generators import npz
 from fedjax_ht.lab.generators.snapshot import Module, open_snapshot
 from fedjax_ht.lab.generators.stylegan3 import (

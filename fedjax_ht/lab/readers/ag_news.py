@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.core.names import short
+from fedjax_ht.check.names import short
 from fedjax_ht.lab.readers.checksums import check_sum
 from fedjax_ht.lab.readers.csv_file import texts_of_files
 from fedjax_ht.lab.readers.raw import Raw, ReadOptions

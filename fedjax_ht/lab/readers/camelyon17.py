@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.core.names import short
+from fedjax_ht.check.names import short
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.cache import cached
 from fedjax_ht.lab.readers.csv_file import table_with_head

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.names import listed
+from fedjax_ht.check.names import listed
 from fedjax_ht.data.reading import LeftOut
 from fedjax_ht.lab.readers.raw import one_after_another
 from fedjax_ht.lab.readers.split_names import set_of, sets_of

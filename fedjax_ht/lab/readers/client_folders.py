@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ht.check.names import listed, short
 from fedjax_ht.core.inputs import CHANNELS, looks_like_image
-from fedjax_ht.core.names import listed, short
 from fedjax_ht.data.conversion import as_array
 from fedjax_ht.data.indices import ClientIndices
 from fedjax_ht.data.labels import as_labels

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.names import listed, short, unknown
+from fedjax_ht.check.names import listed, short, unknown
 from fedjax_ht.lab.readers.raw import ReadOptions
 
 LABELS = ("label", "labels", "target", "class", "class index", "y")

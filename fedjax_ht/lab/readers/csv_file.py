@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
 
-from fedjax_ht.core.names import listed, short
+from fedjax_ht.check.names import listed, short
 from fedjax_ht.lab.readers.client_files import files_of, owners_of, table_place
 from fedjax_ht.lab.readers.columns import Roles, label_candidates, named_in
 from fedjax_ht.lab.readers.raw import Raw, ReadOptions

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_ht.check.names import listed
 from fedjax_ht.core.inputs import Pixels, Standardised
-from fedjax_ht.core.names import listed
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.safe.archive import printable

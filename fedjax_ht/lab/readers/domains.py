@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.names import listed, short
+from fedjax_ht.check.names import listed, short
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.cache import cached
 from fedjax_ht.lab.readers.image_files import left_out_line, sorted_out

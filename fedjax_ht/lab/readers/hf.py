@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fedjax_ht.core.extras import needing
-from fedjax_ht.core.names import kind_of_value, listed
+from fedjax_ht.check.names import kind_of_value, listed
+from fedjax_ht.check.packages import needing
 from fedjax_ht.lab.readers.client_files import table_place
 from fedjax_ht.lab.readers.columns import named_in
 from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another

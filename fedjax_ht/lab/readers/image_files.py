@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fedjax_ht.core.names import listed
+from fedjax_ht.check.names import listed
 from fedjax_ht.data.reading import LeftOut
 from fedjax_ht.lab.safe.archive import printable
 

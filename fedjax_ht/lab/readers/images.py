@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.extras import needing
+from fedjax_ht.check.packages import needing
 from fedjax_ht.lab.readers.pile import Pile, common_shape
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.archive import members

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fedjax_ht.core.names import kind_of_value, listed
+from fedjax_ht.check.names import kind_of_value, listed
 from fedjax_ht.data.conversion import as_array
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.labels import as_labels

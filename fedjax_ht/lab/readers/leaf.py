@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.names import listed, short
+from fedjax_ht.check.names import listed, short
 from fedjax_ht.data.conversion import as_array
 from fedjax_ht.data.indices import ClientIndices, Partition
 from fedjax_ht.data.labels import as_labels

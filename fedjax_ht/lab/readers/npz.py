@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ht.check.names import listed
 from fedjax_ht.core.inputs import Standardised
-from fedjax_ht.core.names import listed
 from fedjax_ht.data.conversion import as_groups
 from fedjax_ht.data.labels import as_labels
 from fedjax_ht.data.reading import LeftOut, Reading

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.names import kind_of_value, meant, unknown
+from fedjax_ht.check.names import kind_of_value, meant, unknown
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.user_code import (
     call_user_function,
     names_user_function,

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Iterable
 
-from fedjax_ht.core.names import listed
+from fedjax_ht.check.names import listed
 
 _NAME = re.compile(
     r"(?:seg|imgs?|images?|data|dataset)?[ _.-]*"

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from fedjax_ht.core.annotations import FLOAT
+from fedjax_ht.check.names import listed, short, unknown
+from fedjax_ht.check.options import FLOAT
 from fedjax_ht.core.inputs import Standardised
-from fedjax_ht.core.names import listed, short, unknown
 from fedjax_ht.data.conversion import as_array, as_groups, refuse_merged
 from fedjax_ht.data.indices import ClientIndices, Partition
 from fedjax_ht.data.reading import LeftOut, Reading

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_ht.core.extras import needing
+from fedjax_ht.check.packages import needing
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.lab.files import atomic_open

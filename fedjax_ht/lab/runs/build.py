@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 import flax.linen as nn
 
+from fedjax_ht.core.contract import require_public_set, require_server_statistics
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.public_set import require_public_set
-from fedjax_ht.core.server_statistics import require_server_statistics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import check_partition, make_partition

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_ht.core.names import unknown
+from fedjax_ht.check.names import unknown
 
 RULES = {True: "a whole number from 0 on", False: "a number above 0"}
 

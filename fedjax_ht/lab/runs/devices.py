@@ -6,9 +6,9 @@ from typing import Annotated
 
 import numpy as np
 
-from fedjax_ht.core.annotations import Part, Positive, Within
+from fedjax_ht.check.named_numbers import read_spec
+from fedjax_ht.check.options import Part, Positive, Within
 from fedjax_ht.core.keys import Purpose, host_generator
-from fedjax_ht.core.specs import read_spec
 from fedjax_ht.lab.config.sections import DevicesConfig
 from fedjax_ht.lab.runs.csv_tables import read_rows, read_table
 from fedjax_ht.simulation.profile import Available, Profile, by_chance, by_trace

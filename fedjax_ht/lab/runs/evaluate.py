@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from absl import flags
 
+from fedjax_ht.check.names import meant
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.compiling import enable_compilation_cache
-from fedjax_ht.core.names import meant
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.lab.cli import TRUST, fail

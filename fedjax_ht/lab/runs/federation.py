@@ -10,12 +10,11 @@ from typing import NamedTuple
 import flax.linen as nn
 import numpy as np
 
-from fedjax_ht.core.annotations import NonNegative
-from fedjax_ht.core.bounds import check_value
+from fedjax_ht.check.names import meant, unknown
+from fedjax_ht.check.options import NonNegative, check_value
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.inputs import InputShape
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.names import meant, unknown
 from fedjax_ht.core.user_code import names_object, names_user_function
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.lab.config.sections import Config, ModelConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 import flax.linen as nn
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.data.dataset import Dataset

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import jax
 
+from fedjax_ht.check.names import unknown
 from fedjax_ht.core.inputs import InputShape, abstract
-from fedjax_ht.core.names import unknown
 from fedjax_ht.data.partition import PARTITIONS, PLANS
 from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.command import show

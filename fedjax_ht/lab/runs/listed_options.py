@@ -1,6 +1,6 @@
 """Options as they are listed: name, default, the values that each may have, and its meaning.
 
-Values are those of the annotation, and meanings the entries of docstrings (core/docstrings.py):
+Values are those of the annotation, and meanings the entries of docstrings (check/docstrings.py):
 both stand where an option is declared, and nowhere else.
 """
 
@@ -9,9 +9,8 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_ht.core.annotations import SearchRange, extra_of, hints_of
-from fedjax_ht.core.bounds_text import describe
-from fedjax_ht.core.docstrings import meanings
+from fedjax_ht.check.docstrings import meanings
+from fedjax_ht.check.options import SearchRange, describe, extra_of, hints_of
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.data.partition.splits import split_plan
 from fedjax_ht.lab.config.base import method_options

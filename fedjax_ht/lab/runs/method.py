@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from fedjax_ht.check.names import kind_of_value, unknown_option
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.names import kind_of_value, unknown_option
 from fedjax_ht.core.recipes import by_architecture
 from fedjax_ht.core.user_code import OBJECT, failure, names_object
 from fedjax_ht.lab.config.base import method_options

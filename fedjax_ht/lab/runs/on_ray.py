@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fedjax_ht.core.extras import needing
+from fedjax_ht.check.packages import needing
 from fedjax_ht.lab.runs.signals import NUMBERS
 from fedjax_ht.lab.runs.tasks import Cancelled, Event
 

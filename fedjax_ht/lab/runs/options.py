@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ht.check.names import unknown
+from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.keys import Purpose, host_generator
-from fedjax_ht.core.names import unknown
-from fedjax_ht.core.scoring_options import Scoring
 from fedjax_ht.core.wire import TRANSFORMS
 from fedjax_ht.lab.config.sections import Config, PrivacyConfig
 from fedjax_ht.lab.config.typed import shared_fields

@@ -12,8 +12,8 @@ from pathlib import Path
 from absl import flags
 from tqdm import tqdm
 
+from fedjax_ht.check.packages import require
 from fedjax_ht.core.compiling import enable_compilation_cache
-from fedjax_ht.core.extras import require
 from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.config_files import absolute, define_config

@@ -21,7 +21,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.method import varied
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.data.dataset import Dataset

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedjax_ht.core.annotations import SearchRange, search_ranges
+from fedjax_ht.check.options import SearchRange, search_ranges
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.methods import method_factory
 
@@ -123,7 +123,7 @@ def points_of(entry: str, space: Space, draws: int | None) -> list[str]:
 
 def space_of(method: str, config: Config, recipe: Space | None = None) -> Space:
     """Returns the search space of a method: the learning rate, other fields of the recipe, and the
-    options that the method's factory declares with a `core.annotations.SearchRange`.
+    options that the method's factory declares with a `check.options.SearchRange`.
 
     Args:
       method: name of the method.

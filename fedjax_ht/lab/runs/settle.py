@@ -4,10 +4,9 @@ import itertools
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from fedjax_ht.core.annotations import MAX_SEED, Rest
-from fedjax_ht.core.bounds import check_value
+from fedjax_ht.check.options import MAX_SEED, Rest, check_value
+from fedjax_ht.core.contract import lacks_public_set
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.public_set import lacks_public_set
 from fedjax_ht.core.user_code import module_folders, names_user_function
 from fedjax_ht.data.partition import check_partition, partition_options
 from fedjax_ht.data.public import HOLD_OUT, hold_out_share

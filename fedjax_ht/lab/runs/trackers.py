@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
-from fedjax_ht.core.extras import needing, require
+from fedjax_ht.check.packages import needing, require
 from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.config.sections import Config

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.data.partition.notes import split_notes
 from fedjax_ht.lab.checkpoints.writers import FILES

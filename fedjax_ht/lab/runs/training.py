@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ht.core.annotations import Count, Part
+from fedjax_ht.check.named_numbers import read_spec
+from fedjax_ht.check.names import meant, unknown_option
+from fedjax_ht.check.options import Count, Part
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.names import meant, unknown_option
 from fedjax_ht.core.recipes import OTHERS
-from fedjax_ht.core.specs import read_spec
 from fedjax_ht.data.augment import compose
 from fedjax_ht.lab.config.entries import literal
 from fedjax_ht.lab.config.sections import TrainingConfig

@@ -4,7 +4,7 @@ The largest files of known sets stay far below them: CIFAR-100's train batch has
 pickle steps, the inflated SVHN 225 MB, ImageNet-21k 21,841 classes.
 """
 
-from fedjax_ht.core.names import short
+from fedjax_ht.check.names import short
 from fedjax_ht.data.labels import CLASSES
 
 FILE_BYTES = 256 << 20  # of a file, or a file in an archive, that is read as a whole

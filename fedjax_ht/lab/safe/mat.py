@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.core.extras import needing
+from fedjax_ht.check.packages import needing
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.bounded import read_whole
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.names import short
+from fedjax_ht.check.names import short
 from fedjax_ht.lab.safe.safe_pickle import Call, Dict
 
 STORAGES = {

@@ -5,8 +5,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedjax_ht.core.extras import needing
-from fedjax_ht.core.names import short
+from fedjax_ht.check.names import short
+from fedjax_ht.check.packages import needing
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.bounded import read_whole
 

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fedjax_ht.core.extras import needing
-from fedjax_ht.core.names import short
+from fedjax_ht.check.names import short
+from fedjax_ht.check.packages import needing
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.arrays import opened_npz

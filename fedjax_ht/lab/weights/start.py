@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.names import unknown
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.names import unknown
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.config.sections import ModelConfig

@@ -27,16 +27,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.check.docstrings import documented_by
+from fedjax_ht.check.names import meant
+from fedjax_ht.check.options import options_of
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.annotations import options_of
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.context import Context, Metrics, Received
-from fedjax_ht.core.docstrings import documented_by
 from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.names import meant
 from fedjax_ht.core.statistics import norm_moments
 from fedjax_ht.core.trees import HostArray, PyTree, select
 from fedjax_ht.methods.data_free.options import FORMS

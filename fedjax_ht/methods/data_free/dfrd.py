@@ -28,9 +28,8 @@ Settled here, for both:
 
 import jax
 
-from fedjax_ht.core.annotations import NonNegative
-from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.docstrings import documented_by
+from fedjax_ht.check.docstrings import documented_by
+from fedjax_ht.check.options import NonNegative, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.losses.classification import cross_entropy

@@ -27,9 +27,8 @@ Settled here, after DFRD, which runs FedFTG with DFRD's generator, optimisers an
 import jax
 from jax import lax
 
-from fedjax_ht.core.annotations import NonNegative
-from fedjax_ht.core.bounds import checked
-from fedjax_ht.core.docstrings import documented_by
+from fedjax_ht.check.docstrings import documented_by
+from fedjax_ht.check.options import NonNegative, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.losses.distillation import (

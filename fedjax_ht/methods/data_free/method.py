@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.annotations import options_of
+from fedjax_ht.check.options import options_of
 from fedjax_ht.core.batches import take_batch
 from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation

@@ -29,7 +29,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
-from fedjax_ht.core.annotations import (
+from fedjax_ht.check.options import (
     Count,
     NonNegative,
     Positive,
@@ -37,8 +37,8 @@ from fedjax_ht.core.annotations import (
     Share,
     Whole,
     Within,
+    check_fields,
 )
-from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.losses.distillation import DiversityForm, KLOrder, Normaliser, Selection
 from fedjax_ht.methods.shared.averaging import Weighting
 from fedjax_ht.methods.shared.variants import Variant

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ht.core.annotations import Count, NonNegative, Positive, Within
+from fedjax_ht.check.options import Count, NonNegative, Positive, Within, check_fields
 from fedjax_ht.core.batches import Batch, class_means, class_sums
-from fedjax_ht.core.bounds import check_fields
 from fedjax_ht.core.server_training import compact, train_on_rows
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.losses import kernel_means, masked_mean, mmd_loss

@@ -13,14 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.context import Received
-from fedjax_ht.core.contract import guarded, one_line
+from fedjax_ht.core.contract import guarded, one_line, require_public_set
 from fedjax_ht.core.counts import counts_fit
 from fedjax_ht.core.federation import Federation, with_frozen_variables
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.numerics import with_standard_numerics
-from fedjax_ht.core.public_set import require_public_set
 from fedjax_ht.core.trees import PyTree, join_trees
 from fedjax_ht.core.wire import Metadata, sent
 from fedjax_ht.methods.shared.small_rounds import (

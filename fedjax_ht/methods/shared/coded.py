@@ -18,13 +18,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.annotations import Part
-from fedjax_ht.core.bounds import checked
+from fedjax_ht.check.options import Part, checked
 from fedjax_ht.core.bucket import Bucket, traceable
 from fedjax_ht.core.codes import Code
 from fedjax_ht.core.context import Context
-from fedjax_ht.core.forms import no_data, uplink_form
 from fedjax_ht.core.local_training import no_training
+from fedjax_ht.core.message_forms import no_data, uplink_form
 from fedjax_ht.core.method import Method, around
 from fedjax_ht.core.round import without_samples
 from fedjax_ht.core.states import any_state

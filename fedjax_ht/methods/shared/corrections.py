@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ht.core.annotations import traced
+from fedjax_ht.check.options import traced
 from fedjax_ht.core.local_training import LocalTraining, descend
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ht.core.annotations import traced
+from fedjax_ht.check.options import traced
 from fedjax_ht.core.batches import Batch, shuffled
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.context import Context

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_ht.core.names import short
+from fedjax_ht.check.names import short
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.safe_pickle import load_pickle
 from fedjax_ht.lab.safe.torch_files import load_state_dict

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import optax
 import pytest
 
-from fedjax_ht.core.annotations import annotations_of, hints_of, limits, numbers, options_of
+from fedjax_ht.check.options import annotations_of, hints_of, limits, numbers, options_of
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import TRANSFORMS
 from fedjax_ht.data.partition import PARTITIONS, PLANS, check_partition, partition_options

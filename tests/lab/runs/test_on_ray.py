@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedjax_ht.core.extras import PACKAGES
+from fedjax_ht.check.packages import PACKAGES
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.runs import on_ray, run, tasks

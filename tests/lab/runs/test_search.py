@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 import pytest
 
-from fedjax_ht.core.annotations import Count, SearchRange
+from fedjax_ht.check.options import Count, SearchRange
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.lab.config.base import typed_config

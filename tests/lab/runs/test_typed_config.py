@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedjax_ht.core.annotations import hints_of
+from fedjax_ht.check.options import hints_of
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.config.config_files import read_config_file, shipped

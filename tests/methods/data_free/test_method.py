@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core.annotations import options_of
+from fedjax_ht.check.options import options_of
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining, label_counts

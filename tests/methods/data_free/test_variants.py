@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.context import Context, Received
-from fedjax_ht.core.forms import uplink_form
+from fedjax_ht.core.message_forms import uplink_form
 from fedjax_ht.core.round import Channel
 from fedjax_ht.core.wire import Metadata, chain
 from fedjax_ht.lab.config.base import method_config

@@ -13,8 +13,8 @@ import pytest
 
 from fedjax_ht.core import wire
 from fedjax_ht.core.context import Received
-from fedjax_ht.core.forms import uplink_forms
 from fedjax_ht.core.keys import Purpose, round_key
+from fedjax_ht.core.message_forms import uplink_forms
 from fedjax_ht.core.round import Channel
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.serving import server_round

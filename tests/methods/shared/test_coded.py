@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from fedjax_ht.core.context import Context
-from fedjax_ht.core.forms import result_form
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.message_forms import result_form
 from fedjax_ht.core.method import Method, Wire, varied
 from fedjax_ht.core.round import Channel
 from fedjax_ht.core.wire import Masked, Metadata, chain, wire_elements

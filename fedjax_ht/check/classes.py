@@ -7,7 +7,7 @@ from typing import Any, get_origin
 
 import numpy as np
 
-from fedjax_ht.core.names import with_article
+from fedjax_ht.check.names import with_article
 
 SIMULATION = "a simulation of fl.make_simulation(method, federation, data)"
 MADE = {

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from fedjax_ht.core.names import kind_of_value
+from fedjax_ht.check.names import kind_of_value
 
 
 class Registry(MutableMapping[str, Any]):

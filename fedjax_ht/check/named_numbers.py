@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
-from fedjax_ht.core.annotations import allows
+from fedjax_ht.check.options import allows
 
 
 class Spec(NamedTuple):
@@ -34,7 +34,7 @@ def parse_spec(text: str) -> Spec:
       ValueError: it is empty, or a part behind the first is no number.
 
     Example:
-      >>> from fedjax_ht.core.specs import parse_spec
+      >>> from fedjax_ht.check.named_numbers import parse_spec
       >>> parse_spec("step/100/0.1")
       Spec(name='step', numbers=(100, 0.1))
     """

@@ -1,4 +1,12 @@
-"""Annotations of options: their bounds, and the values that they allow.
+"""Options: annotations state the values that they may have, and decorated functions refuse others.
+
+    @checked
+    def fedfoo(
+        training,
+        weight: NonNegative = 1.0,
+        steps: Count | None = None,
+        variant: Literal["a", "b"] = "a",
+    ): ...
 
 Understood are bool, str, int and float, the latter two with `Within` or without, Literal, unions,
 tuples, sequences and mappings of these, dicts, arrays (and lists that become some), paths,
@@ -13,12 +21,28 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 from jax.core import Tracer
 
-from fedjax_ht.core.kinds import is_kind, is_named_tuple, is_of_kind
+from fedjax_ht.check.classes import is_kind, is_named_tuple, is_of_kind, kind_text
+from fedjax_ht.check.names import kind_of_value, meant, with_article
+
+F = TypeVar("F", bound=Callable)
+
+SHOWN = 100  # characters of a value in a message
+NAMES = {bool: "True or False", str: "text", None: "None", types.NoneType: "None"}
 
 INT = 2**31 - 1  # the largest int32
 MAX_SEED = 2**32 - 1  # seeds cross into compiled functions as uint32
@@ -101,7 +125,8 @@ def options_of(function: Callable) -> dict[str, inspect.Parameter]:
     """Returns the parameters of a function by name.
 
     In place of *args there is nothing, and in place of **options there are the keyword-only
-    parameters of the functions and classes that document them, see `core.docstrings.documented_by`.
+    parameters of the functions and classes that document them, see
+    `check.docstrings.documented_by`.
     """
     try:
         signature = inspect.signature(function, eval_str=True)
@@ -274,3 +299,194 @@ def scalar(value: Any) -> int | float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value
+
+
+def describe(annotation: Any, value: Any = None) -> str:
+    """Describes the values that an annotation allows.
+
+    Args:
+      annotation: an annotation of a field, in a form of the module's docstring.
+      value: a refused value; bounds that every number has are named only if it is beyond them.
+    """
+    kind, within = bounded(annotation)
+    form, arguments = get_origin(kind), get_args(kind)
+    if kind in (int, float):
+        return _describe_number(kind, _told_bounds(kind, within, scalar(value)))
+    if form in (Union, types.UnionType):
+        return _either([describe(argument, value) for argument in arguments])
+    if form is Literal:
+        return _either([repr(argument) for argument in arguments])
+    if form is tuple:
+        return _describe_tuple(arguments, within, value)
+    if form is Mapping:
+        return f"a dict, name -> {describe(arguments[1])}"
+    if form is Sequence:
+        return f"a list, each {describe(arguments[0])}"
+    return kind_text(kind) or NAMES.get(kind, "a value")
+
+
+def choices(annotation: Any) -> list[Any]:
+    """Returns the values of the choices (Literal) in an annotation."""
+    kind, _ = bounded(annotation)
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    values = []
+    for argument in get_args(kind):
+        values += choices(argument)
+    return values
+
+
+def _either(texts: Sequence[str]) -> str:
+    """Joins texts as "a, b or c", each once."""
+    *first, last = dict.fromkeys(texts)
+    if not first:
+        return last
+    return f"{', '.join(first)} or {last}"
+
+
+def _told_bounds(kind: type, within: Within | None, number: int | float | None) -> Within:
+    """Returns a number's bounds to name: those stated, and those of its type if it is beyond."""
+    within, widest = within or Within(), limits(kind, None)
+    if number is not None and within.least is None and number < widest.least:
+        within = within._replace(least=widest.least)
+    if number is not None and within.most is None and number > widest.most:
+        within = within._replace(most=widest.most)
+    return within
+
+
+def _describe_number(kind: type, within: Within) -> str:
+    name = "an integer" if kind is int else "a number"
+    if within.least is not None and within.most is not None:
+        return f"{name} from {_number(within.least)} to {_number(within.most)}"
+    ends = {
+        "at least": within.least,
+        "above": within.above,
+        "at most": within.most,
+        "below": within.below,
+    }
+    text = " and ".join(f"{word} {_number(end)}" for word, end in ends.items() if end is not None)
+    # "a number above 0 and at most 1", but "a number of at most 1"
+    if text.startswith("at "):
+        text = f"of {text}"
+    return f"{name} {text}".rstrip()
+
+
+def _describe_tuple(arguments: tuple, within: Within | None, value: Any) -> str:
+    if arguments[-1] is not Ellipsis:
+        entries = ", ".join(map(describe, arguments))
+        if len(arguments) == 1:
+            entries += ","
+        return f"({entries})"
+    refused = None
+    if isinstance(value, tuple | list | np.ndarray):
+        refused = next((entry for entry in value if not allows(arguments[0], entry)), None)
+    text = "a tuple"
+    if within:
+        text += f" of at least {within.least}"
+    return f"{text}, each {describe(arguments[0], refused)}"
+
+
+def _number(end: int | float) -> str:
+    if isinstance(end, float):
+        return f"{end:g}"
+    return str(end)
+
+
+def check_value(name: str, value: Any, annotation: Any) -> None:
+    """Refuses a value that its annotation does not allow.
+
+    Raises:
+      ValueError: the annotation does not allow the value. One line, such as "weight is nan; it must
+        be a number of at least 0".
+    """
+    if allows(annotation, value):
+        return
+    place = wrong_entry(annotation, value)
+    if place is not None:
+        name, value, annotation = f"{name}[{place}]", value[place], get_args(annotation)[0]
+    rule = f"it must be {describe(annotation, value)}"
+    if isinstance(value, str):
+        names = [choice for choice in choices(annotation) if isinstance(choice, str)]
+        raise ValueError(f"{name} is {_shown(value)}{meant(value, names, rule)}")
+    raise ValueError(f"{name} is {_shown(value)}; {rule}")
+
+
+def check_fields(self: Any, prefix: str = "") -> None:
+    """Checks the fields of a dataclass or a NamedTuple, as its `__post_init__` may.
+
+    Args:
+      self: the instance whose fields are checked.
+      prefix: the text before each field's name in messages.
+
+    Raises:
+      ValueError: see `check_value`.
+    """
+    for name, annotation in hints_of(type(self)).items():
+        check_value(f"{prefix}{name}", getattr(self, name), annotation)
+
+
+def checked(function: F) -> F:
+    """Makes a function refuse arguments that its annotations do not allow, see `check_value`.
+
+    Example:
+      >>> @fl.checked
+      ... def mymethod(training, weight: fl.NonNegative = 1.0):
+      ...     return weight
+      >>> mymethod(None, weight=-1.0)
+      Traceback (most recent call last):
+      ...
+      ValueError: weight is -1.0; it must be a number of at least 0
+    """
+    if hasattr(function, "checks_its_arguments"):
+        return function
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        try:
+            arguments = signature.bind(*args, **kwargs).arguments | kwargs
+        except TypeError:  # an argument too many or too few: Python's message says it best
+            return function(*args, **kwargs)
+        for name, annotation in annotations_of(function).items():
+            if name in arguments and not allows(annotation, arguments[name]):
+                _refuse(function, name, arguments)
+        return function(*args, **kwargs)
+
+    marked: Any = call  # functions declare no attributes
+    marked.checks_its_arguments = True
+    return marked
+
+
+def _refuse(function: Callable, name: str, arguments: Mapping[str, Any]) -> None:
+    """Raises the ValueError of `check_value`; of a value that another parameter takes, it ends with
+    the order of the parameters."""
+    annotations, kind = annotations_of(function), type(arguments[name])
+    try:
+        check_value(name, arguments[name], annotations[name])
+    except ValueError as error:
+        takers = [annotation for annotation in annotations.values() if _is_of(annotation, kind)]
+        if not takers:
+            raise
+        parameters = inspect.signature(function).parameters.values()
+        order = ", ".join(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+        raise ValueError(f"{error}; the order is {function.__name__}({order})") from None
+
+
+def _is_of(annotation: Any, kind: type) -> bool:
+    """Returns whether an annotation is a kind, or a union with it."""
+    return is_kind(kind) and kind in (annotation, *get_args(annotation))
+
+
+def _shown(value: Any) -> str:
+    """Writes a value for a message, on one line and not too long."""
+    number = scalar(value)
+    if inspect.isfunction(value):
+        return f"the function {value.__name__}"
+    if is_kind(type(value)):
+        return with_article(type(value).__name__)
+    text = " ".join(repr(value if number is None else number).split())
+    if " at 0x" in text:  # objects that hold functions
+        text = with_article(type(value).__name__)
+    if len(text) <= SHOWN:
+        return text
+    return f"{text[:SHOWN]}..." if isinstance(value, str) else kind_of_value(value)

@@ -17,7 +17,8 @@ import optax
 import pytest
 
 import fedjax_ht as fl
-from fedjax_ht.core.annotations import (
+from fedjax_ht.check.names import unknown, unknown_option
+from fedjax_ht.check.options import (
     FLOAT,
     INT,
     MAX_SEED,
@@ -30,10 +31,11 @@ from fedjax_ht.core.annotations import (
     Share,
     Whole,
     Within,
+    check_fields,
+    check_value,
+    checked,
     numbers,
 )
-from fedjax_ht.core.bounds import check_fields, check_value, checked
-from fedjax_ht.core.names import unknown, unknown_option
 from tests.registered import nothing_registered
 
 TRAINING = fl.LocalTraining(optax.sgd(0.1))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedjax_ht.core.annotations import Count, Part, Positive
-from fedjax_ht.core.specs import Spec, as_tuples, parse_spec, read_spec
+from fedjax_ht.check.named_numbers import Spec, as_tuples, parse_spec, read_spec
+from fedjax_ht.check.options import Count, Part, Positive
 
 FORMS = {"": (Positive,), "constant": (), "step": (Count, Part)}
 

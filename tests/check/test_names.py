@@ -4,8 +4,8 @@ import functools
 
 import pytest
 
-from fedjax_ht.core.docstrings import documented_by, meanings
-from fedjax_ht.core.names import listed_clients, nearest, unknown, unknown_option
+from fedjax_ht.check.docstrings import documented_by, meanings
+from fedjax_ht.check.names import listed_clients, nearest, unknown, unknown_option
 
 FIELDS = [
     "rounds",

@@ -51,7 +51,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     A name in a section, "training.lr", is looked for among those of its section first.
 
     Example:
-      >>> from fedjax_ht.core.names import nearest
+      >>> from fedjax_ht.check.names import nearest
       >>> nearest("training.lr", ["training.learning_rate", "training.epochs", "rounds"])
       'training.learning_rate'
     """

@@ -1,0 +1,1 @@
+"""Checks of values: options, names, registrations and optional packages, and their messages."""
