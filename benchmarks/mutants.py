@@ -35,8 +35,8 @@ _SEED = flags.DEFINE_integer("seed", 0, "Seed of the choice of places and change
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS: Mapping[str, Sequence[str]] = {
-    "check/docstrings": ["core/test_names.py"],
-    "check/names": ["core/test_names.py"],
+    "check/docstrings": ["check/test_names.py"],
+    "check/names": ["check/test_names.py"],
     "core/wire": ["core/test_wire.py"],
     "data/partition/dirichlet": ["data/test_partition.py", "data/test_partition_kinds.py"],
     "data/partition/few_classes": ["data/test_partition.py", "data/test_partition_kinds.py"],
