@@ -31,7 +31,7 @@ from fedjax_ht.lab.cli import parse_flags
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.configs import quickstart_fedtgp
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.train import train_and_evaluate
 
 WARM = 2  # rounds of ours that are not counted: the first compiles
@@ -90,7 +90,7 @@ def ours(name: str) -> dict:
 
 def write_clients(folder: Path) -> None:
     """Writes quickstart_fedtgp's clients as HtFLlib reads them."""
-    experiment = build(configured("local"))
+    experiment = plan(configured("local"))
     htfllib.write_clients(folder, experiment.dataset, experiment.partitions[0])
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedjax_ht.lab.config.base import base_config, method_config, partition_config
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.runs.build import Arm, build
+from fedjax_ht.lab.runs.plan import Run, plan
 from fedjax_ht.lab.runs.play import simulate_trials
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models.cnn import mlp
@@ -45,7 +45,7 @@ def perceptron(num_classes, input_shape, feature_dim):
     return {"mlp": mlp(num_classes, (feature_dim or 16,))}
 
 
-def arm_of(method: str) -> Arm:
+def arm_of(method: str) -> Run:
     """Builds a method's runs, with a federation of another split in each trial."""
     experiments = []
     for alpha in ALPHAS:
@@ -66,10 +66,10 @@ def arm_of(method: str) -> Arm:
                 )
             config.refuse_outliers = 0.0
             config.trials = 1 + len(experiments)
-            experiments.append(build(config))
+            experiments.append(plan(config))
     partitions = tuple(built.partitions[0] for built in experiments)
-    (arm,) = experiments[-1].arms.values()
-    return arm._replace(partitions=partitions)
+    (run,) = experiments[-1].runs.values()
+    return run._replace(partitions=partitions)
 
 
 @contextlib.contextmanager

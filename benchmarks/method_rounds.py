@@ -25,8 +25,7 @@ from fedjax_ht.lab.cli import parse_flags
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.config.sections import Config
-from fedjax_ht.lab.runs.build import Arm, build
-from fedjax_ht.lab.runs.fitting import fitting
+from fedjax_ht.lab.runs.plan import Run, fitting, plan
 from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.engine import forget_engines
@@ -58,9 +57,9 @@ def setting_of(name: str, methods: list[str]) -> tuple[Config, list[str]]:
     return fitting(config, reasons.append), reasons
 
 
-def measured(arm: Arm, rounds: int) -> Seconds:
+def measured(run: Run, rounds: int) -> Seconds:
     """Plays rounds of one method."""
-    simulation = simulate(arm)
+    simulation = simulate(run)
     state, clocks = simulation.init(), [time.process_time()]
     for number_done in range(rounds + 1):
         state, _ = simulation.run_round(state)
@@ -79,9 +78,9 @@ def main(_) -> None:
     """Measures all methods."""
     warnings.simplefilter("ignore")  # what so few rounds cannot learn
     config, reasons = setting_of(_SETTING.value, _METHODS.value)
-    experiment, rows = build(config), []
-    for label, arm in experiment.arms.items():
-        seconds = measured(arm, _ROUNDS.value)
+    experiment, rows = plan(config), []
+    for label, run in experiment.runs.items():
+        seconds = measured(run, _ROUNDS.value)
         forget_engines()  # of fifty methods they would fill the memory
         shown = [number(seconds.round, 3), number(seconds.evaluation, 3), number(seconds.first)]
         rows.append([label, *shown])

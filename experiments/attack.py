@@ -123,20 +123,20 @@ def attacked(label: str, requested: Inversions, path: Path | None) -> list[Row]:
       ValueError: --method names the entry, and it cannot be inverted.
     """
     options = flags.FLAGS
-    run, rows = load_run(options.workdir, label, options.trust, trial=options.trial), []
+    loaded, rows = load_run(options.workdir, label, options.trust, trial=options.trial), []
     if "membership" in _ATTACK.value:
-        rows += memberships(run, options.trial, _ROUNDS.value)
+        rows += memberships(loaded, options.trial, _ROUNDS.value)
     if not requested.searches:
         return rows
     try:
-        inverted = list(invert(run, requested))
+        inverted = list(invert(loaded, requested))
     except ValueError as error:
         if options.method:
             raise
         print(f"{label}: {error}", flush=True)  # the other entries are attacked all the same
         return rows
     if path and inverted:
-        picture(inverted, picture_of(path, run.arm.entry.method, inverted[0]))
+        picture(inverted, picture_of(path, loaded.run.entry.method, inverted[0]))
     return rows + [result.row for result in inverted]
 
 
@@ -149,8 +149,8 @@ def main(_) -> None:
         if not options.workdir or not _ATTACK.value:
             raise ValueError("give --workdir and --attack, or --csv alone; see --help")
         requested = inversions_of_flags(options.client or 0, options.trial)
-        arms = read_run(Path(options.workdir), options.trust).arms
-        for label in [options.method] if options.method else arms:
+        labels = read_run(Path(options.workdir), options.trust).runs
+        for label in [options.method] if options.method else labels:
             rows = attacked(label, requested, path)
             if path:
                 add(rows, path)

@@ -89,24 +89,26 @@ def drawn_vectors(generator: Generator, count: int, seed: int) -> dict[str, Vect
     return {kind: Vectors(values, np.ones(count, bool)) for kind, values in drawn.items()}
 
 
-def vectors_of_run(run: LoadedRun, generator: Generator) -> dict[str, Vectors]:
+def vectors_of_run(loaded: LoadedRun, generator: Generator) -> dict[str, Vectors]:
     """Returns the vectors of an entry that stand for classes, by kind: its global prototypes, or of
     FedKTL the latents that are sent; nothing of other methods.
 
     Raises:
       ValueError: they have another length than a latent, or are another generator's. One line.
     """
-    method, server = run.arm.method, run.state.server
+    method, server = loaded.run.method, loaded.state.server
     if isinstance(server, Server):
-        of_entry = open_generator(run.arm.entry.options["generator"])
+        of_entry = open_generator(loaded.run.entry.options["generator"])
         if of_entry.card != generator.card:
             raise ValueError(
-                f"{run.arm.label} makes latents of {of_entry.card.name}, and --generator is "
+                f"{loaded.run.label} makes latents of {of_entry.card.name}, and --generator is "
                 f"{generator.card.name}; give the run's"
             )
         latents = server.centroids * method.pretrained.variables.unit
         return {
-            f"latents that {run.arm.label} makes of prototypes": vectors(latents, server.available)
+            f"latents that {loaded.run.label} makes of prototypes": vectors(
+                latents, server.available
+            )
         }
     if method.view.prototypes is None:
         return {}
@@ -114,10 +116,10 @@ def vectors_of_run(run: LoadedRun, generator: Generator) -> dict[str, Vectors]:
     length, needed = sent.values.shape[1], generator.latent_dim
     if length != needed:
         raise ValueError(
-            f"prototypes of {run.arm.label} have {length} numbers, and latents of "
+            f"prototypes of {loaded.run.label} have {length} numbers, and latents of "
             f"{generator.card.name} {needed}; take a run with --config.model.feature_dim={needed}"
         )
-    return {f"prototypes of {run.arm.label}, taken for latents": vectors(sent.values, sent.mask)}
+    return {f"prototypes of {loaded.run.label}, taken for latents": vectors(sent.values, sent.mask)}
 
 
 def vectors(values: jax.Array, mask: jax.Array) -> Vectors:
@@ -181,9 +183,9 @@ def main(_) -> None:
         kinds = drawn_vectors(generator, _COUNT.value, _SEED.value)
         if options.workdir:
             experiment = read_run(Path(options.workdir), options.trust)
-            for label in experiment.arms:
-                run = load_run(options.workdir, label, options.trust)
-                kinds |= vectors_of_run(run, generator)
+            for label in experiment.runs:
+                loaded = load_run(options.workdir, label, options.trust)
+                kinds |= vectors_of_run(loaded, generator)
             if len(kinds) == DRAWN:
                 raise ValueError(f"no entry of the run in {options.workdir} has prototypes")
     except (ValueError, OSError, ImportError) as error:

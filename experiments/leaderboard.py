@@ -43,7 +43,7 @@ from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.document import Table, human_bytes, human_flops
 from fedjax_ht.lab.report.statistics import Interval
 from fedjax_ht.lab.runs.compare import ALL, comparison
-from fedjax_ht.lab.runs.fitting import fitting
+from fedjax_ht.lab.runs.plan import fitting
 from fedjax_ht.methods import METHODS
 
 RESULTS, PAGE = Path("experiments/results"), Path("docs/leaderboard.md")

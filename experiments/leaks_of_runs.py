@@ -71,25 +71,25 @@ def arrays(tree: PyTree) -> PyTree:
     return jax.tree.map(jnp.asarray, tree)
 
 
-def case(run: LoadedRun, client: int, trial: int, batch: int = 0) -> Case:
+def case(loaded: LoadedRun, client: int, trial: int, batch: int = 0) -> Case:
     """Returns a client in its next round; with `batch`, of one step on so many samples."""
-    arm = run.arm
-    entry, privacy, method = arm.entry, arm.options.privacy, arm.method
-    state = arrays(client_state(run, client))
+    run = loaded.run
+    entry, privacy, method = run.entry, run.options.privacy, run.method
+    state = arrays(client_state(loaded, client))
     if batch:
-        training = arm.config.training
+        training = run.config.training
         training = dataclasses.replace(
             training, batch_size=batch, steps=1, shuffle=False, augmentation=()
         )
-        method = make_method(entry, training, uplink_steps(arm.config, CODES))
-    federation = arm.federation
+        method = make_method(entry, training, uplink_steps(run.config, CODES))
+    federation = run.federation
     bucket = federation.buckets[federation.assignment[client]]
-    root, round = jax.random.key(arm.config.seed + trial), jnp.int32(run.state.round)
-    samples = len(arm.partitions[trial][client].train)
-    last = jnp.int32(run.state.last_round[client])
+    root, round = jax.random.key(run.config.seed + trial), jnp.int32(loaded.state.round)
+    samples = len(run.partitions[trial][client].train)
+    last = jnp.int32(loaded.state.last_round[client])
     info = ClientInfo(jnp.int32(client), jnp.int32(samples), last)
-    server = arrays(run.state.server)
-    channel = Channel(chain(arm.options.uplink), chain(arm.options.downlink))
+    server = arrays(loaded.state.server)
+    channel = Channel(chain(run.options.uplink), chain(run.options.downlink))
     hidden = private(method, privacy)
     downlink = send(
         hidden, federation, bucket, channel, server=server, root=root, round=round, info=info
@@ -104,16 +104,16 @@ def case(run: LoadedRun, client: int, trial: int, batch: int = 0) -> Case:
         root=root,
         round=round,
         info=info,
-        data=data_of(run, client, trial),
+        data=data_of(loaded, client, trial),
         privacy=privacy,
     )
     return Case(victim, state, other)
 
 
-def data_of(run: LoadedRun, client: int, trial: int) -> Data:
+def data_of(loaded: LoadedRun, client: int, trial: int) -> Data:
     """Returns a client's samples, padded as in the run, so that programs are the same for all
     clients."""
-    dataset, partition = run.arm.dataset, run.arm.partitions[trial]
+    dataset, partition = loaded.run.dataset, loaded.run.partitions[trial]
     splits = {}
     for name in ("train", "test"):
         padded = stack([getattr(indices, name) for indices in partition])
@@ -146,40 +146,40 @@ def uploaded(
     return imitation.upload(hidden, state, images, labels, drawn)
 
 
-def epsilon(run: LoadedRun, client: int, trial: int, rounds: int, noisy: bool) -> float | str:
+def epsilon(loaded: LoadedRun, client: int, trial: int, rounds: int, noisy: bool) -> float | str:
     """Accounts for a client's privacy after some rounds; "" without privacy. That a draw of
     participants may hide the client as well (docs/privacy.md) is not counted.
 
     Args:
-      run, client, trial: of the account.
+      loaded, client, trial: of the account.
       rounds: how many.
       noisy: whether the attacker looks at something with the noise of clients, `privacy.unit`
         "client" or "upload".
     """
-    arm, options = run.arm, run.arm.options
+    run, options = loaded.run, loaded.run.options
     if options.privacy is None:
         return ""
     noise, delta = options.privacy.noise, options.privacy.delta
-    clients = len(arm.partitions[trial])
+    clients = len(run.partitions[trial])
     times = participations(options.seed + trial, options.participation, clients, rounds)
     times = int(times[client])
     if options.privacy.unit == "sample":
-        training = arm.method.training
-        count = len(arm.partitions[trial][client].train)
+        training = run.method.training
+        count = len(run.partitions[trial][client].train)
         batch = min(training.batch_size, count)
         return poisson_epsilon(noise, batch, count, times * num_steps(training, count), delta)
     return gaussian_epsilon(noise, times, delta) if noisy else math.inf
 
 
-def hiding(run: LoadedRun) -> dict:
+def hiding(loaded: LoadedRun) -> dict:
     """Returns the run's privacy as fields of a row."""
-    privacy = run.arm.options.privacy
+    privacy = loaded.run.options.privacy
     if privacy is None:
         return {}
     return {"unit": privacy.unit, "clip": privacy.clip, "scale": privacy.noise}
 
 
-def invert(run: LoadedRun, plan: Inversions) -> Iterator[Inverted]:
+def invert(loaded: LoadedRun, plan: Inversions) -> Iterator[Inverted]:
     """Yields all inversions of one client's uploads. Programs compiled for the first serve the
     others.
 
@@ -187,13 +187,13 @@ def invert(run: LoadedRun, plan: Inversions) -> Iterator[Inverted]:
       ValueError: the samples are no images, there are too few, or the method sends nothing.
     """
     client, trial, batch = plan.client, plan.trial, plan.batch
-    victim, state, other = case(run, client, trial, batch)
-    images, labels = uploads_of(run, victim, plan)
-    shape, hidden = images.shape[1:], hiding(run)
+    victim, state, other = case(loaded, client, trial, batch)
+    images, labels = uploads_of(loaded, victim, plan)
+    shape, hidden = images.shape[1:], hiding(loaded)
 
     @jax.jit
     def sent_of(images, labels, number):
-        transform = chain(run.arm.options.uplink)
+        transform = chain(loaded.run.options.uplink)
         return uploaded(victim, transform, state, images, labels, number)
 
     @jax.jit
@@ -206,9 +206,9 @@ def invert(run: LoadedRun, plan: Inversions) -> Iterator[Inverted]:
     # Where the uplink does not depend on the client's state, nothing is guessed.
     matters = imitation.state_matters(simulate, with_state.known, with_other.known, images[0])
     states = {OWN: state, OTHER: other} if matters else {NOT_NEEDED: other}
-    rounds = plan.rounds or run.state.round + 1
+    rounds = plan.rounds or loaded.state.round + 1
     noisy = hidden.get("unit") == "upload"
-    hidden["epsilon"] = epsilon(run, client, trial, rounds, noisy=noisy)
+    hidden["epsilon"] = epsilon(loaded, client, trial, rounds, noisy=noisy)
     cases = itertools.product(range(plan.uploads), plan.noises, states.items(), plan.searches)
     for i, noise, (knowledge, held), (name, search) in cases:
         key = jax.random.fold_in(jax.random.fold_in(victim.root, Purpose.UPLINK), i)
@@ -217,8 +217,8 @@ def invert(run: LoadedRun, plan: Inversions) -> Iterator[Inverted]:
         real = np.asarray(images[i])
         best = inversion.in_order(np.asarray(result.images), real)
         row = Row(
-            round=run.state.round,
-            method=run.arm.label,
+            round=loaded.state.round,
+            method=loaded.run.label,
             attack=name,
             client=client,
             batch=batch,
@@ -236,7 +236,7 @@ def invert(run: LoadedRun, plan: Inversions) -> Iterator[Inverted]:
 
 
 def uploads_of(
-    run: LoadedRun, victim: imitation.Victim, plan: Inversions
+    loaded: LoadedRun, victim: imitation.Victim, plan: Inversions
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the samples that are inverted: images, float [uploads, batch, H, W, C] in [0, 1], and
     labels, int [uploads, batch].
@@ -244,9 +244,10 @@ def uploads_of(
     Raises:
       ValueError: the samples are no images, they are too small, or there are too few.
     """
-    if not isinstance(run.arm.dataset.preprocess, Pixels):
+    if not isinstance(loaded.run.dataset.preprocess, Pixels):
         raise ValueError(
-            f"{run.arm.dataset.name} has no images to look for; --attack=membership takes any data"
+            f"{loaded.run.dataset.name} has no images to look for; --attack=membership takes any "
+            "data"
         )
     uploads, batch = plan.uploads, plan.batch
     indices, count = victim.data.splits["train"]
@@ -260,20 +261,20 @@ def uploads_of(
     return images, victim.data.labels[indices].reshape(uploads, batch)
 
 
-def memberships(run: LoadedRun, trial: int, rounds: int | None = None) -> Iterator[Row]:
+def memberships(loaded: LoadedRun, trial: int, rounds: int | None = None) -> Iterator[Row]:
     """Yields rows of each client that has training and test samples: by its own model, and by the
     server's where the server has one, with the client's own batch statistics if it keeps any.
 
     Args:
-      run, trial: of the clients.
+      loaded, trial: of the clients.
       rounds: rounds that epsilon is told of; None is all until now.
     """
-    method, privacy = run.arm.method, run.arm.options.privacy
+    method, privacy = loaded.run.method, loaded.run.options.privacy
     losses = jax.jit(
         functools.partial(membership.losses, method), static_argnames=("bucket", "split")
     )
-    for client in range(run.arm.federation.num_clients):
-        victim, state, _ = case(run, client, trial)
+    for client in range(loaded.run.federation.num_clients):
+        victim, state, _ = case(loaded, client, trial)
         data = victim.data
         models = {OWN: state}
         if method.global_params is not None:
@@ -297,6 +298,6 @@ def memberships(run: LoadedRun, trial: int, rounds: int | None = None) -> Iterat
             if math.isnan(auc):
                 continue
             noisy = knowledge == NOT_NEEDED
-            spent = epsilon(run, client, trial, rounds or run.state.round, noisy=noisy)
-            fields = {"state": knowledge, "trial": trial, "epsilon": spent, **hiding(run)}
-            yield Row(run.state.round, run.arm.label, "membership", client, auc=auc, **fields)
+            spent = epsilon(loaded, client, trial, rounds or loaded.state.round, noisy=noisy)
+            fields = {"state": knowledge, "trial": trial, "epsilon": spent, **hiding(loaded)}
+            yield Row(loaded.state.round, loaded.run.label, "membership", client, auc=auc, **fields)

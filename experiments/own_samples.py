@@ -66,7 +66,7 @@ class Agreement(NamedTuple):
     random: float
 
 
-def own_samples(run: LoadedRun, split: str, most: int) -> OwnSamples:
+def own_samples(loaded: LoadedRun, split: str, most: int) -> OwnSamples:
     """Computes every client's features of up to `most` of its own samples of a split.
 
     Raises:
@@ -74,7 +74,7 @@ def own_samples(run: LoadedRun, split: str, most: int) -> OwnSamples:
         have different widths. One line.
     """
     rng, chosen = np.random.default_rng(0), {}
-    for client, sets in enumerate(run.arm.partitions[0]):
+    for client, sets in enumerate(loaded.run.partitions[0]):
         pool = rng.permutation(getattr(sets, split))
         if len(pool):
             chosen[client] = pool[:most]
@@ -83,18 +83,18 @@ def own_samples(run: LoadedRun, split: str, most: int) -> OwnSamples:
     # One program serves all clients of an architecture, so that each is shown equally many samples.
     longest = max(map(len, chosen.values()))
     rows = np.stack([np.resize(indices, longest) for indices in chosen.values()])
-    shown = run.simulation.features(run.state, list(chosen), rows)
+    shown = loaded.simulation.features(loaded.state, list(chosen), rows)
     widths = sorted({features.shape[1] for features in shown})
     if len(widths) > 1:
         raise ValueError(
-            f"clients of {run.arm.label} have features of {widths[0]} and {widths[-1]} numbers; "
+            f"clients of {loaded.run.label} have features of {widths[0]} and {widths[-1]} numbers; "
             "one picture takes one width"
         )
     counts = [len(indices) for indices in chosen.values()]
     return OwnSamples(
-        round=run.state.round,
+        round=loaded.state.round,
         clients=np.repeat(list(chosen), counts),
-        labels=run.arm.dataset.labels[np.concatenate(list(chosen.values()))],
+        labels=loaded.run.dataset.labels[np.concatenate(list(chosen.values()))],
         features=np.concatenate([x[:count] for x, count in zip(shown, counts)]),
     )
 
@@ -148,9 +148,9 @@ def main(_) -> None:
             raise ValueError("give --workdir, and --picture or --csv; see --help")
         experiment = read_run(Path(options.workdir), options.trust)
         drawn = {}
-        for label in [options.method] if options.method else list(experiment.arms):
-            run = load_run(options.workdir, label, options.trust)
-            samples = own_samples(run, _SPLIT.value, _SAMPLES.value)
+        for label in [options.method] if options.method else list(experiment.runs):
+            loaded = load_run(options.workdir, label, options.trust)
+            samples = own_samples(loaded, _SPLIT.value, _SAMPLES.value)
             drawn[label] = samples, *flat(samples)
     except (ValueError, OSError, ImportError) as error:
         fail(error)

@@ -64,11 +64,11 @@ class Row(NamedTuple):
     mean: float
 
 
-def client_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarray]:
+def client_prototypes(loaded: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the mean features by class of every client, float32 [N, C, K], and which classes it
     has, bool [N, C]."""
-    federation, dataset = run.arm.federation, run.arm.dataset
-    train = stack([client.train for client in run.arm.partitions[trial]])
+    federation, dataset = loaded.run.federation, loaded.run.dataset
+    train = stack([client.train for client in loaded.run.partitions[trial]])
     inputs = jax.tree.map(jnp.asarray, dataset.inputs)
     labels = jnp.asarray(dataset.labels)
     collectors = {}  # a program an architecture
@@ -79,31 +79,31 @@ def client_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarra
         bucket = federation.buckets[federation.assignment[client]]
         split = jax.tree.map(lambda x, i=client: jnp.asarray(x[i]), train)
         data = Data(inputs, labels, dataset.preprocess, {"train": split})
-        sums = collectors[bucket.name](client_state(run, client), data)
+        sums = collectors[bucket.name](client_state(loaded, client), data)
         values.append(np.asarray(class_means(sums)))
         present.append(np.asarray(sums.counts) > 0)
     return np.stack(values), np.stack(present)
 
 
-def global_prototypes(run: LoadedRun) -> tuple[np.ndarray, np.ndarray]:
+def global_prototypes(loaded: LoadedRun) -> tuple[np.ndarray, np.ndarray]:
     """Returns the prototypes that the server sends, float32 [C, K], and which classes have one,
     bool [C]."""
-    sent = run.arm.method.view.prototypes(run.state.server)
+    sent = loaded.run.method.view.prototypes(loaded.state.server)
     return np.asarray(sent.values), np.asarray(sent.mask)
 
 
-def rows_of(run: LoadedRun, trial: int) -> Iterator[Row]:
+def rows_of(loaded: LoadedRun, trial: int) -> Iterator[Row]:
     """Yields the rows of one entry: those of its clients in order, then the server's; classes
     without a margin have none."""
-    clients = prototype_margins(*client_prototypes(run, trial))
-    server = prototype_margins(*global_prototypes(run))
+    clients = prototype_margins(*client_prototypes(loaded, trial))
+    server = prototype_margins(*global_prototypes(loaded))
     owners = [(str(i), *margins) for i, margins in enumerate(zip(*clients))]
     for owner, nearest, average in [*owners, (GLOBAL, *server)]:
         for label in np.flatnonzero(~np.isnan(nearest)).tolist():
             yield Row(
-                method=run.arm.label,
+                method=loaded.run.label,
                 trial=trial,
-                round=int(run.state.round),
+                round=int(loaded.state.round),
                 client=owner,
                 label=label,
                 nearest=float(nearest[label]),
@@ -176,14 +176,14 @@ def main(_) -> None:
         if not options.workdir or not _CSV.value:
             raise ValueError("give --workdir and --csv; see --help")
         experiment = read_run(Path(options.workdir), options.trust)
-        labels = [options.method] if options.method else list(experiment.arms)
+        labels = [options.method] if options.method else list(experiment.runs)
         rows: list[Row] = []
         for label in labels:
-            if label in experiment.arms and experiment.arms[label].method.view.prototypes is None:
+            if label in experiment.runs and experiment.runs[label].method.view.prototypes is None:
                 print(f"{label} has no global prototypes")
                 continue
-            run = load_run(options.workdir, label, options.trust, trial=options.trial)
-            rows += rows_of(run, options.trial)
+            loaded = load_run(options.workdir, label, options.trust, trial=options.trial)
+            rows += rows_of(loaded, options.trial)
         if not rows:
             raise ValueError(
                 f"no entry of the run in {options.workdir} has prototypes of several classes"

@@ -70,7 +70,7 @@ from .lab.config.entries import preset as preset
 from .lab.readers import load_dataset as load_dataset
 from .lab.readers.description import describe as describe
 from .lab.runs.evaluate import load_run as load_run
-from .lab.runs.from_python import make_experiment as make_experiment
+from .lab.runs.plan import make_experiment as make_experiment
 from .lab.runs.report import report_run as report_run
 from .lab.runs.search import fairly_tuned as fairly_tuned
 from .lab.runs.train import train_and_evaluate as train_and_evaluate

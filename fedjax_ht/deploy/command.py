@@ -36,7 +36,7 @@ from fedjax_ht.deploy.secure_sums import MAX_RANGE, MIN_RANGE
 from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.readers.description import describe
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.processes import check_port, use_all_cores
 from fedjax_ht.lab.runs.run import configured
 from fedjax_ht.lab.runs.run_lock import locked
@@ -96,7 +96,7 @@ tell = functools.partial(print, flush=True)
 
 def split(config: Config, workdir: Path) -> list[Path]:
     """Writes a config's samples to files, see `client_samples.write_split`; returns the paths."""
-    experiment = build(config)
+    experiment = plan(config)
     return write_split(workdir, experiment.dataset, experiment.partitions[0])
 
 

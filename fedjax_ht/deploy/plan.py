@@ -20,12 +20,12 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.deploy.noise import check_scores, noisy_method
 from fedjax_ht.deploy.public import checksum, public_size, read_public
 from fedjax_ht.deploy.secure_sums import check_server_reads
-from fedjax_ht.lab.config.base import AnyConfig, typed_config
+from fedjax_ht.lab.config.base import AnyConfig
 from fedjax_ht.lab.config.sections import Config, DevicesConfig
 from fedjax_ht.lab.config.typed import to_json, to_plain
 from fedjax_ht.lab.runs.federation import Task, make_clients
 from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING, flatten
-from fedjax_ht.lab.runs.settle import settle
+from fedjax_ht.lab.runs.plan import settle
 from fedjax_ht.lab.version import library_version
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.options import Unit
@@ -93,9 +93,9 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
         set that cannot be read. One line.
       ImportError: it has privacy, and the accountant is not installed. One line.
     """
-    settled = settle(typed_config(config))
-    label, entry = next(iter(settled.entries.items()))
-    method, options = settled.methods[label], settled.options
+    settled = settle(config)
+    label, run = next(iter(settled.runs.items()))
+    entry, method, options = run.entry, run.method, run.options
     _check_simulated_fields(settled.config)
     if settled.config.dataset.public and not method.public_samples:
         raise ValueError(
@@ -110,13 +110,13 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
     check_scores(settled.config, options.privacy)
     if secure_sums:
         _check_secure_sums(method, entry.options, options)
-    public, fields = None, _shared_fields(settled.configs[label], entry, secure_sums)
+    public, fields = None, _shared_fields(run.config, entry, secure_sums)
     if method.public_samples:
         public = read_public(settled.config.dataset)
         fields["dataset.public"] = checksum(public)  # the name of its file is each side's own
     return Plan(
         label=label,
-        config=settled.configs[label],
+        config=run.config,
         method=noisy_method(method, options.privacy, options.robust),
         options=options,
         channel=Channel(wire.chain(options.uplink), wire.chain(options.downlink)),

@@ -11,7 +11,7 @@ from fedjax_ht.core.user_code import (
     user_place,
 )
 from fedjax_ht.lab.config.base import base_config
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.models import model_group
 
 MINE = """
@@ -54,7 +54,7 @@ def test_models_of_a_file_in_the_current_folder(user_modules):
         4,
         800,
     )
-    (federation,) = (arm.federation for arm in build(config).arms.values())
+    (federation,) = (run.federation for run in plan(config).runs.values())
     assert [bucket.name for bucket in federation.buckets] == ["one"] and federation.feature_dim == 4
 
 

@@ -16,7 +16,7 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.shift import CORRUPTIONS, parse_shift, shifted
 from fedjax_ht.lab.config.base import base_config, partition_config
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.methods.fedclassavg import fedclassavg
 from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.models import SplitModel
@@ -173,7 +173,7 @@ def test_a_config_asks_for_it():
     config = base_config()
     config.dataset.shift, config.dataset.subset = "rotate/4", 800
     config.partition = partition_config("natural", 8)
-    experiment = build(config)
+    experiment = plan(config)
     images, domain = experiment.dataset.inputs
     assert len(images) == 800 and experiment.dataset.input_shape == (28, 28, 1)
     of_client = [
@@ -181,8 +181,8 @@ def test_a_config_asks_for_it():
     ]
     assert of_client == [[0], [0], [1], [1], [2], [2], [3], [3]]
     config.dataset.subset = 0  # which is drawn by that seed, too
-    groups, config.partition.seed = build(config).dataset.groups, 2
-    assert (build(config).dataset.groups != groups).any()
+    groups, config.partition.seed = plan(config).dataset.groups, 2
+    assert (plan(config).dataset.groups != groups).any()
 
 
 METHODS = {

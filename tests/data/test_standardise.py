@@ -8,8 +8,8 @@ import pytest
 
 import fedjax_ht as fl
 from fedjax_ht.lab.config.base import base_config, partition_config
-from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.folder import completed
+from fedjax_ht.lab.runs.plan import plan
 from tests.lab.readers.source_files import write
 
 RNG = np.random.default_rng(0)
@@ -111,29 +111,29 @@ def config(tmp_path):
 
 
 def test_tables_are_standardised_by_config_and_the_head_says_so(config):
-    experiment = build(config)
+    experiment = plan(config)
     dataset = experiment.dataset
     trains = np.concatenate([client.train for client in experiment.partitions[0]])
     np.testing.assert_allclose(dataset.preprocess.mean, ROWS[trains].mean(0), rtol=1e-5)
     assert "each feature standardised by the training samples" in fl.describe(dataset).lines[0]
     config.dataset.standardise = "off"
-    assert isinstance(build(config).dataset.preprocess, fl.AsStored)
+    assert isinstance(plan(config).dataset.preprocess, fl.AsStored)
 
 
 def test_other_floats_are_standardised_on_demand(config):
     config.dataset.name, config.model.group = "har_10persons", "harcnn_s1"
-    assert isinstance(build(config).dataset.preprocess, fl.AsStored)
+    assert isinstance(plan(config).dataset.preprocess, fl.AsStored)
     config.dataset.standardise = "on"
-    assert build(config).dataset.preprocess.std.shape == (9,)
+    assert plan(config).dataset.preprocess.std.shape == (9,)
     config.dataset.name, config.model.group = "fashion_mnist_10k", "mlp2"
     with pytest.raises(ValueError, match="fashion_mnist_10k cannot be standardised"):
-        build(config)
+        plan(config)
 
 
 def test_columns_are_named_by_config(config):
     config.dataset.name = "csv:t.csv"
     config.dataset.label, config.dataset.features = "label", ("-one", "-ratio")
-    assert fl.describe(build(config).dataset).features == ("age", "dose")
+    assert fl.describe(plan(config).dataset).features == ("age", "dose")
 
 
 def test_a_run_of_before_goes_on_without():

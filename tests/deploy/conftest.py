@@ -25,8 +25,8 @@ def private_federation(tmp_path_factory):
     def of(unit):
         config = private_config(unit)
         privacy = Privacy(**vars(config.privacy), secret=FIXED)
-        arm, simulation = simulation_of(config, privacy=privacy)
-        return config, simulation, sites_of(config, arm, tmp_path_factory.mktemp(unit))
+        run, simulation = simulation_of(config, privacy=privacy)
+        return config, simulation, sites_of(config, run, tmp_path_factory.mktemp(unit))
 
     return of
 
@@ -82,5 +82,5 @@ def quick(monkeypatch):
 def federation(tmp_path_factory):
     """Returns (config, simulation, its clients by id) of `small_config`; compiled once."""
     config = small_config()
-    arm, simulation = simulation_of(config)
-    return config, simulation, sites_of(config, arm, tmp_path_factory.mktemp("sites"))
+    run, simulation = simulation_of(config)
+    return config, simulation, sites_of(config, run, tmp_path_factory.mktemp("sites"))

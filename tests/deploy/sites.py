@@ -15,7 +15,7 @@ from fedjax_ht.deploy.noise import LEDGER_FILE
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.server import Server, make_server
 from fedjax_ht.lab.config.base import base_config, method_config, partition_config
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.models.cnn import mlp
 from fedjax_ht.simulation.rows import round_row
@@ -52,11 +52,11 @@ def small_config(method: str = "fedproto", rounds: int = 2, clients: int = 4):
     return config
 
 
-def with_public_file(config, arm, folder: Path):
+def with_public_file(config, run, folder: Path):
     """Returns the config of a deployment, whose public set is in a file; of other methods as it is."""
     if not config.dataset.public:
         return config
-    write_split(folder, arm.dataset, arm.partitions[0])
+    write_split(folder, run.dataset, run.partitions[0])
     config = copy.deepcopy(config)
     config.dataset.public = f"npz:{folder / PUBLIC_FILE}"
     return config
@@ -84,18 +84,18 @@ def perceptron(num_classes, input_shape, feature_dim):
 
 
 def simulation_of(config, **options):
-    """Builds a config's only arm and its simulation, with some options changed."""
-    (arm,) = build(config).arms.values()
-    arm = arm._replace(options=dataclasses.replace(arm.options, **options))
-    return arm, simulate(arm)
+    """Builds a config's only run and its simulation, with some options changed."""
+    (run,) = plan(config).runs.values()
+    run = run._replace(options=dataclasses.replace(run.options, **options))
+    return run, simulate(run)
 
 
-def sites_of(config, arm, folder: Path, secure_sums: bool = False) -> dict:
+def sites_of(config, run, folder: Path, secure_sums: bool = False) -> dict:
     """Makes the clients, {id: `Client`}; those of one architecture share compiled programs."""
     plan, sites = make_plan(config, secure_sums), {}
-    federation = arm.federation
-    for i, indices in enumerate(arm.partitions[0]):
-        dataset, parts = client_dataset(arm.dataset, indices)
+    federation = run.federation
+    for i, indices in enumerate(run.partitions[0]):
+        dataset, parts = client_dataset(run.dataset, indices)
         site = make_client(plan, i, dataset, parts, folder / f"site{i}")
         first = federation.members(federation.buckets[federation.assignment[i]])[0]
         sites[i] = site._replace(programs=sites.get(first, site).programs)

@@ -17,7 +17,7 @@ from fedjax_ht.deploy.noise import LEDGER_FILE, fresh_secret
 from fedjax_ht.deploy.plan import description, make_plan
 from fedjax_ht.deploy.rounds import as_rounds
 from fedjax_ht.deploy.server import make_server
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.plan import plan
 from tests.deploy.sites import (
     CLOCK,
     FIXED,
@@ -154,7 +154,7 @@ def test_where_all_of_a_client_is_hidden_it_reports_what_every_client_reports(
     private_federation, tmp_path
 ):
     config, _, sites = private_federation("upload")
-    experiment = build(config)
+    experiment = plan(config)
     indices = experiment.partitions[0][2]
     for count in (0, 3):
         some = ClientIndices(indices.train[:count], indices.val, indices.test[:4])

@@ -20,7 +20,6 @@ from fedjax_ht.deploy.messages import Envelope, from_bytes, to_bytes
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.secagg import secure_sum
 from fedjax_ht.deploy.secure_sums import MODULUS, STEPS, mask_stream, threshold, with_mask_stream
-from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.profile import Profile, by_trace
 from tests.deploy.grid import LocalLink
 from tests.deploy.sites import CLOCK, simulation_of, sites_of, small_config
@@ -282,8 +281,8 @@ def test_a_deployment_by_secure_sums_is_the_simulation_but_for_rounding(monkeypa
     """FedProto: a client is lost in the second round once its shares are dealt."""
     config, lines = small_config("fedproto"), []
     spans = [(i, k, k) for i in range(4) for k in range(2) if (i, k) != (2, 1)]
-    arm, simulation = simulation_of(config, devices_profile=Profile(available=by_trace(4, spans)))
-    sites = sites_of(config, arm, tmp_path, secure_sums=True)
+    run, simulation = simulation_of(config, devices_profile=Profile(available=by_trace(4, spans)))
+    sites = sites_of(config, run, tmp_path, secure_sums=True)
     clients = {node: functools.partial(answer, sites[i]) for i, node in enumerate(NODES)}
     link, rounds_masked = LocalLink(monkeypatch, clients), []
 

@@ -16,8 +16,8 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.readers import dataset_names
+from fedjax_ht.lab.runs.method import schedule
 from fedjax_ht.lab.runs.train import train_and_evaluate
-from fedjax_ht.lab.runs.training import schedule
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import GROUPS
 from fedjax_ht.simulation.simulation import Simulation

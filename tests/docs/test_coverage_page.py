@@ -15,7 +15,7 @@ from fedjax_ht.lab.config.entries import entries_of
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.generators import SHIPPED, open_generator
 from fedjax_ht.lab.runs.compare import comparison
-from fedjax_ht.lab.runs.settle import settle
+from fedjax_ht.lab.runs.plan import settle
 from tests.docs.links import assert_links_lead_to_headings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def test_a_command_makes_a_config_without_a_mistake(command):
     except (FileNotFoundError, ValueError) as error:
         assert re.search(NOT_SHIPPED, str(error)), error
         return
-    assert settled.methods and config.rounds > 0
+    assert settled.runs and config.rounds > 0
 
 
 def test_random_classes_are_asked_of_no_generator_without_classes():

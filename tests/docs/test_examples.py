@@ -102,7 +102,7 @@ def test_the_tutorials_data_and_models_run(tmp_path, monkeypatch, blank_pictures
     train = sum(len(client.train) for client in result.experiment.partitions[0])
     assert (
         train,
-        sorted({b.name for b in result.experiment.arms["fedssa"].federation.buckets}),
+        sorted({b.name for b in result.experiment.runs["fedssa"].federation.buckets}),
     ) == (
         2994,
         ["small_12", "small_4", "small_8"],

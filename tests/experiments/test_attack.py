@@ -24,8 +24,8 @@ from experiments.leaks_table import (
 )
 from fedjax_ht.core.wire import chain, gaussian_noise
 from fedjax_ht.lab.config.base import method_config
-from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.evaluate import LoadedRun
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
 from tests import tiny
 from tests.experiments.leaks.victims import image_of, victim_of
@@ -129,7 +129,7 @@ def private_run(tiny_config):
         config = config_of(tiny_config)
         config.method, config.privacy.unit = method_config("lg_fedavg"), unit
         config.privacy.noise = 2.0
-        return LoadedRun(build(config).arms["lg_fedavg"], None, None)
+        return LoadedRun(plan(config).runs["lg_fedavg"], None, None)
 
     return make
 
@@ -140,7 +140,7 @@ def test_epsilon_is_of_what_the_attacker_looks_at(private_run):
         assert epsilon(private_run(unit), 1, 0, 20, noisy=True) == expected
         assert epsilon(private_run(unit), 1, 0, 20, noisy=False) == math.inf
     run = private_run("sample")
-    count = len(run.arm.partitions[0][1].train)
+    count = len(run.run.partitions[0][1].train)
     steps = 20 * (count // 10)
     for noisy in (True, False):
         assert epsilon(run, 1, 0, 20, noisy) == poisson_epsilon(2.0, 10, count, steps, 1e-5)
@@ -229,7 +229,6 @@ def test_uploads_of_a_private_run_are_attacked(run_module, tiny_config, tmp_path
     run, table = f"--workdir={tmp_path / 'run'}", tmp_path / "a.csv"
     settings = [
         f"--config.dataset.name=npz:{tmp_path / 'data.npz'}",
-        "--config.method.name=",
         "--config.entries=('fedavg','lg_fedavg')",
     ]
     settings += ["--config.model.group=experiments.configs.private:perceptron"]

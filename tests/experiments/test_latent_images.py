@@ -51,8 +51,8 @@ def run_with(server, prototypes=None, unit=1.0, generator="natural_32"):
         view=View(prototypes=prototypes), pretrained=SimpleNamespace(variables=weights)
     )
     entry = SimpleNamespace(options={"generator": generator})
-    arm = SimpleNamespace(label="one", method=method, entry=entry)
-    return SimpleNamespace(arm=arm, state=SimpleNamespace(server=server))
+    run = SimpleNamespace(label="one", method=method, entry=entry)
+    return SimpleNamespace(run=run, state=SimpleNamespace(server=server))
 
 
 def test_random_vectors_lie_as_far_out_as_they_are_named_after():
@@ -137,7 +137,7 @@ def test_the_page_has_the_numbers_of_the_committed_vectors():
 @pytest.mark.slow
 def test_prototypes_of_a_run(run_module, tiny_config, tmp_path):
     run = f"--workdir={tmp_path / 'run'}"
-    entries = ["--config.method.name=", "--config.entries=('local','fedproto')"]
+    entries = ["--config.entries=('local','fedproto')"]
     wide = f"--config.model.feature_dim={WIDTH}"
     done = run_module("main", f"--config={tiny_config}:runlocal", run, *entries, wide)
     assert done.returncode == 0, done.stderr

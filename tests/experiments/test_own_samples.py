@@ -39,7 +39,7 @@ def test_the_picture_has_an_axis_for_each_entry():
 @pytest.mark.slow
 def test_own_samples_of_a_run(run_module, tiny_config, tmp_path):
     run = f"--workdir={tmp_path / 'run'}"
-    entries = ["--config.method.name=", "--config.entries=('local','fedssa')"]
+    entries = ["--config.entries=('local','fedssa')"]
     done = run_module("main", f"--config={tiny_config}:runlocal", run, *entries)
     assert done.returncode == 0, done.stderr
     table, drawn = tmp_path / "a.csv", tmp_path / "a.png"
@@ -54,7 +54,7 @@ def test_own_samples_of_a_run(run_module, tiny_config, tmp_path):
 
     loaded = load_run(tmp_path / "run", "fedssa")
     samples = own_samples(loaded, "train", 5)
-    partition, labels = loaded.arm.partitions[0], loaded.arm.dataset.labels
+    partition, labels = loaded.run.partitions[0], loaded.run.dataset.labels
     for client, sets in enumerate(partition):
         shown = samples.clients == client
         assert shown.sum() == min(5, len(sets.train))

@@ -42,7 +42,6 @@ def test_margins_of_a_run(run_module, tiny_config, tmp_path):
     have, where all clients take part: the clients have uploaded them."""
     run = f"--workdir={tmp_path / 'run'}"
     entries = [
-        "--config.method.name=",
         "--config.entries=('local','fedproto','fedtgp:server_epochs=2')",
     ]
     done = run_module("main", f"--config={tiny_config}:runlocal", run, *entries)

@@ -12,7 +12,7 @@ from experiments.chosen import chosen, entries_with
 from experiments.queue_commands import QUEUE, plan_of, plans_of, read_queue
 from experiments.queue_status import table_of
 from fedjax_ht.lab.config.entries import entries_of
-from fedjax_ht.lab.runs.settle import settle
+from fedjax_ht.lab.runs.plan import settle
 from tests.docs.links import assert_links_lead_to_headings
 from tests.experiments.folders import history, write_run
 
@@ -25,7 +25,7 @@ MAKEFILE = QUEUE.with_name("Makefile")
 def test_a_command_makes_a_config_without_a_mistake(name):
     plan = PLANS[name]
     settled = settle(plan.config)
-    assert len(settled.methods) == len(entries_of(plan.config)) > 0 and plan.rounds > 0
+    assert len(settled.runs) == len(entries_of(plan.config)) > 0 and plan.rounds > 0
 
 
 def labels_of(name):
@@ -59,7 +59,7 @@ def test_runs_in_the_papers_setting_train_inside_its_grid(name):
     settled = settle(PLANS[name].config)
     options = PLANS[name].config.partition.options
     assert options.get("val_size") or options["val_share"]  # searches choose by validation
-    for config in settled.configs.values():
+    for config in (run.config for run in settled.runs.values()):
         training = config.training
         assert (training.optimizer, training.learning_rate, training.momentum) == ("sgd", 0.01, 0.0)
         assert training.batch_size in (32, 64, 512) and training.epochs in (1, 10)
@@ -86,8 +86,8 @@ def test_a_comparison_takes_what_the_searches_chose(tmp_path):
     before = command.arguments.partition(" --methods=")[0].split()
     plan, _ = plan_of("compare", [*before, f"--methods={','.join(entries)}"])
     settled = settle(plan.config)
-    assert list(settled.methods) == entries
-    training = [config.training for config in settled.configs.values()]
+    assert list(settled.runs) == entries
+    training = [run.config.training for run in settled.runs.values()]
     assert {(t.batch_size, t.learning_rate, t.epochs) for t in training} == {(64, 0.01, 1)}
 
 

@@ -100,14 +100,14 @@ def models(num_classes, input_shape, feature_dim):
 
 def test_a_run_begins_with_its_notes(tiny_config):
     """Once, though both entries have the same."""
-    from fedjax_ht.lab.runs.build import build
+    from fedjax_ht.lab.runs.plan import plan
     from tests.runs import config_of
 
     config = config_of(tiny_config)
-    assert not notes(build(config))
+    assert not notes(plan(config))
     config.training.batch_size, config.model.group = 1, f"{__name__}:models"
     config.partition.options.alpha, config.partition.options.min_samples = 0.1, 2
-    lines = notes(build(config))
+    lines = notes(plan(config))
     assert [line.split(" of model")[0] for line in lines if "batches of a single" in line] == [
         "clients 0, 1, 2, 3"
     ]
@@ -115,10 +115,10 @@ def test_a_run_begins_with_its_notes(tiny_config):
 
 
 def test_a_run_tells_of_a_warm_up_that_has_no_end(tiny_config):
-    from fedjax_ht.lab.runs.build import build
+    from fedjax_ht.lab.runs.plan import plan
     from tests.runs import config_of
 
     config = config_of(tiny_config)
     config.entries, config.rounds = ("fedl2g", "fedl2g:warmup=2"), 10
-    (line,) = notes(build(config))
+    (line,) = notes(plan(config))
     assert line.startswith("fedl2g: clients stay as they are in its first 50 rounds")

@@ -21,7 +21,7 @@ from fedjax_ht.data.partition import partition_options
 from fedjax_ht.lab.cli import SEE_HELP, BadConfigFile, config_folder
 from fedjax_ht.lab.config.base import ToDict, base_config, method_options, option_kind, typed_config
 from fedjax_ht.lab.config.entries import chosen, literal
-from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.config.sections import Config, MethodConfig
 from fedjax_ht.lab.config.typed import Options, Section, paths, unknown_field
 
 MODULE = "config_file"  # the name that a config file's module has
@@ -80,6 +80,8 @@ class FieldParser(flags.ArgumentParser):
         if self.read is to_tuple:
             value = self.values = self.values + value
         if self.path == "entries":
+            if value:  # they run instead of the config's method
+                self.config.method = MethodConfig(None)
             value = chosen(self.config.entries, value)
         self.config.update({self.path: value})
         return value

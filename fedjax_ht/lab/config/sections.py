@@ -187,7 +187,7 @@ class ModelConfig(Section, prefix="model."):
 
 @dataclasses.dataclass
 class TrainingConfig(Section, prefix="training."):
-    """Local training; lab/runs/training.py makes `core.local_training.LocalTraining` of it.
+    """Local training; lab/runs/method.py makes `core.local_training.LocalTraining` of it.
 
     They are two classes because LocalTraining holds optimiser, schedule and augmentation as
     functions, and a config file cannot.

@@ -20,8 +20,8 @@ from fedjax_ht.data.dataset import Partition
 from fedjax_ht.data.partition import class_counts
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.figures import MARKERS, save, subplots
-from fedjax_ht.lab.runs.build import Arm, Experiment
 from fedjax_ht.lab.runs.folder import MAP
+from fedjax_ht.lab.runs.plan import Plan, Run
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 CLIENTS, CLASSES, IMAGES = 6, 10, 120  # at most, of each of an entry's maps
@@ -55,7 +55,7 @@ class FeatureMap(NamedTuple):
 
 
 def remember_map(
-    arm: Arm,
+    run: Run,
     simulation: Simulation,
     state: SimulationState,
     folder: Path,
@@ -63,36 +63,36 @@ def remember_map(
     write: bool,
     warn: Callable[[str], None],
 ) -> None:
-    """Brings an arm's features.npz up to the state's round; nothing happens where it is, where
+    """Brings a run's features.npz up to the state's round; nothing happens where it is, where
     the method has no features, or where the config draws no maps.
 
     Args:
-      arm: the arm.
+      run: the run.
       simulation, state: the simulation of one of its runs, and the state to map.
       folder: the entry's folder.
       write: True in the process that writes; every process of a run makes the call.
       warn: called with the reason where there is no map.
     """
-    if arm.config.report.maps == "none" or arm.method.view.features is None:
+    if run.config.report.maps == "none" or run.method.view.features is None:
         return
     kept = load_map(folder)
     if kept is not None and kept.round == state.round:
         return
     try:
-        computed = feature_map(arm, simulation, state)
+        computed = feature_map(run, simulation, state)
     except Exception as error:  # of a user's method; no picture is worth the end of a run
         reason = str(error).partition("\n")[0]
-        warn(f"{arm.label}: no map of its features ({type(error).__name__}: {reason})")
+        warn(f"{run.label}: no map of its features ({type(error).__name__}: {reason})")
         return
     if write and computed is not None:
         save_map(computed, folder)
 
 
-def feature_map(arm: Arm, simulation: Simulation, state: SimulationState) -> FeatureMap | None:
-    """Computes the map of an arm's state; None where no client has test images."""
-    dataset, partition, method = arm.dataset, arm.partitions[0], arm.method
+def feature_map(run: Run, simulation: Simulation, state: SimulationState) -> FeatureMap | None:
+    """Computes the map of a run's state; None where no client has test images."""
+    dataset, partition, method = run.dataset, run.partitions[0], run.method
     counts = class_counts(dataset.labels, partition, num_classes=dataset.num_classes)
-    clients = shown_clients(arm.federation, counts)
+    clients = shown_clients(run.federation, counts)
     indices = shown_images(dataset.labels, partition, counts[clients].sum(0))
     if not len(indices):
         return None
@@ -196,7 +196,7 @@ def tsne(rows: np.ndarray) -> np.ndarray:
 
 
 def write_maps(
-    folders: Mapping[str, Path], experiment: Experiment, warn: Callable[[str], None] = print
+    folders: Mapping[str, Path], experiment: Plan, warn: Callable[[str], None] = print
 ) -> list[Path]:
     """Draws the map of every entry that has one, by its folder, as features.png and .svg beside it;
     returns the paths of the PNGs."""

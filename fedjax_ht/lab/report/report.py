@@ -29,17 +29,17 @@ from fedjax_ht.lab.report.rows import has_clock, rows_of_all, values
 from fedjax_ht.lab.report.run_warnings import to_watch
 from fedjax_ht.lab.report.statistics import differences_to, listed
 from fedjax_ht.lab.runs import devices
-from fedjax_ht.lab.runs.build import Experiment
 from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.environment import lines as environment_lines
 from fedjax_ht.lab.runs.folder import Page
+from fedjax_ht.lab.runs.plan import Plan
 from fedjax_ht.simulation.history import best
 from fedjax_ht.simulation.rows import Runs, evaluated
 
 PROGRAM = "fedjax-ht"
 
 
-def setting(experiment: Experiment, labels: Iterable[str] | None = None) -> str:
+def setting(experiment: Plan, labels: Iterable[str] | None = None) -> str:
     """Describes the federation and how entries train, in a few sentences.
 
     Args:
@@ -47,7 +47,7 @@ def setting(experiment: Experiment, labels: Iterable[str] | None = None) -> str:
       labels: labels of the entries; None for all.
     """
     config = experiment.config
-    labels = list(experiment.arms if labels is None else labels)
+    labels = list(experiment.runs if labels is None else labels)
     sizes = [len(client.train) for client in experiment.partitions[0]]
     kind = kind_of(experiment.dataset)
     public = ""
@@ -84,20 +84,20 @@ def split(config: Config) -> str:
     return ", ".join([*parts, f"seed {config.partition.seed}"])
 
 
-def architectures(experiment: Experiment, labels: Iterable[str]) -> list[str]:
+def architectures(experiment: Plan, labels: Iterable[str]) -> list[str]:
     """Lists the names of the entries' architectures in alphabetical order."""
     names = set()
     for label in labels:
-        names |= {bucket.name for bucket in experiment.arms[label].federation.buckets}
+        names |= {bucket.name for bucket in experiment.runs[label].federation.buckets}
     return sorted(names)
 
 
-def trained(experiment: Experiment, labels: Sequence[str]) -> str:
+def trained(experiment: Plan, labels: Sequence[str]) -> str:
     """Lists the settings of local training: those that entries share once, else each value with the
     entries that set it."""
     parts: tuple[dict[str, list[str]], ...] = ({}, {}, {})  # text -> labels
     for label in labels:
-        training = experiment.arms[label].config.training
+        training = experiment.runs[label].config.training
         length = f"{training.epochs} local epochs"
         if training.steps:
             length = f"{training.steps} steps"
@@ -256,7 +256,7 @@ READING_MAPS = (
 )
 
 
-def write_report(experiment: Experiment, shown: Compared, page: Page, workdir: Path) -> Path:
+def write_report(experiment: Plan, shown: Compared, page: Page, workdir: Path) -> Path:
     """Writes report.html into a run's folder, which has the pictures already.
 
     Args:

@@ -19,9 +19,9 @@ from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.lab.cli import TRUST, fail
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers.description import kind_of
-from fedjax_ht.lab.runs.build import Arm, Experiment
 from fedjax_ht.lab.runs.folder import read_config
 from fedjax_ht.lab.runs.identity import check_identity, identity_of, read_experiment
+from fedjax_ht.lab.runs.plan import Plan, Run
 from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.lab.safe.torch_files import save_safetensors
 from fedjax_ht.lab.weights.layouts import state_dict
@@ -43,11 +43,11 @@ class LoadedRun(NamedTuple):
     """A run as its newest checkpoint left it.
 
     Attributes:
-      arm: the entry, with its method, models and data.
+      run: the entry, with its method, models and data.
       simulation, state: the simulation of one of its runs, and its newest saved state.
     """
 
-    arm: Arm
+    run: Run
     simulation: Simulation
     state: SimulationState
 
@@ -58,13 +58,13 @@ def load_run(
     trust: bool = False,
     *,
     trial: int = 0,
-    experiment: Experiment | None = None,
+    experiment: Plan | None = None,
 ) -> LoadedRun:
     """Reads a run of a folder as its newest checkpoint left it, to look into it.
 
-        >>> run = fl.load_run("runs/first", "fedssa@tuned")  # doctest: +SKIP
-        >>> images = run.arm.dataset.inputs[:10]  # doctest: +SKIP
-        >>> run.simulation.predict(run.state, 3, images)  # doctest: +SKIP
+        >>> loaded = fl.load_run("runs/first", "fedssa@tuned")  # doctest: +SKIP
+        >>> images = loaded.run.dataset.inputs[:10]  # doctest: +SKIP
+        >>> loaded.simulation.predict(loaded.state, 3, images)  # doctest: +SKIP
 
     Args:
       workdir: the folder of the run.
@@ -74,7 +74,7 @@ def load_run(
       experiment: the run's experiment, of a run that was given objects from Python.
 
     Returns:
-      The run's `simulation` and `state`, and its `arm`, which has the entry's `label` and `method`,
+      The run's `simulation` and `state`, and its `run`, which has the entry's `label` and `method`,
       the `dataset`, and `partitions`, one a trial.
 
     Raises:
@@ -83,37 +83,37 @@ def load_run(
     """
     workdir = Path(workdir)
     experiment = read_experiment(workdir, trust, experiment)
-    method = method or next(iter(experiment.arms))
-    if method not in experiment.arms:
-        advice = meant(method, experiment.arms, f"it has {', '.join(experiment.arms)}")
+    method = method or next(iter(experiment.runs))
+    if method not in experiment.runs:
+        advice = meant(method, experiment.runs, f"it has {', '.join(experiment.runs)}")
         raise ValueError(f"the run in {workdir} has no method {method!r}{advice}")
-    arm, (_, noted) = experiment.arms[method], read_config(workdir)
-    place = workdir / arm.entry.folder
-    expected = identity_of(arm.entry, experiment.config, noted)
+    run, (_, noted) = experiment.runs[method], read_config(workdir)
+    place = workdir / run.entry.folder
+    expected = identity_of(run.entry, experiment.config, noted)
     check_identity(method, place, expected)
     trials = len(experiment.partitions)
     if not 0 <= trial < trials:
         raise ValueError(f"no trial {trial}; trials run from 0 to {trials - 1}")
-    simulation, folder = simulate(arm, trial), place / "checkpoints"
+    simulation, folder = simulate(run, trial), place / "checkpoints"
     restored = make_checkpointer(folder, simulation, trial=trial).restore()
     if restored is None:
         raise FileNotFoundError(f"no readable checkpoint below {folder}")
     state, _ = restored
-    return LoadedRun(arm=arm, simulation=simulation, state=state)
+    return LoadedRun(run=run, simulation=simulation, state=state)
 
 
-def client_state(run: LoadedRun, client: int) -> PyTree:
+def client_state(loaded: LoadedRun, client: int) -> PyTree:
     """Returns the state of a client, as the method left it; NumPy arrays.
 
     Raises:
       ValueError: there is no such client.
     """
-    federation = run.arm.federation
+    federation = loaded.run.federation
     if not 0 <= client < federation.num_clients:
         raise ValueError(f"no client {client}; ids run from 0 to {federation.num_clients - 1}")
     bucket = federation.buckets[federation.assignment[client]]
     row = federation.members(bucket).index(client)
-    states = run.simulation.read_clients(run.state, bucket.name, np.array([row]))
+    states = loaded.simulation.read_clients(loaded.state, bucket.name, np.array([row]))
     return jax.tree.map(lambda x: x[0], states)
 
 
@@ -155,15 +155,15 @@ def check_export(path: Path | str) -> None:
         raise ValueError(f"export is {str(path)!r}; it must end in .npz or .safetensors")
 
 
-def print_scores(run: LoadedRun, client: int) -> None:
+def print_scores(loaded: LoadedRun, client: int) -> None:
     """Prints the accuracies of a client's model on its own samples."""
-    dataset, federation = run.arm.dataset, run.arm.federation
+    dataset, federation = loaded.run.dataset, loaded.run.federation
     bucket = federation.buckets[federation.assignment[client]]
-    evaluation = run.simulation.evaluate(run.state, np.array([client]))
-    print(f"client {client} ({bucket.name}), {run.arm.label} after {run.state.round} rounds")
+    evaluation = loaded.simulation.evaluate(loaded.state, np.array([client]))
+    print(f"client {client} ({bucket.name}), {loaded.run.label} after {loaded.state.round} rounds")
     for split, by_rule in evaluation.accuracy.items():
         count = evaluation.counts[split][client]
-        for rule in run.arm.method.rules:
+        for rule in loaded.run.method.rules:
             accuracy = 100 * by_rule[rule][client]
             print(f"  {split} accuracy by {rule}: {accuracy:.2f} % of {count} {kind_of(dataset)}")
 
@@ -180,13 +180,13 @@ def main(_) -> None:
     try:
         if _EXPORT.value:
             check_export(_EXPORT.value)
-        run = load_run(_WORKDIR.value, _METHOD.value, _TRUST.value, trial=_TRIAL.value)
-        state = client_state(run, _CLIENT.value)
+        loaded = load_run(_WORKDIR.value, _METHOD.value, _TRUST.value, trial=_TRIAL.value)
+        state = client_state(loaded, _CLIENT.value)
     except (ValueError, OSError, ImportError) as error:
         fail(error)
-    print_scores(run, _CLIENT.value)
+    print_scores(loaded, _CLIENT.value)
     if _EXPORT.value:
-        federation = run.arm.federation
+        federation = loaded.run.federation
         bucket = federation.buckets[federation.assignment[_CLIENT.value]]
         try:
             export(state, _EXPORT.value, bucket)

@@ -20,7 +20,7 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.lab.config.sections import Config, ModelConfig
 from fedjax_ht.lab.config.typed import to_plain
 from fedjax_ht.lab.runs.devices import fitting
-from fedjax_ht.lab.runs.training import recipe_by_name
+from fedjax_ht.lab.runs.method import recipe_by_name
 from fedjax_ht.lab.weights.start import missing, weights_of_model, with_weights
 from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.models import model_group, sliced_network, width_budgets

@@ -21,8 +21,8 @@ from fedjax_ht.lab.config.sections import Config, MethodConfig, PartitionConfig
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.files import atomic_open, refuse_links
 from fedjax_ht.lab.report.costs import Aim
-from fedjax_ht.lab.runs.build import Experiment, build
 from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, write_json
+from fedjax_ht.lab.runs.plan import Plan, plan
 
 
 def fingerprints(dataset: Dataset, partitions: Sequence[Partition]) -> dict[str, str]:
@@ -171,7 +171,7 @@ def remember_config(
       entries: the entries that it trains now.
       workdir: the run's folder.
       prints: the sums that `fingerprints` returned for the data, `weights.checksums` as "weights",
-        `Experiment.object_sums` as "objects", and the notes of `OWN`.
+        `Plan.object_sums` as "objects", and the notes of `OWN`.
       writes: False checks alone.
 
     Raises:
@@ -244,7 +244,7 @@ def read_config(workdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         return completed(fields), noted
 
 
-def read_run(workdir: Path, trust: bool = False) -> Experiment:
+def read_run(workdir: Path, trust: bool = False) -> Plan:
     """Returns the experiment that a run's config is built to.
 
     Args:
@@ -261,7 +261,7 @@ def read_run(workdir: Path, trust: bool = False) -> Experiment:
     fields, noted = read_config(workdir)
     with naming(workdir / "config.json"):
         config = typed_config(fields)
-        experiment = build(config, begun=True, trust=trust)
+        experiment = plan(config, begun=True, trust=trust)
     check_data(noted, fingerprints(experiment.dataset, experiment.partitions), config, workdir)
     return experiment
 

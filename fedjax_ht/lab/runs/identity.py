@@ -15,7 +15,6 @@ from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.entries import Entry, as_run, folder_of, recorded
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.config.typed import to_json
-from fedjax_ht.lab.runs.build import Experiment
 from fedjax_ht.lab.runs.devices import files_of
 from fedjax_ht.lab.runs.folder import (
     FREE_FIELDS,
@@ -31,6 +30,7 @@ from fedjax_ht.lab.runs.folder import (
 )
 from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, unflattened, write_json
 from fedjax_ht.lab.runs.own_methods import own_names, read_trusted_run
+from fedjax_ht.lab.runs.plan import Plan
 from fedjax_ht.lab.weights.start import checksums, weights_of_model
 
 SHA = "sha256"
@@ -287,7 +287,7 @@ def remember_rounds(folder: Path, rounds: int, environment: Mapping[str, str]) -
 
 
 def begin(
-    experiment: Experiment, page: Page, workdir: Path, config_file: str | None, *, writes: bool
+    experiment: Plan, page: Page, workdir: Path, config_file: str | None, *, writes: bool
 ) -> dict[str, Identity]:
     """Compares a run with the one in its folder, and notes it there; returns the identities of its
     entries.
@@ -313,9 +313,9 @@ def begin(
     return identities
 
 
-def noted(experiment: Experiment, config_file: str | None = None) -> dict[str, Any]:
+def noted(experiment: Plan, config_file: str | None = None) -> dict[str, Any]:
     """Returns what config.json notes of a run: checksums, and places of a user's own code."""
-    models = [arm.config.model for arm in experiment.arms.values()]
+    models = [run.config.model for run in experiment.runs.values()]
     weights = [*map(weights_of_model, models), *files_of(experiment.config.devices_profile)]
     noted: dict[str, Any] = dict(fingerprints(experiment.dataset, experiment.partitions))
     noted["weights"] = checksums(weights)
@@ -327,7 +327,7 @@ def noted(experiment: Experiment, config_file: str | None = None) -> dict[str, A
     return noted
 
 
-def read_experiment(workdir: Path, trust: bool, experiment: Experiment | None) -> Experiment:
+def read_experiment(workdir: Path, trust: bool, experiment: Plan | None) -> Plan:
     """Returns the experiment of a run in a folder.
 
     Args:

@@ -12,24 +12,30 @@ Fields are set by --config.FIELD=VALUE; options by --config.method.options.NAME=
 """
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
+from fedjax_ht.check.docstrings import meanings
 from fedjax_ht.check.names import unknown
+from fedjax_ht.check.options import SearchRange, describe, extra_of, hints_of
 from fedjax_ht.core.inputs import InputShape, abstract
-from fedjax_ht.data.partition import PARTITIONS, PLANS
+from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
+from fedjax_ht.data.partition.splits import split_plan
 from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.command import show
+from fedjax_ht.lab.config.base import method_options
 from fedjax_ht.lab.config.config_files import shipped
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.config.typed import plain_hint, to_plain, unknown_field
 from fedjax_ht.lab.generators import SHIPPED, open_generator
 from fedjax_ht.lab.readers.registry import SOURCES
-from fedjax_ht.lab.runs.listed_options import Option, fields, having, of_method, of_partition
 from fedjax_ht.methods import METHODS, method_factory, names_user_method
 from fedjax_ht.models import GROUPS, model_group
 from fedjax_ht.models.registry import example
@@ -37,28 +43,44 @@ from fedjax_ht.models.registry import example
 FIELDS = "fields"  # the kind that is searched by text
 
 
-class Entry(NamedTuple):
+class Option(NamedTuple):
+    """An option or a field of a config.
+
+    Attributes:
+      name: name in its section, or the whole path of a field, "training.epochs".
+      default: default value, as a config file has it.
+      values: the values it may have, in words.
+      meaning: text of its entry in a docstring; "" without one.
+    """
+
+    name: str
+    default: Any
+    values: str
+    meaning: str
+
+
+class Listing(NamedTuple):
     """The text of a listed name: one line, and its options."""
 
     about: str
     options: tuple[Option, ...] = ()
 
 
-def methods() -> dict[str, Entry]:
+def methods() -> dict[str, Listing]:
     entries = {}
     for name, factory in METHODS.items():
         module = importlib.import_module(inspect.unwrap(factory).__module__)
-        entries[name] = Entry(first_paragraph(module), of_method(name))
+        entries[name] = Listing(first_paragraph(module), of_method(name))
     return entries
 
 
-def own_method(name: str) -> Entry:
+def own_method(name: str) -> Listing:
     factory = inspect.unwrap(method_factory(name))
     module = importlib.import_module(factory.__module__)
-    return Entry(first_paragraph(factory) or first_paragraph(module), of_method(name))
+    return Listing(first_paragraph(factory) or first_paragraph(module), of_method(name))
 
 
-def groups() -> dict[str, Entry]:
+def groups() -> dict[str, Listing]:
     entries = {}
     for name in GROUPS:
         shape, vocabulary = example(name)
@@ -66,12 +88,12 @@ def groups() -> dict[str, Entry]:
         about = ", ".join(modules)
         if len(modules) >= 12:
             about = f"{len(modules)} of architecture and head"
-        entries[name] = Entry(about)
+        entries[name] = Listing(about)
     return entries
 
 
-def models() -> dict[str, Entry]:
-    entries: dict[str, Entry] = {}
+def models() -> dict[str, Listing]:
+    entries: dict[str, Listing] = {}
     for group in GROUPS:
         shape, vocabulary = example(group)
         for name, module in model_group(group, 10, shape, vocabulary=vocabulary).items():
@@ -80,7 +102,7 @@ def models() -> dict[str, Entry]:
                 variables = jax.eval_shape(module.init, jax.random.key(0), abstract(shape, 1))
                 count = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
                 inputs = _inputs(shape, vocabulary)
-                entries[name] = Entry(f"{count:,} parameters on {inputs}, 10 classes")
+                entries[name] = Listing(f"{count:,} parameters on {inputs}, 10 classes")
     return entries
 
 
@@ -91,26 +113,26 @@ def _inputs(shape: InputShape, vocabulary: int | None) -> str:
     return f"{'x'.join(map(str, shape))} {'images' if len(shape) == 3 else 'windows'}"
 
 
-def partitions() -> dict[str, Entry]:
+def partitions() -> dict[str, Listing]:
     entries = {}
     for name, function in (PLANS | PARTITIONS).items():
-        entries[name] = Entry(first_paragraph(function), of_partition(name))
+        entries[name] = Listing(first_paragraph(function), of_partition(name))
     return entries
 
 
-def datasets() -> dict[str, Entry]:
-    return {source.name: Entry(source.about) for source in SOURCES.values()}
+def datasets() -> dict[str, Listing]:
+    return {source.name: Listing(source.about) for source in SOURCES.values()}
 
 
-def configs() -> dict[str, Entry]:
-    return {path.stem: Entry(first_paragraph(path.read_text())) for path in shipped().values()}
+def configs() -> dict[str, Listing]:
+    return {path.stem: Listing(first_paragraph(path.read_text())) for path in shipped().values()}
 
 
-def generators() -> dict[str, Entry]:
-    return {name: Entry(open_generator(name).card.domain) for name in SHIPPED}
+def generators() -> dict[str, Listing]:
+    return {name: Listing(open_generator(name).card.domain) for name in SHIPPED}
 
 
-KINDS: Mapping[str, Callable[[], dict[str, Entry]]] = {
+KINDS: Mapping[str, Callable[[], dict[str, Listing]]] = {
     "methods": methods,
     "models": models,
     "groups": groups,
@@ -155,12 +177,12 @@ def listed(arguments: Sequence[str], width: int) -> str:
     lines = []
     for name in names:
         about, options = entries[name]
-        lines.append(paragraph(name, Entry(about), column, width))
+        lines.append(paragraph(name, Listing(about), column, width))
         lines += [option_paragraph(option, " " * column, width) for option in options]
     return "\n".join(lines)
 
 
-def paragraph(name: str, entry: Entry, column: int, width: int) -> str:
+def paragraph(name: str, entry: Listing, column: int, width: int) -> str:
     """Returns a name, its line beside it from `column` on, and its options below."""
     indent = " " * column
     about = textwrap.fill(
@@ -191,6 +213,71 @@ def filled(text: str, width: int, indent: str) -> str:
         text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
     return lines.replace("\0", " ")
+
+
+def of_method(name: str) -> tuple[Option, ...]:
+    """Returns the options of a method, or of a method on a base, "fedrolex+dfrd"."""
+    return tuple(_of_parameters(method_options(name), meanings(method_factory(name))))
+
+
+def of_partition(kind: str) -> tuple[Option, ...]:
+    """Returns the options of a partition."""
+    texts = meanings((PLANS | PARTITIONS)[kind])
+    if kind in PLANS:
+        texts = meanings(split_plan) | texts
+    return tuple(_of_parameters(partition_options(kind), texts))
+
+
+def fields(kind: type = Config, prefix: str = "") -> Iterator[Option]:
+    """Yields the fields of a config, "training.epochs" with those of its section."""
+    texts, defaults = meanings(kind), to_plain(kind())
+    for name, hint in hints_of(kind).items():
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            yield from fields(hint, f"{prefix}{name}.")
+        else:
+            values = values_text(plain_hint(hint))
+            yield Option(f"{prefix}{name}", defaults[name], values, texts.get(name, ""))
+
+
+def having(options: Iterable[Option], texts: Iterable[str]) -> list[Option]:
+    """Returns the options whose name or meaning has one of the texts, in any case; without texts
+    all of them.
+
+    Raises:
+      ValueError: none has a text. One line.
+    """
+    options, texts, chosen = list(options), list(texts), []
+    if not texts:
+        return options
+    for text in texts:
+        matching = [option for option in options if text.lower() in _searched(option)]
+        if not matching:
+            names = [option.name for option in options]
+            raise ValueError(unknown_field(text, names))
+        chosen += matching
+    return [option for option in options if option in chosen]
+
+
+def _searched(option: Option) -> str:
+    return f"{option.name} {option.meaning}".lower()
+
+
+def _of_parameters(
+    parameters: Mapping[str, inspect.Parameter], texts: Mapping[str, str]
+) -> Iterator[Option]:
+    for name, parameter in parameters.items():
+        if parameter.default is not parameter.empty:
+            values = values_text(parameter.annotation)
+            yield Option(name, parameter.default, values, texts.get(name, ""))
+
+
+def values_text(annotation: Any) -> str:
+    """Writes "a number of at least 0; searched from 0.01 to 10"."""
+    text = describe(annotation)
+    searched = extra_of(annotation, SearchRange)
+    if searched is None:
+        return text
+    return f"{text}; a comparison searches from {searched.low:g} to {searched.high:g}"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,18 +1,34 @@
-"""Builds an entry's method from its options and local training."""
+"""Builds an entry's method, and the clients' local training from `config.training`."""
 
+import dataclasses
+import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from fedjax_ht.check.names import kind_of_value, unknown_option
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ht.check.named_numbers import read_spec
+from fedjax_ht.check.names import kind_of_value, meant, unknown_option
+from fedjax_ht.check.options import Count, Part
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.recipes import by_architecture
+from fedjax_ht.core.recipes import OTHERS, by_architecture
 from fedjax_ht.core.user_code import OBJECT, failure, names_object
+from fedjax_ht.data.augment import compose
 from fedjax_ht.lab.config.base import method_options
-from fedjax_ht.lab.config.entries import Entry
+from fedjax_ht.lab.config.entries import Entry, literal
 from fedjax_ht.lab.config.sections import DatasetConfig, TrainingConfig
-from fedjax_ht.lab.runs.training import local_training, recipes
+from fedjax_ht.lab.config.typed import changed, shared_fields
 from fedjax_ht.methods import is_own, method_factory
+
+SCHEDULES = {"constant": (), "cosine": (Count,), "step": (Count, Part)}
+SCHEDULE_RULE = (
+    "it must be constant, cosine/ROUNDS, or step/ROUNDS/FACTOR with a factor of at most 1, such as "
+    "step/100/0.1"
+)
 
 
 def make_method(
@@ -87,3 +103,134 @@ def check_pretraining(method: Method, dataset: DatasetConfig) -> None:
             f"the generator of {method.name} was trained on {name}, the federation's own "
             "data; choose another, or allow it by dataset.seen_before=True"
         )
+
+
+def local_training(training: TrainingConfig) -> LocalTraining:
+    """Returns the recipe by which clients train whose architecture has none of its own.
+
+    Numbers of `training` may be traced where no branch depends on them, see `core.method.varied`.
+    """
+    fields = shared_fields(training, LocalTraining) | {
+        "optimizer": optimizer(training),
+        "augmentation": compose(training.augmentation),
+        "schedule": schedule(training.schedule),
+    }
+    return LocalTraining(**fields)
+
+
+def recipes(training: TrainingConfig) -> dict[str, LocalTraining]:
+    """Returns the recipe of each architecture that `config.training.of` names, and that of "*", all
+    others.
+
+    Raises:
+      ValueError: an entry of `config.training.of` is not NAME:KEY=VALUE:..., or has a field or a
+        value that training cannot have. One line.
+    """
+    common = dataclasses.replace(training, of=())
+    made = {OTHERS: local_training(common)}
+    for text in training.of:
+        # a colon inside a value stays: optimizer=optax:adamw/b1=0.8
+        name, *settings = re.split(r":(?=\w+=)", text)
+        if not settings or not name or name in made:
+            raise ValueError(
+                f"training.of has {text!r}; it must be NAME:KEY=VALUE:..., each architecture once, "
+                "with fields of training, such as resnet8:learning_rate=0.01:batch_size=32"
+            )
+        values = {}
+        for setting in settings:
+            field, _, value = setting.partition("=")
+            values[field] = literal(value)
+        if "of" in values:
+            raise ValueError(f"training.of has {text!r}; a recipe in it has no other in itself")
+        try:
+            made[name] = local_training(changed(common, values))
+        except ValueError as error:
+            raise ValueError(f"training.of has {text!r}: {error}") from None
+    return made
+
+
+def recipe_by_name(training: TrainingConfig) -> Callable[[str], LocalTraining]:
+    """Returns (architecture) -> its recipe; errors as of `recipes`."""
+    made = recipes(training)
+    return lambda architecture: made.get(architecture, made[OTHERS])
+
+
+def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
+    """Returns clipping, weight decay and the optimiser itself, in this order.
+
+    Raises:
+      ValueError: there is no such optimiser, or its numbers are not its. One line.
+    """
+    steps = []
+    if training.clip_norm:
+        steps.append(optax.clip_by_global_norm(training.clip_norm))
+    if training.weight_decay:
+        steps.append(optax.add_decayed_weights(training.weight_decay))
+    if training.optimizer == "sgd":
+        # optax keeps no trace for None; for 0.0 it would keep one of the parameters' size
+        steps.append(optax.sgd(training.learning_rate, momentum=training.momentum or None))
+    elif training.optimizer == "adam":
+        steps.append(optax.adam(training.learning_rate, b1=training.beta1))
+    else:
+        steps.append(_of_optax(training))
+    return optax.chain(*steps)
+
+
+def _of_optax(training: TrainingConfig) -> optax.GradientTransformation:
+    """Returns the optimiser that "optax:NAME/OPTION=NUMBER/..." names."""
+    text = training.optimizer
+    prefix, _, rest = text.partition(":")
+    name, *settings = rest.split("/")
+    factory = getattr(optax, name, None) if prefix == "optax" else None
+    options = inspect.signature(factory).parameters if inspect.isfunction(factory) else {}
+    if factory is None or "learning_rate" not in options:
+        rule = (
+            "it must be sgd, adam, or an optimiser of optax that takes a learning rate, with "
+            "numbers of its own, such as optax:adamw/b1=0.8"
+        )
+        raise ValueError(f"training.optimizer is {text!r}{meant(text, ('sgd', 'adam'), rule)}")
+    for field, usual in (("momentum", 0.0), ("beta1", 0.9)):
+        if getattr(training, field) != usual:
+            raise ValueError(
+                f"training.{field} is {getattr(training, field)}, which {text} does not read; "
+                f"name its own number behind it, such as optax:{name}/b1=0.8"
+            )
+    numbers = dict(_option(text, name, list(options), setting) for setting in settings)
+    try:
+        made = factory(learning_rate=training.learning_rate, **numbers)
+        # a step of one weight; some of optax's need more than gradients
+        weight = jnp.zeros(1)
+        jax.eval_shape(lambda: made.update(weight, made.init(weight), weight))
+    except Exception as error:
+        line = str(error).partition("\n")[0]
+        raise ValueError(f"training.optimizer is {text!r}, which cannot be used: {line}") from error
+    return made
+
+
+def _option(text: str, name: str, known: list[str], setting: str) -> tuple[str, float]:
+    """Reads an "OPTION=NUMBER" of an optimiser of optax."""
+    option, _, number = setting.partition("=")
+    known.remove("learning_rate")
+    if option not in known:
+        raise ValueError(unknown_option(f"optax.{name}", option, known))
+    try:
+        return option, float(number)
+    except ValueError:
+        raise ValueError(f"training.optimizer is {text!r}; {setting!r} is no number") from None
+
+
+def schedule(text: str) -> optax.Schedule | None:
+    """Returns the factor of the learning rate by round, None for a constant one.
+
+    The text names its rounds, and does not take the run's, so that a run may go on for more.
+
+    Raises:
+      ValueError: `text` is no schedule. One line.
+    """
+    kind, numbers = read_spec("training.schedule", text, SCHEDULES, SCHEDULE_RULE)
+    if kind == "constant":
+        return None
+    if kind == "cosine":
+        return optax.cosine_decay_schedule(1.0, int(numbers[0]))
+    rounds, factor = numbers
+    return optax.exponential_decay(1.0, int(rounds), float(factor), staircase=True)

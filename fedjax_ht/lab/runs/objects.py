@@ -5,9 +5,9 @@ can make it from these: who reads the folder later gives the experiment again.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 
@@ -32,43 +32,44 @@ OF_GROUPS = ("feature_dim", "norm", "rates", "output_relu")
 """Fields of `model` that only the library's groups ask for."""
 
 
-class Objects(NamedTuple):
-    """Objects in place of a config's names.
-
-    Attributes:
-      dataset: the data set; None where the config names it.
-      models: architecture -> module; None where the config names a group.
-      methods: label -> method; empty where the config names all.
-    """
-
-    dataset: Dataset | None = None
-    models: Mapping[str, nn.Module] | None = None
-    methods: Mapping[str, Method] = MappingProxyType({})
+NAME = re.compile(r"[\w.+-]+")
+"""Names of methods and models that a config and a folder can have."""
 
 
-NO_OBJECTS = Objects()
-
-
-def with_names(config: Config, objects: Objects) -> Config:
+def with_names(
+    config: Config,
+    dataset: Dataset | None,
+    models: Mapping[str, nn.Module] | None,
+    methods: Mapping[str, Method] | None,
+) -> Config:
     """Returns the config with the names of the objects in place of its own.
 
     Raises:
-      ValueError: the config names an object that is not given, or sets what an object does not
-        read. One line.
+      ValueError: an object has no name that a config can have, the config names one that is not
+        given, or it sets what an object does not read. One line.
     """
-    _refuse_absent(config, objects)
+    for argument, values in (("models", models), ("methods", methods)):
+        if values is not None and not values:
+            raise ValueError(f"{argument} is empty; leave it out, or give one")
+        for name in values or ():
+            if not NAME.fullmatch(name):
+                raise ValueError(
+                    f"{argument} has the name {name!r}; it must be of letters, digits, _, ., + and "
+                    "-"
+                )
+    methods = methods or {}
+    _refuse_absent(config, dataset, models, methods)
     sections: dict[str, Any] = {}
-    if objects.dataset is not None:
+    if dataset is not None:
         fields = READ_BY if config.dataset.public else READ_BY + READ_BY_PUBLIC
         _refuse_unread("dataset", config.dataset, DatasetConfig(), fields)
-        name = OBJECT + objects.dataset.name
-        sections["dataset"] = dataclasses.replace(config.dataset, name=name)
-    if objects.models is not None:
+        sections["dataset"] = dataclasses.replace(config.dataset, name=OBJECT + dataset.name)
+    if models is not None:
         _refuse_unread("model", config.model, ModelConfig(), OF_GROUPS)
-        sections["model"] = dataclasses.replace(config.model, group=group_of(objects.models))
-    if objects.methods:
+        sections["model"] = dataclasses.replace(config.model, group=group_of(models))
+    if methods:
         known = {entry["label"] for entry in config.entries if isinstance(entry, Mapping)}
-        entries = [_entry(x, objects.methods[x], config) for x in objects.methods if x not in known]
+        entries = [_entry(label, methods[label], config) for label in methods if label not in known]
         sections["method"] = MethodConfig(None)
         sections["entries"] = (*entries, *config.entries)
     return dataclasses.replace(config, **sections)
@@ -98,16 +99,16 @@ def _entry(label: str, method: Method, config: Config) -> dict[str, Any]:
     }
 
 
-def _refuse_absent(config: Config, objects: Objects) -> None:
+def _refuse_absent(config: Config, dataset: Any, models: Any, methods: Mapping[str, Any]) -> None:
     """Refuses a config that names objects which are not given."""
     absent = []
-    if names_object(config.dataset.name) and objects.dataset is None:
+    if names_object(config.dataset.name) and dataset is None:
         absent.append(config.dataset.name)
-    if names_object(config.model.group) and objects.models is None:
+    if names_object(config.model.group) and models is None:
         absent.append(config.model.group)
     for entry in config.entries:
         method = str(entry.get("method")) if isinstance(entry, Mapping) else ""
-        if names_object(method) and method.removeprefix(OBJECT) not in objects.methods:
+        if names_object(method) and method.removeprefix(OBJECT) not in methods:
             absent.append(method)
     if absent:
         raise ValueError(
@@ -128,19 +129,22 @@ def _refuse_unread(part: str, section: Any, default: Any, fields: tuple[str, ...
             )
 
 
-def object_sums(objects: Objects) -> dict[str, str]:
+def object_sums(
+    dataset: Dataset | None,
+    models: Mapping[str, nn.Module] | None,
+    methods: Mapping[str, Method] | None,
+) -> dict[str, str]:
     """Returns the name of each object -> a SHA-256 by which another process knows it again.
 
     Samples have a checksum of their own (`fingerprints`); that of a data set is of how they are
     read.
     """
     sums = {}
-    if objects.dataset is not None:
-        dataset = objects.dataset
+    if dataset is not None:
         rules = dataset.preprocess, dataset.class_names, dataset.vocabulary
         sums[OBJECT + dataset.name] = checksum_of(rules)
-    if objects.models is not None:
-        sums[group_of(objects.models)] = checksum_of(dict(objects.models))
-    for label, method in objects.methods.items():
+    if models is not None:
+        sums[group_of(models)] = checksum_of(dict(models))
+    for label, method in (methods or {}).items():
         sums[OBJECT + label] = checksum_of(method)
     return sums

@@ -14,17 +14,16 @@ from fedjax_ht.data.partition.registry import LIBRARY, PARTITIONS, PLANS
 from fedjax_ht.lab.cli import BadConfigFile, config_folder
 from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.files import refuse_links
-from fedjax_ht.lab.runs.build import Arm, Experiment
 from fedjax_ht.lab.runs.environment import CODE
 from fedjax_ht.lab.runs.folder import OWN, read_run
 from fedjax_ht.lab.runs.json_files import naming, read_json
-from fedjax_ht.lab.runs.settle import named_code
+from fedjax_ht.lab.runs.plan import Plan, Run, named_code
 from fedjax_ht.methods import METHODS, is_own, method_factory, names_user_method
 
 MODULES = "own_modules"  # of `OWN`, the note whose names need no registering
 
 
-def read_trusted_run(workdir: Path, trust: bool) -> Experiment:
+def read_trusted_run(workdir: Path, trust: bool) -> Plan:
     """Returns the result of `folder.read_run`, of a run with methods of a user's own, too.
 
     Args:
@@ -49,13 +48,13 @@ def read_trusted_run(workdir: Path, trust: bool) -> Experiment:
     return read_run(workdir, trust)
 
 
-def own_code(arm: Arm) -> dict[str, str]:
-    """Returns the files of a user's own code that an arm is trained with: "code.FILE" -> SHA-256.
+def own_code(run: Run) -> dict[str, str]:
+    """Returns the files of a user's own code that a run is trained with: "code.FILE" -> SHA-256.
 
     They are those of its method and of the partition, and of each "module:function" that it names;
     modules that these import are not looked at.
     """
-    files, entry, config = set(), arm.entry, arm.config
+    files, entry, config = set(), run.entry, run.config
     if is_own(entry.method):
         for part in entry.method.split("+"):
             if part in METHODS and is_own(part):
@@ -84,13 +83,13 @@ def _file_of(factory: Any) -> str | None:
     return None
 
 
-def own_names(experiment: Experiment) -> dict[str, list[str]]:
+def own_names(experiment: Plan) -> dict[str, list[str]]:
     """Returns the names of a run that a user has registered, or whose modules are a user's, by the
     note of `folder.OWN`."""
-    arms = experiment.arms.values()
-    methods = [arm.entry.method for arm in arms if _is_own_by_name(arm.entry.method)]
-    kinds = {arm.config.partition.kind for arm in arms} - set(LIBRARY)
-    modules = set().union(*(named_code(arm.entry, arm.config) for arm in arms))
+    arms = experiment.runs.values()
+    methods = [run.entry.method for run in arms if _is_own_by_name(run.entry.method)]
+    kinds = {run.config.partition.kind for run in arms} - set(LIBRARY)
+    modules = set().union(*(named_code(run.entry, run.config) for run in arms))
     return dict(zip(OWN, (methods, sorted(kinds), sorted(modules))))
 
 

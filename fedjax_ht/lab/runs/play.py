@@ -1,5 +1,5 @@
-"""Plays the runs of an arm, from the start or from the newest checkpoint: rows are written, states
-saved, and warnings given between rounds."""
+"""Plays a run, from the start or from the newest checkpoint: rows are written, states saved, and
+warnings given between rounds."""
 
 import contextlib
 import dataclasses
@@ -22,12 +22,12 @@ from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.figures import save
 from fedjax_ht.lab.report.maps import remember_map
 from fedjax_ht.lab.report.plots import image_grid
-from fedjax_ht.lab.runs.build import Arm
 from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.identity import begin_again, remember_rounds
 from fedjax_ht.lab.runs.json_files import read_json
 from fedjax_ht.lab.runs.options import ending_of, evaluated_clients
 from fedjax_ht.lab.runs.own_methods import own_code
+from fedjax_ht.lab.runs.plan import Run
 from fedjax_ht.lab.runs.run_lock import agreed, is_primary
 from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.lab.weights.start import missing, weights_of_model
@@ -38,35 +38,35 @@ from fedjax_ht.simulation.runs import all_done, run_each
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, bound_simulation
 
 
-def simulate(arm: Arm, trial: int = 0, *, beside: Simulation | None = None) -> Simulation:
-    """Returns the simulation of one run of an arm.
+def simulate(run: Run, trial: int = 0, *, beside: Simulation | None = None) -> Simulation:
+    """Returns the simulation of one trial of a run.
 
     Args:
-      arm: the arm.
-      trial: number of the run, from 0.
+      run: the run.
+      trial: number of the trial, from 0.
       beside: a simulation of the same data, whose samples on the devices are taken.
     """
-    data = arranged(arm.dataset, arm.partitions[trial], arm.federation, beside=arm.partitions)
-    options = dataclasses.replace(arm.options, seed=arm.options.seed + trial)
+    data = arranged(run.dataset, run.partitions[trial], run.federation, beside=run.partitions)
+    options = dataclasses.replace(run.options, seed=run.options.seed + trial)
     return bound_simulation(
-        arm.method, arm.federation, data, options=options, settings=arm.settings, beside=beside
+        run.method, run.federation, data, options=options, settings=run.settings, beside=beside
     )
 
 
-def simulate_trials(arm: Arm, *, beside: Simulation | None = None) -> list[Simulation]:
-    """Returns the simulations of all runs of an arm, which share the samples on the devices."""
+def simulate_trials(run: Run, *, beside: Simulation | None = None) -> list[Simulation]:
+    """Returns the simulations of all trials of a run, which share the samples on the devices."""
     simulations: list[Simulation] = []
-    for trial in range(len(arm.partitions)):
-        made = simulate(arm, trial, beside=beside)
+    for trial in range(len(run.partitions)):
+        made = simulate(run, trial, beside=beside)
         beside = beside or made
         simulations.append(made)
     return simulations
 
 
-def lanes_of(arm: Arm) -> dict[str, int]:
-    """Returns architecture -> lanes of an arm."""
-    counts = np.array([len(client.train) for client in arm.partitions[0]])
-    return simulation_lanes(arm.federation, counts, arm.method, arm.options)
+def lanes_of(run: Run) -> dict[str, int]:
+    """Returns architecture -> lanes of a run."""
+    counts = np.array([len(client.train) for client in run.partitions[0]])
+    return simulation_lanes(run.federation, counts, run.method, run.options)
 
 
 ProgressFn = Callable[[str, Row], None]  # (label of an entry, new row)
@@ -90,16 +90,16 @@ class Listeners(NamedTuple):
 
 @dataclasses.dataclass
 class Course:
-    """The work of an arm between its rounds: it writes rows, saves and reports, and remembers how
+    """The work of a run between its rounds: it writes rows, saves and reports, and remembers how
     far each has come."""
 
-    arm: Arm
+    run: Run
     folder: Path
     checkpointer: TrialCheckpoints
     listeners: Listeners
     caught: Sequence[int]
     writes: bool
-    numbers: Sequence[int]  # of its runs among the arm's trials
+    numbers: Sequence[int]  # of its runs among the run's trials
     programs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # that train it
     saved: int = -1  # round of the newest checkpoint
     written: int = 0  # rows in the files
@@ -114,15 +114,15 @@ class Course:
     def save(self, states: list[SimulationState], histories: list[list[Row]]) -> None:
         self.checkpointer.save(states, histories)
         if is_primary() and 0 in self.numbers:
-            show_server(self.arm, states[0], self.folder)
+            show_server(self.run, states[0], self.folder)
             if self.writes:
                 remember_rounds(self.folder, rounds_done(states), self.programs)
         self.saved = rounds_done(states)
 
     def show(self, row: Row) -> None:
         if self.listeners.progress is not None and is_primary():
-            self.listeners.progress(self.arm.label, row)
-        warn_of = self.arm.method.view.warn
+            self.listeners.progress(self.run.label, row)
+        warn_of = self.run.method.view.warn
         warning = warn_of(row) if warn_of and row["round"] else None
         if warning and (row["trial"], warning) not in self.warned:
             self.warned.add((row["trial"], warning))
@@ -134,7 +134,7 @@ class Course:
             stop_if_signalled(self.caught)
 
     def _warn(self, row: Row, line: str) -> None:
-        self.listeners.warn(f"{place_of(self.arm.label, row, self.arm.config.trials)}: {line}")
+        self.listeners.warn(f"{place_of(self.run.label, row, self.run.config.trials)}: {line}")
 
     def after_round(self, states: list[SimulationState], histories: list[list[Row]]) -> bool:
         """Returns True to stop."""
@@ -144,7 +144,7 @@ class Course:
         with self.put_off(round, stop):
             self.write(histories)
             self.checkpointer.check()
-        if round % self.arm.config.checkpoint.every == 0 or stop or self.is_late:
+        if round % self.run.config.checkpoint.every == 0 or stop or self.is_late:
             with self.put_off(round, stop):
                 self.is_late = False
                 self.save(states, histories)
@@ -162,7 +162,7 @@ class Course:
                 raise
             self.is_late = True
             self.listeners.warn(
-                f"{self.arm.label}: round {round} is not saved yet ({error}); it is tried again "
+                f"{self.run.label}: round {round} is not saved yet ({error}); it is tried again "
                 "after the next round"
             )
 
@@ -178,20 +178,20 @@ def stop_if_signalled(caught: Sequence[int]) -> None:
         raise Interrupted(caught[0] if caught else signal.SIGTERM)
 
 
-def show_server(arm: Arm, state: SimulationState, folder: Path) -> None:
+def show_server(run: Run, state: SimulationState, folder: Path) -> None:
     """Writes the pictures that a method's server makes of its state to images/<round>.png, if it
     makes any."""
-    view = arm.method.view
+    view = run.method.view
     if view.pictures is None:
         return
-    pictures = view.pictures(arm.federation, state.server)
+    pictures = view.pictures(run.federation, state.server)
     blocks = jax.tree.map(np.asarray, pictures)
-    picture = image_grid(blocks, arm.dataset.class_names)
+    picture = image_grid(blocks, run.dataset.class_names)
     save(picture, folder / "images" / f"{state.round:05d}.png")
 
 
 def play(
-    arm: Arm,
+    run: Run,
     folder: Path,
     listeners: Listeners,
     caught: Sequence[int],
@@ -199,17 +199,17 @@ def play(
     *,
     trial: int | None = None,
 ) -> list[list[Row]]:
-    """Trains the runs of an arm from its newest checkpoint on.
+    """Trains the trials of a run from its newest checkpoint on.
 
     Args:
-      arm: the arm.
-      folder: the arm's folder, in the run's.
+      run: the run.
+      folder: the run's folder, in the run's.
       listeners: the functions to call as it goes on.
       caught: numbers of signals; one in it stops the run when the round in progress is saved.
       writable: False for a run on a read-only disk, which must be finished.
       trial: the number of one run to train alone, while others may be trained elsewhere; only its
         checkpoints are written then, and rows are returned when a signal has stopped it, too. A
-        call without it finds them, and writes the files of the arm.
+        call without it finds them, and writes the files of the run.
 
     Returns:
       The rows of each run, see `simulation.history`.
@@ -218,25 +218,25 @@ def play(
       ValueError: weights are gone, or a run that is not finished is on a read-only disk. One line.
       Interrupted: by a signal.
     """
-    config, writes = arm.config, writable and is_primary()
-    arm = with_noted_lanes(arm, folder.parent / "lanes.json", writes)
-    numbers, simulations = _runs(arm, trial)
+    config, writes = run.config, writable and is_primary()
+    run = with_noted_lanes(run, folder.parent / "lanes.json", writes)
+    numbers, simulations = _runs(run, trial)
     writes = writes and trial is None
     place, keep = folder / "checkpoints", config.checkpoint.keep
     checkpointer = TrialCheckpoints(place, simulations, keep, background=True, numbers=numbers)
     states, histories = checkpointer.restore(listeners.warn)
     if not writable:
-        _refuse_unfinished(arm.label, folder, _is_finished(states, histories, config))
+        _refuse_unfinished(run.label, folder, _is_finished(states, histories, config))
     stop_if_signalled(caught)
     if not any(histories):
-        _prepare_start(arm, folder, listeners, writes)
+        _prepare_start(run, folder, listeners, writes)
     if rounds_done(states) < config.rounds:
-        _tell_of_compiling(arm, listeners)
-    course = Course(arm, folder, checkpointer, listeners, caught, writes, numbers)
-    course.programs = environment() | own_code(arm)
+        _tell_of_compiling(run, listeners)
+    course = Course(run, folder, checkpointer, listeners, caught, writes, numbers)
+    course.programs = environment() | own_code(run)
     course.saved = rounds_done(states)
     for number, rows in zip(numbers, histories):
-        course.divergence[number] = Divergence(arm.dataset.num_classes, rows)
+        course.divergence[number] = Divergence(run.dataset.num_classes, rows)
     reached, histories = run_each(
         simulations,
         config.rounds,
@@ -259,19 +259,19 @@ def play(
         return histories
     course.write(histories)
     stop_if_signalled(caught)
-    remember_map(arm, simulations[0], reached[0], folder, write=writes, warn=listeners.warn)
+    remember_map(run, simulations[0], reached[0], folder, write=writes, warn=listeners.warn)
     return histories
 
 
-def _runs(arm: Arm, trial: int | None) -> tuple[Sequence[int], list[Simulation]]:
-    """Returns the numbers and the simulations of an arm's runs, or of one of them alone."""
+def _runs(run: Run, trial: int | None) -> tuple[Sequence[int], list[Simulation]]:
+    """Returns the numbers and the simulations of a run's trials, or of one of them alone."""
     if trial is None:
-        return range(arm.config.trials), simulate_trials(arm)
-    return [trial], [simulate(arm, trial)]
+        return range(run.config.trials), simulate_trials(run)
+    return [trial], [simulate(run, trial)]
 
 
 def _refuse_unfinished(label: str, folder: Path, is_finished: bool) -> None:
-    """Refuses an arm on a read-only disk that has rounds left to do."""
+    """Refuses a run on a read-only disk that has rounds left to do."""
     if not is_finished:
         raise ValueError(f"{folder} cannot be written to, and {label} is not finished")
 
@@ -279,55 +279,55 @@ def _refuse_unfinished(label: str, folder: Path, is_finished: bool) -> None:
 def _is_finished(
     states: Sequence[SimulationState | None], histories: Sequence[list[Row]], config: Config
 ) -> bool:
-    """Returns True where an arm has no rounds left to do."""
+    """Returns True where a run has no rounds left to do."""
     known = [state for state in states if state is not None]
     is_whole = len(known) == len(states) and all(histories)
     return is_whole and all_done(known, histories, config.rounds, ending_of(config))
 
 
-def _prepare_start(arm: Arm, folder: Path, listeners: Listeners, writes: bool) -> None:
-    """Checks that an arm can start at round 0, and moves aside the results of another course."""
-    gone = missing(weights_of_model(arm.config.model))
+def _prepare_start(run: Run, folder: Path, listeners: Listeners, writes: bool) -> None:
+    """Checks that a run can start at round 0, and moves aside the results of another course."""
+    gone = missing(weights_of_model(run.config.model))
     if gone:
-        raise ValueError(f"no weights at {gone[0]}, which {arm.label} starts from at round 0")
+        raise ValueError(f"no weights at {gone[0]}, which {run.label} starts from at round 0")
     aside = begin_again(folder) if writes else None
     if aside:
         listeners.warn(
-            f"{arm.label}: {folder} has no checkpoint that can be read; it starts again at round "
+            f"{run.label}: {folder} has no checkpoint that can be read; it starts again at round "
             f"0, and what was there is now in {aside}"
         )
 
 
-def _tell_of_compiling(arm: Arm, listeners: Listeners) -> None:
+def _tell_of_compiling(run: Run, listeners: Listeners) -> None:
     """Tells of the programs compiled in the first round, in the first process."""
     if not is_primary():
         return
-    devices = arm.config.devices or len(jax.devices())
-    num_programs = len(arm.federation.buckets)
+    devices = run.config.devices or len(jax.devices())
+    num_programs = len(run.federation.buckets)
     programs = "1 architecture" if num_programs == 1 else f"{num_programs} architectures"
     kind = jax.devices()[0].device_kind
-    listeners.stage(f"{arm.label}: compiling {programs} for {devices} x {kind}, in the first round")
+    listeners.stage(f"{run.label}: compiling {programs} for {devices} x {kind}, in the first round")
 
 
-def with_noted_lanes(arm: Arm, noted: Path, writes: bool) -> Arm:
-    """Returns the arm with the lanes that its experiment has noted.
+def with_noted_lanes(run: Run, noted: Path, writes: bool) -> Run:
+    """Returns the run with the lanes that its experiment has noted.
 
     Where lanes are chosen, a run notes them for each architecture before it first trains it, so
     that it goes on with the same.
 
     Args:
-      arm: the arm.
+      run: the run.
       noted: a JSON file, architecture -> lanes.
       writes: False notes nothing.
     """
-    if arm.options.lanes is not None:
-        return arm
+    if run.options.lanes is not None:
+        return run
     known = read_json(noted) if noted.exists() else {}
-    names = {bucket.name for bucket in arm.federation.buckets}
+    names = {bucket.name for bucket in run.federation.buckets}
     if not names <= set(known):
-        known = lanes_of(arm) | known
+        known = lanes_of(run) | known
         if writes:
             with atomic_open(noted) as file:
                 json.dump(known, file, indent=2)
     lanes = {name: known[name] for name in names}
-    return arm._replace(options=dataclasses.replace(arm.options, lanes=lanes))
+    return run._replace(options=dataclasses.replace(run.options, lanes=lanes))

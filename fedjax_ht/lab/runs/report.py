@@ -19,9 +19,9 @@ from fedjax_ht.lab.report.compared import compared
 from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.report import repeat, text_of
 from fedjax_ht.lab.report.rows import are_evaluated
-from fedjax_ht.lab.runs.build import Experiment
 from fedjax_ht.lab.runs.folder import FILE, Page, read_config, read_page
 from fedjax_ht.lab.runs.identity import identities_of, read_experiment
+from fedjax_ht.lab.runs.plan import Plan
 from fedjax_ht.lab.runs.progress import print_files, print_result
 from fedjax_ht.lab.runs.run_lock import locked
 from fedjax_ht.lab.runs.train import write_results
@@ -33,7 +33,7 @@ _TRUST = flags.DEFINE_bool("trust", False, TRUST, allow_override=True)
 
 def report_run(
     workdir: Path | str,
-    experiment: Experiment | None = None,
+    experiment: Plan | None = None,
     *,
     warn: Callable[[str], None] = print,
     show_result: Callable[[Document], None] = lambda text: None,
@@ -61,7 +61,7 @@ def report_run(
     workdir = Path(workdir)
     experiment = read_experiment(workdir, trust, experiment)
     with locked(workdir, warn) as writable:
-        page = read_page(workdir) or Page(tuple(experiment.arms), None, repeat())
+        page = read_page(workdir) or Page(tuple(experiment.runs), None, repeat())
         entries = _entries_of(page, experiment, workdir)
         histories = {entry.label: read_runs(workdir / entry.folder) for entry in entries}
         if not any(map(are_evaluated, histories.values())):
@@ -83,15 +83,15 @@ def report_run(
     return text.markdown(), written
 
 
-def _entries_of(page: Page, experiment: Experiment, workdir: Path) -> list[Entry]:
+def _entries_of(page: Page, experiment: Plan, workdir: Path) -> list[Entry]:
     """Returns the entries of a page."""
     for label in page.labels:
-        if label not in experiment.arms:
+        if label not in experiment.runs:
             raise ValueError(
                 f"{workdir / FILE} names the entry {label!r}, which the run's experiment does not "
                 "have"
             )
-    return [experiment.arms[label].entry for label in page.labels]
+    return [experiment.runs[label].entry for label in page.labels]
 
 
 def main(_) -> None:

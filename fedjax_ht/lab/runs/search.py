@@ -31,13 +31,11 @@ from fedjax_ht.lab.config.base import AnyConfig, typed_config
 from fedjax_ht.lab.config.entries import OVERRIDDEN, only, preset, presets_of, split_spec
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.runs.build import Arm, Experiment, build
 from fedjax_ht.lab.runs.folder import remember_config
-from fedjax_ht.lab.runs.from_python import given_objects
 from fedjax_ht.lab.runs.identity import noted
 from fedjax_ht.lab.runs.method import make_method
-from fedjax_ht.lab.runs.objects import NO_OBJECTS, Objects
 from fedjax_ht.lab.runs.options import evaluated_clients, uplink_steps
+from fedjax_ht.lab.runs.plan import Plan, Run, plan
 from fedjax_ht.lab.runs.play import Listeners, lanes_of, simulate_trials
 from fedjax_ht.lab.runs.run_lock import locked
 from fedjax_ht.lab.runs.search_space import (
@@ -101,7 +99,8 @@ def searched(
     workdir: Path,
     tell: Callable[[str], None],
     tasks: Tasks | None = None,
-    objects: Objects = NO_OBJECTS,
+    dataset: Dataset | None = None,
+    models: Mapping[str, nn.Module] | None = None,
 ) -> SearchResult:
     """Searches among entries, on the config's split and seeds.
 
@@ -112,7 +111,7 @@ def searched(
       workdir: the search's folder. A second call resumes what is in it.
       tell: called with a line about every point.
       tasks: trains the points as tasks of a cluster; None trains them here.
-      objects: objects from Python in place of names of the config; only this process has them.
+      dataset, models: objects in place of names of the config; only this process has them.
 
     Raises:
       ValueError, OSError: the config is wrong or has no validation sets, or `workdir` is in use or
@@ -125,7 +124,7 @@ def searched(
         )
     config = only(config, labels)
     at = rungs(config.rounds, halvings)
-    experiment = build(config, objects=objects)
+    experiment = plan(config, dataset=dataset, models=models)
     if not any(len(client.val) for client in experiment.partitions[0]):
         raise ValueError(
             "the clients have no validation sets to choose by; give them a share of each client's "
@@ -150,7 +149,7 @@ def searched(
                     tell=tell,
                     caught=caught,
                 )
-            return _halved(list(experiment.arms), list(points), at, workdir, train=train, tell=tell)
+            return _halved(list(experiment.runs), list(points), at, workdir, train=train, tell=tell)
 
         try:
             return search(trace=True)
@@ -278,8 +277,8 @@ def rounds_trained(points: int, at: Sequence[int]) -> int:
     return total
 
 
-def points_by_program(experiment: Experiment, trace: bool = True) -> dict[str, Arm]:
-    """Returns label -> arm of an experiment's points, one family after another.
+def points_by_program(experiment: Plan, trace: bool = True) -> dict[str, Run]:
+    """Returns label -> run of an experiment's points, one family after another.
 
     The arms of a family have one method, whose varying settings are arguments of its functions.
 
@@ -289,14 +288,14 @@ def points_by_program(experiment: Experiment, trace: bool = True) -> dict[str, A
     """
     points = {}
     for family in families(experiment, trace):
-        points |= {arm.label: arm for arm in family}
+        points |= {run.label: run for run in family}
     return points
 
 
-def families(experiment: Experiment, trace: bool = True) -> list[list[Arm]]:
+def families(experiment: Plan, trace: bool = True) -> list[list[Run]]:
     """Returns the arms of `points_by_program`, grouped by program."""
-    arms = experiment.arms
-    settings = {label: _settings(arm) for label, arm in arms.items()}
+    arms = experiment.runs
+    settings = {label: _settings(run) for label, run in arms.items()}
     differing = _differing(list(settings.values()))
     alike: dict[tuple, list[str]] = {}
     for label, values in settings.items():
@@ -318,18 +317,18 @@ def families(experiment: Experiment, trace: bool = True) -> list[list[Arm]]:
             first = first._replace(method=method)
         family = []
         for label in labels:
-            arm = arms[label]
+            run = arms[label]
             values = numbers[label] or ()
-            family.append(first._replace(entry=arm.entry, config=arm.config, settings=values))
+            family.append(first._replace(entry=run.entry, config=run.config, settings=values))
         result.append(family)
     return result
 
 
-def _settings(arm: Arm) -> dict[str, Any]:
-    """Returns all settings of an arm, under the names that an entry sets."""
-    settings = dict(arm.entry.options)
+def _settings(run: Run) -> dict[str, Any]:
+    """Returns all settings of a run, under the names that an entry sets."""
+    settings = dict(run.entry.options)
     for part in OVERRIDDEN:
-        for field, value in vars(getattr(arm.config, part)).items():
+        for field, value in vars(getattr(run.config, part)).items():
             settings[f"{part}.{field}"] = value
     return settings
 
@@ -343,28 +342,28 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted(key for key in values if len(values[key]) > 1)
 
 
-def _method_with(arm: Arm, values: Mapping[str, Any]) -> Any:
-    """Returns an arm's method with other values of some settings, which may be traced."""
-    training, options = arm.config.training, dict(arm.entry.options)
+def _method_with(run: Run, values: Mapping[str, Any]) -> Any:
+    """Returns a run's method with other values of some settings, which may be traced."""
+    training, options = run.config.training, dict(run.entry.options)
     for key, value in values.items():
         part, _, field = key.rpartition(".")
         if part == "training":
             training = dataclasses.replace(training, **{field: value})
         else:
             options[field] = value
-    codes = uplink_steps(arm.config, CODES)
-    return make_method(arm.entry._replace(options=options), training, codes)
+    codes = uplink_steps(run.config, CODES)
+    return make_method(run.entry._replace(options=options), training, codes)
 
 
-def _may_vary(arm: Arm, key: str) -> bool:
+def _may_vary(run: Run, key: str) -> bool:
     """Returns True where a method can be made without knowing the number under `key`."""
 
     def make(value):
-        _method_with(arm, {key: value})
+        _method_with(run, {key: value})
         return value
 
     try:
-        jax.eval_shape(make, _settings(arm)[key])
+        jax.eval_shape(make, _settings(run)[key])
     except jax.errors.ConcretizationTypeError:
         return False
     return True
@@ -374,7 +373,7 @@ def _train_here(
     steps: Sequence[Step],
     done: Callable[[str, Runs], None],
     *,
-    points: Mapping[str, Arm],
+    points: Mapping[str, Run],
     caught: Sequence[int],
 ) -> None:
     """Trains points one after another in this process."""
@@ -384,7 +383,7 @@ def _train_here(
 
 
 def train_point(
-    arm: Arm,
+    run: Run,
     step: Step,
     beside: list[Simulation],
     caught: Sequence[int],
@@ -394,14 +393,14 @@ def train_point(
     """Trains a point from its newest checkpoint, or from that of fewer rounds; returns its rows.
 
     Args:
-      arm: the point.
+      run: the point.
       step: the rounds and folders.
       beside: a simulation, whose samples on the devices are taken; added here where there is none.
       caught: numbers of signals; one in it stops the search when the round in progress is saved.
       look: called after each round, to see whether the search is to stop.
     """
-    config = arm.config
-    simulations = simulate_trials(arm, beside=beside[0] if beside else None)
+    config = run.config
+    simulations = simulate_trials(run, beside=beside[0] if beside else None)
     beside.extend(simulations[: 1 - len(beside)])
     checkpoints = _checkpoints(step.folder, simulations)
     states, histories = checkpoints.restore(_LOGGER.warning)
@@ -481,10 +480,10 @@ def point_task(
 
     with in_place(place, report):
         points, beside = kept(_built_points, config, trace)
-        arm = points[step.label]
+        run = points[step.label]
         try:
-            with jax.default_matmul_precision(arm.config.precision):
-                return train_point(arm, step, beside, caught, look=look)
+            with jax.default_matmul_precision(run.config.precision):
+                return train_point(run, step, beside, caught, look=look)
         except Interrupted:
             return None
         except jax.errors.ConcretizationTypeError as error:
@@ -492,9 +491,9 @@ def point_task(
             raise UntraceableSetting(str(error).partition("\n")[0]) from None
 
 
-def _built_points(config: bytes, trace: bool) -> tuple[dict[str, Arm], list[Simulation]]:
+def _built_points(config: bytes, trace: bool) -> tuple[dict[str, Run], list[Simulation]]:
     """Builds the points of a pickled config, and the list of the simulation beside them."""
-    return points_by_program(build(pickle.loads(config)), trace), []
+    return points_by_program(plan(pickle.loads(config)), trace), []
 
 
 def table(result: SearchResult) -> str:
@@ -582,7 +581,6 @@ def fairly_tuned(
             f"a fair comparison of {points}; it must be of at least 2 settings a method"
         )
     check_recipe(recipe or {})
-    objects = given_objects(dataset, models)
     single = dataclasses.replace(config, trials=1)
     halvings = min(HALVINGS, config.rounds.bit_length() - 1)
     spaces = {name: space_of(name, config, recipe) for name in names}
@@ -598,7 +596,8 @@ def fairly_tuned(
             workdir=folder,
             tell=tell,
             tasks=tasks,
-            objects=objects,
+            dataset=dataset,
+            models=models,
         )
         with atomic_open(folder / "sweep.md") as file:
             file.write(table(result) + "\n")

@@ -29,10 +29,10 @@ from fedjax_ht.lab.checkpoints.writers import read_runs, write_runs
 from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.config.sections import Config
-from fedjax_ht.lab.runs.build import Experiment, build
 from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.identity import remember_rounds
 from fedjax_ht.lab.runs.own_methods import own_code, own_names
+from fedjax_ht.lab.runs.plan import Plan, plan
 from fedjax_ht.lab.runs.play import Listeners, play
 from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.simulation.rows import Row
@@ -91,7 +91,7 @@ class Tasks(NamedTuple):
 
     def play(
         self,
-        experiment: Experiment,
+        experiment: Plan,
         workdir: Path,
         calls: Mapping[Any, tuple],
         *,
@@ -149,7 +149,7 @@ class Workplace(NamedTuple):
 
 
 def workplace(
-    experiment: Experiment, workdir: Path, config_file: str | None, accelerated: bool
+    experiment: Plan, workdir: Path, config_file: str | None, accelerated: bool
 ) -> Workplace:
     """Returns the place of the tasks of a run, whose config.json is written.
 
@@ -239,9 +239,9 @@ class Outcome(NamedTuple):
     programs: dict[str, str]
 
 
-def _begun(config: bytes) -> Experiment:
+def _begun(config: bytes) -> Plan:
     """Builds the experiment of a pickled config, whose run has begun."""
-    return build(pickle.loads(config), begun=True)
+    return plan(pickle.loads(config), begun=True)
 
 
 def train_task(
@@ -264,14 +264,14 @@ def train_task(
 
     with in_place(place, report) as listeners:
         experiment = kept(_begun, config)
-        arm = experiment.arms[label]
+        run = experiment.runs[label]
         listeners = listeners._replace(progress=progress)
         folder, runs = place.workdir / folder_of(label), []
         precision = experiment.config.precision
         # a task that was stopped before its first round has nothing to tell
         with contextlib.suppress(Interrupted), jax.default_matmul_precision(precision):
-            runs = play(arm, folder, listeners, caught, trial=trial)
-        programs = environment() | own_code(arm)
+            runs = play(run, folder, listeners, caught, trial=trial)
+        programs = environment() | own_code(run)
     return Outcome(runs, programs)
 
 
@@ -329,7 +329,7 @@ def is_trained(folder: Path, config: Config) -> bool:
 
 def train_on(
     tasks: Tasks,
-    experiment: Experiment,
+    experiment: Plan,
     workdir: Path,
     listeners: Listeners,
     caught: Sequence[int],
@@ -343,7 +343,7 @@ def train_on(
       Interrupted: by a signal.
     """
     config = experiment.config
-    folders = {label: workdir / folder_of(label) for label in experiment.arms}
+    folders = {label: workdir / folder_of(label) for label in experiment.runs}
     labels = [label for label in folders if not is_trained(folders[label], config)]
     outcomes: dict[tuple[str, int | None], Outcome] = {}
     pickled = pickle.dumps(config)

@@ -24,9 +24,9 @@ from fedjax_ht.lab.report.costs import Aim
 from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.maps import write_maps
 from fedjax_ht.lab.report.report import repeat, setting, text_of, write_report
-from fedjax_ht.lab.runs.build import Experiment, build
 from fedjax_ht.lab.runs.folder import Page
 from fedjax_ht.lab.runs.identity import begin
+from fedjax_ht.lab.runs.plan import Plan, plan
 from fedjax_ht.lab.runs.play import Listeners, ProgressFn, play
 from fedjax_ht.lab.runs.run_lock import is_primary, locked
 from fedjax_ht.lab.runs.signals import catch_signals
@@ -36,7 +36,7 @@ from fedjax_ht.simulation.rows import Row, Runs
 from fedjax_ht.simulation.simulation import batch_notes
 
 
-def notes(experiment: Experiment) -> list[str]:
+def notes(experiment: Plan) -> list[str]:
     """Returns lines on a run's splits and batches, each once; of several splits they begin with the
     trial."""
     lines = []
@@ -45,18 +45,18 @@ def notes(experiment: Experiment) -> list[str]:
         place = f"split of trial {trial}: " if len(splits) > 1 else "split: "
         for note in split_notes(experiment.dataset, experiment.partitions[trial]):
             lines.append(f"{place}{note}")
-    public, arms = experiment.dataset.public_set, experiment.arms.values()
-    if public is not None and not any(arm.method.public_samples for arm in arms):
+    public, arms = experiment.dataset.public_set, experiment.runs.values()
+    if public is not None and not any(run.method.public_samples for run in arms):
         lines.append(
             f"{public.samples} samples are public (dataset.public), and no method of this run "
             "reads them: clients have that many samples less"
         )
     counts = np.array([[len(c.train) for c in clients] for clients in experiment.partitions])
-    for arm in arms:
-        lines += batch_notes(arm.federation, arm.method, counts)
+    for run in arms:
+        lines += batch_notes(run.federation, run.method, counts)
     rounds = experiment.config.rounds
-    for label, arm in experiment.arms.items():
-        warmup = arm.entry.options.get("warmup", 0)
+    for label, run in experiment.runs.items():
+        warmup = run.entry.options.get("warmup", 0)
         if warmup >= rounds:
             lines.append(
                 f"{label}: clients stay as they are in its first {warmup} rounds (warmup), and the "
@@ -86,13 +86,13 @@ class Result(NamedTuple):
     histories: dict[str, list[list[Row]]]
     summary: str
     files: list[Path]
-    experiment: Experiment
+    experiment: Plan
 
 
 @checked
 @with_standard_numerics
 def train_and_evaluate(
-    experiment: AnyConfig | Experiment,
+    experiment: AnyConfig | Plan,
     workdir: Path | str,
     progress_fn: ProgressFn | None = None,
     warn: Callable[[str], None] = print,
@@ -137,18 +137,18 @@ def train_and_evaluate(
         their end.
     """
     workdir = Path(workdir)
-    is_made = isinstance(experiment, Experiment)
+    is_made = isinstance(experiment, Plan)
     config = experiment.config if is_made else typed_config(experiment)
     check_trackers(config.track)
     if not is_made:
-        experiment = build(config, begun=(workdir / "config.json").exists())
+        experiment = plan(config, begun=(workdir / "config.json").exists())
     with locked(workdir, warn) as writable:
         if not is_primary():
             warn = stage = show_result = _ignore
         result = _in_folder(
             experiment,
             workdir,
-            Page(tuple(experiment.arms), aim, repeat()),
+            Page(tuple(experiment.runs), aim, repeat()),
             config_file=config_file,
             listeners=Listeners(progress_fn, warn, stage, show_result),
             tasks=tasks,
@@ -159,7 +159,7 @@ def train_and_evaluate(
 
 
 def _in_folder(
-    experiment: Experiment,
+    experiment: Plan,
     workdir: Path,
     page: Page,
     *,
@@ -199,7 +199,7 @@ def _in_folder(
 
 
 def _play_arms(
-    experiment: Experiment,
+    experiment: Plan,
     folders: Mapping[str, Path],
     workdir: Path,
     *,
@@ -209,15 +209,15 @@ def _play_arms(
 ) -> dict[str, list[list[Row]]]:
     """Trains the arms, first as tasks and then one after another, sends their rows to the
     config's trackers, and returns label -> the rows of each run."""
-    config, configs = experiment.config, {k: arm.config for k, arm in experiment.arms.items()}
+    config, configs = experiment.config, {k: run.config for k, run in experiment.runs.items()}
     tracking = Tracking(config, configs, workdir, listeners.warn)
     listeners = listeners._replace(progress=each_of(listeners.progress, tracking))
     histories, precision = {}, jax.default_matmul_precision(config.precision)
     with catch_signals() as caught, precision, contextlib.closing(tracking):
         if tasks is not None and writable:
             train_on(tasks, experiment, workdir, listeners, caught)
-        for label, arm in experiment.arms.items():
-            histories[label] = play(arm, folders[label], listeners, caught, writable)
+        for label, run in experiment.runs.items():
+            histories[label] = play(run, folders[label], listeners, caught, writable)
     return histories
 
 
@@ -232,7 +232,7 @@ def each_of(*listeners: ProgressFn | None) -> ProgressFn:
     return progress
 
 
-def _announce(experiment: Experiment, workdir: Path, listeners: Listeners, writable: bool) -> None:
+def _announce(experiment: Plan, workdir: Path, listeners: Listeners, writable: bool) -> None:
     """Tells of the data, the run on them and its folder, and warns of a split that may have been
     meant otherwise."""
     for line in describe(experiment.dataset).lines:
@@ -267,7 +267,7 @@ def _ignore(text: str | Document) -> None:
 
 
 def write_results(
-    experiment: Experiment,
+    experiment: Plan,
     shown: Compared,
     page: Page,
     workdir: Path,

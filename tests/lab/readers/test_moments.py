@@ -9,7 +9,7 @@ import pytest
 from fedjax_ht.lab.config.base import base_config
 from fedjax_ht.lab.readers.moments import normalised
 from fedjax_ht.lab.readers.registry import SOURCES
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.plan import plan
 from tests.lab.readers.toy_dataset import make_dataset
 
 
@@ -33,9 +33,9 @@ def test_a_set_takes_its_own_moments(name):
 
 def test_a_config_asks_for_it():
     config = base_config()
-    assert build(config).dataset.preprocess.mean == [0.5]
+    assert plan(config).dataset.preprocess.mean == [0.5]
     config.dataset.normalisation = "dataset"
-    dataset = build(config).dataset
+    dataset = plan(config).dataset
     # of DFRD's released code
     np.testing.assert_array_equal(dataset.preprocess, np.float32([[0.1307], [0.3081]]))
 

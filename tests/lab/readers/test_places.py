@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_ht as fl
 from fedjax_ht.lab.readers import load_dataset, registry
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.plan import plan
 from tests.lab.readers.source_files import encoded, load_error, write
 
 ROOT = Path(__file__).parents[3]
@@ -65,7 +65,7 @@ def test_a_path_without_a_prefix_is_answered_with_it(tmp_path, monkeypatch, path
     config = fl.base_config()
     config.dataset.name, config.dataset.data_dir = path, str(tmp_path)
     with pytest.raises(ValueError) as error:
-        build(config)
+        plan(config)
     assert str(error.value) == message
 
 

@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import pytest
 
-from fedjax_ht.lab.config.base import base_config, typed_config
+from fedjax_ht.lab.config.base import base_config
 from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.readers.description import describe
-from fedjax_ht.lab.runs.settle import settle
+from fedjax_ht.lab.runs.plan import settle
 
 DATA = """
 import numpy as np
@@ -88,5 +88,5 @@ def test_code_is_not_imported_without_trust(folder):
     config = base_config()
     config.dataset.name = "data_of_a_user:dataset"
     with pytest.raises(ValueError, match=r"the config names data_of_a_user:dataset, which .*trust"):
-        settle(typed_config(config), trust=False)
+        settle(config, trust=False)
     assert "data_of_a_user" not in sys.modules

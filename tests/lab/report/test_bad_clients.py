@@ -10,8 +10,8 @@ from experiments.configs import attacked
 from fedjax_ht.core.method import View
 from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.report.bad_clients import Notes, outliers, why_silent
-from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.options import evaluated_clients, simulation_options
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import Listeners, play, simulate, with_noted_lanes
 from fedjax_ht.lab.runs.run import execute
 from fedjax_ht.lab.runs.train import GaveUp, train_and_evaluate
@@ -90,10 +90,10 @@ def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
     config = config_of(tiny_config)
     config.method.name = None
     config.entries, config.trials, config.devices, config.rounds = ("local",), 2, 1, 2
-    (arm,), warned = build(config).arms.values(), []
+    (run,), warned = plan(config).runs.values(), []
     view = View(warn=lambda row: "odd" if row["trial"] == 0 else None)
     listeners = Listeners(None, warned.append, lambda line: None)
-    play(arm._replace(method=arm.method._replace(view=view)), tmp_path, listeners, [])
+    play(run._replace(method=run.method._replace(view=view)), tmp_path, listeners, [])
     assert warned == ["local, trial 0, round 1: odd"]
 
 
@@ -141,7 +141,7 @@ def test_wrong_settings_are_refused(fields, error):
     config = base_config()
     with pytest.raises(ValueError, match=error) as refused:
         config.update(fields)
-        build(config)
+        plan(config)
     assert "\n" not in str(refused.value)
 
 
@@ -187,11 +187,11 @@ def test_entries_of_other_architectures_note_their_lanes_in_one_file(tiny_config
         "local:training.epochs=2",
     )
     config.dataset.image_size = 16
-    arms, noted = build(config).arms, tmp_path / "lanes.json"
+    arms, noted = plan(config).runs, tmp_path / "lanes.json"
     for name in config.entries:
         with_noted_lanes(arms[name], noted, writes=True)
     known = json.loads(noted.read_text())
     assert {"mlp_narrow", "mlp_wide"} < set(known) and len(known) == 3
     noted.write_text(json.dumps(dict.fromkeys(known, 2)))
-    arm = with_noted_lanes(arms["local"], noted, writes=True)
-    assert set(simulate(arm).lanes.values()) == {2}
+    run = with_noted_lanes(arms["local"], noted, writes=True)
+    assert set(simulate(run).lanes.values()) == {2}

@@ -26,7 +26,7 @@ from fedjax_ht.lab.report.maps import (
     shown_clients,
     shown_images,
 )
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import simulate
 from tests.federations import ASSIGNMENT, TRAIN_COUNTS, mixed_federation
 from tests.lab.runs.test_runner import config_of
@@ -50,24 +50,24 @@ def a_map(clients: int = 2, widths=(4, 4), prototypes: int = 0, **changes) -> Fe
 
 @pytest.fixture(scope="module")
 def entry(tiny_config):
-    """FedTGP's arm, its simulation, and a state."""
-    arm = build(config_of(tiny_config)).arms["fedtgp"]
-    simulation = simulate(arm)
-    return arm, simulation, simulation.run_round(simulation.init())[0]
+    """FedTGP's run, its simulation, and a state."""
+    run = plan(config_of(tiny_config)).runs["fedtgp"]
+    simulation = simulate(run)
+    return run, simulation, simulation.run_round(simulation.init())[0]
 
 
 def test_a_map_is_computed_once_a_round(entry, tmp_path, monkeypatch):
-    arm, simulation, state = entry
+    run, simulation, state = entry
     messages = []
-    remember_map(arm, simulation, state, tmp_path, write=True, warn=messages.append)
+    remember_map(run, simulation, state, tmp_path, write=True, warn=messages.append)
     feature_map = load_map(tmp_path)
     assert (
         feature_map.round == 1
         and len(feature_map.clients) == 4
         and len(feature_map.labels) <= maps.IMAGES
     )
-    test = np.concatenate([client.test for client in arm.partitions[0]])
-    assert np.isin(feature_map.labels, arm.dataset.labels[test]).all()
+    test = np.concatenate([client.test for client in run.partitions[0]])
+    assert np.isin(feature_map.labels, run.dataset.labels[test]).all()
     assert {x.shape for x in feature_map.features} == {
         (len(feature_map.labels), feature_map.prototypes.shape[1])
     }
@@ -76,33 +76,33 @@ def test_a_map_is_computed_once_a_round(entry, tmp_path, monkeypatch):
     )
     calls = []
     monkeypatch.setattr(maps, "feature_map", lambda *arguments: calls.append(arguments[-1].round))
-    remember_map(arm, simulation, state, tmp_path, write=True, warn=messages.append)
+    remember_map(run, simulation, state, tmp_path, write=True, warn=messages.append)
     assert not calls
     later = state._replace(round=2)
-    remember_map(arm, simulation, later, tmp_path, write=True, warn=messages.append)
+    remember_map(run, simulation, later, tmp_path, write=True, warn=messages.append)
     assert calls == [2] and not messages
 
 
 def test_only_one_process_writes(entry, tmp_path):
-    arm, simulation, state = entry
-    remember_map(arm, simulation, state, tmp_path, write=False, warn=print)
+    run, simulation, state = entry
+    remember_map(run, simulation, state, tmp_path, write=False, warn=print)
     assert load_map(tmp_path) is None
 
 
 def test_a_method_whose_features_fail_ends_no_run(entry, tmp_path):
-    arm, simulation, state = entry
+    run, simulation, state = entry
     messages = []
 
     def fail(*arguments):
         raise KeyError("params")
 
     failing = dataclasses.replace(simulation, features=fail)
-    remember_map(arm, failing, state, tmp_path, write=True, warn=messages.append)
+    remember_map(run, failing, state, tmp_path, write=True, warn=messages.append)
     assert (
         messages == ["fedtgp: no map of its features (KeyError: 'params')"]
         and load_map(tmp_path) is None
     )
-    without = arm._replace(method=arm.method._replace(view=View(features=None)))
+    without = run._replace(method=run.method._replace(view=View(features=None)))
     remember_map(without, None, state, tmp_path, write=True, warn=messages.append)
     assert len(messages) == 1
 

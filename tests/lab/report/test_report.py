@@ -23,8 +23,8 @@ from fedjax_ht.lab.report.report import captions, repeat, setting, write_report
 from fedjax_ht.lab.report.results import class_table, sent
 from fedjax_ht.lab.report.run_warnings import warnings
 from fedjax_ht.lab.runs import environment
-from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.folder import Page
+from fedjax_ht.lab.runs.plan import plan
 
 
 def scores(accuracy):
@@ -47,7 +47,7 @@ def runs(*accuracies, trials=1, **columns):
 def entries_shown(experiment, histories):
     """Equal rows of the experiment's entries."""
     return Compared(
-        entries=tuple(experiment.arms[label].entry for label in histories),
+        entries=tuple(experiment.runs[label].entry for label in histories),
         histories=histories,
         unequal={},
         shared="All rows share the split.",
@@ -66,7 +66,7 @@ def experiment():
         800,
     )
     config.participation, config.training.epochs = 0.5, 3
-    return build(config)
+    return plan(config)
 
 
 def test_the_page_stands_by_itself(experiment, tmp_path):
@@ -167,9 +167,9 @@ def test_the_setting_in_words(experiment):
 
 def test_entries_with_a_training_of_their_own_are_named_with_it(experiment):
     faster = parse_entry("local:training.learning_rate=0.21")
-    local = experiment.arms["local"]
+    local = experiment.runs["local"]
     changed = local._replace(entry=faster, config=as_run(faster, experiment.config))
-    experiment = experiment._replace(arms={"local": changed, "a": local, "b": local})
+    experiment = experiment._replace(runs={"local": changed, "a": local, "b": local})
     text = setting(experiment)
     assert (
         "Training: sgd at 0.21 (local), sgd at 0.01 (a, b), batches of 10, 3 local epochs a" in text
@@ -267,10 +267,10 @@ def test_sent_bytes_are_means_over_rounds():
 
 def test_many_entries_are_counted_in_the_title(experiment, tmp_path):
     histories = {str(i): runs(0.1, 0.6) for i in range(FEW + 1)}
-    local, arms = experiment.arms["local"], {}
+    local, arms = experiment.runs["local"], {}
     for label in histories:
         arms[label] = local._replace(entry=local.entry._replace(label=label))
-    experiment = experiment._replace(arms=arms)
+    experiment = experiment._replace(runs=arms)
     shown = entries_shown(experiment, histories)
     plots.write_plots(shown, experiment.dataset, experiment.partitions[0], tmp_path)
     page = write_report(experiment, shown, Page((), None, ""), tmp_path).read_text()

@@ -17,10 +17,10 @@ from fedjax_ht.lab.config.base import (
     typed_config,
 )
 from fedjax_ht.lab.config.entries import preset
-from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.federation import width_rates
 from fedjax_ht.lab.runs.method import check_pretraining
 from fedjax_ht.lab.runs.options import evaluated_clients
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.run import run_name
 from fedjax_ht.methods.local import local
 
@@ -223,7 +223,7 @@ BAD = {
 @pytest.mark.parametrize("message", BAD)
 def test_bad_config_is_one_line(message):
     with pytest.raises((ValueError, FileNotFoundError)) as error:
-        build(config_with(**BAD[message]))
+        plan(config_with(**BAD[message]))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -251,7 +251,7 @@ def test_rates_make_a_federation_of_slices():
     fields = {"group": "conv4_quarter", "rates": "1,1/4", "norm": "static_batch", "scaler": False}
     config = config_with(**{f"model.{name}": value for name, value in fields.items()})
     config.method = method_config("fedrolex")
-    federation = build(config).arms["fedrolex"].federation
+    federation = plan(config).runs["fedrolex"].federation
     assert [b.width for b in federation.buckets] == [1.0, 0.25] and federation.assignment[:3] == (
         0,
         1,

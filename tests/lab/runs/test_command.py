@@ -213,7 +213,7 @@ def test_no_run_and_no_rows(run, tmp_path):
         report_run(tmp_path)
     experiment = read_run(tmp_path)
     assert experiment.config.rounds == json.loads((run / "config.json").read_text())["rounds"]
-    assert len(experiment.arms) == 2
+    assert len(experiment.runs) == 2
 
 
 def test_an_unfinished_entry_is_shown_and_not_compared(run, tmp_path, blank_pictures):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.lab.config.base import typed_config
-from fedjax_ht.lab.runs.crossed import chosen_seeds, components, run_crossed
+from fedjax_ht.lab.runs.compare import chosen_seeds, components, run_crossed
 from fedjax_ht.lab.runs.train import Result
 from tests.runs import config_of
 

@@ -11,10 +11,10 @@ from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.report.bad_clients import why_silent
 from fedjax_ht.lab.report.curves import accuracy_curves
 from fedjax_ht.lab.report.results import run_results
-from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.devices import client_values, fitting, make_profile
 from fedjax_ht.lab.runs.federation import make_clients
 from fedjax_ht.lab.runs.options import simulation_options
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.models import model_group
@@ -284,7 +284,7 @@ def test_entries_have_what_fits_their_own_training(tiny_config):
     config.method.name = None
     config.entries = ("local", "local:training.batch_size=40", "local:training.epochs=2")
     config.devices_profile.memory = "5e4"
-    names = {label: arm.federation.buckets[0].name for label, arm in build(config).arms.items()}
+    names = {label: run.federation.buckets[0].name for label, run in plan(config).runs.items()}
     assert list(names.values()) == ["mlp_wide", "mlp_narrow", "mlp_wide"]
 
 
@@ -297,7 +297,7 @@ def test_a_config_has_its_devices(tiny_config):
         ValueError,
         match=r"^devices_profile.memory: client 3 has .* and the smallest architecture, mlp_na",
     ):
-        build(config)
+        plan(config)
 
 
 @pytest.mark.slow
@@ -323,7 +323,7 @@ def test_a_run_on_devices_goes_on_and_shows_its_seconds(tiny_config, tmp_path):
             == sum(row["simulated_seconds"] for row in history[1:])
             > 0
         )
-    assert {b.name for b in whole.experiment.arms["local"].federation.buckets} == {"mlp_wide"}
+    assert {b.name for b in whole.experiment.runs["local"].federation.buckets} == {"mlp_wide"}
     page = (tmp_path / "whole" / "report.html").read_text()
     assert (
         "simulated s to best" in page

@@ -12,8 +12,8 @@ from experiments.configs import (
 from fedjax_ht.data.partition import check_partition
 from fedjax_ht.lab.config.base import base_config, method_config, typed_config
 from fedjax_ht.lab.config.entries import chosen, entries_of
-from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.compare import comparison
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.train import train_and_evaluate
 
 TINY = {"iterations": 1, "generator_steps": 1, "student_steps": 1, "batch_size": 4, "noise_dim": 4}
@@ -36,24 +36,24 @@ def test_methods_are_compared_by_their_composed_names():
         ["heterofl", "fedrolex+dfrd", "fedftg"],
         2,
     )
-    experiment = build(config)
+    experiment = plan(config)
     names = ["heterofl", "fedrolex+dfrd", "fedftg"]
-    assert {name: arm.method.name for name, arm in experiment.arms.items()} == {
+    assert {name: run.method.name for name, run in experiment.runs.items()} == {
         name: name for name in names
     }
     # as its paper has it
-    assert experiment.arms["fedrolex+dfrd"].entry.options["alpha"] == 0.5 and config.trials == 2
+    assert experiment.runs["fedrolex+dfrd"].entry.options["alpha"] == 0.5 and config.trials == 2
 
 
 def test_options_that_it_does_not_have():
     with pytest.raises(ValueError, match=r"fedrolex\+dfrd has no option 'base'; it has .*alpha, "):
         method_config("fedrolex+dfrd", base="fedavg")
     with pytest.raises(ValueError, match="per_layer is no option of base 'fedrolex'; leave it out"):
-        build(config_of("fedrolex+dfrd", per_layer=True))
+        plan(config_of("fedrolex+dfrd", per_layer=True))
     config = config_of("fedrolex+dfrd")
     config.method.options.update({"selection": "all"})
     with pytest.raises(ValueError, match="selection is 'all'"):
-        build(config)
+        plan(config)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.lab.checkpoints.trees import plain
 from fedjax_ht.lab.runs import train
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.runs import ROOT, command, config_of, environment, metrics
@@ -42,7 +42,7 @@ def test_no_flipped_bit_changes_a_result_without_a_word(
     train_and_evaluate(config, tmp_path / "run")
     whole, simulation, rng = (
         tmp_path / "run" / "fedtgp",
-        simulate(build(config).arms["fedtgp"]),
+        simulate(plan(config).runs["fedtgp"]),
         random.Random(0),
     )
     newest = values(make_checkpointer(whole / "checkpoints", simulation).restore())
@@ -116,7 +116,7 @@ def test_a_run_killed_again_and_again_equals_one_never_killed(tiny_config, tmp_p
     states = []
     for run in (*finished, "whole"):
         config = config_of(tmp_path / "long.py")
-        simulation = simulate(build(config).arms["local"])
+        simulation = simulate(plan(config).runs["local"])
         states.append(
             values(
                 make_checkpointer(tmp_path / run / "local" / "checkpoints", simulation).restore()

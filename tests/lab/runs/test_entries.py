@@ -8,8 +8,8 @@ import pytest
 from fedjax_ht.lab.config.base import base_config, method_config, typed_config
 from fedjax_ht.lab.config.entries import changes, described, entries_of, preset
 from fedjax_ht.lab.configs import quickstart_fedtgp
-from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.folder import read_config, remember_config
+from fedjax_ht.lab.runs.plan import plan
 
 TUNED = preset("fedtgp:tau=3:training.learning_rate=0.05", "validation, 9 settings")
 
@@ -35,12 +35,12 @@ def test_training_and_models_may_be_an_entrys_own():
     config = config_of(
         "local", "local:training.learning_rate=0.2:training.epochs=2:model.group=cnn4"
     )
-    first, other = build(config).arms.values()
+    first, other = plan(config).runs.values()
     assert (len(first.federation.buckets), len(other.federation.buckets)) == (5, 1)
     training, group = other.config.training, other.config.model.group
     assert (training.learning_rate, training.epochs, group) == (0.2, 2, "cnn4")
     assert config.training.learning_rate == 0.01 and config.model.group == "cnn5"
-    assert [arm.method.training.epochs for arm in (first, other)] == [1, 2]
+    assert [run.method.training.epochs for run in (first, other)] == [1, 2]
 
 
 def test_tuned_entries_are_marked_in_every_spelling():

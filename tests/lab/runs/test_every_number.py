@@ -19,7 +19,7 @@ from fedjax_ht.data.partition import PARTITIONS, PLANS, check_partition, partiti
 from fedjax_ht.lab.config.base import base_config
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.config.typed import paths, plain_hint
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.methods.data_free.options import Distillation
 from fedjax_ht.methods.shared.alignment import Alignment
@@ -183,4 +183,4 @@ def test_the_defaults_are_allowed():
     for option in options_of_the_library():
         if option.default is not dataclasses.MISSING and not option.place.startswith("transform"):
             option.give(option.default)
-    build(base_config())
+    plan(base_config())

@@ -9,9 +9,9 @@ import pytest
 
 from fedjax_ht.lab.config.base import method_config, typed_config
 from fedjax_ht.lab.runs import train
-from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.folder import VERSION, Page, read_config
 from fedjax_ht.lab.runs.identity import begin, read_identity
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.run_lock import locked
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.faults import some_or_all, try_faults
@@ -25,11 +25,11 @@ def test_a_fault_while_a_new_entry_is_noted(tmp_path, which):
     config = config_of(STORED / "config.py")
     config.dataset.data_dir, config.entries = str(STORED), ("local",)
     config = typed_config(config)
-    experiment = build(config, begun=True)
+    experiment = plan(config, begun=True)
 
     def note(folder):
         with locked(folder, print):
-            page = Page(tuple(experiment.arms), None, "run")
+            page = Page(tuple(experiment.runs), None, "run")
             begin(experiment, page, folder, None, writes=True)
 
     def check(folder, is_through):

@@ -22,7 +22,7 @@ from fedjax_ht.lab.config.entries import chosen, entries_of, only
 from fedjax_ht.lab.configs import few_samples
 from fedjax_ht.lab.generators import SHIPPED
 from fedjax_ht.lab.generators.embedded_files import read_metadata
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.layers import Linear
@@ -74,11 +74,11 @@ def test_the_papers_setting_takes_a_snapshot_by_its_path(tmp_path):
     config.dataset.data_dir = str(tmp_path)
     config.method.options.generator = str(tmp_path / "imagenet64.pkl")
     with pytest.raises(FileNotFoundError, match=r"no generator at .*imagenet64\.pkl"):
-        build(config)
+        plan(config)
     config.method.options.generator = str(SNAPSHOT)
     # the generator was read; now the data is missing
     with pytest.raises(FileNotFoundError, match="cifar100"):
-        build(config)
+        plan(config)
 
 
 def test_classes_that_the_generator_of_natural_images_has_not_seen():

@@ -4,7 +4,7 @@ import pytest
 
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.runs.compare import comparison
-from fedjax_ht.lab.runs.fitting import fitting
+from fedjax_ht.lab.runs.plan import fitting
 from fedjax_ht.methods import METHODS
 from tests.runs import config_of
 

@@ -8,7 +8,7 @@ from absl import flags
 
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.config_files import define_config, read_config_file, shipped
-from fedjax_ht.lab.config.entries import presets_of
+from fedjax_ht.lab.config.entries import entries_of, presets_of
 from tests.runs import ROOT
 
 
@@ -64,6 +64,12 @@ def test_flags_set_the_fields_of_a_config():
 def test_entries_need_no_quotes(text, entries):
     config = parsed("--config=quickstart", f"--config.entries={text}")
     assert tuple(entry for entry in config.entries if isinstance(entry, str)) == entries
+    assert config.method.name is None  # they run instead of it
+
+
+def test_no_entries_leave_the_method_alone():
+    config = parsed("--config=quickstart", "--config.entries=()")
+    assert [entry.label for entry in entries_of(config)] == ["fedapen"]
 
 
 def test_the_last_config_and_the_last_value_count():

@@ -13,7 +13,7 @@ import pytest
 import fedjax_ht as fl
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.runs.evaluate import load_run
-from fedjax_ht.lab.runs.training import local_training
+from fedjax_ht.lab.runs.method import local_training
 from tests.runs import TIMING, config_of, metrics
 
 RECIPE = fl.LocalTraining(optax.sgd(0.1))
@@ -109,7 +109,7 @@ def test_a_folder_of_objects_is_read_with_its_experiment(by_name, begun, blank_p
     experiment = fl.make_experiment(by_name, **objects_of(by_name))
     text, written = fl.report_run(begun, experiment)
     assert "| local |" in text and written[-1] == begun / "report.html"
-    assert load_run(begun, experiment=experiment).arm.label == "local"
+    assert load_run(begun, experiment=experiment).run.label == "local"
     other = fl.make_experiment(by_name, **objects_of(by_name, rate=0.5))
     with pytest.raises(ValueError, match=r"another config \(local\.training\.optimizer"):
         fl.report_run(begun, other)
@@ -122,10 +122,10 @@ def test_methods_run_beside_the_entries_of_compare():
     experiment = fl.make_experiment(
         config, dataset=TABLE, models=PAIR, methods={"mine": fl.local(RECIPE)}
     )
-    assert list(experiment.arms) == ["mine", "fedproto:weight=3.0"]
-    assert experiment.arms["mine"].method.training is RECIPE
-    assert experiment.arms["mine"].entry.training["optimizer"].startswith("object:")
-    assert [bucket.name for bucket in experiment.arms["mine"].federation.buckets] == [
+    assert list(experiment.runs) == ["mine", "fedproto:weight=3.0"]
+    assert experiment.runs["mine"].method.training is RECIPE
+    assert experiment.runs["mine"].entry.training["optimizer"].startswith("object:")
+    assert [bucket.name for bucket in experiment.runs["mine"].federation.buckets] == [
         "narrow",
         "wide",
     ]

@@ -11,7 +11,6 @@ from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.lab.config.base import base_config
 from fedjax_ht.lab.config.typed import paths
 from fedjax_ht.lab.runs import list as listing
-from fedjax_ht.lab.runs import listed_options
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.registry import FACTORIES
 from tests.runs import ROOT
@@ -19,19 +18,19 @@ from tests.runs import ROOT
 
 @pytest.mark.parametrize("name", [*METHODS, "fedrolex+dfrd"])
 def test_every_option_of_a_method_has_its_meaning(name):
-    options = listed_options.of_method(name)
+    options = listing.of_method(name)
     assert [option.name for option in options if len(option.meaning) < 10] == []
 
 
 @pytest.mark.parametrize("kind", PLANS | PARTITIONS)
 def test_every_option_of_a_partition_has_its_meaning(kind):
-    options = listed_options.of_partition(kind)
+    options = listing.of_partition(kind)
     assert [option.name for option in options if len(option.meaning) < 10] == []
     assert {option.name for option in options} == set(partition_options(kind))
 
 
 def test_every_field_of_a_config_has_its_meaning():
-    fields = list(listed_options.fields())
+    fields = list(listing.fields())
     assert [field.name for field in fields if len(field.meaning) < 10] == []
     sections = {path.rpartition(".")[0] for path in paths(base_config())}
     leaves = {path for path in paths(base_config()) if path not in sections}
@@ -50,7 +49,7 @@ def test_a_method_by_its_name_shows_values_and_meanings():
 def test_a_method_registered_by_a_user_shows_its_meanings(monkeypatch):
     """Also as a function with options filled in, or one that passes options on."""
     monkeypatch.setitem(FACTORIES, "mine", functools.partial(METHODS["fedproto"], variant="paper"))
-    options = {option.name: option for option in listed_options.of_method("mine")}
+    options = {option.name: option for option in listing.of_method("mine")}
     assert options["weight"].meaning.startswith("lambda, the regulariser's weight")
 
 

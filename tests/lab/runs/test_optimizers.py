@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from fedjax_ht.lab.config.sections import TrainingConfig
-from fedjax_ht.lab.runs.training import local_training, optimizer, recipes
+from fedjax_ht.lab.runs.method import local_training, optimizer, recipes
 
 WEIGHT, GRADIENT = jnp.array([1.0, -2.0]), jnp.array([0.5, 0.25])
 

@@ -16,8 +16,8 @@ from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.evaluate import load_run
 from fedjax_ht.lab.runs.list import listed
 from fedjax_ht.lab.runs.own_methods import own_code, own_names, read_trusted_run
+from fedjax_ht.lab.runs.plan import settle
 from fedjax_ht.lab.runs.report import report_run
-from fedjax_ht.lab.runs.settle import settle
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from fedjax_ht.methods import METHODS, is_own, local
 from fedjax_ht.methods.registry import FACTORIES
@@ -134,7 +134,7 @@ def test_a_partition_of_ones_own_is_known_again_too(run, written, monkeypatch):
     line = rf"in_turn is none of the library's partitions: {written} registers it; .* by --trust"
     with pytest.raises(ValueError, match=line):
         load_run(run)
-    assert load_run(run, trust=True).arm.partitions[0][1].test.tolist() == [1, 5]
+    assert load_run(run, trust=True).run.partitions[0][1].test.tolist() == [1, 5]
 
 
 def test_a_registered_method_needs_no_trust(run, written):
@@ -211,7 +211,7 @@ def test_a_module_beside_the_config_file_is_found_again(run, written, tiny_confi
         load_run(run)
     loaded = load_run(run, trust=True)
     assert loaded.state.round == 1
-    assert set(own_code(loaded.arm)) == {"code.method_beside.py", "code.data_beside.py"}
+    assert set(own_code(loaded.run)) == {"code.method_beside.py", "code.data_beside.py"}
     names = own_names(read_trusted_run(run, True))
     assert names["own_modules"] == ["data_beside:dataset"]
 
@@ -248,8 +248,8 @@ def test_a_method_by_module_and_function(by_module, written, monkeypatch):
     SPLITS.pop("in_turn")
     monkeypatch.setattr(sys, "path", sys.path[:-1])
     run = load_run(by_module, trust=True)
-    assert run.arm.label == "method_beside:beside" and run.state.round == 1
-    assert "code.method_beside.py" in own_code(run.arm)
+    assert run.run.label == "method_beside:beside" and run.state.round == 1
+    assert "code.method_beside.py" in own_code(run.run)
     names = own_names(read_trusted_run(by_module, True))
     assert (names["own_methods"], names["own_modules"]) == ([], ["method_beside:beside"])
 
@@ -272,7 +272,7 @@ def test_a_module_and_function_that_is_no_method(tmp_path, monkeypatch, name, li
     config = base_config()
     config.entries = (name,)
     with pytest.raises(ValueError, match=line) as error:
-        settle(typed_config(config))
+        settle(config)
     assert "\n" not in str(error.value)
 
 

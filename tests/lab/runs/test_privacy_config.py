@@ -3,8 +3,8 @@
 import pytest
 
 from fedjax_ht.lab.config.base import base_config, method_config, typed_config
-from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.options import simulation_options
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.trust.options import Privacy
 from tests.runs import config_of
 
@@ -38,11 +38,11 @@ def test_wrong_settings_are_one_line(tiny_config, fields, line):
     config = config_of(tiny_config)
     with pytest.raises(ValueError, match=line) as refused:
         config.update(fields)
-        build(config)
+        plan(config)
     assert "\n" not in str(refused.value)
 
 
 def test_sound_settings_are_built(tiny_config):
     config = config_of(tiny_config)
     config.method, config.privacy.unit = method_config("lg_fedavg"), "client"
-    assert set(build(config).arms) == {"lg_fedavg", "local"}
+    assert set(plan(config).runs) == {"lg_fedavg", "local"}

@@ -5,11 +5,9 @@ import numpy as np
 import pytest
 
 import fedjax_ht as fl
-from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.report.report import setting
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.plan import plan, settle
 from fedjax_ht.lab.runs.play import simulate
-from fedjax_ht.lab.runs.settle import settle
 from fedjax_ht.lab.runs.train import notes
 
 
@@ -27,12 +25,12 @@ def config_of(public: str | None = "hold_out:0.1", method: str = "fedmd", **opti
 
 
 def test_a_share_is_held_out_before_the_split():
-    experiment = build(config_of(public_per_round=20))
+    experiment = plan(config_of(public_per_round=20))
     (partition,), dataset = experiment.partitions, experiment.dataset
     owned = np.concatenate([indices for client in partition for indices in client])
     assert len(dataset.public) == 30 and len(owned) == 270
     assert not set(owned) & set(dataset.public)
-    assert experiment.arms["fedmd"].federation.public_set.samples == 30
+    assert experiment.runs["fedmd"].federation.public_set.samples == 30
     assert not [line for line in notes(experiment) if "public" in line]
 
 
@@ -42,21 +40,21 @@ def test_the_samples_of_another_set_lie_behind_the_clients(tmp_path):
     x = rng.integers(0, 256, (40, 28, 28), np.uint8)
     np.savez(path, x_train=x, y_train=np.arange(40) % 4)
     config = config_of(f"npz:{path}", public_per_round=40, pretrain_epochs=0)
-    dataset = build(config).dataset
+    dataset = plan(config).dataset
     np.testing.assert_array_equal(dataset.public, np.arange(300, 340))
     assert not dataset.public_set.is_labelled  # of other classes
     config.method.options = {"public_per_round": 40}
     with pytest.raises(ValueError, match="set pretrain_epochs to 0"):
-        simulate(build(config).arms["fedmd"])
+        simulate(plan(config).runs["fedmd"])
 
 
 def test_the_setting_of_a_run_names_its_public_samples():
     config = config_of(public_per_round=20)
-    assert "a client, and 30 public ones; split iid" in setting(build(config))
+    assert "a client, and 30 public ones; split iid" in setting(plan(config))
 
 
 def test_a_public_set_that_nothing_reads_is_said():
-    (line,) = [line for line in notes(build(config_of(method="local"))) if "public" in line]
+    (line,) = [line for line in notes(plan(config_of(method="local"))) if "public" in line]
     assert line.startswith("30 samples are public (dataset.public), and no method of this run")
 
 
@@ -74,10 +72,10 @@ def test_a_public_set_that_nothing_reads_is_said():
 )
 def test_wrong_public_sets_are_refused_without_reading_data(public, message):
     with pytest.raises(ValueError, match=message):
-        settle(typed_config(config_of(public=public)))
+        settle(config_of(public=public))
 
 
 def test_a_public_set_that_is_too_small_is_refused():
     message = "fedmd uses 31 public samples a round, and the public set has 30"
     with pytest.raises(ValueError, match=message):
-        build(config_of(public_per_round=31))
+        plan(config_of(public_per_round=31))

@@ -20,10 +20,10 @@ from fedjax_ht.core.keys import random_generator
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.readers import registry
 from fedjax_ht.lab.runs import train
-from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.evaluate import client_state, load_run
 from fedjax_ht.lab.runs.folder import VERSION, check_data, completed, fingerprints, read_config
 from fedjax_ht.lab.runs.identity import read_identity, write_identity
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.run_lock import locked
 from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.lab.runs.train import Unwritable, train_and_evaluate
@@ -98,7 +98,7 @@ def test_a_lock_of_a_dead_process_does_not_block(tmp_path):
 
 
 def test_a_run_on_other_data_is_refused_in_a_line(config, copied):
-    experiment = build(config)
+    experiment = plan(config)
     prints = fingerprints(experiment.dataset, experiment.partitions)
     _, noted = read_config(copied)
     check_data(noted, prints, config, copied)

@@ -14,7 +14,7 @@ import pytest
 from fedjax_ht.core.method import View
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.runs import train
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.plan import plan
 from tests.runs import ROOT, command, config_of, environment, metrics, shared_programs
 
 METHODS = ("fedtgp", "local")
@@ -182,14 +182,14 @@ def test_warnings_of_a_method_are_printed_once(monkeypatch, blank_pictures, tiny
     config.entries, config.method = (), method_config("local")
 
     def with_warning(config, **options):
-        experiment = build(config, **options)
+        experiment = plan(config, **options)
         view = View(warn=lambda row: "it swings" if row["round"] > 1 else None)
-        arm = experiment.arms["local"]
-        arm = arm._replace(method=arm.method._replace(view=view))
-        return experiment._replace(arms={"local": arm})
+        run = experiment.runs["local"]
+        run = run._replace(method=run.method._replace(view=view))
+        return experiment._replace(runs={"local": run})
 
     warnings = []
-    monkeypatch.setattr(train, "build", with_warning)
+    monkeypatch.setattr(train, "plan", with_warning)
     train.train_and_evaluate(config, tmp_path / "run", warn=warnings.append)
     assert warnings == ["local, round 2: it swings"]
 

@@ -17,7 +17,7 @@ from fedjax_ht.lab.config.entries import described, entries_of, parse_entry, pre
 from fedjax_ht.lab.configs import few_samples
 from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.runs import search
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.search import (
     better_half,
     fairly_tuned,
@@ -117,9 +117,9 @@ POINTS = [
 def test_points_that_differ_in_numbers_share_a_program(config):
     config.method.name = None
     config.entries = (*POINTS, "fedtgp:server_epochs=3", "fedtgp:variant=released")
-    groups = [[arm.label for arm in family] for family in families(build(config))]
+    groups = [[run.label for run in family] for family in families(plan(config))]
     assert groups == [POINTS, ["fedtgp:server_epochs=3"], ["fedtgp:variant=released"]]
-    assert len(families(build(config), trace=False)) == 6
+    assert len(families(plan(config), trace=False)) == 6
 
 
 def test_points_of_other_batches_or_epochs_have_programs_of_their_own(config):
@@ -128,13 +128,13 @@ def test_points_of_other_batches_or_epochs_have_programs_of_their_own(config):
     config.entries = tuple(
         points_of("local", recipes | parse_space(["training.momentum=0,0.5"]), None)
     )
-    groups = families(build(config))
+    groups = families(plan(config))
     # without momentum optax keeps no trace
     assert len(config.entries) == 8 and [len(family) for family in groups] == [1] * 8
     rates = parse_space(["training.learning_rate=0.01,0.1"])
     config.method.name = None
     config.entries = tuple(points_of("local", recipes | rates, None))
-    groups = families(build(config))
+    groups = families(plan(config))
     assert [len(family) for family in groups] == [2] * 4
 
 

@@ -8,15 +8,15 @@ import pytest
 from experiments.configs import quickstart_sensors
 from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.report.report import setting
-from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.evaluate import LoadedRun, print_scores
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from fedjax_ht.models.registry import SENSORS
 
 
 def test_persons_are_clients_and_the_second_time_tests():
     config = quickstart_sensors.get_config()
-    experiment, dataset = build(config), load_dataset("har_10persons")
+    experiment, dataset = plan(config), load_dataset("har_10persons")
     for person, client in enumerate(experiment.partitions[0], 1):
         windows = np.flatnonzero(dataset.groups == person)
         np.testing.assert_array_equal(np.concatenate([client.train, client.test]), windows)
@@ -24,8 +24,8 @@ def test_persons_are_clients_and_the_second_time_tests():
         assert (
             set(dataset.labels[client.train]) == set(dataset.labels[client.test]) == set(range(6))
         )
-    assert list(experiment.arms) == ["fedtgp", "local"]
-    names = [bucket.name for bucket in experiment.arms["fedtgp"].federation.buckets]
+    assert list(experiment.runs) == ["fedtgp", "local"]
+    names = [bucket.name for bucket in experiment.runs["fedtgp"].federation.buckets]
     assert tuple(names) == SENSORS[config.model.group]
     text = setting(experiment)
     assert "10 clients on har_10persons: 516 training windows, 38 to 62 a client" in text
@@ -33,11 +33,11 @@ def test_persons_are_clients_and_the_second_time_tests():
 
 def test_a_client_is_scored_on_windows(capsys):
     """`evaluate` names samples as the data set does: they are no images."""
-    arm = build(quickstart_sensors.get_config()).arms["local"]
+    run = plan(quickstart_sensors.get_config()).runs["local"]
     accuracy, counts = {"test": {"head": np.full(10, 0.5)}}, {"test": np.full(10, 7)}
     evaluation = SimpleNamespace(accuracy=accuracy, counts=counts)
     simulation = SimpleNamespace(evaluate=lambda state, clients: evaluation)
-    run = LoadedRun(arm, simulation, SimpleNamespace(round=3))
+    run = LoadedRun(run, simulation, SimpleNamespace(round=3))
     print_scores(run, client=2)
     assert capsys.readouterr().out.endswith("  test accuracy by head: 50.00 % of 7 windows\n")
 
@@ -64,7 +64,7 @@ def test_wrong_fields_are_one_line(changes, message):
     config = quickstart_sensors.get_config()
     config.update(changes)
     with pytest.raises(ValueError, match=message) as error:
-        build(config)
+        plan(config)
     assert "\n" not in str(error.value)
 
 

@@ -6,9 +6,7 @@ import pytest
 import fedjax_ht as fl
 from experiments.configs import ag_news
 from fedjax_ht.core.bucket import count_parameters
-from fedjax_ht.lab.config.base import typed_config
-from fedjax_ht.lab.runs.build import build
-from fedjax_ht.lab.runs.settle import settle
+from fedjax_ht.lab.runs.plan import plan, settle
 from fedjax_ht.lab.weights.start import weights_of_model
 from tests.hugging_face import write_folder
 from tests.lab.readers.test_sources_text import write_csv
@@ -31,9 +29,9 @@ def config(tmp_path):
 
 
 def test_a_set_of_texts_and_its_models(config):
-    experiment = build(config)
+    experiment = plan(config)
     assert experiment.dataset.inputs.shape == (400, 10) and experiment.dataset.vocabulary == 52
-    (federation,) = (arm.federation for arm in experiment.arms.values())
+    (federation,) = (run.federation for run in experiment.runs.values())
     assert [bucket.name for bucket in federation.buckets] == [
         "fasttext",
         "text_logistic",
@@ -74,7 +72,7 @@ def test_wrong_fields_are_refused(config, path, value, message):
     if path == "method.name":
         config.method.options = {}
     with pytest.raises(ValueError, match=message) as error:
-        build(config)
+        plan(config)
     assert "\n" not in str(error.value)
 
 
@@ -96,6 +94,6 @@ def test_a_folders_model_needs_its_tokenizer(tmp_path):
     with pytest.raises(
         ValueError, match=r"the tokens of its own tokenizer alone; give dataset.tok"
     ):
-        build(config)
-    settled = settle(typed_config(config), trust=False)  # a folder runs no code
+        plan(config)
+    settled = settle(config, trust=False)  # a folder runs no code
     assert weights_of_model(settled.config.model) == str(tmp_path / "bert" / "model.safetensors")

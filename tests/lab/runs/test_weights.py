@@ -15,9 +15,9 @@ from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.states import first_states
 from fedjax_ht.lab.runs import train
-from fedjax_ht.lab.runs.build import build
 from fedjax_ht.lab.runs.evaluate import check_export, client_state, export, load_run
 from fedjax_ht.lab.runs.folder import read_config
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from fedjax_ht.lab.safe.torch_files import load_state_dict, save_safetensors
@@ -204,19 +204,19 @@ def test_fields_are_checked(config, tmp_path, arrays):
         ),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
-            build(with_model(config, **changes))
+            plan(with_model(config, **changes))
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 def test_an_exported_client_is_where_another_run_starts(config, tmp_path, suffix, no_pictures):
     train_and_evaluate(config, tmp_path / "first")
     run = load_run(tmp_path / "first")
-    federation, file = run.arm.federation, tmp_path / f"client.{suffix}"
+    federation, file = run.run.federation, tmp_path / f"client.{suffix}"
     trained = client_state(run, 1)
     export(trained, file, federation.buckets[1])
     later = with_model(config, weights={federation.buckets[1].name: str(file)}, weights_head=True)
-    experiment = build(later)
-    simulation = simulate(experiment.arms["local"])
+    experiment = plan(later)
+    simulation = simulate(experiment.runs["local"])
     state = simulation.init()
     began = simulation.read_clients(state, federation.buckets[1].name, np.array([0, 1]))
     for row in (0, 1):

@@ -15,8 +15,8 @@ from fedjax_ht.core.method import Method, Wire, varied
 from fedjax_ht.core.round import Channel
 from fedjax_ht.core.wire import Masked, Metadata, chain, wire_elements
 from fedjax_ht.deploy.messages import Envelope, from_bytes, pack, to_bytes, unpack
-from fedjax_ht.lab.config.base import base_config, typed_config
-from fedjax_ht.lab.runs.settle import settle
+from fedjax_ht.lab.config.base import base_config
+from fedjax_ht.lab.runs.plan import settle
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 from fedjax_ht.methods.shared.checking import check_method
@@ -260,9 +260,9 @@ def test_a_config_puts_a_code_around_every_method():
     config = base_config()
     config.uplink = (("gaussian_noise", 0.1, 0.0), ("quantise", 4))
     config.entries = ("local",)
-    settled = settle(typed_config(config))
-    assert [method.name for method in settled.methods.values()] == [
+    settled = settle(config)
+    assert [run.method.name for run in settled.runs.values()] == [
         "quantised(fedtgp)",
         "quantised(local)",
     ]
-    assert len(settled.options.uplink) == 1
+    assert {len(run.options.uplink) for run in settled.runs.values()} == {1}

@@ -11,7 +11,7 @@ from fedjax_ht.core.bucket import count_parameters
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.method import init_model
 from fedjax_ht.lab.config.base import base_config
-from fedjax_ht.lab.runs.build import build
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.methods.shared.mutual import by_part, init_pair
 from fedjax_ht.models import mlp, model_group
 from tests.methods import pairs
@@ -42,7 +42,7 @@ def test_the_config_names_the_auxiliary_model():
     group = model_group("cnn5", 10, (28, 28, 1))
     for name, module in (("", "cnn5"), ("cnn2", "cnn2")):
         config.model.shared = name
-        assert build(config).arms["fedtgp"].federation.shared.module == group[module]
+        assert plan(config).runs["fedtgp"].federation.shared.module == group[module]
 
 
 def test_a_pair_begins_with_the_model_that_other_methods_begin_with():

@@ -1,0 +1,470 @@
+"""Plans a config: its runs, and every mistake in it before anything is compiled."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+
+from fedjax_ht.check.options import MAX_SEED, Rest, check_value, checked
+from fedjax_ht.core.contract import lacks_public_set, require_public_set, require_server_statistics
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.inputs import Pixels
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.user_code import module_folders, names_user_function
+from fedjax_ht.data.dataset import Dataset, Partition
+from fedjax_ht.data.partition import check_partition, make_partition, partition_options
+from fedjax_ht.data.partition.notes import check_split
+from fedjax_ht.data.public import HOLD_OUT, beside, held_out, hold_out_share
+from fedjax_ht.data.selection import of_classes, subset
+from fedjax_ht.data.shift import parse_shift, shifted
+from fedjax_ht.data.standardise import is_pending, standardised, with_scale
+from fedjax_ht.lab.config.base import AnyConfig, typed_config
+from fedjax_ht.lab.config.entries import Entry, as_run, entries_of, method_of, only
+from fedjax_ht.lab.config.sections import Config, DatasetConfig, PartitionConfig, TrainingConfig
+from fedjax_ht.lab.readers import dataset_names, load_dataset, names_user_data, unknown_dataset
+from fedjax_ht.lab.readers.moments import normalised
+from fedjax_ht.lab.runs.devices import client_values
+from fedjax_ht.lab.runs.federation import check_group, make_clients, width_rates
+from fedjax_ht.lab.runs.method import check_pretraining, make_method, refuse_unknown
+from fedjax_ht.lab.runs.objects import object_sums, with_names
+from fedjax_ht.lab.runs.options import simulation_options, uplink_steps
+from fedjax_ht.lab.weights.hugging_face.folder import folder_of
+from fedjax_ht.methods import names_user_method
+from fedjax_ht.methods.shared.coded import CODES
+from fedjax_ht.models.registry import names_folder
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.trust.epsilon import accounting
+from fedjax_ht.trust.privacy import private
+
+UNREAD: Any = None
+"""The data and models of a run before the data are read."""
+
+
+class Run(NamedTuple):
+    """An entry with all that it is played with, once a trial.
+
+    Attributes:
+      entry: the entry, as the config has it.
+      config: the plan's config with the entry's training and models.
+      method: the method with the entry's options and recipe.
+      options: the options of the simulation; each trial adds its number to the seed.
+      federation: the clients and their models.
+      dataset: the data set, of all runs.
+      partitions: one split for each trial, of all runs.
+      settings: values of a method that varies, see `make_simulation`.
+    """
+
+    entry: Entry
+    config: Config
+    method: Method
+    options: SimulationOptions
+    federation: Federation = UNREAD
+    dataset: Dataset = UNREAD
+    partitions: tuple[Partition, ...] = ()
+    settings: PyTree = ()
+
+    @property
+    def label(self) -> str:
+        """The label of its entry, unique in a plan."""
+        return self.entry.label
+
+
+class Plan(NamedTuple):
+    """The runs of a config.
+
+    Attributes:
+      config: the checked config.
+      runs: label -> the run of that entry.
+      object_sums: name of each object that was given from Python -> its SHA-256.
+    """
+
+    config: Config
+    runs: dict[str, Run]
+    object_sums: dict[str, str]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The entries of all runs, in their order."""
+        return [run.entry for run in self.runs.values()]
+
+    @property
+    def dataset(self) -> Dataset:
+        """The data set of all runs."""
+        return next(iter(self.runs.values())).dataset
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """One split for each trial, of all runs."""
+        return next(iter(self.runs.values())).partitions
+
+
+def plan(
+    config: AnyConfig,
+    begun: bool = False,
+    trust: bool = True,
+    *,
+    dataset: Dataset | None = None,
+    models: Mapping[str, nn.Module] | None = None,
+    methods: Mapping[str, Method] | None = None,
+) -> Plan:
+    """Checks a config, and builds its runs with their data, methods and federations.
+
+    Args:
+      config: the config.
+      begun: True for runs that have begun: weights that models started from may be gone.
+      trust: False refuses a config by which a user's own code is imported, see `settle`.
+      dataset, models, methods: objects in place of names, see `make_experiment`.
+
+    Raises:
+      ValueError, FileNotFoundError: one line that names the field, its value, and what would be
+        right.
+      ImportError: a package that the config needs is not installed. One line.
+    """
+    settled = settle(config, trust, dataset=dataset, models=models, methods=methods)
+    config = settled.config
+    recipes = [run.config.training for run in settled.runs.values()]
+    read = make_dataset(config.dataset, config.partition, recipes, loaded=dataset)
+    federations = make_federations(settled, read, begun, models=models)
+    partitions = make_partitions(config, read)
+    if is_pending(read):
+        read = standardised(read, *partitions)
+    runs = {}
+    for label, run in settled.runs.items():
+        runs[label] = run._replace(
+            federation=federations[label], dataset=read, partitions=partitions
+        )
+    return settled._replace(runs=runs)
+
+
+@checked
+@with_standard_numerics
+def make_experiment(
+    config: AnyConfig,
+    *,
+    dataset: Dataset | None = None,
+    models: Mapping[str, nn.Module] | None = None,
+    methods: Mapping[str, Method] | None = None,
+) -> Plan:
+    """Plans what a config describes, with objects of yours in place of names; `train_and_evaluate`
+    runs it in a folder.
+
+    Args:
+      config: the config, such as `fedjax_ht.base_config()`. The split, the federation's options and
+        the number of rounds and trials are its own.
+      dataset: the data set, in place of `config.dataset.name`. `classes`, `subset`, `shift`,
+        `public` and `standardise` change it as any other.
+      models: architecture -> module, which clients take in turn, in place of `config.model.group`.
+      methods: label -> method, in place of `config.method`; entries of `config.entries` run beside
+        them. A method trains by its own recipe, and not by `config.training`.
+
+    Raises:
+      ValueError, FileNotFoundError, ImportError: the objects and the config do not fit, or a field
+        has a value that it cannot have. One line, before anything is compiled.
+
+    Examples:
+      >>> training = fl.LocalTraining(optax.sgd(0.1))  # doctest: +SKIP
+      >>> methods = {"fedproto": fl.fedproto(training), "local": fl.local(training)}
+      ... # doctest: +SKIP
+      >>> experiment = fl.make_experiment(fl.base_config(), methods=methods)  # doctest: +SKIP
+      >>> fl.train_and_evaluate(experiment, "runs/two")  # doctest: +SKIP
+    """
+    return plan(config, dataset=dataset, models=models, methods=methods)
+
+
+def settle(
+    config: AnyConfig,
+    trust: bool = True,
+    *,
+    dataset: Dataset | None = None,
+    models: Mapping[str, nn.Module] | None = None,
+    methods: Mapping[str, Method] | None = None,
+) -> Plan:
+    """Plans a config without its data: checks all of it that can be wrong before they are read.
+
+    Args:
+      config: the config to check.
+      trust: False refuses a config by which a user's own code is imported, before it is; see
+        `named_code`.
+      dataset, models, methods: objects in place of names, see `make_experiment`.
+
+    Raises:
+      ValueError, FileNotFoundError: one line that names the field, its value, and what would be
+        right.
+      ImportError: the config has privacy, and the accountant is not installed. One line.
+    """
+    config = with_names(typed_config(config), dataset, models, methods)
+    check_together(config)
+    options = simulation_options(config)
+    if not trust:  # before the options of its methods are asked for, which imports them
+        _refuse_code(_method_code(config))
+    entries = entries_of(config)
+    if options.privacy is not None:
+        accounting()  # it is imported now, and not after the first round
+    configs = [as_run(entry, config) for entry in entries]
+    for entry_config in configs:
+        width_rates(entry_config.model.rates, config.partition.num_clients)
+        check_group(entry_config.model.group)
+    if not trust:
+        _refuse_code(set().union(*map(named_code, entries, configs)))
+    codes, runs = uplink_steps(config, CODES), {}
+    for entry, entry_config in zip(entries, configs):
+        method = make_method(entry, entry_config.training, codes, objects=methods or {})
+        runs[entry.label] = Run(entry, entry_config, method, options)
+    check_data(config.dataset, config.partition)
+    for run in runs.values():
+        if run.method.public_samples and not config.dataset.public:
+            raise ValueError(lacks_public_set(run.method))
+    return Plan(config, runs, object_sums(dataset, models, methods))
+
+
+def named_code(entry: Entry, config: Config) -> set[str]:
+    """Returns each "module:function" that an entry's method, its options, models and data name.
+
+    Building a run imports these modules, which runs them. Names of the library's own are none.
+
+    Args:
+      entry: the entry.
+      config: the config of the entry.
+    """
+    of_model = [value for value in vars(config.model).values() if isinstance(value, str)]
+    of_method = [value for value in entry.options.values() if isinstance(value, str)]
+    texts = [*of_method, *itertools.filterfalse(names_folder, of_model)]
+    names = set(filter(names_user_function, texts))
+    if names_user_data(config.dataset.name):
+        names.add(config.dataset.name)
+    if names_user_method(entry.method):
+        names.add(entry.method)
+    return names
+
+
+def _method_code(config: Config) -> set[str]:
+    """Returns every method that is a "module:function", of a config whose entries are not read."""
+    names = {str(config.method.name)}
+    for spec in config.entries:
+        if isinstance(spec, Entry):
+            names.add(spec.method)
+        else:
+            names.add(str(spec.get("method")) if isinstance(spec, Mapping) else method_of(spec))
+    return set(filter(names_user_method, names))
+
+
+def _refuse_code(names: Collection[str]) -> None:
+    """Refuses code of a user's own that nobody has allowed to be run."""
+    if names:
+        raise ValueError(
+            f"the config names {', '.join(sorted(names))}, which would be imported from "
+            f"{' or '.join(module_folders())} or where it is installed, and run; if you know whose "
+            "code that is, allow it by --trust, from Python by trust=True"
+        )
+
+
+def check_together(config: Config) -> None:
+    """Checks the rules that join several fields and need no data."""
+    last = config.trials - 1  # each trial has a seed of its own, and all fit in 32 bits
+    for name, seed in (("seed", config.seed), ("partition.seed", config.partition.seed)):
+        if seed + last > MAX_SEED:
+            raise ValueError(
+                f"{name} is {seed}; it must be at most {MAX_SEED - last} with {last + 1} trials"
+            )
+    # accuracies of a run are those of the clients that do not attack: there must be some
+    check_value("attack.share", config.attack.share, Rest)
+    sample, num_clients = config.evaluate.sample, config.partition.num_clients
+    if sample is not None and sample > num_clients:
+        raise ValueError(
+            f"evaluate.sample is {sample}; it must be at most the {num_clients} clients"
+        )
+
+
+def check_data(dataset: DatasetConfig, partition: PartitionConfig) -> None:
+    """Checks the names and options of the data set and of the split."""
+    if ":" not in dataset.name and dataset.name not in dataset_names():
+        raise ValueError(unknown_dataset(dataset.name, dataset.data_dir))
+    known = list(partition_options(partition.kind))
+    owner = f"partition {partition.kind!r}"
+    refuse_unknown(owner, partition.options, known, f"partition={partition.kind}")
+    check_partition(partition.kind, partition.num_clients, None, **partition.options)
+    if dataset.shift:
+        parse_shift(dataset.shift)
+    if dataset.public:
+        check_public(dataset)
+
+
+def check_public(dataset: DatasetConfig) -> None:
+    """Checks the name of the public set, or the share that is held out for it."""
+    name = dataset.public or ""
+    if hold_out_share(name) is not None:
+        return
+    if name == dataset.name:
+        raise ValueError(
+            f"dataset.public is {name!r}, the clients' own set, whose samples they test on; take "
+            f"{HOLD_OUT}0.1, or another set"
+        )
+    if ":" not in name and name not in dataset_names():
+        reason = unknown_dataset(name, dataset.data_dir)
+        raise ValueError(f"dataset.public: {reason}; or {HOLD_OUT}0.1 for a share of the samples")
+
+
+def fitting(config: Config, tell: Callable[[str], None]) -> Config:
+    """Returns a config with those of its entries that can run in its federation.
+
+    Args:
+      config: the config of a comparison.
+      tell: called with a line for each entry that is left out, which says why.
+
+    Raises:
+      ValueError, OSError, ImportError: the data cannot be read, or no entry fits. One line.
+    """
+    dataset = make_dataset(config.dataset, config.partition, [config.training])
+    kept, reasons = [], []
+    for entry in entries_of(config):
+        try:
+            make_federations(settle(only(config, [entry.label])), dataset)
+            kept.append(entry.label)
+        except (ValueError, OSError, ImportError) as error:
+            reasons.append(f"{entry.label} is left out: {error}")
+    if not kept:
+        raise ValueError(f"no entry fits; {reasons[0]}")
+    for reason in reasons:
+        tell(reason)
+    return only(config, kept)
+
+
+def make_federations(
+    settled: Plan,
+    dataset: Dataset,
+    begun: bool = False,
+    *,
+    models: Mapping[str, nn.Module] | None = None,
+) -> dict[str, Federation]:
+    """Returns the federation of each run, by its label, in which its method can run.
+
+    Runs that differ in nothing that shapes a federation share one, since it may hold weights.
+
+    Args:
+      settled: the plan without data.
+      dataset: the data set.
+      begun: True for runs that have begun, see `plan`.
+      models: architecture -> module in place of the config's group.
+
+    Raises:
+      ValueError, FileNotFoundError: a method does not fit, or a federation cannot be built. One
+        line.
+    """
+    config = settled.config
+    memory = client_values(config.devices_profile, config.partition.num_clients).get("memory")
+    built: dict[str, Federation] = {}
+    federations = {}
+    for label, run in settled.runs.items():
+        _check_tokens(run.config, dataset)
+        key = repr(run.config.model)
+        if memory is not None:  # how much of it training takes depends on the recipe
+            key += repr(run.config.training)
+        if key not in built:
+            clients = make_clients(
+                run.config,
+                dataset,
+                memory,
+                begun,
+                architectures=models,
+                training_of=run.method.training_of,
+            )
+            built[key] = dataclasses.replace(clients, public=dataset.public_set)
+        federations[label] = built[key]
+    for label, run in settled.runs.items():
+        method, federation = run.method, federations[label]
+        require_public_set(method, federation)
+        require_server_statistics(method, federation)
+        private(method, run.options.privacy).check(federation)
+        if run.options.devices_profile is not None:
+            run.options.devices_profile.check(method, config.partition.num_clients)
+        check_pretraining(method, config.dataset)
+    return federations
+
+
+def make_dataset(
+    config: DatasetConfig,
+    partition: PartitionConfig,
+    recipes: Iterable[TrainingConfig],
+    *,
+    loaded: Dataset | None = None,
+) -> Dataset:
+    """Returns the dataset with the classes, samples and domains that the config asks for.
+
+    Args:
+      config: `config.dataset`.
+      partition: `config.partition`; its seed draws the subset and the domains, and its classes must
+        fit the data.
+      recipes: the training sections of all entries; augmentation needs images.
+      loaded: the data set where it is not read.
+
+    Raises:
+      ValueError, FileNotFoundError, ImportError: the data cannot be read, or do not fit.
+    """
+    dataset = loaded or load_dataset(
+        config.name,
+        config.data_dir,
+        config.image_size,
+        config.text_length,
+        label=config.label,
+        features=config.features,
+        group=config.group,
+        tokenizer=config.tokenizer,
+    )
+    dataset = with_scale(dataset, config.standardise)
+    if config.normalisation != "half":
+        dataset = normalised(dataset, config.normalisation)
+    for training in recipes:
+        if training.augmentation and not isinstance(dataset.preprocess, Pixels):
+            raise ValueError(
+                f"training.augmentation is {training.augmentation}; {dataset.name} has no images"
+            )
+    if config.classes:
+        dataset = of_classes(dataset, config.classes)
+    if config.subset:
+        dataset = subset(dataset, config.subset, partition.seed)
+    if config.shift:
+        dataset = shifted(dataset, config.shift, partition.seed)
+    if config.public:
+        dataset = with_public_set(dataset, config, partition.seed)
+    num_classes = dataset.num_classes
+    check_partition(partition.kind, partition.num_clients, num_classes, **partition.options)
+    return dataset
+
+
+def with_public_set(dataset: Dataset, config: DatasetConfig, seed: int) -> Dataset:
+    """Returns the dataset with the public set of `config.public`: a share held out by the seed, or
+    all samples of another set, at the dataset's own size of images and texts."""
+    public = config.public or ""
+    share = hold_out_share(public)
+    if share is not None:
+        return held_out(dataset, share, seed)
+    sizes = config.data_dir, config.image_size, config.text_length
+    return beside(dataset, load_dataset(public, *sizes, tokenizer=config.tokenizer))
+
+
+def _check_tokens(config: Config, dataset: Dataset) -> None:
+    """Refuses a trained model of text on tokens of other words than its own."""
+    group, tokenizer = config.model.group, config.dataset.tokenizer
+    has_texts = dataset.reading is not None and dataset.reading.token_texts
+    if names_folder(group) and has_texts and not tokenizer:
+        raise ValueError(
+            f"model.group is {group!r}, which knows the tokens of its own tokenizer alone; give "
+            f"dataset.tokenizer={folder_of(group)}"
+        )
+
+
+def make_partitions(config: Config, dataset: Dataset) -> tuple[Partition, ...]:
+    """Returns a split for each trial: one object for all, or one each by
+    `config.partition.per_trial`."""
+    partition = config.partition
+    splits = []
+    for trial in range(config.trials if partition.per_trial else 1):
+        kind, num_clients, seed = partition.kind, partition.num_clients, partition.seed + trial
+        split = make_partition(kind, dataset, num_clients, seed, **partition.options)
+        check_split(dataset, split)
+        splits.append(split)
+    return tuple(splits) if partition.per_trial else tuple(splits) * config.trials
