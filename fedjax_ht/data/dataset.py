@@ -23,11 +23,18 @@ from fedjax_ht.core.inputs import (
     shape_of,
 )
 from fedjax_ht.core.numerics import with_standard_numerics
-from fedjax_ht.data.conversion import as_groups, as_images, as_inputs, byte_doubts
+from fedjax_ht.data.conversion import (
+    as_groups,
+    as_images,
+    as_inputs,
+    as_labels,
+    byte_doubts,
+    label_doubts,
+    refuse_no_label,
+)
 from fedjax_ht.data.indices import ClientIndices as ClientIndices
 from fedjax_ht.data.indices import Partition as Partition
 from fedjax_ht.data.indices import checked_partition, checked_sets
-from fedjax_ht.data.labels import as_labels, label_doubts, refuse_no_label
 from fedjax_ht.data.reading import Reading
 
 _LOGGER = logging.getLogger(__name__)

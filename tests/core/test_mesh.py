@@ -10,7 +10,7 @@ import sys
 import jax, numpy as np
 from fedjax_ht.core.mesh import client_mesh, share
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.lab.readers.pile import mapped
+from fedjax_ht.lab.readers.images import mapped
 
 def pointers(x):
     shards = share(client_mesh(), x).addressable_shards

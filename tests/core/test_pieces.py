@@ -15,7 +15,7 @@ from fedjax_ht.core.prediction_counts import score
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.lab.checkpoints.segments import pieces
-from fedjax_ht.lab.readers import pamap2
+from fedjax_ht.lab.readers import motion
 from fedjax_ht.lab.runs.folder import fingerprints
 from fedjax_ht.lab.safe import arrays
 from fedjax_ht.simulation.privacy_budget import BLOCK, participations
@@ -144,12 +144,12 @@ def table(steps: int) -> bytes:
 @pytest.mark.parametrize(
     "steps, windows",
     [
-        (pamap2.STEPS - 1, 0),
-        (pamap2.STEPS, 1),
-        (pamap2.STEPS + pamap2.STRIDE - 1, 1),
-        (pamap2.STEPS + pamap2.STRIDE, 2),
+        (motion.STEPS - 1, 0),
+        (motion.STEPS, 1),
+        (motion.STEPS + motion.STRIDE - 1, 1),
+        (motion.STEPS + motion.STRIDE, 2),
     ],
 )
 def test_windows_of_a_recording_of_any_length(steps, windows):
-    signals, labels, _ = pamap2._recording("recording", table(steps))
+    signals, labels, _ = motion._recording("recording", table(steps))
     assert len(signals) == len(labels) == windows

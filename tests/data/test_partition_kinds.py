@@ -5,7 +5,7 @@ import pytest
 
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.data.partition import class_counts, make_partition
-from fedjax_ht.data.partition.few_classes import pathological
+from fedjax_ht.data.partition.kinds import pathological
 from tests.data.test_partition import SETS, counts_of, sizes, used
 from tests.lab.readers.toy_dataset import make_dataset
 

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -12,12 +12,17 @@ from fedjax_ht.check.names import unknown, unknown_option
 from fedjax_ht.check.options import Count, Seed, check_value, checked
 from fedjax_ht.check.registration import check_registration
 from fedjax_ht.data.dataset import Dataset, Partition
-from fedjax_ht.data.partition.dirichlet import dfrd, dirichlet, practical
-from fedjax_ht.data.partition.few_classes import class_shares, pathological
-from fedjax_ht.data.partition.natural import natural
-from fedjax_ht.data.partition.remedies import remedies
+from fedjax_ht.data.partition.kinds import (
+    class_shares,
+    dfrd,
+    dirichlet,
+    few_shot,
+    iid,
+    natural,
+    pathological,
+    practical,
+)
 from fedjax_ht.data.partition.splits import Plan, split_plan
-from fedjax_ht.data.partition.uniform import few_shot, iid
 from fedjax_ht.data.public import at_places, private_part
 
 
@@ -267,3 +272,88 @@ def _options(function: Callable) -> dict[str, inspect.Parameter]:
         for p in inspect.signature(function).parameters.values()
         if p.kind is p.KEYWORD_ONLY
     }
+
+
+ALPHAS = (0.1, 0.2, 0.5, 1.0, 10.0)
+FEW = (2, 3, 4)  # samples of which some train and some test
+
+
+def remedies(
+    dataset: Dataset, num_clients: int, values: Mapping[str, Any], drawn: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Yields changes of a partition's options, and of num_clients, that may make it possible.
+
+    Args:
+      dataset: the dataset to split.
+      num_clients: number of clients of the split that is not possible.
+      values: all options of the partition.
+      drawn: the minimum that a draw reached, see `NoDraw.largest`; 0 where nothing is drawn.
+    """
+    yield from _sets(dataset, values)
+    if "train_share" in values:
+        yield from _shares(values)
+    if drawn:
+        yield {"min_samples": drawn}
+    if "alpha" in values:
+        yield from _draws(values)
+    if dataset.groups is not None and "tested" in values:
+        yield from _persons(dataset.groups, num_clients, values["min_samples"])
+        yield {"tested": "new_groups"}
+    for name in ("test_shots", "shots", "classes_per_client"):
+        if isinstance(values.get(name), int):
+            yield from ({name: fewer} for fewer in _halved(values[name]))
+    yield from ({"num_clients": fewer} for fewer in _halved(num_clients))
+
+
+def _sets(dataset: Dataset, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields other ways to make the sets for training and testing."""
+    if values.get("sets") == "official":
+        yield {"sets": "merged"}
+    if values.get("stratified"):
+        yield {"stratified": False}
+    if "val_size" in values:
+        yield {"val_size": len(dataset.official.get("train", ())) // 10}
+
+
+def _shares(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields shares that leave samples for testing."""
+    train, val = values["train_share"], values["val_share"]
+    if train is not None and train + val >= 1:
+        if val and train < 1:
+            yield {"val_share": (1 - train) / 2}
+        yield {"train_share": 0.75}
+        yield {"train_share": 0.5, "val_share": 0.25}
+    elif train is not None and train < 0.5:
+        yield {"train_share": 0.5}
+
+
+def _draws(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields a few samples as the minimum, and larger alphas, with this minimum and with 2."""
+    least = values["min_samples"]
+    for few in FEW:
+        if least is not None and few > least:
+            yield {"min_samples": few}
+    for alpha in ALPHAS:
+        if alpha > values["alpha"]:
+            yield {"alpha": alpha}
+            yield {"alpha": alpha, "min_samples": FEW[0]}
+
+
+def _persons(groups: np.ndarray, num_clients: int, least: int) -> Iterator[dict[str, Any]]:
+    """Yields larger minima of a person's samples, with as many clients as there are then."""
+    sizes = np.unique(groups, return_counts=True)[1]
+    for more in FEW:
+        left = int((sizes >= more).sum())
+        if more > least and left >= num_clients:
+            yield {"min_samples": more}
+        elif more > least and left:
+            yield {"min_samples": more, "num_clients": left}
+
+
+def _halved(number: int) -> list[int]:
+    """Returns half of a number, a quarter and so on, down to 1."""
+    halves = []
+    while number > 1:
+        number //= 2
+        halves.append(number)
+    return halves

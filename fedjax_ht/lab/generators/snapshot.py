@@ -21,8 +21,7 @@ from fedjax_ht.lab.safe.safe_pickle import (
     build,
     damage_is_a_value_error,
 )
-from fedjax_ht.lab.safe.tensors import TENSOR_CALLS, build_tensor
-from fedjax_ht.lab.safe.torch_files import read_storage
+from fedjax_ht.lab.safe.torch_files import TENSOR_CALLS, build_tensor, read_storage
 
 
 class _Ignored(Call):

@@ -17,11 +17,11 @@ import numpy as np
 
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.files import is_caused_by
-from fedjax_ht.lab.readers.pile import mapped
+from fedjax_ht.lab.readers.images import mapped
 from fedjax_ht.lab.readers.raw import Raw
+from fedjax_ht.lab.safe.archive import stamp_of
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.lab.safe.bounded import open_regular
-from fedjax_ht.lab.safe.stamps import stamp_of
 
 _FORMAT = 3  # raise it when decoding changes, so that older files are not used
 _DAY = 86_400  # seconds

@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.readers.checksums import check_sum
 from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
-from fedjax_ht.lab.readers.source import Moments, Source
-from fedjax_ht.lab.safe.archive import Origin, members, reading, search, take
+from fedjax_ht.lab.readers.source import CIFAR100_MOMENTS, Moments, Source, check_sum
+from fedjax_ht.lab.safe.archive import Origin, archive_or_folder, members, reading, take
 from fedjax_ht.lab.safe.safe_pickle import load_pickle
 
 _PIXELS = 3 * 32 * 32  # bytes of an image, plane by plane
@@ -75,15 +74,13 @@ def _origin(name: str) -> Origin:
 
 
 def find_cifar(name: str, data_dir: Path | None) -> tuple[Path, ...]:
-    """The archive, the folder, or a file of the folder; see `archive.search`."""
+    """The archive or the folder; see `archive.archive_or_folder`."""
     layout = _LAYOUTS[name]
     archives = []
     for version in ("python", "binary"):
         archives += [f"{layout.stem}-{version}.tar.gz", f"{layout.stem}-{version}.tar"]
-    files = (*layout.folders, *archives, *layout.meta)
-    path = search(name, data_dir, (name, ""), files, _origin(name))
-    # data_dir is the extracted folder, under whatever name
-    return (path.parent if path.name in layout.meta else path,)
+    files = (*layout.folders, *archives)
+    return archive_or_folder(name, data_dir, files, layout.meta, _origin(name))
 
 
 def read_cifar(name: str, data_dir: Path | None, options: ReadOptions) -> Raw:
@@ -202,7 +199,6 @@ MD5 = {  # of the archives, and of what they extract to
         "meta": "7973b15100ade9c7d40fb424638fde48",
     },
 }
-CIFAR100_MOMENTS = Moments(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762))
 CIFAR10 = Source(
     name="cifar10",
     about="60,000 photographs, 32x32, 10 classes",

@@ -10,9 +10,8 @@ import numpy as np
 
 from fedjax_ht.check.names import listed, short
 from fedjax_ht.core.inputs import CHANNELS, looks_like_image
-from fedjax_ht.data.conversion import as_array
+from fedjax_ht.data.conversion import as_array, as_labels
 from fedjax_ht.data.indices import ClientIndices
-from fedjax_ht.data.labels import as_labels
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.image_arrays import to_bytes, to_nhwc
 from fedjax_ht.lab.readers.raw import Raw, ReadOptions, as_stored

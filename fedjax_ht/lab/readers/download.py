@@ -17,9 +17,8 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from fedjax_ht.lab.files import named
-from fedjax_ht.lab.readers.checksums import md5, md5_of_file
 from fedjax_ht.lab.readers.registry import SOURCES
-from fedjax_ht.lab.readers.source import File, Source
+from fedjax_ht.lab.readers.source import File, Source, md5, md5_of_file
 from fedjax_ht.lab.safe.bounded import read_whole
 
 _CHUNK = 1 << 18

@@ -1,4 +1,5 @@
-"""MNIST and Fashion-MNIST in their publishers' idx files, gzipped or not.
+"""MNIST and Fashion-MNIST in their publishers' idx files, gzipped or not, and the test images of
+Fashion-MNIST that the package carries.
 
 The format is described on the MNIST page (LeCun, Cortes and Burges): two zero bytes, a type code (8
 is uint8), the number of dimensions, the dimensions as big-endian uint32, the values.
@@ -12,9 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.readers.checksums import check_sum
 from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
-from fedjax_ht.lab.readers.source import Moments, Source
+from fedjax_ht.lab.readers.source import IN_PACKAGE, SHIPPED, Moments, Source, check_sum
 from fedjax_ht.lab.safe.archive import Origin, reading, search
 from fedjax_ht.lab.safe.bounded import read_whole
 
@@ -145,4 +145,21 @@ FASHION_MNIST = Source(
     },
     md5=MD5["fashion_mnist"],
     moments=MNIST_MOMENTS,  # DFRD's released code has MNIST's
+)
+
+
+def read_fashion_mnist_10k(data_dir: Path | None, options: ReadOptions) -> Raw:
+    """The 10,000 test images of Fashion-MNIST, 28x28x1 (Xiao et al. 2017, MIT licence).
+
+    It has no official sets, since all of it is one; `data_dir` is not looked at.
+    """
+    with np.load(SHIPPED / "fashion_mnist_10k.npz") as arrays:
+        return Raw(arrays["images"], arrays["labels"], FASHION_CLASSES)
+
+
+FASHION_MNIST_10K = Source(
+    name="fashion_mnist_10k",
+    about=IN_PACKAGE,
+    read=read_fashion_mnist_10k,
+    moments=MNIST_MOMENTS,
 )

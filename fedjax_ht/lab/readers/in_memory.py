@@ -3,23 +3,29 @@
 None of these libraries is imported here: an object is read by the few methods that its kind has.
 """
 
+import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from fedjax_ht.check.names import kind_of_value, listed
-from fedjax_ht.data.conversion import as_array
+from fedjax_ht.check.packages import needing
+from fedjax_ht.data.conversion import as_array, as_labels
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.labels import as_labels
 from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.readers.hf import from_disk, hugging_face_table
+from fedjax_ht.lab.readers.columns import named_in
+from fedjax_ht.lab.readers.file_names import sets_of, table_place
 from fedjax_ht.lab.readers.image_arrays import image_or_stored
-from fedjax_ht.lab.readers.raw import Raw, ReadOptions, dataset_of, read_options
+from fedjax_ht.lab.readers.raw import Raw, ReadOptions, dataset_of, one_after_another, read_options
+from fedjax_ht.lab.readers.source import Source
 from fedjax_ht.lab.readers.table import Table, arrow_column, table_raw
+from fedjax_ht.lab.safe.archive import Origin, files_below
+from fedjax_ht.lab.safe.bounded import open_regular, read_whole
 from fedjax_ht.lab.safe.limits import numbered_classes
 
 _LOGGER = logging.getLogger(__name__)
@@ -133,3 +139,125 @@ def _told(name: str, raw: Raw, options: ReadOptions) -> Dataset:
     for line in (*raw.reading.warnings, *dataset.doubts):
         _LOGGER.warning(f"{dataset.name}: {line}")
     return dataset
+
+
+_ORIGIN = Origin(
+    "a folder that save_to_disk of Hugging Face's datasets wrote",
+    "name the columns as hf:PATH:LABEL or hf:PATH:LABEL:GROUP if they are not called label and "
+    "group",
+)
+
+
+def read_hf(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
+    """Reads PATH, PATH:LABEL or PATH:LABEL:GROUP, PATH one of the current folder or `data_dir`.
+
+    Splits of a DatasetDict are official sets. Columns have roles, and samples are numbers, texts or
+    images, as `table.table_raw` says.
+
+    Raises:
+      ValueError: it is no such folder, or columns cannot be what they are taken for. One line.
+      ImportError: `datasets` is not installed. One line.
+    """
+    place = table_place(path, data_dir)
+    table = hugging_face_table(from_disk(place))
+    table = table._replace(shown=f"hf:{path.partition(':')[0]}", path=str(place))
+    return table_raw(table, named_in(path, options))
+
+
+def from_disk(place: str | os.PathLike) -> Any:
+    """Returns the data set, or the dict of them, in a folder.
+
+    Raises:
+      FileNotFoundError: it is no folder that save_to_disk wrote.
+      ImportError: `datasets` is not installed. One line.
+      ValueError: a file is none, such as a pipe, or lies outside of the folder.
+    """
+    with needing("reading a folder of Hugging Face's save_to_disk"):
+        from datasets import load_from_disk
+    for file in files_below(Path(place)):  # datasets opens them by itself
+        open_regular(file).close()
+        if file.name == "state.json":
+            names = [entry["filename"] for entry in json.loads(read_whole(file))["_data_files"]]
+            if any(Path(name).name != name for name in names):
+                raise ValueError(f"{file} names data outside of its folder")
+    return load_from_disk(os.fspath(place))
+
+
+def hugging_face_table(dataset: Any, own_files: bool = False) -> Table:
+    """Returns the table of a `datasets.Dataset`, or of a dict of them by set.
+
+    Args:
+      dataset: the data set or the dict.
+      own_files: True to read the files that an image's path names, of the user's own data set.
+    """
+    sets = dict(dataset) if isinstance(dataset, Mapping) else {"": dataset}
+    for part in sets.values():
+        if not all(hasattr(part, name) for name in ("column_names", "features", "__len__")):
+            raise ValueError(
+                f"it is {kind_of_value(part)}; it must be a datasets.Dataset with a length, a "
+                "DatasetDict of them, or the folder that save_to_disk wrote"
+            )
+    official, class_names = _official(sets), {}
+    columns = next(iter(sets.values())).column_names
+    for column in columns:
+        each = {
+            tuple(getattr(part.features[column], "names", None) or ()) for part in sets.values()
+        }
+        if len(each) > 1:
+            raise ValueError(
+                f"column {column!r} has other classes, or another order of them, in some of the "
+                "sets; give all sets the same ClassLabel"
+            )
+        if names := each.pop():
+            class_names[column] = names
+    tables = [_arrow(part, columns, own_files) for part in sets.values()]
+    try:
+        data = pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"its sets differ in the types of their columns ({reason})") from error
+    counts = [len(part) for part in sets.values()]
+    return Table(data, counts, official=official, class_names=class_names)
+
+
+def _arrow(part: Any, columns: Sequence[str], own_files: bool) -> pa.Table:
+    """The table of a set; images are the content of their files."""
+    if not hasattr(part, "with_format"):  # an object with the columns of a datasets.Dataset
+        return pa.table({name: arrow_column(name, part[name]) for name in columns})
+    # a list of Python's objects takes fifty times as long
+    data = part.with_format("arrow")[:].select(columns)
+    for i, field in enumerate(data.schema):
+        if own_files and pa.types.is_struct(field.type) and field.type.get_field_index("path") >= 0:
+            images = []
+            for image in data[i].to_pylist():
+                if image and image["bytes"] is None and image["path"]:
+                    image = {"bytes": bytes(read_whole(image["path"]))}
+                images.append(image and {"bytes": image["bytes"]})
+            data = data.set_column(i, field.name, pa.array(images))
+    return data
+
+
+def _official(sets: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The rows of each set, which are joined in order; {} for data without sets."""
+    if list(sets) == [""]:
+        return {}
+    called = sets_of(map(str, sets))
+    if other := [key for key in sets if key not in called]:
+        raise ValueError(
+            f"its sets are {listed(list(map(str, sets)))}, of which {listed(other)} is not "
+            "called like train, val or test; give a dict of those that are"
+        )
+    columns = {key: set(part.column_names) for key, part in sets.items()}
+    different = set.union(*columns.values()) - set.intersection(*columns.values())
+    if different:
+        raise ValueError(f"its sets differ in the columns {listed(sorted(different))}")
+    return one_after_another((called[key], len(part)) for key, part in sets.items())
+
+
+HF = Source(
+    name="hf:PATH",
+    about="it is a folder of your own that save_to_disk wrote, and nothing is to be downloaded",
+    read=read_hf,
+    place=table_place,
+    origin=_ORIGIN,
+)

@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.check.names import listed, short
-from fedjax_ht.data.conversion import as_array
+from fedjax_ht.data.conversion import as_array, as_labels
 from fedjax_ht.data.indices import ClientIndices, Partition
-from fedjax_ht.data.labels import as_labels
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.raw import Raw, ReadOptions, as_stored, one_after_another
 from fedjax_ht.lab.readers.source import Source

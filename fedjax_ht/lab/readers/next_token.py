@@ -11,14 +11,21 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.data.reading import LeftOut, Reading
-from fedjax_ht.lab.readers.client_files import files_of, owners_of
+from fedjax_ht.lab.readers.file_names import files_of, owners_of
 from fedjax_ht.lab.readers.raw import Raw, ReadOptions
 from fedjax_ht.lab.readers.source import Source
-from fedjax_ht.lab.readers.tokens import PADDING, UNKNOWN, by_id, smallest_type, vocabulary, words
+from fedjax_ht.lab.readers.tokens import (
+    PADDING,
+    UNKNOWN,
+    Tokenizer,
+    by_id,
+    smallest_type,
+    vocabulary,
+    words,
+)
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.archive import Origin, user_path
 from fedjax_ht.lab.safe.bounded import read_whole
-from fedjax_ht.lab.safe.tokenizer import Tokenizer
 
 LENGTH = 32  # tokens of a window where no text_length is given
 _ORIGIN = Origin(

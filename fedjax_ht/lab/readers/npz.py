@@ -19,15 +19,14 @@ import numpy as np
 
 from fedjax_ht.check.names import listed
 from fedjax_ht.core.inputs import Standardised
-from fedjax_ht.data.conversion import as_groups
-from fedjax_ht.data.labels import as_labels
+from fedjax_ht.data.conversion import as_groups, as_labels
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.columns import class_lines
+from fedjax_ht.lab.readers.file_names import set_of
 from fedjax_ht.lab.readers.image_arrays import image_or_stored
 from fedjax_ht.lab.readers.images import decode_all, stack
 from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
 from fedjax_ht.lab.readers.source import Source
-from fedjax_ht.lab.readers.split_names import set_of
 from fedjax_ht.lab.safe.archive import Origin, user_path
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.lab.safe.limits import numbered_classes

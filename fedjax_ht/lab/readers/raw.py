@@ -14,8 +14,7 @@ from fedjax_ht.data.conversion import fits_device
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.images import resize
-from fedjax_ht.lab.readers.tokens import tokenised
-from fedjax_ht.lab.safe.tokenizer import tokenizer_file
+from fedjax_ht.lab.readers.tokens import tokenised, tokenizer_file
 
 _LONGEST = 1 << 14  # tokens of a text
 

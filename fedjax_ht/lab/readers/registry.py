@@ -7,10 +7,11 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from fedjax_ht.check.names import kind_of_value, meant, unknown
 from fedjax_ht.check.options import checked
+from fedjax_ht.core.inputs import Pixels, described, is_image
 from fedjax_ht.core.user_code import (
     call_user_function,
     names_user_function,
@@ -20,37 +21,36 @@ from fedjax_ht.core.user_code import (
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.raw import ReadOptions, dataset_of, read_options
-from fedjax_ht.lab.readers.source import Source
-from fedjax_ht.lab.safe.archive import reading, two_places, user_path
-from fedjax_ht.lab.safe.stamps import stamp_of
+from fedjax_ht.lab.readers.source import IMAGENET_MOMENTS, Source
+from fedjax_ht.lab.safe.archive import reading, stamp_of, two_places, user_path
 
 _LOGGER = logging.getLogger(__name__)
 
 _MODULES = {
-    "fashion_mnist_10k": "embedded",
-    "har_10persons": "embedded",
-    "har_30persons": "embedded",
+    "fashion_mnist_10k": "idx",
+    "har_10persons": "motion",
+    "har_30persons": "motion",
     "fashion_mnist": "idx",
     "mnist": "idx",
     "cifar10": "cifar",
     "cifar100": "cifar",
-    "svhn": "svhn",
-    "tiny_imagenet": "tiny_imagenet",
-    "flowers102": "flowers102",
-    "food101": "food101",
-    "har": "har",
-    "pamap2": "pamap2",
-    "camelyon17": "camelyon17",
-    "ag_news": "ag_news",
-    "ag_news_test": "ag_news",
+    "svhn": "photographs",
+    "tiny_imagenet": "photographs",
+    "flowers102": "photographs",
+    "food101": "photographs",
+    "har": "motion",
+    "pamap2": "motion",
+    "camelyon17": "photographs",
+    "ag_news": "table_files",
+    "ag_news_test": "table_files",
     "shakespeare": "leaf",
     "folder:PATH": "image_folder",
-    "domains:PATH": "domains",
+    "domains:PATH": "image_folder",
     "npz:PATH": "npz",
-    "csv:PATH": "csv_file",
-    "text:PATH": "csv_file",
-    "parquet:PATH": "parquet",
-    "hf:PATH": "hf",
+    "csv:PATH": "table_files",
+    "text:PATH": "table_files",
+    "parquet:PATH": "table_files",
+    "hf:PATH": "in_memory",
     "tfds:NAME": "tfds",
     "client_folders:PATH": "client_folders",
     "leaf:PATH": "leaf",
@@ -270,3 +270,40 @@ def _made(function: Callable[..., Any], name: str) -> Dataset:
     if reading.path:
         return dataset
     return dataclasses.replace(dataset, reading=dataclasses.replace(reading, path=user_file(name)))
+
+
+Normalisation = Literal["half", "dataset", "imagenet"]
+"""half: mean and standard deviation 0.5, so that a model sees pixels in [-1, 1], the range of a
+generator's tanh. dataset: those of the set's declaration; tanh then covers a part of what a model
+sees. imagenet: those of ImageNet, whatever the set is, as FedSSA's released code has it for
+CIFAR-10 and as pre-trained weights expect it; three channels.
+"""
+
+
+def normalised(dataset: Dataset, kind: Normalisation) -> Dataset:
+    """Returns the set with another mean and standard deviation.
+
+    Raises:
+      ValueError: the kind is unknown, the set's moments are, or there are not as many channels as
+        moments.
+    """
+    if kind not in get_args(Normalisation):
+        raise ValueError(f"normalisation is {kind!r}; it must be 'half', 'dataset' or 'imagenet'")
+    if kind == "half":
+        return dataset
+    if kind == "imagenet":
+        shape = dataset.input_shape
+        if not is_image(shape) or shape[-1] != len(IMAGENET_MOMENTS.mean):
+            raise ValueError(
+                "normalisation is 'imagenet', which needs images of three channels; a sample of "
+                f"{dataset.name} is {described(shape)}"
+            )
+        return dataclasses.replace(dataset, preprocess=Pixels(*IMAGENET_MOMENTS))
+    source = SOURCES.get(dataset.name)
+    if source is None or source.moments is None:
+        known = ", ".join(source.name for source in SOURCES.values() if source.moments)
+        raise ValueError(
+            f"normalisation is 'dataset', but no moments of {dataset.name} are known; those of "
+            f"{known} are; normalisation='half' needs none"
+        )
+    return dataclasses.replace(dataset, preprocess=Pixels(*source.moments))

@@ -1,12 +1,15 @@
-"""The declaration of a data set. Each stands beside its reader, in `lab/readers/NAME.py`."""
+"""Declarations of data sets, and the sums that their publishers give."""
 
 import dataclasses
+import functools
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_ht.lab.readers.raw import Raw
 from fedjax_ht.lab.safe.archive import Origin
+from fedjax_ht.lab.safe.bounded import open_regular
 
 
 class Moments(NamedTuple):
@@ -14,6 +17,14 @@ class Moments(NamedTuple):
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+
+CIFAR100_MOMENTS = Moments(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762))
+IMAGENET_MOMENTS = Moments(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+SHIPPED = Path(__file__).parent / "shipped"
+"""The folder of the sets that come inside the package."""
+
+IN_PACKAGE = "it is part of the package, and nothing is to be downloaded"
 
 
 class File(NamedTuple):
@@ -109,3 +120,35 @@ class Source:
             content = self.md5.get(name.removesuffix(".gz")) if name.endswith(".gz") else None
             downloads.append(File(self.home + name, self.md5[name], size, content))
         return tuple(downloads)
+
+
+# systems that allow MD5 only where it guards against no forger are told so
+md5 = functools.partial(hashlib.md5, usedforsecurity=False)
+
+
+def check_sum(
+    sums: Mapping[str, str], path: Path, content: bytes | bytearray | None = None
+) -> tuple[str, ...]:
+    """Returns a line if the publisher's file of this name has another MD5 sum, else ().
+
+    Args:
+      sums: file name -> MD5 sum, as `Source.md5`; files of other names, and folders, pass.
+      path: the path of the file.
+      content: content of the file if that is in memory already, else None.
+    """
+    expected = sums.get(path.name)
+    if expected is None or path.is_dir():
+        return ()
+    digest = md5_of_file(path) if content is None else md5(content).hexdigest()
+    if digest == expected:
+        return ()
+    return (
+        f"{path}: its MD5 sum is {digest}, the publisher's file has {expected}; it is "
+        "read all the same",
+    )
+
+
+def md5_of_file(path: Path) -> str:
+    """Returns the MD5 sum of a file, in hexadecimal digits; it is read in parts."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, md5).hexdigest()

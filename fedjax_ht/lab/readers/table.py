@@ -26,10 +26,10 @@ from fedjax_ht.lab.readers.columns import (
     refuse_two_owners,
     roles_of,
 )
+from fedjax_ht.lab.readers.file_names import set_of
 from fedjax_ht.lab.readers.image_arrays import image_or_stored
 from fedjax_ht.lab.readers.images import decode, stack
 from fedjax_ht.lab.readers.raw import Raw, ReadOptions
-from fedjax_ht.lab.readers.split_names import set_of
 from fedjax_ht.lab.safe import limits
 
 pc: Any = pyarrow.compute  # type checkers do not know its functions, which are made at import

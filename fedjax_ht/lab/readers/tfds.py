@@ -9,8 +9,7 @@ import numpy as np
 
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.cache import cached
-from fedjax_ht.lab.readers.images import decode_all
-from fedjax_ht.lab.readers.pile import Pile
+from fedjax_ht.lab.readers.images import Pile, decode_all
 from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
 from fedjax_ht.lab.readers.source import Source
 from fedjax_ht.lab.safe.archive import Origin, fetch, files_below, reading

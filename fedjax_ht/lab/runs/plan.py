@@ -26,7 +26,7 @@ from fedjax_ht.lab.config.base import AnyConfig, typed_config
 from fedjax_ht.lab.config.entries import Entry, as_run, entries_of, method_of, only
 from fedjax_ht.lab.config.sections import Config, DatasetConfig, PartitionConfig, TrainingConfig
 from fedjax_ht.lab.readers import dataset_names, load_dataset, names_user_data, unknown_dataset
-from fedjax_ht.lab.readers.moments import normalised
+from fedjax_ht.lab.readers.registry import normalised
 from fedjax_ht.lab.runs.devices import client_values
 from fedjax_ht.lab.runs.federation import check_group, make_clients, width_rates
 from fedjax_ht.lab.runs.method import check_pretraining, make_method, refuse_unknown

@@ -1,10 +1,12 @@
 """Finds files, walks folders and archives alike, and makes one-line errors, for all readers."""
 
 import contextlib
+import hashlib
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +52,29 @@ def search(
             if (data_dir / folder / file).exists():
                 return data_dir / folder / file
     raise FileNotFoundError(f"{name}: not found in {data_dir}; expected {origin.expected}; {how}")
+
+
+def archive_or_folder(
+    name: str,
+    data_dir: Path | None,
+    names: Sequence[str],
+    markers: Sequence[str],
+    origin: Origin,
+) -> tuple[Path]:
+    """The archive of a set or its extracted folder, which may be `data_dir` under any name.
+
+    Args:
+      names: names of the archive and of the folder, in the order in which they are looked for.
+      markers: paths of files by which the extracted folder is known.
+
+    Raises:
+      ValueError, FileNotFoundError: as of `search`.
+    """
+    path = search(name, data_dir, (name, ""), (*names, *markers), origin)
+    for marker in markers:
+        if path.name == Path(marker).name:
+            return (path.parents[marker.count("/")],)
+    return (path,)
 
 
 def fetch(name: str, data_dir: Path) -> str:
@@ -181,3 +206,29 @@ def take(entries: dict, keys: Sequence, what: str) -> list:
     if missing := [key for key in keys if key not in entries]:
         raise ValueError(f"{len(missing)} of {len(keys)} {what} are missing, such as {missing[0]}")
     return [entries.pop(key) for key in keys]
+
+
+_TICK = 20_000_000  # nanoseconds: more than the steps in which a file system counts time
+
+
+def stamp_of(sources: Iterable[Path]) -> str:
+    """Returns a stamp of files and of all files below folders; another one after any change.
+
+    Size and time do not tell: tar, cp -p and rsync -t give a file the time that its source had. So
+    the inode, which another file has, and the time of the change itself, which no program can set,
+    belong to it. What is not there has a stamp, too.
+    """
+    digest, newest = hashlib.sha256(), 0
+    for source in sources:
+        for path in files_below(source) if source.is_dir() else (source,):
+            digest.update(str(path).encode("utf-8", "surrogatepass"))
+            try:
+                stat = path.stat()
+            except OSError:  # a link that leads nowhere: whoever reads it says so
+                continue
+            state = stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+            digest.update(repr(state).encode())
+            newest = max(newest, stat.st_ctime_ns)
+    if 0 <= time.time_ns() - newest < _TICK:
+        time.sleep(_TICK / 1e9)  # so that whatever is written from here on has a later time
+    return digest.hexdigest()

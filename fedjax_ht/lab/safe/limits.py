@@ -5,7 +5,7 @@ pickle steps, the inflated SVHN 225 MB, ImageNet-21k 21,841 classes.
 """
 
 from fedjax_ht.check.names import short
-from fedjax_ht.data.labels import CLASSES
+from fedjax_ht.data.conversion import CLASSES
 
 FILE_BYTES = 256 << 20  # of a file, or a file in an archive, that is read as a whole
 TEXT_BYTES = 16 << 20  # of JSON, which takes up to twenty times its size in memory

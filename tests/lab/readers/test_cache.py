@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_ht.lab.readers import pile as pile_module
-from fedjax_ht.lab.readers.images import decode_all
-from fedjax_ht.lab.readers.pile import Pile
+from fedjax_ht.lab.readers import images as pile_module
+from fedjax_ht.lab.readers.images import Pile, decode_all
 from fedjax_ht.lab.readers.raw import ReadOptions
 from fedjax_ht.lab.readers.registry import _load
 from tests.lab.readers.source_files import encoded, pixels, write
@@ -84,7 +83,7 @@ def kept(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("where", "left"),
     [
-        ("pile.mapped", [".tmp"]),  # the images are written
+        ("images.mapped", [".tmp"]),  # the images are written
         ("cache.np.savez", [".tmp", ".tmp"]),
         ("cache._sweep", [".npy", ".npz"]),
         ("cache.Path.replace", [".npy", ".tmp"]),  # the second one
@@ -94,7 +93,7 @@ def test_a_process_that_is_killed_leaves_nothing_wrong(folder, where, left):
     module, _, attribute = where.partition(".")
     code = f"""
 import os, signal
-from fedjax_ht.lab.readers import cache, pile, load_dataset
+from fedjax_ht.lab.readers import cache, images, load_dataset
 replace = cache.Path.replace
 def kill(*arguments, **options):
     if {"replace" in where} and str(arguments[1]).endswith(".npy"):

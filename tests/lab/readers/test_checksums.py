@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_ht.lab.readers import cifar, idx, load_dataset, svhn
-from fedjax_ht.lab.readers.checksums import check_sum
+from fedjax_ht.lab.readers import cifar, idx, load_dataset, photographs
 from fedjax_ht.lab.readers.registry import SOURCES, _load
+from fedjax_ht.lab.readers.source import check_sum
 from tests.lab.readers.test_sources_raw import _tar, _write_cifar, _write_mnist
 from tests.lab.readers.test_sources_svhn import _write_svhn
 
@@ -36,9 +36,9 @@ def test_another_sum_is_one_line(tmp_path):
 
 
 def test_the_right_sum_and_other_names_say_nothing(tmp_path, monkeypatch):
-    monkeypatch.setitem(svhn.MD5, "train_32x32.mat", hashlib.md5(b"abc").hexdigest())
+    monkeypatch.setitem(photographs.SVHN.md5, "train_32x32.mat", hashlib.md5(b"abc").hexdigest())
     (tmp_path / "train_32x32.mat").write_bytes(b"abc")
-    assert check_sum(svhn.MD5, tmp_path / "train_32x32.mat") == ()
+    assert check_sum(photographs.SVHN.md5, tmp_path / "train_32x32.mat") == ()
     assert check_sum(idx.MD5["mnist"], tmp_path / "train_32x32.mat") == ()
     assert check_sum({tmp_path.name: "0" * 32}, tmp_path) == ()  # an extracted folder
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from fedjax_ht.lab.readers.har import SIGNALS
+from fedjax_ht.lab.readers.motion import SIGNALS
 from fedjax_ht.lab.readers.raw import ReadOptions
 from fedjax_ht.lab.readers.registry import _load
 from fedjax_ht.lab.safe.torch_files import load_state_dict

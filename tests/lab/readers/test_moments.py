@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.lab.config.base import base_config
-from fedjax_ht.lab.readers.moments import normalised
-from fedjax_ht.lab.readers.registry import SOURCES
+from fedjax_ht.lab.readers.registry import SOURCES, normalised
 from fedjax_ht.lab.runs.plan import plan
 from tests.lab.readers.toy_dataset import make_dataset
 

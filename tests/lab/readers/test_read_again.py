@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.lab.readers import load_dataset
-from fedjax_ht.lab.safe.stamps import stamp_of
+from fedjax_ht.lab.safe.archive import stamp_of
 from tests.lab.readers.source_files import encoded, write
 
 TIMES = (1.6e9, 1.6e9)  # as tar, cp -p and rsync -t give a file

@@ -3,9 +3,7 @@
 import doctest
 import importlib
 import io
-import sys
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from PIL import Image
 
 from fedjax_ht.lab.readers import dataset_names, load_dataset
 from fedjax_ht.lab.readers.images import decode, resize, stack
+from fedjax_ht.lab.readers.source import SHIPPED
 from tests.lab.readers.source_files import encoded, load_error, pixels
 from tests.registered import nothing_registered
 
@@ -74,7 +73,7 @@ def test_embedded_fashion_mnist():
 
 
 def test_the_package_carries_its_data_and_licence():
-    folder = Path(sys.modules["fedjax_ht.lab.readers.embedded"].__file__).parent / "shipped"
+    folder = SHIPPED
     assert (folder / "fashion_mnist_10k.npz").stat().st_size <= 4.6e6
     assert "Permission is hereby granted" in (folder / "LICENSE-fashion_mnist_10k.txt").read_text()
 

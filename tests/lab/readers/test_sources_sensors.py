@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from fedjax_ht.data.partition import make_partition
-from fedjax_ht.lab.readers import embedded, load_dataset
+from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.readers.download import get
+from fedjax_ht.lab.readers.motion import read_table
+from fedjax_ht.lab.readers.source import SHIPPED
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.numbers import read_table
 from tests.lab.readers.source_files import load_error, text, write
 
 KINDS = ("folder", "zip", "its files")
@@ -172,7 +173,7 @@ def test_embedded_har():
     assert (mean[upright].argmax(1) == 0).mean() > 0.99 and (
         mean[~upright].argmax(1) == 0
     ).mean() < 0.1
-    folder = Path(embedded.__file__).parent / "shipped"
+    folder = SHIPPED
     licence = " ".join((folder / "LICENSE-har_10persons.txt").read_text().split())
     assert "CC BY 4.0" in licence and "D. Anguita, A. Ghio" in licence and "wrong one" in licence
     assert (folder / "har_10persons.npz").stat().st_size < 3e6

@@ -8,7 +8,7 @@ import pytest
 
 import fedjax_ht as fl
 from fedjax_ht.lab.readers import tokens as tokens_module
-from fedjax_ht.lab.safe.tokenizer import Tokenizer, tokenizer_file
+from fedjax_ht.lab.readers.tokens import Tokenizer, tokenizer_file
 
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "oil", "price", "##s", "rise")
 TEXTS = "label,text\na,oil prices\nb,Rise\na,zzz oil oil oil oil oil oil\nb,oil rise\n"

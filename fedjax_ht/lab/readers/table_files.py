@@ -5,6 +5,8 @@ Every cell is read as text: types that are guessed would turn 007 into 7, and bl
 
 import codecs
 import csv
+import dataclasses
+import functools
 import io
 import itertools
 from collections.abc import Iterator, Sequence
@@ -15,16 +17,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
+from pyarrow import parquet
 
 from fedjax_ht.check.names import listed, short
-from fedjax_ht.lab.readers.client_files import files_of, owners_of, table_place
+from fedjax_ht.data.reading import LeftOut
 from fedjax_ht.lab.readers.columns import Roles, label_candidates, named_in
+from fedjax_ht.lab.readers.file_names import files_of, owners_of, table_place
 from fedjax_ht.lab.readers.raw import Raw, ReadOptions
-from fedjax_ht.lab.readers.source import Source
+from fedjax_ht.lab.readers.source import Source, check_sum
 from fedjax_ht.lab.readers.table import Table, table_raw
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin
-from fedjax_ht.lab.safe.bounded import read_whole
+from fedjax_ht.lab.safe.archive import Origin, reading, search
+from fedjax_ht.lab.safe.bounded import open_regular, read_whole
 
 pc: Any = pyarrow.compute  # type checkers do not know its functions, which are made at import
 
@@ -303,4 +307,129 @@ TEXT = Source(
     read=read_text,
     place=table_place,
     origin=_TEXT,
+)
+
+
+_PARQUET_ORIGIN = Origin(
+    "a .parquet file with a column of labels, and columns of numbers or of text",
+    "name the columns as parquet:PATH:LABEL or parquet:PATH:LABEL:GROUP if they are not called "
+    "label and group",
+)
+_INDEX = "__index_level_"  # begins the names of columns in which pandas keeps its index
+_BATCH_ROWS = 1 << 12  # rows that are decoded between two looks at their size
+
+
+def read_parquet(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
+    """Reads PATH, PATH:LABEL or PATH:LABEL:GROUP, PATH one of the current folder or `data_dir`.
+
+    Columns have roles, and samples are numbers, texts or arrays, as `table.table_raw` says. The
+    index of pandas is left out.
+
+    Raises:
+      ValueError: the file is damaged or too large, or columns cannot be what they are taken for.
+    """
+    place = table_place(path, data_dir)
+    open_regular(place).close()  # Arrow opens it by itself
+    try:
+        data = _bounded(place)
+    except pa.ArrowException as error:
+        raise ValueError(str(error).partition("\n")[0]) from error
+    index = [name for name in data.column_names if name.startswith(_INDEX)]
+    table = Table(
+        data.drop_columns(index),
+        counts=[len(data)],
+        shown=f"parquet:{path.partition(':')[0]}",
+        path=str(place),
+        left_out=tuple(LeftOut(0, f"column {name}", "the index of pandas") for name in index),
+    )
+    return table_raw(table, named_in(path, options))
+
+
+def _bounded(place: Path) -> pa.Table:
+    """The table of a file, part by part: few bytes may stand for many rows of one long text."""
+    with parquet.ParquetFile(place, page_checksum_verification=True) as file:
+        about = file.metadata
+        limits.keep("the table", about.num_rows, limits.TABLE_ROWS, "rows")
+        limits.keep("the table", about.num_rows * about.num_columns, limits.TABLE_CELLS, "cells")
+        groups = [about.row_group(i) for i in range(about.num_row_groups)]
+        most = limits.decompressed(place.stat().st_size)
+        limits.keep("the table", sum(group.total_byte_size for group in groups), most)
+        size, batches = 0, []
+        for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
+            size += batch.nbytes
+            limits.keep("the table", size, most)
+            batches.append(batch)
+        return pa.Table.from_batches(batches, file.schema_arrow)
+
+
+PARQUET = Source(
+    name="parquet:PATH",
+    about="it is a table of your own, and nothing is to be downloaded",
+    read=read_parquet,
+    place=table_place,
+    origin=_PARQUET_ORIGIN,
+)
+
+
+_TOPIC_NUMBERS = ("1", "2", "3", "4")  # of the classes, in their order
+TOPICS = ("World", "Sports", "Business", "Sci/Tech")
+_FOLDERS = ("ag_news", "ag_news_csv")
+_AG_NEWS = Origin(
+    "ag_news/train.csv and ag_news/test.csv, rows of class (1 to 4), title and description",
+    "take them out of the authors' ag_news_csv.tar.gz",
+    fetched=False,
+)
+
+
+def find_ag_news(data_dir: Path | None) -> tuple[Path, ...]:
+    """train.csv and test.csv; see `archive.search`."""
+    files = ("train.csv", "test.csv")
+    return tuple(search("ag_news", data_dir, _FOLDERS, (file,), _AG_NEWS) for file in files)
+
+
+def find_ag_news_test(data_dir: Path | None) -> tuple[Path, ...]:
+    """The file of the test set; see `archive.search`."""
+    files = ("ag_news_test.csv", "test.csv")
+    return (search("ag_news_test", data_dir, (*_FOLDERS, ""), files, _AG_NEWS),)
+
+
+def read_ag_news(find, data_dir: Path | None, options: ReadOptions) -> Raw:
+    """Texts of title and description; official sets train and test, or the test set alone.
+
+    The vocabulary is that of train.csv, or of the test set where it is alone.
+    """
+    files = find(data_dir)
+    with reading(files[0] if len(files) == 1 else files[0].parent, _AG_NEWS):
+        raw = texts_of_files(files, options)
+        for i, name in enumerate(raw.class_names):
+            if name not in _TOPIC_NUMBERS:
+                first = np.flatnonzero(raw.labels == i)[0]
+                file = files[int("test" in raw.official and first in raw.official["test"])]
+                raise ValueError(f"{file.name}: a class is {short(name)}, not 1 to 4")
+        numbers = np.array([_TOPIC_NUMBERS.index(name) for name in raw.class_names])
+        warnings = raw.reading.warnings
+        for file in files:
+            warnings += check_sum(AG_NEWS_MD5, file)
+        record = dataclasses.replace(raw.reading, warnings=warnings)
+        return raw._replace(labels=numbers[raw.labels], class_names=TOPICS, reading=record)
+
+
+AG_NEWS_MD5 = {
+    "train.csv": "b1a00f826fdfbd249f79597b59e1dc12",
+    "test.csv": "d52ea96a97a2d943681189a97654912d",
+}
+AG_NEWS = Source(
+    name="ag_news",
+    about="its authors' folder has no address that a program could ask; put its train.csv and "
+    "test.csv into DIR/ag_news",
+    read=functools.partial(read_ag_news, find_ag_news),
+    find=find_ag_news,
+    md5=AG_NEWS_MD5,
+)
+AG_NEWS_TEST = Source(
+    name="ag_news_test",
+    about="as for ag_news; test.csv alone serves",
+    read=functools.partial(read_ag_news, find_ag_news_test),
+    find=find_ag_news_test,
+    md5=AG_NEWS_MD5,
 )
