@@ -104,7 +104,7 @@ def vectors_of_run(loaded: LoadedRun, generator: Generator) -> dict[str, Vectors
                 f"{loaded.run.label} makes latents of {of_entry.card.name}, and --generator is "
                 f"{generator.card.name}; give the run's"
             )
-        latents = server.centroids * method.pretrained.variables.unit
+        latents = server.centroids * method.needs.pretrained.variables.unit
         return {
             f"latents that {loaded.run.label} makes of prototypes": vectors(
                 latents, server.available

@@ -277,7 +277,7 @@ def memberships(loaded: LoadedRun, trial: int, rounds: int | None = None) -> Ite
         victim, state, _ = case(loaded, client, trial)
         data = victim.data
         models = {OWN: state}
-        if method.global_params is not None:
+        if method.global_model is not None:
             models[NOT_NEEDED] = receive(
                 private(method, privacy),
                 victim.bucket,

@@ -36,7 +36,9 @@ from .core.local_training import Loss as Loss
 from .core.local_training import num_steps as num_steps
 from .core.local_training import train as train
 from .core.message_forms import uplink_form as uplink_form
+from .core.method import GlobalModel as GlobalModel
 from .core.method import Method as Method
+from .core.method import Needs as Needs
 from .core.method import Pretrained as Pretrained
 from .core.method import View as View
 from .core.method import Wire as Wire

@@ -148,7 +148,7 @@ def untrained_upload(victim: Victim, state: PyTree, images: jax.Array, labels: j
 
 
 def _data_of(victim: Victim, images: jax.Array, labels: jax.Array) -> Data:
-    if victim.method.public_samples:
+    if victim.method.needs.public_samples:
         raise ValueError(
             f"clients of {victim.method.name} read a public set, whose part of a round is not "
             "imitated; choose another method"

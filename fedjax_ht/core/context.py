@@ -42,8 +42,8 @@ class Context(NamedTuple):
         server_update can repeat a draw of broadcast from this key and the client's id. None for
         init_client.
       data: data for the server_update of a method that reads any, else None: the public set as the
-        split "public" (`Method.public_samples`), and all clients' training samples as the split
-        "train" (`Method.sees_data`).
+        split "public" (`Needs.public_samples`), and all clients' training samples as the split
+        "train" (`Needs.clients_data`).
       federation: the federation, for an init_client whose state depends on messages, see
         `message_forms.uplink_form`; None elsewhere.
     """

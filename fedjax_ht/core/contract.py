@@ -37,13 +37,14 @@ def require_public_set(method: Method, federation: Federation) -> None:
     Raises:
       ValueError: there is none, or it has fewer samples than a round uses. One line.
     """
-    if not method.public_samples:
+    needed = method.needs.public_samples
+    if not needed:
         return
     if federation.public is None:
         raise ValueError(lacks_public_set(method))
-    if method.public_samples > federation.public.samples:
+    if needed > federation.public.samples:
         raise ValueError(
-            f"{method.name} uses {method.public_samples} public samples a round, and the public "
+            f"{method.name} uses {needed} public samples a round, and the public "
             f"set has {federation.public.samples}; set public_per_round to at most that, or "
             "enlarge dataset.public"
         )
@@ -77,9 +78,10 @@ def require_server_statistics(method: Method, federation: Federation) -> None:
     Raises:
       ValueError: the model's norms keep running statistics, and the method averages none. One line.
     """
-    if method.global_params is None or method.global_stats is not no_stats:
+    model = method.global_model
+    if model is None or model.stats is not no_stats:
         return
-    bucket = method.global_bucket(federation)
+    bucket = model.bucket(federation)
     if bucket is not None and keeps_statistics(bucket):
         raise ValueError(
             f"norm is 'batch', but {method.name} keeps no running statistics of the server's "

@@ -310,10 +310,10 @@ def global_evaluation(
 
     def run(server_and_splits: tuple[PyTree, dict[str, Split]], data: Data) -> Scores:
         server, splits = server_and_splits
-        bucket = method.global_bucket(federation)
-        # other methods' servers are not scored
-        assert method.global_params is not None and bucket is not None
-        params, stats = method.global_params(server), method.global_stats(server)
+        assert method.global_model is not None  # other methods' servers are not scored
+        bucket = method.global_model.bucket(federation)
+        assert bucket is not None
+        params, stats = method.global_model.params(server), method.global_model.stats(server)
         if statistics == "training":
             stats = collect_statistics(bucket, params, data, splits["train"], batch_size)
 

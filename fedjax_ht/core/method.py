@@ -133,12 +133,12 @@ def always_fits(federation: Federation) -> None:
 
 
 def no_stats(server: PyTree) -> PyTree:
-    """Returns no batch statistics; the default `global_stats`."""
+    """Returns no batch statistics; the default `GlobalModel.stats`."""
     return {}
 
 
-def global_model(federation: Federation) -> Bucket | None:
-    """Returns the model that only the server holds, if any; the default `global_bucket`."""
+def server_bucket(federation: Federation) -> Bucket | None:
+    """Returns the model that only the server holds, if any; the default `GlobalModel.bucket`."""
     return federation.global_model
 
 
@@ -213,6 +213,38 @@ class Pretrained(NamedTuple):
     host: bool = False
 
 
+class Needs(NamedTuple):
+    """Inputs of a method other than the clients' own samples and messages.
+
+    Attributes:
+      public_samples: number of samples of the public set that a round uses, of which there must be
+        as many; clients and server then have it as the split "public" of their data, and
+        `Federation.public` is its size. 0 for methods that read none.
+      clients_data: True for a control whose server_update reads the clients' training samples,
+        `Context.data`: no real server could run it.
+      pretrained: a part of the server that was trained before.
+    """
+
+    public_samples: int = 0
+    clients_data: bool = False
+    pretrained: Pretrained = Pretrained()
+
+
+class GlobalModel(NamedTuple):
+    """The server's own model, whose own head is scored on all clients' test samples.
+
+    Attributes:
+      params: (server) -> its parameters.
+      stats: (server) -> its batch statistics; {} by default.
+      bucket: (federation) -> the bucket of its architecture, by default `Federation.global_model`;
+        None where nothing is scored.
+    """
+
+    params: Callable[[PyTree], PyTree]
+    stats: Callable[[PyTree], PyTree] = no_stats
+    bucket: Callable[[Federation], Bucket | None] = server_bucket
+
+
 class Method(NamedTuple):
     """A federated method, as pure functions.
 
@@ -232,23 +264,14 @@ class Method(NamedTuple):
         num_classes]}.
       rules: the rules that `predict` returns; the first is the one the method reports. (A dict
         forgets its order when it passes through jit.)
-      global_params: (server) -> parameters of the server's own model, whose own head is scored on
-        all clients' test samples; or None.
-      global_stats: (server) -> its batch statistics; {} by default.
-      global_bucket: (federation) -> the bucket of its architecture, by default
-        `Federation.global_model`; None where nothing is scored.
       check: (federation) -> None; raises a one-line ValueError, before any compilation, where the
         method cannot run.
-      sees_data: True for a control whose server_update reads the clients' training samples,
-        `Context.data`: no real server could run it.
-      public_samples: number of samples of the public set that a round uses, of which there must be
-        as many; clients and server then have it as the split "public" of their data, and
-        `Federation.public` is its size. 0 for methods that read none.
+      needs: a public set, or a part that was trained before.
+      global_model: the server's own model, to be scored; None without.
       vary: (settings) -> this method with other numbers, such as a learning rate or a lambda, which
         may be traced: one program then serves many of them. See `varied`; None without any.
       wire: the meaning of its messages.
       view: functions that show the method's state, see `View`.
-      pretrained: a part of the server that was trained before.
       recipes: (name of an architecture, the recipe that its clients train by) of those that train
         otherwise than by `training`, see `recipes.by_architecture`.
 
@@ -276,16 +299,12 @@ class Method(NamedTuple):
     receive: Receive = keep_state
     predict: Predict = predict_by_head
     rules: tuple[str, ...] = ("head",)
-    global_params: Callable[[PyTree], PyTree] | None = None
-    global_stats: Callable[[PyTree], PyTree] = no_stats
-    global_bucket: Callable[[Federation], Bucket | None] = global_model
     check: Check = always_fits
-    sees_data: bool = False
-    public_samples: int = 0
+    needs: Needs = Needs()
+    global_model: GlobalModel | None = None
     vary: Callable[[PyTree], "Method"] | None = None
     wire: Wire = Wire()
     view: View = View()
-    pretrained: Pretrained = Pretrained()
     recipes: tuple[tuple[str, LocalTraining], ...] = ()
 
     def __repr__(self) -> str:

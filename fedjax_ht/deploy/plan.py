@@ -97,12 +97,12 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
     label, run = next(iter(settled.runs.items()))
     entry, method, options = run.entry, run.method, run.options
     _check_simulated_fields(settled.config)
-    if settled.config.dataset.public and not method.public_samples:
+    if settled.config.dataset.public and not method.needs.public_samples:
         raise ValueError(
             f"dataset.public is {settled.config.dataset.public!r}, and {method.name} reads no "
             "public set; leave it empty"
         )
-    if method.sees_data:
+    if method.needs.clients_data:
         raise ValueError(
             f"the server of {method.name} reads the clients' samples, which no real server can; "
             "choose another method"
@@ -111,7 +111,7 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
     if secure_sums:
         _check_secure_sums(method, entry.options, options)
     public, fields = None, _shared_fields(run.config, entry, secure_sums)
-    if method.public_samples:
+    if method.needs.public_samples:
         public = read_public(settled.config.dataset)
         fields["dataset.public"] = checksum(public)  # the name of its file is each side's own
     return Plan(

@@ -178,7 +178,7 @@ def make_server(
         decode={b.name: _decoder(plan, federation, b) for b in federation.buckets},
         serve=run_server(method, federation, outlier_bound),
         first=first_server(method, federation),
-        pretrained=collect(client_mesh(1), method.pretrained.variables),
+        pretrained=collect(client_mesh(1), method.needs.pretrained.variables),
         public=server_data(plan.public),
         noise=_server_noise(plan, forms, folder / LEDGER_FILE, entropy),
         ledger=folder / LEDGER_FILE,

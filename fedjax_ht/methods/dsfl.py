@@ -31,7 +31,7 @@ from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.bucket import Bucket, head_scores, init_variables
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import GlobalModel, Method, Needs, Wire
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared import public
@@ -132,13 +132,15 @@ def dsfl(
     return Method(
         name="dsfl",
         training=training,
-        public_samples=public_per_round,
+        needs=Needs(public_samples=public_per_round),
         init_server=init_server,
         broadcast=broadcast,
         client_update=client_update,
         server_update=server_update,
-        global_params=lambda server: server.model["params"],
-        global_stats=lambda server: server.model["stats"],
-        global_bucket=server_bucket,
+        global_model=GlobalModel(
+            params=lambda server: server.model["params"],
+            stats=lambda server: server.model["stats"],
+            bucket=server_bucket,
+        ),
         wire=Wire(server_reads="sums", redrawn=True),
     )

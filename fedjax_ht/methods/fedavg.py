@@ -14,7 +14,7 @@ is scored in a federation of slices (`make_sliced_federation`), which keep none.
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import GlobalModel, Method, Wire
 from fedjax_ht.core.trees import select
 from fedjax_ht.methods.shared.averaging import (
     ModelUplink,
@@ -70,9 +70,6 @@ def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
         # A round in which only clients without samples arrive has no mean.
         return select(weights.any(), new, server), {}
 
-    def global_params(server):
-        return server
-
     return Method(
         name="fedavg",
         training=training,
@@ -81,6 +78,6 @@ def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
         receive=receive,
         client_update=client_update,
         server_update=server_update,
-        global_params=global_params,
+        global_model=GlobalModel(lambda server: server),
         wire=Wire(server_reads="sums"),
     )

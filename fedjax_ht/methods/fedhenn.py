@@ -30,7 +30,7 @@ from fedjax_ht.check.options import Count, NonNegative, SearchRange, checked
 from fedjax_ht.core.batches import inputs_at
 from fedjax_ht.core.bucket import features, logits, own_features
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.wire import dense
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared import public
@@ -100,7 +100,7 @@ def fedhenn(
     return Method(
         name="fedhenn",
         training=training,
-        public_samples=public_per_round,
+        needs=Needs(public_samples=public_per_round),
         init_server=init_server,
         broadcast=broadcast,
         client_update=client_update,

@@ -61,7 +61,7 @@ from fedjax_ht.core.batches import class_means, sum_by_class
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.inputs import image_shape
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Pretrained, View
+from fedjax_ht.core.method import Method, Needs, Pretrained, View
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses.mmd import BANDWIDTHS
 from fedjax_ht.methods.shared import prototypes
@@ -297,5 +297,7 @@ def fedktl(
             pictures=pictures,
             warn=functools.partial(warn, bounded=form.bounded),
         ),
-        pretrained=Pretrained(generator.variables, generator.card.trained_on, generator.host),
+        needs=Needs(
+            pretrained=Pretrained(generator.variables, generator.card.trained_on, generator.host)
+        ),
     )

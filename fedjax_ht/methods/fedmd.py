@@ -32,7 +32,7 @@ import jax.numpy as jnp
 
 from fedjax_ht.check.options import Count, Whole, checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire, init_model
+from fedjax_ht.core.method import Method, Needs, Wire, init_model
 from fedjax_ht.core.samples import PUBLIC
 from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared import public
@@ -122,7 +122,7 @@ def fedmd(
         name="fedmd",
         training=training,
         check=check,
-        public_samples=public_per_round,
+        needs=Needs(public_samples=public_per_round),
         init_client=init_client,
         init_server=init_server,
         broadcast=broadcast,

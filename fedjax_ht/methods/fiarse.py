@@ -51,7 +51,7 @@ from fedjax_ht.check.options import Part, Positive, SearchRange, Within, checked
 from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import GlobalModel, Method, Wire
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import FIRST_ROWS, SHORTEST, Masked, dense
@@ -238,9 +238,11 @@ def fiarse(
         receive=receive,
         client_update=client_update,
         server_update=server_update,
-        global_params=lambda server: server[0].params,
-        global_stats=lambda server: server[0].stats,
-        global_bucket=_only_architecture,
+        global_model=GlobalModel(
+            params=lambda server: server[0].params,
+            stats=lambda server: server[0].stats,
+            bucket=_only_architecture,
+        ),
         wire=Wire(server_reads="sums"),
     )
 

@@ -38,7 +38,7 @@ from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import GlobalModel, Method, Wire
 from fedjax_ht.core.trees import PyTree, join_trees, select
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.losses import cross_entropy, masked_mean
@@ -216,12 +216,6 @@ def fjord(
             stats[name] = _mean_stats(old, [(s[name], w) for s, w in uploads if name in s])
         return Server(scatter_mean(server.params, axes, channels, slices), stats), {}
 
-    def global_params(server):
-        return server.params
-
-    def global_stats(server):
-        return server.stats.get(label(1.0), {})
-
     return Method(
         name="fjord",
         training=training,
@@ -231,8 +225,10 @@ def fjord(
         receive=receive,
         client_update=client_update,
         server_update=server_update,
-        global_params=global_params,
-        global_stats=global_stats,
+        global_model=GlobalModel(
+            params=lambda server: server.params,
+            stats=lambda server: server.stats.get(label(1.0), {}),
+        ),
         wire=Wire(positions="nested", server_reads="sums"),
     )
 

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from fedjax_ht.check.options import Count, NonNegative, Positive, SearchRange, checked
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.trees import Array, select
 from fedjax_ht.losses import kl_divergence
 from fedjax_ht.methods.shared import public
@@ -155,7 +155,7 @@ def ktpfl(
     return Method(
         name="ktpfl",
         training=training,
-        public_samples=public_per_round,
+        needs=Needs(public_samples=public_per_round),
         init_server=init_server,
         broadcast=broadcast,
         client_update=client_update,

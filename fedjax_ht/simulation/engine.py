@@ -232,7 +232,7 @@ FIRST_STATE = ("init_client",)
 FIRST_SERVER = ("init_server",)
 STATE = ("init_server", "init_client", "broadcast", "receive")
 SCORES = (*STATE, "predict")
-GLOBAL_SCORES = ("global_params", "global_stats", "global_bucket")
+GLOBAL_SCORES = ("global_model",)
 # Attacks and privacy leave these as they are.
 UNTOUCHED = frozenset([*FIRST_STATE, *FIRST_SERVER, *GLOBAL_SCORES])
 FUNCTIONS = (*SCORES, *GLOBAL_SCORES, "client_update", "server_update", "check")
@@ -241,7 +241,8 @@ FUNCTIONS = (*SCORES, *GLOBAL_SCORES, "client_update", "server_update", "check")
 def made_by(method: Method) -> Any:
     """Returns what programs depend on of a method."""
     # Numbers that vary are arguments, as are pretrained variables.
-    return method.vary or method._replace(pretrained=method.pretrained._replace(variables=()))
+    bare = method.needs.pretrained._replace(variables=())
+    return method.vary or method._replace(needs=method.needs._replace(pretrained=bare))
 
 
 def shared_parts(

@@ -38,7 +38,7 @@ def shown_to_server(
     method: Method, on_server: Data, samples: Data, pooled: dict[str, Split]
 ) -> Data | None:
     """Returns the samples that a server reads: the public set, and those of all clients where the
-    method `sees_data`; None without any.
+    method needs them (`Needs.clients_data`); None without any.
 
     Args:
       method: the method.
@@ -46,10 +46,10 @@ def shown_to_server(
       samples: the data with the public set as a split, if there is one, on all devices.
       pooled: all clients' samples as one split.
     """
-    if not (method.sees_data or samples.splits):
+    if not (method.needs.clients_data or samples.splits):
         return None
     splits = server_copy(samples.splits)
-    if method.sees_data:
+    if method.needs.clients_data:
         splits = splits | {"train": pooled["train"]}
     return on_server._replace(splits=splits)
 
@@ -81,7 +81,7 @@ def place(
     """Places samples, frozen weights and pretrained variables; arrays that lie on the devices for
     another run, `beside`, are not placed again."""
     of_any = next(iter(data.buckets.values()))  # all have the same inputs and labels
-    host = of_any._replace(splits={}), frozen_weights(federation), method.pretrained.variables
+    host = of_any._replace(splits={}), frozen_weights(federation), method.needs.pretrained.variables
     known = {}
     if beside is not None and beside.mesh == mesh:
         on_devices = beside.samples, beside.frozen, beside.pretrained
@@ -257,7 +257,7 @@ def _for_method(
 ) -> tuple[Federation, FederationData]:
     """Returns the federation and the data with the public set, for a method that reads one;
     programs of other methods know of none."""
-    if not method.public_samples:
+    if not method.needs.public_samples:
         return dataclasses.replace(federation, public=None), data
     federation = dataclasses.replace(federation, public=data.public_set)
     require_public_set(method, federation)

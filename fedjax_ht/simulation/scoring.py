@@ -34,8 +34,8 @@ def evaluate(
         layouts, of_request = _score_blocks(program, state, inputs, ids=ids, request=request)
         scores.append(of_request)
     pooled = None
-    method = program.method
-    if method.global_params is not None and method.global_bucket(program.federation) is not None:
+    model = program.method.global_model
+    if model is not None and model.bucket(program.federation) is not None:
         pooled = program.engine.score_global(
             (state.server, program.pooled), program.placed.on_server
         )

@@ -172,7 +172,7 @@ def run_server(method: Method, federation: Federation, refuse_outliers: float = 
         root = jax.random.key(server.seed)
         return step(server.state, picked(delivery), root, round, pretrained, data)
 
-    return run if method.pretrained.host else compiled(run)
+    return run if method.needs.pretrained.host else compiled(run)
 
 
 def serve(

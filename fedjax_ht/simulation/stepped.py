@@ -200,7 +200,7 @@ def serve(
 ) -> tuple[PyTree, ServerResult]:
     """Serves the round; arguments as of `round.Round.serve`."""
     method = program.method.at(program.settings)
-    call = _Stages(host=method.pretrained.host).of_client(None)
+    call = _Stages(host=method.needs.pretrained.host).of_client(None)
     run = server_round(method, program.federation, program.options.outlier_bound, call)
     root, round = jax.random.key(program.seed), jnp.int32(state.round)
     state_before, server = jax.device_get(state.server), program.server

@@ -183,7 +183,7 @@ class _StandIn:
 
 
 def _check_server_sees_no_data(method: Method, unit: str) -> None:
-    if method.sees_data:
+    if method.needs.clients_data:
         raise ValueError(f"{unit}, but the server of {method.name} reads the clients' samples")
 
 

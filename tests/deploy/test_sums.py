@@ -138,7 +138,7 @@ def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
             jax.random.key(1),
             jnp.int32(1),
             None,
-            pretrained=method.pretrained.variables,
+            pretrained=method.needs.pretrained.variables,
             shared_key=jax.random.key(2),
         )
         return method.server_update(federation, server, received, ctx)[0]

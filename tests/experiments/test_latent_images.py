@@ -21,7 +21,7 @@ from experiments.latent_images import (
     table_of,
     vectors_of_run,
 )
-from fedjax_ht.core.method import View
+from fedjax_ht.core.method import Needs, Pretrained, View
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.lab.generators import Card, Generator, open_generator
 from fedjax_ht.lab.runs.evaluate import load_run
@@ -48,7 +48,7 @@ def run_with(server, prototypes=None, unit=1.0, generator="natural_32"):
     """A run with this server's state, as far as `vectors_of_run` reads it."""
     weights = SimpleNamespace(unit=unit)
     method = SimpleNamespace(
-        view=View(prototypes=prototypes), pretrained=SimpleNamespace(variables=weights)
+        view=View(prototypes=prototypes), needs=Needs(pretrained=Pretrained(variables=weights))
     )
     entry = SimpleNamespace(options={"generator": generator})
     run = SimpleNamespace(label="one", method=method, entry=entry)

@@ -50,9 +50,9 @@ def server_step(method):
             FEDERATION, server, received, tiny.context()._replace(key=key, pretrained=frozen)
         )
 
-    step = step if method.pretrained.host else jax.jit(step)
+    step = step if method.needs.pretrained.host else jax.jit(step)
     return start, lambda server, received, seed=2: step(
-        server, received, jax.random.key(seed), method.pretrained.variables
+        server, received, jax.random.key(seed), method.needs.pretrained.variables
     )
 
 
@@ -251,7 +251,9 @@ def test_a_generator_on_the_host():
         return 1 / (1 + np.exp(-w @ variables["image"])).reshape(-1, SIDE, SIDE, 3)
 
     on_host = GENERATOR._replace(synthesize=synthesize, host=True)
-    assert method_of(generator=on_host).pretrained.host and not method_of().pretrained.host
+    assert (
+        method_of(generator=on_host).needs.pretrained.host and not method_of().needs.pretrained.host
+    )
     start, compiled = compiled_server()
     _, serve = server_step(method_of(generator=on_host, antialias=False))
     (got, metrics), (want, expected) = (step(start, receive(UPLOADS)) for step in (serve, compiled))
@@ -283,7 +285,7 @@ def test_the_weights_are_an_argument_of_the_server_step_and_no_part_of_its_state
                 FEDERATION, start, receive(UPLOADS), ctx._replace(pretrained=frozen)
             )
 
-        program = jax.jit(step).lower(method.pretrained.variables).as_text()
+        program = jax.jit(step).lower(method.needs.pretrained.variables).as_text()
         assert weights in program
         return re.search(rf"stablehlo.constant.*{weights}", program) is not None
 
@@ -294,7 +296,7 @@ def test_the_weights_are_an_argument_of_the_server_step_and_no_part_of_its_state
 
     # what was absent is found where it is
     assert as_constant(GENERATOR._replace(synthesize=closure))
-    assert method_of().pretrained.variables.variables is GENERATOR.variables
+    assert method_of().needs.pretrained.variables.variables is GENERATOR.variables
     assert all(leaf.size != LATENT_DIM * SIDE * SIDE * 3 for leaf in jax.tree.leaves(start))
 
 

@@ -194,5 +194,5 @@ def test_counts_of_entries():
         fiarse(TRAINING, shares=())
     with pytest.raises(ValueError, match=r"^shares"):
         fiarse(TRAINING, shares=(0.5, 0.0))
-    assert method.global_bucket(FEDERATION) == BUCKET
-    check_equal(method.global_params(served(method)), W)
+    assert method.global_model.bucket(FEDERATION) == BUCKET
+    check_equal(method.global_model.params(served(method)), W)

@@ -149,7 +149,7 @@ def test_norms_keep_statistics_for_each_width():
     both = [mean(r.uplink.stats["0.5"])[0] for r in received.values()]
     np.testing.assert_allclose(mean(new.stats["0.5"]), np.mean(both, axis=0), rtol=1e-5)
     assert np.abs(both).min() > 0
-    assert method.global_stats(new) is new.stats["1.0"]
+    assert method.global_model.stats(new) is new.stats["1.0"]
     # other methods of slices would score the whole model by statistics that they do not average
     require_server_statistics(method, federation)
     with pytest.raises(ValueError, match=r"^norm is 'batch', but heterofl keeps no running .*$"):

@@ -167,10 +167,10 @@ def test_the_server_of_dsfl_sharpens_the_mean_and_learns_from_it(temperature):
     new, metrics = served(method, server, ctx)
     targets = reference.sharpened(SENT.astype(float), temperature)
     np.testing.assert_allclose(new.targets.rows.values, targets, rtol=1e-5, atol=1e-6)
-    before = tiny.flat_params(method.global_params(server))
+    before = tiny.flat_params(method.global_model.params(server))
     x = X[5 + np.asarray(new.targets.positions)]
     params = reference.digest(before, x, targets, reference.divergence, LR, 2)
-    check_model(method.global_params(new), params)
+    check_model(method.global_model.params(new), params)
     entropy = -(targets * np.log(targets)).sum(-1).mean()
     np.testing.assert_allclose(metrics["entropy"], entropy, rtol=1e-4)
 

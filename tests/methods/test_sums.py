@@ -140,16 +140,16 @@ def moved(name: str, **options) -> tuple[float, float]:
             jax.random.key(1),
             jnp.int32(1),
             None,
-            pretrained=method.pretrained.variables,
+            pretrained=method.needs.pretrained.variables,
             shared_key=jax.random.key(2),
         )
-        if method.public_samples:
+        if method.needs.public_samples:
             data = with_public(federation_data(federation)).buckets["narrow"]
             ctx = ctx._replace(data=jax.tree.map(jnp.asarray, data))
         return method.server_update(federation, server, received, ctx)[0]
 
     server = method.init_server(federation, jax.random.key(0))
-    run = serve if method.pretrained.host else jax.jit(serve)
+    run = serve if method.needs.pretrained.host else jax.jit(serve)
     servers = [run(server, {name: both[i] for name, both in received.items()}) for i in (0, 1)]
     apart = [
         np.abs(np.asarray(a, float) - b).max(initial=0)

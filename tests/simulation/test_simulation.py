@@ -8,7 +8,7 @@ import pytest
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.mesh import client_mesh
-from fedjax_ht.core.method import Pretrained
+from fedjax_ht.core.method import Needs, Pretrained
 from fedjax_ht.core.samples import PUBLIC
 from fedjax_ht.core.wire import Masked, all_finite, gaussian_noise
 from fedjax_ht.methods.fedavg import fedavg
@@ -88,7 +88,7 @@ def test_clients_get_the_round_and_a_control_sees_their_training_samples():
         "client_update": client_update,
         "receive": receive,
         "server_update": server_update,
-        "sees_data": True,
+        "needs": Needs(clients_data=True),
     }
     sim = simulation(tuple(changes.items()))
     state, report = play(sim, to_host(sim.init()), [0, 4])
@@ -124,7 +124,7 @@ def test_a_public_set_is_there_for_methods_that_read_it():
     changes = {
         "client_update": client_update,
         "server_update": server_update,
-        "public_samples": len(dataset.public),
+        "needs": Needs(public_samples=len(dataset.public)),
     }
     sim = simulation(tuple(changes.items()), lanes=4)
     state, report = play(sim, to_host(sim.init()), [0, 3, 4])
@@ -147,7 +147,9 @@ def test_a_method_is_refused_a_public_set_that_is_too_small():
         (1, data._replace(public=None, public_set=None), "probe needs a public set, which server"),
     ):
         with pytest.raises(ValueError, match=message):
-            make_simulation(probe()._replace(public_samples=needed), FEDERATION, available)
+            make_simulation(
+                probe()._replace(needs=Needs(public_samples=needed)), FEDERATION, available
+            )
 
 
 def test_participants_pay_for_the_downlink():
@@ -304,7 +306,9 @@ def test_server_on_the_host_gives_the_same():
 
     jitted, host = (
         simulation(),
-        simulation((("server_update", server_update), ("pretrained", Pretrained(host=True)))),
+        simulation(
+            (("server_update", server_update), ("needs", Needs(pretrained=Pretrained(host=True))))
+        ),
     )
     start = to_host(jitted.init())
     assert identical(

@@ -190,7 +190,9 @@ def test_methods_whose_server_repeats_its_draws_are_marked(name):
         ctx = Context(key, number, None, pretrained=frozen, shared_key=shared_key)
         return method.server_update(federation, server, received, ctx)[0]
 
-    _, sources = influences(serve, key, server, sent, key, np.int32(0), method.pretrained.variables)
+    _, sources = influences(
+        serve, key, server, sent, key, np.int32(0), method.needs.pretrained.variables
+    )
     assert 0 not in union(sources)
 
 

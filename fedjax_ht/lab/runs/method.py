@@ -98,7 +98,7 @@ def check_pretraining(method: Method, dataset: DatasetConfig) -> None:
     """Raises a ValueError where a generator was trained on the federation's own data, unless the
     config allows it."""
     name = dataset.name.removeprefix(OBJECT)
-    if name in method.pretrained.trained_on and not dataset.seen_before:
+    if name in method.needs.pretrained.trained_on and not dataset.seen_before:
         raise ValueError(
             f"the generator of {method.name} was trained on {name}, the federation's own "
             "data; choose another, or allow it by dataset.seen_before=True"

@@ -216,7 +216,7 @@ def settle(
         runs[entry.label] = Run(entry, entry_config, method, options)
     check_data(config.dataset, config.partition)
     for run in runs.values():
-        if run.method.public_samples and not config.dataset.public:
+        if run.method.needs.public_samples and not config.dataset.public:
             raise ValueError(lacks_public_set(run.method))
     return Plan(config, runs, object_sums(dataset, models, methods))
 

@@ -46,7 +46,7 @@ def notes(experiment: Plan) -> list[str]:
         for note in split_notes(experiment.dataset, experiment.partitions[trial]):
             lines.append(f"{place}{note}")
     public, arms = experiment.dataset.public_set, experiment.runs.values()
-    if public is not None and not any(run.method.public_samples for run in arms):
+    if public is not None and not any(run.method.needs.public_samples for run in arms):
         lines.append(
             f"{public.samples} samples are public (dataset.public), and no method of this run "
             "reads them: clients have that many samples less"

@@ -16,7 +16,7 @@ from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import image_shape, zeros
 from fedjax_ht.core.local_training import LocalTraining, label_counts
-from fedjax_ht.core.method import Method
+from fedjax_ht.core.method import GlobalModel, Method, Needs
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.statistics import norm_moments
 from fedjax_ht.core.trees import Array, PyTree
@@ -241,9 +241,6 @@ def distilling(
         assert below.view.features is not None  # every base has features
         return below.view.features(bucket, client.model, x, mask)
 
-    def global_params(server):
-        return server.model
-
     shown = functools.partial(pictures, recipe) if recipe.images in WITH_GENERATOR else None
     # every teacher runs by itself
     wire = below.wire._replace(server_reads="uploads")
@@ -260,8 +257,8 @@ def distilling(
         client_update=client_update,
         server_update=functools.partial(serve, base, trained),
         predict=predict,
-        global_params=global_params,
-        sees_data=recipe.images == "real",
+        global_model=GlobalModel(lambda server: server.model),
+        needs=Needs(clients_data=recipe.images == "real"),
         wire=wire,
         view=below.view._replace(features=client_features, pictures=shown),
     )

@@ -68,7 +68,7 @@ real: a training image of class y, drawn from those of all clients.
 noise: independent pixels from N(0, 1), as normalised ones, whatever y is.
 
 The worth of a generator's training shows between "untrained" and "real". No server could run
-"real": it reads the clients' data (`Method.sees_data`). It is the ceiling of a table: where it is
+"real": it reads the clients' data (`Needs.clients_data`). It is the ceiling of a table: where it is
 not far above the method without images, no generator can be, and ablations of one mean nothing.
 """
 

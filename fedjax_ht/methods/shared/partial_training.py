@@ -14,7 +14,7 @@ HeteroFL, Federated Dropout and FedRolex differ in the plan alone. Settled here 
   FedRolex do by default; to 0, not to minus infinity, so that they still count in the softmax's
   sum. DFRD's authors leave it off.
 * A client holds the slice that it trained last. "Trained" evaluation scores that slice, "received"
-  the slice of the coming round; the whole model is scored by `global_params`.
+  the slice of the coming round; the whole model is scored, see `GlobalModel`.
 * Norms use the statistics of the batch, in evaluation too. HeteroFL scores the whole model by
   statistics of all training data; `Scoring.global_statistics` does.
 """
@@ -29,7 +29,7 @@ from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import GlobalModel, Method, Wire
 from fedjax_ht.core.trees import Array, PyTree
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples
@@ -206,9 +206,6 @@ def partial_training(
     def receive(bucket, client, downlink, data, ctx):
         return client | {"params": downlink}
 
-    def global_params(server):
-        return server
-
     if mode == "random":  # each client's channels are its own
         wire = Wire(positions="own", server_reads="uploads")
     else:
@@ -222,7 +219,7 @@ def partial_training(
         receive=receive,
         client_update=client_update,
         server_update=server_update,
-        global_params=global_params,
+        global_model=GlobalModel(lambda server: server),
         # The round or its key tells the server which channels a client has trained.
         wire=wire._replace(redrawn=mode != "static"),
     )

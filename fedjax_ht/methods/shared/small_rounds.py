@@ -54,9 +54,9 @@ def small_federation() -> Federation:
 
 def with_public_set(federation: Federation, method: Method) -> Federation:
     """Returns the federation with a public set as large as the method needs, unless it has one."""
-    if not method.public_samples or federation.public is not None:
+    if not method.needs.public_samples or federation.public is not None:
         return federation
-    return dataclasses.replace(federation, public=PublicSet(method.public_samples))
+    return dataclasses.replace(federation, public=PublicSet(method.needs.public_samples))
 
 
 def cast(method: Method, federation: Federation) -> tuple[list[Player], Pool]:
@@ -84,7 +84,7 @@ def cast(method: Method, federation: Federation) -> tuple[list[Player], Pool]:
     labels = rng.integers(0, federation.num_classes, total + 1).astype(np.int32)
     inputs = _samples(shape, total + 1, rng)
     splits = {}
-    if method.public_samples:
+    if method.needs.public_samples:
         splits[PUBLIC] = Split(owned + public.astype(np.int32), np.int32(len(public)))
     plain = Data(inputs=inputs, labels=labels, preprocess=usual_rule(shape), splits=splits)
     inputs, labels = jax.tree.map(np.copy, (inputs, labels))
@@ -177,14 +177,14 @@ def make_game(method: Method, federation: Federation) -> Game:
         plays[bucket.name] = _client_round(method, federation, bucket)
         starts[bucket.name] = _first_state(method, federation, bucket)
     serve = server_step(method, federation)
-    if not method.pretrained.host:
+    if not method.needs.pretrained.host:
         serve = jax.jit(serve)
 
     def first(key):
         return method.init_server(federation, round_key(key, Purpose.INIT_SERVER, 0))
 
     splits = pool.plain.splits
-    if method.sees_data:
+    if method.needs.clients_data:
         total = sum(int(player.split.count) for player in players)
         splits = splits | {"train": Split(np.arange(total, dtype=np.int32), np.int32(total))}
     return Game(
@@ -273,5 +273,5 @@ def serve(
 ) -> tuple[PyTree, PyTree]:
     """Plays the server's step; arguments as of `_served` and `_received`."""
     received = _received(rows, arrived, hidden)
-    variables = game.method.pretrained.variables
+    variables = game.method.needs.pretrained.variables
     return game.serve(server, received, game.root, round, variables, game.data)

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Pretrained
+from fedjax_ht.core.method import Needs, Pretrained
 from fedjax_ht.data.partition import PARTITIONS, PLANS, check_partition, partition_options
 from fedjax_ht.lab.config.base import (
     apply_argument,
@@ -231,7 +231,7 @@ def test_bad_config_is_one_line(message):
 def test_a_generator_that_saw_the_data_must_be_asked_for():
     config = config_with(**{"dataset.name": "fashion_mnist_10k"})
     method = local(LocalTraining(optax.sgd(0.1)))._replace(
-        pretrained=Pretrained(trained_on=("fashion_mnist_10k",))
+        needs=Needs(pretrained=Pretrained(trained_on=("fashion_mnist_10k",)))
     )
     with pytest.raises(ValueError, match="the generator of local was trained on fashion_mnist_10k"):
         check_pretraining(method, typed_config(config).dataset)

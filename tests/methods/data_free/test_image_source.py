@@ -115,9 +115,9 @@ def test_controls_teach_without_training_a_generator(images):
     assert all(report.server_metrics.keys() == {"student_loss"} for report in reports)
     assert reports[0].server_metrics["student_loss"] > 0
     assert state.server.average == () and (state.server.generator == ()) == (images != "untrained")
-    assert (method.view.pictures is None) == (images != "untrained") and method.sees_data == (
-        images == "real"
-    )
+    assert (method.view.pictures is None) == (
+        images != "untrained"
+    ) and method.needs.clients_data == (images == "real")
     if images == "untrained":
         _, later, _ = first_rounds(images, federation, rounds=0)
         assert identical(state.server.generator, later.server.generator)

@@ -228,7 +228,7 @@ def test_whole_slices_of_all_classes_are_fedavg(name, weighting):
     both[0] = both[0]._replace(server=server)
     results = [served(of, one_round(of, labels)) for of in both]
     chex.assert_trees_all_close(*results, rtol=1e-5, atol=1e-6)
-    assert all(of.method.global_params(server) is server for of in both)
+    assert all(of.method.global_model.params(server) is server for of in both)
 
 
 def test_a_client_holds_what_it_was_sent_and_trains_that():
