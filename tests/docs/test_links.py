@@ -25,11 +25,11 @@ def test_links_lead_somewhere(page):
 
 
 def test_commands_are_those_of_the_program_and_configs_go_by_name():
-    """`python -m experiments.main` is named where BUILD.md says that it works, too."""
+    """`python -m experiments.main` is named where docs/releasing.md says that it works, too."""
     commands = r"python -m experiments\.(main|compare|sweep|evaluate|data)\b|--config=experiments/"
     pages = [*PAGES, *(ROOT / "notebooks").glob("*.ipynb"), *ROOT.glob("experiments/**/*.toml")]
     naming = [page for page in pages if re.search(commands, page.read_text(encoding="utf-8"))]
-    assert {page.name for page in naming} <= {"BUILD.md", "CHANGELOG.md"}
+    assert {page.name for page in naming} <= {"releasing.md", "CHANGELOG.md"}
 
 
 def test_every_decision_is_in_the_index():
