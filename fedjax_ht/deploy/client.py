@@ -34,7 +34,7 @@ from fedjax_ht.deploy.noise import (
     update_noise,
 )
 from fedjax_ht.deploy.plan import Plan, description, make_models, task_as_json
-from fedjax_ht.deploy.public import public_split
+from fedjax_ht.deploy.samples import public_split
 from fedjax_ht.deploy.secure_sums import sum_groups
 from fedjax_ht.lab.runs.federation import Task
 from fedjax_ht.metrics.flops import bucket_flops

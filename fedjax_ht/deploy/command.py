@@ -28,10 +28,10 @@ from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.deploy.answers import answer, request_bytes
 from fedjax_ht.deploy.audit import lifetime, open_audit
 from fedjax_ht.deploy.client import make_client
-from fedjax_ht.deploy.client_samples import read_samples, write_split
 from fedjax_ht.deploy.contacts import MOST_SAMPLES
 from fedjax_ht.deploy.plan import DeploymentEnded, Plan, make_plan
-from fedjax_ht.deploy.run import serve
+from fedjax_ht.deploy.rounds import serve
+from fedjax_ht.deploy.samples import read_samples, write_split
 from fedjax_ht.deploy.secure_sums import MAX_RANGE, MIN_RANGE
 from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.config.sections import Config
@@ -95,7 +95,7 @@ tell = functools.partial(print, flush=True)
 
 
 def split(config: Config, workdir: Path) -> list[Path]:
-    """Writes a config's samples to files, see `client_samples.write_split`; returns the paths."""
+    """Writes a config's samples to files, see `samples.write_split`; returns the paths."""
     experiment = plan(config)
     return write_split(workdir, experiment.dataset, experiment.partitions[0])
 

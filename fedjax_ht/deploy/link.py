@@ -8,12 +8,15 @@ this machine or elsewhere can ask them. Needs the extra `flower`.
 import contextlib
 import dataclasses
 import functools
+import resource
+import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import uvicorn
 from flwr.app import Message, RecordDict
@@ -24,13 +27,30 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.main import create_app
 
 from fedjax_ht.deploy.audit import Audit, no_audit
-from fedjax_ht.deploy.connections import BURST, Connections, listeners, most_connections
-from fedjax_ht.deploy.gate import Allowance, Watch, gate, register_node, signing_node
+from fedjax_ht.deploy.gate import TOO_LONG, Allowance, Watch, gate, register_node, signing_node
 from fedjax_ht.deploy.headers import printable
 from fedjax_ht.deploy.mailbox import Mailbox
 from fedjax_ht.deploy.messages import Envelope, from_bytes, message_bytes
-from fedjax_ht.deploy.visits import Visits
 
+PER_NODE = 8
+"""Most connections of a node."""
+STRANGERS = 64
+"""Connections that all strangers may have together."""
+BURST = 16
+"""Connections that are taken in one go."""
+SPARE = 4 * BURST
+"""Connections that may be there beyond the limit for a moment, until those that end are closed."""
+RESERVE = 256
+"""Descriptors that are left for files."""
+QUEUE = 1024
+"""Connections that wait in the system to be taken."""
+SILENT_SECONDS = 30.0
+"""How long a stranger's connection may be open."""
+Address = tuple[str, int]
+FLUSH_SECONDS = 60.0
+"""Refusals of so long are one line of the audit log: strangers do not fill it."""
+MOST_ADDRESSES = 1000
+"""Addresses that are remembered; of more, some are told again."""
 FRAMING_BYTES = 1 << 10
 """Most bytes of the request that carries a reply, besides the reply."""
 HEAD_BYTES = 1 << 14
@@ -44,6 +64,217 @@ MESSAGE_TYPE = "train"
 HEARTBEAT_SECONDS = 10.0
 START_SECONDS = 60.0
 POLL_SECONDS = 0.2
+
+
+class Connections:
+    """The open connections of a server, oldest first.
+
+    A connection is a stranger's until a known key signs a request on it. When there are too many,
+    the oldest stranger's is closed, so silent connections keep no client out. Only the thread of
+    the event loop calls the methods.
+
+    Attributes:
+      most: most connections at a time.
+      since: address of the other side -> when its connection was taken.
+      nodes: address -> id of the node whose key has signed a request on the connection.
+    """
+
+    def __init__(self, most: int):
+        self.most = most
+        self.since: dict[Address, float] = {}
+        self.nodes: dict[Address, int] = {}
+        self._open: dict[Address, _Connection] = {}
+        self._closing: set[Address] = set()
+
+    def admit(self, connection: "_Connection") -> bool:
+        """Takes a new connection, in place of the oldest stranger's where there are too many."""
+        if len(self._open) >= self.most:
+            oldest = next(self._strangers(), None)
+            if oldest is None or len(self._open) >= self.most + SPARE:
+                return False
+            self._end(oldest)
+        self._open[connection.address] = connection
+        self.since[connection.address] = time.monotonic()
+        return True
+
+    def know(self, address: Address, node: int) -> None:
+        """Notes whose key has signed a request on a connection; ends the oldest of too many."""
+        if address in self._open and address not in self.nodes:
+            self.nodes[address] = node
+            same = [a for a, owner in self.nodes.items() if owner == node]
+            for oldest in same[:-PER_NODE]:
+                self._end(oldest)
+
+    async def end_silent(self) -> None:
+        """Ends strangers' connections that have been open for too long."""
+        now = time.monotonic()
+        for address in list(self._strangers()):
+            if now - self.since[address] > SILENT_SECONDS:
+                self._end(address)
+
+    def forget(self, address: Address) -> None:
+        """Notes that a connection is closed."""
+        self._open.pop(address, None)
+        self.since.pop(address, None)
+        self.nodes.pop(address, None)
+        self._closing.discard(address)
+
+    def _strangers(self) -> Iterator[Address]:
+        for address in self._open:
+            if address not in self.nodes and address not in self._closing:
+                yield address
+
+    def _end(self, address: Address) -> None:
+        """Ends a connection: the event loop, which still watches it, sees its end and closes it."""
+        self._closing.add(address)
+        self._open[address].end()
+
+
+class _Connection(socket.socket):
+    """A connection that says when it is closed.
+
+    Attributes:
+      address: the address of the other side.
+      on_closed: takes the address.
+    """
+
+    address: Address
+    on_closed: Callable[[Address], None]
+
+    def end(self) -> None:
+        """Shuts both ways down, without closing it."""
+        with contextlib.suppress(OSError):  # the other side was faster
+            self.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        super().close()
+        self.on_closed(self.address)
+
+
+class Listener(socket.socket):
+    """A listening socket that takes no more connections than there may be.
+
+    Attributes:
+      connections: the open connections.
+    """
+
+    connections: Connections
+
+    def accept(self) -> tuple[socket.socket, Address]:
+        """Takes the next connection that may be; those that may not are closed at once."""
+        while True:
+            taken, address = super().accept()
+            connection = _Connection(self.family, self.type, self.proto, fileno=taken.detach())
+            connection.address, connection.on_closed = address[:2], self.connections.forget
+            if self.connections.admit(connection):
+                return connection, address
+            connection.close()
+
+    def listen(self, backlog: int = QUEUE) -> None:
+        """Listens; the event loop's own number is how many it takes in one go."""
+        super().listen(QUEUE)
+
+
+def listeners(host: str, port: int, connections: Connections) -> list[socket.socket]:
+    """Returns sockets that are bound to an address.
+
+    Raises:
+      OSError: the address is not to be had.
+    """
+    bound: list[socket.socket] = []
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, kind, protocol, _, address in dict.fromkeys(infos):
+        listener = Listener(family, kind, protocol)
+        listener.connections = connections
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        listener.setblocking(False)
+        bound.append(listener)
+    return bound
+
+
+def most_connections(num_clients: int) -> int:
+    """Returns how many connections a server of so many clients may have, within its descriptors.
+
+    The process's own limit is raised where the system lets it.
+
+    Raises:
+      OSError: there are too few for the clients. One line.
+    """
+    usual = STRANGERS + PER_NODE * num_clients
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return usual
+    needed = usual + SPARE + RESERVE
+    if soft < needed and hard != soft:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    left = soft - SPARE - RESERVE
+    least = 2 * num_clients + BURST  # a client's loop over messages and its heartbeat
+    if left < least:
+        raise OSError(
+            f"this process may open {soft} files, and a server of {num_clients} clients needs "
+            f"{least + SPARE + RESERVE}; raise it by ulimit -n"
+        )
+    return min(usual, left)
+
+
+class Visits:
+    """Counts refused requests between two lines, and remembers where clients have come from.
+
+    The gate's thread adds to it, the server's reads it.
+    """
+
+    def __init__(self, owners: Mapping[int, int], tell: Callable[[str], None], audit: Audit):
+        self._owners, self._tell, self._audit = owners, tell, audit
+        self._lock = threading.Lock()
+        self._refused: Counter[tuple[int | None, int]] = Counter()
+        self._too_long: set[int] = set()
+        self._addresses: set[tuple[int, str]] = set()
+        self._flushed = time.monotonic()
+
+    def sender(self, node: int) -> dict[str, int]:
+        """Returns the field of a line that names a node: its client, where its key is known."""
+        owner = self._owners.get(node)
+        return {"node": node} if owner is None else {"client": owner}
+
+    def add_address(self, node: int, host: str) -> None:
+        """Notes from where a node has sent a signed request."""
+        with self._lock:
+            if (node, host) in self._addresses:
+                return
+            if len(self._addresses) >= MOST_ADDRESSES:
+                self._addresses.clear()
+            self._addresses.add((node, host))
+        self._audit("address", **self.sender(node), host=host)
+
+    def add_refusal(self, node: int | None, status: int) -> None:
+        """Notes that a request was refused, with HTTP's code; None is a stranger."""
+        with self._lock:
+            self._refused[node, status] += 1
+            if node is not None and status == TOO_LONG:
+                self._too_long.add(node)
+
+    def flush(self, is_last: bool = False) -> None:
+        """Tells of clients that have sent too much, and once in a while of all refusals."""
+        with self._lock:
+            too_long, self._too_long = self._too_long, set()
+            is_due = is_last or time.monotonic() - self._flushed > FLUSH_SECONDS
+            refused: Counter[tuple[int | None, int]] = Counter()
+            if is_due:
+                refused, self._refused = self._refused, refused
+                self._flushed = time.monotonic()
+        for node in sorted(too_long):
+            name = " ".join(map(str, *self.sender(node).items()))
+            self._tell(f"{name} has sent more bytes than it may; they were not read")
+        by_sender: dict[int | None, dict[str, int]] = {}
+        for (node, status), count in sorted(refused.items(), key=str):
+            by_sender.setdefault(node, {})[str(status)] = count
+        for node, codes in by_sender.items():
+            fields: dict[str, Any] = {} if node is None else self.sender(node)
+            self._audit("refused" if fields else "strangers", **fields, codes=codes)
 
 
 class Link(NamedTuple):

@@ -11,34 +11,50 @@ import dataclasses
 import datetime
 import email.utils
 import functools
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
     PullMessagesRequest,
+    PushMessagesRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    Message,
+    Metadata,
+    ObjectTree,
+    PullObjectRequest,
+    PushObjectRequest,
+)
 from flwr.proto.node_pb2 import Node
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedjax_ht.deploy import mail
 from fedjax_ht.deploy.audit import Audit, no_audit
-from fedjax_ht.deploy.bounded_http import RESPONSE_BYTES, Bounded, http_client
 from fedjax_ht.deploy.gate import CLOCK_SECONDS
 from fedjax_ht.deploy.headers import is_count, printable
+from fedjax_ht.deploy.mailbox import ENDED, reply_id_of
 from fedjax_ht.deploy.masking import STAGE, masked_reply
 from fedjax_ht.deploy.messages import Envelope, from_bytes, message_bytes, to_bytes
 from fedjax_ht.deploy.plan import DeploymentEnded
 
+RESPONSE_BYTES = 1 << 14
+"""Most bytes of a response that carries no message of the server, and around one that does."""
+RESPONSE_SECONDS = 30.0
+"""How long a server may be silent within a response."""
 POLL_SECONDS = 0.5
 RETRY_SECONDS = 3.0
 HEARTBEAT_SECONDS = 15.0
@@ -48,11 +64,114 @@ REFUSALS = {
     412: "another process is connected with the key",
     413: "the request is too long",
 }
-
 MAX_BYTES = 1 << 24
 """Most bytes of a message's arrays, where the caller does not say."""
-
 Respond = Callable[[Envelope, Context], Envelope]
+
+
+def take_request(fleet: FleetHttpClient, node: Node, metadata: Metadata) -> bytes:
+    """Fetches a message of the server."""
+    run_id, name = metadata.run_id, metadata.message_id
+    request = PullObjectRequest(node=node, run_id=run_id, object_id=name)
+    content = fleet.PullObject(request).object_content
+    fleet.ConfirmMessageReceived(
+        ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=name)
+    )
+    return content
+
+
+def leave_reply(fleet: FleetHttpClient, node: Node, metadata: Metadata, reply: bytes) -> None:
+    """Announces a reply to the message with this metadata, then sends it."""
+    name = reply_id_of(metadata.message_id)
+    announced = Metadata()
+    # with the request's own times: this machine's clock decides nothing
+    announced.CopyFrom(metadata)
+    announced.message_id, announced.reply_to_message_id = name, metadata.message_id
+    announced.src_node_id, announced.dst_node_id = node.node_id, SUPERLINK_NODE_ID
+    response = fleet.PushMessages(
+        PushMessagesRequest(
+            node=node,
+            messages_list=[Message(metadata=announced, content=ProtoRecordDict())],
+            message_object_trees=[ObjectTree(object_id=name)],
+        )
+    )
+    fleet.PushObject(
+        PushObjectRequest(
+            node=node,
+            run_id=metadata.run_id,
+            session_id=response.session_id,
+            object_id=name,
+            object_content=reply,
+        )
+    )
+
+
+@contextlib.contextmanager
+def ended_exchange_ignored() -> Iterator[None]:
+    """Goes on after a call that came too late: the server waits for the reply no more."""
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != ENDED:
+            raise
+
+
+class Bounded:
+    """Sends Flower's requests, and reads no more of a response than it may have.
+
+    No redirect is followed, since a signed request is for one server, and nothing is unpacked.
+
+    Attributes:
+      client: the connections.
+      max_bytes: most bytes of a response that carries a message.
+    """
+
+    def __init__(self, client: httpx.Client, max_bytes: int):
+        self.client, self.max_bytes = client, max_bytes
+
+    def intercept(self, context: Any, call_next: Callable) -> httpx.Response:
+        """Sends a request in place of Flower's own client, as its last interceptor."""
+        limit = self.max_bytes if context.rpc_method.endswith("/PullObject") else RESPONSE_BYTES
+        request = context.request
+        request.headers["accept-encoding"] = "identity"
+        request.extensions["timeout"] = httpx.Timeout(RESPONSE_SECONDS).as_dict()
+        response = self.client.send(request, stream=True)
+        try:
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise httpx.DecodingError("the server packs what it sends; this client does not")
+            parts, size = [], 0
+            for part in response.iter_raw():
+                size += len(part)
+                if size > limit:
+                    raise httpx.RemoteProtocolError(f"more than {limit} bytes in a response")
+                parts.append(part)
+        finally:
+            response.close()
+        return httpx.Response(
+            response.status_code,
+            headers=response.headers,
+            content=b"".join(parts),
+            request=request,
+        )
+
+
+def http_client(root: str | None, identity: tuple[Path, Path] | None = None) -> httpx.Client:
+    """Returns the connections to a server.
+
+    Args:
+      root: certificate of the authority that signed the server's, None without TLS.
+      identity: files of the client's own certificate and its key, for a server that asks for one.
+
+    Raises:
+      OSError: a certificate is none, or the key is another's. One line.
+    """
+    verify: ssl.SSLContext | bool = False
+    if root is not None:
+        verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        verify.load_verify_locations(cadata=root)
+        if identity is not None:
+            verify.load_cert_chain(*identity)
+    return httpx.Client(verify=verify, follow_redirects=False)
 
 
 def responder(answer: Callable[[Envelope], Envelope]) -> Respond:
@@ -267,9 +386,9 @@ def _answer_messages(
         if context.run_id != metadata.run_id:  # keys and shares of a secure sum belong to one run
             context = Context(metadata.run_id, node.node_id, {}, RecordDict(), {})
         # a round that has ended is no reason to leave
-        with mail.ended_exchange_ignored():
-            data = mail.take_request(fleet, node, metadata)
-            mail.leave_reply(fleet, node, metadata, _reply_to(data, respond, context))
+        with ended_exchange_ignored():
+            data = take_request(fleet, node, metadata)
+            leave_reply(fleet, node, metadata, _reply_to(data, respond, context))
 
 
 def _reply_to(data: bytes, respond: Respond, context: Context) -> bytes:

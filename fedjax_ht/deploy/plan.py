@@ -18,7 +18,7 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.deploy.noise import check_scores, noisy_method
-from fedjax_ht.deploy.public import checksum, public_size, read_public
+from fedjax_ht.deploy.samples import checksum, public_size, read_public
 from fedjax_ht.deploy.secure_sums import check_server_reads
 from fedjax_ht.lab.config.base import AnyConfig
 from fedjax_ht.lab.config.sections import Config, DevicesConfig

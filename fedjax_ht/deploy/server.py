@@ -35,7 +35,7 @@ from fedjax_ht.deploy.noise import (
     update_noise,
 )
 from fedjax_ht.deploy.plan import Plan, make_models, task_from_json
-from fedjax_ht.deploy.public import server_data
+from fedjax_ht.deploy.samples import server_data
 from fedjax_ht.deploy.secure_sums import sum_groups
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.runs.folder import read_json

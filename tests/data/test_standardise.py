@@ -146,7 +146,7 @@ def test_a_run_of_before_goes_on_without():
 
 
 def test_a_table_is_split_for_a_deployment_with_its_moments(tmp_path):
-    from fedjax_ht.deploy.client_samples import read_samples, write_samples
+    from fedjax_ht.deploy.samples import read_samples, write_samples
 
     dataset = fl.standardised(table(), SPLIT)
     write_samples(tmp_path / "0.npz", dataset, SPLIT[0])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.deploy import audit as audit_module
-from fedjax_ht.deploy import run as deploy_run
+from fedjax_ht.deploy import rounds
 from fedjax_ht.deploy.audit import FILE_NAME, FILES, lifetime, open_audit
 
 
@@ -120,6 +120,4 @@ def test_both_sides_note_an_exchange_and_the_server_strangers(monkeypatch):
 
 def test_the_columns_of_a_round_are_there():
     """Bad clients are found by these."""
-    assert {"not_finite", "far_off", "refused", "miscounted", "server_finite"} < {
-        *deploy_run.AUDITED
-    }
+    assert {"not_finite", "far_off", "refused", "miscounted", "server_finite"} < {*rounds.AUDITED}

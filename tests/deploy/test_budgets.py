@@ -11,24 +11,22 @@ from httpcore._sync.http11 import HTTP11Connection
 from fedjax_ht.deploy import (
     answers,
     audit,
-    bounded_http,
-    connections,
     contacts,
     flower,
     gate,
     headers,
     link,
-    visits,
+    node,
 )
 
 FOLDER = Path(__file__).parent
 PAGE = (FOLDER.parents[1] / "docs/deploy.md").read_text()
 KILO, MEGA = 1 << 10, 1 << 20
 BUDGETS = {
-    ("connections", "all strangers"): f"{connections.STRANGERS} at a time",
-    ("connections", "a client"): f"{connections.PER_NODE} at a time",
+    ("connections", "all strangers"): f"{link.STRANGERS} at a time",
+    ("connections", "a client"): f"{link.PER_NODE} at a time",
     ("descriptors of the server", "strangers and clients"): (
-        f"all but {connections.RESERVE}, which are for files, and {connections.SPARE} for"
+        f"all but {link.RESERVE}, which are for files, and {link.SPARE} for"
     ),
     ("bytes of a URL and headers", "a stranger, a client"): f"{link.HEAD_BYTES // KILO} kB",
     ("bytes of a URL and headers", "the server"): (
@@ -41,16 +39,16 @@ BUDGETS = {
     ),
     ("bytes of a response", "the server"): (
         f"its arrays, {headers.HEADER_BYTES // KILO} kB for their header, "
-        f"{bounded_http.RESPONSE_BYTES // KILO} kB for Flower; "
-        f"{bounded_http.RESPONSE_BYTES // KILO} kB without a message"
+        f"{node.RESPONSE_BYTES // KILO} kB for Flower; "
+        f"{node.RESPONSE_BYTES // KILO} kB without a message"
     ),
-    ("seconds of silence", "a stranger"): f"{connections.SILENT_SECONDS:g}, from",
+    ("seconds of silence", "a stranger"): f"{link.SILENT_SECONDS:g}, from",
     ("seconds of silence", "a client"): f"{gate.SILENT_SECONDS:g} within a request",
     ("seconds of silence", "a client", 2): f"{flower.HELLO_SECONDS:g} without a word of who",
-    ("seconds of silence", "the server"): f"{bounded_http.RESPONSE_SECONDS:g} within a response",
+    ("seconds of silence", "the server"): f"{node.RESPONSE_SECONDS:g} within a response",
     ("bytes of logs", "strangers and clients"): f"2 files of {flower.LOG_BYTES // MEGA} MB",
     ("bytes of logs", "all"): f"{audit.FILES} audit logs of {audit.FILE_BYTES // MEGA} MB",
-    ("lines of logs", "all strangers"): f"one in {visits.FLUSH_SECONDS:g} s",
+    ("lines of logs", "all strangers"): f"one in {link.FLUSH_SECONDS:g} s",
     ("characters in a line", "a client, the server"): f"{headers.LINE_LENGTH}, on one line",
     ("samples that it says it has", "a client"): f"{contacts.MOST_SAMPLES // 10**6} million",
     ("states on a client's disk", "the server"): f"{answers.MAX_STATES:,}",

@@ -15,8 +15,9 @@ import pytest
 pytest.importorskip("flwr")
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 
-from fedjax_ht.deploy import connections, flower, link
-from fedjax_ht.deploy.connections import (
+from fedjax_ht.deploy import flower, link
+from fedjax_ht.deploy.flower import flower_transport, log_to
+from fedjax_ht.deploy.link import (
     PER_NODE,
     RESERVE,
     SPARE,
@@ -25,7 +26,6 @@ from fedjax_ht.deploy.connections import (
     listeners,
     most_connections,
 )
-from fedjax_ht.deploy.flower import flower_transport, log_to
 from fedjax_ht.deploy.messages import Envelope
 from tests.deploy.processes import environment
 from tests.deploy.wire import HELLO, RawNode, attending, client, fleet, listening, wait_until
@@ -69,7 +69,7 @@ def test_silent_strangers_keep_no_client_out_and_take_no_descriptors(
     """
     files = (certs / "server.pem", certs / "server.key") if secured else None
     authority = certs / "ca.crt" if secured else None
-    monkeypatch.setattr(connections, "STRANGERS", 8)
+    monkeypatch.setattr(link, "STRANGERS", 8)
     most = 8 + PER_NODE * len(keys)
     with (
         listening(keys, certificate=files) as (opened, port, lines),
@@ -90,7 +90,7 @@ def test_silent_strangers_keep_no_client_out_and_take_no_descriptors(
 
 def test_a_strangers_connection_is_closed_in_the_end(keys, monkeypatch):
     """One that says nothing, and one whose headers come slowly."""
-    monkeypatch.setattr(connections, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(link, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(link, "SWEEP_SECONDS", 0)
     with listening(keys) as (_, port, _), contextlib.ExitStack() as stack:
         silent, slow = held(port, 2, stack)

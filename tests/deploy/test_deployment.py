@@ -10,7 +10,6 @@ import pytest
 
 import fedjax_ht
 from fedjax_ht.deploy import answers, rounds
-from fedjax_ht.deploy import run as deploy_run
 from fedjax_ht.deploy.answers import answer
 from fedjax_ht.deploy.command import serve
 from fedjax_ht.deploy.contacts import hello
@@ -30,7 +29,7 @@ from tests.deploy.sites import (
 
 @pytest.fixture(scope="module", autouse=True)
 def servers_share_programs():
-    with mock.patch.object(deploy_run, "make_server", make_server_once):
+    with mock.patch.object(rounds, "make_server", make_server_once):
         yield
 
 
@@ -91,9 +90,9 @@ def test_files_that_cannot_be_written_are_tried_again(
     federation, tmp_path, monkeypatch, name, attempts
 ):
     """Numbers and files are those of a run that could write all the time, if it can in the end."""
-    monkeypatch.setattr(deploy_run, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(rounds, "RETRY_SECONDS", 0.01)
     config, simulation, sites = federation
-    places = {"save": Checkpointer, "write_runs": deploy_run}
+    places = {"save": Checkpointer, "write_runs": rounds}
     write, tries = getattr(places[name], name), []
 
     def failing(*arguments):
@@ -104,10 +103,10 @@ def test_files_that_cannot_be_written_are_tried_again(
 
     monkeypatch.setattr(places[name], name, failing)
     lines = []
-    if attempts > deploy_run.MOST_FAILURES:
+    if attempts > rounds.MOST_FAILURES:
         with pytest.raises(OSError, match="Too many open files"):
             serve(make_plan(config), tmp_path, transport(sites), lines.append)
-        assert len(tries) == deploy_run.MOST_FAILURES
+        assert len(tries) == rounds.MOST_FAILURES
         return
     rows = serve(make_plan(config), tmp_path, transport(sites), lines.append)
     failures = [line for line in lines if line.endswith("Too many open files; it is tried again")]
@@ -121,7 +120,7 @@ def test_files_that_cannot_be_written_are_tried_again(
 
 def test_training_that_diverges_is_told_of_by_all_rows(federation, tmp_path, monkeypatch):
     """The untrained federation's among them, which says what accuracy is lost."""
-    monkeypatch.setattr(deploy_run.Divergence, "notes", lambda _, row: [f"{row['round']} is read"])
+    monkeypatch.setattr(rounds.Divergence, "notes", lambda _, row: [f"{row['round']} is read"])
     config, _, sites = federation
     lines = []
     serve(make_plan(config), tmp_path, transport(sites), lines.append)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ht.deploy import run as deploy_run
+from fedjax_ht.deploy import rounds
 from fedjax_ht.deploy.answers import answer, load_state
 from fedjax_ht.deploy.audit import open_audit
 from fedjax_ht.deploy.command import serve
@@ -26,7 +26,7 @@ from tests.faults import some_or_all, try_faults
 @pytest.mark.parametrize("begun", [False, True], ids=["new", "goes on"])
 def test_a_fault_in_the_folder_of_a_server(federation, tmp_path, monkeypatch, begun):
     """The run ends with the simulation's rows, at once or by the same command."""
-    monkeypatch.setattr(deploy_run, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(rounds, "RETRY_SECONDS", 0.01)
     config, simulation, sites = federation
     simulated = run(simulation, 2)[1]
     homes, numbers = {}, itertools.count()

@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.deploy.answers import delete_states, load_state, save_state
-from fedjax_ht.deploy.client_samples import read_samples, write_samples
+from fedjax_ht.deploy.samples import read_samples, write_samples
 from fedjax_ht.deploy.server import run_name
 from fedjax_ht.lab.runs.run_lock import locked
 from tests.forked import Forks

@@ -30,7 +30,7 @@ from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from fedjax_ht.deploy import mail
+from fedjax_ht.deploy import node
 from fedjax_ht.deploy.flower import flower_transport
 from fedjax_ht.deploy.mailbox import reply_id_of
 from fedjax_ht.deploy.messages import Envelope, array_bytes, to_bytes
@@ -151,12 +151,12 @@ def test_messages_of_a_stranger_are_not_read(keys, keyed):
 
 def changing(change, monkeypatch):
     """Changes the bytes of clients' replies before they leave."""
-    unchanged = mail.leave_reply
+    unchanged = node.leave_reply
 
     def push(fleet_client, this_node, metadata, reply):
         unchanged(fleet_client, this_node, metadata, change(reply))
 
-    monkeypatch.setattr(mail, "leave_reply", push)
+    monkeypatch.setattr(node, "leave_reply", push)
 
 
 def with_header(text: bytes) -> bytes:

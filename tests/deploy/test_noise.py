@@ -11,11 +11,11 @@ from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy import rounds
 from fedjax_ht.deploy.answers import answer
 from fedjax_ht.deploy.client import PLACEHOLDER_COUNTS, make_client
-from fedjax_ht.deploy.client_samples import client_dataset
 from fedjax_ht.deploy.messages import Envelope
 from fedjax_ht.deploy.noise import LEDGER_FILE, fresh_secret
 from fedjax_ht.deploy.plan import description, make_plan
 from fedjax_ht.deploy.rounds import as_rounds
+from fedjax_ht.deploy.samples import client_dataset
 from fedjax_ht.deploy.server import make_server
 from fedjax_ht.lab.runs.plan import plan
 from tests.deploy.sites import (

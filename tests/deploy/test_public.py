@@ -5,8 +5,8 @@ import pytest
 
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.deploy.client import make_client
-from fedjax_ht.deploy.client_samples import PUBLIC_FILE, client_dataset, write_split
 from fedjax_ht.deploy.plan import description, difference, make_plan
+from fedjax_ht.deploy.samples import PUBLIC_FILE, client_dataset, write_split
 from fedjax_ht.lab.readers import load_dataset
 from tests.deploy.sites import small_config
 

@@ -14,11 +14,10 @@ from flwr.server.workflow.secure_aggregation import secaggplus_workflow
 
 from fedjax_ht.deploy.answers import answer
 from fedjax_ht.deploy.command import serve
-from fedjax_ht.deploy.flower import flower_transport
+from fedjax_ht.deploy.flower import flower_transport, secure_sum
 from fedjax_ht.deploy.masking import STAGE, check_stage, with_stage, without_stage
 from fedjax_ht.deploy.messages import Envelope, from_bytes, to_bytes
 from fedjax_ht.deploy.plan import make_plan
-from fedjax_ht.deploy.secagg import secure_sum
 from fedjax_ht.deploy.secure_sums import MODULUS, STEPS, mask_stream, threshold, with_mask_stream
 from fedjax_ht.simulation.profile import Profile, by_trace
 from tests.deploy.grid import LocalLink

@@ -12,9 +12,9 @@ pytest.importorskip("flwr")
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
 from flwr.proto.message_pb2 import Message, Metadata, PullObjectResponse
 
-from fedjax_ht.deploy import bounded_http, node
-from fedjax_ht.deploy.bounded_http import RESPONSE_BYTES
+from fedjax_ht.deploy import node
 from fedjax_ht.deploy.messages import message_bytes
+from fedjax_ht.deploy.node import RESPONSE_BYTES
 
 MEGABYTE = 1 << 20
 MAX_BYTES = 1000
@@ -133,7 +133,7 @@ def test_what_is_packed_is_never_unpacked_and_nothing_is_read_without_end(serve)
 
 def test_a_server_without_an_end_or_a_word_is_left(serve, monkeypatch):
     """One sends headers for ever, the other takes a request and then sends nothing."""
-    monkeypatch.setattr(bounded_http, "RESPONSE_SECONDS", 0.3)
+    monkeypatch.setattr(node, "RESPONSE_SECONDS", 0.3)
     headers = {f"X{i}": "a" * 1000 for i in range(1000)}
     for response, line in (
         ((200, headers, b""), "Receive buffer too long"),

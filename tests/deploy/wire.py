@@ -18,10 +18,9 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedjax_ht.deploy import node
 from fedjax_ht.deploy.audit import no_audit
 from fedjax_ht.deploy.link import open_link
-from fedjax_ht.deploy.mail import take_request
 from fedjax_ht.deploy.mailbox import reply_id_of
 from fedjax_ht.deploy.messages import Envelope, to_bytes
-from fedjax_ht.deploy.node import responder
+from fedjax_ht.deploy.node import responder, take_request
 from fedjax_ht.deploy.plan import DeploymentEnded
 
 HELLO = Envelope({"kind": "hello"}, {})
