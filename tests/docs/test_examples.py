@@ -36,9 +36,9 @@ def test_the_readme_runs(capsys):
     assert sent == re.findall(r"^    \w+: [\d.]+%, (.*)$", readme, re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["own_model_and_data.md", "write_a_method.md"])
-def test_the_code_of_a_page_runs(page, capsys, tmp_path, monkeypatch, blank_pictures):
-    monkeypatch.chdir(tmp_path)  # an example writes a run's folder
+@pytest.mark.parametrize("page", ["own_models.md", "loop.md", "write_a_method.md"])
+def test_the_code_of_a_page_runs(page, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # an example writes checkpoints
     execute(*blocks(page))
     assert 0.8 < float(capsys.readouterr().out.split()[0]) <= 1.0
 
@@ -50,14 +50,20 @@ def test_the_page_on_adapters_runs(capsys):
     assert f"    {capsys.readouterr().out}" in (ROOT / "docs" / "adapters.md").read_text()
 
 
-def test_the_page_on_other_data_runs(tmp_path, monkeypatch, capsys):
+def test_the_page_on_experiments_from_python_runs(tmp_path, monkeypatch, blank_pictures):
     monkeypatch.chdir(tmp_path)
-    sensors, text, table = blocks("other_data.md")
-    names = execute(sensors)
+    names = execute(*blocks("from_python.md"))
+    assert list(names["result"].histories) == ["fedtgp", "local"] and names["page"].is_file()
+    assert list(names["models"](3, (8, 8, 1), None)) == ["width_16", "width_32"]
+    assert names["samples"]().num_classes == 3
+
+
+def test_the_page_on_data_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = execute(*blocks("data.md"))
     assert len(names["federation"].buckets) == 5 and names["dataset"].input_shape == (128, 9)
     assert all(0 <= len(client.test) - len(client.train) <= 1 for client in names["partition"])
-    assert list(execute(text)["modules"]) == ["fasttext", "text_logistic", "lstm", "bilstm"]
-    execute(table)
+    assert names["texts"].vocabulary == 10 and len(names["own"]) == 6
     assert 0.8 < float(capsys.readouterr().out.split()[-1]) <= 1.0
 
 

@@ -153,7 +153,7 @@ class ModelConfig(Section, prefix="model."):
 
     Attributes:
       group: Name of `fedjax-ht list groups`, or hf:FOLDER, a folder of Hugging Face's
-        (docs/models.md), or module:function of your own (docs/own_model_and_data.md).
+        (docs/models.md), or module:function of your own (docs/from_python.md).
       feature_dim: Width of the features, from extractor to head; 0: the group's own.
       shared: Architecture of the group that FML, FedKD, FedAPEN and FedMRL share, and pFedAFM and
         pFedMoE the extractor of; "": the smallest.
