@@ -55,7 +55,7 @@ def _frame_table(frame: Any) -> Table:
         raise ValueError(f"its columns are {listed(names)}; each needs its own name")
     if data is None:
         data = pa.table({str(c): arrow_column(str(c), frame[c]) for c in frame.columns})
-    return Table(data, counts=[len(data)])
+    return Table(dict(zip(data.column_names, data.columns)), counts=[len(data)])
 
 
 def from_hugging_face(
@@ -217,7 +217,8 @@ def hugging_face_table(dataset: Any, own_files: bool = False) -> Table:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"its sets differ in the types of their columns ({reason})") from error
     counts = [len(part) for part in sets.values()]
-    return Table(data, counts, official=official, class_names=class_names)
+    columns = dict(zip(data.column_names, data.columns))
+    return Table(columns, counts, official=official, class_names=class_names)
 
 
 def _arrow(part: Any, columns: Sequence[str], own_files: bool) -> pa.Table:

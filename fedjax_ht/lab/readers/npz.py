@@ -50,40 +50,28 @@ _NAME = re.compile(
     r"(?:_(?P<behind>[a-z]+))?"
 )
 _SETS = ("train", "val", "test")
-_ABOUT = (
-    *("class_names", "classes", "vocabulary", "official_test", "official_val"),
-    *("standard_mean", "standard_std"),
-)
+_SCALE = ("standard_mean", "standard_std")
+_ABOUT = ("class_names", "classes", "vocabulary", "official_test", "official_val", *_SCALE)
 
 
 class NamedArrays(NamedTuple):
-    """The arrays of a file that a set is made of.
+    """The arrays of a file by role, of one set or of several that are joined in order.
 
     Attributes:
       key: name of the samples' array, in small letters: "images", "inputs" or any other.
       inputs: the samples [N, ...].
       labels: the samples' labels [N], as stored.
       official: name of a set -> indices of its samples.
-      groups: the samples' groups, int32 [N], or None.
-      group_names: names of groups that are text.
-      names: names of the classes; None for numbers.
-      vocabulary: number of token ids, or None.
-      standard: mean and deviation by which samples are standardised, or None.
-      left_out: arrays that are none of these.
-      warnings: lines on arrays that are left out.
+      groups: the samples' groups as stored, [N], or None.
+      left_out: names of the arrays that are none of these.
     """
 
     key: str
     inputs: np.ndarray
     labels: np.ndarray
     official: dict[str, np.ndarray]
-    groups: np.ndarray | None = None
-    group_names: tuple[str, ...] = ()
-    names: list[str] | None = None
-    vocabulary: int | None = None
-    standard: tuple[np.ndarray, np.ndarray] | None = None
-    left_out: tuple[LeftOut, ...] = ()
-    warnings: tuple[str, ...] = ()
+    groups: np.ndarray | None
+    left_out: tuple[str, ...]
 
 
 def read_npz(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
@@ -100,32 +88,45 @@ def read_npz(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     """
     file = user_path(path, data_dir)
     with opened_npz(file) as arrays:
-        content = _packed(arrays) if "jpeg" in arrays else select(arrays)
-    labels = as_labels("it", content.labels)
-    is_image = {"images": True, "inputs": False}.get(content.key)
-    samples = image_or_stored(content.key, content.inputs, is_image)
-    rule = samples.preprocess
-    if rule is not None and content.standard:
-        rule = Standardised(*content.standard)
-    warnings = samples.warnings + content.warnings
-    class_names = tuple(content.names or numbered_classes(int(labels.max(initial=-1)) + 1))
-    if not content.names:
-        present = np.unique(labels, return_inverse=True)
-        warnings += tuple(class_lines("labels", present[1], list(map(str, present[0]))))
+        if "jpeg" in arrays:
+            inputs = read_jpegs(arrays)
+            names = tuple(arrays["wnid"].tolist())
+            return Raw(inputs, arrays["label"], names, reading=Reading(path=str(file)))
+        found, names = select(arrays), _class_names(arrays)
+        vocabulary = int(arrays["vocabulary"]) if "vocabulary" in arrays else None
+        scale = [arrays[name] for name in _SCALE if name in arrays]
+    labels = as_labels("it", found.labels)
+    is_image = {"images": True, "inputs": False}.get(found.key)
+    samples = image_or_stored(found.key, found.inputs, is_image)
+    rule, warnings = samples.preprocess, list(samples.warnings)
+    if rule is not None and len(scale) == len(_SCALE):
+        rule = Standardised(*scale)
+    left_out = tuple(LeftOut(0, f"array {x}", "of no name that is read") for x in found.left_out)
+    if left_out:
+        warnings.append(f"left out: {listed(list(map(str, left_out)))}")
+    if not names:
+        names = numbered_classes(int(labels.max(initial=-1)) + 1)
+        values, present = np.unique(labels, return_inverse=True)
+        warnings += class_lines("labels", present, list(map(str, values)))
+    groups, group_names = None, ()
+    if found.groups is not None:
+        groups = as_groups("group", found.groups)
+        if found.groups.dtype.kind == "U":
+            group_names = tuple(np.unique(found.groups).tolist())
     return Raw(
         np.ascontiguousarray(samples.inputs),
         labels,
-        class_names,
+        names,
         preprocess=rule,
-        official=content.official,
-        groups=content.groups,
-        vocabulary=content.vocabulary,
+        official=found.official,
+        groups=groups,
+        vocabulary=vocabulary,
         reading=Reading(
             path=str(file),
-            group_names=content.group_names,
-            left_out=content.left_out,
+            group_names=group_names,
+            left_out=left_out,
             converted=samples.converted,
-            warnings=warnings,
+            warnings=tuple(warnings),
         ),
     )
 
@@ -152,36 +153,31 @@ def select(arrays: Mapping[str, np.ndarray]) -> NamedArrays:
                 f"{name}: {len(part) if part.ndim else 'no axis of'} samples but labels of shape "
                 f"{of_part.shape}"
             )
-    content = NamedArrays(
+    groups = None
+    if any(role == "groups" for role, _ in roles.values()):
+        names = _of_role(roles, "groups", arrays)
+        if list(names) != list(samples):
+            raise ValueError(f"groups are there of {' and '.join(names)}; every set needs them")
+        groups = _joined([arrays[name] for name in names.values()])
+    return NamedArrays(
         key=_key(samples),
         inputs=_joined(parts),
         labels=_joined(part_labels),
         official=_official(arrays, list(samples), list(map(len, parts))),
-        names=_class_names(arrays),
+        groups=groups,
+        left_out=tuple(name for name in arrays if name not in {*roles, *_ABOUT}),
     )
-    if "vocabulary" in arrays:
-        content = content._replace(vocabulary=int(arrays["vocabulary"]))
-    if "standard_mean" in arrays and "standard_std" in arrays:
-        content = content._replace(standard=(arrays["standard_mean"], arrays["standard_std"]))
-    content = _with_groups(content, roles, arrays, list(samples))
-    return _with_left_out(content, [name for name in arrays if name not in {*roles, *_ABOUT}])
 
 
-def _with_left_out(content: NamedArrays, names: Sequence[str]) -> NamedArrays:
-    """Adds the arrays that are not read, and a line on them."""
-    if not names:
-        return content
-    left_out = tuple(LeftOut(0, f"array {name}", "of no name that is read") for name in names)
-    line = f"left out: {listed(list(map(str, left_out)))}"
-    return content._replace(left_out=left_out, warnings=(line,))
-
-
-def _class_names(arrays: Mapping[str, np.ndarray]) -> list[str] | None:
-    """The names of the classes; None where they have only numbers."""
+def _class_names(arrays: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    """The names of the classes; () where they have only numbers."""
     for name in ("class_names", "classes"):
         if name in arrays:
-            return _texts(name, arrays[name])
-    return None
+            values = arrays[name]
+            if values.dtype.kind != "U" or values.ndim != 1:
+                raise ValueError(f"{name} is {values.dtype} {values.shape}, not text [classes]")
+            return tuple(values.tolist())
+    return ()
 
 
 def _roles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -268,40 +264,6 @@ def _official(
         raise ValueError("official_test and official_val name a sample twice")
     masks = {"train": named == 0} | masks
     return dict(zip(masks, map(np.flatnonzero, masks.values())))
-
-
-def _with_groups(
-    content: NamedArrays,
-    roles: Mapping[str, tuple[str, str]],
-    arrays: Mapping[str, np.ndarray],
-    sets: Sequence[str],
-) -> NamedArrays:
-    """Adds the groups, where the file has them for every set."""
-    if not any(role == "groups" for role, _ in roles.values()):
-        return content
-    names = _of_role(roles, "groups", arrays)
-    if list(names) != list(sets):
-        raise ValueError(f"groups are there of {' and '.join(names)}; every set needs them")
-    owners = _joined([arrays[name] for name in names.values()])
-    texts = tuple(np.unique(owners).tolist()) if owners.dtype.kind == "U" else ()
-    return content._replace(groups=as_groups("group", owners), group_names=texts)
-
-
-def _texts(name: str, values: np.ndarray) -> list[str]:
-    if values.dtype.kind != "U" or values.ndim != 1:
-        raise ValueError(f"{name} is {values.dtype} {values.shape}, not text [classes]")
-    return values.tolist()
-
-
-def _packed(arrays: Mapping[str, np.ndarray]) -> NamedArrays:
-    """The set of a file of JPEG files."""
-    return NamedArrays(
-        key="images",
-        inputs=read_jpegs(arrays),
-        labels=arrays["label"],
-        official={},
-        names=arrays["wnid"].tolist(),
-    )
 
 
 def read_jpegs(arrays: Mapping[str, np.ndarray]) -> np.ndarray:

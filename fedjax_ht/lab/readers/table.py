@@ -5,7 +5,7 @@ The columns' types say what the samples are: numbers, texts, or one column of ar
 
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ class Table(NamedTuple):
     """A table as a reader has read it.
 
     Attributes:
-      data: the columns by name.
+      columns: the columns by name; `table_raw` takes each feature out, so that it is freed.
       counts: rows of each file or set that it was joined from.
       place: the place of a row by its number, for messages.
       shown: the set's name without columns, "parquet:mine.parquet", for messages; "" in memory.
@@ -61,7 +61,7 @@ class Table(NamedTuple):
       warnings: lines on the files.
     """
 
-    data: pa.Table
+    columns: dict[str, pa.ChunkedArray]
     counts: Sequence[int]
     place: Callable[[int], str] = "row {}".format
     shown: str = ""
@@ -95,34 +95,33 @@ def table_raw(
     Raises:
       ValueError: the columns cannot be what they are taken for. One line.
     """
-    data, place = table.data, table.place
-    if not data.num_rows:
+    columns, place = table.columns, table.place
+    if not sum(table.counts):
         raise ValueError("it has no rows")
-    rest = _without(data.column_names, split=split, client=client)
+    rest = _without(list(columns), split=split, client=client)
     roles = table.roles or roles_of(rest, options, table.shown)
     official, clients = table.official, None
     if split:
-        official = _sets(split, codes_of(split, data[split], place))
+        official = _sets(split, codes_of(split, columns[split], place))
     if client:
-        clients = _clients(client, codes_of(client, data[client], place), official)
+        clients = _clients(client, codes_of(client, columns[client], place), official)
     groups, group_names = table.groups, table.group_names
     if roles.group:
         if groups is not None:
             refuse_two_owners(roles.group)
-        groups, group_names = _groups(roles.group, codes_of(roles.group, data[roles.group], place))
+        codes = codes_of(roles.group, columns[roles.group], place)
+        groups, group_names = _groups(roles.group, codes)
     labels, class_names = _labels(table, roles.label)
-    features, warnings = [], []
-    for name in roles.features:
-        if numbers_only:
-            x, padded = _spelt_numbers(name, data[name], place)
-            if padded:
-                warnings.append(
-                    f"feature {name!r} has digits behind zeros, {padded}, read as numbers"
-                )
-        else:
-            x = _values(name, data[name], place, options.image_size)
-        features.append(x)
-    inputs, rule, lines, converted = _samples(roles, features, labels, table)
+    warnings, converted, rule = [], (), None
+    if numbers_only:
+        spelt = (_spelt_numbers(name, columns.pop(name), table, warnings) for name in roles.features)
+        inputs, lines = _numbers(roles, spelt, labels, table)
+        rule = Standardised()
+    else:
+        features = [
+            _values(name, columns.pop(name), place, options.image_size) for name in roles.features
+        ]
+        inputs, rule, lines, converted = _samples(roles, features, labels, table)
     # a table without a head has no names to tell
     names = {"label": roles.label, "features": roles.features} if table.roles is None else {}
     lines = [roles.sentence, *lines, *class_lines(f"column {roles.label!r}", labels, class_names)]
@@ -162,20 +161,28 @@ def _samples(
             codes.append(numbers)
         lines = index_lines(roles, codes, table.counts)
         return list(map(" ".join, zip(*features))), None, lines, []
-    inputs = np.empty((len(labels), len(features)))
-    for i, column in enumerate(features):
-        inputs[:, i], features[i] = column, None  # frees each column as it is copied
-    bad = np.argwhere(~(np.abs(inputs) <= FLOAT))
-    if len(bad):
-        row, column = bad[0].tolist()
+    columns = (features.pop(0) for _ in roles.features)  # frees each as it is copied
+    inputs, lines = _numbers(roles, columns, labels, table)
+    return inputs, Standardised(), lines, []
+
+
+def _numbers(
+    roles: Roles, columns: Iterable[np.ndarray], labels: np.ndarray, table: Table
+) -> tuple[np.ndarray, list[str]]:
+    """Columns of numbers as float32 [N, columns], and warnings."""
+    inputs, bad = np.empty((len(labels), len(roles.features))), []
+    for i, column in enumerate(columns):
+        bad += [(row, i) for row in np.flatnonzero(~(np.abs(column) <= FLOAT))[:1].tolist()]
+        inputs[:, i] = column
+    if bad:
+        row, i = min(bad)
         raise ValueError(
-            f"{table.place(row)} has {inputs[row, column]:g} in column "
-            f"{roles.features[column]!r}; {FILL}"
+            f"{table.place(row)} has {inputs[row, i]:g} in column {roles.features[i]!r}; {FILL}"
         )
     lines = index_lines(roles, list(inputs.T), table.counts)
     lines += _label_lines(roles, inputs, labels)
     refuse_merged("the table", inputs, roles.features)
-    return inputs.astype(np.float32), Standardised(), lines, []
+    return inputs.astype(np.float32), lines
 
 
 def _label_lines(roles: Roles, inputs: np.ndarray, labels: np.ndarray) -> list[str]:
@@ -346,18 +353,21 @@ def _images(
 
 
 def _spelt_numbers(
-    name: str, column: pa.ChunkedArray, place: Callable[[int], str]
-) -> tuple[np.ndarray, str]:
-    """Numbers that are spelt out, float64 [N], and the first that has zeros before its digits.
+    name: str, column: pa.ChunkedArray, table: Table, warnings: list[str]
+) -> np.ndarray:
+    """Numbers that are spelt out, float64 [N]; adds a warning where digits stand behind zeros.
 
     Raises:
       ValueError: a cell is no number. The line names it.
     """
     column = pc.utf8_trim_whitespace(column)
     padded = column.filter(pc.match_substring_regex(column, "^" + _PADDED.pattern))
-    first_padded = padded[0].as_py() if len(padded) else ""
+    if len(padded):
+        warnings.append(
+            f"feature {name!r} has digits behind zeros, {padded[0].as_py()}, read as numbers"
+        )
     try:
-        return column.cast(pa.float64()).to_numpy(), first_padded
+        return column.cast(pa.float64()).to_numpy()
     except pa.ArrowInvalid:
         pass
     numbers = []  # Arrow reads fewer spellings than Python, "+1" and "Infinity" among them
@@ -371,12 +381,12 @@ def _spelt_numbers(
         if is_number:
             continue
         if cell.lower() in _MISSING:
-            raise ValueError(f"{place(row)} has no value in column {name!r}; {FILL}")
+            raise ValueError(f"{table.place(row)} has no value in column {name!r}; {FILL}")
         raise ValueError(
-            f"column {name!r} holds text, {short(cell)} in {place(row)}; make it numbers, or "
+            f"column {name!r} holds text, {short(cell)} in {table.place(row)}; make it numbers, or "
             "leave the column out"
         )
-    return np.array(numbers), first_padded
+    return np.array(numbers)
 
 
 def arrow_column(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
@@ -418,7 +428,7 @@ def _encoded(image: Any) -> bytes:
 
 def _labels(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """The rows' classes, and the classes' names; of numbered classes in their own order."""
-    column = table.data[name]
+    column = table.columns[name]
     if name not in table.class_names:
         labels, names = _numbered(name, codes_of(name, column, table.place))
         return labels, tuple(map(str, names))

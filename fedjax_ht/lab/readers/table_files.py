@@ -33,7 +33,7 @@ from fedjax_ht.lab.safe.bounded import open_regular, read_whole
 pc: Any = pyarrow.compute  # type checkers do not know its functions, which are made at import
 
 _HEAD = 1 << 16  # bytes of it in which separators are counted
-_BLOCK = 1 << 24  # bytes that are parsed at once; a row is in one or two of them
+_BLOCK = 1 << 22  # bytes that are parsed at once; a row is in one or two of them
 _ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _TABLE = Origin(
     "a header line, a column of labels, and columns of numbers, separated by commas, semicolons or "
@@ -91,7 +91,7 @@ def texts_of_files(files: Sequence[Path], options: ReadOptions) -> Raw:
 
 
 def _texts(table: Table, options: ReadOptions) -> Raw:
-    limits.keep("the set", table.data.num_rows, limits.TEXTS, "texts")
+    limits.keep("the set", sum(table.counts), limits.TEXTS, "texts")
     raw = table_raw(table, options)
     if table.roles is not None:
         _refuse_head(raw)
@@ -164,14 +164,15 @@ def _table_of(files: Sequence[Path], options: ReadOptions, shown: str) -> Table:
         line = _line(files[number], are_texts, row - sum(counts[:number]) + has_head)
         return f"line {line}" if len(files) == 1 else f"{files[number].name}, line {line}"
 
-    data = pa.concat_tables(data.select(tables[0].column_names) for data in tables)
+    names = tables[0].column_names
+    data = pa.concat_tables(data.select(names) for data in tables)
     return Table(
-        data,
+        dict(zip(names, data.columns)),
         counts,
         place=place,
         shown=shown,
         path=str(files[0].parent),
-        roles=None if has_head else _headless(data.column_names),
+        roles=None if has_head else _headless(names),
         official=owners.official,
         groups=owners.groups,
         group_names=owners.names,
@@ -335,8 +336,9 @@ def read_parquet(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     except pa.ArrowException as error:
         raise ValueError(str(error).partition("\n")[0]) from error
     index = [name for name in data.column_names if name.startswith(_INDEX)]
+    data = data.drop_columns(index)
     table = Table(
-        data.drop_columns(index),
+        dict(zip(data.column_names, data.columns)),
         counts=[len(data)],
         shown=f"parquet:{path.partition(':')[0]}",
         path=str(place),
