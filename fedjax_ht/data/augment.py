@@ -49,14 +49,10 @@ def random_erasing(
     """
     batch, height, width, _ = x.shape
     keys = jax.random.split(key, 5)
-    area = jax.random.uniform(keys[0], (batch,), minval=scale[0], maxval=scale[1]) * height * width
-    aspect = jnp.exp(
-        jax.random.uniform(keys[1], (batch,), minval=jnp.log(ratio[0]), maxval=jnp.log(ratio[1]))
-    )
+    area, aspect = _area_and_aspect(keys, x.shape, scale, ratio)
     h = jnp.clip(jnp.round(jnp.sqrt(area * aspect)), 1, height)
     w = jnp.clip(jnp.round(jnp.sqrt(area / aspect)), 1, width)
-    top = jnp.floor(jax.random.uniform(keys[2], (batch,)) * (height - h + 1))
-    left = jnp.floor(jax.random.uniform(keys[3], (batch,)) * (width - w + 1))
+    top, left = _corner(keys, x.shape, h, w)
 
     def inside(at, size, n):
         return (jnp.arange(n) >= at[:, None]) & (jnp.arange(n) < (at + size)[:, None])
@@ -78,21 +74,39 @@ def resized_crop(
     that comes out longer than the image's is cut to it (torchvision draws again, ten times at
     most).
     """
-    batch, height, width, _ = x.shape
+    height, width = x.shape[1:3]
     keys = jax.random.split(key, 4)
-    area = jax.random.uniform(keys[0], (batch,), minval=scale[0], maxval=scale[1]) * height * width
-    aspect = jnp.exp(
-        jax.random.uniform(keys[1], (batch,), minval=jnp.log(ratio[0]), maxval=jnp.log(ratio[1]))
-    )
+    area, aspect = _area_and_aspect(keys, x.shape, scale, ratio)
     h = jnp.clip(jnp.round(jnp.sqrt(area / aspect)), 1, height)
     w = jnp.clip(jnp.round(jnp.sqrt(area * aspect)), 1, width)
-    top = jnp.floor(jax.random.uniform(keys[2], (batch,)) * (height - h + 1))
-    left = jnp.floor(jax.random.uniform(keys[3], (batch,)) * (width - w + 1))
+    top, left = _corner(keys, x.shape, h, w)
 
     def stretch(image, top, h, left, w):
         return _stretch(_stretch(image, top, h, 0), left, w, 1)
 
     return jax.vmap(stretch)(x, top, h, left, w)
+
+
+def _area_and_aspect(
+    keys: jax.Array,
+    shape: tuple[int, ...],
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> tuple[jax.Array, jax.Array]:
+    """Draws the area of a rectangle in each image, in pixels, and its sides' proportion."""
+    batch, height, width, _ = shape
+    area = jax.random.uniform(keys[0], (batch,), minval=scale[0], maxval=scale[1]) * height * width
+    low, high = map(jnp.log, ratio)
+    return area, jnp.exp(jax.random.uniform(keys[1], (batch,), minval=low, maxval=high))
+
+
+def _corner(
+    keys: jax.Array, shape: tuple[int, ...], h: jax.Array, w: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Draws the top and the left of rectangles of these sides."""
+    batch, height, width, _ = shape
+    top = jnp.floor(jax.random.uniform(keys[2], (batch,)) * (height - h + 1))
+    return top, jnp.floor(jax.random.uniform(keys[3], (batch,)) * (width - w + 1))
 
 
 def _stretch(image: jax.Array, start: jax.Array, size: jax.Array, axis: int) -> jax.Array:

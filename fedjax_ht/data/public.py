@@ -106,8 +106,8 @@ def _check_alike(dataset: Dataset, other: Dataset) -> None:
             f"{described(dataset.input_shape)}), and both must be alike: set dataset.image_size, "
             "or choose another set"
         )
-    known = _contents(dataset)
-    shared = sum(content in known for content in _content_list(other))
+    known = set(_contents(dataset))
+    shared = sum(content in known for content in _contents(other))
     if shared:
         raise ValueError(
             f"public is {other.name!r}, of which {shared} samples are in {dataset.name}, too, "
@@ -115,14 +115,10 @@ def _check_alike(dataset: Dataset, other: Dataset) -> None:
         )
 
 
-def _content_list(dataset: Dataset) -> list[bytes]:
+def _contents(dataset: Dataset) -> list[bytes]:
     """Returns each sample's bytes."""
     leaves = jax.tree.leaves(dataset.inputs)
     return [b"".join(x[i].tobytes() for x in leaves) for i in range(len(dataset.labels))]
-
-
-def _contents(dataset: Dataset) -> set[bytes]:
-    return set(_content_list(dataset))
 
 
 def private_part(dataset: Dataset) -> tuple[Dataset, np.ndarray]:

@@ -11,6 +11,7 @@ from fedjax_ht.data.client_data import arranged, make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.selection import of_classes, subset
 from fedjax_ht.models import mlp
+from tests.lab.readers.source_files import sets
 
 NONE = np.array([], int)
 DATASET = Dataset("d", np.zeros((9, 2, 2, 1), np.uint8), np.arange(9) % 3, ("a", "b", "c"))
@@ -56,9 +57,8 @@ def test_evaluated_samples_are_mixed():
     for name in ("val", "test"):
         for row, client in zip(x[name].indices, members):
             expected = getattr(client, name)
-            assert set(labels[row[:10]]) == {0, 1, 2} and sorted(row[: len(expected)]) == sorted(
-                expected
-            )
+            assert set(labels[row[:10]]) == {0, 1, 2}
+            assert sorted(row[: len(expected)]) == sorted(expected)
     pooled = data.pooled["test"].indices
     assert set(labels[pooled[:10]]) == {0, 1, 2}
     np.testing.assert_array_equal(pooled, again.pooled["test"].indices)
@@ -97,10 +97,7 @@ def test_a_dataset_checks_its_arrays():
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_images_with_channels_first_are_refused_or_said_to_be_none(dtype):
     images, labels = np.zeros((2, 1, 8, 8), dtype), np.zeros(2, int)
-    with pytest.raises(
-        ValueError,
-        match=r"\[N, C, H, W\]; images are \[N, H, W, C\]: give inputs.transpose\(0, 2, 3, 1\)",
-    ):
+    with pytest.raises(ValueError, match=r"\[N, C, H, W\]; images are \[N, H, W, C\]: give"):
         Dataset("d", images, labels, ("a",))
     assert Dataset("d", images.transpose(0, 2, 3, 1), labels, ("a",)).input_shape == (8, 8, 1)
     assert Dataset("d", np.zeros((2, 3, 8, 3), dtype), labels, ("a",)).inputs.shape == (2, 3, 8, 3)
@@ -178,10 +175,7 @@ def test_some_classes_keep_order_and_the_publishers_sets():
     few = of_classes(whole, ("c", "a"))
     assert few.inputs[:, 0, 0, 0].tolist() == [0, 2, 3, 5, 6, 8] and few.class_names == ("c", "a")
     assert few.labels.tolist() == [1, 0, 1, 0, 1, 0]
-    assert {name: index.tolist() for name, index in few.official.items()} == {
-        "train": [5, 0, 1, 2],
-        "test": [3, 4],
-    }
+    assert sets(few) == {"train": [5, 0, 1, 2], "test": [3, 4]}
     with pytest.raises(ValueError, match="classes has 'x'; the classes of d are a, b, c"):
         of_classes(whole, ("a", "x"))
     with pytest.raises(ValueError, match="classes has a name twice"):

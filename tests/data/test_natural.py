@@ -49,12 +49,10 @@ def test_those_that_nobody_met_test():
     held = [set(GROUPS[c.train].tolist()) for c in clients]
     assert all(len(groups) == 1 for groups in held) and held[0] != held[1]
     tests = np.concatenate([c.test for c in clients])
-    assert set(GROUPS[tests].tolist()) == {2, 5, 7} - held[0] - held[1] and len(set(tests)) == len(
-        tests
-    )
-    assert sum(len(c.train) + len(c.test) for c in clients) == 24 and not any(
-        len(c.val) for c in clients
-    )
+    assert set(GROUPS[tests].tolist()) == {2, 5, 7} - held[0] - held[1]
+    assert len(set(tests)) == len(tests)
+    assert sum(len(c.train) + len(c.test) for c in clients) == 24
+    assert not any(len(c.val) for c in clients)
 
 
 def test_several_clients_a_group_and_few_of_the_groups():
@@ -67,16 +65,8 @@ def test_several_clients_a_group_and_few_of_the_groups():
 @pytest.mark.parametrize(
     "clients, options, message",
     [
-        (
-            4,
-            {},
-            "num_clients is 4; d has 3 groups: take at most as many clients, or a multiple of it",
-        ),
-        (
-            3,
-            {"tested": "new_groups"},
-            "num_clients is 3, and d has 3 groups; tested='new_groups' needs groups that no client has",
-        ),
+        (4, {}, "num_clients is 4; d has 3 groups: take at most as many clients, or a multiple"),
+        (3, {"tested": "new_groups"}, "num_clients is 3, and d has 3 groups; tested='new_groups'"),
         (15, {}, "a group has 4 samples for 5 clients"),
     ],
 )
@@ -86,10 +76,7 @@ def test_wrong_options_are_one_line(clients, options, message):
 
 
 def test_a_set_without_groups():
-    with pytest.raises(
-        ValueError,
-        match=r"partition natural needs Dataset\.groups, .* and d has none",
-    ):
+    with pytest.raises(ValueError, match=r"partition natural needs Dataset\.groups, .* and d has"):
         make_partition("natural", dataclasses.replace(DATASET, groups=None), 3)
     with pytest.raises(ValueError, match="groups of float64"):
         dataclasses.replace(DATASET, groups=np.zeros(24))
@@ -103,9 +90,7 @@ def test_a_subset_keeps_whose_a_sample_is():
 def test_persons_with_few_samples_are_left_out_or_named():
     groups = np.repeat([4, 6, 8, 9], [1, 1, 4, 5])
     dataset = Dataset("d", np.zeros((11, 1)), np.arange(11) % 3, ("a", "b", "c"), groups=groups)
-    with pytest.raises(
-        ValueError, match=r"client 0 of 4 without.*min_samples=2 with num_clients=2 w"
-    ):
+    with pytest.raises(ValueError, match=r"client 0 of 4 without.*min_samples=2 with"):
         make_partition("natural", dataset, 4)
     clients = make_partition("natural", dataset, 2, min_samples=2)
     assert [set(groups[np.concatenate(c)]) for c in clients] == [{8}, {9}]

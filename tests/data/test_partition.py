@@ -127,9 +127,8 @@ def test_every_kind_uses_samples_once_and_only_the_seed_changes_it(
     dataset = make_dataset(class_sizes, test_share=1 / 3)
     partition = make_partition(kind, dataset, num_clients, seed, **KINDS[kind])
     indices = used(partition)
-    assert len(partition) == num_clients and all(
-        isinstance(client, ClientIndices) for client in partition
-    )
+    assert len(partition) == num_clients
+    assert all(isinstance(client, ClientIndices) for client in partition)
     assert {x.dtype for client in partition for x in client} == {np.dtype(np.int64)}
     assert len(np.unique(indices)) == len(indices)
     assert indices.min() >= 0 and indices.max() < len(dataset.labels)

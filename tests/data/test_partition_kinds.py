@@ -48,9 +48,7 @@ def test_only_practical_gates_full_clients(kind, gated):
 @pytest.mark.parametrize("kind", ["practical", "dirichlet", "dfrd"])
 def test_hopeless_dirichlet_stops(kind):
     dataset = make_dataset([40] * 2, test_share=1 / 4)
-    with pytest.raises(
-        ValueError, match=r"alpha=0.01 .* 20 clients at least 3 samples in 7 tries; raise alpha"
-    ):
+    with pytest.raises(ValueError, match=r"alpha=0.01 .* 20 clients at least 3 samples in 7"):
         make_partition(kind, dataset, 20, alpha=0.01, min_samples=3, max_tries=7)
 
 
@@ -187,9 +185,7 @@ def test_given_returns_the_split_of_the_data():
     dataset = make_dataset([6], clients=clients)
     for got, client in zip(make_partition("given", dataset, 2), clients, strict=True):
         assert list(map(list, got)) == list(map(list, client))
-    with pytest.raises(
-        ValueError, match="num_clients is 3, but toy came with 2 clients; set it to 2"
-    ):
+    with pytest.raises(ValueError, match="num_clients is 3, but toy came with 2 clients; set it"):
         make_partition("given", dataset, 3)
 
 

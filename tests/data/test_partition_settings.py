@@ -7,51 +7,23 @@ from tests.lab.readers.toy_dataset import make_dataset
 @pytest.mark.parametrize(
     "kind, options, message",
     [
-        (
-            "dirichelt",
-            {},
-            "unknown partition 'dirichelt'; did you mean 'dirichlet'. The partitions are pathological, practical",
-        ),
-        (
-            "practical",
-            {"beta": 1},
-            "'practical' has no option 'beta'; it has alpha, min_samples, max_tries, sets, train_",
-        ),
+        ("dirichelt", {}, "unknown partition 'dirichelt'; did you mean 'dirichlet'. The"),
+        ("practical", {"beta": 1}, "'practical' has no option 'beta'; it has alpha, min_samples"),
         ("given", {"alpha": 1}, "'given' has no option 'alpha'; it has none"),
         (
             "dfrd",
             {"train_share": 0.1},
             "has no option 'train_share'; .* It has alpha, min_samples, max_tries, val_share$",
         ),
-        (
-            "dfrd",
-            {"val_share": 1.0},
-            "val_share is 1.0; it must be a number of at least 0 and below 1",
-        ),
+        ("dfrd", {"val_share": 1.0}, "val_share is 1.0; it must be a number of at least 0 and"),
         ("practical", {"alpha": 0}, "alpha is 0; it must be a number above 0"),
         ("dirichlet", {"alpha": float("nan")}, "alpha is nan"),
         ("dirichlet", {"alpha": "0.1"}, "alpha is '0.1'; it must be a number"),
-        (
-            "dirichlet",
-            {"min_samples": None},
-            "min_samples is None; it must be an integer of at least 1",
-        ),
+        ("dirichlet", {"min_samples": None}, "min_samples is None; it must be an integer of at"),
         ("practical", {"max_tries": 0}, "max_tries is 0"),
-        (
-            "pathological",
-            {"classes_per_client": 11},
-            "classes_per_client is 11; it must be at most the 10 classes",
-        ),
-        (
-            "pathological",
-            {"classes_per_client": 0},
-            "classes_per_client is 0; it must be an integer of at least 1",
-        ),
-        (
-            "class_shares",
-            {"classes_per_client": 3},
-            "is 12; it must be a multiple of the 10 classes",
-        ),
+        ("pathological", {"classes_per_client": 11}, "classes_per_client is 11; it must be at"),
+        ("pathological", {"classes_per_client": 0}, "classes_per_client is 0; it must be an"),
+        ("class_shares", {"classes_per_client": 3}, "is 12; it must be a multiple of the 10"),
         ("class_shares", {"classes_per_client": 5, "val_size": -1}, "val_size is -1"),
         ("class_shares", {"classes_per_client": 5, "sets": "all"}, "sets is 'all'"),
         (
@@ -59,18 +31,10 @@ from tests.lab.readers.toy_dataset import make_dataset
             {"classes_per_client": 5, "val_share": 0.3},
             "train_share \\+ val_share is 1.1",
         ),
-        (
-            "iid",
-            {"val_share": 1.0},
-            "val_share is 1.0; it must be a number of at least 0 and below 1",
-        ),
+        ("iid", {"val_share": 1.0}, "val_share is 1.0; it must be a number of at least 0 and"),
         ("iid", {"val_share": -0.1}, "val_share is -0.1"),
         ("iid", {"val_share": 0.3}, r"train_share \+ val_share is 1.05; it must be at most 1"),
-        (
-            "iid",
-            {"train_share": 0.0},
-            "train_share is 0.0; it must be a number above 0 and at most 1",
-        ),
+        ("iid", {"train_share": 0.0}, "train_share is 0.0; it must be a number above 0 and at"),
         ("iid", {"sets": "official", "train_share": 0.8}, "set val_share only"),
         ("iid", {"sets": "both"}, "sets is 'both'; it must be 'merged' or 'official'"),
         ("iid", {"stratified": "no"}, "stratified is 'no'; it must be True or False"),
@@ -111,18 +75,8 @@ def test_check_accepts_defaults():
         ("class_shares", 2, {}, "toy has no official train set"),
         ("given", 2, {}, "toy came without a split into clients; choose one of pathological"),
         ("few_shot", 3, {"shots": 4}, "class 0 has 10 samples, but 4 shots for 3 clients are 12"),
-        (
-            "few_shot",
-            3,
-            {"shots": 2, "test_shots": 2},
-            "class 0 has 10 samples, but 2 shots and 2 test_shots for 3 clients are 12; lower them or num_clients",
-        ),
-        (
-            "pathological",
-            15,
-            {},
-            "class 0 has 10 samples, too few for the 15 clients that share it",
-        ),
+        ("few_shot", 3, {"shots": 2, "test_shots": 2}, "class 0 has 10 samples, but 2 shots and"),
+        ("pathological", 15, {}, "class 0 has 10 samples, too few for the 15 clients that share"),
         (
             "iid",
             21,
@@ -137,9 +91,7 @@ def test_data_that_does_not_fit(kind, num_clients, options, message):
 
 
 def test_validation_larger_than_training_set():
-    with pytest.raises(
-        ValueError, match="val_size is 10000; it must be below the 80 training samples of toy"
-    ):
+    with pytest.raises(ValueError, match="val_size is 10000; it must be below the 80 training"):
         make_partition("class_shares", make_dataset([60, 60], test_share=1 / 3), 2)
 
 

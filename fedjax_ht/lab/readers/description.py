@@ -12,6 +12,7 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.safe.archive import printable
 
+_STANDARDISED = "each feature standardised by the training samples"
 _MOST = 8  # classes, columns or groups that a line names
 
 
@@ -91,9 +92,6 @@ def describe(dataset: Dataset) -> Description:
     reading = dataset.reading or Reading()
     low, high = _range(dataset.inputs)
     counts = np.bincount(dataset.labels, minlength=dataset.num_classes)
-    splits = {}
-    for name, indices in dataset.official.items():
-        splits[name] = len(indices)
     return Description(
         name=printable(dataset.name),
         path=printable(reading.path),
@@ -105,10 +103,10 @@ def describe(dataset: Dataset) -> Description:
         classes=dict(zip(dataset.class_names, counts.tolist())),
         label=reading.label,
         features=reading.features,
-        splits=splits,
+        splits={name: len(indices) for name, indices in dataset.official.items()},
         groups=_group_counts(dataset, reading),
         clients=len(dataset.clients or ()),
-        scaling=_scaling(dataset.preprocess),
+        scaling=_STANDARDISED if isinstance(dataset.preprocess, Standardised) else "",
         left_out=reading.left_out,
         converted=reading.converted,
         warnings=(*reading.warnings, *dataset.doubts),
@@ -153,12 +151,6 @@ def _group_counts(dataset: Dataset, reading: Reading) -> dict[str, int]:
     for number, count in zip(numbers.tolist(), counts.tolist()):
         groups[names[number] if number < len(names) else str(number)] = count
     return groups
-
-
-def _scaling(preprocess: Any) -> str:
-    if isinstance(preprocess, Standardised):
-        return "each feature standardised by the training samples"
-    return ""
 
 
 def _counts(counts: dict[str, int]) -> str:

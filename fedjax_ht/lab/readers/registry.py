@@ -123,14 +123,9 @@ def _prefix_hint(name: str, data_dir: Path | None) -> str:
     prefix = prefixes.get(name.lower().removesuffix(".gz").rpartition(".")[2], "")
     path = user_path(name, data_dir)
     if not prefix and path.is_dir():
-        inside = {file.name for file in path.iterdir()}
-        if (path / "train" / "0.npz").exists():
-            return f"client_folders:{name}"
-        if any((path / "train").glob("*.json")):
-            return f"leaf:{name}"
-        is_hf = inside & {"dataset_dict.json", "dataset_info.json"}
-        is_table = any(file.endswith((".csv", ".tsv")) for file in inside)
-        prefix = "hf" if is_hf else "csv" if is_table else "folder"
+        marks = {"train/0.npz": "client_folders", "train/*.json": "leaf", "dataset_*.json": "hf"}
+        marks |= {"*.csv": "csv", "*.tsv": "csv", "*": "folder"}
+        prefix = next((kind for mark, kind in marks.items() if any(path.glob(mark))), "")
     return f"{prefix}:{name}" if prefix else ""
 
 

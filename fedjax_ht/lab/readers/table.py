@@ -114,7 +114,8 @@ def table_raw(
     labels, class_names = _labels(table, roles.label)
     warnings, converted, rule = [], (), None
     if numbers_only:
-        spelt = (_spelt_numbers(name, columns.pop(name), table, warnings) for name in roles.features)
+        names = roles.features
+        spelt = (_spelt_numbers(name, columns.pop(name), table, warnings) for name in names)
         inputs, lines = _numbers(roles, spelt, labels, table)
         rule = Standardised()
     else:
@@ -123,7 +124,7 @@ def table_raw(
         ]
         inputs, rule, lines, converted = _samples(roles, features, labels, table)
     # a table without a head has no names to tell
-    names = {"label": roles.label, "features": roles.features} if table.roles is None else {}
+    known = {"label": roles.label, "features": roles.features} if table.roles is None else {}
     lines = [roles.sentence, *lines, *class_lines(f"column {roles.label!r}", labels, class_names)]
     return Raw(
         inputs,
@@ -135,7 +136,7 @@ def table_raw(
         preprocess=rule,
         reading=Reading(
             path=table.path,
-            **names,
+            **known,
             group_names=group_names,
             left_out=table.left_out,
             converted=tuple(converted),

@@ -36,10 +36,20 @@ def encoded(image: np.ndarray, kind: str = "PNG") -> bytes:
     return file.getvalue()
 
 
-def load_error(kind: type[Exception], *args) -> str:
+def load_error(kind: type[Exception], *args, **options) -> str:
     """The message of the error that `load_dataset(*args)` gives, which must be one line."""
     with pytest.raises(kind) as error:
-        load_dataset(*args)
+        load_dataset(*args, **options)
     message = str(error.value)
     assert "\n" not in message
     return message
+
+
+def refused(words: str, *args, kind: type[Exception] = ValueError, **options) -> None:
+    """`load_dataset` refuses these arguments in one line that has these words."""
+    assert words in load_error(kind, *args, **options)
+
+
+def sets(dataset) -> dict[str, list[int]]:
+    """The official sets of a data set, as lists."""
+    return {name: indices.tolist() for name, indices in dataset.official.items()}

@@ -46,9 +46,8 @@ def test_the_right_sum_and_other_names_say_nothing(tmp_path, monkeypatch):
 def test_sums_are_of_the_form():
     sums = {(file, digest) for source in SOURCES.values() for file, digest in source.md5.items()}
     sums = [digest for _, digest in sums]  # two sets share ag_news' test.csv
-    assert all(len(digest) == 32 and int(digest, 16) for digest in sums) and len(set(sums)) == len(
-        sums
-    )
+    assert all(len(digest) == 32 and int(digest, 16) for digest in sums)
+    assert len(set(sums)) == len(sums)
 
 
 @pytest.mark.parametrize("compresslevel", [1, 9])

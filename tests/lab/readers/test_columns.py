@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_ht as fl
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import load_error, write
+from tests.lab.readers.source_files import load_error, refused, write
 
 RNG = np.random.default_rng(0)
 ROWS = 60
@@ -106,7 +106,7 @@ def test_a_column_that_may_give_the_answer_away_is_said(tmp_path, caplog, column
 def test_two_columns_that_may_be_the_label_are_refused(tmp_path, head, reason):
     width = head.count(",") + 1
     name = write_table(tmp_path / "t.csv", head, *(LABELS for _ in range(width)))
-    assert reason in load_error(ValueError, name)
+    refused(reason, name)
 
 
 def test_y_beside_x_is_a_coordinate_and_the_label_has_another_name(tmp_path):
@@ -147,7 +147,7 @@ def test_a_label_that_is_named_twice_is_refused(tmp_path):
 def test_numbers_to_predict_are_no_classes(tmp_path, caplog):
     prices = 1000 + 37 * np.arange(ROWS)[::-1]
     name = write_table(tmp_path / "t.csv", "a,b,target", *VALUES.T, prices)
-    assert f"column 'target' has {ROWS} classes in {ROWS} rows" in load_error(ValueError, name)
+    refused(f"column 'target' has {ROWS} classes in {ROWS} rows", name)
     ages = np.random.default_rng(2).integers(0, 25, ROWS)
     load_dataset(write_table(tmp_path / "u.csv", "a,b,target", *VALUES.T, ages))
     assert "classes with one sample, such as" in caplog.text
@@ -181,7 +181,7 @@ def test_values_that_become_equal_in_float32_are_refused(tmp_path):
     assert "column 'at' has 60 different values from 1700000" in message
     assert "and float32 has 8 of them; subtract an offset from it" in message
     large = write_table(tmp_path / "u.csv", "a,at,label", VALUES[:, 0], times + 0.5, LABELS)
-    assert "column 'at'" in load_error(ValueError, large)
+    refused("column 'at'", large)
 
 
 # Folders of tables
@@ -204,9 +204,7 @@ def test_a_file_a_client(tmp_path, caplog):
 def test_an_index_of_every_file_is_refused(tmp_path):
     for name in ("a", "b"):
         write_table(tmp_path / f"{name}.csv", "n,a,label", np.arange(ROWS), VALUES[:, 0], LABELS)
-    assert "column 'n' has another whole number in every row, 0 to 59" in load_error(
-        ValueError, f"csv:{tmp_path}:label"
-    )
+    refused("column 'n' has another whole number in every row, 0 to 59", f"csv:{tmp_path}:label")
 
 
 def test_files_that_are_sets(tmp_path):
@@ -215,9 +213,7 @@ def test_files_that_are_sets(tmp_path):
     dataset = load_dataset(f"csv:{tmp_path}:label")
     assert dataset.groups is None and fl.describe(dataset).splits == {"train": 60, "test": 9}
     write_table(tmp_path / "site.csv", "a,label", VALUES[:, 0], LABELS)
-    assert "Train, test are called like sets, and site are not" in load_error(
-        ValueError, f"csv:{tmp_path}:label"
-    )
+    refused("Train, test are called like sets, and site are not", f"csv:{tmp_path}:label")
 
 
 @pytest.mark.parametrize(
@@ -231,17 +227,15 @@ def test_files_of_other_columns_are_refused(tmp_path, head, reason):
     write_table(tmp_path / "a.csv", "a,b,label", *VALUES.T, LABELS)
     columns = [*VALUES.T, LABELS][: head.count(",") + 1]
     write_table(tmp_path / "b.csv", head, *columns)
-    assert reason in load_error(ValueError, f"csv:{tmp_path}")
+    refused(reason, f"csv:{tmp_path}")
 
 
 def test_files_of_clients_that_have_groups_are_refused(tmp_path):
     for name in ("a", "b"):
         write_table(tmp_path / f"{name}.csv", "a,person,label", *VALUES.T, LABELS)
-    assert "every file of the folder is a client, and column 'person' is called" in load_error(
-        ValueError, f"csv:{tmp_path}"
-    )
+    refused("every file of the folder is a client, and column 'person' is", f"csv:{tmp_path}")
     (tmp_path / "none").mkdir()
-    assert "no .csv, .csv.gz, .tsv, .tsv.gz file" in load_error(ValueError, f"csv:{tmp_path}/none")
+    refused("no .csv, .csv.gz, .tsv, .tsv.gz file", f"csv:{tmp_path}/none")
 
 
 # Texts
@@ -284,11 +278,7 @@ def test_texts_with_a_head_and_without(tmp_path, caplog, head):
     [
         ("", (TEXTS, LABELS), "column '1' has 60 classes in 60 rows"),
         ("", (range(ROWS), LABELS, TEXTS), "column '1' has 60 classes in 60 rows"),
-        (
-            "kind,words",
-            (LABELS, TEXTS),
-            "class 'kind' has one sample, in line 1, which looks like a head",
-        ),
+        ("kind,words", (LABELS, TEXTS), "class 'kind' has one sample, in line 1, which looks"),
         (",label,text", (range(ROWS), LABELS, TEXTS), "column '' has no name"),
         ("id,label,text", (range(ROWS), LABELS, TEXTS), "column 'id' has another whole number in"),
         ("", (LABELS, range(ROWS), TEXTS), "column '2' has another whole number in every row"),
@@ -297,14 +287,14 @@ def test_texts_with_a_head_and_without(tmp_path, caplog, head):
     ],
 )
 def test_texts_whose_columns_are_something_else(tmp_path, head, columns, reason):
-    assert reason in load_error(ValueError, write_texts(tmp_path / "t.csv", head, *columns))
+    refused(reason, write_texts(tmp_path / "t.csv", head, *columns))
 
 
 def test_the_label_of_a_text_can_be_named(tmp_path):
     name = write_texts(tmp_path / "t.csv", "kind,words,more", LABELS, TEXTS, TEXTS)
     assert features_of(load_dataset(f"{name}:kind")) == ("words", "more")
     assert features_of(load_dataset(name, label="kind", features=["-more"])) == ("words",)
-    assert "unknown column 'kin'; did you mean 'kind'?" in load_error(ValueError, f"{name}:kin")
+    refused("unknown column 'kin'; did you mean 'kind'?", f"{name}:kin")
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_class(tmp_path):

@@ -16,7 +16,7 @@ from fedjax_ht.lab.readers import download as module
 from fedjax_ht.lab.readers.download import get, listing
 from fedjax_ht.lab.readers.registry import SOURCES
 from tests.lab.readers.download_server import TRAIN, error_of, files
-from tests.lab.readers.source_files import load_error
+from tests.lab.readers.source_files import refused
 
 pytestmark = pytest.mark.usefixtures("no_network")
 ROOT = Path(__file__).parents[3]
@@ -44,11 +44,8 @@ def test_every_name_is_listed(tmp_path):
     assert [name for name, listed in lines.items() if listed.present] == ["cifar10"]
     for source in downloads.values():
         for file in source.downloads:
-            assert (
-                re.fullmatch(r"https?://[a-z0-9.-]+/\S+", file.url)
-                and len(file.md5) == 32
-                and file.size > 0
-            )
+            assert re.fullmatch(r"https?://[a-z0-9.-]+/\S+", file.url) and len(file.md5) == 32
+            assert file.size > 0
 
 
 @pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if source.files])
@@ -56,8 +53,8 @@ def test_a_missing_set_names_the_command(tmp_path, name):
     folder = tmp_path / "a folder"
     folder.mkdir()
     command = f"`fedjax-ht data get {name} --data_dir='{folder}'` downloads it"
-    assert command in load_error(FileNotFoundError, name, folder)
-    assert f"get {name} --data_dir=data`" in load_error(ValueError, name)
+    refused(command, name, folder, kind=FileNotFoundError)
+    refused(f"get {name} --data_dir=data`", name)
 
 
 def test_tensorflow_datasets_fetches_its_own(tmp_path, monkeypatch):
@@ -84,7 +81,7 @@ def test_tensorflow_datasets_fetches_its_own(tmp_path, monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     assert "pip install 'fedjax_ht[tfds]'" in error_of(ImportError, "tfds:emnist", tmp_path)
-    assert "get tfds:emnist --data_dir=" in load_error(FileNotFoundError, "tfds:emnist", tmp_path)
+    refused("get tfds:emnist --data_dir=", "tfds:emnist", tmp_path, kind=FileNotFoundError)
 
 
 def test_unneeded_packages_are_not_imported():
@@ -121,11 +118,8 @@ def commanded(capsys, monkeypatch, svhn):
 
 def test_the_command_line(tmp_path, server, commanded):
     code, out, err = commanded("get", "svhn", f"--data_dir={tmp_path}")
-    assert (
-        code == 0
-        and err == ""
-        and out.splitlines()[-1].startswith("read it by --config.dataset.name=svhn")
-    )
+    assert code == 0 and err == ""
+    assert out.splitlines()[-1].startswith("read it by --config.dataset.name=svhn")
     code, out, _ = commanded("list", f"--data_dir={tmp_path}")
     assert code == 0 and len(out.splitlines()) == len(dataset_names())
     assert (
@@ -145,24 +139,16 @@ def test_the_command_line(tmp_path, server, commanded):
 )
 def test_mistakes_are_one_line(commanded, arguments, message):
     code, out, err = commanded(*arguments)
-    assert (
-        (code, out) == (2, "")
-        and err.startswith("error: ")
-        and err.count("\n") == 1
-        and message in err
-    )
+    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
+    assert message in err
 
 
 def test_a_wrong_sum_ends_with_2(tmp_path, server, commanded):
     server.content["train_32x32.mat"] = TRAIN[::-1]
     code, _, err = commanded("get", "svhn", f"--data_dir={tmp_path}")
     sums = [hashlib.md5(content).hexdigest() for content in (TRAIN, TRAIN[::-1])]
-    assert (
-        code == 2
-        and err.count("\n") == 1
-        and all(digest in err for digest in sums)
-        and not files(tmp_path)
-    )
+    assert code == 2 and err.count("\n") == 1 and all(digest in err for digest in sums)
+    assert not files(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

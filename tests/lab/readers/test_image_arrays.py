@@ -5,7 +5,7 @@ import pytest
 
 import fedjax_ht as fl
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import load_error, pixels
+from tests.lab.readers.source_files import pixels, refused
 
 RNG = np.random.default_rng(0)
 Y = np.arange(30) % 3
@@ -64,7 +64,7 @@ def test_floats_in_steps_of_bytes_are_images(tmp_path, dtype, signed):
     ],
 )
 def test_bytes_that_may_be_none_are_refused(tmp_path, x, reason):
-    assert reason in load_error(ValueError, saved(tmp_path, x=x, y=Y))
+    refused(reason, saved(tmp_path, x=x, y=Y))
 
 
 # How they become bytes
@@ -98,16 +98,13 @@ def with_pixel(value: float) -> np.ndarray:
     [
         (with_pixel(-0.3), "of which 1 of 10,800 values are negative: too few to say [-1, 1]"),
         (with_pixel(1.7), "divide by the maximum"),
-        (
-            (PHOTOS - 120.0) / 60,
-            "as they were before they were normalised, uint8, or call the array",
-        ),
+        ((PHOTOS - 120.0) / 60, "as they were before they were normalised, uint8, or call the"),
         (PHOTOS.astype(int) * 3, "give them as uint8, from 0 to 255"),
         (PHOTOS // 16 / 1.0, "divide by the maximum, for floats in [0, 1]"),
     ],
 )
 def test_one_pixel_chooses_no_range(tmp_path, images, reason):
-    assert reason in load_error(ValueError, saved(tmp_path, images=images, labels=Y))
+    refused(reason, saved(tmp_path, images=images, labels=Y))
 
 
 def test_nearly_black_images_are_said(tmp_path, caplog):
@@ -162,23 +159,17 @@ def test_one_array_of_samples(tmp_path, names):
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (
-            ("x", "images", "y"),
-            "its arrays x and images may both be the samples; leave one of them out",
-        ),
+        (("x", "images", "y"), "its arrays x and images may both be the samples; leave one of"),
         (("x", "y", "labels"), "its arrays y and labels may both be the labels"),
         (("arr_0", "arr_1"), "its arrays are arr_0, arr_1, of which none, or not all, are samples"),
-        (
-            ("x_train", "x_test", "y_train"),
-            "samples of train and test, and labels of train; each set",
-        ),
+        (("x_train", "x_test", "y_train"), "samples of train and test, and labels of train; each"),
         (("x", "y_train"), "samples of , and labels of train"),
         (("x_test", "y_test"), "of which none, or not all, are samples"),
     ],
 )
 def test_names_that_may_be_either_are_refused(tmp_path, names, reason):
     arrays = {name: Y if name[0] in "yl" else PHOTOS for name in names}
-    assert reason in load_error(ValueError, saved(tmp_path, **arrays))
+    refused(reason, saved(tmp_path, **arrays))
 
 
 def test_arrays_that_are_not_read_are_said(tmp_path, caplog):
@@ -198,9 +189,5 @@ def test_labels_of_arrays(tmp_path, caplog):
     load_dataset(saved(tmp_path, images=PHOTOS, labels=0 * Y))
     assert "all 30 samples are of one class, 0" in caplog.text
     void = np.where(Y == 2, 255, Y)
-    assert "255, which marks samples without a label" in load_error(
-        ValueError, saved(tmp_path, images=PHOTOS, labels=void)
-    )
-    assert "labels has 30 classes in 30 rows" in load_error(
-        ValueError, saved(tmp_path, images=PHOTOS, labels=np.arange(30))
-    )
+    refused("255, which marks samples without a label", saved(tmp_path, images=PHOTOS, labels=void))
+    refused("labels has 30 classes in 30", saved(tmp_path, images=PHOTOS, labels=np.arange(30)))

@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_ht as fl
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import encoded, load_error, write
+from tests.lab.readers.source_files import encoded, load_error, refused, write
 
 CLASSES = ("ant", "bee", "cow")
 
@@ -75,20 +75,11 @@ def test_a_class_may_be_called_train(tmp_path, caplog):
         (("Training", "Testing"), "Testing, Training would be a class by its images"),
         (("a/train", "a/test"), "test, train would be a class by its images"),
         (("train/ant", "train/bee", "test"), "test would be a class by its images"),
-        (
-            ("train/ant", "train/bee", "bus"),
-            "train is called like a set and has folders in it, and bus",
-        ),
-        (
-            ("train/ant", "training/ant"),
-            "train and training are both called like a set to train on",
-        ),
+        (("train/ant", "train/bee", "bus"), "train is called like a set and has folders in it"),
+        (("train/ant", "training/ant"), "train and training are both called like a set to train"),
         (("ant/train", "ant/test", "bee/train", "bee/test"), "each have the folders test, train"),
         (("fold1/ant", "fold1/bee", "fold2/ant", "fold2/bee"), "each have the folders ant, bee"),
-        (
-            ("train/dev", "train/test", "test/dev", "test/train"),
-            "classes would be dev, test, train",
-        ),
+        (("train/dev", "train/test", "test/dev", "test/train"), "classes would be dev, test"),
     ],
 )
 def test_folders_that_may_be_either_are_refused(tmp_path, folders, reason):
@@ -179,12 +170,10 @@ def test_domains_below_another_folder(tmp_path, caplog):
 )
 def test_domains_that_are_sets_are_refused(tmp_path, folders, reason):
     write_images(tmp_path, *folders)
-    assert reason in load_error(ValueError, f"domains:{tmp_path}")
+    refused(reason, f"domains:{tmp_path}")
 
 
 def test_a_link_in_a_circle_is_refused(tmp_path):
     write_images(tmp_path, "ant", "bee")
     (tmp_path / "ant/up").symlink_to(tmp_path)
-    assert "ant/up is a link to a folder that it is in" in load_error(
-        ValueError, f"folder:{tmp_path}"
-    )
+    refused("ant/up is a link to a folder that it is in", f"folder:{tmp_path}")

@@ -40,10 +40,7 @@ def test_a_config_asks_for_it():
 
 
 def test_a_set_without_known_moments():
-    with pytest.raises(
-        ValueError,
-        match="normalisation is 'dataset', but no moments of toy are known; those of fashion_mnist_10k, ",
-    ):
+    with pytest.raises(ValueError, match="normalisation is 'dataset', but no moments of toy are"):
         normalised(make_dataset([3, 2]), "dataset")
 
 
@@ -61,7 +58,5 @@ def test_imagenets_moments_are_for_any_set_of_three_channels():
 
 def test_imagenets_moments_do_not_fit_grey_images():
     grey = dataclasses.replace(make_dataset([3, 2]), inputs=np.zeros((5, 2, 2, 1), np.uint8))
-    with pytest.raises(
-        ValueError, match="'imagenet', which needs images of three channels; a sample of toy is"
-    ):
+    with pytest.raises(ValueError, match="'imagenet', which needs images of three channels; a"):
         normalised(grey, "imagenet")

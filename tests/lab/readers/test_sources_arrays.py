@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import load_error, pixels
+from tests.lab.readers.source_files import load_error, pixels, refused, sets
 
 # .npz
 
@@ -36,11 +36,8 @@ def test_npz(tmp_path, stored, expected, keys):
     dataset = load_dataset("npz:own.npz", tmp_path)
     np.testing.assert_array_equal(dataset.inputs, expected(images))
     assert dataset.labels.tolist() == [0, 2, 1, 2] and dataset.class_names == ("0", "1", "2")
-    assert (
-        dataset.name == "npz:own.npz"
-        and dataset.official == {}
-        and dataset.inputs.flags.c_contiguous
-    )
+    assert dataset.name == "npz:own.npz" and dataset.official == {}
+    assert dataset.inputs.flags.c_contiguous
 
 
 def test_npz_of_train_and_test(tmp_path):
@@ -50,10 +47,7 @@ def test_npz_of_train_and_test(tmp_path):
     dataset = load_dataset(f"npz:{tmp_path}/own.npz")
     np.testing.assert_array_equal(dataset.inputs[..., 0], x)
     assert dataset.labels.tolist() == [0, 1, 0, 1, 1]
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {
-        "train": [0, 1, 2],
-        "test": [3, 4],
-    }
+    assert sets(dataset) == {"train": [0, 1, 2], "test": [3, 4]}
     assert load_dataset(f"npz:{tmp_path}/own.npz", image_size=2).inputs.shape == (5, 2, 2, 1)
 
 
@@ -69,15 +63,9 @@ BYTES = np.zeros((2, 4, 4), np.uint8)
         ({"images": np.full((2, 4, 4, 1), 16.0), "labels": [0, 1]}, "divide by the maximum"),
         ({"images": BYTES * np.nan, "labels": [0, 1]}, "NaN"),
         ({"images": np.zeros((2, 4, 4, 2), np.uint8), "labels": [0, 1]}, "(2, 4, 4, 2)"),
-        (
-            {"images": BYTES[:, :0, :0], "labels": [0, 1]},
-            "a sample is [0, 0, 1], an array without any number",
-        ),
+        ({"images": BYTES[:, :0, :0], "labels": [0, 1]}, "a sample is [0, 0, 1], an array"),
         ({"x": BYTES[:, :0], "y": [0, 1]}, "a sample is [0, 4, 1], an array without any number"),
-        (
-            {"inputs": np.zeros((2, 0), np.float32), "labels": [0, 1]},
-            "a sample is [0], an array without any number",
-        ),
+        ({"inputs": np.zeros((2, 0), np.float32), "labels": [0, 1]}, "a sample is [0], an array"),
         ({"images": BYTES, "labels": [0.5, 1.0]}, "labels have values such as 0.5"),
         ({"images": BYTES, "labels": [0, -1]}, "labels run from -1"),
         ({"images": BYTES, "labels": [0, 1, 2]}, "2 samples but labels of shape (3,)"),
@@ -115,18 +103,18 @@ def test_npz_of_jpeg_files(tmp_path):
     assert dataset.inputs.shape == (3, 4, 4, 3) and dataset.official == {}
     assert dataset.inputs[2, 1, 1] == pytest.approx([0, 0, 255], abs=3)
     write_jpegs(tmp_path / "mixed.npz", (4, 5, 4))
-    assert "of more than one size" in load_error(ValueError, "npz:mixed.npz", tmp_path)
+    refused("of more than one size", "npz:mixed.npz", tmp_path)
     np.savez(tmp_path / "part.npz", jpeg=np.zeros(3, np.uint8))
-    assert "no entry label, offset, wnid" in load_error(ValueError, "npz:part.npz", tmp_path)
+    refused("no entry label, offset, wnid", "npz:part.npz", tmp_path)
 
 
 def test_no_npz(tmp_path):
-    assert "own.npz" in load_error(FileNotFoundError, "npz:own.npz", tmp_path)
+    refused("own.npz", "npz:own.npz", tmp_path, kind=FileNotFoundError)
     for content in (b"", b"no zip", b"PK\x03\x04 damaged"):
         (tmp_path / "own.npz").write_bytes(content)
         assert load_error(ValueError, "npz:own.npz", tmp_path).startswith(str(tmp_path / "own.npz"))
     np.save(tmp_path / "own.npy", BYTES)
-    assert "single array" in load_error(ValueError, "npz:own.npy", tmp_path)
+    refused("single array", "npz:own.npy", tmp_path)
 
 
 # Client folders
@@ -188,10 +176,7 @@ GOOD = {"x": np.zeros((2, 1, 4, 4), np.float32), "y": np.array([0, 1])}
         ({"data": GOOD | {"x": GOOD["x"] + 1.5}}, "x runs from 1.5"),
         ({"data": GOOD | {"x": GOOD["x"] * np.nan}}, "x runs from nan"),
         ({"data": GOOD | {"x": np.zeros((2, 5, 4, 4), np.uint8)}}, "shape (2, 5, 4, 4)"),
-        (
-            {"data": GOOD | {"y": np.array([0])}},
-            "data is not a dict of x, n samples, and integer y [n]",
-        ),
+        ({"data": GOOD | {"y": np.array([0])}}, "data is not a dict of x, n samples, and integer"),
         ({"data": GOOD["x"]}, "data is not a dict of x, n samples, and integer y [n]"),
         ({"other": GOOD}, "data.npy"),
     ],
@@ -240,12 +225,9 @@ def test_client_folders_with_missing_files(tmp_path):
     assert load_error(FileNotFoundError, f"client_folders:{tmp_path}").startswith(
         str(tmp_path / "test/1.npz")
     )
-    assert "config.json" in load_error(FileNotFoundError, f"client_folders:{tmp_path}/none")
+    refused("config.json", f"client_folders:{tmp_path}/none", kind=FileNotFoundError)
 
 
 def test_a_file_that_is_not_there_was_looked_for_in_both_folders(tmp_path):
-    with pytest.raises(
-        FileNotFoundError,
-        match=r"mine\.npz: .*No such file.* in the current folder and below data_dir; ",
-    ):
+    with pytest.raises(FileNotFoundError, match=r"mine\.npz: .*No such file.* in the current"):
         load_dataset("npz:mine.npz", tmp_path)

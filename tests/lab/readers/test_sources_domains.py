@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import encoded, load_error, pixels, write
+from tests.lab.readers.source_files import encoded, load_error, pixels, refused, sets, write
 
 FILES = (
     ("amazon", "bike/a.png"),
@@ -31,13 +31,8 @@ def test_domains(tmp_path, caplog, below):
     dataset = load_dataset("domains:office", tmp_path)
     assert dataset.inputs.shape == (5, 64, 64, 3)
     assert dataset.inputs.mean((1, 2, 3)).tolist() == pytest.approx([0, 40, 80, 120, 160], abs=1)
-    assert dataset.class_names == ("bike", "mug", "pen") and dataset.labels.tolist() == [
-        0,
-        1,
-        0,
-        0,
-        2,
-    ]
+    assert dataset.class_names == ("bike", "mug", "pen")
+    assert dataset.labels.tolist() == [0, 1, 0, 0, 2]
     assert dataset.groups.tolist() == [0, 0, 1, 1, 1] and dataset.official == {}
     assert [message.partition(": ")[2] for message in caplog.messages] == [
         "domain amazon has no images of 1 of the classes: pen",
@@ -78,33 +73,18 @@ def test_the_lists_of_domainnet(tmp_path):
     assert dataset.class_names == ("mug", "bike", "pen") and dataset.labels.tolist() == [0, 1, 2, 1]
     assert dataset.inputs.mean((1, 2, 3)).tolist() == pytest.approx([40, 80, 160, 0], abs=1)
     assert dataset.groups.tolist() == [0, 1, 1, 0]
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3]}
+    assert sets(dataset) == {"train": [0, 1, 2], "test": [3]}
 
 
 @pytest.mark.parametrize(
     ("lists", "reason"),
     [
-        (
-            {"amazon_train": "amazon/mug/x.jpg 0\n"},
-            "1 of 4 images of the lists are missing, such as amazon/mug/x.jpg",
-        ),
-        (
-            {"amazon_train": "amazon/mug/b.jpg\n"},
-            "line 1 of splits/amazon_train.txt is 'amazon/mug/b.jpg', not amazon/",
-        ),
+        ({"amazon_train": "amazon/mug/x.jpg 0\n"}, "1 of 4 images of the lists are missing, such"),
+        ({"amazon_train": "amazon/mug/b.jpg\n"}, "line 1 of splits/amazon_train.txt is"),
         ({"amazon_train": "webcam/pen/e.png 0\n"}, "line 1 of splits/amazon_train.txt"),
-        (
-            {"amazon_train": "amazon/mug/b.jpg 5\n"},
-            "the lists give 3 classes 3 numbers; each class must have one number, counted from 0",
-        ),
-        (
-            {"amazon_train": "amazon/mug/b.jpg 1\n"},
-            "the lists give 3 classes 3 numbers",
-        ),
-        (
-            {"webcam_train": "webcam/bike/c.PNG 3\nwebcam/pen/e.png 2\n"},
-            "the lists give 3 classes 4 numbers",
-        ),
+        ({"amazon_train": "amazon/mug/b.jpg 5\n"}, "the lists give 3 classes 3 numbers; each"),
+        ({"amazon_train": "amazon/mug/b.jpg 1\n"}, "the lists give 3 classes 3 numbers"),
+        ({"webcam_train": "webcam/bike/c.PNG 3\nwebcam/pen/e.png 2\n"}, "the lists give 3"),
         ({"amazon_test": "amazon/mug/b.jpg 0\n"}, "an image is in a train and a test list"),
     ],
 )
@@ -118,19 +98,17 @@ def test_lists_that_do_not_fit_are_one_line(tmp_path, lists, reason):
 def test_lists_of_some_domains_only(tmp_path):
     write_domains(tmp_path)
     write(tmp_path / "splits/webcam_train.txt", LISTS["webcam_train"])
-    assert "no splits/amazon_train.txt, but lists of other domains" in load_error(
-        ValueError, "domains:.", tmp_path
-    )
+    refused("no splits/amazon_train.txt, but lists of other domains", "domains:.", tmp_path)
     write(tmp_path / "splits/amazon_train.txt", LISTS["amazon_train"])
-    assert "there are no lists of one of the two" in load_error(ValueError, "domains:.", tmp_path)
+    refused("there are no lists of one of the two", "domains:.", tmp_path)
 
 
 def test_no_domains(tmp_path):
-    assert "no such folder" in load_error(FileNotFoundError, "domains:office", tmp_path)
+    refused("no such folder", "domains:office", tmp_path, kind=FileNotFoundError)
     write(tmp_path / "a/1.png", encoded(pixels(8, 8)))  # a folder of classes, without domains
-    assert "no images" in load_error(ValueError, "domains:.", tmp_path)
+    refused("no images", "domains:.", tmp_path)
     write(tmp_path / "a/b/1.png", b"no image")
-    assert "a/b/1.png cannot be decoded" in load_error(ValueError, "domains:.", tmp_path)
+    refused("a/b/1.png cannot be decoded", "domains:.", tmp_path)
 
 
 # Camelyon17
@@ -161,13 +139,11 @@ def test_camelyon17(tmp_path, folder):
     for _ in range(2):  # the second from the cache
         dataset = load_dataset("camelyon17", tmp_path)
         np.testing.assert_array_equal(dataset.inputs, images)
-        assert dataset.labels.tolist() == [1, 0, 1, 0, 1] and dataset.class_names == (
-            "normal",
-            "tumor",
-        )
+        assert dataset.labels.tolist() == [1, 0, 1, 0, 1]
+        assert dataset.class_names == ("normal", "tumor")
         assert dataset.groups.tolist() == [0, 0, 1, 2, 4]
         official = {"train": [0, 4], "id_val": [1], "val": [2], "test": [3]}
-        assert {k: v.tolist() for k, v in dataset.official.items()} == official
+        assert sets(dataset) == official
         tmp_path = tmp_path / "."
     assert load_dataset("camelyon17", tmp_path, 32).inputs.shape == (5, 32, 32, 3)
 
@@ -191,4 +167,4 @@ def test_damaged_camelyon17(tmp_path):
         message = load_error(ValueError, "camelyon17", tmp_path)
         assert message.startswith(f"{tmp_path}: ") and reason in message
     write(tmp_path / "metadata.csv", COLUMNS)
-    assert "it has no rows" in load_error(ValueError, "camelyon17", tmp_path)
+    refused("it has no rows", "camelyon17", tmp_path)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.lab.readers.raw import ReadOptions
-from tests.lab.readers.source_files import encoded, pixels, write
+from tests.lab.readers.source_files import encoded, pixels, sets, write
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_decoded_images_are_kept(tmp_path, fresh):
     for field in ("inputs", "labels"):
         np.testing.assert_array_equal(getattr(first, field), getattr(second, field))
     assert (second.name, second.class_names) == (first.name, first.class_names)
-    assert {k: v.tolist() for k, v in second.official.items()} == {"train": [1, 2], "test": [0]}
+    assert sets(second) == {"train": [1, 2], "test": [0]}
     assert fresh(f"folder:{root}", None, 2)[1]  # each size has a file of its own
     content = images.read_bytes()
     damaged = bytes([*content[:-1], content[-1] ^ 1])

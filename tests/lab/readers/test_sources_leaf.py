@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import load_error, write
+from tests.lab.readers.source_files import load_error, refused, write
 from tests.lab.readers.test_sources_text import assert_limited
 
 DARK, LIGHT = [0.0] * 784, [1.0] * 783 + [0.2]
@@ -67,7 +67,7 @@ def test_femnist(tmp_path):
 
 def test_the_prefix_is_hinted_at(tmp_path):
     made(tmp_path, FEMNIST)
-    assert "did you mean 'leaf:leaf'?" in load_error(ValueError, "leaf", tmp_path)
+    refused("did you mean 'leaf:leaf'?", "leaf", tmp_path)
 
 
 def test_integers_are_pixels_too(tmp_path):
@@ -116,9 +116,7 @@ def test_letters_are_those_of_shakespeare(tmp_path, caplog):
     assert dataset.reading.token_texts == same.reading.token_texts
     assert "leaf: left out: 1 sample (their next character is none" in caplog.text
     assert len(make_partition("given", dataset, 2)) == 2
-    assert "text_length is 40, but leaf:leaf has no texts" in load_error(
-        ValueError, "leaf:leaf", tmp_path, None, 40
-    )
+    refused("text_length is 40, but leaf:leaf has no texts", "leaf:leaf", tmp_path, None, 40)
 
 
 def test_new_users_have_no_clients(tmp_path, caplog):
@@ -164,13 +162,11 @@ def test_damaged_files(tmp_path, content, message):
 def test_nothing_to_read(tmp_path, monkeypatch):
     name, root = made(tmp_path, {"train": FEMNIST["train"]})
     (tmp_path / "leaf" / "test").mkdir()
-    assert "no .json file in it" in load_error(ValueError, name, root)
+    refused("no .json file in it", name, root)
     (tmp_path / "leaf" / "test").rmdir()
-    assert "test" in load_error(FileNotFoundError, name, root)
+    refused("test", name, root, kind=FileNotFoundError)
     name, root = made(tmp_path, {"train": leaf(a=[]), "test": leaf(a=[])}, "none")
-    assert "no user has a sample" in load_error(ValueError, name, root)
+    refused("no user has a sample", name, root)
     name, root = made(tmp_path, FEMNIST)
-    assert "text_length is 5, but leaf:leaf has no texts" in load_error(
-        ValueError, name, root, None, 5
-    )
+    refused("text_length is 5, but leaf:leaf has no texts", name, root, None, 5)
     assert_limited(monkeypatch, "TEXTS", 2, "more than the 2 that are read", name, root)

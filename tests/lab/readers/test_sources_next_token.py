@@ -5,7 +5,7 @@ import pytest
 
 from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.readers.next_token import windows_of
-from tests.lab.readers.source_files import load_error, write
+from tests.lab.readers.source_files import refused, sets, write
 
 
 def test_no_token_is_in_two_windows():
@@ -27,9 +27,8 @@ def test_a_folder_has_a_text_of_each_author(tmp_path, caplog):
     assert [dataset.class_names[label] for label in dataset.labels] == ["or", "be", "it"]
     assert dataset.groups.tolist() == [0, 0, 1] and dataset.inputs.dtype == np.uint16
     assert dataset.reading.group_names == ("ann", "bob") and dataset.vocabulary == len(texts)
-    assert (
-        "left out: notes.md (no .txt file)" in caplog.text and "have no sample" not in caplog.text
-    )
+    assert "left out: notes.md (no .txt file)" in caplog.text
+    assert "have no sample" not in caplog.text
 
 
 def test_files_are_sets_and_unknown_words_no_answers(tmp_path, caplog):
@@ -37,11 +36,7 @@ def test_files_are_sets_and_unknown_words_no_answers(tmp_path, caplog):
     write(tmp_path / "play" / "test.txt", "a b b a")
     write(tmp_path / "play" / "val.txt", "a unseen a b")
     dataset = load_dataset("next_token:play", tmp_path, text_length=1)
-    assert {name: rows.tolist() for name, rows in dataset.official.items()} == {
-        "test": [0, 1],
-        "train": [2, 3],
-        "val": [4],
-    }
+    assert sets(dataset) == {"test": [0, 1], "train": [2, 3], "val": [4]}
     assert [dataset.class_names[label] for label in dataset.labels] == ["b", "a", "b", "c", "b"]
     assert "left out: 1 sample (their next word is unknown)" in caplog.text
 
@@ -60,8 +55,8 @@ def test_a_trained_tokenizer_adds_no_special_tokens(tmp_path):
 
 def test_what_is_no_text_is_refused(tmp_path):
     write(tmp_path / "a.txt", b"\xff\xfe")
-    assert "a.txt is no UTF-8 (byte 0)" in load_error(ValueError, "next_token:a.txt", tmp_path)
+    refused("a.txt is no UTF-8 (byte 0)", "next_token:a.txt", tmp_path)
     write(tmp_path / "b.txt", "alone")
-    assert "b.txt has fewer than two" in load_error(ValueError, "next_token:b.txt", tmp_path)
+    refused("b.txt has fewer than two", "next_token:b.txt", tmp_path)
     (tmp_path / "empty").mkdir()
-    assert "no .txt file in the folder" in load_error(ValueError, "next_token:empty", tmp_path)
+    refused("no .txt file in the folder", "next_token:empty", tmp_path)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.lab.readers import load_dataset, registry
-from tests.lab.readers.source_files import load_error
+from tests.lab.readers.source_files import load_error, refused
 from tests.lab.readers.test_sources_sensors import KINDS, write_files
 
 RECORDINGS = [f"Protocol/subject10{i}.dat" for i in range(1, 10)]
@@ -73,11 +73,8 @@ def test_pamap2(tmp_path, kind, monkeypatch):
     # from 384 and from 640 half and half; from 768 there is a step too few.
     assert dataset.labels.tolist() == [0, 4, 7, 7, 11, 5, 3, 3, 3, 3, 10, 3, 3, 3]
     assert dataset.groups.tolist() == [*[1] * 5, 2, 3, 4, 5, 6, 6, 7, 8, 9]
-    assert (
-        dataset.inputs.dtype == np.float32
-        and dataset.input_shape == (256, 3, 9)
-        and dataset.official == {}
-    )
+    assert dataset.inputs.dtype == np.float32 and dataset.input_shape == (256, 3, 9)
+    assert dataset.official == {}
 
     first, second = (tables[f"{part}/subject101.dat"] for part in ("Protocol", "Optional"))
     largest = np.abs(np.concatenate([first, second])[:, COLUMNS]).max(0)
@@ -137,17 +134,12 @@ def test_damaged_pamap2(tmp_path, damage):
     files = dict.fromkeys(RECORDINGS, row) | {file: content}
     write_files(tmp_path, "PAMAP2_Dataset", {f: c for f, c in files.items() if c}, "folder")
     error = load_error(ValueError, "pamap2", tmp_path)
-    assert (
-        message in error
-        and error.startswith(f"{tmp_path}/PAMAP2_Dataset: ")
-        and "PAMAP2_Dataset.zip or" in error
-    )
+    assert message in error and error.startswith(f"{tmp_path}/PAMAP2_Dataset: ")
+    assert "PAMAP2_Dataset.zip or" in error
 
 
 def test_pamap2_of_short_recordings(tmp_path):
     write_files(
         tmp_path, "PAMAP2_Dataset", dict.fromkeys(RECORDINGS, "1 4 " + "1 " * 52 + "\n"), "zip"
     )
-    assert "no window of 256 steps of the 12 activities" in load_error(
-        ValueError, "pamap2", tmp_path
-    )
+    refused("no window of 256 steps of the 12 activities", "pamap2", tmp_path)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import load_error, pixels, write
+from tests.lab.readers.source_files import load_error, pixels, sets, write
 
 
 def _tar(folder: Path, archive: Path, mode: str = "w:gz") -> None:
@@ -57,10 +57,7 @@ def test_idx(tmp_path, name, folder, ending):
     dataset = load_dataset(name, tmp_path)
     np.testing.assert_array_equal(dataset.inputs, images)
     assert dataset.labels.tolist() == labels and dataset.num_classes == 10
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {
-        "train": [0, 1, 2],
-        "test": [3, 4],
-    }
+    assert sets(dataset) == {"train": [0, 1, 2], "test": [3, 4]}
     assert dataset.inputs.flags.c_contiguous
 
 
@@ -90,11 +87,8 @@ def test_damaged_idx(tmp_path, file, damage):
     _write_mnist(tmp_path)
     (tmp_path / file).write_bytes(damage((tmp_path / file).read_bytes()))
     message = load_error(ValueError, "mnist", tmp_path)
-    assert (
-        message.startswith(str(tmp_path / file))
-        and f"expected {file}" in message
-        and "LeCun" in message
-    )
+    assert message.startswith(str(tmp_path / file)) and f"expected {file}" in message
+    assert "LeCun" in message
 
 
 def test_truncated_gz(tmp_path):

@@ -13,7 +13,7 @@ from fedjax_ht.lab.readers.download import get
 from fedjax_ht.lab.readers.motion import read_table
 from fedjax_ht.lab.readers.source import SHIPPED
 from fedjax_ht.lab.safe import limits
-from tests.lab.readers.source_files import load_error, text, write
+from tests.lab.readers.source_files import load_error, refused, sets, text, write
 
 KINDS = ("folder", "zip", "its files")
 
@@ -73,10 +73,7 @@ def test_har(tmp_path, kind, folder):
     np.testing.assert_allclose(dataset.inputs, windows, rtol=1e-6)
     np.testing.assert_array_equal(dataset.labels, labels)
     np.testing.assert_array_equal(dataset.groups, PERSONS["train"] + PERSONS["test"])
-    assert {name: index.tolist() for name, index in dataset.official.items()} == {
-        "train": [*range(6)],
-        "test": [*range(6, 10)],
-    }
+    assert sets(dataset) == {"train": [*range(6)], "test": [*range(6, 10)]}
     assert dataset.class_names[:2] == ("WALKING", "WALKING_UPSTAIRS") and dataset.num_classes == 6
     assert dataset.input_shape == (128, 9)
     clients = make_partition("natural", dataset, 5, seed=0)
@@ -125,17 +122,14 @@ def test_damaged_har(tmp_path, file):
         tmp_path, "UCI HAR Dataset", files if content is None else files | {file: content}, "folder"
     )
     error = load_error(ValueError, "har", tmp_path)
-    assert (
-        message in error
-        and error.startswith(f"{tmp_path}/UCI HAR Dataset: ")
-        and "UCI HAR Dataset.zip or" in error
-    )
+    assert message in error and error.startswith(f"{tmp_path}/UCI HAR Dataset: ")
+    assert "UCI HAR Dataset.zip or" in error
 
 
 def test_texts_have_a_limit(tmp_path, monkeypatch):
     write_files(tmp_path, "UCI HAR Dataset", har_files()[0], "zip")
     monkeypatch.setattr(limits, "TEXT_BYTES", 5000)
-    assert "bytes, more than the 5,000 that are read" in load_error(ValueError, "har", tmp_path)
+    refused("bytes, more than the 5,000 that are read", "har", tmp_path)
 
 
 def test_some_columns_of_a_table():
@@ -170,9 +164,8 @@ def test_embedded_har():
     # Total acceleration has gravity in it, one g, and lies along x unless the person does.
     upright = dataset.labels < 5
     mean = np.abs(dataset.inputs.astype(np.float32)[..., 6:].mean(1))
-    assert (mean[upright].argmax(1) == 0).mean() > 0.99 and (
-        mean[~upright].argmax(1) == 0
-    ).mean() < 0.1
+    assert (mean[upright].argmax(1) == 0).mean() > 0.99
+    assert (mean[~upright].argmax(1) == 0).mean() < 0.1
     folder = SHIPPED
     licence = " ".join((folder / "LICENSE-har_10persons.txt").read_text().split())
     assert "CC BY 4.0" in licence and "D. Anguita, A. Ghio" in licence and "wrong one" in licence

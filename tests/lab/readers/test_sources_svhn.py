@@ -8,7 +8,7 @@ import pytest
 from scipy.io import savemat
 
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import load_error, pixels
+from tests.lab.readers.source_files import load_error, pixels, refused, sets
 
 
 def _write_svhn(folder: Path) -> np.ndarray:
@@ -24,18 +24,13 @@ def test_svhn(tmp_path):
     dataset = load_dataset("svhn", tmp_path)
     np.testing.assert_array_equal(dataset.inputs, images)
     assert dataset.labels.tolist() == [0, 1, 9, 2, 0] and dataset.inputs.flags.c_contiguous
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {
-        "train": [0, 1, 2],
-        "test": [3, 4],
-    }
+    assert sets(dataset) == {"train": [0, 1, 2], "test": [3, 4]}
 
 
 def test_svhn_without_scipy(tmp_path, monkeypatch):
     _write_svhn(tmp_path)
     monkeypatch.setitem(sys.modules, "scipy.io", None)
-    assert "needs scipy; run pip install 'fedjax_ht[run]'" in load_error(
-        ImportError, "svhn", tmp_path
-    )
+    refused("needs scipy; run pip install 'fedjax_ht[run]'", "svhn", tmp_path, kind=ImportError)
 
 
 @pytest.mark.parametrize("keep", [0, 100, 2000])
@@ -49,9 +44,9 @@ def test_damaged_svhn(tmp_path, keep):
 def test_svhn_of_other_arrays(tmp_path):
     _write_svhn(tmp_path)
     savemat(tmp_path / "test_32x32.mat", {"digits": np.zeros(3)})
-    assert "such as X" in load_error(ValueError, "svhn", tmp_path)
+    refused("such as X", "svhn", tmp_path)
     savemat(tmp_path / "test_32x32.mat", {"X": np.zeros((32, 32, 3, 2)), "y": np.ones((2, 1))})
-    assert "not uint8" in load_error(ValueError, "svhn", tmp_path)
+    refused("not uint8", "svhn", tmp_path)
 
 
 @pytest.mark.parametrize("label", [11, 17, 255, -1, -1.5, 3.9, np.nan, np.inf])

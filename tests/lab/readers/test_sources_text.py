@@ -12,7 +12,7 @@ from fedjax_ht.lab.readers import find_dataset, load_dataset
 from fedjax_ht.lab.readers.tokens import encode, vocabulary, words
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.models import model_group
-from tests.lab.readers.source_files import load_error
+from tests.lab.readers.source_files import load_error, refused, sets
 
 TRAIN = [
     ("3", "Fears for T N pension", 'Unions say they are "disappointed".'),
@@ -54,10 +54,7 @@ def test_ag_news(ag_news, caplog):
     assert dataset.inputs.shape == (5, 200) and dataset.inputs.dtype == np.uint16
     assert dataset.class_names == ("World", "Sports", "Business", "Sci/Tech")
     assert dataset.labels.tolist() == [2, 3, 1, 0, 3]
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {
-        "train": [0, 1, 2],
-        "test": [3, 4],
-    }
+    assert sets(dataset) == {"train": [0, 1, 2], "test": [3, 4]}
     learned = vocabulary(" ".join(row[1:]) for row in TRAIN)
     assert dataset.vocabulary == len(learned) + 2 and learned["a"] == 2
     back = {i: word for word, i in learned.items()} | {1: "?"}
@@ -73,15 +70,9 @@ def test_how_long_texts_are(ag_news):
     whole, cut = load_dataset("ag_news", ag_news), load_dataset("ag_news", ag_news, None, 5)
     np.testing.assert_array_equal(cut.inputs, whole.inputs[:, :5])
     assert load_dataset("ag_news", ag_news, text_length=300).inputs.shape == (5, 300)
-    assert "text_length is 0; it must be a positive integer up to" in load_error(
-        ValueError, "ag_news", ag_news, None, 0
-    )
-    assert "image_size is 8, but ag_news has no images" in load_error(
-        ValueError, "ag_news", ag_news, 8
-    )
-    assert "text_length is 8, but fashion_mnist_10k has no texts" in load_error(
-        ValueError, "fashion_mnist_10k", None, None, 8
-    )
+    refused("text_length is 0; it must be a positive integer up to", "ag_news", ag_news, None, 0)
+    refused("image_size is 8, but ag_news has no images", "ag_news", ag_news, 8)
+    refused("text_length is 8, but fashion_mnist_10k has no", "fashion_mnist_10k", None, None, 8)
 
 
 @pytest.mark.parametrize("file", ["ag_news_test.csv", "ag_news/test.csv", "ag_news_csv/test.csv"])
@@ -90,17 +81,15 @@ def test_the_test_set_alone(tmp_path, file):
     dataset = load_dataset("ag_news_test", tmp_path)
     assert dataset.labels.tolist() == [0, 3] and dataset.num_classes == 4 and not dataset.official
     assert dataset.vocabulary == 10 and (dataset.inputs > 1).sum() == 9  # every word is known
-    assert "not found" in load_error(FileNotFoundError, "ag_news", tmp_path)
+    refused("not found", "ag_news", tmp_path, kind=FileNotFoundError)
 
 
 def test_a_file_of_ones_own(tmp_path):
     write_csv(tmp_path / "mine.csv", [("10", "b a"), ("9", "a"), ("10", "c")])
     dataset = load_dataset("text:mine.csv", tmp_path)
     assert dataset.class_names == ("9", "10") and dataset.labels.tolist() == [1, 0, 1]
-    assert (
-        dataset.inputs[:, :3].tolist() == [[3, 2, 0], [2, 0, 0], [4, 0, 0]]
-        and dataset.vocabulary == 5
-    )
+    assert dataset.inputs[:, :3].tolist() == [[3, 2, 0], [2, 0, 0], [4, 0, 0]]
+    assert dataset.vocabulary == 5
     write_csv(tmp_path / "named.csv", [("10", "b"), ("no", "a"), ("9", "c")])
     assert load_dataset("text:named.csv", tmp_path).class_names == ("10", "9", "no")
 
@@ -127,18 +116,15 @@ def test_texts_meet_models(ag_news):
 def test_damaged_csv(ag_news, content, message):
     (ag_news / "ag_news/test.csv").write_bytes(content)
     line = load_error(ValueError, "ag_news", ag_news)
-    assert (
-        message in line
-        and "test.csv: " in line
-        and "rows of class (1 to 4), title and description" in line
-    )
+    assert message in line and "test.csv: " in line
+    assert "rows of class (1 to 4), title and description" in line
 
 
 def assert_limited(monkeypatch, limit, value, message, name, data_dir):
     """With this limit the set is refused in a line that has the message."""
     with monkeypatch.context() as patched:
         patched.setattr(limits, limit, value)
-        assert message in load_error(ValueError, name, data_dir)
+        refused(message, name, data_dir)
 
 
 def test_limits_of_texts(ag_news, monkeypatch):
@@ -163,9 +149,7 @@ def test_limits_of_texts(ag_news, monkeypatch):
     )
     monkeypatch.setattr(limits, "CLASSES", 1)
     write_csv(ag_news / "x.csv", TEST)
-    assert "a column has 2 classes or groups, more than the 1" in load_error(
-        ValueError, "text:x.csv", ag_news
-    )
+    refused("a column has 2 classes or groups, more than the 1", "text:x.csv", ag_news)
 
 
 def test_missing_texts_say_how_to_get_them(tmp_path):
@@ -184,9 +168,7 @@ def test_missing_texts_say_how_to_get_them(tmp_path):
 def test_the_vocabulary_of_a_dataset():
     tokens, labels = np.array([[1, 4], [0, 2]]), np.array([0, 1])
     assert Dataset("d", tokens, labels, ("a", "b"), vocabulary=5).vocabulary == 5
-    with pytest.raises(
-        ValueError, match="d: token ids run from 0 to 4; with vocabulary 4 they must be from 0 to 3"
-    ):
+    with pytest.raises(ValueError, match="d: token ids run from 0 to 4; with vocabulary 4 they"):
         Dataset("d", tokens, labels, ("a", "b"), vocabulary=4)
     with pytest.raises(ValueError, match="vocabulary is 4, which is for tokens, an integer array"):
         Dataset("d", tokens.astype(float), labels, ("a", "b"), vocabulary=4)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import encoded, load_error, write
+from tests.lab.readers.source_files import encoded, load_error, refused, write
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +85,10 @@ def test_tfds_in_a_format_of_tensorflow(prepared, tmp_path):
 def test_tfds_of_two_versions(tmp_path):
     for version in ("1.0.0", "2.0.0"):
         write(tmp_path / f"tiny/{version}/dataset_info.json", "{}")
-    assert "(tiny/1.0.0, tiny/2.0.0)" in load_error(ValueError, "tfds:tiny", tmp_path)
+    refused("(tiny/1.0.0, tiny/2.0.0)", "tfds:tiny", tmp_path)
 
 
 def test_tfds_not_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     write(tmp_path / "tiny/1.0.0/dataset_info.json", "{}")
-    assert "pip install 'fedjax_ht[tfds]'" in load_error(ImportError, "tfds:tiny", tmp_path)
+    refused("pip install 'fedjax_ht[tfds]'", "tfds:tiny", tmp_path, kind=ImportError)

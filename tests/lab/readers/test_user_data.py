@@ -71,9 +71,7 @@ def test_mistakes_are_one_line(folder, name, options, line):
 
 
 def test_a_prefix_is_meant_where_there_is_no_such_module(folder):
-    with pytest.raises(
-        ValueError, match=r"no module cvs in .*; did you mean 'csv:PATH'\? There are"
-    ):
+    with pytest.raises(ValueError, match=r"no module cvs in .*; did you mean 'csv:PATH'\? There"):
         load_dataset("cvs:patients")
 
 
