@@ -145,6 +145,8 @@ def test_grey_images_of_bytes_need_no_axis_of_channels():
         (np.array([0, 1, 1 << 63, 0], np.uint64), "they must be from 0 to 99,999"),
         ([0, 1, -1, 0], "labels run from -1 to 1"),
         ([0, 1, 0.5, 0], "labels have values such as 0.5"),
+        ([0.0, 1, np.nan, 0], "values such as nan"),
+        ({0, 1}, "labels is a set; give a NumPy array"),
         (["a", "b", "b", "a"], "labels are <U1; they must be integers from 0: .*np.unique"),
     ],
 )

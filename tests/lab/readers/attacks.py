@@ -1,21 +1,463 @@
-"""Reads files that ask for too much, each in a process of its own.
+"""Files that ask for too much, each read in a process of its own: bombs, claims, pickles, pipes.
 
-python -m tests.lab.readers.attacks FOLDER [NAME ...] makes them below FOLDER and prints a line of JSON for
-each: how it ended, in how many seconds, with how much memory.
+python -m tests.lab.readers.attacks FOLDER [NAME ...] makes them below FOLDER and prints a line of
+JSON for each: how it ended, in how many seconds, with how much memory.
 """
 
 import contextlib
+import functools
 import json
 import os
+import pickle
 import resource
 import signal
+import struct
 import sys
+import tarfile
 import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.lab.readers.attack_bombs import HUGE, Attack, bombs
-from tests.lab.readers.attack_claims import CLAIMS, pipes
-from tests.lab.readers.attack_pickles import pickles
+import numpy as np
+
+from fedjax_ht.lab.safe.limits import PICKLE_STEPS
+
+Attack = Callable[[Path], tuple[str, str]]
+"""Writes files into a folder; returns how they are read, see `attacks.read`."""
+
+HUGE = 4_000_000_000
+_BLOCK = 1 << 20
+
+
+@functools.cache
+def _block() -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    # which needs nothing of what is before it
+    return packer.compress(bytes(_BLOCK)) + packer.flush(zlib.Z_FULL_FLUSH)
+
+
+def deflated_zeros(size: int, start: bytes = b"") -> bytes:
+    """`start` and zeros, `size` bytes together, as one raw deflate stream; made in no time."""
+    blocks, rest = divmod(size - len(start), _BLOCK)
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    first = packer.compress(start) + packer.flush(zlib.Z_FULL_FLUSH)
+    return first + _block() * blocks + packer.compress(bytes(rest)) + packer.flush()
+
+
+def gzip_bomb(size: int, start: bytes = b"") -> bytes:
+    """A gzip file, but for its sum."""
+    return (
+        b"\x1f\x8b\x08"
+        + bytes(7)
+        + deflated_zeros(size, start)
+        + bytes(4)
+        + struct.pack("<I", size % (1 << 32))
+    )
+
+
+def zip_bomb(
+    name: str, size: int, start: bytes = b"", says: int | None = None, **plain: bytes
+) -> bytes:
+    """A zip file, but for the sums.
+
+    `says` is what it gives as the bomb's size, if that is another.
+    """
+    entries = {name: (deflated_zeros(size, start), size if says is None else says)}
+    entries |= {
+        other: (deflated_zeros(len(content), content), len(content))
+        for other, content in plain.items()
+    }
+    local, directory = b"", b""
+    for name, (content, says) in entries.items():
+        sizes = (zlib.crc32(plain.get(name, b"")), len(content), says, len(name), 0)
+        common = struct.pack("<HHHHHIIIHH", 20, 0, 8, 0, 33, *sizes)
+        directory += (
+            b"PK\x01\x02"
+            + struct.pack("<H", 20)
+            + common
+            + bytes(10)
+            + struct.pack("<I", len(local))
+        )
+        directory += name.encode()
+        local += b"PK\x03\x04" + common + name.encode() + content
+    count = len(entries)
+    return (
+        local
+        + directory
+        + b"PK\x05\x06"
+        + struct.pack("<4H2IH", 0, 0, count, count, len(directory), len(local), 0)
+    )
+
+
+def tar_header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def npy_header(shape: str, dtype: str = "|u1") -> bytes:
+    text = (
+        f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode()
+        + b"\n"
+    )
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+def bombs(size: int) -> dict[str, Attack]:
+    """Little files that decompress to `size` bytes."""
+    idx = bytes((0, 0, 8, 3)) + struct.pack(">3I", size // 784, 28, 28)
+    matrix = struct.pack(
+        "<12I8s2I", 14, size, 6, 8, 9, 0, 5, 8, size - 72, 1, 1, 1, b"X", 2, size - 72
+    )
+    mat = b"MATLAB 5.0".ljust(124) + b"\x00\x01IM"
+    squeezed = b"\x78\x9c" + deflated_zeros(size, matrix)
+    shape = f"({size // 1024}, 32, 32)"
+    labels = {"labels.npy": npy_header("(1,)") + b"\0"}
+    npz = zip_bomb("images.npy", size, npy_header(shape), **labels)
+    return {
+        "idx.gz": dataset_file("train-images-idx3-ubyte.gz", "mnist", gzip_bomb(size, idx)),
+        "tar.gz": dataset_file(
+            "cifar-10-binary.tar.gz",
+            "cifar10",
+            gzip_bomb(size, tar_header("c/data_batch_1.bin", size - 512)),
+        ),
+        "tar.gz, another file in it": dataset_file(
+            "cifar-10-binary.tar.gz", "cifar10", gzip_bomb(size, tar_header("c/readme", size - 512))
+        ),
+        "tar.gz, a name in it": dataset_file(
+            "cifar-10-binary.tar.gz",
+            "cifar10",
+            gzip_bomb(size, tar_header("x", size - 512, tarfile.GNUTYPE_LONGNAME)),
+        ),
+        "tar.gz of nothing": dataset_file(
+            "cifar-10-binary.tar.gz", "cifar10", gzip_bomb(size, tar_header("c/meta", 0))
+        ),
+        "zip": dataset_file(
+            "tiny-imagenet-200.zip", "tiny_imagenet", zip_bomb("train/n1/images/a.JPEG", size)
+        ),
+        "zip that lies": dataset_file(
+            "tiny-imagenet-200.zip",
+            "tiny_imagenet",
+            zip_bomb("train/n1/images/a.JPEG", size, says=100),
+        ),
+        "sensors' zip": dataset_file(
+            "UCI HAR Dataset.zip",
+            "har",
+            zip_bomb("train/Inertial Signals/body_acc_x_train.txt", size),
+        ),
+        "recordings' zip": dataset_file(
+            "PAMAP2_Dataset.zip", "pamap2", zip_bomb("Protocol/subject101.dat", size)
+        ),
+        "npz": dataset_file("x.npz", "npz:x.npz", npz),
+        "npz, a long header": dataset_file(
+            "x.npz",
+            "npz:x.npz",
+            zip_bomb("images.npy", size, b"\x93NUMPY\x02\x00\xff\xff\xff\xff", **labels),
+        ),
+        "mat": dataset_file(
+            "train_32x32.mat", "svhn", mat + struct.pack("<2I", 15, len(squeezed)) + squeezed
+        ),
+        "client's npz": dataset_file(
+            "train/0.npz",
+            "client_folders:.",
+            zip_bomb("data.npy", size, npy_header("()", "|O")),
+            **{"config.json": b'{"num_clients": 1, "num_classes": 2}'},
+        ),
+        "csv.gz": dataset_file("x.csv.gz", "csv:x.csv.gz", gzip_bomb(size, b"a,y\n")),
+        "weights": file_of_kind("weights", "x.pth", zip_bomb("top/data.pkl", size)),
+        "generator": file_of_kind("generator", "x.npz", zip_bomb("metadata.npy", size)),
+    }
+
+
+def dataset_file(file: str, dataset: str, content: bytes, **siblings: bytes) -> Attack:
+    """Returns an attack by files of a data set; `siblings` are more of them."""
+
+    def write(folder):
+        for name, body in {file: content, **siblings}.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(body)
+        return "dataset", dataset
+
+    return write
+
+
+def file_of_kind(kind: str, file: str, content: bytes) -> Attack:
+    """Returns an attack by a file of weights or of a generator."""
+
+    def write(folder):
+        (folder / file).write_bytes(content)
+        return kind, str(folder / file)
+
+    return write
+
+
+def _npz(folder: Path, **arrays) -> tuple:
+    np.savez(folder / "x.npz", **arrays)
+    return "dataset", "npz:x.npz"
+
+
+def _entry(content: bytes) -> Attack:
+    """An .npz whose images are this .npy file."""
+
+    def write(folder):
+        with zipfile.ZipFile(folder / "x.npz", "w") as archive:
+            archive.writestr("images.npy", content)
+            archive.writestr("labels.npy", npy_header("(1,)") + b"\0")
+        return "dataset", "npz:x.npz"
+
+    return write
+
+
+def _repeated(file: str, dataset: str, *pieces: tuple[bytes, int]) -> Attack:
+    """A file of byte strings, each so many times; made when it is written."""
+
+    def write(folder):
+        content = b"".join(piece * count for piece, count in pieces)
+        return dataset_file(file, dataset, content)(folder)
+
+    return write
+
+
+_config = functools.partial(_repeated, "config.json", "client_folders:.")
+_recording = functools.partial(_repeated, "Protocol/subject101.dat", "pamap2")
+_table = functools.partial(_repeated, "x.csv", "csv:x.csv")
+_texts = functools.partial(_repeated, "x.csv", "text:x.csv")
+
+
+def _png(folder: Path) -> tuple:
+    def chunk(kind, x):
+        return struct.pack(">I", len(x)) + kind + x + struct.pack(">I", zlib.crc32(kind + x))
+
+    head = struct.pack(">2I5B", 20_000, 20_000, 8, 2, 0, 0, 0)
+    (folder / "a").mkdir()
+    content = (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(bytes(10_000_000)))
+    )
+    (folder / "a/1.png").write_bytes(content + chunk(b"IEND", b""))
+    return "dataset", "folder:."
+
+
+def _zeros(folder: Path) -> tuple:
+    with (folder / "train-images-idx3-ubyte").open("wb") as file:
+        file.truncate(1 << 40)  # takes no space on disk
+    return "dataset", "mnist"
+
+
+def _sparse(folder: Path) -> tuple:
+    header = bytearray(tar_header("c/data_batch_1.bin", 0, tarfile.GNUTYPE_SPARSE))
+    header[483:495] = b"%011o\0" % (HUGE - 1)  # its size when it is unpacked
+    header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * 32 + sum(header[156:512]))
+    (folder / "cifar-10-binary.tar").write_bytes(bytes(header) + bytes(1024))
+    return "dataset", "cifar10"
+
+
+def _loop(folder: Path) -> tuple:
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        (folder / name / "x.png").write_bytes(b"no image")
+        for link in ("1", "2"):
+            (folder / name / link).symlink_to(folder)
+    return "dataset", "folder:."
+
+
+def _leaf(*pieces: tuple[bytes, int]) -> Attack:
+    def write(folder):
+        (folder / "shakespeare/test").mkdir(parents=True)
+        (folder / "shakespeare/test/a.json").write_text('{"users": [], "user_data": {}}')
+        return _repeated("shakespeare/train/a.json", "shakespeare", *pieces)(folder)
+
+    return write
+
+
+def _large_label(folder: Path) -> tuple:
+    return _npz(folder, images=np.zeros((2, 2, 2), np.uint8), labels=[0, 10**9])
+
+
+def _numbers(count: int, form: bytes) -> bytes:
+    return b"".join(form.replace(b"%d", b"%d" % i) for i in range(count))
+
+
+def _many_columns(folder: Path) -> tuple:
+    return _table((_numbers(1_000_000, b"%d,") + b"y\n", 1))(folder)
+
+
+def _many_labels(folder: Path) -> tuple:
+    return _table((b"a,y\n" + _numbers(1_000_000, b"%d,%d\n"), 1))(folder)
+
+
+def _many_classes(folder: Path) -> tuple:
+    return _texts((_numbers(500_000, b"%d,a\n"), 1))(folder)
+
+
+def _many_words(folder: Path) -> tuple:
+    lines = []
+    for first in range(0, 3_000_000, 30):
+        names = [b"%x" % i for i in range(first, first + 30)]
+        lines.append(b"1,%s\n" % b" ".join(names))
+    return _texts((b"".join(lines), 1))(folder)
+
+
+CLAIMS: dict[str, Attack] = {
+    "a text of one line": _recording((b"1 ", 100 << 20)),
+    "a text of long lines": _recording((b"1 " * 54 + b"\n" + b"1 " * 10**7, 10)),
+    "labels of 100 MB": _repeated("train/y_train.txt", "har", (b"1\n", 50 << 20)),
+    "label of 10^9": _large_label,
+    "array of 10^12": _entry(npy_header("(1000000000000,)") + bytes(10)),
+    "array of 10^40": _entry(npy_header(f"({'9' * 20}, {'9' * 20})") + bytes(10)),
+    "header in brackets": _entry(npy_header("(" * 5000)),
+    "header of signs": _entry(npy_header("-" * 9000 + "1")),
+    "header half written": _entry(npy_header("'''")),
+    "10^12 classes": _config((b'{"num_clients": 1, "num_classes": 1000000000000}', 1)),
+    "10^12 clients": _config((b'{"num_clients": 1000000000000, "num_classes": 2}', 1)),
+    "JSON in brackets": _config((b"[", 10_000_000)),
+    "table of 20,000,000 rows": _table((b"a,y\n", 1), (b"1,2\n", 20_000_000)),
+    "table of 20,000,000 cells": _table(
+        (_numbers(99, b"%d,") + b"y\n", 1), (b"1," * 99 + b"2\n", 200_000)
+    ),
+    "table of a million labels": _many_labels,
+    "table of one long cell": _table((b"a,y\n", 1), (b"1", 100_000_000), (b",2\n", 1)),
+    "table of a million columns": _many_columns,
+    "LEAF in brackets": _leaf((b"[", 10_000_000)),
+    "LEAF of 100 MB": _leaf((b"[", 1), (b"[],", 33_000_000), (b"0]", 1)),
+    "LEAF of one text": _leaf((b'{"users": ["', 1), (rb"\ud83d\ude00", 8_000_000), (b'"]}', 1)),
+    "texts of one word each": _texts((b"1,a\n", 30_000_000)),
+    "words that differ": _many_words,
+    "as many classes as texts": _many_classes,
+    "a CSV in quotes": _texts((b'1,"', 1), (b"a,", 30_000_000)),
+    "JSON of 100 MB": _config((b"[", 1), (b"[],", 33_000_000), (b"0]", 1)),
+    "image of 20,000 x 20,000": _png,
+    "a file of 1 TiB": _zeros,
+    "sparse tar": _sparse,
+    "links in a circle": _loop,
+}
+
+
+def pipes() -> dict[str, Attack]:
+    """Pipes in the place of files, which nobody writes to."""
+    attacks = {}
+    for file, dataset in (
+        ("train-images-idx3-ubyte.gz", "mnist"),
+        ("cifar-10-python.tar.gz", "cifar10"),
+        ("cifar-10-batches-py/data_batch_1", "cifar10"),
+        ("tiny-imagenet-200.zip", "tiny_imagenet"),
+        ("train_32x32.mat", "svhn"),
+        ("UCI HAR Dataset/train/y_train.txt", "har"),
+        ("Protocol/subject101.dat", "pamap2"),
+        ("x.npz", "npz:x.npz"),
+        ("a/b/1.png", "domains:."),
+        ("config.json", "client_folders:."),
+        ("x.csv", "csv:x.csv"),
+        ("y.csv", "text:y.csv"),
+        ("ag_news_test.csv", "ag_news_test"),
+        ("a/1.png", "folder:."),
+        ("tfds/dataset_info.json", "tfds:tfds"),
+    ):
+        attacks[file] = functools.partial(_pipe, file, "dataset", dataset)
+    for file, kind in (
+        ("x.pth", "weights"),
+        ("x.safetensors", "weights"),
+        ("x.pkl", "generator"),
+        ("y.npz", "generator"),
+    ):
+        attacks[file] = functools.partial(_pipe, file, kind, "")
+    return attacks
+
+
+def _pipe(file: str, kind: str, dataset: str, folder: Path) -> tuple:
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(folder / file)
+    return kind, dataset or str(folder / file)
+
+
+def _int(opcode: bytes, value: int, length: int) -> bytes:
+    return opcode + value.to_bytes(length, "little")
+
+
+def _named(content: bytes) -> bytes:
+    """A dict in which `content` is the value of every key that a reader of ours looks for."""
+    entries = [content, b"q\xff", b"0", b"}("]
+    for name in ("label_names", "data", "labels", "x", "y", "G_ema"):
+        entries += [pickle.dumps(name, 2)[2:-1], b"h\xff"]
+    return b"".join(entries) + b"u"
+
+
+def _colliding(count: int) -> bytes:
+    """A dict of integers that have one hash."""
+    keys = []
+    for i in range(1, count):
+        number = (i * ((1 << 61) - 1)).to_bytes(10, "little")
+        keys.append(_int(b"\x8a", 10, 1) + number + b"N")
+    return b"}(" + b"".join(keys) + b"u"
+
+
+PICKLES = {  # without the protocol in front and the stop behind
+    "deep tuple as a key": b"}K\x01" + b"\x85" * 1_000_000 + b"K\x01s",
+    "shared tuples as a key": b"}K\x01" + b"2\x86" * 100 + b"K\x01s",
+    "shared tuples in a set": b"\x8f(K\x01" + b"2\x86" * 100 + b"\x90",
+    "shared tuples as an ordered key": b"ccollections\nOrderedDict\n](K\x01"
+    + b"2\x86" * 100
+    + b"K\x01\x86e\x85R",
+    "nested lists": _named(b"]" * 1_000_000 + b"a" * 999_999),
+    "shared lists": _named(b"]" + b"2\x86" * 100),
+    "memo index 2^28": b"}" + _int(b"r", 1 << 28, 4),
+    "memo index 2^31": b"}" + _int(b"r", (1 << 31) - 1, 4),
+    "bytes of 2^62": _int(b"\x8e", 1 << 62, 8),
+    "bytes of 3 GB": _int(b"B", 3 << 30, 4),
+    "byte array of 8 GB": _int(b"\x96", 8 << 30, 8),
+    "frame of 3 GB": _int(b"\x95", 3 << 30, 8),
+    "empty lists": b"]" * 30_000_000,
+    "integers": b"](" + b"M\xff\x7f" * 10_000_000 + b"e",
+    "integers of 4 bytes": b"](" + b"J\xff\xff\x7f\x7f" * 4_000_000 + b"e",
+    "integers and lists": b"K\x01]" * 5_000_000,
+    "integers, as many as may be": _named(b"](" + b"M\xff\x7f" * (PICKLE_STEPS - 99) + b"e"),
+    "names": b"cnumpy\ndtype\n0" * 1_000_000 + b"}",
+    "a long number": _int(b"\x8b", 10_000_000, 4) + b"\x7f" * 10_000_000 + b"}",
+    "numbers that collide": _colliding(50_000),
+}
+
+
+def _as_cifar(content: bytes, folder: Path) -> tuple:
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        (folder / name).write_bytes(content)
+    (folder / "batches.meta").write_bytes(content)
+    return "dataset", "cifar10"
+
+
+def _as_client(content: bytes, folder: Path) -> tuple:
+    (folder / "config.json").write_text('{"num_clients": 1, "num_classes": 2}')
+    for split in ("train", "test"):
+        (folder / split).mkdir()
+        with zipfile.ZipFile(folder / split / "0.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("data.npy", npy_header("()", "|O") + content)
+    return "dataset", "client_folders:."
+
+
+def _as_weights(content: bytes, folder: Path) -> tuple:
+    with zipfile.ZipFile(folder / "x.pth", "w") as archive:
+        archive.writestr("top/data.pkl", content)
+    return "weights", str(folder / "x.pth")
+
+
+def _as_snapshot(content: bytes, folder: Path) -> tuple:
+    return file_of_kind("generator", "x.pkl", content)(folder)
+
+
+def pickles() -> Iterator[tuple[str, Attack]]:
+    """Each pickle in every kind of file that is read as one."""
+    for name, content in PICKLES.items():
+        whole = b"\x80\x04" + content + b"."
+        for kind, write in (
+            ("CIFAR", _as_cifar),
+            ("client", _as_client),
+            ("weights", _as_weights),
+            ("snapshot", _as_snapshot),
+        ):
+            yield f"{name}, {kind}", functools.partial(write, whole)
+
 
 # that an attack may take, the latter above what the process has when it starts
 SECONDS, BYTES = 20, 1 << 30

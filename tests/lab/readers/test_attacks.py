@@ -16,7 +16,7 @@ from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.safe_pickle import load_pickle
 from fedjax_ht.lab.safe.torch_files import load_state_dict
 from tests.lab.readers import attacks
-from tests.lab.readers.attack_bombs import bombs
+from tests.lab.readers.attacks import bombs
 
 # Not in the fast suite: bombs of 4 GB, and pickles of a million steps.
 SLOW = (

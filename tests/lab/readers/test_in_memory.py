@@ -72,10 +72,8 @@ def test_columns_of_sets_and_clients():
     table = frame(part=split, hospital=HOSPITAL)
     dataset = fl.Dataset.from_pandas(table, "outcome", split="part", client="hospital")
     assert dataset.official["val"].tolist() == list(range(1, COUNT, 3))
-    assert [client.train.tolist() for client in dataset.clients] == [
-        list(range(0, COUNT, 6)),
-        list(range(3, COUNT, 6)),
-    ]
+    expected = [list(range(0, COUNT, 6)), list(range(3, COUNT, 6))]
+    assert [client.train.tolist() for client in dataset.clients] == expected
     assert sum(len(client.test) for client in dataset.clients) == 10
 
 
@@ -272,13 +270,3 @@ def test_damaged_parquet_is_one_line(tmp_path):
     assert "\n" not in str(raised.value)
     with pytest.raises(FileNotFoundError, match=r"none\.parquet"):
         load_dataset("parquet:none.parquet", tmp_path)
-
-
-def test_a_path_without_a_prefix_is_told_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "own.parquet", "")
-    (tmp_path / "saved").mkdir()
-    write(tmp_path / "saved" / "dataset_info.json", "{}")
-    for name, prefix in (("own.parquet", "parquet"), ("saved", "hf")):
-        with pytest.raises(ValueError, match=f"did you mean '{prefix}:{name}'"):
-            load_dataset(name)

@@ -1,6 +1,7 @@
-"""Paths lead to the current folder or to the data, and names may be of any encoding."""
+"""Paths lead to the current folder or to the data, and a file that was written again is read again."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import fedjax_ht as fl
 from fedjax_ht.lab.readers import load_dataset, registry
 from fedjax_ht.lab.runs.plan import plan
+from fedjax_ht.lab.safe.archive import stamp_of
 from tests.lab.readers.source_files import encoded, load_error, write
 
 ROOT = Path(__file__).parents[3]
@@ -55,10 +57,13 @@ def test_a_dot_is_the_folder_of_the_data(tmp_path, monkeypatch):
         ("sites", "did you mean 'csv:sites'?"),
         ("made", "did you mean 'client_folders:made'?"),
         ("rows.parquet", "did you mean 'parquet:rows.parquet'?"),
+        ("saved", "did you mean 'hf:saved'?"),
+        ("users", "did you mean 'leaf:users'?"),
     ],
 )
 def test_a_path_without_a_prefix_is_answered_with_it(tmp_path, monkeypatch, path, hint):
-    for name in ("pictures/ant/0.png", "sites/a.csv", "made/train/0.npz", "saved/data.arrow"):
+    names = ("pictures/ant/0.png", "sites/a.csv", "made/train/0.npz", "users/train/a.json")
+    for name in (*names, "saved/dataset_info.json"):
         write(tmp_path / name, b"")
     message = load_error(ValueError, path, tmp_path)
     assert message.startswith(f"unknown dataset {path!r}; {hint}")
@@ -112,3 +117,76 @@ def test_a_c_locale(tmp_path):
         "2 classes: ameise, k\\xe4fer, of 1 each",
         "2 classes by column 'label': ja, n\\xf6, of 1 each",
     ]
+
+
+TIMES = (1.6e9, 1.6e9)  # as tar, cp -p and rsync -t give a file
+
+
+def save_at(path, value: float) -> None:
+    np.savez(path, inputs=np.full((4, 2), value, np.float32), labels=[0, 1, 0, 1])
+    os.utime(path, TIMES)
+
+
+@pytest.mark.parametrize("how", ["in place", "renamed", "copied"])
+def test_a_file_of_the_same_size_and_time_is_read_again(tmp_path, how):
+    path = tmp_path / "own.npz"
+    save_at(path, 1)
+    assert load_dataset("npz:own.npz", tmp_path).inputs.max() == 1
+    if how == "in place":
+        save_at(path, 2)
+    else:
+        save_at(tmp_path / "new.npz", 2)
+        move = shutil.copy2 if how == "copied" else os.replace
+        move(tmp_path / "new.npz", path)
+    assert path.stat().st_mtime == TIMES[0]
+    assert load_dataset("npz:own.npz", tmp_path).inputs.max() == 2
+
+
+def test_tables_and_texts_are_read_again(tmp_path):
+    write(tmp_path / "t.csv", "a,label\n1,x\n2,y\n")
+    write(tmp_path / "x.csv", "a,one\nb,two\n")
+    names = "csv:t.csv:label", "text:x.csv"
+    assert [load_dataset(name, tmp_path).num_classes for name in names] == [2, 2]
+    write(tmp_path / "t.csv", "a,label\n7,x\n8,y\n9,z\n")
+    write(tmp_path / "x.csv", "a,one\nb,two\nc,three\n")
+    assert [load_dataset(name, tmp_path).num_classes for name in names] == [3, 3]
+
+
+def test_images_whose_files_change_places_are_decoded_again(tmp_path):
+    paths = [tmp_path / f"set/{label}/0.bmp" for label in ("ant", "bee")]
+    for i, path in enumerate(paths):
+        write(path, encoded(np.full((4, 4), 100 + i, np.uint8), "BMP"))
+        os.utime(path, TIMES)
+    name = f"folder:{tmp_path}/set"
+    assert load_dataset(name).inputs[:, 0, 0, 0].tolist() == [100, 101]
+    os.rename(paths[0], tmp_path / "aside")
+    os.rename(paths[1], paths[0])
+    os.rename(tmp_path / "aside", paths[1])
+    assert load_dataset(name).inputs[:, 0, 0, 0].tolist() == [101, 100]
+
+
+def test_sets_of_publishers_are_read_again(tmp_path):
+    from tests.lab.readers.test_idx_and_cifar import _write_mnist
+
+    _write_mnist(tmp_path)
+    first = load_dataset("mnist", tmp_path)
+    assert load_dataset("mnist", tmp_path) is first
+    (path,) = tmp_path.glob("t10k-images*")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 255
+    path.write_bytes(content)
+    again = load_dataset("mnist", tmp_path)
+    assert again.inputs[-1, -1, -1, 0] == 255 - first.inputs[-1, -1, -1, 0]
+
+
+def test_a_stamp_changes_with_any_file(tmp_path):
+    write(tmp_path / "set/a/1", "one")
+    stamps = {stamp_of([tmp_path / "set"])}
+    assert stamp_of([tmp_path / "set"]) in stamps
+    write(tmp_path / "set/a/2", "two")
+    stamps.add(stamp_of([tmp_path / "set"]))
+    (tmp_path / "set/a/2").rename(tmp_path / "set/a/3")
+    stamps.add(stamp_of([tmp_path / "set"]))
+    (tmp_path / "set/a/4").symlink_to("nowhere")
+    stamps.add(stamp_of([tmp_path / "set"]))
+    assert len(stamps) == 4

@@ -55,10 +55,8 @@ def test_tfds(prepared):
     dataset = load_dataset("tfds:tiny", prepared)
     values = dataset.inputs[:, 0, 0, 0]
     assert dataset.inputs.shape == (5, 8, 6, 3) and dataset.class_names == ("a", "b")
-    assert {k: sorted(values[v].tolist()) for k, v in dataset.official.items()} == {
-        "train": [0, 1, 2],
-        "test": [3, 4],
-    }
+    expected = {"train": [0, 1, 2], "test": [3, 4]}
+    assert {k: sorted(values[v].tolist()) for k, v in dataset.official.items()} == expected
     np.testing.assert_array_equal(dataset.labels, values % 2)
     assert load_dataset("tfds:tiny:1.0.0", prepared, 4).inputs.shape == (5, 4, 4, 3)
     assert "tensorflow" not in sys.modules

@@ -9,7 +9,7 @@ from fedjax_ht.core.bucket import count_parameters
 from fedjax_ht.lab.runs.plan import plan, settle
 from fedjax_ht.lab.weights.start import weights_of_model
 from tests.hugging_face import write_folder
-from tests.lab.readers.test_sources_text import write_csv
+from tests.lab.readers.test_texts import write_csv
 
 CLIENTS, WIDTH = 4, 8
 

@@ -14,7 +14,7 @@ from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.lab.safe.bounded import opened_zip, read_whole, tar_members
 from fedjax_ht.lab.safe.torch_files import load_state_dict
-from tests.lab.readers.attack_bombs import npy_header
+from tests.lab.readers.attacks import npy_header
 from tests.lab.readers.source_files import encoded, pixels
 from tests.lab.safe.test_torch_files import state_dict, tensor
 from tests.lab.safe.test_torch_files import write as write_weights

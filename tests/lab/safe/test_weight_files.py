@@ -71,10 +71,8 @@ def test_safetensors_of_numbers_that_numpy_lacks(tmp_path, kind):
     ).encode()
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
-    with pytest.raises(
-        ValueError,
-        match=rf"x\.safetensors: 'a\.weight' is {kind}, which numpy does not have; save it",
-    ):
+    line = rf"x\.safetensors: 'a\.weight' is {kind}, which numpy does not have; save it"
+    with pytest.raises(ValueError, match=line):
         load_state_dict(path)
 
 
@@ -90,15 +88,11 @@ def test_checkpoints_of_training_scripts(tmp_path):
         arrays = load_state_dict(
             write(tmp_path / "x.pth", b"\x80\x02" + dictionary(script | {key: inner}) + b".")
         )
-        assert {name: array.tolist() for name, array in arrays.items()} == {
-            "fc.weight": [0, 1],
-            "fc.bias": [0],
-        }
+        expected = {"fc.weight": [0, 1], "fc.bias": [0]}
+        assert {name: array.tolist() for name, array in arrays.items()} == expected
     mixed = dictionary({"module.a": tensor(), "b": tensor()})  # no prefix of all names
-    assert list(load_state_dict(write(tmp_path / "x.pth", b"\x80\x02" + mixed + b"."))) == [
-        "module.a",
-        "b",
-    ]
+    expected = ["module.a", "b"]
+    assert list(load_state_dict(write(tmp_path / "x.pth", b"\x80\x02" + mixed + b"."))) == expected
 
 
 def test_numpy_and_safetensors(tmp_path):

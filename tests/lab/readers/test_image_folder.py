@@ -1,13 +1,15 @@
-"""Classes and sets of folders of images, and what is left out of them."""
+"""Folders of images: their classes, sets and domains, and what is left out of them."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import fedjax_ht as fl
+from fedjax_ht.data.partition import make_partition
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import encoded, load_error, refused, write
+from tests.lab.readers.source_files import encoded, load_error, pixels, refused, sets, write
 
 CLASSES = ("ant", "bee", "cow")
 
@@ -177,3 +179,143 @@ def test_a_link_in_a_circle_is_refused(tmp_path):
     write_images(tmp_path, "ant", "bee")
     (tmp_path / "ant/up").symlink_to(tmp_path)
     refused("ant/up is a link to a folder that it is in", f"folder:{tmp_path}")
+
+
+def test_folder_per_class(tmp_path):
+    cat, dogs = pixels(9, 8, 3), [pixels(9, 8), pixels(9, 8, 3)]
+    write(tmp_path / "cat/deeper/a.png", encoded(cat))
+    write(tmp_path / "dog/a.PNG", encoded(dogs[0]))
+    write(tmp_path / "dog/b.bmp", encoded(dogs[1], "BMP"))
+    write(tmp_path / "dog/notes.txt", "no image")
+    write(tmp_path / ".hidden/a.png", b"no image")
+    write(tmp_path / "dog/._a.png", b"no image")
+    dataset = load_dataset(f"folder:{tmp_path}")
+    np.testing.assert_array_equal(dataset.inputs, [cat, np.dstack([dogs[0]] * 3), dogs[1]])
+    assert dataset.labels.tolist() == [0, 1, 1] and dataset.class_names == ("cat", "dog")
+    assert dataset.official == {}
+
+
+def test_folder_of_splits_and_grey_images(tmp_path):
+    for i, name in enumerate(["train/a/1", "train/b/1", "val/b/1", "test/a/1", "test/a/2"]):
+        write(tmp_path / f"set/{name}.png", encoded(np.full((4, 4), i, np.uint8)))
+    dataset = load_dataset("folder:set", tmp_path)
+    assert dataset.inputs.shape == (5, 4, 4, 1) and dataset.class_names == ("a", "b")
+    got = {split: dataset.inputs[i, 0, 0, 0].tolist() for split, i in dataset.official.items()}
+    assert got == {"train": [0, 1], "val": [2], "test": [3, 4]}
+    expected = [0, 1, 1, 0, 0]
+    assert [int(dataset.labels[dataset.inputs[:, 0, 0, 0] == i][0]) for i in range(5)] == expected
+
+
+def test_folder_errors(tmp_path):
+    refused("no such folder", f"folder:{tmp_path}/none", kind=FileNotFoundError)
+    refused("no images", f"folder:{tmp_path}")
+    write(tmp_path / "a/1.png", encoded(pixels(4, 4)))
+    write(tmp_path / "a/2.png", encoded(pixels(4, 5)))
+    refused("2 sizes, from (4, 4) to (4, 5); set image_size", f"folder:{tmp_path}")
+    assert load_dataset(f"folder:{tmp_path}", image_size=3).inputs.shape == (2, 3, 3, 1)
+    Image.fromarray(np.zeros((4, 4), np.uint16)).save(tmp_path / "a/3.png")
+    mode = Image.open(tmp_path / "a/3.png").mode  # I;16, or I in older Pillows
+    assert mode.startswith("I")
+    refused(f"a/3.png cannot be decoded (mode {mode},", f"folder:{tmp_path}")
+
+
+FILES = (
+    ("amazon", "bike/a.png"),
+    ("amazon", "mug/b.jpg"),
+    ("webcam", "bike/c.PNG"),
+    ("webcam", "bike/sub/d.png"),
+    ("webcam", "pen/e.png"),
+)
+
+
+def write_domains(root: Path, below: str = "") -> None:
+    for i, (domain, name) in enumerate(FILES):
+        image = np.full((70 + i, 90, 3), 40 * i, np.uint8)
+        write(root / domain / below / name, encoded(image if i else image[..., 0]))
+
+
+@pytest.mark.parametrize("below", ["", "images"])
+def test_domains(tmp_path, caplog, below):
+    write_domains(tmp_path / "office", below)
+    write(tmp_path / "office/readme.txt", "no domain")
+    dataset = load_dataset("domains:office", tmp_path)
+    assert dataset.inputs.shape == (5, 64, 64, 3)
+    assert dataset.inputs.mean((1, 2, 3)).tolist() == pytest.approx([0, 40, 80, 120, 160], abs=1)
+    assert dataset.class_names == ("bike", "mug", "pen")
+    assert dataset.labels.tolist() == [0, 1, 0, 0, 2]
+    assert dataset.groups.tolist() == [0, 0, 1, 1, 1] and dataset.official == {}
+    assert [message.partition(": ")[2] for message in caplog.messages] == [
+        "domain amazon has no images of 1 of the classes: pen",
+        "domain webcam has no images of 1 of the classes: mug",
+    ]
+    clients = make_partition("natural", dataset, 2, train_share=0.5)
+    assert [sorted(np.concatenate(client)) for client in clients] == [[0, 1], [2, 3, 4]]
+
+
+def test_decoded_domains_are_kept(tmp_path):
+    write_domains(tmp_path)
+    first = load_dataset("domains:.", tmp_path)
+    again = load_dataset("domains:./", tmp_path)
+    assert list(tmp_path.glob(".fedjax_ht_cache/domains-64-*.npz")) and again is not first
+    for name in ("inputs", "labels", "groups"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
+    assert load_dataset("domains:.", tmp_path, 8).inputs.shape == (5, 8, 8, 3)
+
+
+LISTS = {  # classes in another order, and one image in no list
+    "amazon_train": "amazon/mug/b.jpg 0\n",
+    "amazon_test": "amazon/bike/a.png 1\n",
+    "webcam_train": "webcam/bike/c.PNG 1\nwebcam/pen/e.png 2\n",
+    "webcam_test": "",
+    "quickdraw_test": "quickdraw/x/y.png 7\n",
+}
+
+
+def write_lists(root: Path, **lists: str) -> None:
+    for name, text in (LISTS | lists).items():
+        write(root / f"splits/{name}.txt", text)
+
+
+def test_the_lists_of_domainnet(tmp_path):
+    write_domains(tmp_path)
+    write_lists(tmp_path)
+    dataset = load_dataset("domains:.", tmp_path)
+    assert dataset.class_names == ("mug", "bike", "pen") and dataset.labels.tolist() == [0, 1, 2, 1]
+    assert dataset.inputs.mean((1, 2, 3)).tolist() == pytest.approx([40, 80, 160, 0], abs=1)
+    assert dataset.groups.tolist() == [0, 1, 1, 0]
+    assert sets(dataset) == {"train": [0, 1, 2], "test": [3]}
+
+
+@pytest.mark.parametrize(
+    ("lists", "reason"),
+    [
+        ({"amazon_train": "amazon/mug/x.jpg 0\n"}, "1 of 4 images of the lists are missing, such"),
+        ({"amazon_train": "amazon/mug/b.jpg\n"}, "line 1 of splits/amazon_train.txt is"),
+        ({"amazon_train": "webcam/pen/e.png 0\n"}, "line 1 of splits/amazon_train.txt"),
+        ({"amazon_train": "amazon/mug/b.jpg 5\n"}, "the lists give 3 classes 3 numbers; each"),
+        ({"amazon_train": "amazon/mug/b.jpg 1\n"}, "the lists give 3 classes 3 numbers"),
+        ({"webcam_train": "webcam/bike/c.PNG 3\nwebcam/pen/e.png 2\n"}, "the lists give 3"),
+        ({"amazon_test": "amazon/mug/b.jpg 0\n"}, "an image is in a train and a test list"),
+    ],
+)
+def test_lists_that_do_not_fit_are_one_line(tmp_path, lists, reason):
+    write_domains(tmp_path)
+    write_lists(tmp_path, **lists)
+    message = load_error(ValueError, "domains:.", tmp_path)
+    assert message.startswith(f"{tmp_path}: ") and reason in message
+
+
+def test_lists_of_some_domains_only(tmp_path):
+    write_domains(tmp_path)
+    write(tmp_path / "splits/webcam_train.txt", LISTS["webcam_train"])
+    refused("no splits/amazon_train.txt, but lists of other domains", "domains:.", tmp_path)
+    write(tmp_path / "splits/amazon_train.txt", LISTS["amazon_train"])
+    refused("there are no lists of one of the two", "domains:.", tmp_path)
+
+
+def test_no_domains(tmp_path):
+    refused("no such folder", "domains:office", tmp_path, kind=FileNotFoundError)
+    write(tmp_path / "a/1.png", encoded(pixels(8, 8)))  # a folder of classes, without domains
+    refused("no images", "domains:.", tmp_path)
+    write(tmp_path / "a/b/1.png", b"no image")
+    refused("a/b/1.png cannot be decoded", "domains:.", tmp_path)

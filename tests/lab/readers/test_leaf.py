@@ -1,4 +1,4 @@
-"""FEMNIST, Sent140 and others in LEAF's layout, from tiny files."""
+"""Sets in LEAF's layout, from tiny files: FEMNIST, Sent140, Shakespeare and others."""
 
 import json
 
@@ -7,8 +7,9 @@ import pytest
 
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import load_error, refused, write
-from tests.lab.readers.test_sources_text import assert_limited
+from fedjax_ht.lab.readers.leaf import LETTERS
+from tests.lab.readers.source_files import load_error, refused, sets, write
+from tests.lab.readers.test_texts import assert_limited
 
 DARK, LIGHT = [0.0] * 784, [1.0] * 783 + [0.2]
 
@@ -48,26 +49,13 @@ def test_femnist(tmp_path):
     assert dataset.inputs.shape == (6, 28, 28, 1) and dataset.inputs.dtype == np.uint8
     assert dataset.inputs[1, 0, 0, 0] == 255 and dataset.inputs[1, 27, 27, 0] == 51
     assert dataset.num_classes == 62 and dataset.class_names[61] == "z"
-    assert [dataset.class_names[label] for label in dataset.labels] == [
-        "0",
-        "z",
-        "A",
-        "a",
-        "9",
-        "1",
-    ]
+    expected = ["0", "z", "A", "a", "9", "1"]
+    assert [dataset.class_names[label] for label in dataset.labels] == expected
     assert dataset.groups.tolist() == [0, 0, 1, 0, 1, 1]
     assert dataset.reading.group_names == ("f0001_41", "f0002_10")
     partition = make_partition("given", dataset, 2)
-    assert [[part.tolist() for part in client] for client in partition] == [
-        [[0, 1], [], [3]],
-        [[2], [], [4, 5]],
-    ]
-
-
-def test_the_prefix_is_hinted_at(tmp_path):
-    made(tmp_path, FEMNIST)
-    refused("did you mean 'leaf:leaf'?", "leaf", tmp_path)
+    expected = [[[0, 1], [], [3]], [[2], [], [4, 5]]]
+    assert [[part.tolist() for part in client] for client in partition] == expected
 
 
 def test_integers_are_pixels_too(tmp_path):
@@ -132,7 +120,12 @@ def test_new_users_have_no_clients(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{", "Expecting property name"),
+        (b"", "Expecting value"),
+        (b"[1]", "no object with users and user_data"),
+        (b'{"users": ["\xc3"]}', "can't decode byte"),
+        (b'{"users": ["a", "a"], "user_data": {"a": 1}}', "users are not the keys of user_data"),
+        (b'{"users": ["a"], "user_data": {"a": [1]}}', "'a' must have as many samples x as"),
+        (b'{"users": ["a"], "user_data": {"a": {"x": [], "y": [0]}}}', "as many samples x as"),
         (b'{"users": ["a", "b"], "user_data": {"a": 1}}', "users are not the keys of user_data"),
         (b'{"users": ["a"], "user_data": {"a": {"x": [1]}}}', "'a' must have as many samples x as"),
         (leaf(a=[(DARK, 0), (DARK[1:], 0)]), "user 'a' has samples of several lengths"),
@@ -159,7 +152,7 @@ def test_damaged_files(tmp_path, content, message):
     assert message in line and "preprocess.sh" in line
 
 
-def test_nothing_to_read(tmp_path, monkeypatch):
+def test_nothing_to_read(tmp_path):
     name, root = made(tmp_path, {"train": FEMNIST["train"]})
     (tmp_path / "leaf" / "test").mkdir()
     refused("no .json file in it", name, root)
@@ -169,4 +162,52 @@ def test_nothing_to_read(tmp_path, monkeypatch):
     refused("no user has a sample", name, root)
     name, root = made(tmp_path, FEMNIST)
     refused("text_length is 5, but leaf:leaf has no texts", name, root, None, 5)
-    assert_limited(monkeypatch, "TEXTS", 2, "more than the 2 that are read", name, root)
+
+
+def roles(**texts):
+    """LEAF's file of roles, each with texts (80 characters, the next)."""
+    return leaf(**{role: [(x.ljust(80), y) for x, y in rows] for role, rows in texts.items()})
+
+
+ROLES = {
+    "train": roles(HAMLET=[("To be,", "o"), ("\u00e9 or", "\n")], GHOST=[("Mark me}", " ")]),
+    "test": roles(HAMLET=[("words,", "w")], GHOST=[("adieu", "A"), ("List", "\u00e9")]),
+}
+
+
+@pytest.fixture
+def shakespeare(tmp_path):
+    return made(tmp_path, ROLES, "shakespeare")[1]
+
+
+def test_shakespeare(shakespeare, caplog):
+    dataset = load_dataset("shakespeare", shakespeare)
+    assert dataset.inputs.shape == (5, 80) and dataset.inputs.dtype == np.uint16
+    assert len(LETTERS) == 80 and dataset.num_classes == 80 and dataset.vocabulary == 81
+    texts = [
+        "".join(" " if i == 0 else LETTERS[i - 1] for i in row).rstrip() for row in dataset.inputs
+    ]
+    assert texts == ["To be,", "  or", "Mark me}", "words,", "adieu"] and dataset.inputs[1, 0] == 0
+    names = [dataset.class_names[label] for label in dataset.labels]
+    assert names == ["o", "newline", "space", "w", "A"]
+    assert "left out: 1 sample (their next character is none of LEAF's 80)" in caplog.text
+    assert dataset.groups.tolist() == [0, 0, 1, 0, 1]
+    assert sets(dataset) == {"train": [0, 1, 2], "test": [3, 4]}
+    partition = make_partition("given", dataset, 2)
+    expected = [[[0, 1], [], [3]], [[2], [], [4]]]
+    assert [[part.tolist() for part in client] for client in partition] == expected
+    assert len(make_partition("natural", dataset, 2, train_share=0.5)) == 2
+
+
+def test_roles_in_several_files(shakespeare):
+    write(shakespeare / "shakespeare/train/b.json", roles(OPHELIA=[("a", "b")]))
+    assert load_dataset("shakespeare", shakespeare).groups.tolist() == [0, 0, 1, 2, 0, 1]
+    write(shakespeare / "shakespeare/train/c.json", roles(GHOST=[("a", "b")]))
+    refused("user 'GHOST' occurs twice", "shakespeare", shakespeare, None, 80)
+
+
+def test_limits_of_leaf(shakespeare, monkeypatch):
+    leaf = "shakespeare", shakespeare
+    assert_limited(monkeypatch, "TEXTS", 2, "the set has 3 samples, more than the 2", *leaf)
+    assert_limited(monkeypatch, "JSON_MARKS", 9, "brackets and commas, more than the 9", *leaf)
+    assert_limited(monkeypatch, "FILE_BYTES", 50, "more than the 50 that are read", *leaf)

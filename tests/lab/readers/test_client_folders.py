@@ -1,7 +1,9 @@
 """Client folders of PFLlib and HtFLlib that hold no images."""
 
+import functools
 import itertools
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 
 from fedjax_ht.core.inputs import AsStored
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import load_error, refused
+from tests.lab.readers.source_files import load_error, pixels, refused
 
 RNG = np.random.default_rng(0)
 TOKENS = np.where(np.arange(6) < [[6], [4], [1], [0], [5], [6]], RNG.integers(1, 70_000, (6, 6)), 0)
@@ -61,10 +63,8 @@ def test_samples_that_are_no_images(tmp_path, kind):
     np.testing.assert_array_equal(dataset.inputs, expected.astype(dataset.inputs.dtype))
     np.testing.assert_array_equal(dataset.labels, y)
     assert isinstance(dataset.preprocess, AsStored) and dataset.inputs.flags.c_contiguous
-    assert [[part.tolist() for part in client] for client in dataset.clients] == [
-        [[0, 1, 2], [], [3]],
-        [[], [], [4, 5]],
-    ]
+    expected = [[[0, 1, 2], [], [3]], [[], [], [4, 5]]]
+    assert [[part.tolist() for part in client] for client in dataset.clients] == expected
     refused("image_size is 8, but client_folders:made has no", "client_folders:made", tmp_path, 8)
 
 
@@ -189,3 +189,119 @@ def test_clients_of_two_kinds(tmp_path):
     write_clients(tmp_path, KINDS["letters"][0])
     np.savez(tmp_path / "test/1.npz", data={"x": KINDS["rows"][0], "y": np.zeros(6, int)})
     refused("some clients hold rows and others texts", f"client_folders:{tmp_path}")
+
+
+# Client folders
+
+
+def _write_clients(
+    root: Path, counts=((3, 1), (0, 2)), channels: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    total = sum(map(sum, counts))
+    images, labels, start = pixels(total, channels, 4, 4), np.arange(total) % 3, 0
+    x = ((images.astype(np.float32) / 255) - 0.5) / 0.5
+    for client, both in enumerate(counts):
+        for split, count in zip(("train", "test"), both):
+            part = slice(start, start + count)
+            (root / split).mkdir(parents=True, exist_ok=True)
+            np.savez_compressed(
+                root / split / f"{client}.npz", data={"x": x[part], "y": labels[part]}
+            )
+            start += count
+    (root / "config.json").write_text(json.dumps({"num_clients": len(counts), "num_classes": 4}))
+    return images.transpose(0, 2, 3, 1), labels
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_client_folders(tmp_path, channels):
+    images, labels = _write_clients(tmp_path / "made", channels=channels)
+    dataset = load_dataset("client_folders:made", tmp_path)
+    np.testing.assert_array_equal(dataset.inputs, images)
+    np.testing.assert_array_equal(dataset.labels, labels)
+    assert dataset.num_classes == 4 and dataset.official == {} and dataset.inputs.flags.c_contiguous
+    got = [[part.tolist() for part in client] for client in dataset.clients]
+    assert got == [[[0, 1, 2], [], [3]], [[], [], [4, 5]]]
+    assert all(part.dtype == np.int64 for client in dataset.clients for part in client)
+
+
+class _Touch:
+    def __init__(self, target: Path):
+        self.target = target
+
+    def __reduce__(self):
+        return functools.partial(os.system, f"touch {self.target}"), ()
+
+
+def test_client_folders_run_nothing(tmp_path):
+    _write_clients(tmp_path)
+    target = tmp_path / "written"
+    np.savez(tmp_path / "test/0.npz", data=np.array({"x": _Touch(target)}, dtype=object))
+    message = load_error(ValueError, f"client_folders:{tmp_path}")
+    assert message.startswith(str(tmp_path / "test/0.npz")) and "functools.partial" in message
+    assert not target.exists()
+
+
+GOOD = {"x": np.zeros((2, 1, 4, 4), np.float32), "y": np.array([0, 1])}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"data": GOOD | {"x": GOOD["x"] + 1.5}}, "x runs from 1.5"),
+        ({"data": GOOD | {"x": GOOD["x"] * np.nan}}, "x runs from nan"),
+        ({"data": GOOD | {"x": np.zeros((2, 5, 4, 4), np.uint8)}}, "shape (2, 5, 4, 4)"),
+        ({"data": GOOD | {"y": np.array([0])}}, "data is not a dict of x, n samples, and integer"),
+        ({"data": GOOD["x"]}, "data is not a dict of x, n samples, and integer y [n]"),
+        ({"other": GOOD}, "data.npy"),
+    ],
+)
+def test_damaged_client_folders(tmp_path, arrays, reason):
+    _write_clients(tmp_path)
+    np.savez(tmp_path / "train/1.npz", **arrays)
+    message = load_error(ValueError, f"client_folders:{tmp_path}")
+    assert message.startswith(str(tmp_path / "train/1.npz")) and reason in message
+
+
+@pytest.mark.parametrize(
+    "config", ["{", "[]", '{"num_classes": 4}', '{"num_clients": 0, "num_classes": 4}']
+)
+def test_client_folders_with_another_config(tmp_path, config):
+    _write_clients(tmp_path)
+    (tmp_path / "config.json").write_text(config)
+    assert load_error(ValueError, f"client_folders:{tmp_path}").startswith(
+        str(tmp_path / "config.json")
+    )
+
+
+def test_client_folders_without_a_test_sample(tmp_path):
+    _write_clients(tmp_path, counts=((3, 0), (2, 0)))
+    message = load_error(ValueError, f"client_folders:{tmp_path}")
+    assert message.startswith(str(tmp_path)) and "no client has a test sample" in message
+
+
+def test_labels_that_start_at_1(tmp_path, caplog):
+    np.savez(tmp_path / "own.npz", images=np.zeros((2, 4, 4), np.uint8), labels=[1, 2])
+    assert load_dataset("npz:own.npz", tmp_path).num_classes == 3
+    _write_clients(tmp_path / "made", counts=((3, 1),))
+    for split in ("train", "test"):
+        np.savez(tmp_path / f"made/{split}/0.npz", data=GOOD | {"y": np.array([1, 3])})
+    assert load_dataset("client_folders:made", tmp_path).num_classes == 4
+    of_npz, of_clients = caplog.messages
+    assert of_npz.startswith(
+        "npz:own.npz: 1 of 3 classes have no sample: class 0; labels run from 1"
+    )
+    assert "2 of 4 classes have no sample: classes 0, 2; labels run from 1 to 3" in of_clients
+
+
+def test_client_folders_with_missing_files(tmp_path):
+    _write_clients(tmp_path)
+    (tmp_path / "test/1.npz").unlink()
+    assert load_error(FileNotFoundError, f"client_folders:{tmp_path}").startswith(
+        str(tmp_path / "test/1.npz")
+    )
+    refused("config.json", f"client_folders:{tmp_path}/none", kind=FileNotFoundError)
+
+
+def test_a_file_that_is_not_there_was_looked_for_in_both_folders(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"mine\.npz: .*No such file.* in the current"):
+        load_dataset("npz:mine.npz", tmp_path)

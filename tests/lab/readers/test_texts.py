@@ -1,18 +1,23 @@
-"""Sets of texts, from tiny files in the formats of their publishers."""
+"""Sets of texts, tokenizers of trained models, and next-word prediction."""
 
 import csv
+import json
+import sys
 
 import numpy as np
 import pytest
 
+import fedjax_ht as fl
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.selection import subset
 from fedjax_ht.lab.readers import find_dataset, load_dataset
-from fedjax_ht.lab.readers.tokens import encode, vocabulary, words
+from fedjax_ht.lab.readers import tokens as tokens_module
+from fedjax_ht.lab.readers.next_token import windows_of
+from fedjax_ht.lab.readers.tokens import Tokenizer, encode, tokenizer_file, vocabulary, words
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.models import model_group
-from tests.lab.readers.source_files import load_error, refused, sets
+from tests.lab.readers.source_files import load_error, refused, sets, write
 
 TRAIN = [
     ("3", "Fears for T N pension", 'Unions say they are "disappointed".'),
@@ -152,16 +157,6 @@ def test_limits_of_texts(ag_news, monkeypatch):
     refused("a column has 2 classes or groups, more than the 1", "text:x.csv", ag_news)
 
 
-def test_missing_texts_say_how_to_get_them(tmp_path):
-    for name, how in (
-        ("ag_news", "ag_news_csv.tar.gz"),
-        ("ag_news_test", "ag_news_csv"),
-        ("shakespeare", "preprocess.sh"),
-    ):
-        for line in (load_error(FileNotFoundError, name, tmp_path), load_error(ValueError, name)):
-            assert how in line and "data get" not in line
-
-
 # What a Dataset of tokens holds
 
 
@@ -172,3 +167,134 @@ def test_the_vocabulary_of_a_dataset():
         Dataset("d", tokens, labels, ("a", "b"), vocabulary=4)
     with pytest.raises(ValueError, match="vocabulary is 4, which is for tokens, an integer array"):
         Dataset("d", tokens.astype(float), labels, ("a", "b"), vocabulary=4)
+
+
+VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "oil", "price", "##s", "rise")
+TEXTS = "label,text\na,oil prices\nb,Rise\na,zzz oil oil oil oil oil oil\nb,oil rise\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a vocabulary of WordPiece."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "vocab.txt").write_text("\n".join(VOCABULARY))
+    (tmp_path / "texts.csv").write_text(TEXTS)
+    return tmp_path / "model"
+
+
+def load(folder, **options):
+    return fl.load_dataset(f"text:{folder.parent / 'texts.csv'}", **options)
+
+
+def test_a_tokenizer_makes_the_ids_of_its_file(folder):
+    pytest.importorskip("tokenizers")
+    dataset = load(folder, tokenizer=folder, text_length=6)
+    expected = [[2, 5, 6, 7, 3, 0], [2, 8, 3, 0, 0, 0], [2, 1, 5, 5, 5, 3], [2, 5, 8, 3, 0, 0]]
+    np.testing.assert_array_equal(dataset.inputs, expected)
+    assert dataset.inputs.dtype == np.uint16 and dataset.vocabulary == len(VOCABULARY)
+    assert dataset.reading.token_texts == ("", *VOCABULARY[1:])
+    tokenizer = Tokenizer(folder / "vocab.txt")
+    saved = folder.parent / "tokenizer.json"
+    saved.write_text(tokenizer._tokenizer.to_str())
+    again = load(folder, tokenizer=saved, text_length=6)
+    np.testing.assert_array_equal(again.inputs, expected)
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert Tokenizer(folder / "vocab.txt").encode(["Rise"], 6) == [[2, 1, 3]]
+
+
+class Given:
+    """A tokenizer whose ids are those of each text's numbers."""
+
+    pieces = ("!", "a", "b")
+
+    def encode(self, texts, length):
+        return [[int(number) for number in text.split()][:length] for text in texts]
+
+
+def test_texts_that_end_in_token_0_are_told(monkeypatch, tmp_path):
+    """GPT-2's token 0 is an exclamation mark: behind a text it is not told from padding."""
+    monkeypatch.setattr(tokens_module, "Tokenizer", lambda path: Given())
+    tokens = tokens_module.tokenised(["1 2", "0 2", "1 0", ""], [], 3, tmp_path)
+    np.testing.assert_array_equal(tokens.ids, [[1, 2, 0], [0, 2, 0], [1, 0, 0], [0, 0, 0]])
+    assert tokens.warnings == ("1 texts end in the token '!', whose id 0 is padding here",)
+
+
+def test_files_that_are_no_tokenizers_are_refused(folder):
+    pytest.importorskip("tokenizers")
+    broken = folder.parent / "tokenizer.json"
+    for content in ("", "{}", "[" * 100_000, json.dumps({"model": {"type": "BPE"}})):
+        broken.write_text(content)
+        with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer") as caught:
+            load(folder, tokenizer=broken)
+        assert "\n" not in str(caught.value)
+    (folder / "vocab.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"vocab.txt is no tokenizer \("):
+        load(folder, tokenizer=folder)
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY))
+    with pytest.raises(ValueError, match="cut to 2 tokens, of which 2 are the tokenizer's special"):
+        load(folder, tokenizer=folder, text_length=2)
+
+
+def test_a_tokenizer_that_is_not_there(folder, monkeypatch):
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer at .*; name a tokenizer.json, or"):
+        tokenizer_file(folder.parent / "other")
+    with pytest.raises(ValueError, match=r"tokenizer is .*, but fashion_mnist_10k has no texts"):
+        fl.load_dataset("fashion_mnist_10k", tokenizer=folder)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    line = r"a tokenizer needs tokenizers; run pip install 'fedjax_ht\[text\]'"
+    with pytest.raises(ImportError, match=line):
+        load(folder, tokenizer=folder)
+
+
+def test_no_token_is_in_two_windows():
+    windows = windows_of([5, 6, 7, 8, 9, 2, 3, 4], 2)
+    np.testing.assert_array_equal(windows.tokens, [[5, 6], [8, 9], [3, 0]])
+    np.testing.assert_array_equal(windows.following, [7, 2, 4])
+    assert len(windows_of([5, 6, 7, 8], 2).following) == 1  # the last piece is one token
+    assert len(windows_of([5], 2).following) == len(windows_of([], 2).following) == 0
+
+
+def test_a_folder_has_a_text_of_each_author(tmp_path, caplog):
+    write(tmp_path / "plays" / "ann.txt", "To be or not to be")
+    write(tmp_path / "plays" / "bob.txt", "so be it")
+    write(tmp_path / "plays" / "notes.md", "x")
+    dataset = load_dataset("next_token:plays", tmp_path, text_length=2)
+    texts = dataset.reading.token_texts
+    shown = [[texts[i] for i in row] for row in dataset.inputs]
+    assert shown == [["to", "be"], ["not", "to"], ["so", "be"]]
+    assert [dataset.class_names[label] for label in dataset.labels] == ["or", "be", "it"]
+    assert dataset.groups.tolist() == [0, 0, 1] and dataset.inputs.dtype == np.uint16
+    assert dataset.reading.group_names == ("ann", "bob") and dataset.vocabulary == len(texts)
+    assert "left out: notes.md (no .txt file)" in caplog.text
+    assert "have no sample" not in caplog.text
+
+
+def test_files_are_sets_and_unknown_words_no_answers(tmp_path, caplog):
+    write(tmp_path / "play" / "train.txt", "a b a c")
+    write(tmp_path / "play" / "test.txt", "a b b a")
+    write(tmp_path / "play" / "val.txt", "a unseen a b")
+    dataset = load_dataset("next_token:play", tmp_path, text_length=1)
+    assert sets(dataset) == {"test": [0, 1], "train": [2, 3], "val": [4]}
+    assert [dataset.class_names[label] for label in dataset.labels] == ["b", "a", "b", "c", "b"]
+    assert "left out: 1 sample (their next word is unknown)" in caplog.text
+
+
+def test_a_trained_tokenizer_adds_no_special_tokens(tmp_path):
+    pytest.importorskip("tokenizers")
+    pieces = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "oil", "price", "##s", "rise")
+    write(tmp_path / "model" / "vocab.txt", "\n".join(pieces))
+    write(tmp_path / "text.txt", "oil prices rise")
+    dataset = load_dataset(
+        "next_token:text.txt", tmp_path, text_length=3, tokenizer=tmp_path / "model"
+    )
+    assert dataset.inputs.tolist() == [[5, 6, 7]] and dataset.class_names == ("rise",)
+    assert dataset.groups is None and dataset.vocabulary == len(pieces)
+
+
+def test_what_is_no_text_is_refused(tmp_path):
+    write(tmp_path / "a.txt", b"\xff\xfe")
+    refused("a.txt is no UTF-8 (byte 0)", "next_token:a.txt", tmp_path)
+    write(tmp_path / "b.txt", "alone")
+    refused("b.txt has fewer than two", "next_token:b.txt", tmp_path)
+    (tmp_path / "empty").mkdir()
+    refused("no .txt file in the folder", "next_token:empty", tmp_path)

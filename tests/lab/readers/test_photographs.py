@@ -1,12 +1,12 @@
-"""Sets of image files, from tiny ones laid out as their publishers do."""
+"""Sets of photographs, from tiny ones laid out as their publishers do."""
 
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from scipy.io import savemat
 
 from fedjax_ht.lab.readers import load_dataset
@@ -151,52 +151,118 @@ def test_food101(tmp_path, form):
     assert sets(dataset) == {"train": [0, 1, 2], "test": [3, 4]}
 
 
-def test_folder_per_class(tmp_path):
-    cat, dogs = pixels(9, 8, 3), [pixels(9, 8), pixels(9, 8, 3)]
-    write(tmp_path / "cat/deeper/a.png", encoded(cat))
-    write(tmp_path / "dog/a.PNG", encoded(dogs[0]))
-    write(tmp_path / "dog/b.bmp", encoded(dogs[1], "BMP"))
-    write(tmp_path / "dog/notes.txt", "no image")
-    write(tmp_path / ".hidden/a.png", b"no image")
-    write(tmp_path / "dog/._a.png", b"no image")
-    dataset = load_dataset(f"folder:{tmp_path}")
-    np.testing.assert_array_equal(dataset.inputs, [cat, np.dstack([dogs[0]] * 3), dogs[1]])
-    assert dataset.labels.tolist() == [0, 1, 1] and dataset.class_names == ("cat", "dog")
-    assert dataset.official == {}
+# Camelyon17
+
+COLUMNS = ",patient,node,x_coord,y_coord,tumor,slide,center,split"
+ROWS = (  # patient, node, x, y, tumor, slide, center, split
+    ("004", 4, 3328, 21792, 1, 0, 0, 0),
+    ("004", 4, 3200, 22272, 0, 0, 0, 1),
+    ("020", 2, 9824, 3808, 1, 10, 1, 0),
+    ("040", 1, 5152, 320, 0, 20, 2, 1),
+    ("099", 4, 96, 96, 1, 49, 4, 0),
+)
 
 
-def test_folder_of_splits_and_grey_images(tmp_path):
-    for i, name in enumerate(["train/a/1", "train/b/1", "val/b/1", "test/a/1", "test/a/2"]):
-        write(tmp_path / f"set/{name}.png", encoded(np.full((4, 4), i, np.uint8)))
-    dataset = load_dataset("folder:set", tmp_path)
-    assert dataset.inputs.shape == (5, 4, 4, 1) and dataset.class_names == ("a", "b")
-    got = {split: dataset.inputs[i, 0, 0, 0].tolist() for split, i in dataset.official.items()}
-    assert got == {"train": [0, 1], "val": [2], "test": [3, 4]}
-    assert [int(dataset.labels[dataset.inputs[:, 0, 0, 0] == i][0]) for i in range(5)] == [
-        0,
-        1,
-        1,
-        0,
-        0,
-    ]
+def write_camelyon17(root: Path) -> list[np.ndarray]:
+    images = [pixels(96, 96, 3) for _ in ROWS]
+    for (patient, node, x, y, *_), image in zip(ROWS, images):
+        name = f"patient_{patient}_node_{node}"
+        write(root / f"patches/{name}/patch_{name}_x_{x}_y_{y}.png", encoded(image))
+    lines = [f"{i}," + ",".join(map(str, row)) for i, row in enumerate(ROWS)]
+    write(root / "metadata.csv", "\n".join([COLUMNS, *lines]) + "\n")
+    return images
 
 
-def test_a_class_may_be_called_train(tmp_path):
-    for name in ("train", "tram"):
-        write(tmp_path / name / "1.png", encoded(pixels(4, 4)))
-    assert load_dataset(f"folder:{tmp_path}").class_names == ("train", "tram")
+@pytest.mark.parametrize("folder", ["", "camelyon17", "camelyon17_v1.0"])
+def test_camelyon17(tmp_path, folder):
+    images = write_camelyon17(tmp_path / folder)
+    for _ in range(2):  # the second from the cache
+        dataset = load_dataset("camelyon17", tmp_path)
+        np.testing.assert_array_equal(dataset.inputs, images)
+        assert dataset.labels.tolist() == [1, 0, 1, 0, 1]
+        assert dataset.class_names == ("normal", "tumor")
+        assert dataset.groups.tolist() == [0, 0, 1, 2, 4]
+        official = {"train": [0, 4], "id_val": [1], "val": [2], "test": [3]}
+        assert sets(dataset) == official
+        tmp_path = tmp_path / "."
+    assert load_dataset("camelyon17", tmp_path, 32).inputs.shape == (5, 32, 32, 3)
 
 
-def test_folder_errors(tmp_path):
-    refused("no such folder", f"folder:{tmp_path}/none", kind=FileNotFoundError)
-    refused("no images", f"folder:{tmp_path}")
-    write(tmp_path / "a/1.png", encoded(pixels(4, 4)))
-    write(tmp_path / "a/2.png", encoded(pixels(4, 5)))
-    refused("2 sizes, from (4, 4) to (4, 5); set image_size", f"folder:{tmp_path}")
-    assert load_dataset(f"folder:{tmp_path}", image_size=3).inputs.shape == (2, 3, 3, 1)
-    Image.fromarray(np.zeros((4, 4), np.uint16)).save(tmp_path / "a/3.png")
-    mode = Image.open(tmp_path / "a/3.png").mode  # I;16, or I in older Pillows
-    assert mode.startswith("I")
-    assert f"a/3.png cannot be decoded (mode {mode}," in load_error(
-        ValueError, f"folder:{tmp_path}"
+def test_damaged_camelyon17(tmp_path):
+    assert "data get" not in load_error(FileNotFoundError, "camelyon17", tmp_path)
+    write_camelyon17(tmp_path)
+    table = (tmp_path / "metadata.csv").read_text()
+    for old, new, reason in (
+        ("center", "hospital", "metadata.csv has no column center"),
+        ("004,4,3328", "../4,4,3328", "row 1 of metadata.csv is"),
+        ("3200,22272,0,0,0,1", "3200,22272,none,0,0,1", "row 2 of metadata.csv is"),
+        ("3200,22272,0,0,0,1", "3200,22272,7,0,0,1", "labels run from 0 to 7"),
+        (
+            "3200",
+            "3201",
+            "1 of 5 images are missing, such as patches/patient_004_node_4/patch_patient_004_node_4_x_3201",
+        ),
+    ):
+        write(tmp_path / "metadata.csv", table.replace(old, new))
+        message = load_error(ValueError, "camelyon17", tmp_path)
+        assert message.startswith(f"{tmp_path}: ") and reason in message
+    write(tmp_path / "metadata.csv", COLUMNS)
+    refused("it has no rows", "camelyon17", tmp_path)
+
+
+def _write_svhn(folder: Path) -> np.ndarray:
+    images = pixels(5, 32, 32, 3)
+    for split, part, labels in (("train", slice(3), [10, 1, 9]), ("test", slice(3, 5), [2, 10])):
+        arrays = {"X": images[part].transpose(1, 2, 3, 0), "y": np.array(labels, np.uint8)[:, None]}
+        savemat(folder / f"{split}_32x32.mat", arrays, do_compression=True)
+    return images
+
+
+def test_svhn(tmp_path):
+    images = _write_svhn(tmp_path)
+    dataset = load_dataset("svhn", tmp_path)
+    np.testing.assert_array_equal(dataset.inputs, images)
+    assert dataset.labels.tolist() == [0, 1, 9, 2, 0] and dataset.inputs.flags.c_contiguous
+    assert sets(dataset) == {"train": [0, 1, 2], "test": [3, 4]}
+
+
+def test_svhn_without_scipy(tmp_path, monkeypatch):
+    _write_svhn(tmp_path)
+    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    refused("needs scipy; run pip install 'fedjax_ht[run]'", "svhn", tmp_path, kind=ImportError)
+
+
+@pytest.mark.parametrize("keep", [0, 100, 2000])
+def test_damaged_svhn(tmp_path, keep):
+    _write_svhn(tmp_path)
+    path = tmp_path / "test_32x32.mat"
+    path.write_bytes(path.read_bytes()[:keep])
+    assert load_error(ValueError, "svhn", tmp_path).startswith(str(path))
+
+
+def test_svhn_of_other_arrays(tmp_path):
+    _write_svhn(tmp_path)
+    savemat(tmp_path / "test_32x32.mat", {"digits": np.zeros(3)})
+    refused("such as X", "svhn", tmp_path)
+    savemat(tmp_path / "test_32x32.mat", {"X": np.zeros((32, 32, 3, 2)), "y": np.ones((2, 1))})
+    refused("not uint8", "svhn", tmp_path)
+
+
+@pytest.mark.parametrize("label", [11, 17, 255, -1, -1.5, 3.9, np.nan, np.inf])
+def test_svhn_of_labels_that_are_no_digits(tmp_path, label):
+    _write_svhn(tmp_path)
+    path = tmp_path / "test_32x32.mat"
+    savemat(path, {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [label]])})
+    message = load_error(ValueError, "svhn", tmp_path)
+    assert message.startswith(
+        f"{path}: y has the label {label:g}; labels are whole numbers from 1 to 10"
     )
+
+
+def test_svhn_of_labels_from_0(tmp_path):
+    _write_svhn(tmp_path)
+    savemat(
+        tmp_path / "test_32x32.mat",
+        {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[0.0], [9.0]])},
+    )
+    assert load_dataset("svhn", tmp_path).labels.tolist() == [0, 1, 9, 0, 9]

@@ -1,0 +1,412 @@
+"""Arrays of .npz files: their names, which are images, and how those become bytes."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedjax_ht as fl
+from fedjax_ht.core.inputs import AsStored, Pixels
+from fedjax_ht.data.partition import make_partition
+from fedjax_ht.lab.readers import load_dataset
+from tests.lab.readers.source_files import load_error, pixels, refused, sets
+
+RNG = np.random.default_rng(0)
+Y = np.arange(30) % 3
+PHOTOS = pixels(30, 12, 10, 3)
+WINDOWS = np.clip(RNG.normal(0, 0.2, (30, 32, 9)), -1, 1)
+
+
+def saved(tmp_path, **arrays) -> str:
+    np.savez(tmp_path / "own.npz", **arrays)
+    return f"npz:{tmp_path}/own.npz"
+
+
+# Which are images
+
+KEPT = {  # floats that are no images, or may be none: a line says so where they may be
+    "conv2d": (WINDOWS[..., None], True),
+    "units": (WINDOWS.reshape(30, 32, 3, 3), False),
+    "a row": (WINDOWS[:, None, :, :3], False),
+    "channels first": (WINDOWS[..., None].transpose(0, 3, 1, 2), True),
+    "three axes": (WINDOWS, True),
+    "large windows": (9 * WINDOWS, False),
+    "resized photos": ((PHOTOS / 255).astype(np.float32) * 0.99, True),
+    "standardised photos": ((PHOTOS - 120.0) / 60, True),
+}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_floats_that_are_no_steps_of_bytes_are_kept(tmp_path, caplog, kind):
+    x, is_doubtful = KEPT[kind]
+    dataset = load_dataset(saved(tmp_path, x=x, y=Y))
+    assert dataset.inputs.dtype == np.float32 and isinstance(dataset.preprocess, fl.AsStored)
+    np.testing.assert_array_equal(dataset.inputs, x.astype(np.float32))
+    lines = [line for line in caplog.messages if "kept as floats" in line]
+    assert len(lines) == len(caplog.messages) == is_doubtful
+    assert all("Call it images if it is, or inputs to end this line" in line for line in lines)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("signed", [False, True])
+def test_floats_in_steps_of_bytes_are_images(tmp_path, dtype, signed):
+    x = PHOTOS / 255
+    if signed:
+        x = (x - 0.5) / 0.5
+    dataset = load_dataset(saved(tmp_path, x=x.astype(dtype), y=Y))
+    assert np.abs(dataset.inputs.astype(int) - PHOTOS).max() <= (dtype == np.float16)
+    assert "kept as bytes" in fl.describe(dataset).lines[0]
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (pixels(30, 128, 9), "bytes of other proportions than an image's; call it images if they"),
+        (pixels(30, 144), "images.reshape(-1, H, W, C) makes them of rows of pixels"),
+        (PHOTOS.astype(float), "of whole numbers from 0 to 255; give images as x.astype(np.uint8)"),
+        (PHOTOS > 9, "call it images if it is, where True becomes 255, or give inputs=x.astype"),
+    ],
+)
+def test_bytes_that_may_be_none_are_refused(tmp_path, x, reason):
+    refused(reason, saved(tmp_path, x=x, y=Y))
+
+
+# How they become bytes
+
+
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [
+        (PHOTOS.astype(int), PHOTOS),
+        (PHOTOS.astype(np.float32), PHOTOS),
+        (PHOTOS > 99, 255 * (PHOTOS > 99)),
+        (PHOTOS / 255 + 1e-7, PHOTOS),
+        (PHOTOS / 255 - 1e-4, PHOTOS),
+    ],
+)
+def test_images_without_doubt_are_bytes(tmp_path, caplog, images, expected):
+    dataset = load_dataset(saved(tmp_path, images=images, labels=Y))
+    np.testing.assert_array_equal(dataset.inputs, expected)
+    assert fl.describe(dataset).converted and not caplog.messages
+
+
+def with_pixel(value: float) -> np.ndarray:
+    """Floats in [0, 1] but for one."""
+    images = PHOTOS / 255
+    images[3, 2, 1, 0] = value
+    return images
+
+
+@pytest.mark.parametrize(
+    ("images", "reason"),
+    [
+        (with_pixel(-0.3), "of which 1 of 10,800 values are negative: too few to say [-1, 1]"),
+        (with_pixel(1.7), "divide by the maximum"),
+        ((PHOTOS - 120.0) / 60, "as they were before they were normalised, uint8, or call the"),
+        (PHOTOS.astype(int) * 3, "give them as uint8, from 0 to 255"),
+        (PHOTOS // 16 / 1.0, "divide by the maximum, for floats in [0, 1]"),
+    ],
+)
+def test_one_pixel_chooses_no_range(tmp_path, images, reason):
+    refused(reason, saved(tmp_path, images=images, labels=Y))
+
+
+def test_nearly_black_images_are_said(tmp_path, caplog):
+    load_dataset(saved(tmp_path, images=PHOTOS // 16, labels=Y))
+    assert "images of bytes run from 0 to 15, nearly black" in caplog.text
+
+
+# Names
+
+NAMES = {
+    "MedMNIST": (
+        "train_images",
+        "train_labels",
+        "val_images",
+        "val_labels",
+        "test_images",
+        "test_labels",
+    ),
+    "Keras": ("x_train", "y_train", "x_test", "y_test"),
+    "scikit-learn": ("X_train", "y_train", "X_valid", "y_valid"),
+    "inputs": ("inputs_train", "label_train", "inputs_test", "label_test"),
+}
+
+
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+def test_sets_by_the_names_of_arrays(tmp_path, names):
+    count = len(names) // 2
+    parts = np.split(np.arange(30), 3)[:count]
+    arrays = {}
+    for name, indices in zip(names, np.repeat(np.arange(count), 2)):
+        is_label = name.lower().strip("_")[0] == "y" or "label" in name
+        arrays[name] = Y[parts[indices]][:, None] if is_label else PHOTOS[parts[indices]]
+    dataset = load_dataset(saved(tmp_path, **arrays))
+    np.testing.assert_array_equal(dataset.inputs, PHOTOS[: 10 * count])
+    sets = [
+        {"train": 10, "test": 10},
+        {"train": 10, "val": 10},
+        {"train": 10, "val": 10, "test": 10},
+    ]
+    assert fl.describe(dataset).splits in sets and len(dataset.official) == count
+
+
+@pytest.mark.parametrize("names", [("X", "y"), ("data", "target"), ("input", "label")])
+def test_one_array_of_samples(tmp_path, names):
+    samples, labels = names
+    dataset = load_dataset(saved(tmp_path, **{samples: WINDOWS[:, 0], labels: Y}))
+    assert dataset.inputs.shape == (30, 9) and dataset.official == {}
+    images = load_dataset(saved(tmp_path, Images=PHOTOS, Labels=Y))
+    assert images.input_shape == (12, 10, 3)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (("x", "images", "y"), "its arrays x and images may both be the samples; leave one of"),
+        (("x", "y", "labels"), "its arrays y and labels may both be the labels"),
+        (("arr_0", "arr_1"), "its arrays are arr_0, arr_1, of which none, or not all, are samples"),
+        (("x_train", "x_test", "y_train"), "samples of train and test, and labels of train; each"),
+        (("x", "y_train"), "samples of , and labels of train"),
+        (("x_test", "y_test"), "of which none, or not all, are samples"),
+    ],
+)
+def test_names_that_may_be_either_are_refused(tmp_path, names, reason):
+    arrays = {name: Y if name[0] in "yl" else PHOTOS for name in names}
+    refused(reason, saved(tmp_path, **arrays))
+
+
+def test_arrays_that_are_not_read_are_said(tmp_path, caplog):
+    name = saved(tmp_path, images=PHOTOS, labels=Y, subject=Y, class_names=["a", "b", "c"])
+    dataset = load_dataset(name)
+    assert caplog.messages == [f"{name}: left out: array subject (of no name that is read)"]
+    assert fl.describe(dataset).left_out[0].what == "array subject"
+
+
+# Labels
+
+
+def test_labels_of_arrays(tmp_path, caplog):
+    assert load_dataset(saved(tmp_path, images=PHOTOS, labels=1.0 * Y)).num_classes == 3
+    load_dataset(saved(tmp_path, images=PHOTOS, labels=2 * Y))
+    assert "2 of 5 classes have no sample: classes 1, 3" in caplog.text
+    load_dataset(saved(tmp_path, images=PHOTOS, labels=0 * Y))
+    assert "all 30 samples are of one class, 0" in caplog.text
+    void = np.where(Y == 2, 255, Y)
+    refused("255, which marks samples without a label", saved(tmp_path, images=PHOTOS, labels=void))
+    refused("labels has 30 classes in 30", saved(tmp_path, images=PHOTOS, labels=np.arange(30)))
+
+
+HAR = Path(__file__).parents[3] / "data" / "har_windows.npz"
+SIGNALS = 3 * RNG.normal(size=(4, 16, 9))
+OWN_LABELS = np.array([0, 2, 1, 2])
+
+AS_STORED = {  # key, what is stored, dtype that is kept
+    "windows": ("x", SIGNALS, np.float32),
+    "half windows": ("x", SIGNALS.astype(np.float16), np.float16),
+    "big endian": ("x", SIGNALS.astype(">f4"), np.float32),
+    "units and channels": ("x", SIGNALS[:, :, None].repeat(2, 2) / 9, np.float32),
+    "rows": ("x", SIGNALS[:, 0] / 9, np.float32),
+    "tokens": ("x", RNG.integers(0, 9, (4, 7)), np.int32),
+    "small tokens": ("x", RNG.integers(0, 9, (4, 7), np.uint16), np.uint16),
+    "grey floats as they are": ("inputs", SIGNALS / 20, np.float32),
+    "bytes as they are": ("inputs", pixels(4, 5, 5, 3), np.uint8),
+    "integers as they are": ("inputs", RNG.integers(-9, 9, (4, 5, 5)), np.int32),
+}
+
+
+@pytest.mark.parametrize("kind", AS_STORED)
+def test_arrays_that_are_no_images_are_kept_as_stored(tmp_path, caplog, kind):
+    key, stored, dtype = AS_STORED[kind]
+    np.savez(
+        tmp_path / "own.npz", **{key: stored, "labels" if key == "inputs" else "y": OWN_LABELS}
+    )
+    dataset = load_dataset("npz:own.npz", tmp_path)
+    assert dataset.inputs.dtype == dtype and dataset.inputs.dtype.isnative
+    assert isinstance(dataset.preprocess, AsStored)
+    np.testing.assert_array_equal(dataset.inputs, stored.astype(dtype))
+    assert dataset.num_classes == 3 and dataset.groups is None and not caplog.messages
+
+
+def test_small_grey_floats_are_images_and_one_line_says_so(tmp_path, caplog):
+    images = pixels(4, 6, 5)
+    np.savez(tmp_path / "own.npz", x=images / 255, y=OWN_LABELS)
+    dataset = load_dataset("npz:own.npz", tmp_path)
+    np.testing.assert_array_equal(dataset.inputs[..., 0], images)
+    assert isinstance(dataset.preprocess, Pixels)
+    assert caplog.messages == [
+        "npz:own.npz: x is float64 (4, 6, 5) within -1 to 1: grey images. Call it inputs if it is none"
+    ]
+
+
+@pytest.mark.parametrize(
+    "owners", [np.array([7, 7, 2, 3], np.int8), np.array(["d", "d", "a", "b"])]
+)
+@pytest.mark.parametrize("key", ["group", "person"])
+def test_groups_of_samples(tmp_path, owners, key):
+    np.savez(
+        tmp_path / "own.npz", x=SIGNALS, y=OWN_LABELS, class_names=["x", "y", "z"], **{key: owners}
+    )
+    dataset = load_dataset("npz:own.npz", tmp_path)
+    expected = [7, 7, 2, 3] if owners.dtype.kind == "i" else [2, 2, 0, 1]
+    assert dataset.groups.tolist() == expected and dataset.class_names == ("x", "y", "z")
+    two = {
+        "x_train": SIGNALS[:3],
+        "y_train": OWN_LABELS[:3],
+        "x_test": SIGNALS[3:],
+        "y_test": OWN_LABELS[3:],
+    }
+    np.savez(tmp_path / "two.npz", **two, **{f"{key}_train": owners[:3], f"{key}_test": owners[3:]})
+    dataset = load_dataset("npz:two.npz", tmp_path)
+    assert dataset.groups.tolist() == expected and dataset.official["test"].tolist() == [3]
+
+
+def test_official_sets_by_a_mask(tmp_path):
+    np.savez(
+        tmp_path / "own.npz", x=SIGNALS, y=OWN_LABELS, official_test=[False, True, False, True]
+    )
+    official = load_dataset("npz:own.npz", tmp_path).official
+    assert {k: v.tolist() for k, v in official.items()} == {"train": [0, 2], "test": [1, 3]}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"x": SIGNALS * np.inf}, "x has values that are NaN, infinite"),
+        ({"x": 1e300 * SIGNALS}, "beyond float32"),
+        ({"x": OWN_LABELS}, "images of shape (4,)"),
+        ({"x": RNG.integers(0, 9, (4, 5, 5))}, "int64 images"),
+        ({"x": np.full((4, 2), 1 << 40)}, "x runs from 1099511627776"),
+        ({"x": SIGNALS > 0}, "x is bool (4, 16, 9); call it images"),
+        ({"inputs": OWN_LABELS}, "inputs is int64 (4,); samples are"),
+        ({"inputs": SIGNALS > 0}, "inputs is bool"),
+        ({"x": SIGNALS, "group": OWN_LABELS / 2}, "group of float64 (4,); they must be integers"),
+        ({"x": SIGNALS, "group": OWN_LABELS[:2]}, "groups are int32 (2,)"),
+        ({"x": SIGNALS, "class_names": ["a"]}, "labels run from 0 to 2, but there are 1 class"),
+        ({"x": SIGNALS, "class_names": [1, 2, 3]}, "class_names is int64 (3,), not text"),
+        ({"x": SIGNALS, "official_test": [0, 1, 0, 1]}, "official_test is int64 (4,), not bool"),
+    ],
+)
+def test_wrong_arrays_are_one_line(tmp_path, arrays, reason):
+    np.savez(tmp_path / "own.npz", **({"y": OWN_LABELS} | arrays))
+    message = load_error(ValueError, "npz:own.npz", tmp_path)
+    assert message.startswith(str(tmp_path / "own.npz")) and reason in message
+    assert "or inputs=... for what is no image" in message
+
+
+@pytest.mark.skipif(not HAR.exists(), reason="needs data/har_windows.npz")
+def test_the_windows_of_uci_har():
+    dataset = load_dataset(f"npz:{HAR}")
+    assert dataset.inputs.shape == (3350, 128, 9) and dataset.inputs.dtype == np.float16
+    assert dataset.class_names[3] == "sitting" and len(np.unique(dataset.groups)) == 30
+    assert not set(dataset.groups[dataset.official["train"]]) & set(
+        dataset.groups[dataset.official["test"]]
+    )
+    clients = make_partition("natural", dataset, 30, tested="last")
+    assert all(len(np.unique(dataset.groups[np.concatenate(client)])) == 1 for client in clients)
+
+
+# .npz
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        (lambda b: b[..., 0], lambda b: b[..., :1]),
+        (lambda b: b[..., :1], lambda b: b[..., :1]),
+        (lambda b: b, lambda b: b),
+        (lambda b: b.transpose(0, 3, 1, 2), lambda b: b),
+        (lambda b: b[..., :1].transpose(0, 3, 1, 2), lambda b: b[..., :1]),
+        (lambda b: b / 255, lambda b: b),
+        (lambda b: (b / 255).astype(np.float32), lambda b: b),
+        (lambda b: ((b / 255 - 0.5) / 0.5).astype(np.float32), lambda b: b),
+    ],
+)
+@pytest.mark.parametrize("keys", [("images", "labels"), ("x", "y")])
+def test_npz(tmp_path, stored, expected, keys):
+    images = pixels(4, 6, 5, 3)
+    np.savez(tmp_path / "own.npz", **{keys[0]: stored(images), keys[1]: np.array([0, 2, 1, 2])})
+    dataset = load_dataset("npz:own.npz", tmp_path)
+    np.testing.assert_array_equal(dataset.inputs, expected(images))
+    assert dataset.labels.tolist() == [0, 2, 1, 2] and dataset.class_names == ("0", "1", "2")
+    assert dataset.name == "npz:own.npz" and dataset.official == {}
+    assert dataset.inputs.flags.c_contiguous
+
+
+def test_npz_of_train_and_test(tmp_path):
+    x = pixels(5, 4, 4)
+    arrays = {"x_train": x[:3], "y_train": [[0], [1], [0]], "x_test": x[3:], "y_test": [[1], [1]]}
+    np.savez_compressed(tmp_path / "own.npz", **arrays)
+    dataset = load_dataset(f"npz:{tmp_path}/own.npz")
+    np.testing.assert_array_equal(dataset.inputs[..., 0], x)
+    assert dataset.labels.tolist() == [0, 1, 0, 1, 1]
+    assert sets(dataset) == {"train": [0, 1, 2], "test": [3, 4]}
+    assert load_dataset(f"npz:{tmp_path}/own.npz", image_size=2).inputs.shape == (5, 2, 2, 1)
+
+
+BYTES = np.zeros((2, 4, 4), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"images": BYTES.astype(int), "labels": [0, 1]}, "int64 images"),
+        ({"images": BYTES + 255.5, "labels": [0, 1]}, "from 255.5 to 255.5"),
+        ({"images": BYTES - 1.5, "labels": [0, 1]}, "from -1.5"),
+        ({"images": np.full((2, 4, 4, 1), 16.0), "labels": [0, 1]}, "divide by the maximum"),
+        ({"images": BYTES * np.nan, "labels": [0, 1]}, "NaN"),
+        ({"images": np.zeros((2, 4, 4, 2), np.uint8), "labels": [0, 1]}, "(2, 4, 4, 2)"),
+        ({"images": BYTES[:, :0, :0], "labels": [0, 1]}, "a sample is [0, 0, 1], an array"),
+        ({"x": BYTES[:, :0], "y": [0, 1]}, "a sample is [0, 4, 1], an array without any number"),
+        ({"inputs": np.zeros((2, 0), np.float32), "labels": [0, 1]}, "a sample is [0], an array"),
+        ({"images": BYTES, "labels": [0.5, 1.0]}, "labels have values such as 0.5"),
+        ({"images": BYTES, "labels": [0, -1]}, "labels run from -1"),
+        ({"images": BYTES, "labels": [0, 1, 2]}, "2 samples but labels of shape (3,)"),
+        ({"images": BYTES, "labels": 3}, "2 samples but labels of shape ()"),
+        ({"images": BYTES, "names": [0, 1]}, "its arrays are images, names"),
+        ({"images": np.array([{}, {}]), "labels": [0, 1]}, "pickle"),
+    ],
+)
+def test_npz_of_something_else(tmp_path, arrays, reason):
+    np.savez(tmp_path / "own.npz", **arrays)
+    message = load_error(ValueError, "npz:own.npz", tmp_path)
+    assert message.startswith(str(tmp_path / "own.npz")) and reason in message
+
+
+def write_jpegs(path: Path, sizes=(4, 4, 4)) -> None:
+    files = []
+    for colour, size in zip(("red", "green", "blue"), sizes):
+        buffer = io.BytesIO()
+        Image.new("RGB", (size, size), colour).save(buffer, "jpeg")
+        files.append(np.frombuffer(buffer.getvalue(), np.uint8))
+    offset = np.cumsum([0, *map(len, files)])
+    np.savez(
+        path,
+        jpeg=np.concatenate(files),
+        offset=offset,
+        label=np.int16([2, 0, 2]),
+        wnid=["x", "y", "z"],
+    )
+
+
+def test_npz_of_jpeg_files(tmp_path):
+    write_jpegs(tmp_path / "own.npz")
+    dataset = load_dataset("npz:own.npz", tmp_path)
+    assert dataset.class_names == ("x", "y", "z") and dataset.labels.tolist() == [2, 0, 2]
+    assert dataset.inputs.shape == (3, 4, 4, 3) and dataset.official == {}
+    assert dataset.inputs[2, 1, 1] == pytest.approx([0, 0, 255], abs=3)
+    write_jpegs(tmp_path / "mixed.npz", (4, 5, 4))
+    refused("of more than one size", "npz:mixed.npz", tmp_path)
+    np.savez(tmp_path / "part.npz", jpeg=np.zeros(3, np.uint8))
+    refused("no entry label, offset, wnid", "npz:part.npz", tmp_path)
+
+
+def test_no_npz(tmp_path):
+    refused("own.npz", "npz:own.npz", tmp_path, kind=FileNotFoundError)
+    for content in (b"", b"no zip", b"PK\x03\x04 damaged"):
+        (tmp_path / "own.npz").write_bytes(content)
+        assert load_error(ValueError, "npz:own.npz", tmp_path).startswith(str(tmp_path / "own.npz"))
+    np.save(tmp_path / "own.npy", BYTES)
+    refused("single array", "npz:own.npy", tmp_path)
