@@ -215,17 +215,9 @@ class Dataset:
           >>> frame = pd.read_excel("patients.xlsx")  # doctest: +SKIP
           >>> dataset = fl.Dataset.from_pandas(frame, "outcome", group="site")  # doctest: +SKIP
         """
-        return _readers().from_frame(
-            frame,
-            split=split,
-            client=client,
-            name=name,
-            label=label,
-            features=features,
-            group=group,
-            text_length=text_length,
-            tokenizer=tokenizer,
-        )
+        options = {"label": label, "features": features, "group": group}
+        options |= {"text_length": text_length, "tokenizer": tokenizer}
+        return _readers().from_frame(frame, split=split, client=client, name=name, **options)
 
     @classmethod
     def from_hf(
@@ -255,18 +247,10 @@ class Dataset:
           ValueError, FileNotFoundError: as of `from_pandas`, or there is no such folder. One line.
           ImportError: a path is given, and `datasets` is not installed. One line.
         """
-        return _readers().from_hugging_face(
-            dataset,
-            split=split,
-            client=client,
-            name=name,
-            label=label,
-            features=features,
-            group=group,
-            image_size=image_size,
-            text_length=text_length,
-            tokenizer=tokenizer,
-        )
+        options = {"label": label, "features": features, "group": group, "image_size": image_size}
+        options |= {"text_length": text_length, "tokenizer": tokenizer}
+        read = _readers().from_hugging_face
+        return read(dataset, split=split, client=client, name=name, **options)
 
     @classmethod
     def from_torch(

@@ -13,7 +13,7 @@ from fedjax_ht.data.partition.splits import (
     by_class,
     deal_classes,
     official_sets,
-    split_client,
+    split_clients,
 )
 
 
@@ -120,16 +120,9 @@ def practical(
     """
     if min_samples is None:
         min_samples = pfllib_least(len(labels), num_clients)
-    return _draw(
-        labels,
-        num_clients,
-        num_classes,
-        rng,
-        alpha=alpha,
-        min_samples=min_samples,
-        max_tries=max_tries,
-        capacity=len(labels) / num_clients,
-    )
+    capacity = len(labels) / num_clients
+    options = {"alpha": alpha, "min_samples": min_samples, "max_tries": max_tries}
+    return _draw(labels, num_clients, num_classes, rng, capacity=capacity, **options)
 
 
 @documented_by(practical)
@@ -150,16 +143,8 @@ def dirichlet(
     Args:
       min_samples: fewest samples of a client.
     """
-    return _draw(
-        labels,
-        num_clients,
-        num_classes,
-        rng,
-        alpha=alpha,
-        min_samples=min_samples,
-        max_tries=max_tries,
-        capacity=np.inf,
-    )
+    options = {"alpha": alpha, "min_samples": min_samples, "max_tries": max_tries}
+    return _draw(labels, num_clients, num_classes, rng, capacity=np.inf, **options)
 
 
 @documented_by(practical)
@@ -191,15 +176,8 @@ def dfrd(
       ValueError: no official sets, or no draw gave every client the minimum.
     """
     train, test = official_sets(dataset)
-    plan = practical(
-        dataset.labels[train],
-        num_clients,
-        dataset.num_classes,
-        rng,
-        alpha=alpha,
-        min_samples=min_samples,
-        max_tries=max_tries,
-    )
+    options = {"alpha": alpha, "min_samples": min_samples, "max_tries": max_tries}
+    plan = practical(dataset.labels[train], num_clients, dataset.num_classes, rng, **options)
     plan = [train[rng.permutation(x)] for x in plan]
     even = [
         _even_rows(rng.permutation(x), num_clients)
@@ -208,11 +186,8 @@ def dfrd(
     tests = test[np.concatenate(even, axis=1)]
     if not val_share:  # the order of training samples is the one of the draw above
         return tuple(ClientIndices(x, x[:0], y) for x, y in zip(plan, tests))
-    clients = []
-    for x, test in zip(plan, tests):
-        client = split_client(x, dataset.labels, rng, 1 - val_share, val_share, stratified=False)
-        clients.append(client._replace(test=test))
-    return tuple(clients)
+    clients = split_clients(plan, dataset.labels, rng, 1 - val_share, val_share)
+    return tuple(client._replace(test=test) for client, test in zip(clients, tests))
 
 
 def _even_rows(indices: np.ndarray, num_rows: int) -> np.ndarray:
@@ -366,12 +341,7 @@ def class_shares(
     if sets == "merged":
         weights = _share_plan(num_clients, dataset.num_classes, classes_per_client, rng)
         plan = deal_classes(np.arange(len(dataset.labels)), dataset.labels, weights, rng)
-        clients = []
-        for x in plan:
-            clients.append(
-                split_client(x, dataset.labels, rng, train_share, val_share, stratified=False)
-            )
-        return tuple(clients)
+        return split_clients(plan, dataset.labels, rng, train_share, val_share)
     train, test = official_sets(dataset)
     if val_size >= len(train):
         raise ValueError(
@@ -453,16 +423,11 @@ def natural(
             _split_in_order(part, dataset.labels, train_share, val_share) for part in parts
         )
     if tested == "random":
-        return tuple(
-            split_client(part, dataset.labels, rng, train_share, val_share, stratified=False)
-            for part in parts
-        )
+        return split_clients(parts, dataset.labels, rng, train_share, val_share)
     strangers = rng.permutation(np.flatnonzero(~np.isin(dataset.groups, chosen)))
-    clients = []
-    for part, test in zip(parts, np.array_split(strangers, num_clients)):
-        client = split_client(part, dataset.labels, rng, 1 - val_share, val_share, stratified=False)
-        clients.append(client._replace(test=test))
-    return tuple(clients)
+    clients = split_clients(parts, dataset.labels, rng, 1 - val_share, val_share)
+    tests = np.array_split(strangers, num_clients)
+    return tuple(client._replace(test=test) for client, test in zip(clients, tests))
 
 
 def _owners(

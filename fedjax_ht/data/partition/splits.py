@@ -77,35 +77,40 @@ def deal_classes(
     return [np.concatenate([indices[:0], *hand]) for hand in hands]
 
 
-def split_client(
-    indices: np.ndarray,
+def split_clients(
+    plan: Plan,
     labels: np.ndarray,
     rng: np.random.RandomState,
     train_share: float,
     val_share: float,
-    stratified: bool,
-) -> ClientIndices:
-    """Splits one client's samples at random into train, validation and test (the rest).
+    *,
+    stratified: bool = False,
+) -> Partition:
+    """Splits each client's samples at random into train, validation and test (the rest), client
+    after client from one stream.
 
     Every sample is used once. One permutation of the samples, of which the first go to test, the
     next to train and the last to validation, sizes rounded down in favour of test: without
     validation this is scikit-learn's `train_test_split(train_size=train_share)` on the same stream.
     `stratified` does so class by class, with the nearest integers for sizes.
     """
-    shuffled = indices[rng.permutation(len(indices))]
-    groups, rounded = np.zeros(len(shuffled), int), np.floor
-    if stratified:
-        groups, rounded = labels[shuffled], np.round
-    part = np.empty(len(shuffled), int)
     test, train, val = range(3)
-    for group in np.unique(groups):
-        members = np.flatnonzero(groups == group)
-        n = len(members)
-        # the margin is for floats: 0.6 + 0.3 is just below 0.9, yet 9 of 10 samples are meant
-        n_train = int(rounded(train_share * n + 1e-9))
-        n_fit = int(rounded((train_share + val_share) * n + 1e-9))
-        part[members] = np.repeat((test, train, val), (n - n_fit, n_train, n_fit - n_train))
-    return ClientIndices(shuffled[part == train], shuffled[part == val], shuffled[part == test])
+    clients = []
+    for indices in plan:
+        shuffled = indices[rng.permutation(len(indices))]
+        groups, rounded = np.zeros(len(shuffled), int), np.floor
+        if stratified:
+            groups, rounded = labels[shuffled], np.round
+        part = np.empty(len(shuffled), int)
+        for group in np.unique(groups):
+            members = np.flatnonzero(groups == group)
+            n = len(members)
+            # the margin is for floats: 0.6 + 0.3 is just below 0.9, yet 9 of 10 samples are meant
+            n_train = int(rounded(train_share * n + 1e-9))
+            n_fit = int(rounded((train_share + val_share) * n + 1e-9))
+            part[members] = np.repeat((test, train, val), (n - n_fit, n_train, n_fit - n_train))
+        clients.append(ClientIndices(*(shuffled[part == of_set] for of_set in (train, val, test))))
+    return tuple(clients)
 
 
 def split_plan(
@@ -139,22 +144,12 @@ def split_plan(
         plan = plan_of(labels, num_clients, dataset.num_classes, rng)
         if train_share is None:
             train_share = 0.75
-        return tuple(
-            split_client(
-                x, labels, rng, train_share=train_share, val_share=val_share, stratified=stratified
-            )
-            for x in plan
-        )
+        return split_clients(plan, labels, rng, train_share, val_share, stratified=stratified)
     train, test = official_sets(dataset)
     plan = []
     for positions in plan_of(labels[train], num_clients, dataset.num_classes, rng):
         plan.append(train[positions])  # indices of the dataset
     weights = _counts(labels, plan, dataset.num_classes)
-    clients = [
-        split_client(
-            x, labels, rng, train_share=1 - val_share, val_share=val_share, stratified=stratified
-        )
-        for x in plan
-    ]
+    clients = split_clients(plan, labels, rng, 1 - val_share, val_share, stratified=stratified)
     tests = deal_classes(test, labels, weights, rng)
     return tuple(client._replace(test=x) for client, x in zip(clients, tests))

@@ -19,16 +19,8 @@ from fedjax_ht.lab.safe.archive import Origin, reading, search
 from fedjax_ht.lab.safe.bounded import read_whole
 
 FASHION_CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 _CLASSES = {"mnist": tuple("0123456789"), "fashion_mnist": FASHION_CLASSES}
 _FOLDERS = {"mnist": ("mnist", "MNIST"), "fashion_mnist": ("fashion_mnist", "FashionMNIST")}

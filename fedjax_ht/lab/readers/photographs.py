@@ -263,11 +263,8 @@ _MAT_HEADER, _MAT_COMPRESSED = (
     128,
     15,
 )  # bytes, and the type of an element; see MathWorks' MAT-File Format
-_MAT_NUMBERS = {
-    "double",
-    "single",
-    *(f"{kind}{n}" for kind in ("int", "uint") for n in (8, 16, 32, 64)),
-}
+_MAT_NUMBERS = {f"{kind}{n}" for kind in ("int", "uint") for n in (8, 16, 32, 64)}
+_MAT_NUMBERS |= {"double", "single"}
 
 
 def load_mat(name: str, path: Path) -> dict[str, np.ndarray]:
