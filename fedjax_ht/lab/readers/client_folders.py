@@ -186,19 +186,24 @@ def client_inputs(x: np.ndarray | list) -> tuple[str, np.ndarray]:
         if not x or _is_pair(x[0]):
             return "texts", _texts(x)
         x = _stacked(x)
-    if x.dtype.kind == "b" or (x.dtype == np.uint8 and x.ndim > 2):
-        return "images", _bytes(x)
-    if x.dtype.kind != "f":
-        return "texts", _tokens(x)
-    if x.ndim == 4:
-        return _images_or_windows(x)
-    return "rows", as_stored("x", x)
+    if x.dtype.kind == "f":
+        return _images_or_windows(x) if x.ndim == 4 else ("rows", as_stored("x", x))
+    if (x.dtype.kind == "b" or x.dtype == np.uint8) and x.ndim in (3, 4):
+        return "images", np.ascontiguousarray(to_bytes(to_nhwc(x))[0])
+    if x.dtype.kind not in "iu" or x.ndim != 2:
+        raise ValueError(f"x is {x.dtype} {x.shape}, neither floats nor integers [n, L]")
+    if x.size and x.min() < 0:
+        raise ValueError(f"x has the token {x.min()}; tokens are 0 or more")
+    return "texts", as_stored("x", x).astype(np.int32, copy=False)
 
 
 def _images_or_windows(x: np.ndarray) -> tuple[str, np.ndarray]:
     """The kind of floats [n, C, H, W], and the samples as they are kept."""
     if x.shape[1] in CHANNELS and looks_like_image(x.shape[2:]):
-        return "images", _images(x)
+        if x.size and not -1 <= x.min() <= x.max() <= 1:
+            raise ValueError(f"x runs from {x.min()} to {x.max()}, not within -1 to 1")
+        pixels = np.round((x * 0.5 + 0.5) * 255).astype(np.uint8)
+        return "images", pixels.transpose(0, 2, 3, 1)
     windows = as_stored("x", x).transpose(0, 3, 2, 1)  # time first
     if windows.shape[2] == 1:
         windows = windows[:, :, 0]
@@ -235,29 +240,6 @@ def _is_numbers(sample: object) -> bool:
     if all(isinstance(part, list | tuple) for part in sample):
         return all(map(_is_numbers, sample))
     return set(map(type, sample)) <= {int, float, bool}
-
-
-def _bytes(x: np.ndarray) -> np.ndarray:
-    """Images of bool or bytes as bytes [n, H, W, C]."""
-    if x.ndim not in (3, 4):
-        raise ValueError(f"x is {x.dtype} {x.shape}, neither floats nor integers [n, L]")
-    return np.ascontiguousarray(to_bytes(to_nhwc(x))[0])
-
-
-def _tokens(x: np.ndarray) -> np.ndarray:
-    """Integers [n, L] as int32."""
-    if x.dtype.kind not in "iu" or x.ndim != 2:
-        raise ValueError(f"x is {x.dtype} {x.shape}, neither floats nor integers [n, L]")
-    if x.size and x.min() < 0:
-        raise ValueError(f"x has the token {x.min()}; tokens are 0 or more")
-    return as_stored("x", x).astype(np.int32, copy=False)
-
-
-def _images(x: np.ndarray) -> np.ndarray:
-    """Floats [n, C, H, W] in [-1, 1] to bytes [n, H, W, C]."""
-    if x.size and not -1 <= x.min() <= x.max() <= 1:
-        raise ValueError(f"x runs from {x.min()} to {x.max()}, not within -1 to 1")
-    return np.round((x * 0.5 + 0.5) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
 
 
 def _texts(pairs: list) -> np.ndarray:

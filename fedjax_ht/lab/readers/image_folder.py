@@ -56,11 +56,12 @@ def _decode(root: Path, image_size: int | None, target: Path | None) -> Raw:
     layout = layout_of(files.images)
     pile, _, converted = decode_files(root, layout.images, image_size, target)
     classes = sorted(set(layout.classes))
-    official = {}
-    for name in ("train", "val", "test"):
-        indices = np.flatnonzero(np.array(layout.sets) == name)
-        if len(indices):
-            official[name] = indices
+    sets = np.array(layout.sets)
+    official = {
+        name: np.flatnonzero(sets == name)
+        for name in ("train", "val", "test")
+        if name in layout.sets
+    }
     return Raw(
         pile.stack(layout.images),
         np.searchsorted(classes, layout.classes),
@@ -121,6 +122,7 @@ def layout_of(images: Mapping[str, tuple[str, ...]]) -> Layout:
     kept = {name: place for name, place in places.items() if place.classes}
     classes = tuple(printable(place.classes[0]) for place in kept.values())
     sets = tuple(place.of_set for place in kept.values() if place.of_set)
+    strays = Counter("/".join(above) for name, above in images.items() if name not in kept)
     if below:
         where = printable("/".join(below))
         converted = (f"classes are the folders below {where}", *converted)
@@ -128,7 +130,7 @@ def layout_of(images: Mapping[str, tuple[str, ...]]) -> Layout:
         images=tuple(kept),
         classes=classes,
         sets=sets,
-        left_out=_strays(images, kept),
+        left_out=_strays(strays, "in no folder of a class"),
         converted=converted,
         warnings=(*_alike(sorted(set(classes))), *_missing(classes, sets), *_inner(kept.values())),
     )
@@ -287,13 +289,12 @@ def _missing(classes: Sequence[str], sets: Sequence[str]) -> list[str]:
     return lines
 
 
-def _strays(images: Mapping[str, tuple[str, ...]], kept: Collection[str]) -> tuple[LeftOut, ...]:
-    """Images that are in no class, counted by their folder."""
-    folders = Counter("/".join(above) for name, above in images.items() if name not in kept)
+def _strays(counts: Mapping[str, int], why: str) -> tuple[LeftOut, ...]:
+    """Images that are in no class, by their folder."""
     left_out = []
-    for folder, count in folders.items():
+    for folder, count in counts.items():
         place = f"image in {printable(folder)}" if folder else "image outside of folders"
-        left_out.append(LeftOut(count, place, "in no folder of a class"))
+        left_out.append(LeftOut(count, place, why))
     return tuple(left_out)
 
 
@@ -488,13 +489,10 @@ def _domain_places(images: Mapping[str, tuple[str, ...]]) -> _DomainPlaces:
             domains[name], classes[name] = above[0], inner[0]
         else:
             strays["/".join(above)] += 1
-    left_out = []
-    for folder, count in strays.items():
-        place = f"image in {printable(folder)}" if folder else "image outside of folders"
-        left_out.append(LeftOut(count, place, "in no folder of a class of a domain"))
+    left_out = _strays(strays, "in no folder of a class of a domain")
     if not classes:
         raise ValueError(f"no images, only {', '.join(map(str, left_out))}")
-    return _DomainPlaces(domains, classes, tuple(left_out))
+    return _DomainPlaces(domains, classes, left_out)
 
 
 def _above_domains(paths: Sequence[tuple[str, ...]]) -> int:

@@ -87,13 +87,6 @@ def read_leaf(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     return _read(user_path(path, data_dir))
 
 
-def _read(root: Path) -> Raw:
-    parts = {}
-    for name, folder in _folders(root).items():
-        parts[name] = _read_users(folder)
-    return _joined(root, parts)
-
-
 def find_shakespeare(data_dir: Path | None) -> tuple[Path, ...]:
     """The folders train and test; see `archive.search`."""
     folders = ("shakespeare", "shakespeare/data")
@@ -158,8 +151,9 @@ def _users(file: Path) -> dict[str, object]:
     raise ValueError("no object with users and user_data")
 
 
-def _joined(root: Path, parts: Mapping[str, Mapping[str, _User]]) -> Raw:
+def _read(root: Path) -> Raw:
     """Returns the set of all parts, each user by user."""
+    parts = {name: _read_users(folder) for name, folder in _folders(root).items()}
     users = tuple(dict.fromkeys(itertools.chain(*parts.values())))
     numbers = dict(zip(users, range(len(users))))
     every = list(itertools.chain(*(of_part.values() for of_part in parts.values())))
