@@ -58,13 +58,6 @@ def test_hopeless_dirichlet_stops(kind):
         make_partition(kind, dataset, 20, alpha=0.01, min_samples=3, max_tries=7)
 
 
-def test_underflowing_shares_are_a_failed_try():
-    with pytest.raises(ValueError, match="raise alpha"):
-        make_partition(
-            "dirichlet", make_dataset([40] * 2), 2, alpha=1e-9, min_samples=1, max_tries=3
-        )
-
-
 def test_classes_without_samples_are_skipped():
     dataset = make_dataset([50, 0, 50, 0])
     assert len(used(make_partition("practical", dataset, 2, alpha=10.0))) == 100
@@ -302,9 +295,19 @@ def test_data_that_does_not_fit(kind, num_clients, options, message):
         make_partition(kind, make_dataset([10, 10]), num_clients, **options)
 
 
-def test_validation_larger_than_training_set():
-    with pytest.raises(ValueError, match="val_size is 10000; it must be below the 80 training"):
-        make_partition("class_shares", make_dataset([60, 60], test_share=1 / 3), 2)
+@pytest.mark.parametrize(
+    "sizes, share, kind, options, message",
+    [
+        ([60, 60], 1 / 3, "class_shares", {}, "val_size is 10000; it must be below the 80"),
+        ([40, 40], None, "dirichlet", {"alpha": 1e-9, "max_tries": 3}, "raise alpha"),
+        ([1, 0], None, "iid", {"train_share": 1.0}, "a test sample; toy has 1 samples$"),
+        ([1] * 6, None, "iid", {"stratified": True}, "has 6 samples; stratified=False works$"),
+    ],
+)
+def test_sets_that_no_client_can_have(sizes, share, kind, options, message):
+    clients = 2 if sizes[-1] > 1 else 1
+    with pytest.raises(ValueError, match=message):
+        make_partition(kind, make_dataset(sizes, test_share=share), clients, **options)
 
 
 @pytest.mark.parametrize(
@@ -336,13 +339,3 @@ def test_a_split_that_cannot_be_made_names_a_setting_that_works(kind, num_client
     partition = make_partition(kind, dataset, **{"num_clients": num_clients} | options | change)
     assert all(len(client.train) for client in partition)
     assert any(len(client.test) for client in partition)
-
-
-def test_of_a_set_that_no_setting_splits_nothing_is_named():
-    with pytest.raises(ValueError, match=r"a test sample; toy has 1 samples$"):
-        make_partition("iid", make_dataset([1, 0]), 1, train_share=1.0)
-
-
-def test_one_sample_of_each_class_is_no_stratified_split():
-    with pytest.raises(ValueError, match=r"a test sample; toy has 6 samples; stratified=False wo"):
-        make_partition("iid", make_dataset([1] * 6), 1, stratified=True)

@@ -186,11 +186,6 @@ def test_a_config_asks_for_it():
     np.testing.assert_array_equal(dataset.preprocess, np.float32([[0.1307], [0.3081]]))
 
 
-def test_a_set_without_known_moments():
-    with pytest.raises(ValueError, match="normalisation is 'dataset', but no moments of toy are"):
-        normalised(make_dataset([3, 2]), "dataset")
-
-
 def test_imagenets_moments_are_for_any_set_of_three_channels():
     """FedSSA's released code normalises CIFAR-10 by ImageNet's moments, DFRD's code by its own."""
     toy = make_dataset([3, 2])
@@ -203,7 +198,13 @@ def test_imagenets_moments_are_for_any_set_of_three_channels():
     assert SOURCES["cifar10"].moments.mean != (0.485, 0.456, 0.406)
 
 
-def test_imagenets_moments_do_not_fit_grey_images():
-    grey = dataclasses.replace(make_dataset([3, 2]), inputs=np.zeros((5, 2, 2, 1), np.uint8))
-    with pytest.raises(ValueError, match="'imagenet', which needs images of three channels; a"):
-        normalised(grey, "imagenet")
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("dataset", "normalisation is 'dataset', but no moments of toy are known"),
+        ("imagenet", "'imagenet', which needs images of three channels; a sample of toy is"),
+    ],
+)
+def test_moments_that_are_unknown_or_do_not_fit(kind, message):
+    with pytest.raises(ValueError, match=message):
+        normalised(make_dataset([3, 2]), kind)

@@ -1,6 +1,7 @@
 """Files, images and errors for the tests of data sources."""
 
 import io
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -53,3 +54,8 @@ def refused(words: str, *args, kind: type[Exception] = ValueError, **options) ->
 def sets(dataset) -> dict[str, list[int]]:
     """The official sets of a data set, as lists."""
     return {name: indices.tolist() for name, indices in dataset.official.items()}
+
+
+def tar(folder: Path, archive: Path, mode: str = "w:gz") -> None:
+    with tarfile.open(archive, mode) as file:
+        file.add(folder, folder.name)

@@ -27,7 +27,9 @@ def write_clients(root: Path, x, classes: int | None = 3, cuts=(0, 3, 4, 4, 6)) 
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(path, data={"x": x[start:end], "y": y[start:end]})
     if classes:
-        (root / "config.json").write_text(json.dumps({"num_clients": 2, "num_classes": classes}))
+        (root / "config.json").write_text(
+            json.dumps({"num_clients": len(cuts) // 2, "num_classes": classes})
+        )
     return y
 
 
@@ -194,34 +196,21 @@ def test_clients_of_two_kinds(tmp_path):
 # Client folders
 
 
-def _write_clients(
-    root: Path, counts=((3, 1), (0, 2)), channels: int = 1
-) -> tuple[np.ndarray, np.ndarray]:
-    total = sum(map(sum, counts))
-    images, labels, start = pixels(total, channels, 4, 4), np.arange(total) % 3, 0
-    x = ((images.astype(np.float32) / 255) - 0.5) / 0.5
-    for client, both in enumerate(counts):
-        for split, count in zip(("train", "test"), both):
-            part = slice(start, start + count)
-            (root / split).mkdir(parents=True, exist_ok=True)
-            np.savez_compressed(
-                root / split / f"{client}.npz", data={"x": x[part], "y": labels[part]}
-            )
-            start += count
-    (root / "config.json").write_text(json.dumps({"num_clients": len(counts), "num_classes": 4}))
-    return images.transpose(0, 2, 3, 1), labels
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_client_folders(tmp_path, channels):
-    images, labels = _write_clients(tmp_path / "made", channels=channels)
+    images = pixels(6, channels, 4, 4)
+    labels = write_clients(tmp_path / "made", images / np.float32(127.5) - 1, 4)
     dataset = load_dataset("client_folders:made", tmp_path)
-    np.testing.assert_array_equal(dataset.inputs, images)
+    np.testing.assert_array_equal(dataset.inputs, images.transpose(0, 2, 3, 1))
     np.testing.assert_array_equal(dataset.labels, labels)
     assert dataset.num_classes == 4 and dataset.official == {} and dataset.inputs.flags.c_contiguous
     got = [[part.tolist() for part in client] for client in dataset.clients]
     assert got == [[[0, 1, 2], [], [3]], [[], [], [4, 5]]]
     assert all(part.dtype == np.int64 for client in dataset.clients for part in client)
+
+
+SMALL = np.zeros((6, 1, 4, 4), np.float32)
+GOOD = {"x": np.zeros((2, 1, 4, 4), np.float32), "y": np.array([0, 1])}
 
 
 class _Touch:
@@ -233,15 +222,12 @@ class _Touch:
 
 
 def test_client_folders_run_nothing(tmp_path):
-    _write_clients(tmp_path)
+    write_clients(tmp_path, SMALL)
     target = tmp_path / "written"
     np.savez(tmp_path / "test/0.npz", data=np.array({"x": _Touch(target)}, dtype=object))
     message = load_error(ValueError, f"client_folders:{tmp_path}")
     assert message.startswith(str(tmp_path / "test/0.npz")) and "functools.partial" in message
     assert not target.exists()
-
-
-GOOD = {"x": np.zeros((2, 1, 4, 4), np.float32), "y": np.array([0, 1])}
 
 
 @pytest.mark.parametrize(
@@ -256,7 +242,7 @@ GOOD = {"x": np.zeros((2, 1, 4, 4), np.float32), "y": np.array([0, 1])}
     ],
 )
 def test_damaged_client_folders(tmp_path, arrays, reason):
-    _write_clients(tmp_path)
+    write_clients(tmp_path, SMALL)
     np.savez(tmp_path / "train/1.npz", **arrays)
     message = load_error(ValueError, f"client_folders:{tmp_path}")
     assert message.startswith(str(tmp_path / "train/1.npz")) and reason in message
@@ -266,7 +252,7 @@ def test_damaged_client_folders(tmp_path, arrays, reason):
     "config", ["{", "[]", '{"num_classes": 4}', '{"num_clients": 0, "num_classes": 4}']
 )
 def test_client_folders_with_another_config(tmp_path, config):
-    _write_clients(tmp_path)
+    write_clients(tmp_path, SMALL)
     (tmp_path / "config.json").write_text(config)
     assert load_error(ValueError, f"client_folders:{tmp_path}").startswith(
         str(tmp_path / "config.json")
@@ -274,7 +260,7 @@ def test_client_folders_with_another_config(tmp_path, config):
 
 
 def test_client_folders_without_a_test_sample(tmp_path):
-    _write_clients(tmp_path, counts=((3, 0), (2, 0)))
+    write_clients(tmp_path, SMALL[:5], cuts=(0, 3, 3, 5, 5))
     message = load_error(ValueError, f"client_folders:{tmp_path}")
     assert message.startswith(str(tmp_path)) and "no client has a test sample" in message
 
@@ -282,7 +268,7 @@ def test_client_folders_without_a_test_sample(tmp_path):
 def test_labels_that_start_at_1(tmp_path, caplog):
     np.savez(tmp_path / "own.npz", images=np.zeros((2, 4, 4), np.uint8), labels=[1, 2])
     assert load_dataset("npz:own.npz", tmp_path).num_classes == 3
-    _write_clients(tmp_path / "made", counts=((3, 1),))
+    write_clients(tmp_path / "made", SMALL[:4], 4, cuts=(0, 3, 4))
     for split in ("train", "test"):
         np.savez(tmp_path / f"made/{split}/0.npz", data=GOOD | {"y": np.array([1, 3])})
     assert load_dataset("client_folders:made", tmp_path).num_classes == 4
@@ -294,7 +280,7 @@ def test_labels_that_start_at_1(tmp_path, caplog):
 
 
 def test_client_folders_with_missing_files(tmp_path):
-    _write_clients(tmp_path)
+    write_clients(tmp_path, SMALL)
     (tmp_path / "test/1.npz").unlink()
     assert load_error(FileNotFoundError, f"client_folders:{tmp_path}").startswith(
         str(tmp_path / "test/1.npz")

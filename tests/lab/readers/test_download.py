@@ -22,8 +22,8 @@ from fedjax_ht.lab.readers import download as module
 from fedjax_ht.lab.readers.download import get, listing
 from fedjax_ht.lab.readers.registry import SOURCES
 from tests.lab.readers.download_server import TEST, TRAIN, error_of, files, made
-from tests.lab.readers.source_files import refused
-from tests.lab.readers.test_idx_and_cifar import _tar, _write_cifar, _write_mnist
+from tests.lab.readers.source_files import refused, tar
+from tests.lab.readers.test_idx_and_cifar import _write_cifar, _write_mnist
 
 pytestmark = pytest.mark.usefixtures("no_network")
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ def test_a_downloaded_set_is_read(tmp_path, server, name):
     """Archives are read as they are, and gzipped files too."""
     if name == "cifar10":
         folder, images, _ = _write_cifar(name, "python", tmp_path / "made")
-        _tar(folder, tmp_path / "made/cifar-10-python.tar.gz")
+        tar(folder, tmp_path / "made/cifar-10-python.tar.gz")
         archives = {
             "cifar-10-python.tar.gz": (tmp_path / "made/cifar-10-python.tar.gz").read_bytes()
         }

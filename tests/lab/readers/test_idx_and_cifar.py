@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import pickle
 import struct
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +12,8 @@ import pytest
 from fedjax_ht.lab.readers import cifar, idx, load_dataset, photographs
 from fedjax_ht.lab.readers.registry import SOURCES, _load
 from fedjax_ht.lab.readers.source import check_sum
-from tests.lab.readers.source_files import load_error, pixels, sets, write
+from tests.lab.readers.source_files import load_error, pixels, sets, tar, write
 from tests.lab.readers.test_photographs import _write_svhn
-
-
-def _tar(folder: Path, archive: Path, mode: str = "w:gz") -> None:
-    with tarfile.open(archive, mode) as file:
-        file.add(folder, folder.name)
-
 
 # MNIST and Fashion-MNIST
 
@@ -192,7 +185,7 @@ def test_cifar_archive(tmp_path, name, kind, ending):
     folder, images, labels = _write_cifar(name, kind, tmp_path / "made")
     version = "python" if kind.startswith("py") else "binary"
     (tmp_path / name).mkdir()
-    _tar(
+    tar(
         folder,
         tmp_path / name / f"{CIFAR[name][1]}-{version}{ending}",
         "w:gz" if "gz" in ending else "w",
@@ -257,7 +250,7 @@ def test_damaged_cifar(tmp_path, kind, file, content, reason):
 def test_truncated_cifar_archive(tmp_path, keep):
     folder, _, _ = _write_cifar("cifar10", "py", tmp_path / "made")
     archive = tmp_path / "cifar-10-python.tar.gz"
-    _tar(folder, archive)
+    tar(folder, archive)
     archive.write_bytes(archive.read_bytes()[: int(keep * archive.stat().st_size)])
     assert load_error(ValueError, "cifar10", tmp_path).startswith(str(archive))
 
@@ -323,7 +316,7 @@ def test_every_named_file_is_checked(tmp_path, caplog):
     load_dataset("cifar100", tmp_path)
     assert len(sums_said(caplog)) == 3
     (tmp_path / "new").mkdir()
-    _tar(folder, tmp_path / "new/cifar-100-python.tar.gz")
+    tar(folder, tmp_path / "new/cifar-100-python.tar.gz")
     load_dataset("cifar100", tmp_path / "new")
     assert len(sums_said(caplog)) == 1
     _write_svhn(tmp_path)

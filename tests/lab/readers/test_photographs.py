@@ -1,7 +1,6 @@
 """Sets of photographs, from tiny ones laid out as their publishers do."""
 
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -10,12 +9,7 @@ import pytest
 from scipy.io import savemat
 
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import encoded, load_error, pixels, refused, sets, write
-
-
-def _tar(folder: Path, archive: Path, mode: str = "w:gz") -> None:
-    with tarfile.open(archive, mode) as file:
-        file.add(folder, folder.name)
+from tests.lab.readers.source_files import encoded, load_error, pixels, refused, sets, tar, write
 
 
 def _zip(folder: Path, archive: Path) -> None:
@@ -102,7 +96,7 @@ def _write_flowers(root: Path) -> list[np.ndarray]:
 def test_flowers102(tmp_path, archived):
     _write_flowers(tmp_path)
     if archived:
-        _tar(tmp_path / "jpg", tmp_path / "102flowers.tgz")
+        tar(tmp_path / "jpg", tmp_path / "102flowers.tgz")
         for path in (tmp_path / "jpg").iterdir():
             path.unlink()
         (tmp_path / "jpg").rmdir()
@@ -141,7 +135,7 @@ def _write_food(root: Path) -> Path:
 def test_food101(tmp_path, form):
     folder = _write_food(tmp_path / "made")
     if form == "archive":
-        _tar(folder, tmp_path / "food-101.tar.gz")
+        tar(folder, tmp_path / "food-101.tar.gz")
     dataset = load_dataset(
         "food101", {"folder": folder.parent, "archive": tmp_path, "inside": folder}[form]
     )
