@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from fedjax_ht.lab.files import named
 from fedjax_ht.lab.readers.registry import SOURCES
-from fedjax_ht.lab.readers.source import File, Source, md5, md5_of_file
+from fedjax_ht.lab.readers.source import Source, md5, md5_of_file
 from fedjax_ht.lab.safe.bounded import read_whole
 
 _CHUNK = 1 << 18
@@ -56,17 +56,17 @@ def get(
     if prefix == "tfds" and argument:
         return _prepare(argument, root, say)
     source = _downloadable(name, SOURCES if sources is None else sources)
-    files = {root.resolve() / name / file.name: file for file in source.downloads}
-    for path, file in files.items():
+    files = [root.resolve() / name / file for file in source.files]
+    for path in files:
         if path.exists():
-            _check(path, file)
+            _check(path, source)
     if paths := _present(source, root):
         say(f"{name} is there: {', '.join(map(str, paths))}")
         return paths
-    for path, file in files.items():
+    for path in files:
         if not path.exists():
-            say(f"{file.url}, {file.size:,} bytes, to {path}")
-            _fetch(file, path)
+            say(f"{source.home}{path.name}, {source.files[path.name]:,} bytes, to {path}")
+            _fetch(source, path)
     return _find(source, root)
 
 
@@ -107,7 +107,7 @@ def listing(data_dir: str | os.PathLike) -> list[Listed]:
             Listed(
                 name=source.name,
                 about=source.about,
-                size=source.size or None,
+                size=sum(source.files.values()) or None,
                 home=source.home,
                 present=present,
             )
@@ -128,20 +128,18 @@ def _present(source: Source, root: Path) -> tuple[Path, ...]:
         return ()
 
 
-def _check(path: Path, file: File) -> None:
+def _check(path: Path, source: Source) -> None:
     """Refuses a file of another sum.
 
     The content of a .gz may have the right one instead: gzip writes one content in many ways.
     """
-    digest = md5_of_file(path)
-    if digest == file.md5:
-        return
-    if file.content_md5 and _content_md5(path) == file.content_md5:
-        return
-    raise ValueError(
-        f"{path}: its MD5 sum is {digest}, the publisher's file has {file.md5}; move it away to "
-        "download that"
-    )
+    digest, expected = md5_of_file(path), source.md5[path.name]
+    content = source.md5.get(path.stem) if path.suffix == ".gz" else None
+    if digest != expected and (content is None or _content_md5(path) != content):
+        raise ValueError(
+            f"{path}: its MD5 sum is {digest}, the publisher's file has {expected}; move it away "
+            "to download that"
+        )
 
 
 def _content_md5(path: Path) -> str:
@@ -151,18 +149,18 @@ def _content_md5(path: Path) -> str:
         return "damaged"
 
 
-def _fetch(file: File, path: Path) -> None:
+def _fetch(source: Source, path: Path) -> None:
     """Downloads one file; the bytes that have come are in `path`.part, which gets the file's name
     when it is complete and has the published sum, and is deleted when it has another."""
-    part = path.with_name(f"{file.name}.part")
+    part, url = path.with_name(f"{path.name}.part"), source.home + path.name
     part.parent.mkdir(parents=True, exist_ok=True)
-    _complete(part, file)
-    digest = md5_of_file(part)
-    if digest != file.md5:
+    _complete(part, url, source.files[path.name])
+    digest, expected = md5_of_file(part), source.md5[path.name]
+    if digest != expected:
         part.unlink()
         raise ValueError(
-            f"{file.url}: its MD5 sum is {digest}, the publisher's file has {file.md5}; what came "
-            "is deleted, and the same command asks for it again"
+            f"{url}: its MD5 sum is {digest}, the publisher's file has {expected}; what came is "
+            "deleted, and the same command asks for it again"
         )
     os.replace(part, path)
 
@@ -171,35 +169,34 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _complete(part: Path, file: File) -> None:
+def _complete(part: Path, url: str, size: int) -> None:
     """Asks for the bytes that `part` lacks until it has the file's size."""
-    with tqdm(total=file.size, desc=file.name, unit="B", unit_scale=True, disable=None) as bar:
+    with tqdm(total=size, desc=part.stem, unit="B", unit_scale=True, disable=None) as bar:
         have, reason = 0, ""
         for _ in range(_TRIES):
-            reason = _attempt(file, part, bar)
+            reason = _attempt(part, url, size, bar)
             have = _size(part)
-            if have == file.size:
+            if have == size:
                 return
-            if have > file.size:
+            if have > size:
                 part.unlink()
                 raise ValueError(
-                    f"{file.url}: it is longer than the {file.size:,} bytes of the publisher's file"
+                    f"{url}: it is longer than the {size:,} bytes of the publisher's file"
                 )
     raise OSError(
-        f"{file.url}: ended after {have:,} of {file.size:,} bytes, {_TRIES} times ({reason}); the "
-        "same command goes on from there"
+        f"{url}: ended after {have:,} of {size:,} bytes, {_TRIES} times ({reason}); the same "
+        "command goes on from there"
     )
 
 
-def _attempt(file: File, part: Path, bar: tqdm) -> str:
+def _attempt(part: Path, url: str, size: int, bar: tqdm) -> str:
     """Goes on with a download once; returns why it ended.
 
     Raises:
       OSError: there is no use in another attempt. One line.
     """
-    url = file.url
     try:
-        return _go_on(file, part, bar)
+        return _go_on(part, url, size, bar)
     except urllib.error.HTTPError as error:
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise OSError(f"{url}: the server answers {error.code} {error.reason}") from None
@@ -212,19 +209,19 @@ def _attempt(file: File, part: Path, bar: tqdm) -> str:
         raise OSError(f"{url}: {reason}") from None
 
 
-def _go_on(file: File, part: Path, bar: tqdm) -> str:
+def _go_on(part: Path, url: str, size: int, bar: tqdm) -> str:
     """Asks for the rest of `part`, and takes the whole file from a server that knows no ranges.
 
     It takes no more than one byte too many. Returns why it ended.
     """
     have = bar.n = _size(part)
-    if have == file.size:
+    if have == size:
         return "it is complete"
     # a compressed answer would be another content than the one whose size is known
     headers = {"User-Agent": "fedjax_ht", "Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
-    request = urllib.request.Request(file.url, headers=headers)
+    request = urllib.request.Request(url, headers=headers)
     with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
         resumed = response.status == http.HTTPStatus.PARTIAL_CONTENT
         content_range = response.headers.get("Content-Range", "")
@@ -233,7 +230,7 @@ def _go_on(file: File, part: Path, bar: tqdm) -> str:
         if not resumed:
             have = bar.n = 0
         with named(part), open(part, "ab" if resumed else "wb") as target:
-            return _copy(response, target, have, file.size, bar)
+            return _copy(response, target, have, size, bar)
 
 
 def _copy(response: http.client.HTTPResponse, target, have: int, size: int, bar: tqdm) -> str:

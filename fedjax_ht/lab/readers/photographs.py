@@ -259,10 +259,8 @@ CAMELYON17 = Source(
 
 # MATLAB files
 
-_MAT_HEADER, _MAT_COMPRESSED = (
-    128,
-    15,
-)  # bytes, and the type of an element; see MathWorks' MAT-File Format
+# bytes, and the type of an element; see MathWorks' MAT-File Format
+_MAT_HEADER, _MAT_COMPRESSED = 128, 15
 _MAT_NUMBERS = {f"{kind}{n}" for kind in ("int", "uint") for n in (8, 16, 32, 64)}
 _MAT_NUMBERS |= {"double", "single"}
 

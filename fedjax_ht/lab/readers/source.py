@@ -27,27 +27,6 @@ SHIPPED = Path(__file__).parent / "shipped"
 IN_PACKAGE = "it is part of the package, and nothing is to be downloaded"
 
 
-class File(NamedTuple):
-    """A file to download.
-
-    Attributes:
-      url: address of the file; the last part is its name.
-      md5: MD5 sum as published.
-      size: number of bytes.
-      content_md5: MD5 sum of the content of a .gz; None if it is not published.
-    """
-
-    url: str
-    md5: str
-    size: int
-    content_md5: str | None = None
-
-    @property
-    def name(self) -> str:
-        """The file's name, without the folder it is in."""
-        return self.url.rpartition("/")[2]
-
-
 @dataclasses.dataclass(frozen=True)
 class Source:
     """A data set that `load_dataset` reads, or a kind of them.
@@ -98,28 +77,9 @@ class Source:
             return ()
 
     @property
-    def prefix(self) -> str:
-        """The part of the name before the colon; the name of a set."""
-        return self.name.partition(":")[0]
-
-    @property
     def argument(self) -> str:
         """The kind of text behind the colon; "" for a set."""
         return self.name.partition(":")[2]
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files to download."""
-        return sum(self.files.values())
-
-    @property
-    def downloads(self) -> tuple[File, ...]:
-        """The files to download, with their sums."""
-        downloads = []
-        for name, size in self.files.items():
-            content = self.md5.get(name.removesuffix(".gz")) if name.endswith(".gz") else None
-            downloads.append(File(self.home + name, self.md5[name], size, content))
-        return tuple(downloads)
 
 
 # systems that allow MD5 only where it guards against no forger are told so

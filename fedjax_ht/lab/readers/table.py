@@ -38,7 +38,12 @@ FILL = "fill in such values, or leave out the row or the column"
 _IMAGES = ("image", "images", "img", "imgs")
 """Names of columns, in small letters, of images: of other arrays their values tell."""
 
-_MISSING = ("", "?", "-", "na", "n/a", "nan", "null", "none")
+_NO_NUMBER = ("", "?", "-", "na", "n/a", "nan", "null", "none")
+"""Cells, in small letters, that say of a number that it is missing."""
+
+_NO_NAME = ("", "nan", "<na>")
+"""Cells, in small letters, that say of a class, group, set or client that it is missing."""
+
 _PADDED = re.compile(r"[+-]?0\d")
 """Digits behind a zero: a name, often."""
 
@@ -257,7 +262,7 @@ def codes_of(name: str, column: pa.ChunkedArray, place: Callable[[int], str]) ->
     texts = [str(value).strip() for value in encoded.dictionary.to_pylist()]
     limits.keep("a column", len(texts), limits.CLASSES, "classes or groups")
     places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    gaps = [-1, *(i for i, text in enumerate(texts) if text.lower() in ("", "nan", "<na>"))]
+    gaps = [-1, *(i for i, text in enumerate(texts) if text.lower() in _NO_NAME)]
     missing = np.flatnonzero(np.isin(places, gaps))
     if missing.size:
         raise ValueError(f"{place(int(missing[0]))} has no value in column {name!r}")
@@ -381,7 +386,7 @@ def _spelt_numbers(
             is_number = False
         if is_number:
             continue
-        if cell.lower() in _MISSING:
+        if cell.lower() in _NO_NUMBER:
             raise ValueError(f"{table.place(row)} has no value in column {name!r}; {FILL}")
         raise ValueError(
             f"column {name!r} holds text, {short(cell)} in {table.place(row)}; make it numbers, or "

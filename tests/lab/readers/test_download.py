@@ -226,9 +226,9 @@ def test_every_name_is_listed(tmp_path):
     assert set(downloads) == {name for name, listed in lines.items() if listed.size}
     assert [name for name, listed in lines.items() if listed.present] == ["cifar10"]
     for source in downloads.values():
-        for file in source.downloads:
-            assert re.fullmatch(r"https?://[a-z0-9.-]+/\S+", file.url) and len(file.md5) == 32
-            assert file.size > 0
+        assert re.fullmatch(r"https?://[a-z0-9.-]+/(\S+/)?", source.home)
+        for file, size in source.files.items():
+            assert len(source.md5[file]) == 32 and size > 0
 
 
 @pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if source.files])
