@@ -12,11 +12,12 @@ config.json, model.safetensors and tokenizer.json, and the package tokenizers. M
 (all-MiniLM-L6-v2, Apache-2.0) are such.
 """
 
-from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config
+from experiments.configs import ag_news
+from fedjax_ht.lab.config.base import apply_argument, method_config, partition_config
 
 
 def get_config(argument=None):
-    config = base_config()
+    config = ag_news.get_config()
     config.method = method_config("flexlora")
     config.dataset.name = "ag_news_test"
     config.dataset.text_length = 32
@@ -25,10 +26,9 @@ def get_config(argument=None):
     _model(config, "minilm")
     config.model.lora = "rank=2,4,8,16"
     config.model.lora_targets = "*query,*value"
-    config.training.optimizer = "adam"
     config.training.learning_rate = 0.002
     config.rounds = 5
-    config.evaluate.every = 5
+    config.model.feature_dim = None
     return apply_argument(config, argument, {"model": _model}, rounds=1)
 
 

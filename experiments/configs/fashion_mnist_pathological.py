@@ -6,13 +6,11 @@
 four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
 """
 
-from fedjax_ht.lab.config.base import apply_argument, base_config, partition_config
+from experiments.configs import fashion_mnist_practical
+from fedjax_ht.lab.config.base import apply_argument, partition_config
 
 
 def get_config(argument=None):
-    config = base_config()
-    config.dataset.name = "fashion_mnist"
+    config = fashion_mnist_practical.get_config()
     config.partition = partition_config("pathological", classes_per_client=2)
-    config.rounds = 100
-    config.evaluate.every = 5
     return apply_argument(config, argument, rounds=1)

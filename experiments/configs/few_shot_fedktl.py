@@ -17,18 +17,15 @@ Results: experiments/results/fedktl.md. They are in units of the latents' spread
 in `data/`.
 """
 
-from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config
-from fedjax_ht.lab.config.entries import preset
+from experiments.configs import cifar10_fedktl
+from fedjax_ht.lab.config.base import apply_argument, partition_config
 
 
 def get_config(argument=None):
-    config = base_config()
-    config.entries = (preset("fedktl:generator=fashion_mnist_32"),)
-    config.method = method_config("fedktl", generator="fashion_mnist_32")
-    config.dataset.name = "cifar10"
+    config = cifar10_fedktl.get_config()
+    config.dataset.subset = None
     config.partition = partition_config("few_shot", num_clients=1, shots=23)
     config.model.group = "cnn4"
     config.rounds = 200
-    config.evaluate.every = 5
     config.evaluate.patience = 20  # evaluations
     return apply_argument(config, argument, rounds=2)

@@ -31,15 +31,15 @@ FORMS = {
 SHARES: dict[str, Any] = {"train_share": 0.2, "val_share": 0.2}
 
 
-def get_config(argument=None):
+def get_config(argument=None, warmup=5):
     config = base_config()
     config.method = method_config("local")
     # What these methods need here beside their papers' settings: a generator of other data, a
-    # warm-up that ends before the first settings are left out (after 10 rounds), and no more public
-    # samples a round than there are.
+    # warm-up that ends before the first settings are left out, and no more public samples a round
+    # than there are.
     config.entries = (
         preset("fedktl:generator=natural_32:latents=spread"),
-        preset("fedl2g:warmup=5"),
+        preset(f"fedl2g:warmup={warmup}"),
         preset("fedmd:public_per_round=1000"),
     )
     config.dataset.name = "fashion_mnist_10k"
@@ -52,8 +52,7 @@ def get_config(argument=None):
     config.scoring.state = "both"
     config.rounds = 40
     config.evaluate.every = 5
-    setters = {"classes": set_classes, "form": set_form}
-    return apply_argument(config, argument, setters, rounds=2, trials=1)
+    return apply_argument(config, argument, SETTERS, rounds=2, trials=1)
 
 
 def set_classes(config, value):
@@ -70,3 +69,6 @@ def set_form(config, value):
         raise ValueError(unknown("form", value, FORMS))
     config.entries = (*config.entries, *map(preset, FORMS[value]))
     config.shared_init = value == "released"
+
+
+SETTERS = {"classes": set_classes, "form": set_form}

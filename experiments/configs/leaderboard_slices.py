@@ -9,21 +9,13 @@ next. Results: docs/leaderboard.md.
 
 from experiments.configs import leaderboard_images
 from fedjax_ht.lab.config.base import apply_argument
-from fedjax_ht.lab.config.entries import preset
 
 
 def get_config(argument=None):
-    config = leaderboard_images.get_config()
-    # as there, but for a warm-up that ends before the first settings are left out, after 5 rounds
-    config.entries = (
-        preset("fedktl:generator=natural_32:latents=spread"),
-        preset("fedl2g:warmup=3"),
-        preset("fedmd:public_per_round=1000"),
-    )
+    config = leaderboard_images.get_config(warmup=3)  # the first settings end after 5 rounds
     config.model.group = "conv4_quarter"
     config.model.norm = "static_batch"
     config.model.rates = "1,0.5,0.25"
     config.scoring.state = "trained"
     config.rounds = 20
-    setters = {"classes": leaderboard_images.set_classes, "form": leaderboard_images.set_form}
-    return apply_argument(config, argument, setters, rounds=2, trials=1)
+    return apply_argument(config, argument, leaderboard_images.SETTERS, rounds=2, trials=1)

@@ -53,8 +53,7 @@ from fedjax_ht.lab.runs.run import (
     orderly,
 )
 from fedjax_ht.lab.runs.run_lock import is_primary
-from fedjax_ht.lab.runs.search import fairly_tuned
-from fedjax_ht.lab.runs.search_space import check_recipe, parse_space
+from fedjax_ht.lab.runs.search import check_recipe, fairly_tuned, parse_space
 from fedjax_ht.lab.runs.tasks import Tasks
 from fedjax_ht.lab.runs.train import Result
 from fedjax_ht.methods import METHODS

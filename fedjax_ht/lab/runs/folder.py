@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,46 +46,36 @@ def _add(digest, array: np.ndarray) -> None:
         digest.update(np.ascontiguousarray(array[start : start + 4096]))
 
 
-def check_data(
-    noted: Mapping[str, Any], prints: Mapping[str, str], config: Config, workdir: Path
+SUMS = {
+    "data": "on other inputs or labels than {} has now",
+    "split": "on another split than {} has now",
+    "weights": "that began from another {}",
+    "objects": "with another {}",
+}
+"""The notes of a run that are checksums -> the difference of another one, in words."""
+
+
+def check_sums(
+    noted: Mapping[str, Any], sums: Mapping[str, Any], config: Config, workdir: Path
 ) -> None:
-    """Raises a ValueError where a run that has noted its data was on other data than now."""
-    for name, difference in (("data", "other inputs or labels"), ("split", "another split")):
-        if name in noted and noted[name] != prints[name]:
-            place = config.dataset.name
-            if not names_object(place):
-                place += f" with dataset.data_dir {config.dataset.data_dir!r}"
-            raise ValueError(
-                f"{workdir} holds a run on {difference} than {place} has now (SHA-256 "
-                f"{noted[name][:12]} there, {prints[name][:12]} here); give it the data that it "
-                "began with, or choose another --workdir"
-            )
-
-
-def check_objects(noted: Mapping[str, str], sums: Mapping[str, str], workdir: Path) -> None:
-    """Raises a ValueError where an object given from Python is not the one that a run has noted."""
-    for name, old, new in _changed(noted, sums):
-        raise ValueError(
-            f"{workdir} holds a run with another {name} (SHA-256 {old} there, {new} here); give "
-            "it the object that it began with, or choose another folder"
-        )
-
-
-def check_weights(noted: Mapping[str, str], sums: Mapping[str, str], workdir: Path) -> None:
-    """Raises a ValueError where a file that models start from differs from the one that a run has
-    noted; a file that is gone is not asked for again."""
-    for file, old, new in _changed(noted, sums):
-        raise ValueError(
-            f"{workdir} holds a run that began from another {file} (SHA-256 {old} there, {new} "
-            "here); give it the file that it began with, or choose another --workdir"
-        )
-
-
-def _changed(noted: Mapping[str, str], sums: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Yields each name whose checksum is another than noted, and how both begin."""
-    for name in noted.keys() & sums.keys():
-        if noted[name] != sums[name]:
-            yield name, noted[name][:12], sums[name][:12]
+    """Raises a ValueError where data, a split, a file or an object is not the one that a run has
+    noted; what is gone is not asked for again."""
+    place = config.dataset.name
+    if not names_object(place):
+        place += f" with dataset.data_dir {config.dataset.data_dir!r}"
+    for note, words in SUMS.items():
+        before, now = noted.get(note), sums.get(note)
+        if not before or not now:
+            continue
+        if isinstance(before, str):
+            before, now = {place: before}, {place: now}
+        for name in before.keys() & now.keys():
+            if before[name] != now[name]:
+                raise ValueError(
+                    f"{workdir} holds a run {words.format(name)} (SHA-256 {before[name][:12]} "
+                    f"there, {now[name][:12]} here); give it what it began with, or choose another "
+                    "--workdir"
+                )
 
 
 FILE = "report.json"
@@ -157,63 +147,38 @@ FREE_FIELDS = (
 )
 
 
-def remember_config(
-    config: Config,
-    entries: Iterable[Entry],
-    workdir: Path,
-    prints: Mapping[str, Any],
-    writes: bool = True,
-) -> None:
-    """Writes config.json, with every entry that the folder holds.
+def checked_fields(
+    config: Config, entries: Iterable[Entry], workdir: Path, notes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the content of a run's config.json, with every entry that the folder holds.
 
     Args:
       config: the config of the run.
       entries: the entries that it trains now.
       workdir: the run's folder.
-      prints: the sums that `fingerprints` returned for the data, `weights.checksums` as "weights",
-        `Plan.object_sums` as "objects", and the notes of `OWN`.
-      writes: False checks alone.
+      notes: the notes of the run, see `identity.noted`.
 
     Raises:
       ValueError: the folder holds a run of another config or on other data. One line.
     """
-    fields = checked_fields(config, entries, workdir, prints)
-    if writes:
-        write_json(workdir / "config.json", fields)
-
-
-def checked_fields(
-    config: Config, entries: Iterable[Entry], workdir: Path, prints: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the content of a run's config.json; arguments and errors as of `remember_config`."""
     path, fields = workdir / "config.json", to_json(config)
     now = {entry.label: _as_json(entry) for entry in entries}
     before: dict[str, Any] = {}
     noted: Mapping[str, Any] = {}
-    weights, objects = prints.get("weights", {}), prints.get("objects", {})
     if path.exists():
         earlier, noted = read_config(workdir)
         with naming(path):
             before = {entry["label"]: entry for entry in earlier["entries"]}
             both = {label: _as_json(recorded(before[label])) for label in now if label in before}
-        again = {label: now[label] for label in both}
-        _refuse_other(_compared(earlier, both), _compared(fields, again), workdir)
-        check_data(noted, prints, config, workdir)
-        check_weights(noted.get("weights", {}), weights, workdir)
-        check_objects(noted.get("objects", {}), objects, workdir)
-        with naming(path):
+            again = {label: now[label] for label in both}
+            _refuse_other(_compared(earlier, both), _compared(fields, again), workdir)
+            check_sums(noted, notes, config, workdir)
             check_generator(noted.get("random", {}), str(workdir))
-        weights = noted.get("weights", {}) | weights
-        objects = noted.get("objects", {}) | objects
-    about = {"version": VERSION, "random": random_generator(), **prints}
-    for note in OWN:
-        files = {**noted.get(note, {}), **prints.get(note, {})}
-        if files:
-            about[note] = files
-    if weights:
-        about["weights"] = weights
-    if objects:
-        about["objects"] = objects
+    about = {"version": VERSION, "random": random_generator(), **notes}
+    for note in (*OWN, "weights", "objects"):
+        names = {**noted.get(note, {}), **notes.get(note, {})}
+        if names:
+            about[note] = names
     return fields | {"entries": list((before | now).values()), "run": about}
 
 
@@ -262,7 +227,8 @@ def read_run(workdir: Path, trust: bool = False) -> Plan:
     with naming(workdir / "config.json"):
         config = typed_config(fields)
         experiment = plan(config, begun=True, trust=trust)
-    check_data(noted, fingerprints(experiment.dataset, experiment.partitions), config, workdir)
+    prints = fingerprints(experiment.dataset, experiment.partitions)
+    check_sums(noted, prints, config, workdir)
     return experiment
 
 

@@ -183,44 +183,6 @@ def identities_of(
     return {entry.label: identity_of(entry, config, noted) for entry in entries}
 
 
-def check_entries(identities: Mapping[str, Identity], workdir: Path, rounds: int) -> None:
-    """Checks the folders of the entries that a run is about to train.
-
-    Args:
-      identities: label -> the identity that the entry must have.
-      workdir: the run's folder.
-      rounds: number of rounds that the run asks for.
-
-    Raises:
-      ValueError: a folder holds a run of something else, or of more rounds. One line.
-    """
-    for label, identity in identities.items():
-        folder = workdir / folder_of(label)
-        check_identity(label, folder, identity)
-        check_rounds(label, folder, rounds)
-
-
-def remember_identities(fields: Mapping[str, Any], config: Config, workdir: Path) -> None:
-    """Writes identity.json for each entry that config.json is to know and that has none.
-
-    It comes before config.json, which says that the folder's entries have identities: were it the
-    other way round and ended in between, the entries would be refused.
-
-    Args:
-      fields: the content of config.json.
-      config: the config of the run.
-      workdir: the run's folder.
-    """
-    for stored in fields["entries"]:
-        entry = recorded(stored)
-        folder = workdir / entry.folder
-        # results without an identity come from elsewhere
-        if (folder / IDENTITY).exists() or has_results(folder):
-            continue
-        identity = identity_of(entry, config, fields["run"])
-        write_identity(identity, folder)
-
-
 def check_identity(label: str, folder: Path, expected: Identity) -> None:
     """Raises a ValueError where an entry's folder holds a run of something else.
 
@@ -260,21 +222,6 @@ def some(lines: list[str], most: int = 3) -> str:
     return ", ".join([*lines[:most], *more])
 
 
-def check_rounds(label: str, folder: Path, rounds: int) -> None:
-    """Raises a ValueError where an entry has been trained for more rounds than are asked for."""
-    saved = rounds_saved(folder)
-    if saved > rounds:
-        raise ValueError(
-            f"{label} has {saved} rounds in {folder}, and rounds is {rounds}; a run does not go "
-            f"back: set rounds to {saved} or more, or choose another --workdir"
-        )
-
-
-def rounds_saved(folder: Path) -> int:
-    """Returns the round of an entry's newest checkpoint, 0 without any."""
-    return max(sealed.numbers(folder / "checkpoints"), default=0)
-
-
 def remember_rounds(folder: Path, rounds: int, environment: Mapping[str, str]) -> None:
     """Notes an entry's rounds, and the programs that trained it, in identity.json."""
     identity = read_identity(folder)
@@ -305,11 +252,27 @@ def begin(
     config, entries = experiment.config, experiment.entries
     fields = checked_fields(config, entries, workdir, noted(experiment, config_file))
     identities = identities_of(entries, config, fields["run"])
-    check_entries(identities, workdir, config.rounds)
-    if writes:
-        remember_identities(fields, config, workdir)
-        write_json(workdir / "config.json", fields)
-        write_page(page, workdir)
+    for label, identity in identities.items():
+        folder = workdir / folder_of(label)
+        check_identity(label, folder, identity)
+        saved = max(sealed.numbers(folder / "checkpoints"), default=0)
+        if saved > config.rounds:
+            raise ValueError(
+                f"{label} has {saved} rounds in {folder}, and rounds is {config.rounds}; a run "
+                f"does not go back: set rounds to {saved} or more, or choose another --workdir"
+            )
+    if not writes:
+        return identities
+    # Before config.json, which says that the folder's entries have identities: were it the other
+    # way round and ended in between, the entries would be refused.
+    for stored in fields["entries"]:
+        entry = recorded(stored)
+        folder = workdir / entry.folder
+        # results without an identity come from elsewhere
+        if not (folder / IDENTITY).exists() and not has_results(folder):
+            write_identity(identity_of(entry, config, fields["run"]), folder)
+    write_json(workdir / "config.json", fields)
+    write_page(page, workdir)
     return identities
 
 

@@ -3,11 +3,12 @@ warnings given between rounds."""
 
 import contextlib
 import dataclasses
+import functools
 import json
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +19,6 @@ from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import PASSING, atomic_open, is_caused_by
 from fedjax_ht.lab.report.bad_clients import place_of
-from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.figures import save
 from fedjax_ht.lab.report.maps import remember_map
 from fedjax_ht.lab.report.plots import image_grid
@@ -69,102 +69,9 @@ def lanes_of(run: Run) -> dict[str, int]:
     return simulation_lanes(run.federation, counts, run.method, run.options)
 
 
-ProgressFn = Callable[[str, Row], None]  # (label of an entry, new row)
-
-
-class Listeners(NamedTuple):
-    """Functions that a run calls as it goes on.
-
-    Attributes:
-      progress: called with the entry's label and each new row, or None.
-      warn: called with each line about trouble.
-      stage: called with a line when something begins that takes time.
-      result: called with the result, before anything is drawn.
-    """
-
-    progress: ProgressFn | None
-    warn: Callable[[str], None]
-    stage: Callable[[str], None]
-    result: Callable[[Document], None] = lambda result: None
-
-
-@dataclasses.dataclass
-class Course:
-    """The work of a run between its rounds: it writes rows, saves and reports, and remembers how
-    far each has come."""
-
-    run: Run
-    folder: Path
-    checkpointer: TrialCheckpoints
-    listeners: Listeners
-    caught: Sequence[int]
-    writes: bool
-    numbers: Sequence[int]  # of its runs among the run's trials
-    programs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # that train it
-    saved: int = -1  # round of the newest checkpoint
-    written: int = 0  # rows in the files
-    warned: set[tuple[int, str]] = dataclasses.field(default_factory=set)  # trial and warning
-    divergence: dict[int, Divergence] = dataclasses.field(default_factory=dict)  # by trial
-    is_late: bool = False  # what an earlier round left unwritten is to be written
-
-    def write(self, histories: list[list[Row]]) -> None:
-        if self.writes:
-            self.written = write_runs(histories, self.folder, self.written)
-
-    def save(self, states: list[SimulationState], histories: list[list[Row]]) -> None:
-        self.checkpointer.save(states, histories)
-        if is_primary() and 0 in self.numbers:
-            show_server(self.run, states[0], self.folder)
-            if self.writes:
-                remember_rounds(self.folder, rounds_done(states), self.programs)
-        self.saved = rounds_done(states)
-
-    def show(self, row: Row) -> None:
-        if self.listeners.progress is not None and is_primary():
-            self.listeners.progress(self.run.label, row)
-        warn_of = self.run.method.view.warn
-        warning = warn_of(row) if warn_of and row["round"] else None
-        if warning and (row["trial"], warning) not in self.warned:
-            self.warned.add((row["trial"], warning))
-            self._warn(row, warning)
-        for line in self.divergence[row["trial"]].notes(row):
-            self._warn(row, line)
-        if row["round"] == 0 and row["trial"] == self.numbers[-1]:
-            # the untrained federation is evaluated; the first round may compile for long
-            stop_if_signalled(self.caught)
-
-    def _warn(self, row: Row, line: str) -> None:
-        self.listeners.warn(f"{place_of(self.run.label, row, self.run.config.trials)}: {line}")
-
-    def after_round(self, states: list[SimulationState], histories: list[list[Row]]) -> bool:
-        """Returns True to stop."""
-        stop, round = agreed(bool(self.caught)), rounds_done(states)
-        if any(state.round > round for state in states):
-            return stop  # what a killed process had saved of some runs already stays as it is
-        with self.put_off(round, stop):
-            self.write(histories)
-            self.checkpointer.check()
-        if round % self.run.config.checkpoint.every == 0 or stop or self.is_late:
-            with self.put_off(round, stop):
-                self.is_late = False
-                self.save(states, histories)
-        return stop
-
-    @contextlib.contextmanager
-    def put_off(self, round: int, is_last: bool) -> Iterator[None]:
-        """Puts off to the next round a file that cannot be written now because too much is open."""
-        try:
-            yield
-        except OSError as error:
-            # other processes wait for the first one at a checkpoint, which it would not reach
-            is_alone = jax.process_count() == 1
-            if is_last or not is_alone or not is_caused_by(error, PASSING):
-                raise
-            self.is_late = True
-            self.listeners.warn(
-                f"{self.run.label}: round {round} is not saved yet ({error}); it is tried again "
-                "after the next round"
-            )
+Tell = Callable[..., Any]
+"""Hears a run as it goes on: tell("row", label, row) with each new row, tell("warn", line) of
+trouble, tell("stage", line) when something begins that takes time."""
 
 
 def rounds_done(states: Sequence[SimulationState | None]) -> int:
@@ -193,7 +100,7 @@ def show_server(run: Run, state: SimulationState, folder: Path) -> None:
 def play(
     run: Run,
     folder: Path,
-    listeners: Listeners,
+    tell: Tell,
     caught: Sequence[int],
     writable: bool = True,
     *,
@@ -203,40 +110,99 @@ def play(
 
     Args:
       run: the run.
-      folder: the run's folder, in the run's.
-      listeners: the functions to call as it goes on.
+      folder: its folder, in the plan's.
+      tell: hears it.
       caught: numbers of signals; one in it stops the run when the round in progress is saved.
       writable: False for a run on a read-only disk, which must be finished.
-      trial: the number of one run to train alone, while others may be trained elsewhere; only its
+      trial: the number of one trial to train alone, while others may be trained elsewhere; only its
         checkpoints are written then, and rows are returned when a signal has stopped it, too. A
         call without it finds them, and writes the files of the run.
 
     Returns:
-      The rows of each run, see `simulation.history`.
+      The rows of each trial, see `simulation.history`.
 
     Raises:
       ValueError: weights are gone, or a run that is not finished is on a read-only disk. One line.
       Interrupted: by a signal.
     """
-    config, writes = run.config, writable and is_primary()
+    config, label, writes = run.config, run.label, writable and is_primary()
     run = with_noted_lanes(run, folder.parent / "lanes.json", writes)
-    numbers, simulations = _runs(run, trial)
+    if trial is None:
+        numbers, simulations = range(config.trials), simulate_trials(run)
+    else:
+        numbers, simulations = [trial], [simulate(run, trial)]
     writes = writes and trial is None
-    place, keep = folder / "checkpoints", config.checkpoint.keep
-    checkpointer = TrialCheckpoints(place, simulations, keep, background=True, numbers=numbers)
-    states, histories = checkpointer.restore(listeners.warn)
-    if not writable:
-        _refuse_unfinished(run.label, folder, _is_finished(states, histories, config))
+    warn, keep = functools.partial(tell, "warn"), config.checkpoint.keep
+    checkpointer = TrialCheckpoints(
+        folder / "checkpoints", simulations, keep, background=True, numbers=numbers
+    )
+    states, histories = checkpointer.restore(warn)
+    if not writable and not _is_finished(states, histories, config):
+        raise ValueError(f"{folder} cannot be written to, and {label} is not finished")
     stop_if_signalled(caught)
     if not any(histories):
-        _prepare_start(run, folder, listeners, writes)
-    if rounds_done(states) < config.rounds:
-        _tell_of_compiling(run, listeners)
-    course = Course(run, folder, checkpointer, listeners, caught, writes, numbers)
-    course.programs = environment() | own_code(run)
-    course.saved = rounds_done(states)
-    for number, rows in zip(numbers, histories):
-        course.divergence[number] = Divergence(run.dataset.num_classes, rows)
+        _prepare_start(run, folder, warn, writes)
+    if rounds_done(states) < config.rounds and is_primary():
+        tell("stage", _compiling(run))
+    programs, trouble = environment() | own_code(run), _trouble_of(run, numbers, histories)
+    # the round of the newest checkpoint, the rows in the files, and whether an earlier round is yet
+    # to be saved
+    saved, written, is_late = rounds_done(states), 0, False
+
+    def write(histories: list[list[Row]]) -> None:
+        nonlocal written
+        if writes:
+            written = write_runs(histories, folder, written)
+
+    def save(states: list[SimulationState], histories: list[list[Row]]) -> None:
+        nonlocal saved
+        checkpointer.save(states, histories)
+        saved = rounds_done(states)
+        if is_primary() and 0 in numbers:
+            show_server(run, states[0], folder)
+            if writes:
+                remember_rounds(folder, saved, programs)
+
+    def show(row: Row) -> None:
+        if is_primary():
+            tell("row", label, row)
+        for line in trouble(row):
+            warn(f"{place_of(label, row, config.trials)}: {line}")
+        if row["round"] == 0 and row["trial"] == numbers[-1]:
+            # the untrained federation is evaluated; the first round may compile for long
+            stop_if_signalled(caught)
+
+    @contextlib.contextmanager
+    def put_off(round: int, is_last: bool) -> Iterator[None]:
+        """Puts off to the next round a file that cannot be written now because too much is open."""
+        nonlocal is_late
+        try:
+            yield
+        except OSError as error:
+            # other processes wait for the first one at a checkpoint, which it would not reach
+            is_alone = jax.process_count() == 1
+            if is_last or not is_alone or not is_caused_by(error, PASSING):
+                raise
+            is_late = True
+            warn(
+                f"{label}: round {round} is not saved yet ({error}); it is tried again after the "
+                "next round"
+            )
+
+    def after_round(states: list[SimulationState], histories: list[list[Row]]) -> bool:
+        nonlocal is_late
+        stop, round = agreed(bool(caught)), rounds_done(states)
+        if any(state.round > round for state in states):
+            return stop  # what a killed process had saved of some trials already stays as it is
+        with put_off(round, stop):
+            write(histories)
+            checkpointer.check()
+        if round % config.checkpoint.every == 0 or stop or is_late:
+            with put_off(round, stop):
+                is_late = False
+                save(states, histories)
+        return stop
+
     reached, histories = run_each(
         simulations,
         config.rounds,
@@ -245,35 +211,43 @@ def play(
         eval_every=config.evaluate.every,
         ending=ending_of(config),
         numbers=numbers,
-        progress_fn=course.show,
-        after_round=course.after_round,
+        progress_fn=show,
+        after_round=after_round,
         only=evaluated_clients(config),
         score_every=config.evaluate.participants,
     )
-    if rounds_done(reached) != course.saved or course.is_late:
-        course.save(reached, histories)
+    if rounds_done(reached) != saved or is_late:
+        save(reached, histories)
     checkpointer.wait()
     if writes:  # the run may have ended last time between a checkpoint and this note
-        remember_rounds(folder, rounds_done(reached), course.programs)
+        remember_rounds(folder, rounds_done(reached), programs)
     if trial is not None:
         return histories
-    course.write(histories)
+    write(histories)
     stop_if_signalled(caught)
-    remember_map(run, simulations[0], reached[0], folder, write=writes, warn=listeners.warn)
+    remember_map(run, simulations[0], reached[0], folder, write=writes, warn=warn)
     return histories
 
 
-def _runs(run: Run, trial: int | None) -> tuple[Sequence[int], list[Simulation]]:
-    """Returns the numbers and the simulations of a run's trials, or of one of them alone."""
-    if trial is None:
-        return range(run.config.trials), simulate_trials(run)
-    return [trial], [simulate(run, trial)]
+def _trouble_of(
+    run: Run, numbers: Sequence[int], histories: Sequence[list[Row]]
+) -> Callable[[Row], list[str]]:
+    """Returns a function that makes lines of a new row's trouble; the method's warnings once a
+    trial."""
+    warn_of, warned = run.method.view.warn, set()
+    divergence = {}
+    for number, rows in zip(numbers, histories):
+        divergence[number] = Divergence(run.dataset.num_classes, rows)
 
+    def trouble(row: Row) -> list[str]:
+        warning = warn_of(row) if warn_of and row["round"] else None
+        lines = []
+        if warning and (row["trial"], warning) not in warned:
+            warned.add((row["trial"], warning))
+            lines.append(warning)
+        return [*lines, *divergence[row["trial"]].notes(row)]
 
-def _refuse_unfinished(label: str, folder: Path, is_finished: bool) -> None:
-    """Refuses a run on a read-only disk that has rounds left to do."""
-    if not is_finished:
-        raise ValueError(f"{folder} cannot be written to, and {label} is not finished")
+    return trouble
 
 
 def _is_finished(
@@ -285,28 +259,26 @@ def _is_finished(
     return is_whole and all_done(known, histories, config.rounds, ending_of(config))
 
 
-def _prepare_start(run: Run, folder: Path, listeners: Listeners, writes: bool) -> None:
+def _prepare_start(run: Run, folder: Path, warn: Callable[[str], None], writes: bool) -> None:
     """Checks that a run can start at round 0, and moves aside the results of another course."""
     gone = missing(weights_of_model(run.config.model))
     if gone:
         raise ValueError(f"no weights at {gone[0]}, which {run.label} starts from at round 0")
     aside = begin_again(folder) if writes else None
     if aside:
-        listeners.warn(
+        warn(
             f"{run.label}: {folder} has no checkpoint that can be read; it starts again at round "
             f"0, and what was there is now in {aside}"
         )
 
 
-def _tell_of_compiling(run: Run, listeners: Listeners) -> None:
-    """Tells of the programs compiled in the first round, in the first process."""
-    if not is_primary():
-        return
+def _compiling(run: Run) -> str:
+    """Returns a line about the programs compiled in the first round."""
     devices = run.config.devices or len(jax.devices())
     num_programs = len(run.federation.buckets)
     programs = "1 architecture" if num_programs == 1 else f"{num_programs} architectures"
     kind = jax.devices()[0].device_kind
-    listeners.stage(f"{run.label}: compiling {programs} for {devices} x {kind}, in the first round")
+    return f"{run.label}: compiling {programs} for {devices} x {kind}, in the first round"
 
 
 def with_noted_lanes(run: Run, noted: Path, writes: bool) -> Run:

@@ -1,61 +1,189 @@
-"""Searches settings by the clients' validation sets: points are trained, and the worse half of them
-ends after fewer rounds.
-
-Points that differ in numbers alone share a compiled program (a family).
-"""
+"""Searches settings by the clients' validation sets: spaces of settings, points in them, and the
+halving by which the worse half of the points ends after fewer rounds."""
 
 import dataclasses
-import functools
+import itertools
 import json
-import logging
 import math
-import os
-import pickle
 import shutil
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import numpy as np
 
-from fedjax_ht.check.options import checked
-from fedjax_ht.core.method import varied
+from fedjax_ht.check.options import SearchRange, checked, search_ranges
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.lab.checkpoints.checkpoint import TrialCheckpoints
-from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.config.base import AnyConfig, typed_config
-from fedjax_ht.lab.config.entries import OVERRIDDEN, only, preset, presets_of, split_spec
+from fedjax_ht.lab.config.entries import only, preset, presets_of, split_spec
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.runs.folder import remember_config
+from fedjax_ht.lab.report.document import Table
+from fedjax_ht.lab.runs.folder import checked_fields
 from fedjax_ht.lab.runs.identity import noted
-from fedjax_ht.lab.runs.method import make_method
-from fedjax_ht.lab.runs.options import evaluated_clients, uplink_steps
-from fedjax_ht.lab.runs.plan import Plan, Run, plan
-from fedjax_ht.lab.runs.play import Listeners, lanes_of, simulate_trials
+from fedjax_ht.lab.runs.json_files import write_json
+from fedjax_ht.lab.runs.plan import plan
+from fedjax_ht.lab.runs.points import Done, Step, UntraceableSetting, trainer
 from fedjax_ht.lab.runs.run_lock import locked
-from fedjax_ht.lab.runs.search_space import (
-    Space,
-    check_recipe,
-    described_space,
-    points_of,
-    space_of,
-)
-from fedjax_ht.lab.runs.signals import Interrupted, catch_signals
-from fedjax_ht.lab.runs.tasks import Report, Tasks, Workplace, in_place, kept
-from fedjax_ht.methods.shared.coded import CODES
+from fedjax_ht.lab.runs.signals import catch_signals
+from fedjax_ht.lab.runs.tasks import Tasks
+from fedjax_ht.methods import method_factory
 from fedjax_ht.simulation.rows import Runs
-from fedjax_ht.simulation.runs import run_each
-from fedjax_ht.simulation.simulation import Simulation, SimulationState
-
-_LOGGER = logging.getLogger(__name__)
 
 SCORE = "val_accuracy"
 HALVINGS = 2  # of the points of a fair comparison, where there are rounds enough
+FACTOR = 8.0  # of the config's learning rate, up and down
+RATE = "training.learning_rate"
+
+Space = Mapping[str, tuple[str, ...] | SearchRange]
+"""A setting as an entry names it (entries.py) -> its values as an entry writes them, or their
+range."""
+Point = dict[str, str]
+
+
+def parse_space(over: Sequence[str]) -> Space:
+    """Reads a space: "weight=0.1,1,10", "weight=log:0.1:10", "method.options.mu=uniform:0:1".
+
+    Raises:
+      ValueError: one of them is wrong. One line.
+    """
+    space: Space = {}
+    for spec in over:
+        key, equals, text = spec.partition("=")
+        key = key.removeprefix("method.options.").removeprefix("method.")
+        if not key or not equals or not text:
+            raise ValueError(
+                f"--over is {spec!r}; it must be KEY=VALUE,VALUE,... or KEY=log:LOW:HIGH or "
+                "uniform:LOW:HIGH"
+            )
+        if key in space:
+            raise ValueError(f"--over names {key} twice")
+        kind, *ends = text.split(":")
+        space[key] = _range(spec, kind, ends) if ends else tuple(text.split(","))
+    return space
+
+
+def _range(spec: str, kind: str, ends: Sequence[str]) -> SearchRange:
+    try:
+        low, high = map(float, ends)
+    except ValueError:
+        low = high = math.nan  # no comparison holds
+    is_range = low < high and math.isfinite(high - low)
+    if kind == "log":
+        is_range = is_range and low > 0
+    if kind not in ("log", "uniform") or not is_range:
+        raise ValueError(
+            f"--over is {spec!r}; a range is log:LOW:HIGH, above 0, or uniform:LOW:HIGH, such as "
+            "log:0.01:1"
+        )
+    return SearchRange(low, high, kind == "log")
+
+
+def grid(space: Space) -> list[Point]:
+    """Returns all combinations; the last setting changes fastest.
+
+    Raises:
+      ValueError: there is a range among them.
+    """
+    choices = []
+    for key, values in space.items():
+        if isinstance(values, SearchRange):
+            raise ValueError(
+                f"{key} has a range, of which a grid cannot take all values; say how many by "
+                "--draws"
+            )
+        choices.append(values)
+    return [dict(zip(space, values)) for values in itertools.product(*choices)]
+
+
+def draw(space: Space, count: int, seed: int = 0) -> list[Point]:
+    """Returns `count` points of a Latin hypercube: each setting's values are spread evenly over its
+    range.
+
+    A pure function of its arguments; values have two significant digits, so that a label can be
+    read.
+    """
+    rng = np.random.default_rng(seed)
+    shares = {key: (rng.permutation(count) + rng.random(count)) / count for key in space}
+    return [
+        {key: _value(values, shares[key][i]) for key, values in space.items()} for i in range(count)
+    ]
+
+
+def _value(values: tuple[str, ...] | SearchRange, share: float) -> str:
+    if not isinstance(values, SearchRange):
+        return values[int(share * len(values))]
+    if values.log:
+        low, high = math.log(values.low), math.log(values.high)
+        number = math.exp(low + share * (high - low))
+    else:
+        number = values.low + share * (values.high - values.low)
+    return f"{float(f'{number:.2g}'):g}"
+
+
+def label_of(entry: str, point: Mapping[str, str]) -> str:
+    """Returns the entry with a point's settings, as it is written."""
+    return ":".join([entry, *(f"{key}={value}" for key, value in point.items())])
+
+
+def points_of(entry: str, space: Space, draws: int | None) -> list[str]:
+    """Returns the labels of the points of a space, a point a draw or else all of a grid. With draws
+    the entry itself comes first.
+
+    Raises:
+      ValueError: the space is empty, or a range has to be a grid's.
+    """
+    if not space:
+        raise ValueError(
+            "--over names no setting to search, such as --over=training.learning_rate=0.01,0.1"
+        )
+    if draws is not None and draws < 1:
+        raise ValueError(f"--draws is {draws}; it must be at least 1")
+    points = grid(space) if draws is None else [{}, *draw(space, draws)]
+    return list(dict.fromkeys(label_of(entry, point) for point in points))
+
+
+def space_of(method: str, config: Config, recipe: Space | None = None) -> Space:
+    """Returns the search space of a method: the learning rate, other fields of the recipe, and the
+    options that the method's factory declares with a `check.options.SearchRange`.
+
+    Args:
+      method: name of the method.
+      config: the config of the comparison; its learning rate is the middle of the range.
+      recipe: fields of `training` with their values or ranges, alike for all methods. They come
+        before a method's own options, so that all methods are searched at the same draws of them.
+    """
+    rate = config.training.learning_rate
+    ranges = search_ranges(method_factory(method))
+    return {RATE: SearchRange(rate / FACTOR, rate * FACTOR), **(recipe or {}), **ranges}
+
+
+def check_recipe(recipe: Space) -> None:
+    """Checks that all methods have the settings searched beside the methods' own options.
+
+    Raises:
+      ValueError: a setting is no field of `training`.
+    """
+    for key in recipe:
+        if not key.startswith("training."):
+            raise ValueError(
+                f"--over names {key!r}; beside --fair it must name a field of training, which all "
+                "methods have, such as --over=training.batch_size=64,512"
+            )
+
+
+def described_space(space: Space) -> str:
+    """Returns the settings of a space: "weight from 0.01 to 10, training.epochs 1 or 10"."""
+    parts = []
+    for key, values in space.items():
+        if isinstance(values, SearchRange):
+            parts.append(f"{key} from {values.low:g} to {values.high:g}")
+        else:
+            parts.append(f"{key} {' or '.join(values)}")
+    return ", ".join(parts)
 
 
 class SearchResult(NamedTuple):
@@ -69,26 +197,6 @@ class SearchResult(NamedTuple):
 
     best: str
     scores: dict[int, dict[str, float]]
-
-
-class Step(NamedTuple):
-    """A point to be trained up to a number of rounds.
-
-    Attributes:
-      label: label of the point.
-      rounds: number of rounds.
-      folder: the folder to train in.
-      before: the folder where the point was trained for fewer rounds, if it was.
-    """
-
-    label: str
-    rounds: int
-    folder: Path
-    before: Path | None
-
-
-class UntraceableSetting(Exception):
-    """A setting cannot vary within a program."""
 
 
 def searched(
@@ -135,21 +243,15 @@ def searched(
         catch_signals() as caught,
         jax.default_matmul_precision(config.precision),
     ):
-        remember_config(experiment.config, experiment.entries, workdir, noted(experiment))
+        notes = noted(experiment)
+        fields = checked_fields(experiment.config, experiment.entries, workdir, notes)
+        write_json(workdir / "config.json", fields)
 
         def search(trace: bool) -> SearchResult:
-            points = points_by_program(experiment, trace)
-            train = functools.partial(_train_here, points=points, caught=caught)
-            if tasks is not None:
-                train = functools.partial(
-                    _train_on,
-                    play=functools.partial(tasks.play, experiment, workdir),
-                    config=experiment.config,
-                    trace=trace,
-                    tell=tell,
-                    caught=caught,
-                )
-            return _halved(list(experiment.runs), list(points), at, workdir, train=train, tell=tell)
+            order, train = trainer(
+                experiment, workdir, trace=trace, tasks=tasks, tell=tell, caught=caught
+            )
+            return _halved(list(experiment.runs), order, at, workdir, train=train, tell=tell)
 
         try:
             return search(trace=True)
@@ -164,7 +266,7 @@ def _halved(
     at: Sequence[int],
     workdir: Path,
     *,
-    train: Callable[[Sequence[Step], Callable[[str, Runs], None]], None],
+    train: Callable[[Sequence[Step], Done], None],
     tell: Callable[[str], None],
 ) -> SearchResult:
     """Trains points up to each of the rounds `at`; the better half continues.
@@ -277,225 +379,6 @@ def rounds_trained(points: int, at: Sequence[int]) -> int:
     return total
 
 
-def points_by_program(experiment: Plan, trace: bool = True) -> dict[str, Run]:
-    """Returns label -> run of an experiment's points, one family after another.
-
-    The arms of a family have one method, whose varying settings are arguments of its functions.
-
-    Args:
-      experiment: the experiment, with the points as its entries.
-      trace: False compiles each point for itself.
-    """
-    points = {}
-    for family in families(experiment, trace):
-        points |= {run.label: run for run in family}
-    return points
-
-
-def families(experiment: Plan, trace: bool = True) -> list[list[Run]]:
-    """Returns the arms of `points_by_program`, grouped by program."""
-    arms = experiment.runs
-    settings = {label: _settings(run) for label, run in arms.items()}
-    differing = _differing(list(settings.values()))
-    alike: dict[tuple, list[str]] = {}
-    for label, values in settings.items():
-        varying = []
-        for key in differing:
-            # another model is another program, and so is another integer
-            is_number = type(values.get(key)) is float and not key.startswith("model.")
-            if trace and is_number and _may_vary(arms[label], key):
-                varying.append(key)
-        fixed = repr({key: value for key, value in values.items() if key not in varying})
-        alike.setdefault((arms[label].entry.method, tuple(varying), fixed), []).append(label)
-    result = []
-    for (_, varying, _), labels in alike.items():
-        first = arms[labels[0]]
-        first = first._replace(options=dataclasses.replace(first.options, lanes=lanes_of(first)))
-        numbers = {label: {key: settings[label][key] for key in varying} for label in labels}
-        if varying:
-            method = varied(functools.partial(_method_with, first), numbers[labels[0]])
-            first = first._replace(method=method)
-        family = []
-        for label in labels:
-            run = arms[label]
-            values = numbers[label] or ()
-            family.append(first._replace(entry=run.entry, config=run.config, settings=values))
-        result.append(family)
-    return result
-
-
-def _settings(run: Run) -> dict[str, Any]:
-    """Returns all settings of a run, under the names that an entry sets."""
-    settings = dict(run.entry.options)
-    for part in OVERRIDDEN:
-        for field, value in vars(getattr(run.config, part)).items():
-            settings[f"{part}.{field}"] = value
-    return settings
-
-
-def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the names of which not all points have the same value, sorted."""
-    values: dict[str, set[str]] = {}
-    for point in settings:
-        for key in point:
-            values[key] = {repr(other.get(key)) for other in settings}
-    return sorted(key for key in values if len(values[key]) > 1)
-
-
-def _method_with(run: Run, values: Mapping[str, Any]) -> Any:
-    """Returns a run's method with other values of some settings, which may be traced."""
-    training, options = run.config.training, dict(run.entry.options)
-    for key, value in values.items():
-        part, _, field = key.rpartition(".")
-        if part == "training":
-            training = dataclasses.replace(training, **{field: value})
-        else:
-            options[field] = value
-    codes = uplink_steps(run.config, CODES)
-    return make_method(run.entry._replace(options=options), training, codes)
-
-
-def _may_vary(run: Run, key: str) -> bool:
-    """Returns True where a method can be made without knowing the number under `key`."""
-
-    def make(value):
-        _method_with(run, {key: value})
-        return value
-
-    try:
-        jax.eval_shape(make, _settings(run)[key])
-    except jax.errors.ConcretizationTypeError:
-        return False
-    return True
-
-
-def _train_here(
-    steps: Sequence[Step],
-    done: Callable[[str, Runs], None],
-    *,
-    points: Mapping[str, Run],
-    caught: Sequence[int],
-) -> None:
-    """Trains points one after another in this process."""
-    beside: list[Simulation] = []
-    for step in steps:
-        done(step.label, train_point(points[step.label], step, beside, caught))
-
-
-def train_point(
-    run: Run,
-    step: Step,
-    beside: list[Simulation],
-    caught: Sequence[int],
-    *,
-    look: Callable[[], None] = lambda: None,
-) -> Runs:
-    """Trains a point from its newest checkpoint, or from that of fewer rounds; returns its rows.
-
-    Args:
-      run: the point.
-      step: the rounds and folders.
-      beside: a simulation, whose samples on the devices are taken; added here where there is none.
-      caught: numbers of signals; one in it stops the search when the round in progress is saved.
-      look: called after each round, to see whether the search is to stop.
-    """
-    config = run.config
-    simulations = simulate_trials(run, beside=beside[0] if beside else None)
-    beside.extend(simulations[: 1 - len(beside)])
-    checkpoints = _checkpoints(step.folder, simulations)
-    states, histories = checkpoints.restore(_LOGGER.warning)
-    if step.before is not None and not any(histories):
-        states, histories = _checkpoints(step.before, simulations).restore(_LOGGER.warning)
-        if not all(histories):
-            raise ValueError(
-                f"{step.before} has no checkpoint that can be read; begin again in another "
-                "--workdir"
-            )
-
-    def after_round(states: list[SimulationState], histories: Runs) -> bool:
-        look()
-        stop, done = bool(caught), {state.round for state in states}
-        if len(done) == 1 and (stop or done.pop() % config.checkpoint.every == 0):
-            checkpoints.save(states, histories)
-        return stop
-
-    reached, histories = run_each(
-        simulations,
-        step.rounds,
-        states,
-        histories=histories,
-        eval_every=config.evaluate.every,
-        after_round=after_round,
-        only=evaluated_clients(config),
-    )
-    if caught:
-        raise Interrupted(caught[0])
-    checkpoints.save(reached, histories)
-    checkpoints.wait()
-    write_runs(histories, step.folder)
-    return histories
-
-
-def _checkpoints(folder: Path, simulations: Sequence[Simulation]) -> TrialCheckpoints:
-    return TrialCheckpoints(folder / "checkpoints", simulations, keep=1, background=False)
-
-
-def _train_on(
-    steps: Sequence[Step],
-    done: Callable[[str, Runs], None],
-    *,
-    play: Callable[..., None],
-    config: Config,
-    trace: bool,
-    tell: Callable[[str], None],
-    caught: Sequence[int],
-) -> None:
-    """Trains each point in a task of a cluster; `play` is the search's `Tasks.play`."""
-    pickled, calls = pickle.dumps(config), {}
-    for step in steps:
-        folder, before = os.path.abspath(step.folder), step.before and os.path.abspath(step.before)
-        far = step._replace(folder=Path(folder), before=before and Path(before))
-        calls[step.label] = (point_task, pickled, trace, far)
-
-    def played(label: str, runs: Runs | None) -> None:
-        if runs is not None:
-            done(label, runs)
-
-    listeners = Listeners(None, tell, tell)
-    play(calls, listeners=listeners, caught=caught, done=played)
-    if caught:
-        raise Interrupted(caught[0])
-
-
-def point_task(
-    place: Workplace, config: bytes, trace: bool, step: Step, report: Report
-) -> Runs | None:
-    """Trains a point in the process of a task; returns None if it was stopped. Arguments as of
-    `train_point` and `tasks.train_task`."""
-    caught: list[int] = []
-
-    def look() -> None:
-        if report(("round",)):
-            caught.append(signal.SIGTERM)
-
-    with in_place(place, report):
-        points, beside = kept(_built_points, config, trace)
-        run = points[step.label]
-        try:
-            with jax.default_matmul_precision(run.config.precision):
-                return train_point(run, step, beside, caught, look=look)
-        except Interrupted:
-            return None
-        except jax.errors.ConcretizationTypeError as error:
-            # which has parts of a trace in it, that no other process can have
-            raise UntraceableSetting(str(error).partition("\n")[0]) from None
-
-
-def _built_points(config: bytes, trace: bool) -> tuple[dict[str, Run], list[Simulation]]:
-    """Builds the points of a pickled config, and the list of the simulation beside them."""
-    return points_by_program(plan(pickle.loads(config)), trace), []
-
-
 def table(result: SearchResult) -> str:
     """Returns a Markdown table of every point's validation accuracy by rounds, the best of the
     longest first."""
@@ -504,21 +387,16 @@ def table(result: SearchResult) -> str:
     def rank(label: str) -> list[float]:
         return [-result.scores[r].get(label, -1) for r in reversed(rounds)]
 
-    rows = [
-        ["entry", *(f"up to round {r}, validation %" for r in rounds)],
-        ["---"] * (1 + len(rounds)),
-    ]
+    def cell(scores: Mapping[str, float], label: str) -> str:
+        if label not in scores:
+            return ""
+        return "not finite" if math.isnan(scores[label]) else f"{100 * scores[label]:.2f}"
+
+    head = ["entry", *(f"up to round {r}, validation %" for r in rounds)]
+    rows = []
     for label in sorted(result.scores[rounds[0]], key=rank):
-        rows.append([label, *(_cell(result.scores[r], label) for r in rounds)])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
-def _cell(scores: Mapping[str, float], label: str) -> str:
-    if label not in scores:
-        return ""
-    if math.isnan(scores[label]):
-        return "not finite"
-    return f"{100 * scores[label]:.2f}"
+        rows.append([label, *(cell(result.scores[r], label) for r in rounds)])
+    return Table(head, rows).markdown()
 
 
 def budget(config: Config, points: int, halvings: int) -> str:

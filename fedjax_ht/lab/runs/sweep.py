@@ -20,8 +20,7 @@ from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.runs.progress import tell
 from fedjax_ht.lab.runs.run import chosen_workdir, configured, orderly
-from fedjax_ht.lab.runs.search import budget, searched, table
-from fedjax_ht.lab.runs.search_space import parse_space, points_of
+from fedjax_ht.lab.runs.search import budget, parse_space, points_of, searched, table
 
 _ENTRY = flags.DEFINE_string(
     "entry", None, "The entry to search, such as fedtgp or fedproto:variant=released."

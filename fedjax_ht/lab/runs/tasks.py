@@ -33,7 +33,7 @@ from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.identity import remember_rounds
 from fedjax_ht.lab.runs.own_methods import own_code, own_names
 from fedjax_ht.lab.runs.plan import Plan, plan
-from fedjax_ht.lab.runs.play import Listeners, play
+from fedjax_ht.lab.runs.play import Tell, play
 from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.simulation.rows import Row
 
@@ -95,7 +95,7 @@ class Tasks(NamedTuple):
         workdir: Path,
         calls: Mapping[Any, tuple],
         *,
-        listeners: Listeners,
+        tell: Tell,
         caught: Sequence[int],
         done: Callable[[Any, Any], None],
     ) -> None:
@@ -106,7 +106,7 @@ class Tasks(NamedTuple):
           workdir: the run's folder.
           calls: key of a task -> its function, which takes a `Workplace` first and a `Report` last,
             and the arguments between them.
-          listeners: called with the rows and lines of all tasks.
+          tell: hears the rows and lines of all tasks.
           caught: numbers of signals; one in it stops all tasks.
           done: called with the key and the result of each task.
 
@@ -119,10 +119,8 @@ class Tasks(NamedTuple):
         place = workplace(experiment, workdir, self.config_file, cluster.accelerated)
 
         def told(event: Event) -> None:
-            if event[0] == "row" and listeners.progress is not None:
-                listeners.progress(*event[1:])
-            elif event[0] in ("warn", "stage"):
-                getattr(listeners, event[0])(event[1])
+            if event[0] in ("row", "warn", "stage"):  # others only ask whether to stop
+                tell(*event)
 
         placed = {key: (call[0], place, *call[1:]) for key, call in calls.items()}
         play_tasks(cluster, placed, told, caught, done)
@@ -179,8 +177,9 @@ def _stamp(workdir: Path) -> str:
 
 
 @contextlib.contextmanager
-def in_place(place: Workplace, report: Report) -> Iterator[Listeners]:
-    """Sets up the process of a task, and yields the functions that tell the driver.
+def in_place(place: Workplace, report: Report) -> Iterator[Tell]:
+    """Sets up the process of a task, and yields the function that tells the driver, which returns
+    True where the task is to stop.
 
     Raises:
       OSError: this machine does not see the run's folder. One line.
@@ -197,15 +196,14 @@ def in_place(place: Workplace, report: Report) -> Iterator[Listeners]:
     os.chdir(place.directory)
     _prepare_process(place.devices)
 
-    def warn(line: str) -> None:
-        report(("warn", line))
-
-    def stage(line: str) -> None:
-        report(("stage", f"{line}, on {socket.gethostname()}"))
+    def tell(kind: str, *what: Any) -> bool:
+        if kind == "stage":
+            what = (f"{what[0]}, on {socket.gethostname()}",)
+        return report((kind, *what))
 
     with user_modules_in(*place.folders):
         _register(place.config_file)
-        yield Listeners(None, warn, stage)
+        yield tell
 
 
 @functools.lru_cache(maxsize=1)
@@ -258,19 +256,19 @@ def train_task(
     """
     caught: list[int] = []
 
-    def progress(label: str, row: Row) -> None:
-        if report(("row", label, row)):
-            caught.append(signal.SIGTERM)
+    with in_place(place, report) as tell:
 
-    with in_place(place, report) as listeners:
+        def hear(kind: str, *what: Any) -> None:
+            if tell(kind, *what) and kind == "row":
+                caught.append(signal.SIGTERM)
+
         experiment = kept(_begun, config)
         run = experiment.runs[label]
-        listeners = listeners._replace(progress=progress)
         folder, runs = place.workdir / folder_of(label), []
         precision = experiment.config.precision
         # a task that was stopped before its first round has nothing to tell
         with contextlib.suppress(Interrupted), jax.default_matmul_precision(precision):
-            runs = play(run, folder, listeners, caught, trial=trial)
+            runs = play(run, folder, hear, caught, trial=trial)
         programs = environment() | own_code(run)
     return Outcome(runs, programs)
 
@@ -331,7 +329,7 @@ def train_on(
     tasks: Tasks,
     experiment: Plan,
     workdir: Path,
-    listeners: Listeners,
+    tell: Tell,
     caught: Sequence[int],
 ) -> None:
     """Trains all unfinished runs of an experiment on a cluster, each in a task.
@@ -351,7 +349,7 @@ def train_on(
     def play_runs(keys: Sequence[tuple[str, int | None]]) -> None:
         calls = {key: (train_task, pickled, *key) for key in keys}
         done = outcomes.__setitem__
-        tasks.play(experiment, workdir, calls, listeners=listeners, caught=caught, done=done)
+        tasks.play(experiment, workdir, calls, tell=tell, caught=caught, done=done)
 
     try:
         play_runs([(label, trial) for label in labels for trial in range(config.trials)])

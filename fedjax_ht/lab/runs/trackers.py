@@ -7,7 +7,6 @@ round twice. A tracker's package is imported where it is named, and nowhere else
 """
 
 import contextlib
-import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -150,14 +149,6 @@ def check_trackers(names: Iterable[str]) -> None:
         require("config.track", name)
 
 
-@dataclasses.dataclass
-class _Open:
-    """An open run of a tracker, and the last round that the tracker has; -1 has none."""
-
-    sink: Sink
-    round: int
-
-
 class Tracking:
     """Sends rows to the trackers of a run, each trial of an entry to a run of its own.
 
@@ -178,50 +169,49 @@ class Tracking:
         warn: Callable[[str], None],
     ):
         self.config, self.configs, self.workdir, self.warn = config, configs, workdir, warn
-        self.runs: dict[tuple[str, int, str], _Open] = {}
+        self.sinks: dict[tuple[str, int, str], Sink] = {}
+        self.rounds: dict[tuple[str, int, str], int] = {}  # the last that each sink has
         self.failed: set[str] = set()
 
     def __call__(self, label: str, row: Row) -> None:
         for tracker in self.config.track:
-            with self._left_alone_if_it_fails(tracker):
-                self._send(tracker, label, row)
+            if tracker not in self.failed:
+                with self._left_alone_if_it_fails(tracker):
+                    self._send(tracker, label, row)
 
     def close(self) -> None:
         """Ends all runs that are open."""
-        for (_, _, tracker), run in self.runs.items():
+        for (_, _, tracker), sink in self.sinks.items():
             with self._left_alone_if_it_fails(tracker):
-                run.sink.close()
-        self.runs.clear()
+                sink.close()
+        self.sinks.clear()
 
     def _send(self, tracker: str, label: str, row: Row) -> None:
-        if tracker in self.failed:
-            return
-        key = label, row["trial"], tracker
-        folder, rows = self.workdir / folder_of(label), [row]
-        if key not in self.runs:
-            self.runs[key] = self._open(tracker, label, row, folder)
+        key, folder, rows = (label, row["trial"], tracker), self.workdir / folder_of(label), [row]
+        notes = folder / NOTES
+        noted = read_json(notes) if notes.exists() else {}
+        of_tracker = noted.setdefault(tracker, {})
+        if key not in self.sinks:
+            known = of_tracker.get(str(row["trial"]), {})
+            run = TrackedRun(
+                name=label if self.config.trials == 1 else f"{label}, trial {row['trial']}",
+                group=self.workdir.name,
+                settings=flatten(to_json(self.configs[label])),
+                folder=folder,
+                trial=row["trial"],
+                run_id=known.get("run_id"),
+            )
+            self.sinks[key], self.rounds[key] = TRACKERS[tracker](run), known.get("round", -1)
             # what the tracker lacks, where it is named in the middle of a run
             past = dict(enumerate(read_runs(folder))).get(row["trial"], [])
             rows = [before for before in past if before["round"] < row["round"]] + rows
-        run = self.runs[key]
+        sink = self.sinks[key]
         for new in rows:
-            if new["round"] > run.round:
-                run.sink.write(scores_of(new), new["round"])
-                run.round = new["round"]
-        note(folder, tracker, row["trial"], run)
-
-    def _open(self, tracker: str, label: str, row: Row, folder: Path) -> _Open:
-        noted = noted_runs(folder).get(tracker, {}).get(str(row["trial"]), {})
-        fields = to_json(self.configs[label])
-        opened = TrackedRun(
-            name=label if self.config.trials == 1 else f"{label}, trial {row['trial']}",
-            group=self.workdir.name,
-            settings=flatten(fields),
-            folder=folder,
-            trial=row["trial"],
-            run_id=noted.get("run_id"),
-        )
-        return _Open(TRACKERS[tracker](opened), noted.get("round", -1))
+            if new["round"] > self.rounds[key]:
+                sink.write(scores_of(new), new["round"])
+                self.rounds[key] = new["round"]
+        of_tracker[str(row["trial"])] = {"run_id": sink.run_id, "round": self.rounds[key]}
+        write_json(notes, noted)
 
     @contextlib.contextmanager
     def _left_alone_if_it_fails(self, tracker: str) -> Iterator[None]:
@@ -238,16 +228,3 @@ def scores_of(row: Row) -> dict[str, float]:
     numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
     finite = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
     return {name: value for name, value in finite.items() if name not in ("round", "trial")}
-
-
-def noted_runs(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Reads tracker -> trial -> {"run_id", "round"} of an entry's folder."""
-    path = folder / NOTES
-    return read_json(path) if path.exists() else {}
-
-
-def note(folder: Path, tracker: str, trial: int, run: _Open) -> None:
-    """Notes a tracker's id of a trial, and the last round that the tracker has."""
-    runs = noted_runs(folder)
-    runs.setdefault(tracker, {})[str(trial)] = {"run_id": run.sink.run_id, "round": run.round}
-    write_json(folder / NOTES, runs)

@@ -2,9 +2,10 @@
 folder stopped."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,7 +28,7 @@ from fedjax_ht.lab.report.report import repeat, setting, text_of, write_report
 from fedjax_ht.lab.runs.folder import Page
 from fedjax_ht.lab.runs.identity import begin
 from fedjax_ht.lab.runs.plan import Plan, plan
-from fedjax_ht.lab.runs.play import Listeners, ProgressFn, play
+from fedjax_ht.lab.runs.play import Tell, play
 from fedjax_ht.lab.runs.run_lock import is_primary, locked
 from fedjax_ht.lab.runs.signals import catch_signals
 from fedjax_ht.lab.runs.tasks import Tasks, train_on
@@ -94,7 +95,7 @@ class Result(NamedTuple):
 def train_and_evaluate(
     experiment: AnyConfig | Plan,
     workdir: Path | str,
-    progress_fn: ProgressFn | None = None,
+    progress_fn: Callable[[str, Row], None] | None = None,
     warn: Callable[[str], None] = print,
     stage: Callable[[str], None] = lambda line: None,
     aim: Aim | None = None,
@@ -145,12 +146,18 @@ def train_and_evaluate(
     with locked(workdir, warn) as writable:
         if not is_primary():
             warn = stage = show_result = _ignore
+
+        def tell(kind: str, *what: Any) -> None:
+            hears = {"row": progress_fn or _ignore, "warn": warn, "stage": stage}
+            hears[kind](*what)
+
         result = _in_folder(
             experiment,
             workdir,
             Page(tuple(experiment.runs), aim, repeat()),
             config_file=config_file,
-            listeners=Listeners(progress_fn, warn, stage, show_result),
+            tell=tell,
+            show_result=show_result,
             tasks=tasks,
             writable=writable,
         )
@@ -164,7 +171,8 @@ def _in_folder(
     page: Page,
     *,
     config_file: str | None,
-    listeners: Listeners,
+    tell: Tell,
+    show_result: Callable[[Document], None],
     tasks: Tasks | None,
     writable: bool,
 ) -> Result:
@@ -173,18 +181,20 @@ def _in_folder(
     identities = begin(experiment, page, workdir, config_file, writes=writes)
     entries = experiment.entries
     folders = {entry.label: workdir / entry.folder for entry in entries}
-    _announce(experiment, workdir, listeners, writable)
+    _announce(experiment, workdir, tell, writable)
     pictures = []
     try:
-        histories = _play_arms(
-            experiment, folders, workdir, listeners=listeners, tasks=tasks, writable=writable
+        histories = _play_all(
+            experiment, folders, workdir, tell=tell, tasks=tasks, writable=writable
         )
         shown = compared(config, entries, identities, histories=histories, workdir=workdir)
         summary = text_of(shown, page.aim)
-        listeners.result(summary)
+        show_result(summary)
         if writes:
-            listeners.stage(_drawing(config))
-            pictures = write_results(experiment, shown, page, workdir, listeners.warn)
+            tell("stage", _drawing(config))
+            pictures = write_results(
+                experiment, shown, page, workdir, functools.partial(tell, "warn")
+            )
     except OSError as error:
         raise Unwritable(
             f"{error}; what was saved before is whole, and the same command goes on from there"
@@ -198,49 +208,43 @@ def _in_folder(
     )
 
 
-def _play_arms(
+def _play_all(
     experiment: Plan,
     folders: Mapping[str, Path],
     workdir: Path,
     *,
-    listeners: Listeners,
+    tell: Tell,
     tasks: Tasks | None,
     writable: bool,
 ) -> dict[str, list[list[Row]]]:
-    """Trains the arms, first as tasks and then one after another, sends their rows to the
-    config's trackers, and returns label -> the rows of each run."""
+    """Plays the runs, first as tasks and then one after another, sends their rows to the config's
+    trackers, and returns label -> the rows of each trial."""
     config, configs = experiment.config, {k: run.config for k, run in experiment.runs.items()}
-    tracking = Tracking(config, configs, workdir, listeners.warn)
-    listeners = listeners._replace(progress=each_of(listeners.progress, tracking))
+    tracking = Tracking(config, configs, workdir, functools.partial(tell, "warn"))
+
+    def hear(kind: str, *what: Any) -> None:
+        tell(kind, *what)
+        if kind == "row":
+            tracking(*what)
+
     histories, precision = {}, jax.default_matmul_precision(config.precision)
     with catch_signals() as caught, precision, contextlib.closing(tracking):
         if tasks is not None and writable:
-            train_on(tasks, experiment, workdir, listeners, caught)
+            train_on(tasks, experiment, workdir, hear, caught)
         for label, run in experiment.runs.items():
-            histories[label] = play(run, folders[label], listeners, caught, writable)
+            histories[label] = play(run, folders[label], hear, caught, writable)
     return histories
 
 
-def each_of(*listeners: ProgressFn | None) -> ProgressFn:
-    """Returns a function that calls each of these that is one."""
-
-    def progress(label: str, row: Row) -> None:
-        for listener in listeners:
-            if listener is not None:
-                listener(label, row)
-
-    return progress
-
-
-def _announce(experiment: Plan, workdir: Path, listeners: Listeners, writable: bool) -> None:
+def _announce(experiment: Plan, workdir: Path, tell: Tell, writable: bool) -> None:
     """Tells of the data, the run on them and its folder, and warns of a split that may have been
     meant otherwise."""
     for line in describe(experiment.dataset).lines:
-        listeners.stage(line)
+        tell("stage", line)
     doing = "Writing" if writable else "Nothing is written"
-    listeners.stage(f"{setting(experiment)} {doing} to {workdir}.")
+    tell("stage", f"{setting(experiment)} {doing} to {workdir}.")
     for note in notes(experiment):
-        listeners.warn(note)
+        tell("warn", note)
 
 
 def _drawing(config: Config) -> str:
@@ -262,8 +266,8 @@ def _raise_if_silent(config: Config, histories: Mapping[str, Runs]) -> None:
         raise GaveUp(". ".join(filter(None, silences)))
 
 
-def _ignore(text: str | Document) -> None:
-    """Takes the lines of processes that do not print."""
+def _ignore(*what: Any) -> None:
+    """Hears what nobody is to hear, such as the lines of processes that do not print."""
 
 
 def write_results(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.keys import OtherGenerator
-from fedjax_ht.lab.checkpoints import checkpoint, content, sealed
+from fedjax_ht.lab.checkpoints import checkpoint, sealed
 from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.lab.checkpoints.segments import Placement, held_segments, rows_to_write
 from fedjax_ht.methods.fedproto import fedproto
@@ -113,7 +113,7 @@ def test_a_checkpoint_of_another_random_generator_is_refused(folder):
         make_checkpointer(folder, toy_simulation()).restore()
     assert checkpoints(folder) == [1, 2]
     assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[2])
-    (folder / "2" / content.RANDOM).unlink()
+    (folder / "2" / checkpoint.RANDOM).unlink()
     path = sealed.temporary(folder / "2")
     (folder / "2" / sealed.SEAL).unlink()
     (folder / "2").rename(path)
@@ -177,7 +177,7 @@ def test_moved_rows_are_still_the_newest(folder):
 
 
 def test_much_is_cut_into_several_segments(folder, monkeypatch):
-    monkeypatch.setattr(content, "SEGMENT_BYTES", 130)
+    monkeypatch.setattr(checkpoint, "SEGMENT_BYTES", 130)
     state = course(list(range(12)))[1]
     make_checkpointer(folder, toy_simulation()).save(state, [])
     assert len(segments(folder)) == 4  # 12 rows of 40 bytes and one of 4, each where it begins

@@ -12,7 +12,7 @@ from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.report.bad_clients import Notes, outliers, why_silent
 from fedjax_ht.lab.runs.options import evaluated_clients, simulation_options
 from fedjax_ht.lab.runs.plan import plan
-from fedjax_ht.lab.runs.play import Listeners, play, simulate, with_noted_lanes
+from fedjax_ht.lab.runs.play import play, simulate, with_noted_lanes
 from fedjax_ht.lab.runs.run import execute
 from fedjax_ht.lab.runs.train import GaveUp, train_and_evaluate
 from fedjax_ht.trust.attacks import attackers
@@ -92,8 +92,12 @@ def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
     config.entries, config.trials, config.devices, config.rounds = ("local",), 2, 1, 2
     (run,), warned = plan(config).runs.values(), []
     view = View(warn=lambda row: "odd" if row["trial"] == 0 else None)
-    listeners = Listeners(None, warned.append, lambda line: None)
-    play(run._replace(method=run.method._replace(view=view)), tmp_path, listeners, [])
+
+    def tell(kind, *what):
+        if kind == "warn":
+            warned.extend(what)
+
+    play(run._replace(method=run.method._replace(view=view)), tmp_path, tell, [])
     assert warned == ["local, trial 0, round 1: odd"]
 
 

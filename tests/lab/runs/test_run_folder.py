@@ -21,7 +21,7 @@ from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.readers import registry
 from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.evaluate import client_state, load_run
-from fedjax_ht.lab.runs.folder import VERSION, check_data, completed, fingerprints, read_config
+from fedjax_ht.lab.runs.folder import VERSION, check_sums, completed, fingerprints, read_config
 from fedjax_ht.lab.runs.identity import read_identity, write_identity
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.run_lock import locked
@@ -101,11 +101,11 @@ def test_a_run_on_other_data_is_refused_in_a_line(config, copied):
     experiment = plan(config)
     prints = fingerprints(experiment.dataset, experiment.partitions)
     _, noted = read_config(copied)
-    check_data(noted, prints, config, copied)
+    check_sums(noted, prints, config, copied)
     swapped = experiment.partitions[0][::-1]
     assert fingerprints(experiment.dataset, [swapped])["data"] == prints["data"]
     with pytest.raises(ValueError, match=r"on another split than .* there, .* here"):
-        check_data(noted, fingerprints(experiment.dataset, [swapped]), config, copied)
+        check_sums(noted, fingerprints(experiment.dataset, [swapped]), config, copied)
     file = Path(config.dataset.name.removeprefix("npz:"))
     whole, before = file.read_bytes(), contents(copied)
     with np.load(file) as arrays:

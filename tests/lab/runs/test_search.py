@@ -16,24 +16,22 @@ from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.entries import described, entries_of, parse_entry, presets_of
 from fedjax_ht.lab.configs import few_samples
 from fedjax_ht.lab.readers import load_dataset
-from fedjax_ht.lab.runs import search
+from fedjax_ht.lab.runs import points, search
 from fedjax_ht.lab.runs.plan import plan
+from fedjax_ht.lab.runs.points import families
 from fedjax_ht.lab.runs.search import (
     better_half,
-    fairly_tuned,
-    families,
-    rounds_trained,
-    rungs,
-    searched,
-    table,
-)
-from fedjax_ht.lab.runs.search_space import (
     described_space,
     draw,
+    fairly_tuned,
     grid,
     parse_space,
     points_of,
+    rounds_trained,
+    rungs,
+    searched,
     space_of,
+    table,
 )
 from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.lab.runs.tasks import Tasks
@@ -170,7 +168,7 @@ def test_points_whole_halved_and_stopped_are_the_same(config, tmp_path, monkeypa
     # Going on from the half of the rounds changes nothing; and what is done is not done again.
     whole = run(config, tmp_path / "whole", halvings=0, labels=[apart.best])
     assert whole.scores[4][apart.best] == apart.scores[4][apart.best]
-    monkeypatch.setattr(search, "train_point", None)
+    monkeypatch.setattr(points, "train_point", None)
     assert run(config, tmp_path / "apart") == apart
 
 

@@ -11,7 +11,7 @@ from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.config.entries import entries_of
 from fedjax_ht.lab.runs import trackers
-from fedjax_ht.lab.runs.train import each_of, train_and_evaluate
+from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.experiments.folders import history
 
 
@@ -134,12 +134,6 @@ def test_an_unknown_tracker_is_one_line():
     config = base_config()
     with pytest.raises(ValueError, match=r"track.*tensorbord.*tensorboard.*wandb.*mlflow"):
         config.track = ("tensorbord",)
-
-
-def test_all_listeners_hear_a_row():
-    heard = []
-    each_of(None, lambda *row: heard.append(row), lambda *row: heard.append(row))("a", {"round": 1})
-    assert heard == [("a", {"round": 1})] * 2
 
 
 def test_tensorboards_files_hold_the_scores(tracking):
