@@ -19,8 +19,13 @@ from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.lab.cli import parse_flags
 from fedjax_ht.lab.generators import Card, Generator, embedded
 from fedjax_ht.methods.fedktl import FORMS
-from fedjax_ht.methods.shared.alignment import Alignment, FeatureTransformer, Uploads, align
-from fedjax_ht.methods.shared.pair_server import synthesise
+from fedjax_ht.methods.shared.pair_server import (
+    Alignment,
+    FeatureTransformer,
+    Uploads,
+    align,
+    synthesise,
+)
 from fedjax_ht.methods.shared.units import in_units, into
 
 CLASSES, CLIENTS, OWN, LATENT = 100, 20, 45, 512

@@ -25,7 +25,7 @@ from fedjax_ht.core.federation import with_frozen_variables
 from fedjax_ht.core.inputs import abstract, usual_rule
 from fedjax_ht.methods import DISTILLING
 from fedjax_ht.methods.data_free.options import FORMS
-from fedjax_ht.methods.shared.small_rounds import small_federation, with_public_set
+from fedjax_ht.methods.shared.checking import small_federation, with_public_set
 
 PAGE = Path(__file__).with_name("methods.md")
 TITLE = re.compile(r"(?P<name>[^(:]+)( \((?P<paper>[^)]+)\))?: (?P<idea>.+)\.")

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_ht.core.batches import shuffled
 from fedjax_ht.core.server_training import compact
-from fedjax_ht.methods.shared.alignment import SampleW
+from fedjax_ht.methods.shared.pair_server import SampleW
 
 
 def as_reference(params) -> dict[str, np.ndarray]:

@@ -21,7 +21,7 @@ from fedjax_ht.core.mesh import client_mesh, collect, scatter
 from fedjax_ht.core.samples import Split
 from fedjax_ht.data.client_data import FederationData, arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
-from fedjax_ht.methods.shared.small_rounds import filled
+from fedjax_ht.methods.shared.checking import filled
 from fedjax_ht.models import SplitModel, lora, mlp, note_stage
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.norm import Norm, NormKind

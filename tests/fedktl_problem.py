@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.losses.mmd import BANDWIDTHS
-from fedjax_ht.methods.shared.alignment import Alignment, FeatureTransformer, align
+from fedjax_ht.losses.features import BANDWIDTHS
+from fedjax_ht.methods.shared.pair_server import Alignment, FeatureTransformer, align
 from fedjax_ht.methods.shared.prototypes import Uploads
 
 KEY = jax.random.key(0)

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ht.core import round as client_rounds
 from fedjax_ht.lab.runs import train
-from fedjax_ht.losses import mmd
+from fedjax_ht.losses import features
 from fedjax_ht.methods.registry import FACTORIES
 from fedjax_ht.simulation import engine
 from tests.changed_code import MonkeyPatch, is_of_programs
@@ -17,7 +17,7 @@ from tests.changed_code import MonkeyPatch, is_of_programs
     "target, expected",
     [
         (client_rounds, True),
-        (mmd, True),
+        (features, True),
         ("fedjax_ht.core.round.send", True),
         (engine.Engine, True),
         (pytest, True),

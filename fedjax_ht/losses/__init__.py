@@ -1,8 +1,6 @@
 """Losses as pure functions; each takes a mask of the real samples, so that padding is inert."""
 
-from fedjax_ht.losses.arcface import arcface_loss, cosines
-from fedjax_ht.losses.classification import cross_entropy, masked_mean
-from fedjax_ht.losses.contrastive import adaptive_margin, margin_contrastive, supervised_contrastive
+from fedjax_ht.losses.classification import arcface_loss, cosines, cross_entropy, masked_mean
 from fedjax_ht.losses.distillation import (
     disagreement,
     diversity_loss,
@@ -14,8 +12,15 @@ from fedjax_ht.losses.distillation import (
     weighted_cross_entropy,
     weighted_kl,
 )
-from fedjax_ht.losses.mmd import kernel_means, mmd_loss
-from fedjax_ht.losses.prototype import class_prototype_distance, sample_prototype_mse
+from fedjax_ht.losses.features import (
+    adaptive_margin,
+    class_prototype_distance,
+    kernel_means,
+    margin_contrastive,
+    mmd_loss,
+    sample_prototype_mse,
+    supervised_contrastive,
+)
 
 __all__ = [
     "adaptive_margin",

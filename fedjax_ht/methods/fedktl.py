@@ -5,7 +5,8 @@
              pairs (I_c, Qbar_c), h' being linear, the same at the start of every client's round,
              and thrown away after it (`shared.pairs`); uploads P_c = mean of z, for its classes
     server:  trains F, E_S epochs: L_MMD(F(P), valid latents) + lambda * L_MSE(F(P), class means of
-             F(P)) (`shared.alignment`); Qbar_c = mean of F(P_c), I_c = G_s(Qbar_c); sends the pairs
+             F(P)); Qbar_c = mean of F(P_c), I_c = G_s(Qbar_c); sends the pairs
+             (`shared.pair_server`)
     predict: the class of the largest cosine
     up:      C_i k, k = C by default: class means of outputs
     down:    C' (P + L), C' the classes uploaded so far: per class an image and its latent
@@ -63,19 +64,30 @@ from fedjax_ht.core.inputs import image_shape
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, Pretrained, View
 from fedjax_ht.core.wire import Masked
-from fedjax_ht.losses.mmd import BANDWIDTHS
+from fedjax_ht.losses.features import BANDWIDTHS
 from fedjax_ht.methods.shared import prototypes
-from fedjax_ht.methods.shared.alignment import Alignment, Widths, warn
-from fedjax_ht.methods.shared.etf_classifier import (
+from fedjax_ht.methods.shared.pair_server import (
+    Alignment,
+    PairServer,
+    Source,
+    Widths,
+    init_pairs,
+    pair_update,
+    warn,
+)
+from fedjax_ht.methods.shared.pairs import (
     Classifier,
+    Pairs,
+    PairTraining,
+    Transfer,
     bucket_of,
     check_dimensions,
+    clip_each,
     dimensions,
     represent,
     scores,
+    train_on_pairs,
 )
-from fedjax_ht.methods.shared.pair_server import PairServer, Source, init_pairs, pair_update
-from fedjax_ht.methods.shared.pairs import Pairs, PairTraining, Transfer, clip_each, train_on_pairs
 from fedjax_ht.methods.shared.units import Latents, in_units
 from fedjax_ht.methods.shared.variants import Variant, settled
 from fedjax_ht.models.generator import Generator
@@ -145,7 +157,7 @@ def fedktl(
       dim: dimensions K of the ETF; None takes the number of classes.
       server_epochs, server_lr, server_batch_size: number of epochs E_S, learning rate eta_S and
         batch size B_S of the alignment.
-      bandwidths: bandwidths of the MMD's kernels, or ("median",), see `shared.alignment`.
+      bandwidths: bandwidths of the MMD's kernels, or ("median",), see `shared.pair_server`.
       bounded: True if F's range is the ball that holds the valid latents.
       scale, margin: scale s and margin m of ArcFace, an angle in radians; 1 and 0 are Table 17's
         variant.

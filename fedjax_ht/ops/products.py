@@ -1,5 +1,8 @@
-"""Matrix products in the precision that jax is set to: float32, or bfloat16 factors with float32
-sums."""
+"""Matrix products in the precision that jax is set to, and Euclidean distances.
+
+A product is of float32, or of bfloat16 factors with float32 sums. The gradients of distances stay
+finite where two points meet.
+"""
 
 from typing import Any
 
@@ -61,3 +64,28 @@ def _backward(saved: tuple[Array, Array], upstream: Array):
 
 
 _rounded.defvjp(_forward, _backward)
+
+
+def safe_norm(squared: Float[Array, "..."], epsilon: float = 1e-12) -> Float[Array, "..."]:
+    """Returns sqrt(max(squared, epsilon)), whose gradient at zero distance is zero, not NaN."""
+    return jnp.sqrt(jnp.maximum(squared, epsilon))
+
+
+def squared_distance(a: Float[Array, "M K"], b: Float[Array, "N K"]) -> Float[Array, "M N"]:
+    """Computes squared Euclidean distances between rows: float [M, K], [N, K] -> [M, N], >= 0.
+
+    Expands the square, so that the work is one matrix product; rounding may push a tiny square
+    below zero, which is cut off. Full float32 products always: a cancelling sum has no digits to
+    spare for TF32.
+    """
+    squared = (
+        jnp.sum(a * a, -1)[:, None]
+        + jnp.sum(b * b, -1)[None, :]
+        - 2.0 * jnp.matmul(a, b.T, precision="highest")
+    )
+    return jnp.maximum(squared, 0.0)
+
+
+def pairwise_distance(a: Float[Array, "M K"], b: Float[Array, "N K"]) -> Float[Array, "M N"]:
+    """Computes Euclidean distances between rows: float [M, K], [N, K] -> [M, N]."""
+    return safe_norm(squared_distance(a, b))

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.losses import arcface_loss, cosines, kernel_means, mmd_loss
-from fedjax_ht.losses.mmd import BANDWIDTHS
-from fedjax_ht.methods.shared.etf_classifier import simplex_etf
+from fedjax_ht.losses.features import BANDWIDTHS
+from fedjax_ht.methods.shared.pairs import simplex_etf
 from tests.reference import fedktl as reference
 from tests.reference.gradients import numerical_gradient
 

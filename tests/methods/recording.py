@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.method import Method
-from fedjax_ht.methods.shared.small_rounds import replaced
+from fedjax_ht.methods.shared.checking import replaced
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_simulation
 from tests.federations import COMPOSED, TRAINING, federation_data, federation_for

@@ -10,8 +10,7 @@ import pytest
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.stages import stage_widths
-from fedjax_ht.methods.depthfl import Model, Server, depthfl, init_depth, ramp_up
-from fedjax_ht.methods.shared.depths import like
+from fedjax_ht.methods.depthfl import Model, Server, depthfl, init_depth, like, ramp_up
 from fedjax_ht.models import SplitModel, mlp
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.resnets import ResNet

@@ -7,8 +7,7 @@ import pytest
 
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import wire_elements
-from fedjax_ht.methods.fedkd import fedkd
-from fedjax_ht.methods.shared.low_rank import compress, decompress
+from fedjax_ht.methods.fedkd import compress, decompress, fedkd
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 from tests import tiny

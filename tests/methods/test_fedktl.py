@@ -13,9 +13,8 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import gaussian_noise
 from fedjax_ht.methods.fedktl import fedktl
-from fedjax_ht.methods.shared.etf_classifier import simplex_etf
 from fedjax_ht.methods.shared.pair_server import Server
-from fedjax_ht.methods.shared.pairs import draw, draw_in_passes, first_projection
+from fedjax_ht.methods.shared.pairs import draw, draw_in_passes, first_projection, simplex_etf
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.norm import Norm

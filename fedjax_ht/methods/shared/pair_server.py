@@ -1,7 +1,10 @@
 """FedKTL's server: class prototypes become latents of a generator, and latents become images.
 
-train F on the uploaded prototypes P (`shared.alignment`);  Qbar_c = mean of F(P_c);
-I_c = G_s(Qbar_c)
+train F on the uploaded prototypes P;  Qbar_c = mean of F(P_c);  I_c = G_s(Qbar_c)
+
+F turns prototypes into valid latents (Eqs. 2 and 3), by
+
+L = w_MMD * L_MMD(F(P), valid latents) + w_MSE * L_MSE(F(P), their class means)
 
 A pair's source may be another one, as an ablation or a control of the transfer:
 
@@ -14,22 +17,288 @@ noise:  noise for image and latent, drawn in the first round: pairs that do not 
 Nothing is then uploaded and F is not used; clients train on the pairs as on others.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
+from fedjax_ht.check.options import Count, NonNegative, Positive, Within, check_fields
 from fedjax_ht.core.aggregation import gather_received
+from fedjax_ht.core.batches import Batch, class_means, class_sums
 from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.server_training import compact, train_on_rows
 from fedjax_ht.core.trees import Array, HostArray, PyTree
+from fedjax_ht.losses import kernel_means, masked_mean, mmd_loss
 from fedjax_ht.methods.shared import prototypes
-from fedjax_ht.methods.shared.alignment import Alignment, FeatureTransformer, align, off_manifold
-from fedjax_ht.methods.shared.units import SAMPLES, Weights, into
+from fedjax_ht.methods.shared.prototypes import Uploads
+from fedjax_ht.methods.shared.units import SAMPLES, Ball, Weights, into
+from fedjax_ht.methods.shared.variants import Variant
 from fedjax_ht.models.generator import Generator
+from fedjax_ht.models.layers import Linear, uniform_fan_in
+from fedjax_ht.models.norm import Norm
+from fedjax_ht.ops import squared_distance
+
+CLIP_NORM = 100.0  # of the released code
+# bandwidths of "median", in halves of the median squared distance
+MEDIAN_SHARES = (0.25, 0.5, 1.0, 2.0)
+WARN_OUTSIDE = 0.9  # share of F's latents
+WARN_REACH = 3  # radii of the ball that holds the valid latents
+
+Widths = Annotated[tuple[Positive, ...], Within(1)]
+SampleW = Callable[[jax.Array, int], jax.Array]  # (key, n) -> valid latents [n, H]
+# F: (params, prototypes [M, K], mask [M]) -> [M, H]
+Transform = Callable[[PyTree, jax.Array, jax.Array], jax.Array]
+
+
+class FeatureTransformer(nn.Module):
+    """F: Linear-BatchNorm-ReLU-Linear, as wide as its input.
+
+    Maps prototypes float [M, K] to latents float [M, H]. The norm takes the statistics of the rows
+    under `mask` bool [M] and keeps none: running ones lag behind a first layer that moves at every
+    step, and prototypes spread so little that the lag is many deviations. The first layer has no
+    bias: batch norm subtracts it, its gradient is rounding, and Adam takes steps of that. The
+    released code has both, and neither its messages nor its training depend on them.
+    """
+
+    latent_dim: int
+
+    @nn.compact
+    def __call__(self, prototypes: jax.Array, mask: jax.Array) -> jax.Array:
+        width = prototypes.shape[-1]
+        x = prototypes @ self.param("fc1", uniform_fan_in, (width, width), width)
+        x = Norm("static_batch", name="norm")(x, True, mask)
+        return Linear(self.latent_dim, name="fc2")(nn.relu(x))
+
+
+@dataclasses.dataclass(frozen=True)
+class Alignment:
+    """Options of the training of F in a round.
+
+    Attributes:
+      epochs: number E_S of passes over the uploaded prototypes.
+      batch_size: number B_S of prototypes per step.
+      learning_rate: learning rate eta_S of Adam.
+      mmd_weight, mse_weight: weights of L_MMD and of L_MSE; the latter is the paper's lambda.
+      bandwidths: bandwidths of the RBF kernels, or "median": 1/4, 1/2, 1 and 2 times half the
+        median squared distance of valid latents.
+      variant: "paper" or "released", see `methods.fedktl`.
+    """
+
+    epochs: Count = 100
+    batch_size: Count = 100
+    learning_rate: Positive = 0.01
+    mmd_weight: NonNegative = 1.0
+    mse_weight: NonNegative = 1.0
+    bandwidths: Literal["median"] | Widths = "median"
+    variant: Variant = "paper"
+
+    def __post_init__(self):
+        check_fields(self)
+
+
+def mean_latents(
+    transform: Transform, params: PyTree, uploads: Uploads, old: jax.Array
+) -> jax.Array:
+    """Computes Qbar: the mean of F(P) by class, float [C, H]; `old` for classes without upload."""
+    latents = transform(params, uploads.prototypes, uploads.valid)
+    sums = class_sums(latents, Batch(latents, uploads.labels, uploads.valid), len(old))
+    return jnp.where(sums.counts[:, None] > 0, class_means(sums), old)
+
+
+def class_spread(latents: jax.Array, uploads: Uploads, num_classes: int) -> jax.Array:
+    """Computes L_MSE (FedKTL Eq. 2), the mean over classes of their latents' variance.
+
+    Args:
+      latents: float [M, H], F of the uploads.
+      uploads: the uploads that the latents were made of; their classes and `valid` count.
+      num_classes: number of classes, C.
+
+    Returns:
+      Scalar: the mean square between a class's latents and their mean, averaged by class.
+    """
+    batch = Batch(latents, uploads.labels, uploads.valid)
+    means = class_means(class_sums(latents, batch, num_classes))
+    squares = jnp.mean((latents - means[uploads.labels]) ** 2, -1)
+    by_class = class_sums(squares[:, None], batch, num_classes)
+    return masked_mean(class_means(by_class)[:, 0], by_class.counts > 0)
+
+
+def choose_bandwidths(options: Alignment, sample_w: SampleW, key: jax.Array) -> jax.Array:
+    """Returns the bandwidths of the kernels, float32 [A]."""
+    if options.bandwidths != "median":
+        return jnp.array(options.bandwidths)
+    valid_latents = sample_w(key, max(options.batch_size, 2))
+    return jnp.array(MEDIAN_SHARES) * median_distance2(valid_latents) / 2
+
+
+def median_distance2(rows: jax.Array) -> jax.Array:
+    """Returns the median squared distance of any two rows float [n, H]; 0 of a single row."""
+    pairs = jnp.triu_indices(len(rows), 1)
+    return jnp.median(squared_distance(rows, rows)[pairs]) if len(rows) > 1 else jnp.float32(0)
+
+
+def align(
+    transform: Transform,
+    sample_w: SampleW,
+    options: Alignment,
+    *,
+    params: PyTree,
+    centroids: jax.Array,
+    uploads: Uploads,
+    key: jax.Array,
+) -> tuple[PyTree, jax.Array, dict[str, jax.Array]]:
+    """Trains F for one round, as one compiled loop.
+
+    The paper's L_MSE takes the means of F(P) over all uploads, with the gradient through both
+    sides, at every step; L_MMD a batch of them; Qbar are the means afterwards. Released: both take
+    the batch, and a trainable table, which goes on from round to round, stands for the means and is
+    Qbar.
+
+    Args:
+      transform: the transformer F, (params, prototypes, mask) -> latents.
+      sample_w: a function that draws valid latents, anew at every step.
+      options: the options of the training, see `Alignment`.
+      params: parameters of F.
+      centroids: float [C, H], Qbar of the round before.
+      uploads: the prototypes of the round.
+      key: the key that shuffles and draws fold into.
+
+    Returns:
+      params, Qbar, and metrics: those of `diagnose` after the training, and "mmd_before".
+    """
+    train_key, width_key, before_key, after_key = jax.random.split(key, 4)
+    bandwidths = choose_bandwidths(options, sample_w, width_key)
+
+    def of_all(params, batch, mask, key):
+        latents = transform(params["transformer"], uploads.prototypes, uploads.valid)
+        return combine(latents[batch], class_spread(latents, uploads, len(centroids)), mask, key)
+
+    def of_batch(params, batch, mask, key):
+        latents = transform(params["transformer"], uploads.prototypes[batch], mask)
+        squares = jnp.mean((latents - params["centroids"][uploads.labels[batch]]) ** 2, -1)
+        return combine(latents, masked_mean(squares, mask), mask, key)
+
+    def combine(latents, apart, mask, key):
+        valid_latents = sample_w(key, options.batch_size)
+        discrepancy = mmd_loss(latents, valid_latents, mask, bandwidths)
+        return options.mmd_weight * discrepancy + options.mse_weight * apart
+
+    setting = {"bandwidths": bandwidths, "uploads": uploads, "batch_size": options.batch_size}
+    setting |= {"num_classes": len(centroids)}
+    trained, optimizer, loss = {"transformer": params}, optax.adam(options.learning_rate), of_all
+    released = options.variant == "released"
+    if released:
+        each = optax.chain(optax.clip_by_global_norm(CLIP_NORM), optimizer)
+        trained, loss = trained | {"centroids": centroids}, of_batch
+        parts = {name: name for name in trained}
+        optimizer = optax.multi_transform(dict.fromkeys(parts, each), parts)
+    # Indices of the uploads: of_all reads all of them at every step.
+    rows, size = jnp.arange(len(uploads.valid)), options.batch_size
+    before = diagnose(transform, params, sample_w, key=before_key, **setting)
+    trained, _ = train_on_rows(
+        optimizer,
+        loss,
+        trained,
+        rows,
+        uploads.valid,
+        key=train_key,
+        epochs=options.epochs,
+        batch_size=size,
+        drop_single=released,
+    )
+    params = trained["transformer"]
+    after = diagnose(transform, params, sample_w, key=after_key, **setting)
+    if released:
+        centroids = trained["centroids"]
+    else:
+        centroids = mean_latents(transform, params, uploads, centroids)
+    return params, centroids, {"mmd_before": before["mmd"]} | after
+
+
+def diagnose(
+    transform, params, sample_w, *, bandwidths, uploads, batch_size, key, num_classes
+) -> dict:
+    """Measures F on the first `batch_size` uploads; arguments as of `align`.
+
+    Returns:
+      Metrics, float32 scalars: "mmd" and "mse", both losses unweighted; "kernel_1", ..., the mean
+      of each kernel between F(P) and valid latents (all near 0: the alignment has no gradient);
+      "distance2_to_valid" and "distance2_of_valid", medians of the squared distances between these
+      and among valid latents.
+    """
+    latents = transform(params, uploads.prototypes, uploads.valid)
+    split = compact(uploads.valid)
+    position = jnp.arange(batch_size)
+    # Past the end some upload is read, and masked.
+    chosen = split.indices[jnp.minimum(position, len(latents) - 1)]
+    some, mask = latents[chosen], position < split.count
+    w = sample_w(key, batch_size)
+    kernels = kernel_means(some, w, mask / jnp.maximum(mask.sum(), 1), bandwidths)
+    across = jnp.where(mask[:, None], squared_distance(some, w), jnp.nan)
+    metrics = {
+        "mmd": mmd_loss(some, w, mask, bandwidths),
+        "mse": class_spread(latents, uploads, num_classes),
+        "distance2_to_valid": jnp.nan_to_num(jnp.nanmedian(across)),
+        "distance2_of_valid": median_distance2(w),
+    }
+    for i, mean in enumerate(kernels, 1):
+        metrics[f"kernel_{i}"] = mean
+    return metrics
+
+
+def off_manifold(
+    latents: jax.Array, valid: jax.Array, sent: jax.Array, available: jax.Array, ball: Ball
+) -> dict:
+    """Measures how far latents lie from valid ones, in radii of the ball that holds those.
+
+    Args:
+      latents: float [M, H], F(P) before anything moves them into the ball.
+      valid: bool [M], the real rows of `latents`.
+      sent: float [C, H], the latents that clients get.
+      available: bool [C], the classes that have a latent.
+      ball: the ball that holds the generator's valid latents.
+
+    Returns:
+      "off_manifold", the share of F(P) outside the ball; "reach", the largest distance from its
+      centre among the latents sent. 0 where there are none.
+    """
+
+    def distance(rows):
+        return jnp.linalg.norm(rows - ball.centre, axis=-1) / ball.radius
+
+    outside = jnp.sum((distance(latents) > 1) & valid) / jnp.maximum(valid.sum(), 1)
+    return {"off_manifold": outside, "reach": jnp.max(jnp.where(available, distance(sent), 0))}
+
+
+def warn(metrics: dict, bounded: bool = True) -> str | None:
+    """Warns of latents far from valid ones; a `View.warn`.
+
+    The distance is given by powers of ten, so that the line is the same in most rounds. Where
+    latents are moved back to valid ones (`bounded`), the line says that nearly all had to be.
+    """
+    reach = metrics.get("reach") or 0.0
+    passed = [bound for bound in (WARN_REACH, 10, 100, 1000, 10_000) if reach > bound]
+    if passed:
+        return (
+            f"latents sent to the clients are more than {passed[-1]} times as far from the mean "
+            "of the generator's as any valid one (metric reach); bounded=True moves them back, "
+            "and a lower server_lr may help"
+        )
+    if bounded and metrics.get("off_manifold", 0.0) > WARN_OUTSIDE:
+        return (
+            f"more than {WARN_OUTSIDE:.0%} of the latents that F makes lie outside the "
+            "generator's valid ones and are moved back to their edge (metric off_manifold); a "
+            "lower server_lr may help"
+        )
+    return None
+
 
 LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 BATCH = 10  # images synthesised at once

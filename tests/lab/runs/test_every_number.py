@@ -22,7 +22,7 @@ from fedjax_ht.lab.config.typed import paths, plain_hint
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.methods.data_free.options import Distillation
-from fedjax_ht.methods.shared.alignment import Alignment
+from fedjax_ht.methods.shared.pair_server import Alignment
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.defences import DEFENCES
 

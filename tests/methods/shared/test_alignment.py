@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.losses.mmd import BANDWIDTHS
-from fedjax_ht.methods.shared.alignment import (
+from fedjax_ht.losses.features import BANDWIDTHS
+from fedjax_ht.methods.shared.pair_server import (
     Alignment,
     FeatureTransformer,
     align,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedjax_ht.methods.shared.etf_classifier import simplex_etf
+from fedjax_ht.methods.shared.pairs import simplex_etf
 
 
 @pytest.mark.parametrize(("classes", "dim"), [(2, 2), (10, 10), (5, 9), (100, 100), (100, 512)])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.wire import Masked, wire_elements
-from fedjax_ht.methods.shared.low_rank import (
+from fedjax_ht.methods.fedkd import (
     compress,
     decompress,
     send_nothing,

@@ -1,5 +1,6 @@
-"""Contrastive losses: FedTGP's with an adaptive margin, and the supervised one of two views."""
+"""Losses of features: distances to prototypes, contrasts, and the maximum mean discrepancy."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -7,8 +8,113 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from fedjax_ht.losses.classification import cross_entropy, masked_mean
-from fedjax_ht.ops import pairwise_distance
+from fedjax_ht.ops import pairwise_distance, safe_norm, squared_distance
 from fedjax_ht.ops.arrays import Array, Scalar
+
+BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)  # FedKTL's released code
+
+
+def kernel_means(
+    x: Float[Array, "B H"],
+    y: Float[Array, "B H"],
+    weights: Float[Array, " B"],
+    bandwidths: Float[Array, " A"] | Sequence[float],
+) -> Float[Array, " A"]:
+    """Computes the mean of each kernel over pairs, sum_jk p_j p_k exp(-|x_j - y_k|^2 / (2 a)).
+
+    Args:
+      x, y: float [B, H].
+      weights: float [B] that sum to 1, the p of the rows of both.
+      bandwidths: float [A], a, in units of squared distance.
+
+    Returns:
+      float32 [A].
+    """
+    squared = squared_distance(x, y)
+    kernels = jnp.exp(-0.5 * squared / jnp.asarray(bandwidths)[:, None, None])
+    return jnp.einsum("j,ajk,k->a", weights, kernels, weights)
+
+
+def mmd_loss(
+    x: Float[Array, "B H"],
+    y: Float[Array, "B H"],
+    mask: Bool[Array, " B"],
+    bandwidths: Float[Array, " A"] | Sequence[float] = BANDWIDTHS,
+) -> Float[Array, ""]:
+    """Computes the squared maximum mean discrepancy of two samples (FedKTL Eq. 3).
+
+    It is the biased estimate, with its diagonal.
+
+    Args:
+      x, y: float [B, H], two samples of one size.
+      mask: bool [B], the real rows of both.
+      bandwidths: float [A]; the kernel is the sum over a of exp(-d^2 / (2 a)).
+
+    Returns:
+      Scalar; 0 where the mask is empty.
+
+    Example:
+      >>> x, everyone = jnp.array([[0.0], [1.0]]), jnp.array([True, True])
+      >>> fl.losses.mmd_loss(x, x, everyone)  # equal samples
+      Array(0., dtype=float32)
+      >>> bool(fl.losses.mmd_loss(x, x + 5.0, everyone) > 0.1)
+      True
+    """
+    weights = mask / jnp.maximum(mask.sum(), 1)
+    # Rows outside the mask may be NaN, and zero times NaN is NaN.
+    x, y = jnp.where(mask[:, None], x, 0), jnp.where(mask[:, None], y, 0)
+    within = kernel_means(x, x, weights, bandwidths) + kernel_means(y, y, weights, bandwidths)
+    return jnp.sum(within - 2 * kernel_means(x, y, weights, bandwidths))
+
+
+def class_prototype_distance(
+    features: Float[Array, "B K"],
+    labels: Int[Array, " B"],
+    mask: Bool[Array, " B"],
+    prototypes: Float[Array, "C K"],
+    available: Bool[Array, " C"],
+) -> Float[Array, ""]:
+    """Computes the distance of a batch's class means to global prototypes (FedTGP Eq. 11).
+
+    It is Euclidean (FedProto's Eq. 7 has such a distance, too). A mini-batch estimates the paper's
+    loss between class prototypes: the average is over the classes that occur in the batch and have
+    a global prototype.
+
+    Args:
+      features: float [B, K].
+      labels: the samples' classes, int [B].
+      mask: bool [B], True for the samples that count.
+      prototypes: float [C, K]; rows without a prototype are never read.
+      available: bool [C], True where a global prototype exists.
+
+    Returns:
+      Scalar; 0 where no class qualifies.
+    """
+    membership = jax.nn.one_hot(labels, len(prototypes)) * mask[:, None]  # [B, C]
+    counts = membership.sum(0)
+    means = membership.T @ jnp.where(mask[:, None], features, 0) / jnp.maximum(counts, 1)[:, None]
+    distances = safe_norm(jnp.sum((means - jnp.where(available[:, None], prototypes, 0)) ** 2, -1))
+    return masked_mean(distances, available & (counts > 0))
+
+
+def sample_prototype_mse(
+    features: Float[Array, "B K"],
+    labels: Int[Array, " B"],
+    mask: Bool[Array, " B"],
+    prototypes: Float[Array, "C K"],
+    available: Bool[Array, " C"],
+) -> Float[Array, ""]:
+    """Computes the mean square between samples' features and their classes' global prototypes.
+
+    This is the form of the released code of FedProto and FedTGP; the mean is over samples and
+    features. A sample whose class has no prototype counts with zero loss. Arguments as of
+    `class_prototype_distance`.
+    """
+    known = available[labels][:, None]
+    # Without a prototype the target is the feature itself, as a constant.
+    target = jnp.where(known, prototypes[labels], jax.lax.stop_gradient(features))
+    return masked_mean(jnp.mean((features - target) ** 2, -1), mask)
+
 
 MarginRule = Literal["paper", "released"]
 
