@@ -15,7 +15,7 @@ from experiments.gan import GanState, Recipe, is_penalised, train_step
 from experiments.generator_data import Pictures
 from experiments.generator_scores import score, write_comparison, write_grid
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.generators import embedded, embedded_files
+from fedjax_ht.lab.generators import embedded
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.models.generator import Card
 
@@ -157,9 +157,9 @@ def export(
         "scale": scale,
         "revision": revision(),
     }
-    embedded_files.save_embedded(out, variables, card, metadata)
-    generator = embedded_files.load_embedded(out)  # what is scored is what is shipped, in float16
+    embedded.save_embedded(out, variables, card, metadata)
+    generator = embedded.load_embedded(out)  # what is scored is what is shipped, in float16
     scores = score(generator, pictures)
-    embedded_files.save_embedded(out, variables, card, metadata | {"scores": scores})
+    embedded.save_embedded(out, variables, card, metadata | {"scores": scores})
     write_comparison(out.with_suffix(".png"), generator)
     return scores

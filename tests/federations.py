@@ -23,8 +23,7 @@ from fedjax_ht.data.client_data import FederationData, arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.methods.shared.checking import filled
 from fedjax_ht.models import SplitModel, lora, mlp, note_stage
-from fedjax_ht.models.layers import Linear
-from fedjax_ht.models.norm import Norm, NormKind
+from fedjax_ht.models.layers import Linear, Norm, NormKind
 from fedjax_ht.models.sliced import Channels, sliced_model, sliced_width
 from fedjax_ht.simulation import round as rounds
 from fedjax_ht.simulation.report import RoundReport

@@ -59,8 +59,7 @@ from fedjax_ht.methods.shared.averaging import weighted_mean
 from fedjax_ht.methods.shared.heads import head_bucket, init_head, take_head
 from fedjax_ht.methods.shared.supervised import count_labels
 from fedjax_ht.methods.shared.variants import Variant, settled
-from fedjax_ht.models.layers import Linear
-from fedjax_ht.models.norm import Norm
+from fedjax_ht.models.layers import Linear, Norm
 
 
 class FeatureGenerator(nn.Module):

@@ -1,7 +1,10 @@
 """FLOPs of a client's round: two for every multiply-add of a matrix product or a convolution.
 
 They are counted in the program of `receive` and `client_update`, traced once for each architecture.
-How long local training is follows from the clients' numbers of samples, see `program_flops`.
+A compiler's cost analysis takes the body of a loop once, whatever its length. Here a loop counts as
+often as it runs: where its length follows from known integers, such as clients' numbers of samples,
+the program's integer arithmetic on them is carried out beside the count, for all clients at once.
+A loop whose length only the run knows counts once.
 
 Not counted: elementwise work (activations, normalisation, pooling, the optimiser's update, and
 depthwise convolutions, which are sums of shifted products in `ops.patches`), sorting,
@@ -12,20 +15,25 @@ by the device's taste, `batches.forward_batch`); lanes that wait for others coun
 """
 
 import functools
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from fedjax_ht.core.bucket import Bucket, features, init_variables, logits, traceable
 from fedjax_ht.core.context import ClientInfo, Context
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import abstract, on_device
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.programs import call_of, called_programs, has_loop, jaxpr_of, scan_constants
 from fedjax_ht.core.samples import PUBLIC, Data
 from fedjax_ht.core.states import any_state
-from fedjax_ht.metrics.program_flops import program_flops
+from fedjax_ht.ops.patches import MULTIPLIED
 
 
 def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: Data) -> np.ndarray:
@@ -110,3 +118,246 @@ def sample_flops(bucket: Bucket) -> float:
     model = jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))
     x, mask = abstract(bucket.input_shape, 1), jax.ShapeDtypeStruct((1,), bool)
     return program_flops(jax.make_jaxpr(forward)(model["params"], model["stats"], x, mask))
+
+
+# an integer of all clients, int [n] with one of each client, or None: only the run knows it
+Known = Any
+Flops = Any  # float, or float64 [n]
+
+INTEGERS = "iub"  # kinds of dtype, booleans among them
+
+
+def program_flops(program: ClosedJaxpr, known: Sequence[Known] = ()) -> Flops:
+    """Counts FLOPs of a traced program, see the module's text.
+
+    Args:
+      program: a traced program, as `jax.make_jaxpr` returns it.
+      known: the values of the program's first arguments, integer scalars: each an int or, to count
+        for n clients at once, int [n].
+
+    Returns:
+      A float, or float64 [n].
+    """
+    return _program(program, known)[0]
+
+
+def _program(program: ClosedJaxpr | Jaxpr, arguments: Sequence[Known]) -> tuple[Flops, list[Known]]:
+    """Returns the FLOPs of a program, and its outputs as far as they are known.
+
+    Arguments that are not given are unknown.
+    """
+    jaxpr = jaxpr_of(program)
+    values = dict(zip(jaxpr.invars, arguments))
+    if isinstance(program, ClosedJaxpr):
+        values |= zip(jaxpr.constvars, map(_integer, program.consts))
+
+    def read(atom) -> Known:
+        if isinstance(atom, Literal):
+            return _integer(atom.val)
+        return values.get(atom)
+
+    total = 0.0
+    for equation in jaxpr.eqns:
+        flops, outputs = _equation(equation, list(map(read, equation.invars)))
+        total += flops
+        values |= zip(equation.outvars, outputs)
+    return total, list(map(read, jaxpr.outvars))
+
+
+def _equation(equation: JaxprEqn, values: list[Known]) -> tuple[Flops, list[Known]]:
+    """Returns the FLOPs of an equation with these inputs, and its outputs as far as known."""
+    name, unknown = equation.primitive.name, [None] * len(equation.outvars)
+    if name in COUNTED:
+        return COUNTED[name](equation, values), unknown
+    if (program := call_of(equation)) is not None:
+        return _program(program, values)
+    if programs := called_programs(equation):
+        # It is not said with which inputs, nor how often, these run: each counts once.
+        return sum(_program(program, ())[0] for program in programs), unknown
+    if name not in INTEGER_ARITHMETIC or any(value is None for value in values):
+        return 0.0, unknown
+    dtype = _form(equation.outvars[0]).dtype
+    if dtype.kind not in INTEGERS:
+        return 0.0, unknown
+    # What a client without samples divides by zero is not used.
+    with np.errstate(divide="ignore"):
+        return 0.0, [np.asarray(INTEGER_ARITHMETIC[name](*values)).astype(dtype)]
+
+
+def _integer(x) -> Known:
+    """Returns a constant of a program, if it is an integer scalar."""
+    dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
+    return np.asarray(x) if np.ndim(x) == 0 and dtype.kind in INTEGERS else None
+
+
+def _form(variable: Any) -> Any:
+    """Returns the shape and dtype of an array, which JAX declares for no value of a program."""
+    return variable.aval
+
+
+# Products
+
+
+def _matrix_product(equation: JaxprEqn, _: list[Known]) -> float:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left, out = _form(equation.invars[0]).shape, _form(equation.outvars[0]).shape
+    flops = 2.0 * math.prod(out) * math.prod(left[i] for i in contracted)
+    # Zeros laid into a kernel are no work: a convolution costs the same in whichever form it runs
+    # (`ops.patches`). Gradients keep the scope of what they are of.
+    scopes = re.findall(MULTIPLIED.format(r"(\d+)", r"(\d+)"), str(equation.source_info.name_stack))
+    for multiplied, factors in scopes:
+        flops = flops * int(multiplied) / int(factors)
+    return flops
+
+
+def _convolution(equation: JaxprEqn, _: list[Known]) -> float:
+    """Counts the products of a convolution without those with padding or holes of its input."""
+    params = equation.params
+    left, right, out = (_form(v).shape for v in (*equation.invars, *equation.outvars))
+    numbers = params["dimension_numbers"]
+    pairs = 1
+    axes = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:])
+    for i, (left_axis, right_axis, out_axis) in enumerate(axes):
+        starts = np.arange(out[out_axis])[:, None] * params["window_strides"][i]
+        offsets = np.arange(right[right_axis]) * params["rhs_dilation"][i]
+        place = starts + offsets - params["padding"][i][0]
+        holes = params["lhs_dilation"][i]
+        inside = (place >= 0) & (place // holes < left[left_axis])
+        pairs *= np.sum(inside & (place % holes == 0))
+    batch, features = (out[i] for i in numbers.out_spec[:2])
+    return 2.0 * batch * features * right[numbers.rhs_spec[1]] * pairs
+
+
+# Loops and branches
+
+
+def _branches(equation: JaxprEqn, values: list[Known]) -> Flops:
+    """Returns the FLOPs of the costliest branch."""
+    branches = [_program(branch, values[1:])[0] for branch in equation.params["branches"]]
+    return np.maximum.reduce(np.broadcast_arrays(*branches))
+
+
+def _scan(equation: JaxprEqn, values: list[Known]) -> Flops:
+    """Returns the FLOPs of a scan's body, in which constants alone are known, times its length."""
+    constants = values[: scan_constants(equation)]
+    return equation.params["length"] * _program(equation.params["jaxpr"], constants)[0]
+
+
+def _while(equation: JaxprEqn, values: list[Known]) -> Flops:
+    """Returns the FLOPs of a loop's body as often as it runs, for each client."""
+    params = equation.params
+    body, first_carried = params["body_jaxpr"], params["cond_nconsts"] + params["body_nconsts"]
+    constants = values[params["cond_nconsts"] : first_carried]
+    carry: list[Known] = [None] * (len(values) - first_carried)
+    counter = _counter(equation, values)
+    if counter is None:
+        return _program(body, [*constants, *carry])[0]
+    rounds = np.maximum(np.asarray(counter.end) - counter.start, 0)
+    if not has_loop(body, ("while",)):  # every pass costs the same
+        return rounds * _program(body, [*constants, *carry])[0]
+    total = 0.0
+    for number in range(int(np.max(rounds))):
+        carry[counter.place] = counter.start + number
+        total += np.where(number < rounds, _program(body, [*constants, *carry])[0], 0.0)
+    return total
+
+
+class _Counter(NamedTuple):
+    """The counter of a loop as `lax.fori_loop` writes it, which counts by one.
+
+    Attributes:
+      place: the counter's index in the loop's carry.
+      start, end: the counter's values in the first pass and after the last, each an int or int [n].
+    """
+
+    place: int
+    start: Known
+    end: Known
+
+
+def _counter(equation: JaxprEqn, values: list[Known]) -> _Counter | None:
+    """Returns a loop's counter; None for another kind of loop, or if its length is not known."""
+    params = equation.params
+    condition, body = jaxpr_of(params["cond_jaxpr"]), jaxpr_of(params["body_jaxpr"])
+    skip, body_skip = params["cond_nconsts"], params["body_nconsts"]
+    if [test.primitive.name for test in condition.eqns] != ["lt"]:
+        return None
+    counter, end = condition.eqns[0].invars
+    carried = condition.invars[skip:]
+    inputs, outputs = body.invars[body_skip:], body.outvars
+    place, end_place = _index(carried, counter), _index(carried, end)
+    if place is None or not _adds_one(body, inputs[place], outputs[place]):
+        return None
+    if end_place is not None and inputs[end_place] is not outputs[end_place]:
+        return None  # the body moves the end
+    # The condition's inputs: its constants and the carry, without the body's constants between.
+    before: dict[Any, int | None] = dict(
+        zip(condition.invars, [*values[:skip], *values[skip + body_skip :]])
+    )
+    end_value = _integer(end.val) if isinstance(end, Literal) else before[end]
+    if before[counter] is None or end_value is None:
+        return None
+    return _Counter(place, before[counter], end_value)
+
+
+def _index(variables: Sequence, variable: Any) -> int | None:
+    """Returns the place of a variable itself: equality of variables is not defined."""
+    for i, candidate in enumerate(variables):
+        if candidate is variable:
+            return i
+    return None
+
+
+def _adds_one(body: Jaxpr, old: Any, new: Any) -> bool:
+    for equation in body.eqns:
+        if equation.primitive.name == "add" and equation.outvars[0] is new:
+            left, right = equation.invars
+            return left is old and getattr(right, "val", None) == 1
+    return False
+
+
+# Tables
+
+
+def _quotient(a, b):
+    # XLA's division rounds towards zero, NumPy's towards minus infinity.
+    return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+
+
+def _select(which, *cases):
+    return np.choose(np.asarray(which, int), cases)
+
+
+COUNTED: dict[str, Callable[[JaxprEqn, list[Known]], Flops]] = {
+    "dot_general": _matrix_product,
+    "conv_general_dilated": _convolution,
+    "scan": _scan,
+    "while": _while,
+    "cond": _branches,
+}
+"""Primitive -> FLOPs of an equation; all others have none but those of programs that they call."""
+
+INTEGER_ARITHMETIC: dict[str, Callable] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": _quotient,
+    "rem": np.fmod,
+    "sign": np.sign,
+    "neg": np.negative,
+    "max": np.maximum,
+    "min": np.minimum,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
+    "select_n": _select,
+    "convert_element_type": np.asarray,
+}
+"""Primitive -> the same for NumPy integers."""

@@ -14,7 +14,7 @@ import jax
 
 from fedjax_ht import models
 from fedjax_ht.core.inputs import InputShape, described
-from fedjax_ht.models.norm import NormKind
+from fedjax_ht.models.layers import NormKind
 
 
 class GroupArguments(NamedTuple):
@@ -121,7 +121,7 @@ def _whole(name: str, arguments: GroupArguments) -> Modules:
 
 def _resnet18_depths(arguments: GroupArguments) -> Modules:
     """Builds the first one to four stages of ResNet-18."""
-    from fedjax_ht.models.resnets import RESNET_STAGES, ResNet
+    from fedjax_ht.models.convnets import RESNET_STAGES, ResNet
 
     modules, stages = {}, RESNET_STAGES[18]
     for depth in range(1, len(stages) + 1):

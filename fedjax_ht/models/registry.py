@@ -23,7 +23,7 @@ from fedjax_ht.models.groups import (
     GroupArguments,
     Modules,
 )
-from fedjax_ht.models.norm import NormKind
+from fedjax_ht.models.layers import NormKind
 from fedjax_ht.models.split import SplitModel
 
 __all__ = [

@@ -20,8 +20,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_ht.core.stages import note_stage
-from fedjax_ht.models.layers import Conv, Linear
-from fedjax_ht.models.norm import Norm, NormKind
+from fedjax_ht.models.layers import Conv, Linear, Norm, NormKind
 from fedjax_ht.models.split import SplitModel
 from fedjax_ht.ops import max_pool
 

@@ -9,8 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.models.heads import vit_head
-from fedjax_ht.models.split import SplitModel
+from fedjax_ht.models.split import SplitModel, vit_head
 from fedjax_ht.models.stacking import scan_blocks
 from fedjax_ht.ops import adaptive_pool
 

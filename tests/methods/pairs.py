@@ -9,8 +9,7 @@ from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.cnn import ConvFeatures, ConvLayer, cnn4
-from fedjax_ht.models.layers import Linear
-from fedjax_ht.models.norm import Norm
+from fedjax_ht.models.layers import Linear, Norm
 from tests import tiny
 
 # two steps of three; the last sample is left out of training

@@ -12,8 +12,8 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.stages import stage_widths
 from fedjax_ht.methods.depthfl import Model, Server, depthfl, init_depth, like, ramp_up
 from fedjax_ht.models import SplitModel, mlp
+from fedjax_ht.models.convnets import ResNet
 from fedjax_ht.models.layers import Linear
-from fedjax_ht.models.resnets import ResNet
 from fedjax_ht.models.sliced import ConvNet, sliced_model
 from tests import tiny
 from tests.federations import Staged

@@ -14,8 +14,7 @@ from fedjax_ht.methods.fedbn import fedbn
 from fedjax_ht.methods.shared.averaging import ModelUplink
 from fedjax_ht.methods.shared.norms import filled_in, norm_paths, without
 from fedjax_ht.models import SplitModel, model_group
-from fedjax_ht.models.layers import Linear
-from fedjax_ht.models.norm import Norm
+from fedjax_ht.models.layers import Linear, Norm
 from tests import tiny
 from tests.methods.one_architecture import TRAINING, check_equal, context
 

@@ -16,8 +16,7 @@ from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.methods.shared.pair_server import Server
 from fedjax_ht.methods.shared.pairs import draw, draw_in_passes, first_projection, simplex_etf
 from fedjax_ht.models import SplitModel
-from fedjax_ht.models.layers import Linear
-from fedjax_ht.models.norm import Norm
+from fedjax_ht.models.layers import Linear, Norm
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 from tests import federations, tiny

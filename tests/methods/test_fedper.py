@@ -14,8 +14,8 @@ from fedjax_ht.methods.fedper import fedper
 from fedjax_ht.methods.shared.architectures import extractor, groups_of
 from fedjax_ht.methods.shared.averaging import ModelUplink
 from fedjax_ht.models import SplitModel, mlp
-from fedjax_ht.models.heads import DenseHead
 from fedjax_ht.models.layers import Linear
+from fedjax_ht.models.split import DenseHead
 from tests import tiny
 from tests.reference import linear_client
 from tests.reference.averaging import weighted_mean

@@ -6,7 +6,7 @@ import pytest
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import SplitModel, mlp
-from fedjax_ht.models.heads import DenseHead
+from fedjax_ht.models.split import DenseHead
 from tests import tiny
 from tests.federations import TRAINING, sliced_federation
 from tests.generators_tiny import LATENT_DIM, tiny_generator

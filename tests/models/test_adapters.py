@@ -13,12 +13,11 @@ from fedjax_ht.core.bucket import frozen_form, frozen_of, put_frozen, with_froze
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.inputs import zeros
 from fedjax_ht.core.statistics import norm_moments
-from fedjax_ht.metrics.flops import sample_flops
+from fedjax_ht.metrics.flops import program_flops, sample_flops
 from fedjax_ht.metrics.memory import training_memory
-from fedjax_ht.metrics.program_flops import program_flops
 from fedjax_ht.models import SplitModel, lora, mlp
 from fedjax_ht.models.adapters import merged_kernels, merged_params
-from fedjax_ht.models.norm import Norm
+from fedjax_ht.models.layers import Norm
 from fedjax_ht.models.vits import ViT
 from fedjax_ht.simulation.simulation import make_simulation
 from fedjax_ht.trust.options import Privacy

@@ -9,7 +9,7 @@ from fedjax_ht.core.federation import make_federation, require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.methods import method_factory
 from fedjax_ht.models import mlp, model_group
-from fedjax_ht.models.heads import htc4_heads, vit_head
+from fedjax_ht.models.split import htc4_heads, vit_head
 
 HTFE8 = [
     "cnn",

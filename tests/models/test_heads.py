@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.models.heads import DenseHead, htc4_heads, vit_head
+from fedjax_ht.models.split import DenseHead, htc4_heads, vit_head
 
 FEATURES = np.random.default_rng(0).standard_normal((5, 512)).astype(np.float32)
 

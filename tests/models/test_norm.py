@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.models.norm import Norm
+from fedjax_ht.models.layers import Norm
 from tests.reference import norm as ref
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.models import stacking
+from fedjax_ht.models.convnets import ResNet, resnet
 from fedjax_ht.models.layers import Linear
-from fedjax_ht.models.resnets import ResNet, resnet
 from fedjax_ht.models.stacking import scan_blocks, stack_blocks, unstack_blocks
 
 SHAPE = (20, 20, 1)

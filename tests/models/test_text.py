@@ -13,8 +13,7 @@ from fedjax_ht.core.bucket import count_parameters, features, init_variables, lo
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.models import model_group, sliced_network, text_model, text_transformer
 from fedjax_ht.models.stacking import stack_blocks, unstack_blocks
-from fedjax_ht.models.text import last_token
-from fedjax_ht.models.transformers import positions
+from fedjax_ht.models.text import last_token, positions
 from fedjax_ht.ops import recurrent
 
 LENGTH, VOCABULARY, WIDTH, CLASSES, RATE = 23, 30, 8, 3, 0.1

@@ -11,10 +11,19 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from fedjax_ht.models.inception import ConvNorm, GoogLeNet, Inception, googlenet
-from fedjax_ht.models.mobilenet import InvertedResidual, mobilenet_v2
-from fedjax_ht.models.norm import Norm
-from fedjax_ht.models.resnets import BasicBlock, Bottleneck, ResNet, resnet
+from fedjax_ht.models.convnets import (
+    BasicBlock,
+    Bottleneck,
+    ConvNorm,
+    GoogLeNet,
+    Inception,
+    InvertedResidual,
+    ResNet,
+    googlenet,
+    mobilenet_v2,
+    resnet,
+)
+from fedjax_ht.models.layers import Norm
 from tests.reference import conv as ref
 
 BASE_PARAMETERS = {  # of the extractor, without its head

@@ -12,7 +12,7 @@ import fedjax_ht as fl
 from fedjax_ht.core.local_training import num_steps
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.lab.runs.train import notes
-from fedjax_ht.models.norm import Norm
+from fedjax_ht.models.layers import Norm
 from fedjax_ht.simulation.simulation import batch_notes, smallest_batch
 
 

@@ -20,8 +20,7 @@ from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.models import SplitModel, lora, note_stage
-from fedjax_ht.models.layers import Linear
-from fedjax_ht.models.norm import Norm
+from fedjax_ht.models.layers import Linear, Norm
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import (

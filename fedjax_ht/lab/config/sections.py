@@ -26,7 +26,7 @@ from fedjax_ht.core.wire import Late
 from fedjax_ht.data.standardise import Standardise
 from fedjax_ht.lab.config.typed import Options, Section
 from fedjax_ht.lab.readers.registry import Normalisation
-from fedjax_ht.models.norm import NormKind
+from fedjax_ht.models.layers import NormKind
 from fedjax_ht.trust.options import Attack, Delta, Unit
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]

@@ -89,7 +89,7 @@ def _npz_generator(path: Path) -> Generator:
 
         return load_converted(path)
     if kind == "embedded":
-        from fedjax_ht.lab.generators.embedded_files import load_embedded
+        from fedjax_ht.lab.generators.embedded import load_embedded
 
         return load_embedded(path)
     raise ValueError(

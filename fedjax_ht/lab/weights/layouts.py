@@ -16,12 +16,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_ht.lab.weights.hugging_face.folder import names_of
 from fedjax_ht.lab.weights.hugging_face.names import head_arrays, own_arrays
-from fedjax_ht.models.heads import DenseHead
-from fedjax_ht.models.inception import GoogLeNet
+from fedjax_ht.models.convnets import GoogLeNet, MobileNetV2, ResNet
 from fedjax_ht.models.layers import Linear
-from fedjax_ht.models.mobilenet import MobileNetV2
-from fedjax_ht.models.resnets import ResNet
-from fedjax_ht.models.split import SplitModel
+from fedjax_ht.models.split import DenseHead, SplitModel
 from fedjax_ht.models.torchvision import (
     extractor_arrays,
     has_flax_names,

@@ -19,7 +19,7 @@ from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.data_free.options import Distillation, Merge
 from fedjax_ht.methods.shared.supervised import count_labels
-from fedjax_ht.models.norm import MOMENTUM, Norm
+from fedjax_ht.models.layers import MOMENTUM, Norm
 from fedjax_ht.ops import conv_transpose2d
 
 CHANNELS = (512, 256, 128, 64)  # of the maps of 4, 8, 16 and 32 pixels

@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.inputs import zeros
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.models.norm import Norm
+from fedjax_ht.models.layers import Norm
 
 KINDS = (Norm, nn.BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm, nn.RMSNorm)
 Path = tuple[str, ...]

@@ -12,7 +12,7 @@ from scipy.signal import correlate2d
 
 from experiments.generator_scores import laplacian_variance, latents, pair_distance, render_all
 from fedjax_ht.lab.generators import embedded
-from fedjax_ht.lab.generators.embedded_files import load_embedded, read_metadata, save_embedded
+from fedjax_ht.lab.generators.embedded import load_embedded, read_metadata, save_embedded
 from fedjax_ht.losses.features import mmd_loss
 from fedjax_ht.models.generator import Card
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.lab.generators import open_generator
-from fedjax_ht.lab.generators.snapshot import open_snapshot
+from fedjax_ht.lab.generators.stylegan3_files import open_snapshot
 from tests.pickles import call, dictionary, network, plain, storage, tensor, write_snapshot
 
 REFERENCE = Path(__file__).parent / "reference"

@@ -11,7 +11,7 @@ import pytest
 import scipy.signal
 
 from fedjax_ht.lab.generators import Card, stylegan3
-from fedjax_ht.lab.generators.filters import filtered_leaky_relu
+from fedjax_ht.lab.generators.stylegan3 import filtered_leaky_relu
 from fedjax_ht.lab.generators.stylegan3_files import read_snapshot
 from tests.lab.generators.small import LAYER, SMALL, TO_RGB, random_variables
 

@@ -21,7 +21,7 @@ from fedjax_ht.lab.config.base import method_config, typed_config
 from fedjax_ht.lab.config.entries import chosen, entries_of, only
 from fedjax_ht.lab.configs import few_samples
 from fedjax_ht.lab.generators import SHIPPED
-from fedjax_ht.lab.generators.embedded_files import read_metadata
+from fedjax_ht.lab.generators.embedded import read_metadata
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.models import SplitModel

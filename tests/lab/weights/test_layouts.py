@@ -9,13 +9,10 @@ import pytest
 from fedjax_ht.core.bucket import features, init_variables, logits
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.lab.weights.layouts import looks_like, own_names, size, starting_weights, state_dict
-from fedjax_ht.models.heads import DenseHead, vit_head
-from fedjax_ht.models.inception import GoogLeNet
+from fedjax_ht.models.convnets import GoogLeNet, MobileNetV2, ResNet
 from fedjax_ht.models.layers import Linear
-from fedjax_ht.models.mobilenet import MobileNetV2
 from fedjax_ht.models.registry import model_group
-from fedjax_ht.models.resnets import ResNet
-from fedjax_ht.models.split import SplitModel
+from fedjax_ht.models.split import DenseHead, SplitModel, vit_head
 from fedjax_ht.models.vits import ViT
 from tests.models.test_torchvision import SIZE, torchvision_models
 

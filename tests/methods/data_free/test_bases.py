@@ -13,8 +13,7 @@ from fedjax_ht.methods.data_free.bases import (
     norm_moments,
 )
 from fedjax_ht.models import SplitModel
-from fedjax_ht.models.layers import Linear
-from fedjax_ht.models.norm import Norm
+from fedjax_ht.models.layers import Linear, Norm
 from tests.federations import NUM_CLASSES, SHAPE, sliced_federation
 from tests.reference import dfrd as reference
 
