@@ -15,9 +15,8 @@ from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.prediction_counts import Scores, score
-from fedjax_ht.core.round import Channel, Participant, RunServer, receive, send, view
+from fedjax_ht.core.round import Channel, Participant, RunServer, any_state, receive, send, view
 from fedjax_ht.core.samples import Data, Split
-from fedjax_ht.core.states import any_state
 from fedjax_ht.core.statistics import collect_statistics
 from fedjax_ht.core.trees import Array, HostNumber, PyTree
 

@@ -235,7 +235,7 @@ def descend(
     """Takes an optimiser step in round `data.round`; returns the parameters and its new state."""
     updates, state = training.optimizer.update(gradients, state, params)
     if training.schedule is not None:
-        factor = training.schedule(0 if isinstance(data.round, tuple) else data.round)
+        factor = training.schedule(0 if data.round is None else data.round)
         updates = jax.tree.map(lambda x: x * factor, updates)
     return optax.apply_updates(params, updates), state
 
@@ -271,9 +271,9 @@ def label_counts(
 
 def _first_batch(
     training: LocalTraining, data: Data, per_epoch: Int[Array, ""]
-) -> Int[Array, ""] | int:
+) -> Int[HostNumber, ""] | int:
     """Returns the number of the epoch's batch that a round begins with."""
-    if training.shuffle or training.steps is None or isinstance(data.round, tuple):
+    if training.shuffle or training.steps is None or data.round is None:
         return 0
     return data.round * training.steps % per_epoch
 

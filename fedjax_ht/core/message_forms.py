@@ -16,9 +16,8 @@ from fedjax_ht.core.inputs import usual_rule, zeros
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.programs import influences, union
-from fedjax_ht.core.round import Channel, ClientResult, client_step, receive, send
+from fedjax_ht.core.round import Channel, ClientResult, any_state, client_step, receive, send
 from fedjax_ht.core.samples import PUBLIC, Data, Split
-from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import payload_leaves
 

@@ -12,13 +12,12 @@ from jaxtyping import Bool, Int, Key, UInt32
 from fedjax_ht.core import wire
 from fedjax_ht.core.bucket import Bucket, put_frozen
 from fedjax_ht.core.codes import decoded, encoded
-from fedjax_ht.core.context import ClientInfo, Metrics, client_context
+from fedjax_ht.core.context import ClientInfo, Context, Metrics, client_context
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.samples import PUBLIC, Data, Split
-from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree, select, take
 
 
@@ -121,6 +120,14 @@ def without_samples(data: Data) -> Data:
     leave the program."""
     nothing = {name: split._replace(count=np.int32(0)) for name, split in data.splits.items()}
     return data._replace(splits=nothing)
+
+
+def any_state(
+    method: Method, bucket: Bucket, key: Key[Array, ""], federation: Federation | None = None
+) -> PyTree:
+    """Returns a newcomer's state in its first round: by its form, or where a downlink overwrites
+    it, any client's. Without the federation a client has no memory of messages."""
+    return method.init_client(bucket, Context(key, jnp.int32(0), None, federation=federation))
 
 
 def send(

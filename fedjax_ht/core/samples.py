@@ -35,14 +35,14 @@ class Data(NamedTuple):
       splits: {"train" | "val" | "test" | ...: Split}; of a method that reads a public set also
         `PUBLIC`, the same for all clients.
       round: int32 scalar, the round, in client_update, where training in stored order reads it (see
-        `LocalTraining.steps`); () elsewhere.
+        `LocalTraining.steps`); None elsewhere.
       trainer: a `jax.tree_util.Partial` that trains in place of `local_training.train`, with its
-        arguments (see `trust.dp_sgd`); None without.
+        arguments (see `trust.privacy.dp_train`); None without.
     """
 
     inputs: PyTree
     labels: Int[HostArray, " N"]
     preprocess: PyTree
     splits: dict[str, Split]
-    round: PyTree = ()
+    round: Int[HostNumber, ""] | None = None
     trainer: Callable | None = None

@@ -18,9 +18,8 @@ from fedjax_ht.core.evaluation import received_where, score_splits
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.message_forms import downlink_form, sends_payload, uplink_form, uplink_forms
-from fedjax_ht.core.round import client_step
+from fedjax_ht.core.round import any_state, client_step
 from fedjax_ht.core.samples import PUBLIC, Data, Split
-from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import PyTree, take
 from fedjax_ht.data.client_data import mixed, stack
 from fedjax_ht.data.dataset import ClientIndices, Dataset

@@ -31,8 +31,8 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import abstract, on_device
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.programs import call_of, called_programs, has_loop, jaxpr_of, scan_constants
+from fedjax_ht.core.round import any_state
 from fedjax_ht.core.samples import PUBLIC, Data
-from fedjax_ht.core.states import any_state
 from fedjax_ht.ops.patches import MULTIPLIED
 
 

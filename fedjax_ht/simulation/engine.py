@@ -5,19 +5,27 @@ A process keeps engines by all that programs depend on, so that a second simulat
 kind compiles nothing (docs/decisions/0049-kept-programs.md).
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 
 from fedjax_ht.core import wire
-from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.compiling import buckets_on_mesh, compiled, enable_compilation_cache
+from fedjax_ht.core.bucket import Bucket, put_weights
+from fedjax_ht.core.compiling import (
+    buckets_on_mesh,
+    compiled,
+    compiler_options,
+    enable_compilation_cache,
+    platform_of,
+)
+from fedjax_ht.core.context import Context
 from fedjax_ht.core.contract import guarded, require_server_statistics
 from fedjax_ht.core.evaluation import (
     NormStatistics,
@@ -27,54 +35,33 @@ from fedjax_ht.core.evaluation import (
     received_state,
 )
 from fedjax_ht.core.federation import Federation, put_all_weights, without_weights
-from fedjax_ht.core.function_keys import Keyed, key_of
-from fedjax_ht.core.keys import Purpose, round_key
+from fedjax_ht.core.function_keys import Keyed, key_of, keyed
+from fedjax_ht.core.keys import Purpose, client_key, round_key
+from fedjax_ht.core.mesh import REPLICATED, SHARDED
 from fedjax_ht.core.message_forms import keeps_state, uplink_forms
 from fedjax_ht.core.method import Method, View
 from fedjax_ht.core.round import Channel, bucket_round
 from fedjax_ht.core.samples import Data
-from fedjax_ht.core.states import first_states
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.metrics.flops import bucket_work
+from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import ClientStore, device_store, no_store
 from fedjax_ht.simulation.serving import run_server
 from fedjax_ht.trust.options import Attack, Defence, Exposure, Privacy
 
-KEPT = 16  # engines in a process
+KEPT_PARTS = 256  # in a process, of all engines
 MOST_MAPS = 32_000  # memory maps of a process; Linux lets it have 65,530, and a program takes some
 
-
-@dataclasses.dataclass(frozen=True)
-class Blueprint:
-    """All that the programs of an engine depend on; anything else is their argument.
-
-    Attributes:
-      method: the method as its factory made it.
-      federation: the buckets; their weights are an argument.
-      mesh: the devices.
-      batch_size: samples of a forward pass that scores.
-      keep_trained: True if clients keep what their training left, because an evaluation scores it.
-      client_store: "device" or "host".
-      auc: True if evaluations compute the AUC, too.
-      statistics: the statistics that norms of the server's model take in its evaluation.
-      outlier_bound: `SimulationOptions.refuse_outliers`, 0 beside `privacy`.
-      uplink, downlink, attack, privacy, robust: the fields of `SimulationOptions`.
-    """
-
-    method: Method
-    federation: Federation
-    mesh: Mesh
-    batch_size: int
-    keep_trained: bool
-    client_store: str
-    auc: bool
-    statistics: NormStatistics
-    outlier_bound: float
-    uplink: tuple[wire.Transform, ...]
-    downlink: tuple[wire.Transform, ...]
-    attack: Attack
-    privacy: Privacy | None
-    robust: tuple[Defence, ...]
+# Functions of a method that a part calls; () is all of them.
+ALL: tuple[str, ...] = ()
+FIRST_STATE = ("init_client",)
+FIRST_SERVER = ("init_server",)
+STATE = ("init_server", "init_client", "broadcast", "receive")
+SCORES = (*STATE, "predict")
+GLOBAL_SCORES = ("global_model",)
+# Attacks and privacy leave these as they are.
+UNTOUCHED = frozenset([*FIRST_STATE, *FIRST_SERVER, *GLOBAL_SCORES])
+FUNCTIONS = (*SCORES, *GLOBAL_SCORES, "client_update", "server_update", "check")
 
 
 class BucketPrograms(NamedTuple):
@@ -83,7 +70,7 @@ class BucketPrograms(NamedTuple):
     Attributes:
       keeps: True if a state outlives the round, see `keeps_state`, or an evaluation scores
         the state that training left.
-      first_states: the compiled `states.first_states`.
+      first_states: the compiled `first_states`.
       store: the store of the clients' states between rounds.
       received: the compiled `evaluation.received_state`; None where `keeps`.
     """
@@ -98,7 +85,7 @@ class Engine(NamedTuple):
     """Programs, each compiled at its first call for arguments of new shapes.
 
     Attributes:
-      method: the method as its clients run it, see `trust.hardening.concealed`, with the defences
+      method: the method as its clients run it, see `trust.privacy.concealed`, with the defences
         around it.
       channel: transforms of the messages on the wire.
       buckets: bucket name -> programs of its clients.
@@ -126,81 +113,114 @@ class Engine(NamedTuple):
     exposure: Exposure | None
 
 
-def make_engine(blueprint: Blueprint) -> Engine:
-    """Returns the programs of a blueprint: those that an equal one had before, while they are kept.
+def make_engine(
+    method: Method,
+    federation: Federation,
+    options: SimulationOptions,
+    *,
+    mesh: Mesh,
+    batch_size: int,
+) -> Engine:
+    """Returns an engine, with the parts that this process keeps of others.
+
+    Args:
+      method: the method as its factory made it.
+      federation: the buckets; their weights are an argument of the programs.
+      options: the options of the federation.
+      mesh: the devices.
+      batch_size: samples of a forward pass that scores.
 
     Raises:
       ValueError: the method cannot run on this federation.
     """
     if _memory_maps() > MOST_MAPS:
         forget_engines()
-    return _engine(Keyed(blueprint, blueprint_key(blueprint)))
+    enable_compilation_cache()
+    federation, auc = without_weights(federation), options.scoring.auc
+    part = shared_parts(method, federation, options.attack, options.privacy)
+    channel = Channel(wire.chain(options.uplink), wire.chain(options.downlink))
+    engine_method = part(fitting, ALL, options.robust)
+    buckets, keeps = {}, []
+    for bucket in federation.buckets:
+        # "trained" evaluation asks for what training left, whatever comes down.
+        keep = options.scoring.state != "received" or part(keeps_state, STATE, bucket, channel)
+        store = options.client_store if keep else "none"
+        buckets[bucket.name] = BucketPrograms(
+            keeps=keep,
+            first_states=part(first_states, FIRST_STATE, bucket, mesh),
+            store=_part(_store, keyed((store, mesh))),
+            received=None if keep else part(received_state, STATE, bucket, channel),
+        )
+        keeps.append(keep)
+    where = channel, tuple(keeps), mesh
+    return Engine(
+        method=engine_method,
+        channel=channel,
+        buckets=buckets,
+        # Only clients that keep nothing are scored where they train, and so by this size.
+        train=part(training, ALL, *where, 0 if all(keeps) else batch_size),
+        score=part(scoring, SCORES, *where, batch_size, auc),
+        first_server=part(first_server, FIRST_SERVER),
+        serve=part(serving, ALL, options.robust, options.outlier_bound),
+        score_global=part(
+            global_scoring, GLOBAL_SCORES, options.scoring.global_statistics, batch_size, auc
+        ),
+        uplink_forms=part(remembered_forms, ALL, channel),
+        work=part(remembered_work, ALL),
+        exposure=None if options.privacy is None else part(_exposure, ALL),
+    )
 
 
 def forget_engines() -> None:
     """Frees the programs that no simulation uses any more."""
-    _engine.cache_clear()
-    forget_parts()
+    _part.cache_clear()
 
 
-def blueprint_key(blueprint: Blueprint) -> Hashable:
-    """Returns a key that two blueprints with the same programs share."""
-    return key_of((made_by(blueprint.method), dataclasses.replace(blueprint, method=None)))
+def shared_parts(
+    method: Method, federation: Federation, attack: Attack, privacy: Privacy | None
+) -> Callable:
+    """Returns the function (make, uses, *further) that makes a part of an engine, or finds it.
+
+    A part is `make(hidden, federation, *further)` with the method behind attack and privacy. Where
+    it uses some functions alone, it gets a method that has nothing else, and is found by these.
+    """
+    # Numbers that vary are arguments, as are pretrained variables. A method that varies is made
+    # anew for its numbers, with all functions at once.
+    is_fixed, is_plain = method.vary is None, attack.kind is None and privacy is None
+    bare = method.needs.pretrained._replace(variables=())
+    made = method._replace(needs=method.needs._replace(pretrained=bare))
+    hidden = guarded(method)
+    if not is_plain:
+        from fedjax_ht.trust.privacy import concealed
+
+        hidden = concealed(hidden, attack, privacy, federation.num_clients)
+    place = key_of(federation)
+    whole = key_of((made if is_fixed else method.vary, attack, privacy))
+
+    def part(make: Callable, uses: tuple[str, ...], *further: Any) -> Any:
+        with_uses, depends = hidden, whole
+        if uses and is_fixed and (is_plain or UNTOUCHED.issuperset(uses)):
+            with_uses, depends = _only(hidden, uses), key_of(_only(made, uses))
+        key = depends, place, key_of(further)
+        return _part(make, Keyed((with_uses, federation, *further), key))
+
+    return part
 
 
-@functools.lru_cache(KEPT)
-def _engine(blueprint: Keyed) -> Engine:
-    return _new_engine(blueprint.value)
+@functools.lru_cache(KEPT_PARTS)
+def _part(make: Callable, arguments: Keyed) -> Any:
+    return make(*arguments.value)
 
 
-def _new_engine(blueprint: Blueprint) -> Engine:
-    enable_compilation_cache()
-    federation, mesh = without_weights(blueprint.federation), blueprint.mesh
-    hidden, known = guarded(blueprint.method), None
-    if blueprint.attack.kind is not None or blueprint.privacy is not None:
-        from fedjax_ht.trust.hardening import concealed
-
-        hidden = concealed(hidden, blueprint.attack, blueprint.privacy, federation.num_clients)
-    if blueprint.privacy is not None:
-        from fedjax_ht.trust.disclosure import exposure
-
-        known = exposure(hidden, federation)
-    method = _defended(hidden, blueprint.robust)
-    method.check(federation)
-    require_server_statistics(method, federation)
-    channel = Channel(wire.chain(blueprint.uplink), wire.chain(blueprint.downlink))
-    part = shared_parts(
-        hidden, federation, made_by(blueprint.method), blueprint.attack, blueprint.privacy
-    )
-    buckets, keeps = {}, []
-    for bucket in federation.buckets:
-        keep = blueprint.keep_trained or part(keeps_state, STATE, bucket, channel)
-        buckets[bucket.name] = BucketPrograms(
-            keeps=keep,
-            first_states=part(first_states, FIRST_STATE, bucket, mesh),
-            store=_store(blueprint.client_store, mesh) if keep else no_store(mesh),
-            received=None if keep else part(received_state, STATE, bucket, channel),
-        )
-        keeps.append(keep)
-    size, auc = blueprint.batch_size, blueprint.auc
-    where = channel, tuple(keeps), mesh
-    return Engine(
-        method=method,
-        channel=channel,
-        buckets=buckets,
-        # Only clients that keep nothing are scored where they train, and so by this size.
-        train=part(training, ALL, *where, 0 if all(keeps) else size),
-        score=part(scoring, SCORES, *where, size, auc),
-        first_server=part(first_server, FIRST_SERVER),
-        serve=part(serving, ALL, blueprint.robust, blueprint.outlier_bound),
-        score_global=part(global_scoring, GLOBAL_SCORES, blueprint.statistics, size, auc),
-        uplink_forms=part(remembered_forms, ALL, channel),
-        work=part(remembered_work, ALL),
-        exposure=known,
-    )
+def _only(method: Method, uses: Sequence[str]) -> Method:
+    """Returns the method with these functions alone: a part that needs another one ends at it."""
+    without: dict[str, Any] = {name: None for name in FUNCTIONS if name not in uses}
+    return method._replace(training=None, recipes=(), view=View(), **without)
 
 
 def _store(name: str, mesh: Mesh) -> ClientStore:
+    if name == "none":
+        return no_store(mesh)
     if name == "device":
         return device_store(mesh)
     from fedjax_ht.simulation.host_store import host_store
@@ -224,68 +244,43 @@ def _memory_maps() -> int:
         return 0
 
 
-KEPT_PARTS = 64  # in a process, of all engines
-
-# Functions of a method that a part calls; () is all of them.
-ALL: tuple[str, ...] = ()
-FIRST_STATE = ("init_client",)
-FIRST_SERVER = ("init_server",)
-STATE = ("init_server", "init_client", "broadcast", "receive")
-SCORES = (*STATE, "predict")
-GLOBAL_SCORES = ("global_model",)
-# Attacks and privacy leave these as they are.
-UNTOUCHED = frozenset([*FIRST_STATE, *FIRST_SERVER, *GLOBAL_SCORES])
-FUNCTIONS = (*SCORES, *GLOBAL_SCORES, "client_update", "server_update", "check")
+def fitting(method: Method, federation: Federation, robust: Sequence[Defence]) -> Method:
+    """Returns `Engine.method`, which can run on the federation."""
+    method = _defended(method, robust)
+    method.check(federation)
+    require_server_statistics(method, federation)
+    return method
 
 
-def made_by(method: Method) -> Any:
-    """Returns what programs depend on of a method."""
-    # Numbers that vary are arguments, as are pretrained variables.
-    bare = method.needs.pretrained._replace(variables=())
-    return method.vary or method._replace(needs=method.needs._replace(pretrained=bare))
+def _exposure(method: Method, federation: Federation) -> Exposure | None:
+    from fedjax_ht.trust.disclosure import exposure
+
+    return exposure(method, federation)
 
 
-def shared_parts(
-    hidden: Method, federation: Federation, made: Any, attack: Attack, privacy: Privacy | None
-) -> Callable:
-    """Returns the function (make, uses, *further) that makes a part of an engine, or finds it.
+def first_states(method: Method, federation: Federation, bucket: Bucket, mesh: Mesh) -> Callable:
+    """Returns the compiled function that makes clients' first states: (client ids int32 [P],
+    sharded, root seed uint32 scalar, settings, `weights_of` the bucket, on all devices) -> states
+    [P], sharded."""
 
-    A part is `make(hidden, federation, *further)`. Where it uses some functions alone, it gets a
-    method that has nothing else, and is found by these.
+    def local(client_ids, seed, settings, weights):
+        weighted = put_weights(bucket, weights)
 
-    Args:
-      hidden: the method behind attack and privacy, see `trust.hardening.concealed`.
-      federation: the buckets.
-      made: the method's own `made_by`.
-      attack, privacy: the attack and the privacy around the method.
-    """
-    # A method that varies is made anew for its numbers, with all functions at once.
-    is_fixed, is_plain = isinstance(made, Method), attack.kind is None and privacy is None
+        def first_state(client_id):
+            key = client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id)
+            ctx = Context(key, jnp.int32(0), None, federation=federation)
+            return method.at(settings).init_client(weighted, ctx)
 
-    def part(make: Callable, uses: tuple[str, ...], *further: Any) -> Any:
-        method, depends = hidden, (made, attack, privacy)
-        if uses and is_fixed and (is_plain or UNTOUCHED.issuperset(uses)):
-            method, depends = _only(hidden, uses), _only(made, uses)
-        key = key_of((depends, federation, further))
-        return _part(make, Keyed((method, federation, *further), key))
+        return lax.map(first_state, client_ids)
 
-    return part
-
-
-def forget_parts() -> None:
-    """Frees the parts that no simulation uses any more."""
-    _part.cache_clear()
-
-
-@functools.lru_cache(KEPT_PARTS)
-def _part(make: Callable, arguments: Keyed) -> Any:
-    return make(*arguments.value)
-
-
-def _only(method: Method, uses: Sequence[str]) -> Method:
-    """Returns the method with these functions alone: a part that needs another one ends at it."""
-    without: dict[str, Any] = {name: None for name in FUNCTIONS if name not in uses}
-    return method._replace(training=None, recipes=(), view=View(), **without)
+    run = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(SHARDED, REPLICATED, REPLICATED, REPLICATED),
+        out_specs=SHARDED,
+        check_vma=False,
+    )
+    return jax.jit(run, compiler_options=compiler_options(platform_of(mesh)))
 
 
 def training(

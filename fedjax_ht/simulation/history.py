@@ -9,9 +9,8 @@ import numpy as np
 
 from fedjax_ht.check.options import Count, Whole, checked
 from fedjax_ht.simulation.divergence import Divergence
-from fedjax_ht.simulation.ending import Ending
 from fedjax_ht.simulation.rows import Row, Runs, evaluated
-from fedjax_ht.simulation.runs import run_each
+from fedjax_ht.simulation.runs import Ending, run_each
 from fedjax_ht.simulation.simulation import Rounds
 from fedjax_ht.simulation.state import SimulationState, copy_state
 

@@ -21,7 +21,7 @@ from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import FederationData, with_public
 from fedjax_ht.metrics.flops import data_form, work_flops
-from fedjax_ht.simulation.engine import Blueprint, BucketPrograms, Engine, make_engine
+from fedjax_ht.simulation.engine import BucketPrograms, Engine, make_engine
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import Roster, make_rosters
 from fedjax_ht.simulation.serving import Server
@@ -186,24 +186,8 @@ def bind(
     numbers = _checked_settings(method, settings)
     federation, data = _for_method(method, with_frozen_variables(federation), data)
     mesh = client_mesh(options.devices)
-    blueprint = Blueprint(
-        method=method,
-        federation=federation,
-        mesh=mesh,
-        batch_size=evaluation_batch(federation, options, data),
-        # "trained" evaluation asks for what training left, whatever comes down.
-        keep_trained=options.scoring.state != "received",
-        client_store=options.client_store,
-        auc=options.scoring.auc,
-        statistics=options.scoring.global_statistics,
-        outlier_bound=options.outlier_bound,
-        uplink=options.uplink,
-        downlink=options.downlink,
-        attack=options.attack,
-        privacy=options.privacy,
-        robust=options.robust,
-    )
-    engine = make_engine(blueprint)
+    batch_size = evaluation_batch(federation, options, data)
+    engine = make_engine(method, federation, options, mesh=mesh, batch_size=batch_size)
     if options.devices_profile is not None:
         options.devices_profile.check(engine.method, federation.num_clients)
     if options.privacy is not None:

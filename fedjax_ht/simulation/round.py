@@ -6,7 +6,7 @@ The first step is an exchange, made by a transport, of which there are three: `c
 clients in one program on a mesh), `stepped` (one client and one stage at a time, to find a fault)
 and, in a deployment, `deploy.rounds` (clients that are elsewhere). It ends with `serving.Answers`,
 whatever carried them. Attacks, noise and defences are part of the method that all transports run,
-see `trust.hardening`. What else is on joins the round when it is built: another `deliver`, and
+see `trust.privacy`. What else is on joins the round when it is built: another `deliver`, and
 `additions` to the report.
 """
 

@@ -18,12 +18,17 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import FederationData
-from fedjax_ht.simulation.compiled import compiled_round, first_state, read_clients, write_clients
+from fedjax_ht.simulation.compiled import (
+    compiled_round,
+    evaluate,
+    first_state,
+    read_clients,
+    write_clients,
+)
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.program import Clients, Program, bind
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.round import run_round
-from fedjax_ht.simulation.scoring import evaluate
 from fedjax_ht.simulation.state import SimulationState
 
 if TYPE_CHECKING:

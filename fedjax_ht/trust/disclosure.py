@@ -18,9 +18,9 @@ from fedjax_ht.core.inputs import abstract, usual_rule, zeros
 from fedjax_ht.core.local_training import TrainingResult
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.programs import LOOP, Sources, influences, union
+from fedjax_ht.core.round import any_state
 from fedjax_ht.core.samples import PUBLIC as PUBLIC_SPLIT
 from fedjax_ht.core.samples import Data, Split
-from fedjax_ht.core.states import any_state
 from fedjax_ht.core.statistics import norm_moments
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Metadata, is_masked, is_payload, leaves_of

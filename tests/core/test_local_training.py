@@ -50,7 +50,7 @@ def recorder(training, padding):
     return jax.jit(jax.vmap(run, (0, None)))
 
 
-def record(training, counts, padding=0, round=()):
+def record(training, counts, padding=0, round=None):
     """Trains clients that hold the first `count` of SAMPLES samples; each step moves a counter by
     its learning rate.
 

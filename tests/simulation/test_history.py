@@ -8,11 +8,11 @@ import pytest
 
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.methods import METHODS
-from fedjax_ht.simulation.ending import Ending
 from fedjax_ht.simulation.history import best, run, run_rounds
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.rows import evaluated, evaluation_row, round_row
+from fedjax_ht.simulation.runs import Ending
 from fedjax_ht.simulation.simulation import Rounds, SimulationState, make_simulation
 from fedjax_ht.simulation.state import copy_state
 from tests.federations import TRAINING, federation_data, identical, mixed_federation, to_host

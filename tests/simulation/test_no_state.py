@@ -14,7 +14,7 @@ from fedjax_ht.core.message_forms import keeps_state
 from fedjax_ht.core.round import Channel
 from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer, segments_of
 from fedjax_ht.methods import METHODS
-from fedjax_ht.simulation import engine, scoring
+from fedjax_ht.simulation import compiled, engine
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import blocks
 from fedjax_ht.simulation.simulation import make_simulation
@@ -134,7 +134,7 @@ def test_clients_without_samples_are_not_scored(monkeypatch):
     assert 0 < np.sum(counts > 0) < len(counts)
     scored = []
     monkeypatch.setattr(
-        scoring,
+        compiled,
         "blocks",
         lambda roster, rows, size: scored.append(rows) or blocks(roster, rows, size),
     )

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from fedjax_ht.simulation.ending import Ending
 from fedjax_ht.simulation.history import best, merged
-from fedjax_ht.simulation.runs import run_each
+from fedjax_ht.simulation.runs import Ending, run_each
 from tests.simulation.test_history import scripted
 
 SCRIPTS = [0.1, 0.5, 0.4, 0.3, 0.9], [0.1, 0.2, 0.3, 0.1, 0.1]

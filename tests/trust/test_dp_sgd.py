@@ -10,7 +10,7 @@ from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.samples import Split
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.trust.dp_sgd import clipped, clipped_sum, dp_train, poisson_batch
+from fedjax_ht.trust.privacy import clipped, clipped_sum, dp_train, poisson_batch
 from tests import tiny
 from tests.reference import privacy as reference
 

@@ -5,9 +5,9 @@ import operator
 from collections.abc import Hashable, Iterable, Sequence
 
 from fedjax_ht.lab.report.rows import reporting, values
-from fedjax_ht.simulation.ending import silent
 from fedjax_ht.simulation.history import merged
 from fedjax_ht.simulation.rows import Row, Runs
+from fedjax_ht.simulation.runs import silent
 
 MOST_NAMED = 3
 """Outlying uploads that a line about a round names."""

@@ -23,8 +23,8 @@ from fedjax_ht.lab.runs.identity import (
 )
 from fedjax_ht.lab.runs.json_files import flatten
 from fedjax_ht.lab.runs.options import ending_of
-from fedjax_ht.simulation.ending import Reason
 from fedjax_ht.simulation.rows import Runs
+from fedjax_ht.simulation.runs import Reason
 
 
 def headline(histories: Mapping[str, Runs], baseline: str) -> str:

@@ -15,8 +15,8 @@ from fedjax_ht.lab.config.sections import Config, PrivacyConfig
 from fedjax_ht.lab.config.typed import shared_fields
 from fedjax_ht.lab.runs.devices import make_profile
 from fedjax_ht.methods.shared.coded import CODES
-from fedjax_ht.simulation.ending import Ending
 from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.runs import Ending
 from fedjax_ht.trust.attacks import Attack, attackers
 from fedjax_ht.trust.defences import DEFENCES
 from fedjax_ht.trust.options import Privacy

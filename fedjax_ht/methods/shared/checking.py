@@ -27,9 +27,8 @@ from fedjax_ht.core.inputs import InputShape, abstract, usual_rule
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.numerics import with_standard_numerics
-from fedjax_ht.core.round import Channel, client_step, send
+from fedjax_ht.core.round import Channel, any_state, client_step, send
 from fedjax_ht.core.samples import PUBLIC, Data, Split
-from fedjax_ht.core.states import any_state
 from fedjax_ht.core.trees import PyTree, join_trees
 from fedjax_ht.core.wire import Metadata, sent
 from fedjax_ht.models import mlp

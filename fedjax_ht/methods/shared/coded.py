@@ -25,8 +25,7 @@ from fedjax_ht.core.context import Context
 from fedjax_ht.core.local_training import no_training
 from fedjax_ht.core.message_forms import no_data, uplink_form
 from fedjax_ht.core.method import Method, around
-from fedjax_ht.core.round import without_samples
-from fedjax_ht.core.states import any_state
+from fedjax_ht.core.round import any_state, without_samples
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import (
     Metadata,

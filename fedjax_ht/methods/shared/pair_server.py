@@ -41,7 +41,7 @@ from fedjax_ht.methods.shared.prototypes import Uploads
 from fedjax_ht.methods.shared.units import SAMPLES, Ball, Weights, into
 from fedjax_ht.methods.shared.variants import Variant
 from fedjax_ht.models.generator import Generator
-from fedjax_ht.models.layers import Linear, uniform_fan_in, Norm
+from fedjax_ht.models.layers import Linear, Norm, uniform_fan_in
 from fedjax_ht.ops import squared_distance
 
 CLIP_NORM = 100.0  # of the released code

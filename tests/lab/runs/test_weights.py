@@ -13,7 +13,6 @@ import fedjax_ht as fl
 from fedjax_ht.core.bucket import weights_of, with_frozen
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh
-from fedjax_ht.core.states import first_states
 from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.evaluate import check_export, client_state, export, load_run
 from fedjax_ht.lab.runs.folder import read_config
@@ -23,7 +22,7 @@ from fedjax_ht.lab.runs.train import train_and_evaluate
 from fedjax_ht.lab.safe.torch_files import load_state_dict, save_safetensors
 from fedjax_ht.lab.weights.layouts import state_dict
 from fedjax_ht.models import model_group
-from fedjax_ht.simulation.engine import first_server
+from fedjax_ht.simulation.engine import first_server, first_states
 from tests.runs import config_of, metrics
 
 SHAPE = (6, 6, 1)
