@@ -1,7 +1,7 @@
 """Engines: the compiled programs of a method on a federation, without data, split, seed or
 settings.
 
-A process keeps engines by all that programs depend on, so that a second simulation of the same
+A process keeps their parts by all that each depends on, so that a second simulation of the same
 kind compiles nothing (docs/decisions/0049-kept-programs.md).
 """
 

@@ -21,6 +21,7 @@ from tests import tiny
 from tests.federations import Normed, SlicedDense
 from tests.methods.one_architecture import BATCHES, DATA, LR, TRAINING
 from tests.reference import fjord as reference
+from tests.standard import served
 
 C, SHAPE, RATES = 4, (2, 2, 1), (1.0, 0.5, 0.25)
 
@@ -102,17 +103,8 @@ def test_an_entry_is_averaged_by_samples_over_its_holders(padded):
         uplink = Message(rows, method_sent.stats, Metadata(jnp.array([samples, 99])))
         arrived = jnp.array([not is_lost, False])
         received[bucket.name] = Received(uplink, tiny.infos([i, 7], samples), arrived)
-    new, _ = served(method, FEDERATION, server_of(method), received)
+    new, _ = served(method, FEDERATION, server_of(method), received, tiny.context())
     check(new.params, reference.server(flat(W), clients))
-
-
-def served(method, federation, server, received):
-    """The server's step, compiled, which is faster than its operations one by one."""
-
-    def run(server, received):
-        return method.server_update(federation, server, received, tiny.context())
-
-    return jax.jit(run)(server, received)
 
 
 def normed(rate):
@@ -139,7 +131,7 @@ def test_norms_keep_statistics_for_each_width():
             uplink = jax.tree.map(lambda x: x[None], uplink)
             info = jax.tree.map(lambda x: x[None], ctx.info)
             received[bucket.name] = Received(uplink, info, jnp.ones(1, bool))
-    new, _ = served(method, federation, server, received)
+    new, _ = served(method, federation, server, received, tiny.context())
 
     def mean(stats):
         return np.asarray(stats["base"]["norm"]["mean"])

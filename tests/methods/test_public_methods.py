@@ -21,6 +21,7 @@ from tests import tiny
 from tests.methods.one_architecture import BUCKET, FEDERATION, LR, TRAINING, check_model, model
 from tests.reference import gradients, linear_client
 from tests.reference import public as reference
+from tests.standard import served
 
 C, P = 4, 3  # classes, and public samples of a round
 LABELS = np.array([0, 2, 2, 0, 3, 1, 3, 0, 2])  # five samples of the client, and four public ones
@@ -117,12 +118,6 @@ def uploads(sent: np.ndarray) -> dict[str, Received]:
     return {BUCKET.name: Received(jnp.asarray(np.stack(rows), jnp.float32), info, arrived)}
 
 
-def served(method, server, ctx, sent=SENT):
-    """The server's next state and metrics, of `uploads`."""
-    run = jax.jit(lambda server, received: method.server_update(IN_PUBLIC, server, received, ctx))
-    return run(server, uploads(sent))
-
-
 def server_context():
     shared = jax.random.key(5)
     return tiny.context()._replace(shared_key=shared, data=DATA._replace(splits=ON_SERVER))
@@ -137,7 +132,7 @@ def test_the_server_of_fedmd_averages_logits_of_the_samples_it_asked_for():
     first = method.broadcast(IN_PUBLIC, BUCKET, server, ctx)
     cost = wire_elements(first)
     assert (cost.payload_elements, cost.metadata_bytes) == (0, 4 * P)
-    new, metrics = served(method, server, ctx)
+    new, metrics = served(method, IN_PUBLIC, server, uploads(SENT), ctx)
     np.testing.assert_allclose(new.rows.values, SENT.mean(0), rtol=1e-6)
     np.testing.assert_array_equal(new.positions, first.requested.value)
     assert len(set(new.positions.tolist())) == P and metrics["senders"] == 2
@@ -154,7 +149,7 @@ def test_the_server_of_fedhenn_averages_kernels_of_the_samples_it_asked_for():
     requested = method.broadcast(IN_PUBLIC, BUCKET, server, ctx).requested.value
     rows = np.random.default_rng(4).normal(size=(2, P, 2)).astype(np.float32)
     kernels = rows @ rows.transpose(0, 2, 1)
-    new, metrics = served(method, server, ctx, kernels)
+    new, metrics = served(method, IN_PUBLIC, server, uploads(kernels), ctx)
     np.testing.assert_allclose(new.rows.values, (kernels[0] + kernels[1]) / 2, rtol=1e-6)
     np.testing.assert_array_equal(new.positions, requested)
     assert metrics["senders"] == 2
@@ -164,7 +159,7 @@ def test_the_server_of_fedhenn_averages_kernels_of_the_samples_it_asked_for():
 def test_the_server_of_dsfl_sharpens_the_mean_and_learns_from_it(temperature):
     method, ctx = dsfl(TRAINING, temperature=temperature, **SETTINGS), server_context()
     server = method.init_server(IN_PUBLIC, jax.random.key(0))
-    new, metrics = served(method, server, ctx)
+    new, metrics = served(method, IN_PUBLIC, server, uploads(SENT), ctx)
     targets = reference.sharpened(SENT.astype(float), temperature)
     np.testing.assert_allclose(new.targets.rows.values, targets, rtol=1e-5, atol=1e-6)
     before = tiny.flat_params(method.global_model.params(server))
@@ -201,7 +196,7 @@ def test_the_server_of_ktpfl_learns_who_teaches_whom():
     start = 0.25 + 0.05 * rng.normal(size=(4, 4))
     scores[:2] = SENT
     server = server._replace(coefficients=jnp.asarray(start, jnp.float32))
-    new, metrics = served(method, server, ctx)
+    new, metrics = served(method, IN_PUBLIC, server, uploads(SENT), ctx)
 
     def loss(coefficients):
         return reference.knowledge_loss(coefficients, scores, present, 0.5, 0.7)

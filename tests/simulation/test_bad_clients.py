@@ -14,6 +14,7 @@ from fedjax_ht.simulation.simulation import make_simulation
 from fedjax_ht.trust.attacks import attackers
 from fedjax_ht.trust.defences import DEFENCES
 from fedjax_ht.trust.options import Attack, Privacy
+from tests import standard
 from tests.federations import (
     NUM_CLIENTS,
     SLICES,
@@ -71,12 +72,9 @@ def simulation(
 
 
 def played(sim, rounds: int = 3):
-    state, states, reports = sim.init(), [], []
-    for _ in range(rounds):
-        state, report = sim.run_round(state)
-        states.append(to_host(state))
-        reports.append(report)
-    return states, reports
+    """The states after the rounds, and their reports."""
+    states, reports = standard.played(sim, rounds)
+    return states[1:], reports
 
 
 def finite(tree) -> bool:

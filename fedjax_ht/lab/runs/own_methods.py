@@ -86,10 +86,10 @@ def _file_of(factory: Any) -> str | None:
 def own_names(experiment: Plan) -> dict[str, list[str]]:
     """Returns the names of a run that a user has registered, or whose modules are a user's, by the
     note of `folder.OWN`."""
-    arms = experiment.runs.values()
-    methods = [run.entry.method for run in arms if _is_own_by_name(run.entry.method)]
-    kinds = {run.config.partition.kind for run in arms} - set(LIBRARY)
-    modules = set().union(*(named_code(run.entry, run.config) for run in arms))
+    runs = experiment.runs.values()
+    methods = [run.entry.method for run in runs if _is_own_by_name(run.entry.method)]
+    kinds = {run.config.partition.kind for run in runs} - set(LIBRARY)
+    modules = set().union(*(named_code(run.entry, run.config) for run in runs))
     return dict(zip(OWN, (methods, sorted(kinds), sorted(modules))))
 
 

@@ -109,7 +109,7 @@ def trainer(
 def points_by_program(experiment: Plan, trace: bool = True) -> dict[str, Run]:
     """Returns label -> run of an experiment's points, one family after another.
 
-    The arms of a family have one method, whose varying settings are arguments of its functions.
+    The runs of a family have one method, whose varying settings are arguments of its functions.
 
     Args:
       experiment: the experiment, with the points as its entries.
@@ -122,9 +122,9 @@ def points_by_program(experiment: Plan, trace: bool = True) -> dict[str, Run]:
 
 
 def families(experiment: Plan, trace: bool = True) -> list[list[Run]]:
-    """Returns the arms of `points_by_program`, grouped by program."""
-    arms = experiment.runs
-    settings = {label: _settings(run) for label, run in arms.items()}
+    """Returns the runs of `points_by_program`, grouped by program."""
+    runs = experiment.runs
+    settings = {label: _settings(run) for label, run in runs.items()}
     differing = _differing(list(settings.values()))
     alike: dict[tuple, list[str]] = {}
     for label, values in settings.items():
@@ -132,13 +132,13 @@ def families(experiment: Plan, trace: bool = True) -> list[list[Run]]:
         for key in differing:
             # another model is another program, and so is another integer
             is_number = type(values.get(key)) is float and not key.startswith("model.")
-            if trace and is_number and _may_vary(arms[label], key):
+            if trace and is_number and _may_vary(runs[label], key):
                 varying.append(key)
         fixed = repr({key: value for key, value in values.items() if key not in varying})
-        alike.setdefault((arms[label].entry.method, tuple(varying), fixed), []).append(label)
+        alike.setdefault((runs[label].entry.method, tuple(varying), fixed), []).append(label)
     result = []
     for (_, varying, _), labels in alike.items():
-        first = arms[labels[0]]
+        first = runs[labels[0]]
         first = first._replace(options=dataclasses.replace(first.options, lanes=lanes_of(first)))
         numbers = {label: {key: settings[label][key] for key in varying} for label in labels}
         if varying:
@@ -146,7 +146,7 @@ def families(experiment: Plan, trace: bool = True) -> list[list[Run]]:
             first = first._replace(method=method)
         family = []
         for label in labels:
-            run = arms[label]
+            run = runs[label]
             values = numbers[label] or ()
             family.append(first._replace(entry=run.entry, config=run.config, settings=values))
         result.append(family)

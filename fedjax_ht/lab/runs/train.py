@@ -46,14 +46,14 @@ def notes(experiment: Plan) -> list[str]:
         place = f"split of trial {trial}: " if len(splits) > 1 else "split: "
         for note in split_notes(experiment.dataset, experiment.partitions[trial]):
             lines.append(f"{place}{note}")
-    public, arms = experiment.dataset.public_set, experiment.runs.values()
-    if public is not None and not any(run.method.needs.public_samples for run in arms):
+    public, runs = experiment.dataset.public_set, experiment.runs.values()
+    if public is not None and not any(run.method.needs.public_samples for run in runs):
         lines.append(
             f"{public.samples} samples are public (dataset.public), and no method of this run "
             "reads them: clients have that many samples less"
         )
     counts = np.array([[len(c.train) for c in clients] for clients in experiment.partitions])
-    for run in arms:
+    for run in runs:
         lines += batch_notes(run.federation, run.method, counts)
     rounds = experiment.config.rounds
     for label, run in experiment.runs.items():
@@ -176,7 +176,7 @@ def _in_folder(
     tasks: Tasks | None,
     writable: bool,
 ) -> Result:
-    """Trains the arms in a folder that no other process uses, and shows and writes the result."""
+    """Trains the runs in a folder that no other process uses, and shows and writes the result."""
     config, writes = experiment.config, writable and is_primary()
     identities = begin(experiment, page, workdir, config_file, writes=writes)
     entries = experiment.entries
