@@ -189,7 +189,8 @@ def curves(runs: Sequence[Run], score: str) -> Figure:
         width += 6.4 if len(methods[dataset]) <= FEW else 9.0
     figure, axes = subplots(1, len(methods), figsize=(width, 4), squeeze=False)
     for (dataset, groups), place in zip(methods.items(), axes[0]):
-        place.set(title=dataset, xlabel="round", ylabel=f"{SHOWN.get(score, score)} (%)")
+        of_whom = SHOWN.get(score, score)
+        place.set(title=dataset, xlabel="round", ylabel=f"test accuracy, {of_whom} (%)")
         lines = {method: together(group, score) for method, group in groups.items()}
         draw_accuracy(place, lines, rounds_evaluated, score)
         legend(place, len(lines))

@@ -52,9 +52,9 @@ FLOAT = float(np.finfo(np.float32).max)
 class SearchRange(NamedTuple):
     """The range in which a fair comparison searches an option, from `low` to `high`.
 
-    It stands in the option's annotation, `weight: Annotated[NonNegative, SearchRange(0.01, 10.0)]`,
-    and bounds nothing. Values are spread evenly by their logarithms (`low` is then above 0), or,
-    without `log`, as they are.
+    It is part of the option's annotation and does not bound the option: `weight:
+    Annotated[NonNegative, SearchRange(0.01, 10.0)]`. Values are spread evenly on a logarithmic
+    scale (`low` is then above 0), or on a linear one without `log`.
     """
 
     low: float
@@ -426,7 +426,7 @@ def check_fields(self: Any, prefix: str = "") -> None:
 
 
 def checked(function: F) -> F:
-    """Makes a function refuse arguments that its annotations do not allow, see `check_value`.
+    """Makes a function reject arguments that its annotations do not allow, see `check_value`.
 
     Example:
       >>> @fl.checked

@@ -44,11 +44,10 @@ def _with_rounds(received: Received, round: Int[Array, ""]) -> Received:
 
 
 def gather_received(received: dict[str, Received]) -> Received:
-    """Gathers all buckets' uplinks, of bucket-free shapes, as one, ordered by client id with the
-    absent last.
+    """Joins all buckets' uplinks, of equal shapes, in the order of client ids, absent clients last.
 
-    Order and padding then cannot leak into what the server computes. A sum over one bucket needs no
-    such copy: its rows ascend by client id, and who is absent weighs nothing.
+    The result then does not depend on the order of buckets or on padding. A sum over one bucket
+    needs no such copy: its rows ascend by client id, and absent clients have no weight.
 
     Example:
       >>> def uploads(ids, rows, arrived):

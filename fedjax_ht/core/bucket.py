@@ -19,7 +19,7 @@ from fedjax_ht.core.trees import Array, PyTree
 class Bucket:
     """All clients of one architecture.
 
-    A bucket is static and hashable: compiled functions are kept by it. It holds no client.
+    A bucket is static and hashable, as a key of compiled functions. It contains no clients.
 
     Attributes:
       name: the architecture's name, unique in the federation.
@@ -29,15 +29,15 @@ class Bucket:
       input_shape: shape of one sample, such as (H, W, C), see `core.inputs.InputShape`.
       num_classes: columns of `classify`.
       feature_dim: columns of `features`.
-      shared: the auxiliary model that every client may hold beside its own, as a bucket by itself
-        (so that all functions below take it); None in that bucket.
+      shared: the auxiliary model that every client may hold beside its own, as a separate bucket,
+        so that all functions below accept it; None in that bucket.
       width: width rate of a sliced model, 1.0 for a whole one.
       draws, flat_norms, freezes: findings of the module's trace, see `module_checks.Traced`.
-      weights: NumPy arrays that its models start from instead of random values: a part of the tree
-        of `init_variables`, such as {"params": {"base"}, "stats": {"base"}}; None without. Equality
-        and hash leave them out, and no program holds them as constants: compiled functions take
-        them as an argument (`weights_of`). Beside these, "frozen" has the module's variables that
-        no training changes, one copy for all clients (`with_frozen`).
+      weights: initial values of its models, as NumPy arrays: a part of the tree of
+        `init_variables`, such as {"params": {"base"}, "stats": {"base"}}; None for random ones.
+        Equality and hash ignore them. Compiled functions take them as an argument, not as constants
+        (`weights_of`). The entry "frozen" has the module's variables that no training changes, one
+        copy for all clients (`with_frozen`).
     """
 
     name: str
@@ -87,8 +87,8 @@ def init_variables(bucket: Bucket, key: Key[Array, ""]) -> PyTree:
       key: the key that the random values are drawn by.
 
     Returns:
-      {"params": {"base", "head"}, "stats": batch statistics, {} where the model keeps none}. Parts
-      that `Bucket.weights` has are these, others random.
+      {"params": {"base", "head"}, "stats": batch statistics, {} if the model has none}. Parts in
+      `Bucket.weights` come from there, the others are random.
     """
     variables = bucket.module.init(key, zeros(bucket.input_shape))
     model = {"params": variables["params"], "stats": variables.get("batch_stats", {})}
@@ -212,7 +212,7 @@ def features(
       params, stats: parameters and batch statistics of one client's model.
       x: the model's input, such as images float [B, H, W, C].
       mask: bool [B], the real samples.
-      train: True normalises by batch statistics, and drops out where there is a key; False
+      train: True normalises by batch statistics, and applies dropout if there is a key; False
         normalises by running statistics.
       key: the key of the module's dropout; None drops nothing.
     """
@@ -286,7 +286,8 @@ def logits(
 def head_scores(
     bucket: Bucket, client: PyTree, x: PyTree, mask: Bool[Array, " B"]
 ) -> Float[Array, "B C"]:
-    """Computes a client's logits in evaluation mode, [B, num_classes]; as `own_features`."""
+    """Computes a client's logits in evaluation mode, [B, num_classes]; arguments as of
+    `own_features`."""
     return logits(bucket, client["params"], own_features(bucket, client, x, mask))
 
 

@@ -27,8 +27,8 @@ class Code(NamedTuple):
       encode: (bucket, uplink, downlink, ctx) -> the message, a pytree of arrays of any dtype,
         `Masked` and `Metadata`.
       decode: (bucket, message, downlink, ctx) -> an upload in the form of `uplink`, of floats. Any
-        message of the right form must decode: a server gets it from a client that it cannot trust.
-      remembers: True if clients keep, in their state, what the code leaves out (error feedback).
+        message of the right form must decode, because a server does not trust its clients.
+      remembers: True if clients keep the coding error in their state (error feedback).
 
     Example:
       Signs, one bit for each number:

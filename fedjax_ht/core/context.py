@@ -36,14 +36,14 @@ class Context(NamedTuple):
     Attributes:
       key: random key, already folded from (seed, round, client id).
       round: int32 scalar, from 0.
-      info: the information that the system has of the client; None on the server.
+      info: the system's knowledge of the client; None on the server.
       pretrained: `Pretrained.variables`, for server_update; () elsewhere.
-      shared_key: a key folded from (seed, round) alone, the same for the server and all clients:
-        server_update can repeat a draw of broadcast from this key and the client's id. None for
+      shared_key: a key folded from (seed, round) alone, the same for the server and all clients.
+        server_update can repeat a draw of broadcast by this key and the client's id. None for
         init_client.
-      data: data for the server_update of a method that reads any, else None: the public set as the
-        split "public" (`Needs.public_samples`), and all clients' training samples as the split
-        "train" (`Needs.clients_data`).
+      data: data for server_update, if the method needs any, else None. The split "public" is the
+        public set (`Needs.public_samples`), and the split "train" all clients' training samples
+        (`Needs.clients_data`).
       federation: the federation, for an init_client whose state depends on messages, see
         `message_forms.uplink_form`; None elsewhere.
     """
@@ -81,6 +81,6 @@ class Received(NamedTuple):
 
     @property
     def sent_round(self) -> Int[HostNumber, " P"] | None:
-        """The round whose downlink each uplink answers, int32 [P]: an earlier one for uploads that
-        arrive late."""
+        """The round whose downlink each uplink answers, int32 [P]. Late uploads have an earlier
+        round."""
         return self.info.sent_round

@@ -28,20 +28,20 @@ samples of a pass, or those of all clients' training samples (`core.statistics`)
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """The state of clients that an evaluation scores, and the samples of its forward passes.
+    """Options of an evaluation: the scored state of clients, and its forward passes.
 
-    It is also the section `scoring` of a config.
+    This is also the section `scoring` of a config.
 
     Attributes:
-      state: State of a client that is scored: after it took the newest downlink ("received"), as
-        its training left it ("trained"), or "both": the second in columns of its own
-        (trained_accuracy and others).
-      batch_size: Samples of a forward pass; 0: as the device likes, or 64 where norms of a model go
-        by the batch they see.
-      train: Accuracy on training samples, too (train_accuracy).
-      auc: The area under the ROC curve, too, of evaluations on test sets (auc).
-      global_statistics: Statistics of static_batch norms of a model on the server: of the pass, or
-        of all training samples.
+      state: Scored state of a client: after the newest downlink ("received"), after its own
+        training ("trained"), or "both", the second in separate columns (trained_accuracy and
+        others).
+      batch_size: Samples of a forward pass; 0: a number for the device, or 64 if norms of a model
+        use statistics of the batch.
+      train: Whether to report the accuracy on training samples as well (train_accuracy).
+      auc: Whether to report the area under the ROC curve on test sets as well (auc).
+      global_statistics: Statistics of static_batch norms in the server's model: of the pass, or of
+        all training samples.
 
     Raises:
       ValueError: a field is out of its bounds. One line.

@@ -34,11 +34,11 @@ class Federation:
 
     Attributes:
       buckets: the architectures in use.
-      assignment: the bucket of every client: position i is the index in `buckets` of client i; ids
-        run from 0 to num_clients - 1.
+      assignment: the bucket of every client: entry i is the index in `buckets` of client i. Ids are
+        0 to num_clients - 1.
       num_classes: classes of the task.
-      global_model: a model that only the server holds, as a bucket without clients; None without.
-      public: the public set; None without. A simulation sets it by its data.
+      global_model: a model that only the server holds, as a bucket without clients; None for none.
+      public: the public set; None for none. A simulation sets it from its data.
     """
 
     buckets: tuple[Bucket, ...]
@@ -85,7 +85,7 @@ class Federation:
 
     @property
     def feature_dim(self) -> int:
-        """The feature width that all buckets share; ValueError where they do not share one."""
+        """The common feature width of all buckets; ValueError if there is none."""
         dims = {b.name: b.feature_dim for b in self.buckets}
         if len(set(dims.values())) != 1:
             raise ValueError(
@@ -112,11 +112,10 @@ def make_federation(
       modules: name -> module (see `Bucket.module`).
       input_shape: `Dataset.input_shape`: shape of one sample as a model sees it, such as (H, W, C).
       num_classes: classes of the task.
-      num_clients: number of clients; client i takes module i mod len(modules), as the papers deal
-        them out.
+      num_clients: number of clients; client i has module i mod len(modules), as in the papers.
       assignment: the module's name for each client, instead of `num_clients`.
-      shared: the auxiliary model, used only by methods that train one beside the client's own; None
-        takes the module with the fewest parameters, the first of equals.
+      shared: the auxiliary model, for methods that train one beside the client's own; None for the
+        (first) module with the fewest parameters.
       global_model: the model that only the server holds, see `Federation`.
 
     Returns:
@@ -124,7 +123,7 @@ def make_federation(
 
     Raises:
       ValueError: a module does not return [B, features] and [B, num_classes], or has no hash; the
-        assignment names no module; or an argument is of another kind. One line.
+        assignment names an unknown module; or an argument has another type. One line.
 
     Example:
       >>> models = {"narrow": fl.mlp(3, (8,)), "wide": fl.mlp(3, (16, 8))}

@@ -25,7 +25,7 @@ as a `jax.tree_util.Partial`."""
 class Pixels(NamedTuple):
     """Normalises images, bytes or floats in [0, 1], to (x - mean) / std by channel.
 
-    Bytes are divided by 255 before.
+    Bytes are divided by 255 first.
 
     Attributes:
       mean, std: float32 [C], of pixels in [0, 1]; one number serves every channel.
@@ -59,7 +59,7 @@ class Pixels(NamedTuple):
 
 
 class AsStored(NamedTuple):
-    """Gives floats as float32 and integers as int32: sensor windows, tokens, rows of a table."""
+    """Converts floats to float32 and integers to int32: sensor windows, tokens, rows of a table."""
 
     def __call__(self, inputs: Any) -> Any:
         def cast(x: jax.Array) -> jax.Array:
@@ -70,10 +70,10 @@ class AsStored(NamedTuple):
 
 
 class Standardised(NamedTuple):
-    """Gives floats as (x - mean) / std, float32: rows of a table, or windows by signal.
+    """Standardises floats to (x - mean) / std, float32: rows of a table, or windows by signal.
 
-    Both are those of the training samples, which a partition names (`data.standardise`); without
-    them a value is as it is stored.
+    Mean and std are those of a partition's training samples (`data.standardise`). Until then,
+    values are unchanged.
 
     Attributes:
       mean, std: float32, of the shape of a sample's last axes; None until they are known.

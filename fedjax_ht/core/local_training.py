@@ -38,23 +38,21 @@ class LocalTraining:
     """The recipe by which every client trains.
 
     Attributes:
-      optimizer: the optimiser; its state is made anew in each round, so that none lives between
-        rounds.
+      optimizer: the optimiser; its state restarts in each round.
       batch_size: samples per step.
       epochs: passes over the client's training samples in a round.
-      steps: number of steps in a round instead of `epochs`; None takes `epochs`. In stored order
-        they go on where those of the round before ended, as in DFRD's released code: round t begins
-        with batch t * steps, modulo the client's batches. No state is kept for it, so that a client
-        that was absent leaves out the batches of that round.
+      steps: number of steps in a round instead of `epochs`; None uses `epochs`. In stored order
+        they continue from the round before, as in DFRD's released code: the first batch of round t
+        is t * steps, modulo the client's batches. No state is kept for this, so an absent client
+        skips the batches of that round.
       shuffle: a new order in every epoch; False visits samples in stored order (released code of
         HtFLlib).
-      drop_remainder: True leaves out an epoch's last partial batch, as long as the client fills one
-        batch at all; False trains on it, masked.
-      augmentation: a function that changes every training batch on the device; None changes
-        nothing.
+      drop_remainder: True skips an epoch's last partial batch, if the client has a full batch;
+        False trains on it, masked.
+      augmentation: a function that augments every training batch on the device; None for none.
       schedule: (round int32, from 0) -> factor on the optimiser's updates, such as an `optax`
-        schedule that starts at 1; None is 1. An optimiser made anew in each round cannot know the
-        round by itself.
+        schedule that starts at 1; None is 1. An optimiser that restarts in each round does not know
+        the round.
 
     Raises:
       ValueError: a field is out of its bounds. One line.
@@ -87,12 +85,12 @@ class LocalTraining:
 
 
 class Loss(NamedTuple):
-    """The result of a loss of one batch.
+    """The result of the loss function on one batch.
 
     Attributes:
       value: the scalar to descend on.
       stats: the new batch statistics.
-      rows: float [B, D] to sum by class, such as features; None sums nothing.
+      rows: float [B, D] to sum by class, such as features; None for no sums.
     """
 
     value: Float[Array, ""]

@@ -75,7 +75,7 @@ def uplink_form(
 ) -> PyTree:
     """Returns the shapes and dtypes of the uplink of a bucket's clients, found by tracing.
 
-    A method around another finds by it what the inner one sends, such as a residual's shapes:
+    A method around another uses it for the shapes of the inner method's messages:
 
         form = fl.uplink_form(method, ctx.federation, bucket)
         residual = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)

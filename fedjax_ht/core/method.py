@@ -147,21 +147,20 @@ class Wire(NamedTuple):
 
     Attributes:
       positions: meaning of an entry's position in an uplink, for `trust.vectors`, which compares
-        uplinks: the same in all uplinks of one shape ("alike"); in a smaller uplink the same as in
-        a larger one ("nested"); or another for every client ("own").
-      server_reads: "sums" where server_update is a function of sums over clients and of no single
-        uplink: entry by entry over uplinks of one shape, of the entries that masks send, with
-        weights that are equal where counts (`ClientInfo.num_samples`, `Metadata`) are. Noise on a
-        sum then hides every client (`trust.privacy`), and a server needs to see no more. Else
+        uplinks. It is the same in all uplinks of one shape ("alike"), the same in a smaller uplink
+        as in a larger one ("nested"), or different for every client ("own").
+      server_reads: "sums" if server_update is a function of sums over clients and of no single
+        uplink. A sum is entry by entry over uplinks of one shape, of the entries that masks send.
+        Weights must be equal if counts (`ClientInfo.num_samples`, `Metadata`) are. Noise on a sum
+        then hides every client (`trust.privacy`), and the server needs no more than the sum. Else
         "uploads".
-      redrawn: True where server_update draws again, from the round or its shared key, the choices
-        of broadcast for each client of this very round: an upload that arrives in a later round
-        would be misread.
-      counts: the kind of numbers that `Metadata` of an uplink holds. "samples": the client's
-        training samples, in all or by class. "steps": by class, the samples that its round trains
-        on, each as often as it does. An upload with other counts is refused, see `core.counts`.
-        "other": no counts; nothing is refused. A number that is none, such as that of a client's
-        steps, is sent as a float of the payload: noise and bounds take it like all of that.
+      redrawn: True if server_update repeats the draws of broadcast for this round's clients, from
+        the round or its shared key. It would misread an upload that arrives in a later round.
+      counts: the numbers in the `Metadata` of an uplink. "samples": the client's training samples,
+        in all or by class. "steps": by class, the samples of the round's training, with
+        repetitions. An upload with other counts is refused, see `core.counts`. "other": no counts;
+        nothing is refused. Send other numbers, such as step counts, as payload floats, so that
+        clipping and noise apply.
       code: the form in which uplinks cross the wire, see `core.codes`; None sends them as they are.
     """
 
@@ -173,22 +172,21 @@ class Wire(NamedTuple):
 
 
 class View(NamedTuple):
-    """Functions to look into a method. None of them changes a result.
+    """Functions to inspect a method. None of them changes a result.
 
     Attributes:
       features: (bucket, client, x as of `Batch`, mask bool [B]) -> float [B, K], the
-        representations that a client compares classes in; by default the features of its model.
-        None: there are none.
+        representations in which a client compares classes; by default the features of its model.
+        None for none.
       prototypes: (server) -> Masked float [C, K] among those features, one for each class; or None.
       pictures: (federation, server) -> {title: float [n, H, W, C] in [0, 1]}, images of the
         server's state, image i being of class i mod num_classes; or None.
-      warn: (a round's metrics, client and server, as floats) -> one line for the user where
-        something is wrong, such as weights that grow without bound, or None. Host code; the runner
-        prints each line once.
+      warn: (a round's metrics, client and server, as floats) -> a one-line warning, such as of
+        weights that grow without bound, or None. Host code; each warning is printed once.
       invariant: (federation, server, {bucket name: states of clients, stacked}) -> floats that are
-        zero while every upload arrives and no other client has taken part, such as what SCAFFOLD's
-        control variate differs by from the mean of the clients'. `check_method` holds the method to
-        it; None without.
+        zero while every upload arrives and no other client has taken part. An example is the
+        difference of SCAFFOLD's control variate and the mean of the clients'. `check_method` checks
+        it; None for none.
     """
 
     features: Callable | None = own_features
@@ -199,12 +197,12 @@ class View(NamedTuple):
 
 
 class Pretrained(NamedTuple):
-    """A part of the server that was trained before, such as a generator.
+    """A pretrained part of the server, such as a generator.
 
     Attributes:
-      variables: arrays that server_update reads as `Context.pretrained`. They never change, are an
-        argument of the compiled server step, not a constant in it, and are in no checkpoint.
-      trained_on: names of the datasets that it has seen; a run on one of them must be confirmed.
+      variables: arrays that server_update reads as `Context.pretrained`. They never change, and no
+        checkpoint contains them. They are an argument of the compiled server step, not a constant.
+      trained_on: names of its training data sets; a run on one of them must be confirmed.
       host: True if it is host code; server_update is then not jitted.
     """
 
@@ -217,12 +215,12 @@ class Needs(NamedTuple):
     """Inputs of a method other than the clients' own samples and messages.
 
     Attributes:
-      public_samples: number of samples of the public set that a round uses, of which there must be
-        as many; clients and server then have it as the split "public" of their data, and
-        `Federation.public` is its size. 0 for methods that read none.
+      public_samples: number of public samples in a round; the public set must have as many. Clients
+        and server then have the set as the split "public" of their data, and `Federation.public` is
+        its size. 0 for methods without a public set.
       clients_data: True for a control whose server_update reads the clients' training samples,
-        `Context.data`: no real server could run it.
-      pretrained: a part of the server that was trained before.
+        `Context.data`. No real server could run it.
+      pretrained: a pretrained part of the server.
     """
 
     public_samples: int = 0
@@ -231,13 +229,13 @@ class Needs(NamedTuple):
 
 
 class GlobalModel(NamedTuple):
-    """The server's own model, whose own head is scored on all clients' test samples.
+    """The server's own model, which is scored on all clients' test samples.
 
     Attributes:
       params: (server) -> its parameters.
       stats: (server) -> its batch statistics; {} by default.
       bucket: (federation) -> the bucket of its architecture, by default `Federation.global_model`;
-        None where nothing is scored.
+        None if it is not scored.
     """
 
     params: Callable[[PyTree], PyTree]
@@ -252,7 +250,7 @@ class Method(NamedTuple):
 
     Attributes:
       name: name in the registry and in tables.
-      training: the recipe that client_update trains by; the number of steps is counted from it.
+      training: the recipe of client_update; it determines the number of steps.
       init_server: (federation, key) -> Server.
       client_update: (bucket, client, downlink, data, ctx) -> (Client, Uplink, Metrics), after
         `receive`.
@@ -263,17 +261,17 @@ class Method(NamedTuple):
       predict: (bucket, client, downlink, x as of `Batch`, mask bool [B]) -> {rule: scores [B,
         num_classes]}.
       rules: the rules that `predict` returns; the first is the one the method reports. (A dict
-        forgets its order when it passes through jit.)
-      check: (federation) -> None; raises a one-line ValueError, before any compilation, where the
+        loses its order in jit.)
+      check: (federation) -> None; raises a one-line ValueError, before any compilation, if the
         method cannot run.
-      needs: a public set, or a part that was trained before.
-      global_model: the server's own model, to be scored; None without.
-      vary: (settings) -> this method with other numbers, such as a learning rate or a lambda, which
-        may be traced: one program then serves many of them. See `varied`; None without any.
+      needs: a public set, or a pretrained part.
+      global_model: the server's own model, to be scored; None for none.
+      vary: (settings) -> this method with other numbers, such as a learning rate or a lambda. They
+        may be traced, so that one program serves many values. See `varied`; None for none.
       wire: the meaning of its messages.
       view: functions that show the method's state, see `View`.
-      recipes: (name of an architecture, the recipe that its clients train by) of those that train
-        otherwise than by `training`, see `recipes.by_architecture`.
+      recipes: (architecture's name, recipe of its clients), where it differs from `training`, see
+        `recipes.by_architecture`.
 
     Example:
       A method that sends nothing, and whose clients do not even train:
@@ -311,11 +309,11 @@ class Method(NamedTuple):
         return f"<Method {self.name}: rules {', '.join(self.rules)}>"
 
     def training_of(self, architecture: str) -> LocalTraining:
-        """Returns the recipe that clients of an architecture, a bucket's name, train by."""
+        """Returns the training recipe of an architecture, a bucket's name."""
         return dict(self.recipes).get(architecture, self.training)
 
     def at(self, settings: PyTree) -> "Method":
-        """Returns the method with these numbers; the method itself where none vary."""
+        """Returns the method with these numbers, or the method itself if none vary."""
         return self if self.vary is None else self.vary(settings)
 
 
@@ -324,9 +322,9 @@ def varied(make: Callable[[PyTree], Method], settings: PyTree) -> Method:
     """Makes a method whose numbers are arguments of its compiled functions.
 
     Args:
-      make: (settings) -> the method. It is called with traced scalars: no number among them may
-        decide a shape or a branch.
-      settings: first values; outside compiled functions the method has these.
+      make: (settings) -> the method. It is called with traced scalars, so no number may decide a
+        shape or a branch.
+      settings: initial values, which the method has outside of compiled functions.
 
     Example:
       >>> def make(settings):

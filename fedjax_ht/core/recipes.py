@@ -17,14 +17,14 @@ OTHERS = "*"
 def by_architecture(
     make: Callable[[LocalTraining], Method], training: Mapping[str, LocalTraining]
 ) -> Method:
-    """Makes a method whose clients train by the recipe of their architecture.
+    """Makes a method with a training recipe for each architecture.
 
-    The client's functions of an architecture are those of the method that `make` returns for its
-    recipe; everything else is of the method for "*": the server, its own training, messages.
+    An architecture's client functions are those of `make` with its recipe. Everything else (the
+    server, its training, messages) is that of `make` with the recipe of "*".
 
     Args:
-      make: (recipe) -> the method; alike but for the recipe.
-      training: name of an architecture -> its recipe; "*" has that of all others.
+      make: (recipe) -> the method; only the recipe may differ.
+      training: name of an architecture -> its recipe; "*" is the recipe of all others.
 
     Raises:
       ValueError: there is no "*"; or, from the method's check, the federation has no architecture

@@ -32,12 +32,12 @@ class Data(NamedTuple):
         pytree of such arrays.
       labels: int32 [N].
       preprocess: (inputs of a batch) -> the model's input, see `core.inputs`.
-      splits: {"train" | "val" | "test" | ...: Split}; of a method that reads a public set also
-        `PUBLIC`, the same for all clients.
-      round: int32 scalar, the round, in client_update, where training in stored order reads it (see
-        `LocalTraining.steps`); None elsewhere.
-      trainer: a `jax.tree_util.Partial` that trains in place of `local_training.train`, with its
-        arguments (see `trust.privacy.dp_train`); None without.
+      splits: {"train" | "val" | "test" | ...: Split}; with a public set also `PUBLIC`, the same for
+        all clients.
+      round: int32 scalar, the round, for training in stored order (see `LocalTraining.steps`) in
+        client_update; None elsewhere.
+      trainer: a `jax.tree_util.Partial` that replaces `local_training.train`, with the same
+        arguments (see `trust.privacy.dp_train`); None for none.
     """
 
     inputs: PyTree

@@ -72,5 +72,5 @@ def join_trees(combine: Callable[[Sequence[Any]], Any], trees: Sequence[PyTree])
 
 
 def select(condition: Bool[HostNumber, ""], yes: PyTree, no: PyTree) -> PyTree:
-    """Selects `yes` where a scalar condition holds, else `no`, leaf by leaf, typed keys too."""
+    """Selects `yes` if a scalar condition holds, else `no`, leaf by leaf, including typed keys."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

@@ -33,7 +33,7 @@ Late = Literal["lost", "arrives"]
 @jax.tree_util.register_static  # no leaf of a message, but part of its structure
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """The rows that a `Masked` sends where their number alone tells a receiver which they are.
+    """The rows that a `Masked` sends, if their number alone determines which they are.
 
     Attributes:
       mask: (shape of the mask, number of sent rows) -> the mask, bool in NumPy.
@@ -68,7 +68,7 @@ class Masked(NamedTuple):
     Attributes:
       values: the array, [*m, *rest].
       mask: bool [*m], True for the rows that are sent. The receiver never reads the others.
-      pattern: the pattern by which the number of sent rows tells which they are; None sends an
+      pattern: the pattern by which the number of sent rows determines which they are; None sends an
         index with each, and `SHORTEST` bits where these are shorter.
     """
 
@@ -78,7 +78,7 @@ class Masked(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """A part of a message that is no payload, such as sample counts.
+    """A part of a message outside of the payload, such as sample counts.
 
     Attributes:
       value: an array or a `Masked`.

@@ -55,20 +55,20 @@ class FederationData(NamedTuple):
 def make_federation_data(
     dataset: Dataset, partition: Partition, federation: Federation
 ) -> FederationData:
-    """Arranges the data by bucket, of a split that `make_partition` or the user made.
+    """Arranges the data of a split by bucket.
 
-    A UserWarning tells of samples of several clients, of clients without training or test samples,
-    and of clients that test on classes that they never train on.
+    A UserWarning reports samples that several clients have, clients without training or test
+    samples, and clients whose test classes are not in their training samples.
 
     Args:
       dataset: the labelled set that the partition splits.
-      partition: one `ClientIndices` for each client.
+      partition: one `ClientIndices` for each client, from `make_partition` or your own.
       federation: the clients and their buckets.
 
     Raises:
       ValueError: the partition, the inputs or the classes do not fit the federation; an index of
-        the partition is no integer, is out of range or stands twice in a client; or no client
-        trains, or none tests. One line.
+        the partition is no integer, is out of range or occurs twice in a client; or there are no
+        training or no test samples. One line.
 
     Example:
       >>> dataset = fl.Dataset("mine", np.zeros((4, 2)), np.array([0, 1, 0, 1]), ("a", "b"))

@@ -47,36 +47,36 @@ def _readers() -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """An immutable labelled set of any kind of samples, kept as it is stored.
+    """An immutable labelled data set of any kind of samples, in their stored form.
 
-    What a model sees of it is made on the device, per batch.
+    The device converts each batch to the model's input.
 
     Attributes:
-      name: the set's name as the user gave it, such as "cifar10".
+      name: the set's name, such as "cifar10".
       inputs: an array with a leading sample axis [N], or a pytree of such arrays: images uint8 [N,
         H, W, C] or grey [N, H, W], sensor windows float [N, T, channels], tokens int [N, length],
         rows of a table float [N, columns]. Lists, and arrays, columns and frames of other libraries
-        are taken, too (`data.conversion.as_array`). Of an array it is a read-only view: writing to
-        the array itself changes the set.
-      labels: the samples' classes, int32 [N], values in [0, num_classes); [N, 1], and floats where
-        all are whole numbers, are taken.
+        are accepted as well (`data.conversion.as_array`). For an array, this is a read-only view:
+        if you write to the array, the set changes.
+      labels: the samples' classes, int32 [N], values in [0, num_classes); [N, 1] and whole numbers
+        as floats are accepted.
       class_names: names of the classes, in the order of the labels.
-      preprocess: the rule that turns stored inputs into a model's, a pure function that is traced;
-        see `core.inputs`. By default images of bytes are `Pixels(0.5, 0.5)`, (x / 255 - 0.5) / 0.5,
-        and all else is `AsStored`. `Standardised()` subtracts the training samples' mean, and
-        divides by their deviation, as soon as a partition says which they are.
-      official: index arrays of the publisher's own sets ("train", "test", at times "val"); empty if
-        it has none.
+      preprocess: the conversion of stored inputs to a model's, a pure function that is traced; see
+        `core.inputs`. The default is `Pixels(0.5, 0.5)`, (x / 255 - 0.5) / 0.5, for images of
+        bytes, and else `AsStored`. `Standardised()` subtracts the mean of a partition's training
+        samples and divides by their standard deviation.
+      official: index arrays of the publisher's own sets ("train", "test", sometimes "val"); empty
+        if there are none.
       clients: the split that came with the data (client folders), else None.
-      groups: the person, hospital or domain that each sample is from, by number, int32 [N]; else
-        None. Text is numbered in sorted order.
+      groups: the number of each sample's person, hospital or domain, int32 [N]; else None. Strings
+        are numbered in sorted order.
       vocabulary: number of token ids of a set of texts, all of which are in [0, vocabulary); else
         None.
-      public: indices of samples that the server and all clients know and no client owns, ascending;
-        None without. See `data.public`.
-      public_is_labelled: True if the labels of public samples are theirs; else nothing reads them.
-      reading: the record of the reading of its files. A set that is made of arrays in memory has no
-        reading yet: oddities in it are logged once.
+      public: ascending indices of the public samples, which the server and all clients know and no
+        client owns; None for none. See `data.public`.
+      public_is_labelled: True if public samples have true labels; else no method reads them.
+      reading: the record of reading its files. A set of arrays in memory has none, and oddities in
+        it are logged once.
     """
 
     name: str
@@ -150,7 +150,7 @@ class Dataset:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Lines on labels and images that look wrong, though they can be trained on."""
+        """Warnings on suspicious labels and images, on which training is possible."""
         lines = label_doubts(self.labels, self.class_names)
         if isinstance(self.preprocess, Pixels):
             lines += byte_doubts(self.inputs)
@@ -158,7 +158,7 @@ class Dataset:
 
     @property
     def public_set(self) -> PublicSet | None:
-        """The size of the public set, None without."""
+        """The size of the public set; None for none."""
         if self.public is None:
             return None
         return PublicSet(len(self.public), self.public_is_labelled)
@@ -190,25 +190,25 @@ class Dataset:
         name: str = "frame",
     ) -> "Dataset":
         """Returns the set of a frame of pandas, Polars or any library that Arrow reads, with the
-        checks that a table in a file has.
+        checks of tables in files.
 
-        Rows of numbers are standardised by the training samples, columns of text are tokens, and
-        one column may hold arrays of one shape. The index is no column.
+        Rows of numbers are standardised by the training samples, and columns of text become tokens.
+        One column may have arrays of one shape. The index is not a column.
 
         Args:
           frame: the frame.
           label: column of the labels; None for a usual name.
           features: columns of the samples, () for all others, "-NAME" for all others but some.
-          group: column of the person or place that a sample is from; None for a usual name.
-          split: column that says train, val or test: the official sets; None for none.
-          client: column of the client that holds a sample, in the set that `split` says.
-          text_length: tokens to which texts are cut or padded; None for 200.
+          group: column of each sample's person or place; None for a usual name.
+          split: column with the values train, val and test, the official sets; None for none.
+          client: column of the client that has a sample, in the set of `split`.
+          text_length: number of tokens to which texts are cut or padded; None for 200.
           tokenizer: tokenizer of texts, a tokenizer.json or a folder with one or with vocab.txt,
             which needs the package `tokenizers`; None for words of the training texts.
           name: the set's name.
 
         Raises:
-          ValueError: a value is missing, or a column is not what it is taken for. One line.
+          ValueError: a value is missing, or a column does not fit its role. One line.
 
         Examples:
           >>> import pandas as pd  # doctest: +SKIP
@@ -235,7 +235,7 @@ class Dataset:
         name: str | None = None,
     ) -> "Dataset":
         """Returns the set of a `datasets.Dataset` of Hugging Face, of a dict of them by set, or of
-        the folder that `save_to_disk` wrote; nothing is downloaded.
+        a folder of `save_to_disk`; nothing is downloaded.
 
         Args:
           dataset: the data set, a DatasetDict, or a path, which needs the package `datasets`.
@@ -244,7 +244,8 @@ class Dataset:
           image_size: height and width in pixels to resize images to.
 
         Raises:
-          ValueError, FileNotFoundError: as of `from_pandas`, or there is no such folder. One line.
+          ValueError, FileNotFoundError: as of `from_pandas`, or the folder does not exist. One
+            line.
           ImportError: a path is given, and `datasets` is not installed. One line.
         """
         options = {"label": label, "features": features, "group": group, "image_size": image_size}
@@ -256,10 +257,11 @@ class Dataset:
     def from_torch(
         cls, dataset: Any, class_names: Sequence[str] | None = None, *, name: str = "torch"
     ) -> "Dataset":
-        """Returns the set of a map-style `torch.utils.data.Dataset`, each of whose items is a pair
-        of a sample and its label. It is read once, and kept as NumPy arrays.
+        """Returns the set of a map-style `torch.utils.data.Dataset`, whose items are pairs of a
+        sample and its label. It is read once, and kept as NumPy arrays.
 
-        Images, [C, H, W] or [H, W, C], are kept as bytes where they have the 256 steps of them.
+        Images, [C, H, W] or [H, W, C], are kept as bytes if their values have the 256 steps of
+        bytes.
 
         Args:
           dataset: an object with a length and items by index.
@@ -268,7 +270,7 @@ class Dataset:
           name: the set's name.
 
         Raises:
-          ValueError: an item is no such pair, or differs when it is read again. One line.
+          ValueError: an item is not such a pair, or differs when it is read again. One line.
         """
         return _readers().from_torch(dataset, class_names, name)
 

@@ -141,7 +141,7 @@ def parse_shift(text: str) -> tuple[str, int]:
 def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
     """Makes several domains of a set of images.
 
-    Each sample is of one domain, drawn so that each domain has as many of every class.
+    Each sample gets a random domain, so that all domains have equally many samples of a class.
 
     Args:
       dataset: a set of images.
@@ -153,7 +153,7 @@ def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
       The set with inputs (images, int8 [N] domain) and groups, the domains.
 
     Raises:
-      ValueError: another shift, no images, or a set that has groups of its own.
+      ValueError: the shift is unknown, the samples are no images, or the set already has groups.
     """
     kind, domains = parse_shift(shift)
     if not isinstance(dataset.preprocess, Pixels):

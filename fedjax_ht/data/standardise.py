@@ -20,15 +20,15 @@ _ROWS = 4096  # samples of which moments are summed at a time, since a set may b
 
 
 def standardised(dataset: Dataset, *partitions: Partition) -> Dataset:
-    """Returns the set with features of mean 0 and deviation 1 in its training samples.
+    """Returns the set with features of mean 0 and standard deviation 1 in its training samples.
 
     Rows [N, columns] are standardised by column; windows [N, T, ...] by signal, over samples and
     time. A column that is constant in training is only shifted.
 
     Args:
       dataset: a set of one float array.
-      *partitions: splits, one or more, whose training samples count together, so that several
-        trials, each with a split of its own, see the same features.
+      *partitions: one or more splits, whose training samples count together. Several trials with
+        different splits then see the same features.
 
     Raises:
       ValueError: the samples are no floats, or images, or have a rule of their own.

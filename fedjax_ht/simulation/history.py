@@ -40,8 +40,8 @@ def merged(runs: Runs) -> list[Row]:
 
 @checked
 def best(history: Sequence[Row]) -> Best:
-    """Returns a run's best row by test accuracy (as the papers choose), the best by validation
-    accuracy, if it has any, and the last.
+    """Returns a run's best row by test accuracy (as in papers), the best by validation accuracy, if
+    any, and the last.
 
     Raises:
       ValueError: no row has an evaluation, or the rows are of several trials.
@@ -93,34 +93,34 @@ def run(
     give_up: Whole | None = None,
     score_every: Count = 1,
 ) -> tuple[SimulationState, list[Row]]:
-    """Runs up to `rounds` rounds, from the start or from where `state` and `history` stand.
+    """Runs up to `rounds` rounds, from the start or from `state` and `history`.
 
-    Clients and servers whose results are not finite keep their old state; a RuntimeWarning names
-    them, each once, and tells of training that diverges, see `divergence.Divergence`.
+    Clients and servers whose results are not finite keep their old state. A RuntimeWarning names
+    each once, and reports diverging training, see `divergence.Divergence`.
 
     Args:
       simulation: the federation to run.
-      rounds: total, those already in `state` included.
-      state: the last state of an earlier run to go on from; it is copied and stays valid.
+      rounds: total number, including those in `state`.
+      state: the last state of an earlier run, to resume from; it is copied and stays valid.
       history: the rows of that earlier run.
-      eval_every: rounds between evaluations; the untrained federation and the last round are always
-        evaluated.
+      eval_every: rounds between evaluations; the untrained federation and the last round always
+        have one.
       patience: evaluations without a new best after which to stop, or None.
       progress_fn: called with each new row.
       after_round: called with the state and the history after each round; True stops the run. The
-        next round works on the state's arrays in place: keep `copy_state(state)`, never the state
+        next round changes the state's arrays in place: keep `copy_state(state)`, never the state
         itself.
       only: ids of the clients to evaluate, or None for all.
       give_up: rounds in a row without a single upload after which to stop, or None.
-      score_every: rounds between those whose participants are scored as training left them; the
-        last round's are.
+      score_every: rounds between scores of the participants after their training; the last round
+        always has them.
 
     Returns:
       The last state, and the history, plain rows, see `Row`.
 
     Raises:
-      ValueError: an argument is of another kind or out of its range, or a history comes without the
-        state that it ends with. One line, before anything is compiled.
+      ValueError: an argument has another type or is out of its range, or `history` is given without
+        `state`. One line, before compilation.
 
     Example:
       >>> state, history = fl.run(simulation, rounds=5)

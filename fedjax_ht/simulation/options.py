@@ -22,30 +22,30 @@ class SimulationOptions:
     """The options of a federation.
 
     Attributes:
-      seed: the seed of every random choice but the split of the data.
+      seed: the seed of all random choices except the split of the data.
       participation: share of clients in a round; see `participants`.
       drop_rate: share of a round's participants whose uplink is lost after training, rounded down.
       shared_init: True starts all clients of one architecture from the same weights (released
-        code), else each starts from its own.
-      scoring: state, samples and statistics of the scores. A `batch_size` of None is 64 where the
-        server has a model of its own, and else as the device likes (`batches.forward_batch`); it
-        matters where norms go by the batch.
+        code); False from different ones.
+      scoring: state, samples and statistics of the scores. A `batch_size` of None is 64 if the
+        server has its own model, and else a number for the device (`batches.forward_batch`). It
+        matters for norms with statistics of the batch.
       lanes: clients side by side on a device: a number, bucket name -> number, or None, for which
         `lanes.choose_lanes` has a rule.
       devices: number of devices to shard the clients over; None takes all.
-      client_store: "device" or "host", where the states of clients at rest live.
+      client_store: "device" or "host", the memory of clients' states between rounds.
       uplink, downlink: transforms of the messages on the wire, in order.
       refuse_outliers: bound on the largest entry and the length of an upload, in multiples of the
         round's median; an upload beyond it does not reach the server, see
-        `outliers.without_outliers`. 0 refuses none; nor is any refused beside `privacy`.
+        `outliers.without_outliers`. 0 refuses none, as does `privacy`.
       robust: defences before the server, in order, see `trust.defences`.
-      attack: the attack of some clients on the federation; `Attack()` is none. Attackers are left
-        out of all accuracies of a round; `trust.attacks.attackers` draws them.
-      time_stages: True reports the seconds of a round's stages as well; the stages then wait for
-        each other.
-      devices_profile: the clients' devices, or None: everybody is there in every round.
-      privacy: the noise that hides clients or uploads, and its clipping, or None; attackers'
-        uploads are clipped, too.
+      attack: the attack of some clients on the federation; `Attack()` is none. Accuracies of a
+        round exclude attackers; `trust.attacks.attackers` draws them.
+      time_stages: True also reports the seconds of a round's stages, which then run one after
+        another.
+      devices_profile: the clients' devices; None if all clients are available in every round.
+      privacy: the noise that hides clients or uploads, and its clipping, also of attackers; or
+        None.
 
     Raises:
       ValueError: a value is outside its range, or privacy of clients, for which a sum is all that a
@@ -94,8 +94,8 @@ class SimulationOptions:
         return self.refuse_outliers if self.privacy is None else 0.0
 
     def participants(self, num_clients: int) -> int:
-        """Returns how many of so many clients take part in a round: the nearest integer to the
-        share, halves rounded up, at least one."""
+        """Returns the number of a round's participants: the share, rounded to the nearest integer
+        (halves up), at least one."""
         return max(1, int(np.floor(self.participation * num_clients + 0.5)))
 
     def reachable(self, num_clients: int, round: int) -> np.ndarray:

@@ -24,19 +24,16 @@ class Profile:
     """The abilities of the clients' devices. All trials of a run have the same devices.
 
     Attributes:
-      available: (round) -> bool [num_clients], the clients that can be reached in it; None: all, in
-        every round.
+      available: (round) -> bool [num_clients], the available clients; None: all, in every round.
       flops: FLOP/s of training, float [num_clients]; None: training takes no time.
       up, down: bytes/s of an upload and of a download, float [num_clients]; None: it takes no time.
       deadline: seconds of a round after which the server waits for nobody; 0: it waits for all.
-      late: the fate of an upload after the deadline. "lost" treats it as one that is dropped: the
-        client has trained, and the server never hears of it. "arrives" brings it in the later round
-        in which the client is done with it, see `simulation.clock`; till then the client takes
-        part in no other.
+      late: the treatment of an upload after the deadline. "lost" drops it: the client keeps its
+        training, and the server gets nothing. "arrives" delivers it in the later round in which the
+        client finishes, see `simulation.clock`. Until then the client takes part in no other round.
 
     Raises:
-      ValueError: a rate is no positive number, or there is a deadline and nothing takes time, or
-        uploads that arrive late and no deadline.
+      ValueError: a rate is not positive, a deadline has no rates, or late uploads have no deadline.
     """
 
     available: Available | None = None
@@ -142,7 +139,7 @@ class Profile:
 
 
 def by_chance(num_clients: int, share: float, seed: int = 0) -> Available:
-    """Makes each client reachable in each round by itself, with probability `share`."""
+    """Makes each client available in each round, independently, with probability `share`."""
 
     def available(round: int) -> np.ndarray:
         return host_generator(seed, Purpose.AVAILABILITY, round).random(num_clients) < share
@@ -151,12 +148,12 @@ def by_chance(num_clients: int, share: float, seed: int = 0) -> Available:
 
 
 def by_trace(num_clients: int, spans: Iterable[tuple[int, int, int]]) -> Available:
-    """Makes clients reachable by a trace of spans.
+    """Makes clients available in given spans of rounds.
 
     Args:
       num_clients: number of clients in the federation.
-      spans: (client, first round, last round), from 0 and inclusive, several a client allowed; a
-        client without any is never reachable.
+      spans: (client, first round, last round), from 0 and inclusive. A client may have several; one
+        without any is never available.
 
     Raises:
       ValueError: there is no such client, or a span ends before it begins. One line.

@@ -63,27 +63,26 @@ class Rounds:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Simulation(Rounds):
-    """A federation ready to run on this machine: `Rounds`, and ways to look into its clients.
+    """A federation ready to run on this machine: `Rounds`, and functions to inspect its clients.
 
     Every function is compiled at its first call, unless this process has the programs of a
-    simulation that differs in nothing but its samples, their split and the seed (see
-    `simulation.engine`).
+    simulation that differs only in samples, split and seed (see `simulation.engine`).
 
     Attributes:
-      lanes: bucket name -> number of its clients that run side by side on a device.
-      read_clients: (SimulationState, bucket name, rows) -> those states as NumPy; of clients that
-        keep nothing between rounds, as the next downlink leaves them.
+      lanes: bucket name -> number of clients side by side on a device.
+      read_clients: (SimulationState, bucket name, rows) -> those states as NumPy. Clients without
+        state between rounds have the state after the next downlink.
       write_clients: (SimulationState, bucket name, rows, states) -> SimulationState with those
         states put in place.
-      find_fault: (SimulationState, jit=True) -> Fault or None: where the next round first has a
-        value that is not finite, or raises, played one client at a time (see
-        `simulation.stepped`); the state stays.
-      features: (SimulationState, ids, indices) -> float32 [n, K] for each of these clients, what it
-        makes of the samples `indices`, int [n], or int [len(ids), n], samples of each client.
+      find_fault: (SimulationState, jit=True) -> Fault or None: the first place in the next round
+        with a value that is not finite, or an error. The round runs one client at a time (see
+        `simulation.stepped`); the state does not change.
+      features: (SimulationState, ids, indices) -> float32 [n, K] for each of these clients, the
+        features of the samples `indices`, int [n], or int [len(ids), n] by client.
       predict: (SimulationState, client id, inputs [n, ...] as the data set stores them, rule=None)
         -> float32 [n, num_classes], the client's scores by that rule, None for the reported one,
         as an evaluation scores it.
-      program: the parts that these functions share.
+      program: the common parts of these functions.
     """
 
     lanes: dict[str, int]
@@ -113,12 +112,11 @@ def make_simulation(
     """Binds a method to a federation and its data.
 
     Args:
-      method: a factory's result; its hyper-parameters, local training among them, are bound
-        already.
+      method: a factory's result, with its hyper-parameters and local training.
       federation: the buckets.
       data: the clients' data.
       options: the options of the federation.
-      settings: the values of a method that is `varied`, numbers.
+      settings: the numbers of a `varied` method.
 
     Raises:
       ValueError: the method cannot run on this federation.

@@ -61,7 +61,7 @@ class SimulationState(NamedTuple):
 
 @checked
 def copy_state(state: SimulationState) -> SimulationState:
-    """Copies a state, to be kept: a round works in place on the arrays of the one that it is given.
+    """Copies a state to keep it: a round changes the arrays of its argument in place.
 
     Example:
       >>> best = fl.copy_state(state)  # in an `after_round` of `fl.run`

@@ -427,11 +427,11 @@ CHECKPOINTS = "checkpoints"  # as in the folder of an entry
 def save(
     folder: Path | str, simulation: Simulation, state: SimulationState, history: Sequence[Row]
 ) -> None:
-    """Writes a checkpoint of a simulation, whole or not at all, and its rows.
+    """Writes a checkpoint of a simulation, atomically, and its rows.
 
-    The folder has what an entry of a run by config has: checkpoints/, metrics.jsonl, metrics.csv
-    and clients.csv. The two newest checkpoints stay; those whose rows are not the first of
-    `history` are of another course, and are moved into set_aside_1 beside them.
+    The folder has the files of an entry of a run: checkpoints/, metrics.jsonl, metrics.csv and
+    clients.csv. The two newest checkpoints stay. Checkpoints whose rows are not the first of
+    `history` belong to another run, and are moved into set_aside_1 beside them.
 
         >>> state, history = fl.run(simulation, rounds=10)  # doctest: +SKIP
         >>> fl.save("runs/mine", simulation, state, history)  # doctest: +SKIP
@@ -440,7 +440,7 @@ def save(
 
     Args:
       folder: the folder to write to.
-      simulation: the simulation that the state is of.
+      simulation: the simulation of the state.
       state: the state, which stays valid.
       history: all rows until that state, as `fl.run` returns them.
 
@@ -456,17 +456,17 @@ def save(
 
 
 def load(folder: Path | str, simulation: Simulation) -> tuple[SimulationState, list[Row]]:
-    """Reads the newest state that can be read of a folder that `save` wrote, and its rows.
+    """Reads the newest readable state of a folder that `save` wrote, and its rows.
 
-    A run that goes on from them is the run that never stopped, bit for bit. The simulation must be
-    made as the saved one was: shapes are compared, data and settings are not.
+    A run resumed from them equals an uninterrupted run, bit for bit. Make the simulation in the
+    same way as the saved one: shapes are compared, data and settings are not.
 
     Args:
       folder: the folder.
       simulation: a simulation of the same method, federation, data and options.
 
     Raises:
-      ValueError: the folder has no checkpoint that fits the simulation and can be read. One line.
+      ValueError: the folder has no readable checkpoint that fits the simulation. One line.
     """
     restored = make_checkpointer(Path(folder) / CHECKPOINTS, simulation).restore()
     if restored is None:

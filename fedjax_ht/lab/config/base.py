@@ -37,8 +37,7 @@ AnyConfig = Config | ToDict | Mapping[str, Any]
 
 
 def base_config() -> Config:
-    """Returns a complete config with all defaults. A config file changes what its experiment
-    changes."""
+    """Returns a complete config with all defaults. A config file changes some of its fields."""
     config = Config()
     config.method = method_config(str(config.method.name))
     config.partition = partition_config(config.partition.kind)
@@ -46,13 +45,13 @@ def base_config() -> Config:
 
 
 def method_config(name: str, **options) -> MethodConfig:
-    """Returns a method with all options of its factory, so that any can be overridden."""
+    """Returns the config of a method with all options, so that you can override any."""
     values = option_values(name, method_options(name), options)
     return MethodConfig(name, Options(values))
 
 
 def partition_config(kind: str, num_clients: int = 20, **options) -> PartitionConfig:
-    """Returns a split among clients with all options of its kind, so that any can be overridden."""
+    """Returns the config of a split over clients with all options, so that you can override any."""
     values = option_values(f"partition {kind!r}", partition_options(kind), options)
     return PartitionConfig(kind, num_clients, options=Options(values))
 
@@ -120,10 +119,10 @@ def apply_argument(
 
     Args:
       config: the config that the file describes.
-      argument: the text behind the colon, parts with commas between them.
+      argument: the string after the colon, parts separated by commas.
       setters: further arguments of this config, name -> (config, value) -> None; `clients=50`
         calls `setters["clients"]`.
-      **run_locally: the fields that make it a first check, of a few rounds.
+      **run_locally: the fields of a first check with few rounds.
     """
     setters = setters or {}
     for part in filter(None, (argument or "").split(",")):

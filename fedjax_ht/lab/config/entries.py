@@ -46,12 +46,12 @@ OVERRIDDEN = ("training", "model")
 def preset(
     text: str, tuned: str = "", known: Mapping[str, Entry] = MappingProxyType({}), **options
 ) -> Entry:
-    """Returns settings for entries of a config that begin with NAME, or with NAME@tuned.
+    """Returns settings for a config's entries that start with NAME, or with NAME@tuned.
 
     Args:
       text: the settings as an entry, `NAME[:KEY=VALUE]...`.
-      tuned: how they were searched, in words; with it they are those of NAME@tuned.
-      known: presets by label, which `text` may begin with.
+      tuned: a description of the search; the settings are then those of NAME@tuned.
+      known: presets by label, with which `text` may start.
       **options: more options of the method.
 
     Raises:

@@ -60,7 +60,7 @@ def load_run(
     trial: int = 0,
     experiment: Plan | None = None,
 ) -> LoadedRun:
-    """Reads a run of a folder as its newest checkpoint left it, to look into it.
+    """Loads a run from its newest checkpoint, to inspect it.
 
         >>> loaded = fl.load_run("runs/first", "fedssa@tuned")  # doctest: +SKIP
         >>> images = loaded.run.dataset.inputs[:10]  # doctest: +SKIP
@@ -68,18 +68,18 @@ def load_run(
 
     Args:
       workdir: the folder of the run.
-      method: the label of an entry, by default of the first.
+      method: the label of an entry; None for the first.
       trial: number of the entry's run, from 0.
-      trust: True lets code that the run's config names be run, see `own_methods.read_trusted_run`.
-      experiment: the run's experiment, of a run that was given objects from Python.
+      trust: True allows code named in the run's config to run, see `own_methods.read_trusted_run`.
+      experiment: the run's experiment, if it has objects from Python.
 
     Returns:
       The run's `simulation` and `state`, and its `run`, which has the entry's `label` and `method`,
       the `dataset`, and `partitions`, one a trial.
 
     Raises:
-      ValueError, OSError: there is no run there, or none of this method or number, its data are
-        others now, its folder came from another run, or it needs `trust`. One line.
+      ValueError, OSError: there is no such run, method or trial, its data have changed, its folder
+        came from another run, or it needs `trust`. One line.
     """
     workdir = Path(workdir)
     experiment = read_experiment(workdir, trust, experiment)

@@ -149,21 +149,21 @@ def make_experiment(
     models: Mapping[str, nn.Module] | None = None,
     methods: Mapping[str, Method] | None = None,
 ) -> Plan:
-    """Plans what a config describes, with objects of yours in place of names; `train_and_evaluate`
-    runs it in a folder.
+    """Makes an experiment of a config, with your objects in place of names. `train_and_evaluate`
+    runs it.
 
     Args:
-      config: the config, such as `fedjax_ht.base_config()`. The split, the federation's options and
-        the number of rounds and trials are its own.
+      config: the config, such as `fedjax_ht.base_config()`, with the split, the options, and the
+        number of rounds and trials.
       dataset: the data set, in place of `config.dataset.name`. `classes`, `subset`, `shift`,
-        `public` and `standardise` change it as any other.
-      models: architecture -> module, which clients take in turn, in place of `config.model.group`.
-      methods: label -> method, in place of `config.method`; entries of `config.entries` run beside
-        them. A method trains by its own recipe, and not by `config.training`.
+        `public` and `standardise` change it as usual.
+      models: architecture -> module, for clients in turn, in place of `config.model.group`.
+      methods: label -> method, in place of `config.method`. Entries of `config.entries` run as
+        well. A method uses its own training recipe, not `config.training`.
 
     Raises:
-      ValueError, FileNotFoundError, ImportError: the objects and the config do not fit, or a field
-        has a value that it cannot have. One line, before anything is compiled.
+      ValueError, FileNotFoundError, ImportError: the objects do not fit the config, or a field is
+        invalid. One line, before compilation.
 
     Examples:
       >>> training = fl.LocalTraining(optax.sgd(0.1))  # doctest: +SKIP

@@ -39,23 +39,21 @@ def report_run(
     show_result: Callable[[Document], None] = lambda text: None,
     trust: bool = False,
 ) -> tuple[str, list[Path]]:
-    """Writes the tables, pictures and page of a run or comparison anew, of the entries that have
-    rows.
+    """Rewrites the tables, pictures and report of a run or comparison, for all entries with rows.
 
     Args:
       workdir: the run's folder.
-      experiment: the run's experiment, see `make_experiment`; a run that was given objects from
-        Python needs it, any other is built from its config.json.
-      warn: called with each line about trouble.
-      show_result: called with the text before anything is drawn.
-      trust: True lets code that the run's config names be run, see `own_methods.read_trusted_run`.
+      experiment: the run's experiment, see `make_experiment`, if it has objects from Python. Other
+        runs are built from config.json.
+      warn: called with each warning.
+      show_result: called with the result as text, before the pictures.
+      trust: True allows code named in the run's config to run, see `own_methods.read_trusted_run`.
 
     Returns:
-      The result as text, and the files written, report.html the last of them; none where the folder
-      is read-only.
+      The result as text, and the written files, report.html last; no files in a read-only folder.
 
     Raises:
-      ValueError, OSError: there is no run or no row, its data are others now, or a process trains
+      ValueError, OSError: there is no run or no row, its data have changed, or a process trains
         there. One line.
     """
     workdir = Path(workdir)

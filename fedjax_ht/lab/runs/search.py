@@ -423,11 +423,11 @@ def fairly_tuned(
     models: Mapping[str, nn.Module] | None = None,
     tasks: Tasks | None = None,
 ) -> Config:
-    """Searches the settings of methods with equal budgets, on validation sets, and returns a config
-    that compares the best of each.
+    """Tunes methods with equal budgets on validation sets; returns a config that compares the best
+    settings.
 
-    One of a method's settings is the method as its paper has it; the others are drawn from its
-    space. The search takes the first trial's seed and split.
+    The first settings of a method are its paper's; the others are random. The search uses the first
+    trial's seed and split.
 
         >>> config = fl.fairly_tuned(
         ...     config, ["local", "fedssa"], "runs/fair", points=9
@@ -436,20 +436,21 @@ def fairly_tuned(
 
     Args:
       config: the config of the comparison, whose partition has validation sets.
-      methods: the entries to tune, by name, such as those of `register_method`.
-      workdir: the comparison's folder; searches are in search/ there, and go on from what is in it.
-      points: number of settings of each, at least 2.
-      tell: called with a line about every point.
-      recipe: fields of `training` that are searched, too, with their values as text, or a
+      methods: names of the methods to tune, such as those of `register_method`.
+      workdir: the comparison's folder. Its folder search/ has the searches, which resume from
+        there.
+      points: number of settings of each method, at least 2.
+      tell: called with a line about every setting.
+      recipe: further fields of `training` to search, with their values as strings, or a
         `SearchRange`: {"training.batch_size": ("64", "512")}. All methods have the same draws.
-      dataset: the data set in place of the config's name, see `make_experiment`, which the config
-        that is returned then needs.
-      models: architecture -> module, likewise.
-      tasks: trains the points as tasks of a cluster; None trains them here.
+      dataset: the data set in place of the config's name. The returned config then needs
+        `make_experiment`.
+      models: architecture -> module, in the same way.
+      tasks: trains the settings as tasks of a cluster; None trains them here.
 
     Raises:
-      ValueError, OSError: a method is given twice, `points` is below 2, the config has no
-        validation sets, or the folder is of another search. One line.
+      ValueError, OSError: a method occurs twice, `points` is below 2, the config has no validation
+        sets, or the folder has another search. One line.
       Interrupted: by a signal.
     """
     config, workdir = typed_config(config), Path(workdir)

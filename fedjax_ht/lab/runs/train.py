@@ -103,37 +103,35 @@ def train_and_evaluate(
     config_file: str | None = None,
     tasks: Tasks | None = None,
 ) -> Result:
-    """Runs every entry of an experiment on one split, or one a trial, and writes metrics,
-    checkpoints, a table, plots and a page below `workdir`.
+    """Runs every entry of an experiment, and writes metrics, checkpoints, tables, plots and a
+    report to `workdir`.
 
-    Under `jax.distributed` every process makes the same call, and the first of them writes;
-    `workdir` must be a folder that all of them see. A second call with the same config, or objects,
-    goes on where the first stopped, in another process, too. SIGINT and SIGTERM let the round in
-    progress finish, save, and raise `Interrupted`. Of a finished run in a read-only folder the
-    result is shown.
+    Each trial has its own split. Under `jax.distributed` every process makes the same call, and the
+    first one writes; all must see `workdir`. A second call with the same config or objects resumes
+    the run, in any process. SIGINT and SIGTERM finish the round, save, and raise `Interrupted`. A
+    finished run in a read-only folder only shows its result.
 
     Args:
-      experiment: the config of the run, such as `fedjax_ht.base_config()`, or what
-        `make_experiment` made of one with objects of yours.
+      experiment: the config of the run, such as `fedjax_ht.base_config()`, or the result of
+        `make_experiment`.
       workdir: the folder to write to.
-      progress_fn: called with the label of an entry and its new row.
-      warn: called with each line about trouble.
-      stage: called with two lines on the data that were read, and with a line when something
-        begins: the run, every entry that has rounds to do, and drawing.
-      aim: the target accuracy of a comparison, whose costs the first table then shows; None for a
-        run's own table.
-      show_result: called with the summary before anything is drawn, which may take minutes.
-      config_file: "FILE[:ARGUMENT]" that registers the config's own methods; by it `report` and
-        `evaluate` know them again.
-      tasks: trains the runs as tasks of a cluster; what they leave undone is done here. None does
-        all here.
+      progress_fn: called with an entry's label and its new row.
+      warn: called with each warning.
+      stage: called with two lines on the data, and with a line at the start of the run, of each
+        unfinished entry, and of the pictures.
+      aim: the target accuracy of a comparison, whose costs the first table shows; None for the
+        table of a run.
+      show_result: called with the summary before the pictures, which may take minutes.
+      config_file: "FILE[:ARGUMENT]" that registers your own methods, so that `report` and
+        `evaluate` find them.
+      tasks: trains the runs as tasks of a cluster, and the rest here. None trains all here.
 
     Raises:
-      ValueError, OSError: the config is wrong, or `workdir` cannot be used: another process does,
-        or it holds a run of another config or on other data. One line each.
+      ValueError, OSError: the config is invalid, another process uses `workdir`, or it has a run of
+        another config or on other data. One line each.
       ImportError: the package of a tracker is missing. One line.
-      Unwritable: the disk is full, say, after the run has begun; the last checkpoint is whole. One
-        line.
+      Unwritable: a file cannot be written after the start, e.g. on a full disk; the last checkpoint
+        is whole. One line.
       GaveUp: no upload arrived for `give_up` rounds in a row in an entry; the others have run to
         their end.
     """

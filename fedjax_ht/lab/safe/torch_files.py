@@ -126,12 +126,12 @@ class _TorchRecorder(Recorder):
 
 
 def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
-    """The tensors of a model in a file, by name.
+    """Reads the tensors of a model from a file, by name.
 
     Args:
-      path: a file that torch.save wrote (.pth, .pt, .tar), a .safetensors or an .npz file. Of a
-        training script's checkpoint the entry "state_dict" or "model" is taken; "module." before
-        all names goes.
+      path: a file of torch.save (.pth, .pt, .tar), a .safetensors or an .npz file. In a training
+        script's checkpoint, the entry "state_dict" or "model" is read; a prefix "module." is
+        removed.
 
     Returns:
       Arrays of the tensors' shapes and dtypes (bfloat16 is `jnp.bfloat16`); they may be read-only.
@@ -139,7 +139,7 @@ def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
     Raises:
       FileNotFoundError: there is no such file.
       ImportError: the file is a .safetensors file, and that package is not installed.
-      ValueError: the file is damaged, of another format, or holds anything but tensors by name.
+      ValueError: the file is damaged, has another format, or has other content than named tensors.
     """
     path = Path(path)
     if not path.is_file():

@@ -43,8 +43,8 @@ def with_weights(
     weights: Path | str | Mapping[str, Source],
     head: bool | None = None,
 ) -> Federation:
-    """Returns the federation, its models starting from given weights: every client's, an auxiliary
-    model's of the same architecture, and so a server's that averages them.
+    """Returns the federation with given initial weights: for every client, for an auxiliary model
+    of the same architecture, and thus for a server that averages them.
 
     Args:
       federation: a federation of whole models.
@@ -53,13 +53,13 @@ def with_weights(
         all. "resnet34" also serves "resnet34_head1" and so on,
         and "resnet34_r4" with adapters, which the weights are frozen under; "shared" the auxiliary
         model alone.
-      head: True loads heads, too, where they compute the same here; else they stay random. None
-        leaves them random, too, and warns where the weights have any.
+      head: True also loads heads if they compute the same here; else they stay random. None keeps
+        them random, with a warning if the weights have any.
 
     Raises:
       FileNotFoundError: there is no such file.
       ImportError: the file is a .safetensors file, and that package is not installed.
-      ValueError: there is no such architecture, or the weights are of another one. One line.
+      ValueError: the architecture is unknown, or the weights belong to another one. One line.
     """
     if federation.global_model is not None:
         raise ValueError(

@@ -43,10 +43,10 @@ def client_weights(received: Received, num_samples: Metadata | tuple = ()) -> ja
     """Computes the weights of a mean over clients, float32 [P], not normalised.
 
     Args:
-      received: the uplinks; clients that did not arrive, or have no training samples, weigh
-        nothing.
-      num_samples: the uploads of `sent_samples`, stacked: weights of a mean by samples. With ()
-        the other clients weigh 1 each.
+      received: the uplinks; clients that did not arrive, or have no training samples, have weight
+        0.
+      num_samples: the stacked uploads of `sent_samples`, for a mean by samples. With () the other
+        clients have weight 1 each.
 
     Example:
       >>> info = fl.ClientInfo(jnp.arange(3), jnp.array([6, 0, 2]), jnp.zeros(3, int))
@@ -71,7 +71,7 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
       weights: float [P], at least 0, normalised here. Rows of weight zero are never read.
 
     Returns:
-      The pytree without the leading axis; zeros where all weights are zero.
+      The pytree without the leading axis; zeros if all weights are zero.
 
     Example:
       >>> models = {"w": jnp.array([[1.0, 2.0], [jnp.nan, jnp.nan], [3.0, 4.0]])}

@@ -291,29 +291,29 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 @checked
 @with_standard_numerics
 def check_method(method: Method, federation: Federation | None = None) -> None:
-    """Plays two rounds of a tiny federation and refuses a method that breaks the contract.
+    """Runs two rounds of a tiny federation and rejects a method that breaks the contract.
 
-    The first client fills no batch, the second a batch and a half, and the third has no samples. It
-    is checked that
+    The first client has less than a batch, the second a batch and a half, and the third no samples.
+    The checks are:
 
-    * functions return what they should, see `core.contract`;
-    * what clients and server compute is finite;
-    * counts in uplinks are those of the client's samples, as `Wire.counts` says;
+    * functions return the right forms, see `core.contract`;
+    * results of clients and server are finite;
+    * counts in uplinks match the client's samples, see `Wire.counts`;
     * samples under `batch.mask`, and beyond a split's count, change nothing;
-    * nothing is drawn by np.random or random, whose numbers would be constants of a program;
-    * at the server, rows that have not `arrived` change nothing;
-    * what a server that reads "sums" (`Wire.server_reads`) makes of uploads depends on their sum;
+    * np.random and random are not used, because their numbers would be constants of a program;
+    * rows that have not `arrived` do not change the server;
+    * a server that reads "sums" (`Wire.server_reads`) depends only on sums of uploads;
     * `View.invariant`, if there is one, holds while every upload arrives.
 
     It takes some seconds for small models.
 
     Args:
       method: a factory's result.
-      federation: a federation that the method runs on, with inputs of any kind; None takes two
-        small perceptrons with three clients each.
+      federation: a federation for the method, with inputs of any kind; None for two small
+        perceptrons with three clients each.
 
     Raises:
-      ValueError: the method breaks the contract, or does not run on such a federation. One line.
+      ValueError: the method breaks the contract, or does not support the federation. One line.
 
     Example:
       >>> federation = fl.make_federation({"a": fl.mlp(2, (3,))}, (2, 2, 1), 2, num_clients=3)

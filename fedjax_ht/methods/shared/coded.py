@@ -212,18 +212,18 @@ class _Scheme:
 
 @checked
 def quantised(method: Method, bits: Bits = 8) -> Method:
-    """Sends every array of an upload as integers of a few bits and the size of their unit.
+    """Sends every array of an upload as integers of a few bits and their unit.
 
     The unit of an array is its largest change divided by 127 (7, 1), and changes are rounded to the
-    nearest integer. Of a `Masked`, the rows that are sent are coded.
+    nearest integer. In a `Masked`, only the sent rows are coded.
 
     Args:
       method: any method whose uploads keep their meaning from round to round.
       bits: bits of an integer; 4 and 2 are sent two and four to a byte.
 
     Returns:
-      The method; its clients keep one number more for each that they send. Its `check` raises a
-      ValueError where the code cannot be used.
+      The method; its clients keep one extra number for each number that they send. Its `check`
+      raises a ValueError if the method does not support the code.
 
     Example:
       >>> recipe = fl.LocalTraining(optax.sgd(0.1))
@@ -241,15 +241,14 @@ def quantised(method: Method, bits: Bits = 8) -> Method:
 
 @checked
 def top_k(method: Method, share: Part = 0.01) -> Method:
-    """Sends of an upload's whole arrays only the entries that changed most, each with its index.
+    """Sends only the most changed entries of an upload's arrays, each with its index.
 
     All arrays count together; k is the share of their entries, rounded up. Rows of a `Masked` are
-    chosen by the method already, and are sent as they are.
+    sent unchanged, because the method has already selected them.
 
     Args:
       method: any method whose uploads keep their meaning from round to round.
-      share: share of the entries that are sent, above 0; with 1 the server reads each upload as it
-        is.
+      share: share of the sent entries, above 0; with 1 the server reads each upload unchanged.
 
     Returns:
       The method; as for `quantised`.

@@ -70,7 +70,8 @@ def class_sums(bucket: Bucket, client: PyTree, data: Data) -> ClassSums:
       data: the client's view of the data.
 
     Returns:
-      `ClassSums`: sums float32 [C, K], counts float32 [C]; `class_means` makes prototypes of them.
+      `ClassSums`: sums float32 [C, K], counts float32 [C]; `class_means` converts them to
+      prototypes.
     """
 
     def extract(x, mask):
@@ -119,7 +120,7 @@ def as_rows(prototypes: jax.Array, present: jax.Array) -> Uploads:
 def mean_by_class(
     prototypes: jax.Array, present: jax.Array, weights: jax.Array | None = None
 ) -> jax.Array:
-    """Computes the mean over the uploaders of each class.
+    """Computes the mean of each class over its uploaders.
 
     Args:
       prototypes: float [P, C, K]; entries not present are never read.

@@ -45,27 +45,27 @@ def train_model(
     gather_features: bool = False,
     classes: jax.Array | None = None,
 ) -> tuple[PyTree, TrainingResult]:
-    """Trains a client's model by cross-entropy, plus terms of its features and parameters.
+    """Trains a client's model by cross-entropy, with optional terms of features and parameters.
 
-    Batch norms normalise by the batch, and keep its statistics, whichever part is trained.
+    Batch norms normalise by the batch and update their statistics, whichever part is trained.
 
     Args:
       training: the recipe of local training.
       bucket: the bucket of the client.
       client: the client's state, with the model as "params" and "stats"; other entries stay.
       data, ctx: the client's data and its context, as for `client_update`. A second training in a
-        round takes a key of its own, `ctx._replace(key=jax.random.fold_in(ctx.key, 1))`.
-      part: "base", the feature extractor, or "head", which is then trained alone; None trains both.
+        round needs another key, `ctx._replace(key=jax.random.fold_in(ctx.key, 1))`.
+      part: "base" to train the feature extractor alone, "head" for the head alone; None for both.
       split: the samples to train on, a key of `data.splits`.
-      regulariser: (features float [B, K], batch) -> scalar added to the loss; None adds nothing.
-      penalty: (the parameters that are trained) -> scalar added to the loss; None adds nothing.
-      gather_features: True sums by class the features that the training computes.
-      classes: bool [num_classes]; the logits of other classes count as 0 in the loss. None takes
-        all logits as they are.
+      regulariser: (features float [B, K], batch) -> scalar added to the loss; None for none.
+      penalty: (the trained parameters) -> scalar added to the loss; None for none.
+      gather_features: True sums the features of the training by class.
+      classes: bool [num_classes]; the logits of other classes are 0 in the loss. None for all
+        classes.
 
     Returns:
-      The client's new state, and the result of the training, whose parameters are those that were
-      trained, with class sums of the features if `gather_features`.
+      The client's new state, and the result of the training: the trained parameters, and class sums
+      of the features if `gather_features`.
     """
     params = client["params"]
 
