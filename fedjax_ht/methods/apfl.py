@@ -11,18 +11,18 @@
     paper:   https://arxiv.org/abs/2003.13461
 
 Settled here:
-* v_i is what is trained and kept; the mixture is made anew for each batch and score. The authors'
-  code (MLOPTPSU/FedTorch) and FL-bench mix logits in place of parameters, and FL-bench leaves
+* The client trains and keeps v_i, and computes the mixture for each batch and score. The authors'
+  code (MLOPTPSU/FedTorch) and FL-bench mix logits instead of parameters, and FL-bench leaves
   gradients of the first backward pass in the second. PFLlib stores the mixture as v_i after every
-  round, so that mixtures pile up, and trains v_i on a loss of its own.
+  round, so that mixtures accumulate, and trains v_i on a separate loss.
 * v_i starts as the first w that the client receives; alpha_i starts at `alpha`, 0.5. PFLlib's 1.0
   is a model without a share of w.
-* alpha_i takes a step with every batch, as the text's equation. alpha_every="round" takes that of a
-  round's first batch alone, as the authors' code does, which also adds 0.02 alpha_i to the slope;
-  alpha_every="never" keeps `alpha`. Its optimiser is the clients', whose weight decay, if any,
-  shrinks it too.
-* The paper has one architecture; here every architecture has a mean of its own, by samples. Batch
-  statistics of w_i and of the mixture stay with each client, as in `fedavg`.
+* alpha_i takes a step with every batch, as in the paper's equation. alpha_every="round" takes only
+  the step of a round's first batch, as in the authors' code, which also adds 0.02 alpha_i to the
+  gradient. alpha_every="never" keeps `alpha`. The clients' optimiser trains it, including any
+  weight decay.
+* The paper has one architecture; here every architecture has its own mean, weighted by samples.
+  Batch statistics of w_i and of the mixture stay with each client, as in `fedavg`.
 """
 
 from typing import Annotated, Literal

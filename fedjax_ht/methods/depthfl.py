@@ -13,18 +13,18 @@
     paper:   https://openreview.net/forum?id=pf8RIZTMU58
 
 Settled here:
-* A classifier is a linear layer on the features after a stage, averaged over pixels. The paper's
-  has a bottleneck of attention and separable convolutions in front, and its ResNet a stem for small
-  images: the models are the library's own, which are not those of the paper's numbers.
+* A classifier is a linear layer on the features after a stage, averaged over pixels. In the paper a
+  bottleneck of attention and separable convolutions precedes it, and the ResNet has a stem for
+  small images. The library's models therefore differ from those behind the paper's numbers.
 * lambda_t = exp(-5 (1 - min(t, ramp) / ramp)^2) in round t = 0, 1, ..., with ramp 300, as in the
-  author's code: self-distillation hardly counts in the first third of its rounds, and in shorter
-  runs not at all, unless `ramp` is smaller.
-* KL has softmax(z_j) + 1e-7 for its target, as there.
+  author's code: self-distillation has almost no weight in the first third of these rounds. Set a
+  smaller `ramp` for shorter runs.
+* The target of KL is softmax(z_j) + 1e-7, as in the author's code.
 * s_k starts at 0 and is kept by absent clients; a client whose upload is lost keeps its new s_k. h
-  moves with the clients that came, so that a tensor that nobody has stays. Running statistics are
-  averaged without h.
-* inclusive trains the deepest classifier alone, InclusiveFL's form in that code; classifiers before
-  it are sent and averaged as they came.
+  moves with the participating clients, so a tensor that none of them has does not change. Running
+  statistics are averaged without h.
+* inclusive trains the deepest classifier alone, the form of InclusiveFL in that code. Earlier
+  classifiers are sent and averaged unchanged.
 * The author's recipe is SGD at 0.1, times 0.998 a round, weight decay 1e-3, batches of 50, five
   epochs, no clipping.
 """

@@ -11,11 +11,11 @@
 
 Settled here:
 * v_i is pulled towards w as received, and starts as the first w that the client receives. Both
-  models see the same batches and take the same number of steps; the paper lets v_i take others.
+  models have the same batches and number of steps; the paper allows others for v_i.
 * lam is 1; the paper chooses 0.1, 1 or 2 for each client. PFLlib's default is 0, which is local
   training.
-* The paper has one architecture; here every architecture has a mean of its own, by samples. Batch
-  statistics of both models stay with each client, as in `fedavg`.
+* The paper has one architecture; here every architecture has its own mean, weighted by samples.
+  Batch statistics of both models stay with each client, as in `fedavg`.
 """
 
 from typing import Annotated

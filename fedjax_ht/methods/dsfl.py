@@ -12,10 +12,11 @@
     paper:   https://arxiv.org/abs/2008.06180
 
 Settled here:
-* Probabilities are averaged, as in the paper; averaging logits is another reading. With a mean in
-  [0, 1] and T = 0.1 a target's classes differ by at most a factor e^10.
+* Probabilities are averaged, as in the paper; other code averages logits. With a mean in [0, 1] and
+  T = 0.1 a target's classes differ by at most a factor of e^10.
 * The server's model has the architecture of Federation.shared (model.shared), or is the global
-  model of a sliced federation. It starts anew, never sees a label, and is not sent.
+  model of a sliced federation. It starts from random weights, trains without labels, and is not
+  sent.
 * A client that was absent learns from the newest targets. The mean is uniform over clients that
   arrive and have samples; probabilities are those of evaluation mode.
 """

@@ -8,15 +8,15 @@
     down:    C' C: their means over the clients
     paper:   https://arxiv.org/abs/1811.11479
 
-As a baseline it is called FedDistill, too.
+As a baseline it is also called FedDistill.
 
 Settled here:
 * R is the mean square on raw logits, the form behind the FedTGP and FedKTL tables.
-  regulariser="soft_cross_entropy" takes softmax(Z_y) for the label, as HtFLlib did later. What it
-  does today, a cross-entropy against raw logits, is not a loss with a minimum: not offered.
-* A sample whose class has no row in Z adds nothing; in the first round none has.
-* Each client is sent the mean over all uploaders, itself included; Jeong et al. leave the client's
-  part out.
+  regulariser="soft_cross_entropy" takes softmax(Z_y) for the label, as HtFLlib did later. Its
+  current form, a cross-entropy against raw logits, has no minimum and is not offered.
+* A sample whose class has no row in Z does not contribute. In the first round Z has no rows.
+* Each client receives the mean over all uploaders, including itself; Jeong et al. exclude the
+  client.
 * The mean is uniform over a class's uploaders. Logits are those of training mode before each step,
   over all epochs.
 """

@@ -11,15 +11,15 @@
     paper:   https://arxiv.org/abs/2212.01197
 
 Settled here:
-* The layers that are mixed are the head, as `SplitModel` calls it: with a linear one, the last two
-  tensors of PFLlib and FL-bench. The first model that a client receives is taken as it is.
-* A_i starts at 1 and is kept. It is learned on receipt, before the client is scored or trains: in
-  one pass over a run of `share` of the samples in stored order, from a random one on; at the second
-  receipt in `first_passes`. The authors pass until the last ten losses differ by less than 0.1,
-  which may never end.
-* Batch norms normalise by the batch while A_i is learned, and the statistics are thrown away. Batch
+* The mixed layers are the head of `SplitModel`. A linear head is the last two tensors in PFLlib and
+  FL-bench. The first model that a client receives is not mixed.
+* A_i starts at 1 and is kept. It is learned on receipt, before scoring and training: in one pass
+  over `share` of the samples, in stored order from a random start. The second receipt takes
+  `first_passes` passes. The authors stop when the last ten losses differ by less than 0.1, which
+  may never happen.
+* Batch norms normalise by the batch while A_i is learned, and these statistics are discarded. Batch
   statistics stay with each client, as in `fedavg`.
-* The paper has one architecture; here every architecture has a mean of its own, by samples.
+* The paper has one architecture; here every architecture has its own mean, weighted by samples.
 """
 
 import dataclasses

@@ -11,14 +11,13 @@
     down:    A + its batch statistics: the auxiliary model
 
 Settled here:
-* w is learned by `receive`: the paper learns it after a round's aggregation, with the newest s and
-  for the round that follows, which is when a client receives s. Before the first aggregation there
-  is nothing to learn it with: w = 0.5. A client that missed rounds learns it once, when it takes
-  part again.
+* `receive` learns w: the paper learns it after a round's aggregation, with the newest s and for the
+  next round, which is when a client receives s. Before the first aggregation, w is 0.5. A client
+  that missed rounds learns it once, when it takes part again.
 * The adaptability set is every twentieth of the client's training samples in stored order, 5 %
-  rounded down, which are never trained on. A client with fewer than twenty has none and keeps w =
-  0.5.
-* The authors' decay of the learning rate has no effect in their code, and there is none here.
+  rounded down. They are not used in training. A client with fewer than twenty has none and keeps w
+  = 0.5.
+* The authors' decay of the learning rate has no effect in their code, so there is none here.
 """
 
 from typing import Annotated, NamedTuple

@@ -11,13 +11,13 @@
     paper:   https://arxiv.org/abs/2102.07623
 
 Settled here:
-* A norm is a module of a kind that normalises (`fl.Norm`, or flax's batch, layer, group, instance
-  and RMS norms), or one that keeps batch statistics itself. Public code looks for "bn" in the
-  layers' names, which misses a residual block's "downsample.1" and names such as "norm1".
+* A norm is a normalising module (`fl.Norm`, or flax's batch, layer, group, instance and RMS norms),
+  or a module with batch statistics. Public code looks for "bn" in the layers' names, which misses a
+  residual block's "downsample.1" and names such as "norm1".
 * Scale, shift and statistics of a norm stay with the client. In a model without norms this is
   FedAvg.
-* The paper has one architecture and weighs alike; here every architecture has a mean of its own, by
-  samples as FedAvg's, or weighting="uniform".
+* The paper has one architecture and equal weights; here every architecture has its own mean,
+  weighted by samples as in FedAvg, or weighting="uniform".
 """
 
 from fedjax_ht.check.options import checked

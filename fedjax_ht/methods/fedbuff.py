@@ -10,14 +10,14 @@
     paper:   https://arxiv.org/abs/2106.06639
 
 Settled here:
-* Time comes in rounds (docs/devices.md, late="arrives"): a deadline is a tick of the clock, and the
-  uploads of a tick are taken in the order of client ids, with a step at every K-th. Uploads that do
-  not fill the buffer wait in it. A client trains again in the round after its upload has arrived.
-* Without devices no upload is late, and tau counts the steps before it in its own round: 0 for all
-  where K is no less than the participants, which then are one step of FedAvg by equal weights.
-* The paper has one architecture; here each has a model and a buffer of its own. Clients without
-  samples fill no buffer.
-* Steps beyond the last `REMEMBERED` count no more in tau.
+* Rounds are the unit of time (docs/devices.md, late="arrives"): a deadline is a tick of the clock.
+  The server takes the uploads of a tick in the order of client ids, with a step at every K-th. The
+  rest stay in the buffer. A client trains again in the round after its upload has arrived.
+* Without devices no upload is late, and tau counts the steps before it in its own round. If K is at
+  least the number of participants, tau is 0 and a round is one step of FedAvg with equal weights.
+* The paper has one architecture; here each has its own model and buffer. Clients without samples do
+  not count in the buffer.
+* tau counts only the last `REMEMBERED` steps.
 """
 
 from typing import Annotated, NamedTuple

@@ -13,22 +13,20 @@
     paper:   https://arxiv.org/abs/2210.14226
 
 Settled here:
-* The contrastive loss is that of Khosla et al. on features as they are, at temperature 100.
-  variant="released" is the authors' code, which multiplies it by temperature / 0.07, that is by
-  1428.6. Features have any length |f|, so that a pair's similarity is |f|^2 / temperature and the
-  slope |f| / temperature: the temperatures of 0.05 to 0.5 that contrastive losses have for features
-  of length 1 make steps that training does not survive, whatever the arithmetic. A fair comparison
-  searches between a tenth and ten times the default.
+* The contrastive loss is that of Khosla et al. on features without normalisation, at temperature
+  100. variant="released" is the authors' code, which multiplies it by temperature / 0.07, or
+  1428.6. Features may have any length |f|, so a pair's similarity is |f|^2 / temperature and its
+  gradient |f| / temperature. Training therefore diverges with the usual temperatures of 0.05 to
+  0.5, which are for features of length 1. A fair comparison searches between a tenth and ten times
+  the default.
 * The classifier is the model's head behind a ReLU, in training and in prediction.
 * Views are cut, flipped, jittered and greyed on the device, in place of `training.augmentation`.
-* The pretrained classifier is overwritten in the first round, as released. A client that has not
-  taken part yet keeps its own classifier, and is scored with it, until it has pretrained at its
-  first participation.
-* The authors leave out the proximal term in an epoch's first batch, where for one epoch it is zero
-  anyway.
+* The pretrained classifier is overwritten in the first round, as released. Until its first
+  participation, a client keeps its own classifier and is scored with it.
+* The authors omit the proximal term in an epoch's first batch; with one epoch it is zero there.
 * The optimizer is that of `training`, as for all methods. The authors' is Adam at 1e-4 with b1 0.5
-  (EMNIST: 5e-4), new in every round; they choose the best round by test loss and score clients as
-  their training left them (`Scoring.state`).
+  (EMNIST: 5e-4), new in every round; they choose the best round by test loss and score clients
+  after their training (`Scoring.state`).
 """
 
 import dataclasses

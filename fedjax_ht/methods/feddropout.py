@@ -9,9 +9,9 @@
     paper:   https://arxiv.org/abs/1812.07210
 
 Settled here, in DFRD's form:
-* Clients have rates of their own, as in DFRD; Caldas et al. use one for all.
+* Each client has its own rate, as in DFRD; Caldas et al. use one rate for all.
 * Channels that an identity shortcut adds to each other are drawn together. per_layer draws every
-  layer by itself, as released: the slice then adds different channels of the global model.
+  layer independently, as released: the slice then adds different channels of the global model.
 * Nothing is rescaled, neither weights nor activations.
 """
 

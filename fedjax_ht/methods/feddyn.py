@@ -12,14 +12,14 @@
     paper:   https://arxiv.org/abs/2111.04263
 
 Settled here:
-* The penalty is the squared norm, as in the paper. PFLlib takes the norm itself, so that the pull
-  has the same length however far a client is; FL-bench has the linear term alone and leaves the
-  quadratic one to weight decay.
+* The penalty is the squared norm, as in the paper. PFLlib uses the norm itself, whose gradient has
+  the same length at any distance. FL-bench has only the linear term and leaves the quadratic one to
+  weight decay.
 * s_i and h start at 0 and are kept by absent clients. A client whose upload is lost keeps its new
   s_i.
 * alpha is 0.1, the paper's largest; the paper also takes 0.01.
-* The paper has one architecture; here every architecture has a server's model and an h of its own.
-  Batch statistics stay with each client, as in `fedavg`.
+* The paper has one architecture; here every architecture has its own server model and h. Batch
+  statistics stay with each client, as in `fedavg`.
 """
 
 from typing import Annotated, NamedTuple

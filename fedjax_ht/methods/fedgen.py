@@ -12,18 +12,18 @@
     paper:   https://arxiv.org/abs/2105.10056
 
 Settled here:
-* The paper's objectives with its authors' weights: alpha 10 and beta 10, both times 0.98^t, as is
-  the generator's learning rate; the two terms begin when G has been trained once.
+* The objectives are the paper's with its authors' weights: alpha 10 and beta 10, both times 0.98^t,
+  as is the generator's learning rate. The two terms start after G's first training.
   variant="released" is HtFLlib: neither KL nor diversity, alpha 1 without decay and from the first
   round, CE of the averaged logits, Adam at 0.1.
 * y and y' follow the label counts of the last round's uploaders (HtFLlib gathers all clients'
   labels before the first round; the authors' code draws uniformly over labels at the server). The
   counts are metadata.
-* G normalises by the batch it generates, everywhere, so that no running statistics travel (the
-  authors' clients use running ones). Its noise is uniform, as in all code. Its Adam starts anew
-  every round.
-* The authors' code drops the two terms after 20 local epochs: not reproduced, since no recipe here
-  trains so long in a round.
+* G always normalises by the batch that it generates, so no running statistics are sent (the
+  authors' clients use running ones). Its noise is uniform, as in all code. Its Adam restarts every
+  round.
+* The authors' code drops the two terms after 20 local epochs. This is not reproduced, because no
+  recipe here trains that long in a round.
 """
 
 from collections.abc import Callable, Mapping

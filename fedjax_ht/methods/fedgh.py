@@ -10,11 +10,10 @@
 
 Settled here:
 * The server's head is trained, by SGD on shuffled mini-batches as in HtFLlib. In the authors' code
-  the optimiser steps another network, so that the global head stays at its random start: not
-  reproduced.
+  the optimiser trains another network, so that the global head keeps its random weights. This is
+  not reproduced.
 * server_batch_size=1 is the authors' one prototype at a time, without their clipping.
-* Prototypes are those of the model just trained, in evaluation mode, one mean over all samples of a
-  class.
+* Prototypes are class means of the trained model's features over all samples, in evaluation mode.
 * The authors score the client's head after training, HtFLlib the global head: see
   `Scoring.state`.
 """

@@ -11,14 +11,14 @@
     paper:   https://arxiv.org/abs/2202.07757
 
 Settled here:
-* The paper's alignment samples are public ones, drawn anew in each round. Rounds count from 0, so
-  that the first one with a mean kernel has eta.
-* The term lowers the distance of kernels. Public code (MHFL) adds +CKA, which pushes them apart,
-  and squares kernels that are kernels already; that is not ported.
-* CKA is of centred kernels. In training their features normalise by the batch of public samples,
-  whose statistics are thrown away; uploaded kernels are of evaluation mode.
-* The mean is uniform over clients that arrive and have samples. P and eta are settings here: the
-  paper was not at hand.
+* The paper's alignment samples are public here, with a new draw in each round. Rounds count from 0,
+  so the weight in the first round with a mean kernel is eta.
+* The term lowers the distance of kernels. Public code (MHFL) adds +CKA, which increases it, and
+  squares the kernels once more. This is not ported.
+* CKA is of centred kernels. In training, batch norms use the batch of public samples, whose
+  statistics are discarded. Uploaded kernels are of evaluation mode.
+* The mean is uniform over clients that arrive and have samples. P and eta are options here, because
+  the paper was not available.
 """
 
 from typing import Annotated

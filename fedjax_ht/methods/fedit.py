@@ -12,7 +12,7 @@
 Settled here:
 * The mean of A times the mean of B is not the mean of the products, which `flexlora` and `flora`
   take.
-* The paper has one rank. With several, each rank has a mean of its own: `hetlora` joins them.
+* The paper has one rank. With several, each rank has its own mean; `hetlora` joins them.
 * The head is averaged with the adapters, by samples. Batch statistics stay with each client.
 """
 

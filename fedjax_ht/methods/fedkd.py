@@ -17,28 +17,28 @@ linearly over the rounds from `start` to `end`.
 Settled here:
 * The update to the last global weights is compressed. A client that does not have those weights,
   because it missed the round before (or its upload got lost), is sent g itself, uncompressed; so
-  are all clients in the first round. Only participants are sent anything; HtFLlib's server sends to
+  are all clients in the first round. Only participants receive anything; HtFLlib's server sends to
   all clients after every round.
 * The paper's models have no convolutions; here a kernel [h, w, I, O] is one matrix [h w I, O]. A
   matrix whose components would be no smaller is sent whole and as it is, like the biases; full rank
   is allowed.
 * Each model descends on its own loss, the other one's outputs being constants there; W_i descends
-  on both. The paper's further hidden layers and attention maps have no counterpart in models of
-  different architecture.
+  on both. The paper's other hidden layers and attention maps have no counterpart in models of
+  different architectures.
 * variant="released" is HtFLlib: KL divided by the number of classes too, each model descends on L_m
   + L_g, and the weights are compressed rather than the update, both ways, a convolution as I O
   matrices [h, w] of one common rank. Weights that lose a share 1 - T of their energy twice a round
   lose their rank for good: a fresh layer [1024, 512] is down from 512 components to 343 after a
   round, 88 after ten and 23 after 25, before any training; an update is as full in the last round
-  as in the first. For that a matrix must be cut where it is sent whole, too: then a client sends
+  as in the first. This requires that matrices sent whole are cut as well. A client then sends
   199,142 of the 582,026 numbers of the four-layer CNN (28x28, grey) in the tenth round, else
   550,721.
 * No message is larger than raw here (HtFLlib's 5x5 kernel of rank 4 is 44 numbers), and no layer is
   zeroed, as HtFLlib does where the energy needs full rank: with every 1x1 convolution, and with 3x3
   ones from some T on.
-* end is 0.98 as in the authors' code; FedKTL's appendix prints 0.95. The gradient's norm of each
-  model, and of W_i, is clipped at 10 in HtFLlib; set it in the optimizer, which runs for each by
-  itself. c + q is kept above 1e-6.
+* end is 0.98 as in the authors' code; FedKTL's appendix prints 0.95. HtFLlib clips the gradient
+  norm of each model and of W_i at 10; set it in the optimizer, which runs separately for each. c +
+  q is kept above 1e-6.
 
 An array is compressed as S matrices [M, N] and sent as their first k singular components (u_j,
 s_j, v_j), S k (M + N + 1) numbers; or whole, where that is no more. Vectors are sent whole. The
@@ -46,9 +46,9 @@ form says how arrays are cut into matrices:
 
     paper:     an array [..., O] is one matrix [M, O], a convolution's kernel [h, w, I, O] being
                [h w I, O]; arrays sent whole are sent as they are
-    released:  (HtFLlib) a convolution's kernel is I O matrices [h, w] with one k for all, by the
-               sum of their energies, other arrays as above; arrays sent whole have lost their last
-               components all the same
+    released: (HtFLlib) a convolution's kernel is I O matrices [h, w] with one k for all, by the sum
+               of their energies, other arrays as above; arrays sent whole also lose their last
+               components
 """
 
 import functools

@@ -15,33 +15,32 @@
 Settled here:
 * Latents are as the generator has them, on both sides and on the wire. lambda, mu, fixed kernels
   and F's steps then depend on the scale of w; latents="spread" takes that out (`generators.units`).
-* F's batch norm takes the statistics of the prototypes at hand, also when it makes Qbar, and keeps
-  none: running ones lag behind by many deviations.
+* F's batch norm uses the statistics of the current prototypes, also when it makes Qbar. Running
+  statistics would lag behind by many standard deviations.
 * F's range is the ball about W's mean that holds a thousand valid latents: latents outside are
   moved to its surface. The paper has no such bound (bounded=False): far away all kernels vanish,
-  nothing pulls back, and Adam goes on.
+  there is no gradient back, and Adam continues.
 * The paper names no widths of the RBF kernels. They follow the median distance of valid latents
   (`bandwidths`).
 * variant="released" is the authors' loop as it runs: features are made unit vectors before and
   after averaging; L_MSE is against a trainable table, over the batch, so that classes of many
-  clients weigh more; that table is normal at first, goes on from round to round, and is the Qbar
-  that is sent. Their code sets it to class means of F(P) before and after training, but through
-  views whose data it replaces, so that nothing is set. A batch of a single prototype is left out;
-  kernels have widths 10, 15, 20 and 50; nothing bounds F; the server's gradients are clipped, too.
-  Images are shrunk without antialiasing. From the first upload on there is a pair for every class,
-  also for one that no client has uploaded. Clients go through the pairs in passes, as through an
-  epoch, shuffled anew in each.
+  clients weigh more; that table starts from a normal distribution, is kept from round to round, and
+  is the Qbar that is sent. Their code tries to set it to class means of F(P) before and after
+  training, but through views whose data it replaces, so the table does not change. A batch of a
+  single prototype is left out; kernels have widths 10, 15, 20 and 50; nothing bounds F; the
+  server's gradients are clipped, too. Images are shrunk without antialiasing. From the first upload
+  on there is a pair for every class, also for one that no client has uploaded. Clients take the
+  pairs in shuffled passes, like epochs.
 * Clients' gradients, of the model and of h', are each clipped at norm 100 in both variants. The
-  paper is silent, its numbers come from code that clips; without it ArcFace's first steps (|z| is
-  small, gradients above 1,000) blow up the features of some clients, and the regression then
-  diverges.
+  paper does not mention this, but its numbers come from code that clips. Without it, ArcFace's
+  first steps (|z| is small, gradients above 1,000) blow up the features of some clients, and the
+  regression then diverges.
 * A step takes a mini-batch of pairs, as released: an unbiased estimate of the paper's sum over all
   (all_pairs=True). L_MSE is a mean over the H numbers of a latent.
 * A pair exists from a class's first upload on.
-* V and the first h' come from fixed seeds, known to all: they are not sent, and not counted.
-* dim, the text's K, is at least C, as V takes C orthonormal columns; the text says C - 1, too.
-* With dim = C, h is the model's own head, whatever its form; with another K, one linear layer in
-  its place.
+* V and the initial h' come from fixed seeds, which all know. They are not sent and not counted.
+* dim, the paper's K, is at least C, as V has C orthonormal columns; the paper also allows C - 1.
+* With dim = C, h is the model's own head, of any form; with another K, a linear layer replaces it.
 * The arccos is clamped.
 * Images are fitted to the clients' on the server, with antialiasing, and are their luminance for
   clients with grey images.

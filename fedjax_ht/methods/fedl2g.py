@@ -17,17 +17,17 @@ Settled here:
 * o are the logits (D = C) or the features (D = K), G's mean is over samples and entries.
 * g is the gradient of the quiz's loss in V, through the virtual step, in closed form: a pass
   backwards at theta', and J_o q at theta by transposing the pass backwards there. No gradient of a
-  gradient is taken. Rows that are 0 are not sent and count in no mean, as in the released code:
-  those of classes outside of B, and of samples through whose features no gradient passes.
-* The first `warmup` rounds train V alone, and clients stay as they are; as in the released code
-  they count as rounds. `schedule` and momentum do not enter the virtual step, clipping neither.
-* A client whose samples do not fill more than the quiz cannot send g. It trains on all of them,
-  where the released code stops with an error.
+  gradient is taken. Rows that are 0 are not sent and count in no mean, as in the released code.
+  These are rows of classes outside of B, and of samples without a gradient through their features.
+* The first `warmup` rounds train V alone, and clients do not change. They count as rounds, as in
+  the released code. The virtual step ignores `schedule`, momentum and clipping.
+* A client with samples for the quiz alone cannot send g, and trains on all of them. The released
+  code stops with an error.
 * eta_s is 0.1 for logits and 100 for features, as in the authors' script; their program's default
   is 0.01.
-* Both virtual passes normalise by the batch, whose statistics are thrown away. A client's gradients
+* Both virtual passes normalise by the batch, whose statistics are discarded. A client's gradients
   are clipped at norm 100 in training.
-* Other methods train on the quiz samples, too: a table beside them should say so.
+* Other methods also train on the quiz samples. Mention this in a comparison.
 """
 
 import dataclasses

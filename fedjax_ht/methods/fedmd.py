@@ -13,16 +13,16 @@
 
 Settled here:
 * P public samples are drawn anew in each round. FL-bench appends its public batches in each round
-  and takes the first five for ever, which is not ported.
-* The paper's round (upload, digest, revisit) is cut where one exchange begins: digest and revisit
-  follow the uploads of the round before, and a client that was absent digests the newest means.
+  and always uses the first five. This is not ported.
+* The paper's round (upload, digest, revisit) starts with the digest here: digest and revisit follow
+  the uploads of the round before. A client that was absent digests the newest means.
 * The loss of the digest is the mean absolute error, as in the authors' code; digest_loss="mse"
   is FL-bench's.
-* The authors train the first phase until accuracy stops to rise; here it takes pretrain_epochs, in
-  batches of the digest, and the first revisit is its second half. 0 leaves it out, for a public
-  set without labels.
-* Optimiser states are made anew for each phase of each round; the authors keep Adam's. The mean is
-  uniform over clients that arrive and have samples. Uploaded logits are those of evaluation mode.
+* The authors train the first phase until accuracy stops rising; here it takes pretrain_epochs, in
+  batches of the digest, and the first revisit is its second half. Set 0 for a public set without
+  labels.
+* Optimiser states restart in each phase of each round; the authors keep Adam's. The mean is uniform
+  over clients that arrive and have samples. Uploaded logits are those of evaluation mode.
 """
 
 from typing import Literal

@@ -11,22 +11,23 @@
     paper:   https://arxiv.org/abs/2406.00488
 
 Settled here:
-* Both losses weigh 1 and P_i has a bias, as in all code; P_i stays with the client and starts as
-  torch's linear layers do.
+* Both losses have weight 1 and P_i has a bias, as in all code. P_i stays with the client and is
+  initialised like torch's linear layers.
 * The mean is by training samples, or equal by weighting="uniform". The authors' code has no mean:
   it stores the live weights of one network, in which the next client trains, so that all uploads of
   a round are its last client's (run: 1, 2 and 5 are stored as 5, 5 and 5). The momentum of (g, h)
-  and of P_i, too, goes on from client to client.
-* HtFLlib weighs alike, and never stores a trained P_i: every round and every score takes the first
-  one (run: after three rounds P_i has moved by 0). With the line that stores it, our models, P_i
-  and server are within 3e-8 of theirs after three rounds (4 clients, 2 architectures, d 4 of K 16).
+  and of P_i also passes from client to client.
+* HtFLlib uses equal weights, and never stores a trained P_i: every round and every score uses the
+  initial one (run: after three rounds P_i has moved by 0). With the line that stores it, our
+  models, P_i and server are within 3e-8 of theirs after three rounds (4 clients, 2 architectures, d
+  4 of K 16).
 * (g, h) is any model whose features are no wider than the clients', by default the smallest of the
   group (`make_federation`), which is as wide. d is `dim`, by default a quarter of K, HtFLlib's 128
   of 512; features of g are averaged to it, as there. The authors' heterogeneous script has 500 of
   500, where h sees all of m and nothing nests, the homogeneous one 100 of 500, with h cut out of
   h_i. The batch statistics of (g, h) stay with the client.
 * The authors clip the gradients of the own model, of the shared one and of P_i at norm 50 each; set
-  it in the optimizer, which runs for each of the three by itself.
+  it in the optimizer, which runs separately for each of the three.
 """
 
 import dataclasses

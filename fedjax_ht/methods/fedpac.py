@@ -21,17 +21,17 @@ Settled here:
   any a on the simplex. Accelerated projected gradients minimise it, instead of a solver of
   quadratic programs. As in the authors' code (JianXu95/FedPAC), shares below 0.001 become 0 and the
   rest is divided by its sum.
-* variant="pfllib" is PFLlib's form: class means weigh alike, whatever their numbers of samples, and
-  the shares left are not divided by their sum.
+* variant="pfllib" is PFLlib's form: class means have equal weights, and the remaining shares are
+  not divided by their sum.
 * h_i and class means are taken in evaluation mode; h_i before training, class means after.
-* A class that nobody sent keeps its P, and a class without P pulls nothing, as in PFLlib. The
+* A class that no client sent keeps its P, and a class without P has no pull, as in PFLlib. The
   authors' code pulls such samples to the client's own class mean before training.
-* The head trains at the rate of the extractor. The authors' code gives it 0.1 whatever that is.
-* Statistics, heads and clients are matched by id. PFLlib draws the order of uploaded heads anew and
-  keeps statistics in the order of selection, so that a client gets the shares of another.
+* The head trains at the rate of the extractor. In the authors' code its rate is always 0.1.
+* Statistics, heads and clients are matched by id. PFLlib shuffles the uploaded heads but keeps
+  statistics in the order of selection, so that a client gets the shares of another.
 * lam is 1, and the mean square is over entries, as in both codes.
-* The paper has one architecture; here every architecture has all of this by itself. Batch
-  statistics stay with each client, as in `fedavg`.
+* The paper has one architecture; here every architecture has its own server. Batch statistics stay
+  with each client, as in `fedavg`.
 """
 
 import dataclasses

@@ -8,10 +8,9 @@
     paper:   https://arxiv.org/abs/1912.00818
 
 Settled here:
-* The paper has one architecture. Here clients are averaged whose extractors have parameters of
-  equal names and shapes, whatever head follows them: other architectures have other means.
-* The personal layers are the head, as `SplitModel` calls it; the paper also keeps some of the last
-  blocks.
+* The paper has one architecture. Here a mean is over clients whose extractors have parameters of
+  equal names and shapes, with any head.
+* The personal layers are the head of `SplitModel`; the paper also keeps some of the last blocks.
 * Batch statistics stay with each client, as in `fedavg`.
 """
 

@@ -11,7 +11,7 @@
 Settled here:
 * R is the Euclidean distance between class means, with lambda 0.1 as the FedTGP and FedKTL papers
   run it; variant="released" is HtFLlib: the mean square between each sample and its prototype,
-  lambda 10, prototypes averaged over the features seen while training, in training mode.
+  lambda 10, prototypes averaged over the features of the training steps, in training mode.
 * The mean over uploaders is uniform, as in all released code. weighting="samples" is the paper's
   n_i^c weighting, normalised (Eq. 6 has a further 1/|N_c| that would shrink the prototypes); the
   counts are sent as metadata.

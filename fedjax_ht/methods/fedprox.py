@@ -9,12 +9,12 @@
     paper:   https://arxiv.org/abs/1812.06127
 
 Settled here:
-* The paper has one architecture; here every architecture has a mean of its own.
-* The mean is by samples, as FedAvg's and PFLlib's; the paper's Algorithm 2 draws clients by their
-  samples and weighs them alike, weighting="uniform".
+* The paper has one architecture; here every architecture has its own mean.
+* The mean is weighted by samples, as in FedAvg and PFLlib. The paper's Algorithm 2 draws clients by
+  their samples, with equal weights: weighting="uniform".
 * mu is 0.01, the smallest of the paper's values. PFLlib's default is 0, which is FedAvg.
-* Clipping, if any, sees the sum of both gradients. Batch statistics stay with each client, as in
-  `fedavg`.
+* Clipping, if any, applies to the sum of both gradients. Batch statistics stay with each client, as
+  in `fedavg`.
 """
 
 from typing import Annotated

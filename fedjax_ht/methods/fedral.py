@@ -9,9 +9,9 @@
     up:      K² / m_i: diagonal blocks of the angle matrix A
     down:    the union of the blocks sent last, K² / m with one m; at first K²: A
 
-The client's A_k predicts as Eq. 5 left it, not sparsified; A^t is that of Eq. 7.
+Predictions use the client's A_k after Eq. 5, without sparsification; A^t is that of Eq. 7.
 
-Settled here (the paper leaves these open; the code that it cites has not been at hand):
+Settled here (the paper leaves these open, and the code that it cites was not available):
 * All r^2 entries of A_k are trained; sparsification happens once, before the upload. An entry that
   few clients send is scaled down by their share, since zeros count.
 * A starts uniform within s / sqrt(r), s = init_scale, and is sent whole once; afterwards the

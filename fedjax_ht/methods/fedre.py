@@ -15,12 +15,12 @@
 Settled here:
 * The head goes to all clients, as in the paper and in the released form for one architecture; the
   released form for several trains a head that it never sends.
-* The server's rate is 0.001, that of the form that runs; the other has 0.01. The loss is a sum and
-  no mean over a batch of 32, as released, so that the step grows with the number of clients.
+* The server's rate is 0.001, that of the form that runs; the other has 0.01. The loss is a sum, not
+  a mean, over a batch of 32, as released, so the step grows with the number of clients.
 * Features are taken in evaluation mode. An absent client's pair is not used again. Labels count as
-  sent, which the paper's table of costs leaves out.
-* The labels tell which classes a client has, though not of how many samples. A client of one class
-  has nothing to mix: its upload leaks what a prototype does (docs/leaks.md).
+  sent; the paper's table of costs omits them.
+* The labels disclose a client's classes, but not their numbers of samples. A client of one class
+  has nothing to mix, so its upload leaks as much as a prototype (docs/leaks.md).
 """
 
 from typing import Annotated, NamedTuple

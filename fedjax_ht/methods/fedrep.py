@@ -11,11 +11,11 @@
 
 Settled here:
 * E_h is 10 and the extractor has the recipe's epochs, 1 by default, as in the authors' script for
-  CIFAR-10; PFLlib has 1 and 1. The optimiser starts anew for the extractor.
+  CIFAR-10; PFLlib has 1 and 1. The optimiser restarts for the extractor.
 * Batch norms normalise by the batch in both parts of training, as in PFLlib, and their statistics
   stay with each client.
-* As in `fedper`, the head is what `SplitModel` calls so, and clients are averaged whose extractors
-  have parameters of equal names and shapes. The mean is by samples, as in the authors' code.
+* As in `fedper`, the head is that of `SplitModel`, and a mean is over clients whose extractors have
+  parameters of equal names and shapes. It is weighted by samples, as in the authors' code.
 """
 
 import dataclasses

@@ -12,17 +12,16 @@
     paper:   https://arxiv.org/abs/2312.09006
 
 Settled here:
-* A row of the header is a class's weights and its bias, so that it costs K + 1 elements; the paper
-  counts K.
+* A row of the header is a class's weights and its bias, K + 1 numbers; the paper counts K.
 * The header is the last linear layer, as released and as the paper counts it; its section 3.2 has
   two layers.
 * Eq. 3 averages over all clients that hold a class. The server keeps the newest row of each
   (owners="stored"), as released; but clients that never took part have no row, where the released
   code counts their initial ones. owners="uploaded" averages over this round's uploaders alone and
   stores nothing: with ten participants that is two clients a class. A class without a row keeps the
-  server's. Stored rows are N C (K + 1) numbers on the server. owners="summed" averages as
-  "uploaded" does; the server forgets who holds which class, sends all clients the whole header, and
-  so reads nothing but sums of rows and how many there are: it can be kept from more
+  server's. Stored rows are N C (K + 1) numbers on the server. owners="summed" averages in the same
+  way as "uploaded". The server does not store the clients' classes and sends all clients the whole
+  header. It reads only sums of rows and their number, so that secure sums work
   (`deploy.secure_sums`).
 * t counts from 1, as in the paper (the released code counts from 0), and it counts a client's own
   rounds: with one client in ten taking part, global rounds would be over before most clients have
@@ -31,19 +30,19 @@ Settled here:
 * Local training is the config's. The text has SGD at 0.01; the code SGD at 0.005 with momentum 0.9,
   weight decay 5e-5, gradients clipped at 50, batches of 512 and 25 epochs: `recipe=released` of
   experiments/configs/cifar10_class_shares.py.
-* The fused row is no convex mix: Eq. 4 as it stands. Where all clients take part together, a row
-  that learns nothing grows by the product of all 1 + mu_t; where they take turns, by a few times
-  that, since newcomers go on fusing into rows that others have lengthened. Settings whose product
-  passes MOST_GROWTH are refused, but for stored rows by global rounds, of which a client fuses in
-  few. With the rows of the uploaders alone, each round's mean compounds on the last one's, however
-  many rounds newcomers take to come: without stored rows only global rounds count. And rows longer
-  than LONG_ROW are warned of, whatever made them so.
+* The fused row is not a convex combination, as in Eq. 4. Where all clients take part together, a
+  row that learns nothing grows by the product of all 1 + mu_t; where they take turns, by a few
+  times that, since newcomers go on fusing into rows that others have lengthened. Settings whose
+  product passes MOST_GROWTH are refused, but for stored rows by global rounds, of which a client
+  fuses in few. With the rows of the uploaders alone, each round's mean compounds on the last one's,
+  however many rounds newcomers take to come: without stored rows only global rounds count. Rows
+  longer than LONG_ROW give a warning, whatever the cause.
 * Clients are scored as their training left them: that is `Scoring("trained")`.
 * The server knows a client's classes from its last upload, and sends the whole header to a client
   without one.
 * hide_classes: clients upload the whole header with zeros in the rows of other classes, and the
   server ignores rows of zeros (section 4.3); it then sends all clients the whole header. Noise on
-  such an uplink would make owners of all.
+  such an uplink would make all clients owners.
 """
 
 import math

@@ -16,8 +16,8 @@ The second rule, "own_prototype", predicts among the client's classes, the third
 Settled here:
 * variant="released" is HtFLlib: delta is the largest nearest-neighbour distance, R the mean square
   between each sample and its prototype with lambda 10 (the paper: Euclidean distance between class
-  means, lambda 0.1). The authors' script for their own repository has the released form, too, so
-  that the published numbers are of it.
+  means, lambda 0.1). The script in the authors' repository also has the released form, so the
+  published numbers come from it.
 * Both variants train on mini-batches with SGD, as released; the paper names neither. Eqs. 5 and 10
   are sums over classes and clients; here, as released, a step descends on the mean over a
   mini-batch. By SGD the sum of ten uploads is ten times that step (server_lr).

@@ -10,8 +10,8 @@
 
 Settled here:
 * With one A the mean of B gives the mean of the products exactly.
-* A crosses no wire: the server sends the seed, eight bytes beside the payload, with every message,
-  so that clients keep nothing between rounds.
+* A is not sent: every message has its seed, eight bytes beside the payload, so clients keep nothing
+  between rounds.
 * The paper has one rank. Here rank r has the first r rows of A, and a column of B is averaged over
   the clients that hold it, each times the scale alpha / r of its rank.
 * The head is averaged with B, by samples. Batch statistics stay with each client.

@@ -18,10 +18,10 @@
 W counts all parameters, N those of norms, which every client holds, S running statistics.
 
 Settled here:
-* variant="released": the factor is missing, since the released mask is of booleans, which pass no
-  gradient on; and a client counts at the entries that it has changed, so that one whose gradient
-  happened to be 0 counts as absent. By default it counts at all entries that it held at the round's
-  start; `holders` chooses apart from the variant.
+* variant="released": there is no factor, because the released mask has booleans, which have no
+  gradient. A client counts at the entries that it has changed, so an entry with a gradient of 0
+  counts as absent. By default it counts at all entries that it held at the round's start; `holders`
+  sets this independently of the variant.
 * Client i has shares[i modulo their number]. Magnitudes are compared over the whole model;
   masks="layer" compares them within each layer, the paper's other form, so that each keeps the
   share of its own entries. A layer is the head, or a module directly below the extractor (a
@@ -29,14 +29,14 @@ Settled here:
   each stage and the last layer. Ties at theta_i keep more entries than gamma_i says. Biases that
   start at 0 are not held below share 1, and at share 1 theta_i is min |w|, so that the factor is
   not exactly 1 there.
-* Which entries a message has is told by a bit for each entry of the model, or by an index with each
-  that is sent, whichever is shorter.
-* Kernels stay dense: a mask saves bytes and no arithmetic, and the FLOPs that are counted are those
-  of the whole model. The metric `kept` is the share of entries that a client holds, by which
-  hardware for sparse kernels would do less.
-* Clients weigh alike; one without samples has no weight. Running statistics of norms are sent, and
+* A message identifies its entries by a bit for each entry of the model, or by an index for each
+  sent entry, whichever is shorter.
+* Kernels stay dense: a mask saves bytes but no arithmetic, and the reported FLOPs are those of the
+  whole model. The metric `kept` is a client's share of entries, by which sparse hardware would
+  reduce them.
+* Clients have equal weights, and 0 without samples. Running statistics of norms are sent, and
   averaged over all clients of a round. The paper has one architecture; here every architecture has
-  a server's model of its own.
+  its own server model.
 """
 
 import math

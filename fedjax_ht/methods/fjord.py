@@ -17,11 +17,11 @@ Settled here:
   over the clients that train this width; scale and shift are shared. S_R is 0 with other norms. No
   slice is scaled: HeteroFL's scaler is off.
 * Self-distillation is that of the authors' code in Flower: weights 1 and 1, temperature 1, one step
-  along both gradients. Another port has mean squares of logits, and trains a copy of the slice that
-  no gradient leaves.
+  along both gradients. Another port uses mean squares of logits, and trains a copy of the slice
+  without effect on the model.
 * A slice's program is chosen by `lax.switch` among those of all widths, so that shapes are static.
-  A client that runs by itself computes the drawn width; clients side by side in lanes compute all.
-  FLOPs are counted as if every batch drew R, an upper bound.
+  A client that runs alone computes the drawn width only; clients side by side in lanes compute all
+  widths. FLOPs are counted as if every batch drew R, an upper bound.
 * Weight decay and momentum also move entries outside of a batch's slice, as in that code.
 """
 

@@ -12,8 +12,9 @@
 Settled here:
 * D is decomposed by its factors: by QR of the stacked [B_i] and [A_i] and the SVD of a small
   matrix, with the same result.
-* Singular vectors are free in their sign: the largest entry of each row of A is positive here.
-  Where a singular value is zero any vectors do; then the row of A stays as it was, B being zero.
+* The sign of singular vectors is arbitrary: here the largest entry of each row of A is positive. If
+  a singular value is zero, its vectors are arbitrary: the row of A then does not change, and B is
+  zero.
 * The head is averaged by samples. Batch statistics stay with each client.
 """
 

@@ -14,13 +14,13 @@
 
 Settled here:
 * B A is the mean of the products exactly. The paper has one scale for all ranks, as here with
-  `config.model.lora_alpha` 0; with another each adapter has its own.
-* No client keeps an adapter: it keeps W_i, as the sum of the products beside the frozen weights,
-  and the server has the same sum. A client adds a stack once, by the number of its round.
-* The server counts a client as up to date in the round whose upload arrived. One that has missed
-  more than the last stack gets the sum itself, [inputs, outputs] of each layer.
-* A client without samples is not in the stack; without any the sum stays. The head is averaged by
-  samples. Batch statistics stay with each client.
+  `config.model.lora_alpha` 0; with other values each rank has its own.
+* No client keeps an adapter. It keeps W_i as the sum of the products beside the frozen weights, and
+  the server has the same sum. A client adds each stack once, by the number of its round.
+* A client is up to date as of the round of its last upload that arrived. If it has missed more than
+  the last stack, it gets the sum itself, [inputs, outputs] of each layer.
+* Clients without samples are not in the stack; if no client has samples, the sum does not change.
+  The head is averaged by samples. Batch statistics stay with each client.
 * The released code's FedIT, a baseline in its tables, keeps the first client's adapter alone.
 """
 

@@ -14,12 +14,12 @@ Settled here:
   variant="released" is HtFLlib: KL divided by the number of classes too, and each model descends on
   L_m + L_g.
 * The mean is uniform, as in the paper and all code, over the clients that have samples.
-* In the authors' repository the calls that send and merge g are commented out; here they take
-  place.
+* In the authors' repository the calls that send and merge g are commented out; here they are
+  active.
 * g is any model, by default the smallest of the group (`make_federation`). Its batch statistics
   stay with the client.
-* HtFLlib clips the gradient of each model at norm 10; set it in the optimizer, which runs for each
-  model by itself.
+* HtFLlib clips the gradient of each model at norm 10; set it in the optimizer, which runs
+  separately for each model.
 """
 
 from typing import Annotated

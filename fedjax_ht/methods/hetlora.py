@@ -17,12 +17,12 @@ Norms are Frobenius norms. Settled here:
   `config.model.lora_alpha` 0, that changes nothing. Norms are of B_i A_i without a scale.
 * The regulariser has a gradient, as in the paper; FlexLoRA's code, which has HetLoRA as a baseline,
   takes norms without one. At zero, where B starts, its gradient is zero.
-* The server remembers a client's rank by the rows that the client has sent; a client whose upload
-  is lost has not pruned.
-* lam and min_rank are settings here. prune=False leaves ranks and loss as they are;
-  weighting="samples" is the zero padding that FLoRA's paper compares with.
-* A client without samples, or whose product is zero, has no weight; without any weight adapters
-  stay. Batch statistics stay with each client.
+* The server infers a client's rank from the rows of its uploads; if an upload is lost, the client's
+  pruning is lost as well.
+* lam and min_rank are options here. prune=False changes neither ranks nor loss; weighting="samples"
+  is the zero padding that FLoRA's paper compares with.
+* A client without samples, or with a product of zero, has weight 0. If all weights are 0, adapters
+  do not change. Batch statistics stay with each client.
 """
 
 from typing import Annotated, Any, Literal, NamedTuple

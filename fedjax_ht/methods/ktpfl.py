@@ -14,12 +14,12 @@
 Settled here:
 * The text's KL teaches the coefficients; the authors' code takes a mean square and scales the rate
   by 5 until the mean gradient is near 0.01.
-* The coefficients take their step by the same uploads as the targets, and before them: an exchange
-  has one upload.
-* Of clients that are absent or have no samples, rows stay and columns weigh nothing; the others of
-  a row are scaled to its sum. With all present that is the printed form. An absent client's target
-  is made, too, for the next time it takes part.
-* KL at temperature T are not scaled by T^2. The public samples are drawn anew in each round.
+* The coefficients take their step on the same uploads as the targets, and before them, because an
+  exchange has one upload.
+* For clients that are absent or have no samples, rows do not change and columns have weight 0; the
+  others of a row are scaled to its sum. With all clients present this is the printed form. Absent
+  clients also get a target, for their next participation.
+* KL at temperature T is not scaled by T^2. Each round draws new public samples.
 """
 
 from typing import Annotated, NamedTuple

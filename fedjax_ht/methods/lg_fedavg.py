@@ -10,9 +10,9 @@
 Settled here:
 * The mean is weighted by samples, as FedGen and HtFLlib run it as a baseline; weighting="uniform"
   is the authors' code.
-* Every client starts from random weights. The authors' code starts from a checkpoint trained by
-  FedAvg before, which clients of different architectures cannot have.
-* The head is what `SplitModel` calls so; the authors choose how many of the last layers are global.
+* Every client starts from random weights. The authors' code starts from a checkpoint of FedAvg,
+  which clients of different architectures cannot have.
+* The head is that of `SplitModel`; the authors choose how many of the last layers are global.
 """
 
 from fedjax_ht.check.options import checked

@@ -12,14 +12,14 @@
     paper:   https://arxiv.org/abs/2103.16257
 
 Settled here:
-* The features are those before the head. The authors put two more layers behind the extractor;
-  PFLlib and FL-bench do not.
-* w_i' is w before a client's first training, so that the term has no slope then. w and w_i' run in
-  evaluation mode, with the statistics that the client has at the round's start and had at the end
-  of its last.
+* The features are those before the head. The authors add two layers after the extractor; PFLlib and
+  FL-bench do not.
+* w_i' is w before a client's first training, so the term has no gradient then. w and w_i' run in
+  evaluation mode, with the client's statistics at the start of the round and at the end of its last
+  one.
 * mu is 1 and tau 0.5; the paper chooses mu among 0.1, 1, 5 and 10.
-* The paper has one architecture; here every architecture has a mean of its own. Batch statistics
-  stay with each client, as in `fedavg`.
+* The paper has one architecture; here every architecture has its own mean. Batch statistics stay
+  with each client, as in `fedavg`.
 """
 
 from typing import Annotated

@@ -11,19 +11,19 @@
     paper:   https://arxiv.org/abs/2404.17847
 
 Settled here:
-* alpha_i starts at 1, where g has no part yet and gradients alone bring it in. It stays with the
-  client, whether or not that takes part, is clipped to [0, 1] at every step, and is trained by the
-  clients' optimiser: weight decay, if any, shrinks it, too, as released. `alpha_rate` is its rate
-  as a multiple of theirs; the authors have 0.01 for both.
-* In the authors' code all uploads of a round are the weights of one extractor, those of the
-  round's last client; alpha, too, goes on from client to client, and the momentum of both. Here
-  uploads and alpha_i are each client's own, and optimisers are made anew at every visit.
+* alpha_i starts at 1, where g has no part until gradients change it. Clients keep it between
+  rounds. It is clipped to [0, 1] at every step, and the clients' optimiser trains it, including any
+  weight decay, as released. `alpha_rate` is its rate as a multiple of theirs; the authors have 0.01
+  for both.
+* In the authors' code all uploads of a round are the weights of the round's last client. Alpha, and
+  the momentum of both, also pass from client to client. Here uploads and alpha_i are each client's
+  own, and optimisers restart in each round.
 * The authors count a client's validation and test samples in n_i; here it is those of training.
 * The authors clip the gradients of (f_i, h_i), and of g_i, at norm 50 each, and not that of alpha;
-  a bound in the optimizer holds for each of the three by itself. They train by SGD with momentum
+  a bound in the optimizer applies separately to each of the three. They train by SGD with momentum
   0.9 and weight decay 1e-3.
-* They score a client after the first step, by the g that it trained beside: that is
-  `SimulationOptions(scoring=Scoring("trained"))`. "received" scores by the server's newest.
+* They score a client after the first step, with the g of that training:
+  `SimulationOptions(scoring=Scoring("trained"))`. "received" uses the server's newest.
 * Their networks have no batch norms. Here these normalise by the batch in both steps. Running
   statistics are those of the first step and stay with the client.
 """

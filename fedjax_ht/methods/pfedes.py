@@ -11,19 +11,18 @@
 
 Settled here:
 * G is a convolution 3x3 to eight channels and one back to c, each before a ReLU: 443 numbers for
-  colour. Since the last ReLU leaves nothing below zero, G(x) is no image of x's normalisation. What
-  is no image has no G, and is refused.
-* Each image is passed as it is and then as G(x), in two passes; batch norms take the statistics of
-  either in turn, as the authors' order of calls has it, though their networks have no norms. While
-  G_i is trained they normalise by the batch, and what they keep is thrown away, so that a client's
-  statistics are those of its own training.
-* Both optimisers are made anew at every visit. In the authors' code G's is one for all clients and
-  rounds, so that momentum goes on from client to client.
+  colour. The last ReLU removes negative values, so G(x) does not have x's normalisation. Samples
+  that are not images are rejected.
+* Each image passes as x and then as G(x). Batch norms use the statistics of each pass in turn, by
+  the authors' order of calls, although their networks have no norms. While G_i is trained, norms
+  use the batch and discard its statistics, so a client's statistics are those of its own training.
+* Both optimisers restart in each round. In the authors' code one optimiser of G serves all clients
+  and rounds, so momentum passes from client to client.
 * The authors count a client's validation and test samples in n_i; here it is those of training.
 * They train by SGD at 0.01, momentum 0.9 and weight decay 1e-3, and clip the gradients of F_i and
-  of G_i at norm 50 each: a bound in the optimizer holds for each. They score a client after the
-  first step, which does not differ from later, as the server sends no part of F_i.
-* The link is of an older form of the paper.
+  of G_i at norm 50 each: a bound in the optimizer applies to each. They score a client after the
+  first step. Later scores would be the same, because the server sends no part of F_i.
+* The link leads to an older form of the paper.
 """
 
 import dataclasses

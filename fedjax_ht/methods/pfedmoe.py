@@ -12,14 +12,14 @@
     paper:   https://arxiv.org/abs/2402.01350
 
 Settled here:
-* The paper's gate was not at hand: which norm it has, and how wide it is. Here it is the flattened
-  input through a linear layer of `gate_width`, a layer norm, a sigmoid and a linear layer to 2, as
-  in RigFL's code. It stays with the client.
-* Tokens are no numbers to flatten: the gate then sees the mean of their embeddings, by the table of
-  the client's own extractor, over the tokens that are not 0.
-* f_i with h_i, g_i and a_i each have an optimiser of their own, made anew at every visit;
-  `gate_rate` is the gate's rate as a multiple of the others'. A bound in the optimizer clips each
-  of the three by itself.
+* The norm and width of the paper's gate were not available. Here the gate is that of RigFL's code:
+  the flattened input, a linear layer of `gate_width`, a layer norm, a sigmoid and a linear layer to
+  2. It stays with the client.
+* For tokens, the gate's input is the mean embedding of all tokens except 0, by the table of the
+  client's own extractor.
+* f_i with h_i, g_i and a_i each have their own optimiser, which restarts in each round; `gate_rate`
+  is the gate's rate as a multiple of the others'. A bound in the optimizer clips each of the three
+  separately.
 * n_i is the number of training samples. Batch statistics of g_i and f_i stay with the client.
 """
 

@@ -14,10 +14,10 @@ Settled here:
 * Option II of the paper. T counts the steps that the client takes, a short last batch included, and
   eta is that of the round. c and c_i start at 0, so that c is the mean of all c_i as long as no
   upload is lost: a client whose upload is lost keeps its new c_i.
-* Plain SGD alone: with momentum, decay or clipping a client's way is not T eta times a mean
-  gradient. Such a recipe is refused.
-* The paper has one architecture; here every architecture has a server's model, a c and an N of its
-  own. Batch statistics stay with each client, as in `fedavg`.
+* The optimiser must be plain SGD: with momentum, decay or clipping a client's change is not T eta
+  times a mean gradient. Other recipes are rejected.
+* The paper has one architecture; here every architecture has its own server model, c and N. Batch
+  statistics stay with each client, as in `fedavg`.
 """
 
 from typing import Annotated, NamedTuple
