@@ -85,7 +85,7 @@ def arcface_loss(
     """Computes ArcFace's loss (FedKTL Eq. 1; Deng et al., CVPR 2019).
 
     It is the cross-entropy over scale * cos(theta_c), with the true class's angle widened by the
-    margin. Where theta + margin passes pi there is no fallback, as in FedKTL's code.
+    margin. There is no fallback for theta + margin above pi, as in FedKTL's code.
 
     Args:
       cosine: float [B, C], see `cosines`.

@@ -1,5 +1,5 @@
-"""Losses of distillation: a student's, and those of a generator whose images are to be where the
-student does not follow its teachers yet."""
+"""Losses of distillation: of a student, and of a generator that searches images where the student
+does not follow its teachers yet."""
 
 from typing import Literal
 
@@ -113,8 +113,8 @@ def transferability(
       selection: the rule that selects samples, see `Selection`.
       temperature: the divisor of the logits; the loss is not scaled by its square.
       order: order of the KL's two sides.
-      student_path: True differentiates through the student, too; else it is a constant, and a
-        generator is led by the teacher alone.
+      student_path: True also differentiates through the student; else it is a constant, and only
+        the teacher guides a generator.
       normaliser: the divisor of the mean over selected samples, see `Normaliser`.
 
     Returns:
@@ -237,11 +237,11 @@ def image_diversity(
       noise: float [B, D], h.
       mask: bool [B], True for the samples that count.
       form: the distance d of n coordinates. "squares" is the mean squared difference, as released.
-        "norms" is the Euclidean distance, as printed, but divided by sqrt(n): of two images
-        the printed form is 1e-37 at 16 pixels and 0 at 28 in float32, and so is its slope.
+        "norms" is the Euclidean distance, as printed, but divided by sqrt(n): the printed form of
+        two images is 1e-37 at 16 pixels and 0 at 28 in float32, as is its gradient.
 
     Returns:
-      Scalar; 1 where all samples are alike. Its slope there is finite.
+      Scalar; 1 if all samples are equal, where its gradient is finite.
     """
 
     def distances(x: Float[Array, "B ..."]) -> Float[Array, "B B"]:

@@ -76,9 +76,8 @@ def class_prototype_distance(
 ) -> Float[Array, ""]:
     """Computes the distance of a batch's class means to global prototypes (FedTGP Eq. 11).
 
-    It is Euclidean (FedProto's Eq. 7 has such a distance, too). A mini-batch estimates the paper's
-    loss between class prototypes: the average is over the classes that occur in the batch and have
-    a global prototype.
+    It is Euclidean, as in FedProto's Eq. 7. A mini-batch estimates the paper's loss between class
+    prototypes: the average is over the batch's classes with a global prototype.
 
     Args:
       features: float [B, K].
@@ -107,7 +106,7 @@ def sample_prototype_mse(
     """Computes the mean square between samples' features and their classes' global prototypes.
 
     This is the form of the released code of FedProto and FedTGP; the mean is over samples and
-    features. A sample whose class has no prototype counts with zero loss. Arguments as of
+    features. A sample whose class has no prototype has zero loss. Arguments as of
     `class_prototype_distance`.
     """
     known = available[labels][:, None]

@@ -2,11 +2,11 @@
 
     y = x W0 + b + (alpha / r) (x A^T) B^T
 
-W0 and b are weights that no training changes, one copy for all clients, in the collection "frozen".
-A [r, inputs], uniform within +-1/sqrt(inputs), and B [outputs, r], zeros, are the parameters of the
-layer, "lora_a" and "lora_b" beside the kernel's place. The kernel of an attention layer
-(nn.DenseGeneral) is taken as a matrix. All other parameters of the extractor are frozen, too; norms
-keep their running statistics, and the head trains as before.
+W0 and b are frozen weights, one copy for all clients, in the collection "frozen". A [r, inputs],
+uniform within +-1/sqrt(inputs), and B [outputs, r], zeros, are the parameters of the layer,
+"lora_a" and "lora_b" beside the kernel's place. The kernel of an attention layer (nn.DenseGeneral)
+is used as a matrix. All other parameters of the extractor are frozen as well; norms keep their
+running statistics, and the head trains as usual.
 """
 
 import fnmatch
@@ -123,11 +123,11 @@ def lora(module: nn.Module, rank: Count, *, alpha: Positive | None = 16.0, targe
         `nn.DenseGeneral`, as in flax's attention, and this library's `Linear`.
 
     Returns:
-      A module of the same kind. Its first weights are given by `with_weights`, as those of the
-      module itself; else they are random, by a fixed key, the same for all clients.
+      A module of the same kind. `with_weights` sets its frozen weights, as for the module itself;
+      else they are random, by a fixed key, the same for all clients.
 
     Raises:
-      ValueError: the module is neither, or, where it is first traced, no layer matches.
+      ValueError: the module is neither, or no layer matches, when it is first traced.
 
     Example:
       >>> models = {f"rank{r}": fl.models.lora(fl.mlp(3, (16, 8)), r) for r in (2, 4)}

@@ -13,8 +13,8 @@ class Card(NamedTuple):
 
     Attributes:
       name: the generator's name in tables and messages.
-      trained_on: names of the datasets it has seen, as `lab.readers` knows them where it does; ()
-        if unknown.
+      trained_on: names of its training data sets, where possible those of `lab.readers`; () if
+        unknown.
       domain: the kind of things that its images show.
       licence: the licence of its weights.
       origin: a sentence on its makers, sources and training.
@@ -30,7 +30,7 @@ class Card(NamedTuple):
 class Generator(NamedTuple):
     """A frozen generator G = G_s after G_m (FedKTL): noise -> valid latent w -> image.
 
-    A user's own decoder is two functions.
+    A generator of your own is two functions.
 
     Attributes:
       card: the generator's origin.

@@ -1,4 +1,4 @@
-"""Model groups by the names that configs use: which architectures the clients take in turn.
+"""Model groups by their names in configs: the architectures that clients have in turn.
 
 `models.registry.model_group` checks that a group suits its samples and builds it. The modules of
 its models are imported when it is built.

@@ -151,8 +151,8 @@ class Norm(nn.Module):
 
     Parameters "scale" and "bias" [C]. Kind "batch" keeps "mean" and "var" [C] in the collection
     "batch_stats"; as in torch the running variance is the unbiased one, while the batch is
-    normalised by the biased one. Of a batch with a single value per channel, which torch refuses,
-    the variance is 0. A batch without real samples leaves the running statistics as they are.
+    normalised by the biased one. A batch with a single value per channel, which torch rejects, has
+    variance 0. A batch without real samples does not change the running statistics.
     """
 
     kind: NormKind = "batch"

@@ -119,18 +119,18 @@ class NnxModel(nn.Module):
 def from_nnx(
     make: Callable[..., nnx.Module], *arguments: Any, head: str, **options: Any
 ) -> NnxModel:
-    """Makes a model of a module of flax.nnx, whose own code stays as it is.
+    """Makes a model of a flax.nnx module, without changes to the module's code.
 
-    Each client draws first values of its own: `make` is called as make(*arguments, rngs=nnx.Rngs,
-    **options). Dropout draws anew at each step of training, and drops nothing in evaluation.
+    Each client has its own random initial values: `make` is called as make(*arguments,
+    rngs=nnx.Rngs, **options). Dropout draws at each training step, and is off in evaluation.
 
     Args:
       make: the module's class, or a function that returns a module; its instances are called as
         module(x), x [B, ...], and return logits [B, num_classes].
-      *arguments: positional arguments of `make`; they need a hash, by which programs are kept.
-      head: path of the submodule that is the head, such as "classifier" or "layers.3". It is called
-        with the features [B, K], and is the last step of the module's call.
-      **options: keyword arguments of `make`, which need a hash, too.
+      *arguments: positional arguments of `make`, which must be hashable, as keys of programs.
+      head: path of the submodule that is the head, such as "classifier" or "layers.3". Its input
+        are the features [B, K], and it is the last step of the module's call.
+      **options: keyword arguments of `make`, which must be hashable as well.
 
     Raises:
       ValueError: there is no such submodule; the module keeps variables other than `nnx.Param` and

@@ -64,9 +64,9 @@ def model_group(
     output_relu: bool = False,
     vocabulary: int | None = None,
 ) -> Modules:
-    """Builds the modules of a group, in the order in which clients take them.
+    """Builds the modules of a group, in the order of clients.
 
-    Client i takes module i mod their number.
+    Client i has module i mod their number.
 
     Args:
       name: the group's name, one of `GROUPS`; or "hf:FOLDER", whose config.json describes a BERT,
@@ -76,18 +76,18 @@ def model_group(
       num_classes, input_shape: number of classes and shape of one sample: (H, W, C) of images, (T,
         signals) or (T, units, signals) of windows for `SENSORS`, int32 tokens (L,) for
         `TEXT_GROUPS`, any one float array for mlp2; see `Dataset.input_shape`.
-      feature_dim: width of the features, None for the group's own.
+      feature_dim: width of the features; None for the group's default.
       norm: the kind of norm in ResNets, GoogLeNet and MobileNetV2.
-      output_relu: True puts a ReLU behind the output layers of the htc4 groups' heads, as HtFLlib's
-        released code has it.
+      output_relu: True adds a ReLU after the output layers of the htc4 groups' heads, as in
+        HtFLlib's released code.
       vocabulary: number of token ids, which text groups need (`Dataset.vocabulary`).
 
     Returns:
       {name: module}.
 
     Raises:
-      ValueError: there is no such group, the samples are not what it takes or too small for it, or
-        it has no use for an option given.
+      ValueError: the group is unknown, the samples do not fit it or are too small, or it does not
+        use a given option.
 
     Example:
       >>> import fedjax_ht as fl
@@ -171,15 +171,15 @@ def sliced_network(
     Args:
       name: the network's name, one of `SLICED`.
       num_classes, input_shape: number of classes, and shape (H, W, C) of the images.
-      norm: the kind of norm. The running statistics of "batch" are of a width, and only FjORD
-        averages them; the other methods of slices refuse it.
+      norm: the kind of norm. "batch" has running statistics for each width, which only FjORD
+        averages; other slicing methods reject it.
       scaler: True divides by the width rate before norms in training, see `ConvNet`.
 
     Returns:
       Width rate, in (0, 1] -> the model whose hidden layers have this share of their channels.
 
     Raises:
-      ValueError: there is no such network, or the images do not fit it.
+      ValueError: the network is unknown, or the images do not fit it.
 
     Example:
       >>> import jax

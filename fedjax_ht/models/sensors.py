@@ -16,9 +16,9 @@ class TimeConvFeatures(nn.Module):
     """[conv along time, ReLU, max-pool of 2 steps] per entry of `channels`, then pooled features.
 
     float [B, T, signals] or, of several units that carry the same signals, [B, T, units, signals]
-    -> [B, feature_dim]. Every unit is seen by the same weights, and by itself. Features are
-    flattened as torch has them, [channels, units, time], and pooled to their number, so that
-    `models.variables_from_torchvision` takes torch's weights as they are.
+    -> [B, feature_dim]. Every unit has the same weights and is processed separately. Features are
+    flattened in torch's order, [channels, units, time], and pooled to their number, so that
+    `models.variables_from_torchvision` loads torch's weights unchanged.
 
     A deviation from HtFLlib: pooling and strides go along time only. HtFLlib gives its pools
     stride 2 (and its convolutions their stride) along the units, too, which drops units unseen: of
@@ -87,7 +87,7 @@ def harcnn(
 ) -> SplitModel:
     """Builds one of `HARCNN`.
 
-    In the place of its perceptron are a mean over features and a linear head, as in HtFLlib.
+    A mean over features and a linear head replace its perceptron, as in HtFLlib.
 
     Args:
       name: the network's name, a key of `HARCNN`.

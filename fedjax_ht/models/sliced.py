@@ -4,13 +4,13 @@ They are the 4-conv CNN of HeteroFL (Diao et al., ICLR 2021) and pre-activation 
 ECCV 2016) with a CIFAR stem.
 
 A slice of width rate R keeps ceil(R K) of the K channels of every hidden layer, and is itself the
-same network with `rate=R`. The choice of channels is not the network's business (see
-`methods.shared.slicing`): a network says which *group* of channels each of its layers reads and
-writes, and how many channels a group has at rate 1. Channels that are added to each other are one
-group. Image channels and classes are never sliced.
+same network with `rate=R`. The network does not choose the channels (see `methods.shared.slicing`).
+It defines the *group* of channels that each layer reads and writes, and the number of a group's
+channels at rate 1. Channels that are added to each other are one group. Image channels and classes
+are never sliced.
 
-A network of one's own takes part if its extractor has `channels(per_layer)` as below, layers named
-as there, and a linear head behind a global average.
+Your own network can be sliced if its extractor has `channels(per_layer)` as below, with layers of
+these names, and a linear head after a global average.
 """
 
 import math

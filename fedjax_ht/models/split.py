@@ -1,4 +1,4 @@
-"""A model as the papers cut it: a feature extractor ("base") of any architecture and a head."""
+"""Models in the papers' form: a feature extractor ("base") of any architecture and a head."""
 
 from typing import Literal
 
@@ -11,9 +11,9 @@ from fedjax_ht.ops import adaptive_pool
 
 
 class SplitModel(nn.Module):
-    """A feature extractor and a head, cut where clients of different architectures agree.
+    """A feature extractor and a head, split where different architectures have the same form.
 
-    Any Flax modules serve, a user's own among them.
+    Any Flax modules work, including your own.
 
     Attributes:
       base: x [B, H, W, C] -> features [B, K]. It is called as base(x), or as base(x, train, mask)
@@ -21,8 +21,8 @@ class SplitModel(nn.Module):
         running statistics, `mask` bool [B] marks real samples.
       head: features [B, K] -> logits [B, num_classes].
       stateful: the base takes `train` and `mask`.
-      feature_dim: width that the base's features are averaged to, see `ops.adaptive_pool`; None
-        leaves them as they are.
+      feature_dim: width to which the base's features are averaged, see `ops.adaptive_pool`; None
+        keeps them.
 
     Example:
       >>> import flax.linen as nn
@@ -92,7 +92,7 @@ class DenseHead(nn.Module):
       widths: widths of the hidden layers.
       num_classes: number of classes, the outputs of the last layer.
       activation: the non-linearity behind the hidden layers.
-      output_relu: True puts a ReLU behind the output layer, too, so that no logit is negative:
+      output_relu: True adds a ReLU after the output layer, so that no logit is negative, as in
         HtFLlib's released HtC4 heads.
     """
 

@@ -3,8 +3,8 @@
 Dots between a name and a number become underscores: "layer1.0.conv1.weight" is
 `layer1_0/conv1/kernel`, "features.3.conv.0.0.weight" is `features_3/conv_0_0/kernel`. A
 transformer's `encoder` has no level of its own here: "encoder.layers.encoder_layer_0.ln_1.weight"
-is `layers_0/ln_1/scale`. What has this library's own names, "params/base/conv1/kernel", has flax's
-layouts, too.
+is `layers_0/ln_1/scale`. Arrays with this library's names, "params/base/conv1/kernel", also have
+flax's layouts.
 """
 
 import re
@@ -41,12 +41,12 @@ Path = tuple[str, ...]
 def variables_from_torchvision(
     state_dict: Mapping[str, np.ndarray], variables: dict[str, Any]
 ) -> dict[str, Any]:
-    """Replaces the extractor's weights and running statistics by those of torchvision's model.
+    """Loads the extractor's weights and running statistics from a torchvision model.
 
-    Serves the ResNets, GoogLeNet, MobileNetV2 and the vision transformers, their blocks stacked or
-    not. Classifiers and auxiliary classifiers are passed over; the head stays as it is. (Images for
-    torchvision's pretrained GoogLeNet are normalised with mean and standard deviation 0.5: there
-    the model itself brings them from ImageNet's to these.)
+    It works for the ResNets, GoogLeNet, MobileNetV2 and the vision transformers, with stacked
+    blocks or without. Classifiers and auxiliary classifiers are ignored, and the head does not
+    change. (Normalise images for torchvision's pretrained GoogLeNet with mean and standard
+    deviation 0.5: torchvision's model converts ImageNet's normalisation to this one.)
 
     Args:
       state_dict: torchvision's names -> arrays, see `data.files.torch_files.load_state_dict`.
@@ -54,7 +54,7 @@ def variables_from_torchvision(
         module's `init` makes them.
 
     Returns:
-      `variables` with these arrays, of the same shapes and dtypes; the head as it was.
+      `variables` with these arrays, of the same shapes and dtypes, and the same head.
 
     Raises:
       ValueError: a weight is missing, unknown to the model, or of another shape.

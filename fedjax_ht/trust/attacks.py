@@ -1,8 +1,8 @@
 """Clients that attack the federation, to measure the robustness of methods and defences.
 
-An attacker trains as the others do and uploads something else; or learns from wrong labels and
-uploads what it learned. By kind, where x is its honest upload, r what it would have uploaded
-without any training (0 for prototypes), and s the strength:
+An attacker trains like the others and changes its upload, or trains on wrong labels. The kinds are
+below, where x is the honest upload, r the upload without any training (0 for prototypes), and s the
+strength:
 
     label_flip   learns class C - 1 - y for label y; uploads honestly
     sign_flip    r - s (x - r)
@@ -12,7 +12,7 @@ without any training (0 for prototypes), and s the strength:
                  all classes move alike
     counts       x, with s times each count (`Metadata`) of its samples, so as to weigh more
 
-But for `counts`, counts stay as they are, and for all, which rows are sent.
+Only `counts` changes counts. No attack changes which rows are sent.
 """
 
 import functools
@@ -32,7 +32,7 @@ from fedjax_ht.trust.options import Attack
 
 
 def attackers(attack: Attack, num_clients: int) -> np.ndarray:
-    """Draws the attackers uniformly; those of a smaller share are among those of a larger one.
+    """Draws the attackers uniformly; a larger share includes those of a smaller one.
 
     Args:
       attack: the attack; one of no kind has no attackers.

@@ -1,10 +1,9 @@
-"""Counts in uploads among bad clients: which are refused, and how much a client may weigh.
+"""Counts in uploads of bad clients: refused counts, and the largest weight of a client.
 
-The counts come from the clients, and a negative one makes of a mean any multiple of it. So, always
-and for every method, an upload does not reach the server whose counts are negative, not finite, or
-more than the client's samples (`ClientInfo.num_samples`, which the server knows: in a deployment
-from before the first round). Behind a defence no client's counts are more than so many times the
-round's median, either.
+Clients report the counts, and a negative count can turn a mean into any multiple of it. For every
+method, the server therefore ignores an upload whose counts are negative, not finite, or more than
+the client's samples (`ClientInfo.num_samples`, which a deployment's server knows before the first
+round). After a defence, a client's counts are also at most a multiple of the round's median.
 """
 
 import jax

@@ -12,14 +12,14 @@ Lengths, distances and their medians over a round are those of `trust.geometry`.
     multi_krum        A share of the vectors does not count, those with the most distant neighbours
                       (Blanchard et al., NeurIPS 2017).
 
-Where every upload becomes the same value, any mean that a method takes of them is that value,
-whatever its weights. Each class of prototypes or of head rows is defended for itself, a model as a
-whole. Where a class has one or two owners, `norm_bound` compares lengths alone: nobody can tell
-which of the two is right. Counts of samples, by which clients weigh, are no more than
-`Defence.most_weight` times the round's median.
+If all uploads become the same value, any weighted mean of them is that value. Each class of
+prototypes or of head rows is defended separately, a model as a whole. If a class has one or two
+owners, `norm_bound` compares only lengths, because no rule can tell which of the two is right.
+Counts of samples, which are clients' weights, are at most `Defence.most_weight` times the round's
+median.
 
-Before any of these, and by default, uploads beyond anything honest are refused, see
-`outliers.without_outliers` and `counts.without_miscounted`.
+Before these steps, and by default, extreme uploads are refused, see `outliers.without_outliers` and
+`counts.without_miscounted`.
 """
 
 import functools
@@ -50,11 +50,11 @@ Minority = Annotated[float, Within(least=0, below=0.5)]
 
 @checked
 def norm_bound(bound: Positive = 2.0) -> Defence:
-    """Makes the defence that clips vectors, see `geometry.clip_to_round`.
+    """Makes a defence that clips vectors, see `geometry.clip_to_round`.
 
     Args:
-      bound: the bound in units of the round's lengths, of its distances where entries can be
-        compared, and of its counts of samples.
+      bound: the bound in units of the round's lengths, of its distances if entries are comparable,
+        and of its counts of samples.
     """
 
     def clip(vectors: Vectors, same_entries: bool) -> Vectors:
@@ -87,7 +87,7 @@ def trimmed_mean(share: Minority = 0.2) -> Defence:
     """Makes the defence in which every entry becomes a trimmed mean over the clients that hold it.
 
     Args:
-      share: share of the values that are left out at each end, rounded down.
+      share: share of the dropped values at each end, rounded down.
     """
 
     def mean(x, known):
@@ -105,7 +105,7 @@ def trimmed_mean(share: Minority = 0.2) -> Defence:
 def median() -> Defence:
     """Makes the defence in which every entry becomes its median over the clients that hold it.
 
-    Of an even number of values it is the mean of the two in the middle.
+    For an even number of values it is the mean of the two in the middle.
     """
 
     def middle(x, known):
@@ -133,13 +133,13 @@ def geometric_median() -> Defence:
 
 @checked
 def multi_krum(share: Minority = 0.2) -> Defence:
-    """Makes the defence that leaves out f = ceil(share n) of n vectors.
+    """Makes a defence that drops f = ceil(share n) of n vectors.
 
     They are those with the largest sum of squared distances to their n - f - 2 nearest neighbours,
     at least one (Blanchard et al., NeurIPS 2017).
 
     Args:
-      share: share of the vectors that are left out, rounded up.
+      share: share of the dropped vectors, rounded up.
     """
 
     def screen(vectors: Vectors, _: bool) -> Vectors:

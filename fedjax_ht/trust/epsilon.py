@@ -1,9 +1,9 @@
 """Epsilon of a run's noisy sums, by Google's accountant (dp-accounting, the extra `privacy`).
 
-Two federations are neighbours where in one of them a client's data, or a sample, is taken away: it
-still counts, with an update, or a gradient, of zero ("zero-out", Kairouz et al., ICML 2021). That
-changes a sum by at most `clip`. To put another client's data in their place changes it by twice
-that: without sampling, its epsilon is the one given here at half the noise.
+Two federations are neighbours if one lacks a client's data, or a sample, which still counts with an
+update, or a gradient, of zero ("zero-out", Kairouz et al., ICML 2021). That changes a sum by at
+most `clip`. Replacing a client's data changes it by twice that: without sampling, its epsilon is
+that of half the noise here.
 
 All functions take the noise multiplier (the standard deviation in units of `clip`), the number of
 sums, each of which may depend on those before, and delta. Without noise epsilon is inf.
@@ -58,8 +58,8 @@ def poisson_epsilon(noise: float, size: int, total: int, times: int, delta: floa
 def fixed_epsilon(noise: float, size: int, total: int, times: int, delta: float) -> float:
     """Computes epsilon of `times` noisy sums over `size` of `total`, drawn without replacement.
 
-    One that is not drawn makes room for another, so that it is accounted for as a replacement, with
-    half the noise (Wang et al., AISTATS 2019). Arguments as for `poisson_epsilon`.
+    A client that is not drawn is replaced by another, so the accounting is that of a replacement,
+    with half the noise (Wang et al., AISTATS 2019). Arguments as for `poisson_epsilon`.
     """
     exact = gaussian_epsilon(noise, times, delta)
     if size >= total or not noise:

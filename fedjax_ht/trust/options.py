@@ -64,14 +64,14 @@ class Privacy(NamedTuple):
     """The unit that noise hides, and how well.
 
     Attributes:
-      unit: the unit that noise hides, see `trust.privacy`.
+      unit: the hidden unit, see `trust.privacy`.
       clip: L2 norm of an update or of a sample's gradient, over all its arrays.
       noise: standard deviation of the noise on the sum, in `clip`; 0 adds none, and hides nothing.
       delta: the delta for which epsilon is computed.
       secret: words that are folded into the key of the noise, besides the seed. Whoever knows seed
-        and secret can take the noise away again: a seed that is written down hides nothing. They
-        are constants of compiled programs, which then belong in no cache on disk, unless they are
-        traced, as `fedjax_ht.deploy` has them.
+        and secret can remove the noise, so a recorded seed hides nothing. They are constants of
+        compiled programs, which must then not be cached on disk, unless they are traced, as in
+        `fedjax_ht.deploy`.
     """
 
     unit: Unit

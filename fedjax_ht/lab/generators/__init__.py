@@ -17,22 +17,22 @@ SHIPPED = {file.stem: file for file in sorted((Path(__file__).parent / "shipped"
 @checked
 @with_standard_numerics
 def open_generator(path: str | Path) -> Generator:
-    """Opens a generator, whatever its kind.
+    """Opens a generator of any kind.
 
     Args:
-      path: the name of one that comes with the library, "fashion_mnist_32",
-        "fashion_mnist_classes_32" or "natural_32"; "module:function" for a function of yours that
-        returns one, the module in the current folder or installed; or the path of a StyleGAN3 or
-        StyleGAN-XL snapshot (.pkl), of a file of `generators.convert`, of an embedded generator
-        (both .npz), or of a folder of Stable Diffusion with the sub-folders unet and vae.
+      path: the name of a shipped generator, "fashion_mnist_32", "fashion_mnist_classes_32" or
+        "natural_32"; "module:function" for your own function, in the current folder or an installed
+        module; or the path of a StyleGAN3 or StyleGAN-XL snapshot (.pkl), of a file of
+        `generators.convert`, of an embedded generator (both .npz), or of a folder of Stable
+        Diffusion with the sub-folders unet and vae.
 
     Returns:
-      The generator, with a card that says where it comes from.
+      The generator, with a card of its origin.
 
     Raises:
       FileNotFoundError: there is nothing at `path`.
       ImportError: a folder of Stable Diffusion, and its packages are not installed.
-      ValueError: the file is damaged or of another kind, or there is no function that returns a
+      ValueError: the file is damaged or of another kind, or the function does not return a
         generator. One line.
 
     Example:
