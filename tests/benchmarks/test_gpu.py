@@ -15,6 +15,7 @@ def call(monkeypatch, *arguments: str) -> None:
 
 
 def test_a_second_call_measures_what_is_missing(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     folder, wanted = f"--out={tmp_path}", "cnn4, lanes 2"
     call(monkeypatch, "--tiny", "--only=steps", folder)
     results = json.loads((tmp_path / "gpu.json").read_text())

@@ -32,13 +32,11 @@ SEED = 5  # clients 1 and 6 attack
 
 
 def encode(bucket, uplink, downlink, ctx):
-    """Returns 8-bit integers and the size of their unit."""
     unit = jnp.maximum(jnp.max(jnp.abs(uplink - downlink)) / 127, 1e-30)
     return jnp.int8(jnp.round((uplink - downlink) / unit)), unit
 
 
 def decode(bucket, message, downlink, ctx):
-    """Returns the vector that such integers stand for."""
     integers, unit = message
     return downlink + integers * unit
 
@@ -71,7 +69,6 @@ def wanderer(code: Code | None = CODE, sent=lambda uplink: uplink) -> Method:
 
 @functools.cache
 def round_of(attack: Attack):
-    """Returns the state after a round of all clients, and its report."""
     options = SimulationOptions(attack=attack)
     simulation = make_simulation(wanderer(), FEDERATION, federation_data(FEDERATION), options)
     return play(simulation, to_host(simulation.init()), range(NUM_CLIENTS))
@@ -96,18 +93,17 @@ def test_an_attack_on_coded_uploads_is_seen_and_costs_the_same():
     np.testing.assert_allclose(state.server, moves.mean(), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        lambda uplink: jnp.int8(uplink),
-        lambda uplink: (uplink, jnp.packbits(uplink > 0)),
-        lambda uplink: Masked(jnp.int8(uplink), uplink > 0),
-        lambda uplink: uplink > 0,
-    ],
-    ids=["int8", "bits", "rows", "flags"],
-)
-def test_numbers_that_nobody_could_read_are_refused(sent):
-    method = guarded(wanderer(None, sent))
+UNREADABLE = {
+    "int8": jnp.int8,
+    "bits": lambda uplink: (uplink, jnp.packbits(uplink > 0)),
+    "rows": lambda uplink: Masked(jnp.int8(uplink), uplink > 0),
+    "flags": lambda uplink: uplink > 0,
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_numbers_that_nobody_could_read_are_refused(kind):
+    method = guarded(wanderer(None, UNREADABLE[kind]))
     line = r"client_update of 'wanderer' sends \w+ outside Metadata, which attacks, defences and"
     with pytest.raises(ValueError, match=line):
         uplink_form(method, FEDERATION, BUCKET, CHANNEL)

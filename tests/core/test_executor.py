@@ -3,12 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.executor import (
-    Schedule,
-    capacity_for,
-    longest_first,
-    run_clients,
-)
+from fedjax_ht.core.executor import Schedule, capacity_for, longest_first, run_clients
 
 STATES = {
     "a": np.arange(14, dtype=np.float32).reshape(7, 2),

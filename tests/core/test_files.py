@@ -44,19 +44,11 @@ def test_write_runs_rewrites_all_rows(tmp_path):
     ] == history
     rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
     assert [r["round"] for r in rows] == ["0", "1", "2"]
-    assert rows[1] == {
-        "round": "1",
-        "trial": "0",
-        "accuracy": "",
-        "loss": "2.0",
-        "not_finite": "3 4",
-    }
+    assert list(rows[1].values()) == ["1", "0", "", "2.0", "3 4"]
+    assert list(rows[1]) == ["round", "trial", "accuracy", "loss", "not_finite"]
     clients = list(csv.reader((tmp_path / "clients.csv").open()))
-    assert clients == [
-        ["round", "trial", "client_0", "client_1"],
-        ["0", "0", "0.5", ""],
-        ["2", "0", "1.0", ""],
-    ]
+    head = ["round", "trial", "client_0", "client_1"]
+    assert clients == [head, ["0", "0", "0.5", ""], ["2", "0", "1.0", ""]]
 
 
 def test_only_new_rows_are_appended_until_one_brings_a_new_column(tmp_path):

@@ -81,10 +81,7 @@ DIFFERENT = {
     "kinds of numbers": (scaled(1), scaled(1.0)),
     "truth and number": (scaled(1), scaled(True)),
     "signs of zero": (scaled(0.0), scaled(-0.0)),
-    "arguments of partials": (
-        functools.partial(scaled(2.0), 1),
-        functools.partial(scaled(2.0), 2),
-    ),
+    "arguments of partials": (functools.partial(scaled(2.0), 1), functools.partial(scaled(2.0), 2)),
     "entries of arrays": (scaled(np.array([1.0, 2.0])), scaled(np.array([1.0, 3.0]))),
     "dtypes of arrays": (scaled(np.zeros(2, np.int32)), scaled(np.zeros(2, np.float32))),
     "shapes of arrays": (scaled(np.zeros((2, 3))), scaled(np.zeros((3, 2)))),
@@ -191,11 +188,8 @@ def test_another_process_finds_the_same_checksums(capsys):
 
 def test_a_checksum_is_of_what_a_method_is_made_of():
     assert checksum_of(fedproto(recipe())) == checksum_of(fedproto(recipe()))
-    variants = [
-        fedproto(recipe(0.2)),
-        fedproto(recipe(), weight=2.0),
-        fedproto(recipe())._replace(name="x"),
-    ]
+    variants = [fedproto(recipe(0.2)), fedproto(recipe(), weight=2.0)]
+    variants.append(fedproto(recipe())._replace(name="x"))
     assert len({checksum_of(method) for method in (fedproto(recipe()), *variants)}) == 4
 
 

@@ -65,12 +65,10 @@ def test_model_inputs_of_each_kind_of_sample(kind):
     same = jax.tree.map(
         lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), seen, abstract(shape, 3)
     )
-    assert all(jax.tree.leaves(same)) and jax.tree.structure(seen) == jax.tree.structure(
-        zeros(shape, 3)
-    )
-    assert shape_of(seen) == shape and not any(
-        np.asarray(x).any() for x in jax.tree.leaves(zeros(shape, 2))
-    )
+    assert all(jax.tree.leaves(same))
+    assert jax.tree.structure(seen) == jax.tree.structure(zeros(shape, 3))
+    assert shape_of(seen) == shape
+    assert not any(np.asarray(x).any() for x in jax.tree.leaves(zeros(shape, 2)))
 
 
 def test_pixels_of_bytes_and_of_floats():
@@ -88,10 +86,8 @@ def test_a_rule_of_ones_own():
     assert dataset.input_shape == (4, 12)
     scale = jax.tree_util.Partial(lambda scale, x: x * scale, np.float32(3))
     dataset = Dataset("d", np.ones((3, 2), np.float32), LABELS, NAMES, scale)
-    assert (
-        jax.tree.leaves(dataset.preprocess) == [3]
-        and (dataset.preprocess(dataset.inputs) == 3).all()
-    )
+    assert jax.tree.leaves(dataset.preprocess) == [3]
+    assert (dataset.preprocess(dataset.inputs) == 3).all()
 
 
 def test_models_of_images_refuse_other_samples():
@@ -101,15 +97,10 @@ def test_models_of_images_refuse_other_samples():
         ((128, 9), r"\(128, 9\)"),
         (KINDS["dict"][1], r"\(int32 \(4,\), \(2,\)\)"),
     ):
-        with pytest.raises(
-            ValueError,
-            match=rf"^X needs images, float \[H, W, 1 or 3\]; these models take {inputs}$",
-        ):
+        with pytest.raises(ValueError, match=rf"^X needs images, .*; these models take {inputs}$"):
             image_shape(shape, "X")
     assert described((4, 5, 3)) == "(4, 5, 3)"
-    with pytest.raises(
-        ValueError, match="X needs to know what a pixel is: give the dataset preprocess"
-    ):
+    with pytest.raises(ValueError, match="X needs to know what a pixel is: give the dataset"):
         pixels_of(AsStored(), "X")
 
 
@@ -121,8 +112,6 @@ def test_numbers_of_64_bits_have_32_on_a_device():
 
 
 class Pair(nn.Module):
-    """Features of a tuple of inputs."""
-
     @nn.compact
     def __call__(self, x):
         mean = nn.Embed(12, 3, name="embedding")(x["t"]).mean(1)

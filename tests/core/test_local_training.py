@@ -63,6 +63,17 @@ def record(training, counts, padding=0, round=None):
     return list(map(read, zip(steps, pages))), result
 
 
+def assert_counted(training, count, seen, round=None):
+    """Checks the counts of labels of a client of `count` samples against those that it has seen."""
+    data = tiny.client_data(np.arange(SAMPLES), padding=3)
+    split = Split(data.splits["train"].indices, jnp.int32(count))
+    counted = label_counts(
+        training, data._replace(splits={"train": split}, round=round), KEY, SAMPLES
+    )
+    expected = np.bincount(seen[seen >= 0].astype(int), minlength=SAMPLES)
+    np.testing.assert_array_equal(counted, expected)
+
+
 STEP_RULES = [
     # changes to the recipe, samples -> steps
     ({}, {0: 0, 1: 1, 2: 1, 3: 1, 5: 1, 6: 2, 8: 2}),
@@ -136,12 +147,9 @@ def test_steps_in_stored_order_go_on_where_the_last_round_ended(drop_remainder):
     labels counted."""
     training, counts = recipe(steps=2, shuffle=False, drop_remainder=drop_remainder), [8, 7, 2, 0]
     full = {True: [[0, 1, 2], [3, 4, 5]], False: [[0, 1, 2], [3, 4, 5], [6, 7, -1]]}[drop_remainder]
-    released = {
-        8: full,
-        7: [*full[:2], *([[6, -1, -1]] if not drop_remainder else [])],
-        2: [[0, 1, -1]],
-        0: [],
-    }
+    released = {8: full, 7: full[:2], 2: [[0, 1, -1]], 0: []}
+    if not drop_remainder:
+        released[7] = [*full[:2], [6, -1, -1]]
     for round in range(4):
         visits, _ = record(training, counts, padding=3, round=jnp.int32(round))
         for count, seen in zip(counts, visits):
@@ -152,13 +160,7 @@ def test_steps_in_stored_order_go_on_where_the_last_round_ended(drop_remainder):
                 else np.zeros((0, 3))
             )
             np.testing.assert_array_equal(seen, want)
-            data = tiny.client_data(np.arange(SAMPLES), padding=3)
-            split = Split(data.splits["train"].indices, jnp.int32(count))
-            client = data._replace(splits={"train": split}, round=jnp.int32(round))
-            counted = label_counts(training, client, KEY, SAMPLES)
-            np.testing.assert_array_equal(
-                counted, np.bincount(seen[seen >= 0].astype(int), minlength=SAMPLES)
-            )
+            assert_counted(training, count, seen, jnp.int32(round))
 
 
 VISITS = (
@@ -173,13 +175,8 @@ VISITS = (
 def test_labels_are_counted_as_they_are_visited(changes):
     training, counts = recipe(**changes), [8, 3, 2, 0]
     visits, _ = record(training, counts, padding=3)
-    data = tiny.client_data(np.arange(SAMPLES), padding=3)
     for count, seen in zip(counts, visits):
-        client = data._replace(
-            splits={"train": Split(data.splits["train"].indices, jnp.int32(count))}
-        )
-        expected = np.bincount(seen[seen >= 0], minlength=SAMPLES)
-        np.testing.assert_array_equal(label_counts(training, client, KEY, SAMPLES), expected)
+        assert_counted(training, count, seen)
 
 
 def test_padding_and_neighbours_change_nothing():
@@ -216,9 +213,8 @@ def test_augmentation_is_told_what_black_is():
     def loss_fn(params, stats, batch, key):
         return Loss(params, batch.x)
 
-    seen = train(
-        training, loss_fn, jnp.float32(0), jnp.zeros((3, 2, 2, 1)), data, key=KEY, num_classes=4
-    ).stats
+    notes, last = jnp.zeros((3, 2, 2, 1)), {"key": KEY, "num_classes": 4}
+    seen = train(training, loss_fn, jnp.float32(0), notes, data, **last).stats
     np.testing.assert_allclose(seen, (0 - 0.25) / 0.5)
 
 
@@ -232,13 +228,12 @@ def test_augmentation_and_loss_get_a_key_of_their_own_each_step():
 
     stats = (jnp.int32(0), jnp.zeros((MOST_STEPS, 2)))
     data = tiny.client_data(np.arange(4))
-    draws = read(
-        jax.jit(
-            lambda key: train(
-                training, loss_fn, jnp.float32(0), stats, data, key=key, num_classes=4
-            )
-        )(KEY).stats
-    )
+
+    @jax.jit
+    def run(key):
+        return train(training, loss_fn, jnp.float32(0), stats, data, key=key, num_classes=4).stats
+
+    draws = read(run(KEY))
     assert draws.shape == (4, 2) and len(np.unique(draws)) == 8
     assert ((draws > 0) & (draws < 1)).all()
 
@@ -279,15 +274,8 @@ def linear_run():
     def run(count):
         split = Split(data.splits["train"].indices, count)
         stats = (jnp.int32(0), jnp.zeros((MOST_STEPS, 3), jnp.int32))
-        return train(
-            training,
-            loss_fn,
-            params,
-            stats,
-            data._replace(splits={"train": split}),
-            key=KEY,
-            num_classes=CLASSES,
-        )
+        client = data._replace(splits={"train": split})
+        return train(training, loss_fn, params, stats, client, key=KEY, num_classes=CLASSES)
 
     return params, data, run
 

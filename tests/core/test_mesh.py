@@ -61,20 +61,10 @@ for tree in (on_devices, uplinks, jax.device_put(uplinks)):
 """
 
 
-def run(script: str, *arguments: Path) -> None:
-    """Runs a script on two CPU devices."""
+def test_images_are_in_memory_once_and_rows_of_both_devices_are_gathered(tmp_path):
+    """In one process of two CPU devices."""
     flag = "--xla_force_host_platform_device_count=2"
-    code = f"import os; os.environ['XLA_FLAGS'] = '{flag}'\n{script}"
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=root
-    )
+    code = f"import os; os.environ['XLA_FLAGS'] = '{flag}'\n{SHARED}\n{GATHERED}"
+    call, root = [sys.executable, "-c", code, tmp_path / "x.npy"], Path(__file__).parents[2]
+    done = subprocess.run(call, capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_images_are_in_memory_once(tmp_path):
-    run(SHARED, tmp_path / "x.npy")
-
-
-def test_rows_of_both_devices_are_gathered():
-    run(GATHERED)

@@ -67,8 +67,6 @@ class Synchronised(nn.Module):
 
 
 class Linear(nnx.Module):
-    """A layer of flax.nnx."""
-
     def __init__(self, width: int, features: int, rngs: nnx.Rngs):
         self.layer = nnx.Linear(width, features, rngs=rngs)
         self.norm = nnx.BatchNorm(features, rngs=rngs)
@@ -93,10 +91,16 @@ def bucket_of(module: nn.Module) -> fl.Bucket:
 
 FROZEN, FIXED = nn.BatchNorm(use_running_average=True), nn.Dropout(0.5, deterministic=False)
 REFUSED = {
-    "collection": (
-        lambda: fl.SplitModel(Plain(Scaled()), HEAD),
-        "model 'm' keeps base/last/scale in the collection 'constants', and clients keep 'params'",
+    "class": (lambda: Plain, "model 'm' is the class Plain; give an instance: Plain(...)"),
+    "no parts": (Plain, "model 'm' is a Plain without features and classify; "),
+    "no module": (object, "model 'm' is a builtins.object; it must be a Flax module"),
+    "class of a base": (lambda: fl.SplitModel(Plain, HEAD), "SplitModel's base is the class Plain"),
+    "class of a head": (lambda: fl.SplitModel(Plain(), nn.Dense), "SplitModel's head is the class"),
+    "statistics": (
+        lambda: fl.SplitModel(Plain(nn.BatchNorm(use_running_average=False)), HEAD),
+        "model 'm' normalises by the batch that it sees",
     ),
+    "collection": (lambda: fl.SplitModel(Plain(Scaled()), HEAD), "model 'm' keeps base/last/scale"),
     "norm in the head": (
         lambda: fl.SplitModel(Plain(), nn.Sequential((FROZEN, HEAD))),
         "model 'm' keeps batch statistics in its head (head/layers_0), which is called without tr",
@@ -109,30 +113,12 @@ REFUSED = {
         lambda: stateful(Attentive(scored=True)),
         "model 'm': MultiHeadDotProductAttention_0 draws random numbers in evaluation or in the h",
     ),
-    "stream": (
-        lambda: stateful(Noisy()),
-        "model 'm': base draws from the stream 'noise', and clients give 'dropout' alone, in trai",
-    ),
-    "stream of a dropout": (
-        lambda: stateful(Dropped("drop")),
-        "model 'm': Dropout_0 draws from the stream 'drop', and clients give 'dropout' alone, in ",
-    ),
-    "axis": (
-        lambda: stateful(Synchronised()),
-        "model 'm': it sums over an axis 'batch' of several devices, and a client trains on one; ",
-    ),
-    "not stateful": (
-        lambda: fl.SplitModel(Dropped(), HEAD),
-        "model 'm': Dropped.__call__() missing 2 required positional arguments: 'train' and 'mask",
-    ),
-    "stateful": (
-        lambda: stateful(Plain()),
-        "model 'm': Plain.__call__() takes 2 positional arguments but 4 were given; a base is cal",
-    ),
-    "nnx": (
-        lambda: Linear(6, 8, nnx.Rngs(0)),
-        "model 'm' is a tests.core.test_modules.Linear; it must be a Flax module (flax.linen): fl",
-    ),
+    "stream": (lambda: stateful(Noisy()), "model 'm': base draws from the stream 'noise', and"),
+    "stream of a dropout": (lambda: stateful(Dropped("drop")), "model 'm': Dropout_0 draws from"),
+    "axis": (lambda: stateful(Synchronised()), "model 'm': it sums over an axis 'batch' of"),
+    "not stateful": (lambda: fl.SplitModel(Dropped(), HEAD), "model 'm': Dropped.__call__()"),
+    "stateful": (lambda: stateful(Plain()), "model 'm': Plain.__call__() takes 2 positional"),
+    "nnx": (lambda: Linear(6, 8, nnx.Rngs(0)), "model 'm' is a tests.core.test_modules.Linear; it"),
     "nnx dropout": (
         lambda: stateful(nnx.bridge.to_linen(Dropping, 6, 8)),
         "model 'm': its flax.nnx module asks for a stream of random numbers, ",
@@ -187,6 +173,10 @@ def test_dropout_acts_in_training_by_its_key_alone(module):
         np.testing.assert_array_equal(run(bucket, variables, True)[0], scored)
     # what is counted of a step needs no key from outside
     assert training_memory(bucket, TRAINING) > 0
+
+
+def test_a_frozen_norm_in_a_base_is_taken():
+    assert bucket_of(fl.SplitModel(Plain(FROZEN), HEAD)).feature_dim == 8
 
 
 def test_other_errors_of_a_module_name_the_model():

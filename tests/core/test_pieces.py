@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.batches import sum_by_class
 from fedjax_ht.core.inputs import AsStored
 from fedjax_ht.core.prediction_counts import score
 from fedjax_ht.core.samples import Data, Split
@@ -18,7 +17,6 @@ from fedjax_ht.lab.checkpoints.segments import pieces
 from fedjax_ht.lab.readers import motion
 from fedjax_ht.lab.runs.folder import fingerprints
 from fedjax_ht.lab.safe import arrays
-from fedjax_ht.simulation.privacy_budget import BLOCK, participations
 from fedjax_ht.simulation.roster import PADDING, blocks
 
 SIZE = 3
@@ -32,22 +30,6 @@ def data_of(count) -> Data:
     order = jnp.arange(len(COUNTS), dtype=jnp.int32)
     split = Split(order, jnp.int32(count))
     return Data(jnp.asarray(ROWS), jnp.asarray(LABELS), AsStored(), {"train": split})
-
-
-def test_class_sums_of_any_number_of_samples():
-    def sums(count):
-        def extract(x, mask):
-            return jnp.where(mask[:, None], x, jnp.nan)
-
-        return sum_by_class(extract, data_of(count), 4, batch_size=SIZE)
-
-    compiled = jax.jit(sums)
-    for count in COUNTS:
-        expected = np.zeros((4, 2))
-        np.add.at(expected, LABELS[:count], ROWS[:count])
-        got = compiled(count)
-        np.testing.assert_allclose(got.sums, expected, rtol=1e-6)
-        np.testing.assert_array_equal(got.counts, np.bincount(LABELS[:count], minlength=4))
 
 
 def test_scores_of_any_number_of_samples():
@@ -126,13 +108,6 @@ def test_blocks_of_clients_hold_each_once(count, lanes):
     for layout in layouts:
         first, second = layout[:2], layout[2:]
         assert not (first[first != PADDING] % 2).any() and (second[second != PADDING] % 2).all()
-
-
-@pytest.mark.parametrize("rounds", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
-def test_participations_of_any_number_of_rounds(rounds):
-    np.testing.assert_array_equal(participations(0, 1.0, 3, rounds), [rounds] * 3)
-    counts = participations(0, 1 / 3, 3, rounds)
-    assert counts.sum() == rounds and not (counts == rounds).any()
 
 
 def table(steps: int) -> bytes:

@@ -9,6 +9,7 @@ from fedjax_ht.core.server_training import compact, train_on_rows
 
 KEY = jax.random.key(3)
 LR, EPOCHS, BATCH = 0.1, 3, 4
+HOW = {"key": KEY, "epochs": EPOCHS, "batch_size": BATCH}
 
 
 def mean_distance(params, rows, mask, key):
@@ -19,16 +20,7 @@ def mean_distance(params, rows, mask, key):
 
 @jax.jit
 def train(rows, valid):
-    return train_on_rows(
-        optax.sgd(LR),
-        mean_distance,
-        jnp.zeros(2),
-        rows,
-        valid,
-        key=KEY,
-        epochs=EPOCHS,
-        batch_size=BATCH,
-    )
+    return train_on_rows(optax.sgd(LR), mean_distance, jnp.zeros(2), rows, valid, **HOW)
 
 
 def reference(rows, orders):
@@ -96,16 +88,7 @@ def test_steps_follow_the_valid_rows_and_each_has_its_own_key():
             return -params["steps"] - params["drawn"] * jax.random.uniform(key)
 
         start = {"steps": jnp.float32(0), "drawn": jnp.float32(0)}
-        return train_on_rows(
-            optax.sgd(1.0),
-            loss,
-            start,
-            jnp.zeros(8),
-            valid,
-            key=KEY,
-            epochs=EPOCHS,
-            batch_size=BATCH,
-        )[0]
+        return train_on_rows(optax.sgd(1.0), loss, start, jnp.zeros(8), valid, **HOW)[0]
 
     for count, steps in ((8, 6), (5, 6), (4, 3), (0, 0)):
         assert run(np.arange(8) < count)["steps"] == steps
@@ -125,15 +108,7 @@ def test_a_single_row_behind_full_batches_is_left_out_where_it_is_asked(count, s
         return -params.sum()
 
     for drop_single, number in ((True, steps), (False, -(-count // size))):
-        params, _ = train_on_rows(
-            optax.sgd(1.0),
-            summed,
-            jnp.zeros(1),
-            jnp.asarray(rows_of(8)),
-            valid,
-            key=KEY,
-            epochs=1,
-            batch_size=size,
-            drop_single=drop_single,
-        )
+        rows = jnp.asarray(rows_of(8))
+        how = {"key": KEY, "epochs": 1, "batch_size": size, "drop_single": drop_single}
+        params, _ = train_on_rows(optax.sgd(1.0), summed, jnp.zeros(1), rows, valid, **how)
         assert params[0] == number

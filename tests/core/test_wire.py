@@ -25,12 +25,8 @@ from fedjax_ht.core.wire import (
     wire_elements,
     with_payload,
 )
-from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.fedktl import Pairs
-from fedjax_ht.methods.fedproto import fedproto
-from fedjax_ht.methods.fedtgp import fedtgp
 from fedjax_ht.methods.shared.prototypes import prototype_uplink
-from tests import tiny
 
 TRAINING = LocalTraining(optax.sgd(0.1))
 MASK = jnp.array([True, False, True])
@@ -40,48 +36,37 @@ def cost(message):
     return WireCost(*map(int, wire_elements(message)))
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ((), (0, 0, 0, 0)),
-        (jnp.zeros((2, 3)), (6, 24, 0, 0)),
-        (
-            {"a": jnp.zeros(4, jnp.float16), "b": [jnp.zeros(3, jnp.int8), jnp.float32(0)]},
-            (8, 15, 0, 0),
-        ),
-        (Masked(jnp.zeros((3, 5)), MASK), (10, 40, 2, 8)),
-        (Masked(jnp.zeros((3, 2, 2), jnp.float16), MASK), (8, 16, 2, 8)),
-        (Masked(jnp.zeros((3, 5)), jnp.zeros(3, bool)), (0, 0, 0, 0)),
-        (
-            Masked(jnp.zeros((3, 2)), jnp.array([[True, False], [True, True], [False, False]])),
-            (3, 12, 3, 12),
-        ),
-        (Masked(jnp.zeros((3, 5)), jnp.arange(3) < 2, FIRST_ROWS), (10, 40, 0, 0)),
-        (Masked(jnp.zeros((3, 5)), jnp.array(True), FIRST_ROWS), (15, 60, 0, 0)),
-        (Masked(jnp.zeros(20), jnp.arange(20) < 5, SHORTEST), (5, 20, 3, 3)),
-        (Masked(jnp.zeros(40), jnp.arange(40) < 1, SHORTEST), (1, 4, 1, 4)),
-        (Metadata(jnp.zeros(3, jnp.int32)), (0, 0, 3, 12)),
-        (Metadata(Masked(jnp.zeros(3), MASK)), (0, 0, 4, 16)),  # two counts, each with its index
-        ((jnp.zeros(2), Metadata(jnp.int32(0)), Masked(jnp.zeros((3, 5)), MASK)), (12, 48, 3, 12)),
-    ],
-    ids=[
-        "nothing",
-        "plain",
-        "dtypes",
-        "masked",
-        "masked deep",
-        "all masked",
-        "mask 2d",
-        "first rows",
-        "all or nothing",
-        "bits",
-        "indices",
-        "metadata",
-        "counts",
-        "mixed",
-    ],
-)
-def test_costs_of_a_message(message, expected):
+COSTS = {
+    "nothing": ((), (0, 0, 0, 0)),
+    "plain": (jnp.zeros((2, 3)), (6, 24, 0, 0)),
+    "dtypes": (
+        {"a": jnp.zeros(4, jnp.float16), "b": [jnp.zeros(3, jnp.int8), jnp.float32(0)]},
+        (8, 15, 0, 0),
+    ),
+    "masked": (Masked(jnp.zeros((3, 5)), MASK), (10, 40, 2, 8)),
+    "masked deep": (Masked(jnp.zeros((3, 2, 2), jnp.float16), MASK), (8, 16, 2, 8)),
+    "all masked": (Masked(jnp.zeros((3, 5)), jnp.zeros(3, bool)), (0, 0, 0, 0)),
+    "mask 2d": (
+        Masked(jnp.zeros((3, 2)), jnp.array([[1, 0], [1, 1], [0, 0]], bool)),
+        (3, 12, 3, 12),
+    ),
+    "first rows": (Masked(jnp.zeros((3, 5)), jnp.arange(3) < 2, FIRST_ROWS), (10, 40, 0, 0)),
+    "all or nothing": (Masked(jnp.zeros((3, 5)), jnp.array(True), FIRST_ROWS), (15, 60, 0, 0)),
+    "bits": (Masked(jnp.zeros(20), jnp.arange(20) < 5, SHORTEST), (5, 20, 3, 3)),
+    "indices": (Masked(jnp.zeros(40), jnp.arange(40) < 1, SHORTEST), (1, 4, 1, 4)),
+    "metadata": (Metadata(jnp.zeros(3, jnp.int32)), (0, 0, 3, 12)),
+    # two counts, each with its index
+    "counts": (Metadata(Masked(jnp.zeros(3), MASK)), (0, 0, 4, 16)),
+    "mixed": (
+        (jnp.zeros(2), Metadata(jnp.int32(0)), Masked(jnp.zeros((3, 5)), MASK)),
+        (12, 48, 3, 12),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", COSTS)
+def test_costs_of_a_message(kind):
+    message, expected = COSTS[kind]
     assert cost(message) == WireCost(*expected)
 
 
@@ -92,52 +77,12 @@ def test_masked_rows_do_not_count_inside_jit():
     assert [int(count(jnp.arange(3) < n)) for n in range(4)] == [0, 5, 10, 15]
 
 
-@pytest.mark.parametrize("method", [fedproto(TRAINING), fedtgp(TRAINING)], ids=lambda m: m.name)
-def test_prototype_methods_send_their_own_classes_up_and_every_class_down(method):
-    federation = tiny.linear_federation(num_classes=4, width=3)
-    counts = jnp.array([5.0, 0.0, 2.0, 0.0])
-    up = prototype_uplink(ClassSums(jnp.ones((4, 3)), counts))
-    assert cost(up) == WireCost(2 * 3, 2 * 3 * 4, 2, 2 * 4)
-    server = method.init_server(federation, jax.random.key(0))
-    before = method.broadcast(federation, federation.buckets[0], server, None)
-    assert cost(before).payload_elements == 0  # nothing exists before the first round
-    ready = (
-        {"available": jnp.ones(4, bool)}
-        if method.name == "fedproto"
-        else {"ready": jnp.array(True)}
-    )
-    down = method.broadcast(federation, federation.buckets[0], server._replace(**ready), None)
-    # FedTGP sends all prototypes or none, so that they need no index.
-    indices = 4 if method.name == "fedproto" else 0
-    assert cost(down) == WireCost(4 * 3, 4 * 3 * 4, indices, 4 * indices)
-
-
 def test_sample_counts_are_metadata():
     up = prototype_uplink(
         ClassSums(jnp.ones((4, 3)), jnp.array([5.0, 0.0, 2.0, 0.0])), with_counts=True
     )
     assert cost(up) == WireCost(6, 24, 2 + 2 * 2, 8 + 2 * 8)
     np.testing.assert_array_equal(up.counts.value.values[up.counts.value.mask], [5, 2])
-
-
-def test_fedproto_sends_only_prototypes_that_exist():
-    federation = tiny.linear_federation(num_classes=4, width=3)
-    method = fedproto(TRAINING)
-    server = method.init_server(federation, None)._replace(
-        available=jnp.array([True, False, True, True])
-    )
-    assert (
-        cost(method.broadcast(federation, federation.buckets[0], server, None)).payload_elements
-        == 3 * 3
-    )
-
-
-def test_fedavg_sends_the_whole_model():
-    federation = tiny.linear_federation(num_classes=4, width=3, buckets=1)
-    server = fedavg(TRAINING).init_server(federation, jax.random.key(0))
-    down = fedavg(TRAINING).broadcast(federation, federation.buckets[0], server, None)
-    size = 4 * 3 + 3 + 3 * 4 + 4
-    assert cost(down) == WireCost(size, 4 * size, 0, 0)
 
 
 def message():
@@ -183,11 +128,9 @@ def test_a_payload_is_taken_out_and_put_back():
 
 
 def test_gaussian_noise_touches_the_float_payload_alone():
-    before, after = (
-        message(),
-        gaussian_noise(scale=0.5, coefficient=0.2)(jax.random.key(0), message()),
-    )
-    assert jax.tree.structure(before) == jax.tree.structure(after)
+    before = message()
+    after = gaussian_noise(scale=0.5, coefficient=0.2)(jax.random.key(0), before)
+    assert jax.tree.structure(before) == jax.tree.structure(after) and cost(after) == cost(before)
     for name in ("ints", "labels", "counts", "masked_counts"):
         jax.tree.map(np.testing.assert_array_equal, before[name], after[name])
     np.testing.assert_array_equal(before["masked"].mask, after["masked"].mask)
@@ -196,10 +139,6 @@ def test_gaussian_noise_touches_the_float_payload_alone():
         np.testing.assert_allclose(noise.mean(), 0, atol=0.02)
     # each leaf its own draw
     assert np.abs(np.corrcoef(after["plain"], after["masked"].values[:, 0])[0, 1]) < 0.05
-
-
-def test_noise_does_not_change_what_a_message_costs():
-    assert cost(gaussian_noise(1.0, 1.0)(jax.random.key(0), message())) == cost(message())
 
 
 def test_noise_is_a_function_of_the_key():
@@ -213,10 +152,8 @@ def test_noise_may_be_for_one_field():
     """FedKTL's Table 10: other noise on images than on vectors."""
     sent = jnp.arange(4000) < 3000
     pairs = Pairs(Masked(jnp.zeros((4000, 2, 2, 1)), sent), Masked(jnp.ones((4000, 3)), sent))
-    vectors, images = (
-        TRANSFORMS["gaussian_noise"](0.05, 0.2, "vectors"),
-        gaussian_noise(0.2, 0.2, "images"),
-    )
+    vectors = TRANSFORMS["gaussian_noise"](0.05, 0.2, "vectors")
+    images = gaussian_noise(0.2, 0.2, "images")
     vectors_only = vectors(jax.random.key(0), pairs)
     np.testing.assert_array_equal(vectors_only.images.values, pairs.images.values)
     both = chain((vectors, images))(jax.random.key(0), pairs)
@@ -228,13 +165,9 @@ def test_noise_may_be_for_one_field():
     np.testing.assert_allclose(both.images.values.std(), 0.2, rtol=0.03)
     np.testing.assert_array_equal(both.vectors.mask, sent)
     assert images(jax.random.key(0), pairs._replace(vectors=())).vectors == ()
-    with pytest.raises(
-        ValueError, match="gaussian_noise is for field 'pixels'; the message has images, vectors"
-    ):
+    with pytest.raises(ValueError, match="gaussian_noise is for field 'pixels'; the message has"):
         gaussian_noise(1.0, 1.0, "pixels")(jax.random.key(0), pairs)
-    with pytest.raises(
-        ValueError, match="gaussian_noise is for field 'images'; the message has none"
-    ):
+    with pytest.raises(ValueError, match="gaussian_noise is for field 'images'; the message has"):
         images(jax.random.key(0), {"a": jnp.zeros(3)})
     for bad, name in (
         ((-0.1, 0.2), "scale"),

@@ -77,21 +77,26 @@ def test_misfits_are_one_line(wrong, message):
         make_federation_data(DATASET, CLIENTS, wrong)
 
 
-def test_a_dataset_checks_its_arrays():
-    images = np.zeros((2, 4, 4, 1), np.uint8)
-    with pytest.raises(ValueError, match="2 samples but labels of shape"):
-        Dataset("d", images, np.zeros(3, int), ("a",))
-    with pytest.raises(ValueError, match=r"uint8 \[2, 4\] are neither images"):
-        Dataset("d", images[:, :, 0, 0], np.zeros(2, int), ("a",))
-    with pytest.raises(ValueError, match="inputs are <U4; they must be integers or floats"):
-        Dataset("d", [["text"]], np.zeros(1, int), ("a",))
-    with pytest.raises(ValueError, match="Pixels, which is for images"):
-        Dataset("d", np.zeros((2, 4)), np.zeros(2, int), ("a",), Pixels())
-    with pytest.raises(ValueError, match="labels run from 0 to 1"):
-        Dataset("d", images, np.array([0, 1]), ("a",))
-    with pytest.raises(ValueError, match="std has 2 values for 1 channels"):
-        Dataset("d", images, np.zeros(2, int), ("a",), Pixels(0.5, (1.0, 1.0)))
-    assert Dataset("d", images, np.zeros(2, int), ("a",)).preprocess == ([0.5], [0.5])
+IMAGES = np.zeros((2, 4, 4, 1), np.uint8)
+
+
+@pytest.mark.parametrize(
+    "inputs, labels, rule, message",
+    [
+        (IMAGES, [0, 0, 0], None, "2 samples but labels of shape"),
+        (IMAGES[:, :, 0, 0], [0, 0], None, r"uint8 \[2, 4\] are neither images"),
+        (np.zeros((2, 4)), [0, 0], Pixels(), "Pixels, which is for images"),
+        (IMAGES, [0, 1], None, "labels run from 0 to 1"),
+        (IMAGES, [0, 0], Pixels(0.5, (1.0, 1.0)), "std has 2 values for 1 channels"),
+    ],
+)
+def test_a_dataset_checks_its_arrays(inputs, labels, rule, message):
+    with pytest.raises(ValueError, match=message):
+        Dataset("d", inputs, np.array(labels), ("a",), rule)
+
+
+def test_images_have_a_rule_by_default():
+    assert Dataset("d", IMAGES, np.zeros(2, int), ("a",)).preprocess == ([0.5], [0.5])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
@@ -181,16 +186,10 @@ MASK = np.arange(12) < 3
         (FIRST._replace(val=np.array([2])), "sample 2 is in train and in val"),
         (FIRST._replace(val=np.array([5])), "sample 5 is in val and in test"),
         (FIRST._replace(train=np.array([1, 0, 1])), r"train has sample 1 twice.*np.unique\("),
-        (
-            FIRST._replace(train=np.array([0, 12])),
-            "train has index 12; there are 12 samples, so that indices are from 0 to 11$",
-        ),
+        (FIRST._replace(train=np.array([0, 12])), "train has index 12; there are 12 samples, so"),
         (FIRST._replace(train=np.array([0, 14, 12])), "train has index 14; there are 12 samples"),
         (FIRST._replace(train=np.array([4, 2, 4, 2])), "train has sample 2 twice; give each"),
-        (
-            ClientIndices(np.array([1, 5]), np.array([2]), np.array([1, 2])),
-            "sample 1 is in train and in test",
-        ),
+        (ClientIndices(np.array([1, 5]), np.array([2]), np.array([1, 2])), "sample 1 is in train"),
         (FIRST._replace(test=np.array([-1])), "test has index -1; there are 12 samples"),
         (FIRST._replace(train=MASK), r"train is a boolean mask of 12 entries; .*"),
         (FIRST._replace(train=[True, False]), "train is a boolean mask"),

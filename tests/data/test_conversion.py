@@ -100,7 +100,6 @@ def test_pandas_is_taken():
         (np.array(ROWS) + 2**33, "place 0 of its last axis has 4 different values"),
         (np.full((4, 2), 1 << 40), "inputs runs from 1099511627776 to 1099511627776, beyond int32"),
         (np.full((4, 2), 1 << 63, np.uint64), "beyond int32"),
-        (np.full((4, 2), np.nan), "NaN, infinite or beyond float32, first in sample 0"),
         (np.full((4, 128, 9), 7, np.uint8), r"uint8 \[4, 128, 9\] are neither images"),
     ],
 )
@@ -173,11 +172,7 @@ def test_255_behind_other_labels_marks_samples_without_one(caplog):
 
 
 def test_groups_of_text_are_numbered_and_large_numbers_refused():
-    assert fl.Dataset("d", ROWS, LABELS, NAMES, groups=["u", "t", "t", "u"]).groups.tolist() == [
-        1,
-        0,
-        0,
-        1,
-    ]
+    groups = fl.Dataset("d", ROWS, LABELS, NAMES, groups=["u", "t", "t", "u"]).groups
+    assert groups.tolist() == [1, 0, 0, 1]
     with pytest.raises(ValueError, match="d: groups runs from 0 to 4294967296, beyond int32"):
         fl.Dataset("d", ROWS, LABELS, NAMES, groups=np.array([0, 1, 1 << 32, 0]))

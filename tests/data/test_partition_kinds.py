@@ -216,11 +216,7 @@ def test_the_last_client_of_a_balanced_class_takes_what_is_left_over():
         ("dirichelt", {}, "unknown partition 'dirichelt'; did you mean 'dirichlet'. The"),
         ("practical", {"beta": 1}, "'practical' has no option 'beta'; it has alpha, min_samples"),
         ("given", {"alpha": 1}, "'given' has no option 'alpha'; it has none"),
-        (
-            "dfrd",
-            {"train_share": 0.1},
-            "has no option 'train_share'; .* It has alpha, min_samples, max_tries, val_share$",
-        ),
+        ("dfrd", {"train_share": 0.1}, "has no option 'train_share'; .* It has alpha, min_samples"),
         ("dfrd", {"val_share": 1.0}, "val_share is 1.0; it must be a number of at least 0 and"),
         ("practical", {"alpha": 0}, "alpha is 0; it must be a number above 0"),
         ("dirichlet", {"alpha": float("nan")}, "alpha is nan"),
@@ -232,11 +228,7 @@ def test_the_last_client_of_a_balanced_class_takes_what_is_left_over():
         ("class_shares", {"classes_per_client": 3}, "is 12; it must be a multiple of the 10"),
         ("class_shares", {"classes_per_client": 5, "val_size": -1}, "val_size is -1"),
         ("class_shares", {"classes_per_client": 5, "sets": "all"}, "sets is 'all'"),
-        (
-            "class_shares",
-            {"classes_per_client": 5, "val_share": 0.3},
-            "train_share \\+ val_share is 1.1",
-        ),
+        ("class_shares", {"classes_per_client": 5, "val_share": 0.3}, "train_share \\+ val_share"),
         ("iid", {"val_share": 1.0}, "val_share is 1.0; it must be a number of at least 0 and"),
         ("iid", {"val_share": -0.1}, "val_share is -0.1"),
         ("iid", {"val_share": 0.3}, r"train_share \+ val_share is 1.05; it must be at most 1"),
@@ -282,12 +274,7 @@ def test_check_accepts_defaults():
         ("few_shot", 3, {"shots": 4}, "class 0 has 10 samples, but 4 shots for 3 clients are 12"),
         ("few_shot", 3, {"shots": 2, "test_shots": 2}, "class 0 has 10 samples, but 2 shots and"),
         ("pathological", 15, {}, "class 0 has 10 samples, too few for the 15 clients that share"),
-        (
-            "iid",
-            21,
-            {},
-            "leaves client 0 of 21 without training samples; toy has 20 samples; num_clients=10 works$",
-        ),
+        ("iid", 21, {}, "leaves client 0 of 21 without training samples; toy has 20 samples"),
     ],
 )
 def test_data_that_does_not_fit(kind, num_clients, options, message):
