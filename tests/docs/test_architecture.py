@@ -23,7 +23,6 @@ LAYERS = {"lab": "", "deploy": "lab"}  # beside the library, which both may impo
 
 
 def imports(path: Path) -> set[str]:
-    """Returns the modules that a file imports, anywhere in it."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     assert not any(node.level for node in froms), f"{path}: a relative import"

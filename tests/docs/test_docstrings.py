@@ -59,28 +59,3 @@ def test_the_examples_of_a_docstring_run(name):
         for test in examples:
             runner.run(test, out=messages.append)
     assert not runner.summarize(verbose=False).failed, "".join(messages)
-
-
-def test_the_first_names_of_users_have_an_example():
-    first = {
-        "LocalTraining",
-        "Method",
-        "adaptive_margin",
-        "check_method",
-        "cross_entropy",
-        "fedavg",
-        "fedktl",
-        "fedproto",
-        "fedral",
-        "fedssa",
-        "fedtgp",
-        "gather_received",
-        "make_federation",
-        "make_sliced_federation",
-        "margin_contrastive",
-        "masked_mean",
-        "mmd_loss",
-        "train",
-        "varied",
-    }
-    assert {name for name in first if not with_example(name)} == set()

@@ -41,17 +41,6 @@ def test_the_page_has_every_public_name_and_no_other(place):
     assert all(getattr(namespace, name) is not None for name in listed)
 
 
-def test_a_name_stands_at_one_place():
-    """But for the models that any federation of one's own begins with."""
-    twice = []
-    for namespace in (getattr(fedjax_ht, package) for package in PACKAGES):
-        for name in namespace.__all__:
-            if name in fedjax_ht.__all__:
-                twice.append(name)
-                assert getattr(fedjax_ht, name) is getattr(namespace, name)
-    assert sorted(twice) == ["SplitModel", "from_nnx", "mlp", "model_group", "sliced_network"]
-
-
 def test_pages_and_notebooks_use_public_names_alone():
     """A host such as fl.example.org is no name."""
     private = []

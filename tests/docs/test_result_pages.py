@@ -4,13 +4,170 @@ import csv
 import re
 import statistics
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
 from experiments import leaks_table
-from tests.docs.results import RESULTS, ROOT, best, late, margins, percents, rows_of, spread
 
-BENCHMARKS = ROOT / "benchmarks" / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
+
+
+def percents(file: str, score: str, dataset: str) -> dict[str, list[dict[int, float]]]:
+    """Reads method -> runs, in the order of their seeds, each round -> the score in percent."""
+    scores = defaultdict(lambda: defaultdict(dict))
+    with (RESULTS / file).open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            if row["dataset"] == dataset and row[score]:
+                scores[row["method"]][int(row["seed"])][int(row["round"])] = 100 * float(row[score])
+    return {method: [runs[seed] for seed in sorted(runs)] for method, runs in scores.items()}
+
+
+def section(page: str, heading: str) -> list[list[str]]:
+    """Reads the cells of a section's rows."""
+    text = (RESULTS / page).read_text(encoding="utf-8").split(f"# {heading}")[1].split("\n#")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def highest(run: dict[int, float]) -> float:
+    return max(run.values())
+
+
+def late(run: dict[int, float]) -> float:
+    """Averages the evaluations in the last third of the rounds."""
+    return statistics.mean(value for r, value in run.items() if 3 * r > 2 * max(run))
+
+
+def last_three(run: dict[int, float]) -> float:
+    return statistics.mean(run[r] for r in sorted(run)[-3:])
+
+
+# Measures of several runs, each as the cells of a table.
+
+
+def at(*rounds: int):
+    """Writes the means over runs at these rounds."""
+    return lambda runs: [f"{statistics.mean(run[r] for run in runs):.2f}" for r in rounds]
+
+
+def each(measure):
+    """Writes one number a run."""
+    return lambda runs: [f"{measure(run):.2f}" for run in runs]
+
+
+def spread(measure):
+    """Writes the mean over runs, and their deviation."""
+
+    def cell(runs):
+        values = list(map(measure, runs))
+        return [f"{statistics.mean(values):.2f} ± {statistics.pstdev(values):.2f}"]
+
+    return cell
+
+
+def seeds(runs):
+    """Writes all runs' best rounds into one cell."""
+    return [", ".join(f"{highest(run):.2f}" for run in runs)]
+
+
+FIFTY = at(5, 10, 20, 30, 40, 50)
+HUNDRED, DIRICHLET = at(*range(10, 101, 10)), at(50, 100, 200, 300, 400, 500)
+THIRTY = (at(5, 10, 15, 20, 25, 30), spread(last_three), spread(highest))
+BEST, ONE = spread(highest), each(highest)
+HEADS = ("accuracy_head", BEST)
+SEEDS = (FIFTY, each(highest), BEST, spread(late))
+SEARCHED = (at(100, 200, 300, 500), BEST, spread(late))
+PARTICIPANTS = ("best_participants", BEST, seeds)
+CIFAR, FASHION, TINY = "cifar10", "fashion_mnist", "npz:tiny_imagenet_32.npz"
+HELD_OUT, FEDRAL = "fashion_mnist held-out", "fedral blocks=100 learning_rate=0.3"
+PAIR = [("FedProto", "fedproto"), ("FedTGP", "fedtgp")]
+RELEASED = [(label, f"{name} variant=released") for label, name in PAIR]
+OWN = [(label, f"{name} shared_init=false") for label, name in RELEASED]
+MU = [("local", "local"), ("mu 0", "fedktl mu=0.0"), ("mu 4", "fedktl mu=4.0"), ("mu 50", "fedktl")]
+TABLES = [  # page, heading, CSV, data set, (score, measures) in their order, [(row, method)]
+    ("fedtgp", "CIFAR-10, Dirichlet(0.1)", "fedktl", CIFAR, [("accuracy", FIFTY, BEST), HEADS],
+     [("local", "local"), *PAIR]),
+    ("fedtgp", "The authors' form, three", "cifar10_shared", CIFAR, [("accuracy", *SEEDS)],
+     [("local", "local"), ("FedKTL", "fedktl")]),
+    ("fedtgp", "The authors' form, three", "cifar10_shared", CIFAR, [("accuracy", *SEEDS), HEADS],
+     PAIR),
+    ("fedtgp", "The form and the first", "fedtgp_forms", CIFAR,
+     [("accuracy", FIFTY, ONE), ("accuracy_head", ONE)], [*RELEASED, *OWN, *PAIR]),
+    ("fedtgp", "The authors' form on all", "fedtgp_all_images", CIFAR,
+     [("accuracy", HUNDRED, ONE), ("accuracy_head", ONE)], RELEASED),
+    ("fedtgp", "What each part is worth", "fedtgp_parts", CIFAR,
+     [("accuracy", at(10, 20, 30, 40, 50), BEST, spread(late)), HEADS],
+     [("no margin", "fedtgp margin=0.0"), ("margin fixed at 100", "fedtgp margin=100.0"),
+      ("no F", "fedtgp use_f=false"), ("tau 1", "fedtgp tau=1.0"), ("tau 10", "fedtgp tau=10.0"),
+      ("tau 1,000", "fedtgp tau=1000.0"), ("1 server epoch", "fedtgp server_epochs=1"),
+      ("10 server epochs", "fedtgp server_epochs=10"), *PAIR]),
+    ("fedktl", "What each part is worth", "fedktl_ablations", TINY, [("accuracy", *THIRTY)],
+     [("FedKTL", "fedktl"), ("-L_M", "fedktl mu=0.0"), ("-L_MSE", "fedktl mse_weight=0.0"),
+      ("-L_MMD", "fedktl mmd_weight=0.0"), ("-ETF", "fedktl classifier=head"),
+      ("-Qbar", "fedktl transfer=images"), ("scale 1", "fedktl scale=1.0 margin=0.0")]),
+    ("fedktl", "Weights of the transfer", "fedktl_mu", TINY, [("accuracy", *THIRTY)], MU),
+    ("fedktl", "Two images of each of a", "fedktl_two_shots", TINY,
+     [("accuracy", at(10, 20, 40, 60, 80, 100), *THIRTY[1:])], MU),
+    ("class_shares", "Fashion-MNIST: 500 rounds", "class_shares_shared", FASHION,
+     [("accuracy_global", BEST)], [("FedRAL, by the global A", "fedral")]),
+    ("class_shares", "CIFAR-10: 200 rounds", "class_shares_shared", CIFAR,
+     [("accuracy_global", BEST)], [("... by the global A", "fedral")]),
+    ("class_shares", "FedRAL's blocks", "fedral_blocks", FASHION,
+     [("accuracy", at(20, 40, 60, 80, 100)), ("accuracy_global", at(100)),
+      ("best_participants", ONE)],
+     [("one block: all of A (ablation B)", "fedral blocks=1"), ("10 blocks", "fedral blocks=10"),
+      ("10 blocks, a mean without weights (ablation C)", "fedral blocks=10 weighting=uniform"),
+      ("50 blocks: the diagonal", "fedral blocks=50")]),
+    *[("class_shares", "Dirichlet(0.4): 500 rounds", "class_shares_dirichlet", dataset,
+       [("accuracy", DIRICHLET), ("best_participants", ONE)],
+       [(f"{name}: local", "local"), ("FedRAL, own A", "fedral")])
+      for dataset, name in ((FASHION, "Fashion-MNIST"), (CIFAR, "CIFAR-10"))],
+    *[("class_shares", "Dirichlet(0.4): 500 rounds", "class_shares_dirichlet", dataset,
+       [("accuracy_global", DIRICHLET)], [("FedRAL, global A", "fedral")])
+      for dataset in (FASHION, CIFAR)],
+    ("class_shares", "CIFAR-10: 500 rounds", "class_shares_searched", CIFAR,
+     [("accuracy", *SEARCHED), PARTICIPANTS],
+     [("FedSSA", "fedssa"), ("LG-FedAvg", "lg_fedavg"), ("local", "local"),
+      ("FedRAL, 10 blocks", "fedral blocks=10"), ("FedRAL, 100 blocks", "fedral blocks=100"),
+      ("FedProto, nearest of all prototypes", "fedproto learning_rate=0.03")]),
+    ("class_shares", "CIFAR-10: 500 rounds", "class_shares_searched", CIFAR,
+     [("accuracy_head", *SEARCHED), ("best_participants_head", BEST, seeds)],
+     [("... clients' own heads", "fedtgp")]),
+    ("class_shares", "CIFAR-10, Dirichlet(0.4): batch", "class_shares_dirichlet_searched", CIFAR,
+     [("accuracy", *SEARCHED), PARTICIPANTS],
+     [("FedSSA", "fedssa"), ("local", "local"), ("FedRAL, 100 blocks, at 0.3", FEDRAL)]),
+    ("class_shares", "CIFAR-10, Dirichlet(0.4): batch", "class_shares_dirichlet_searched", CIFAR,
+     [("accuracy_global", *SEARCHED), ("best_participants_global", BEST, seeds)],
+     [("... by the global A", FEDRAL)]),
+    ("class_shares", "CIFAR-10, Dirichlet(0.4): the level", "class_shares_level", CIFAR,
+     [("accuracy", at(50, 100, 200, 300, 500), ONE, each(late)), ("best_participants", ONE)],
+     [("512", "local batch_size=512"), ("64", "local batch_size=64")]),
+    ("dfrd", "The paper's form and", "dfrd_forms_whole", HELD_OUT,
+     [("global_accuracy_head", at(2, 4, 6, 8, 10)), ("accuracy_train_weighted", at(10))],
+     [("fedavg", "fedavg"), ('fedavg+dfrd, `variant="paper"`', "fedavg+dfrd"),
+      ('fedavg+dfrd, `variant="released"`', "fedavg+dfrd variant=released")]),
+    ("dfrd", "The paper's form and", "dfrd_forms_slices", HELD_OUT,
+     [("global_accuracy_head", at(2, 4, 6, 8, 10, 12)), ("accuracy_train_weighted", at(12))],
+     [("fedrolex", "fedrolex"),
+      ('fedrolex+dfrd, `variant="released"`', "fedrolex+dfrd temperature=10.0 variant=released"),
+      ('fedrolex+dfrd, `variant="paper"`', "fedrolex+dfrd variant=paper temperature=1.0")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: "-".join(map(str, table[1:4])))
+def test_a_table_has_the_numbers_of_its_csv(table):
+    page, heading, file, dataset, columns, rows = table
+    written = section(f"{page}.md", heading)
+    for label, method in rows:
+        expected = []
+        for score, *measures in columns:
+            runs = percents(f"{file}.csv", score, dataset)[method]
+            expected += [cell for measure in measures for cell in measure(runs)]
+        named = [" | ".join(cells) for cells in written if label in cells]
+        assert any(" | ".join(expected) in row for row in named), (label, expected)
+
+
 ELSEWHERE = {  # rows of fedtgp.md: the CSV, and what stands behind each name there
     "Fashion-MNIST, Dirichlet(1.0), tuned": ("fair_dirichlet.csv", "@tuned"),
     "Fashion-MNIST, four classes a client, tuned": ("fair_four_classes.csv", "@tuned"),
@@ -20,189 +177,60 @@ ELSEWHERE = {  # rows of fedtgp.md: the CSV, and what stands behind each name th
 }
 
 
-FEDRAL_BLOCKS = RESULTS / "fedral_blocks.csv"
-PAPERS = ("fedtgp.md", "fedktl.md", "class_shares.md", "dfrd.md")
-
-
-@pytest.mark.parametrize("page", PAPERS)
-def test_a_papers_page_begins_with_what_holds(page):
-    """Eleven lines: the paper's form here, and what is reproduced, contradicted or open, each with
-    its run, by the rule of papers.md."""
-    lines = (RESULTS / page).read_text(encoding="utf-8").splitlines()[:11]
-    form, *claims = "\n".join(lines).split("\n* ")
-    assert re.search(r"papers?'s? form here", form)
-    assert [claim for claim in claims if not re.search(r"\]\([#\w./]", claim)] == []
-    assert [
-        claim for claim in claims if not re.match(r"\*\*(Reproduced|Contradicted|Open)", claim)
-    ] == []
-    head = "\n".join(claims)
-    assert "(papers.md#when-a-claim-stands)" in head and "ontradicted" in head
-
-
-@pytest.mark.parametrize("name", ["local", "FedProto", "FedTGP"])
-def test_fedtgp_on_cifar10(name):
-    prototypes, heads = (
-        percents("fedktl.csv", score, "cifar10")[name.lower()]
-        for score in ("accuracy", "accuracy_head")
-    )
-    cells = next(row for row in rows_of("fedtgp.md") if row[0] == name)
-    rounds = [
-        f"{statistics.mean(h[r] for h in prototypes.values()):.2f}" for r in (5, 10, 20, 30, 40, 50)
-    ]
-    assert cells[1:9] == [*rounds, best(prototypes), best(heads)]
-
-
-@pytest.mark.parametrize("name", ["local", "FedProto", "FedTGP", "FedKTL"])
-def test_the_authors_form_with_three_seeds(name):
-    prototypes = percents("cifar10_shared.csv", "accuracy", "cifar10")[name.lower()]
-    heads = percents("cifar10_shared.csv", "accuracy_head", "cifar10")[name.lower()]
-    text = (
-        (RESULTS / "fedtgp.md").read_text(encoding="utf-8").split("## The authors' form, three")[1]
-    )
-    (row,) = re.findall(rf"^\| {name} \|(.*)\|$", text.split("\n## ")[0], re.M)
-    rounds = [statistics.mean(h[r] for h in prototypes.values()) for r in (5, 10, 20, 30, 40, 50)]
-    bests = [max(prototypes[seed].values()) for seed in range(3)]
-    lasts = [late(history) for history in prototypes.values()]
-    expected = [f"{value:.2f}" for value in [*rounds, *bests]] + [spread(bests), spread(lasts)]
-    assert [cell.strip() for cell in row.split("|")][:-1] == expected
-    if name in ("FedProto", "FedTGP"):
-        assert row.split("|")[-1].strip() == best(heads)
-
-
-@pytest.mark.parametrize(
-    ("file", "section", "settings", "rounds", "line"),
-    [
-        ("fedtgp_forms.csv", "The form and", "variant=released", (5, 10, 20, 30, 40, 50), 0),
-        (
-            "fedtgp_forms.csv",
-            "The form and",
-            "variant=released shared_init=false",
-            (5, 10, 20, 30, 40, 50),
-            1,
-        ),
-        ("fedtgp_forms.csv", "The form and", "", (5, 10, 20, 30, 40, 50), 2),
-        (
-            "fedtgp_all_images.csv",
-            "The authors' form on all",
-            "variant=released",
-            range(10, 101, 10),
-            0,
-        ),
-    ],
-)
-@pytest.mark.parametrize("name", ["FedProto", "FedTGP"])
-def test_the_forms_of_fedtgp(file, section, settings, rounds, line, name):
-    """`line` counts a section's rows of one method."""
-    method = f"{name.lower()} {settings}".strip()
-    prototypes, heads = (
-        percents(file, score, "cifar10")[method][0] for score in ("accuracy", "accuracy_head")
-    )
-    text = (RESULTS / "fedtgp.md").read_text(encoding="utf-8").split(f"## {section}")[1]
-    rows = re.findall(
-        rf"^\|.*\| ?{name} \|(.*)$", "|" + text.split("\n## ")[0].replace("\n", "\n|"), re.M
-    )
-    cells = [cell.strip() for cell in rows[line].split("|")]
-    expected = [*(prototypes[r] for r in rounds), *(max(x.values()) for x in (prototypes, heads))]
-    assert cells[: len(expected)] == [f"{value:.2f}" for value in expected]
-
-
-def test_the_margins_of_fedtgp():
-    for name in ("FedProto", "FedTGP"):
-        of_clients, of_server = margins(name.lower())
-        above = sum(of_server[label] > max(values) for label, values in of_clients.items())
-        (cells,) = (row for row in rows_of("fedtgp.md") if row[0] == name and "of 10" in row[-1])
-        assert cells[-1] == f"{above} of 10"
-        assert float(cells[3]) == pytest.approx(statistics.mean(of_server.values()), rel=1e-2)
+def trials(file: str, column: str) -> dict[str, dict[tuple, float]]:
+    """Reads entry -> (seed, split) -> a column in percent of a CSV of trials."""
+    scores = defaultdict(dict)
+    with (RESULTS / file).open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            scores[row["entry"]][row["seed"], row["split"]] = 100 * float(row[column])
+    return scores
 
 
 @pytest.mark.parametrize("row", ELSEWHERE)
 def test_fedtgp_elsewhere(row):
     file, suffix = ELSEWHERE[row]
-    tops = defaultdict(list)
-    with (RESULTS / file).open(newline="") as lines:
-        for line in csv.DictReader(lines):
-            tops[line["entry"]].append(100 * float(line["best"]))
-    (cells,) = (cells for cells in rows_of("fedtgp.md") if cells[0] == row)
-    names = [f"{name}{suffix}" for name in ("fedtgp", "fedproto", "local")]
-    assert cells[1:5] == [*(spread(tops[name]) for name in names), str(len(tops[names[0]]))]
+    (cells,) = (cells for cells in section("fedtgp.md", "FedTGP and FedProto") if cells[0] == row)
+    tops = [trials(file, "best")[f"{name}{suffix}"] for name in ("fedtgp", "fedproto", "local")]
+    assert cells[1:4] == [spread(float)(top.values())[0] for top in tops]
+    assert cells[4] == str(len(tops[0]))
 
 
-def test_fedtgp_with_two_classes_a_client():
-    runs = percents("class_shares_shared.csv", "accuracy", "fashion_mnist")
-    (cells,) = (
-        cells for cells in rows_of("fedtgp.md") if cells[0].startswith("Fashion-MNIST, two classes")
-    )
-    assert cells[1:4] == [best(runs[name]) for name in ("fedtgp", "fedproto", "local")]
+@pytest.mark.parametrize("file", ["fair_dirichlet.csv", "fair_four_classes.csv"])
+@pytest.mark.parametrize("column", ["best", "last"])
+def test_fedssa_leads_in_every_trial(file, column):
+    scores = trials(file, column)
+    assert all(scores["fedssa@tuned"][trial] > x for trial, x in scores["local@tuned"].items())
 
 
-@pytest.mark.parametrize(
-    ("file", "methods"),
-    [
-        (
-            "dfrd_forms_whole.csv",
-            {
-                "fedavg": "fedavg",
-                'fedavg+dfrd, `variant="released"`': "fedavg+dfrd variant=released",
-                'fedavg+dfrd, `variant="paper"`': "fedavg+dfrd",
-            },
-        ),
-        (
-            "dfrd_forms_slices.csv",
-            {
-                "fedrolex": "fedrolex",
-                'fedrolex+dfrd, `variant="released"`': "fedrolex+dfrd temperature=10.0 variant=released",
-                'fedrolex+dfrd, `variant="paper"`': "fedrolex+dfrd variant=paper temperature=1.0",
-            },
-        ),
-    ],
-)
-def test_the_two_forms_of_dfrd(file, methods):
-    models = percents(file, "global_accuracy_head", "fashion_mnist held-out")
-    clients = percents(file, "accuracy_train_weighted", "fashion_mnist held-out")
-    for name, method in methods.items():
-        rounds = sorted(models[method][0])[1:]
-        expected = [
-            name,
-            *(f"{models[method][0][r]:.2f}" for r in rounds),
-            f"{clients[method][0][rounds[-1]]:.2f}",
-        ]
-        assert expected in rows_of("dfrd.md"), name
+def test_the_papers_order_of_dfrds_rows_by_either_measure():
+    runs = percents("dfrd.csv", "global_accuracy_head", FASHION)
+    rows = ["fedrolex+dfrd", "fedrolex+dense", "fedrolex+fedftg", "fedrolex"]
+    for measure in (highest, late):
+        for values in zip(*(map(measure, runs[name][:2]) for name in rows)):
+            assert list(values) == sorted(values, reverse=True)
 
 
-def test_the_global_matrix_of_fedral():
-    text = (RESULTS / "class_shares.md").read_text(encoding="utf-8")
-    for dataset in ("cifar10", "fashion_mnist"):
-        runs = percents("class_shares_shared.csv", "accuracy_global", dataset)["fedral"]
-        mean = statistics.mean(max(history.values()) for history in runs.values())
-        assert re.search(rf"\b{mean:.2f}\b", text), (dataset, mean)
+@pytest.mark.parametrize("label, above", [("FedProto", 0), ("FedTGP", 8)])
+def test_the_margins_of_fedtgp(label, above):
+    clients, server = defaultdict(list), {}
+    with (RESULTS / "fedtgp_margins.csv").open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            if not row["nearest"] or not row["method"].startswith(label.lower()):
+                continue
+            if row["client"] == "global":
+                server[row["label"]] = float(row["nearest"])
+            else:
+                clients[row["label"]].append(float(row["nearest"]))
+    assert sum(server[name] > max(values) for name, values in clients.items()) == above
+    (cells,) = (cells for cells in section("fedtgp.md", "Margins") if cells[0] == label)
+    assert cells[-1] == f"{above} of 10"
+    assert float(cells[3]) == pytest.approx(statistics.mean(server.values()), rel=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("label", "options"),
-    [
-        ("one block: all of A (ablation B)", "blocks=1"),
-        ("10 blocks", "blocks=10"),
-        ("10 blocks, a mean without weights (ablation C)", "blocks=10 weighting=uniform"),
-        ("50 blocks: the diagonal", "blocks=50"),
-    ],
-)
-def test_fedrals_blocks(label, options):
-    of_clients, of_server, participants = (
-        percents("fedral_blocks.csv", score, "fashion_mnist")[f"fedral {options}"][0]
-        for score in ("accuracy", "accuracy_global", "best_participants")
-    )
-    expected = [of_clients[r] for r in (20, 40, 60, 80, 100)]
-    expected += [of_server[100], max(participants.values())]
-    (cells,) = (row for row in rows_of("class_shares.md") if row[0] == label)
-    assert cells[1:8] == [f"{value:.2f}" for value in expected]
-    counts = 0 if "uniform" in options else 4  # a client's number of samples
-    blocks = int(options.split()[0].removeprefix("blocks="))
-    assert cells[8] == f"{10 * (4 * 50**2 // blocks + counts):,}"
+CSVS = [*sorted(RESULTS.glob("class_shares*.csv")), RESULTS / "fedral_blocks.csv"]
 
 
-@pytest.mark.parametrize(
-    "path", [*sorted(RESULTS.glob("class_shares*.csv")), FEDRAL_BLOCKS], ids=str
-)
+@pytest.mark.parametrize("path", CSVS, ids=lambda path: path.stem)
 def test_fedrals_bytes_are_those_of_its_numbers(path):
     """Ten clients a round send r^2 / m numbers of four bytes, r being 500 for CIFAR-10 and 50 for
     Fashion-MNIST, and receive as many; no index travels with them."""
@@ -222,26 +250,22 @@ def test_fedrals_bytes_are_those_of_its_numbers(path):
         assert 9 <= arrived <= 10 if "learning_rate=0.3" in row["method"] else arrived == 10, row
 
 
-@pytest.mark.parametrize("dataset", ["fashion_mnist", "cifar10"])
-def test_fedrals_dirichlet_columns(dataset):
-    """Each table row stands under the data set whose local training stands above it."""
-    file = "class_shares_dirichlet.csv"
-    section = (RESULTS / "class_shares.md").read_text(encoding="utf-8")
-    section = section.split("## Dirichlet(0.4)")[1].split("\n## ")[0]
-    name = {"fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}[dataset]
-    lines = section.split(f"| {name}: local")[1].splitlines()
-    for line, method, score, participants in (
-        (lines[0], "local", "accuracy", "best_participants"),
-        (lines[1], "fedral", "accuracy", "best_participants"),
-        (lines[2], "fedral", "accuracy_global", "best_participants_global"),
-    ):
-        history = percents(file, score, dataset)[method][0]
-        rounds = [f"{history[r]:.2f}" for r in (50, 100, 200, 300, 400, 500)]
-        cells = [cell.strip() for cell in line.split("|")][-9:-1]  # from round 50 to the paper's
-        assert cells[:6] == rounds
-        if cells[6]:
-            highest = percents(file, participants, dataset)[method][0]
-            assert cells[6] == f"{max(highest.values()):.2f}"
+@pytest.mark.parametrize(
+    "file, heading",
+    [
+        ("class_shares_search.csv", "CIFAR-10: 500 rounds"),
+        ("class_shares_dirichlet_search.csv", "CIFAR-10, Dirichlet(0.4): batch"),
+    ],
+)
+def test_the_accuracies_of_a_search(file, heading):
+    points = defaultdict(lambda: defaultdict(list))
+    with (RESULTS / file).open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            value = f"{100 * float(row['val_accuracy']):.2f}" if row["val_accuracy"] else "-"
+            points[row["method"]][row["batch_size"], row["learning_rate"]].append(value)
+    for method, label in (("local", "local"), ("fedral blocks=100", "FedRAL, 100 blocks")):
+        expected = [", ".join(values) for values in points[method].values()]
+        assert [label, *expected] in section("class_shares.md", heading)
 
 
 def test_inversions_of_single_images():
@@ -254,124 +278,3 @@ def test_inversions_of_single_images():
     lines = set((RESULTS / "leaks.md").read_text(encoding="utf-8").splitlines())
     table = leaks_table.markdown([row for row in rows if row.round == 1]).splitlines()
     assert table[2:] and [line for line in table[2:] if line not in lines] == []
-
-
-def test_users_of_the_simulators_protocol():
-    (runs,) = percents("cifar10_users.csv", "accuracy", "cifar10").values()
-    lines = (BENCHMARKS / "peers_cpu.md").read_text().splitlines()
-    head, cells = (
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in lines
-        if line.startswith(("| round |", "| accuracy % |"))
-    )
-    assert head[1:] and cells[1:] == [f"{runs[0][int(number)]:.2f}" for number in head[1:]]
-
-
-SEARCHED = (
-    ("fedssa", "accuracy", "best_participants", "FedSSA"),
-    ("lg_fedavg", "accuracy", "best_participants", "LG-FedAvg"),
-    ("local", "accuracy", "best_participants", "local"),
-    ("fedral blocks=10", "accuracy", "best_participants", "FedRAL, 10 blocks"),
-    ("fedral blocks=100", "accuracy", "best_participants", "FedRAL, 100 blocks"),
-    ("fedtgp", "accuracy_head", "best_participants_head", "... clients' own heads"),
-    (
-        "fedproto learning_rate=0.03",
-        "accuracy",
-        "best_participants",
-        "FedProto, nearest of all prototypes",
-    ),
-)
-
-
-def highest(history):
-    return max(history.values())
-
-
-def test_the_searched_runs_of_cifar10():
-    """Both tables of the section, and what it says of the leads, are those of the CSVs."""
-    section = (RESULTS / "class_shares.md").read_text(encoding="utf-8")
-    section = section.split("## CIFAR-10: 500 rounds")[1].split("\n## ")[0]
-    with (RESULTS / "class_shares_search.csv").open(newline="") as lines:
-        searched = list(csv.DictReader(lines))
-    for name, label in (("local", "local"), ("fedral blocks=100", "FedRAL, 100 blocks")):
-        values = [row["val_accuracy"] for row in searched if row["method"] == name]
-        cells = [f"{100 * float(value):.2f}" if value else "-" for value in values]
-        assert f"| {label} | {' | '.join(cells)} |" in section
-    file = "class_shares_searched.csv"
-    for name, score, best_score, label in SEARCHED:
-        assert f"| {label} | {cells_of(file, name, score, best_score)} |" in section, label
-    assert_leads_of_fedssa(file, section)
-
-
-def cells_of(file, name, score, best):
-    """The cells of a method searched on CIFAR-10, from round 100 to the seeds' best draws."""
-    runs = percents(file, score, "cifar10")[name].values()
-    means = [statistics.mean(run[r] for run in runs) for r in (100, 200, 300, 500)]
-    spreads = [[measure(run) for run in runs] for measure in (highest, late)]
-    tops = list(map(highest, percents(file, best, "cifar10")[name].values()))
-    cells = [f"{value:.2f}" for value in means]
-    cells += [
-        f"{statistics.mean(values):.2f} ± {statistics.pstdev(values):.2f}"
-        for values in (*spreads, tops)
-    ]
-    return " | ".join([*cells, ", ".join(f"{value:.2f}" for value in tops)])
-
-
-def assert_leads_of_fedssa(file, section):
-    runs = percents(file, "accuracy", "cifar10")
-    pairs = [(runs["fedssa"][seed], runs["local"][seed]) for seed in range(3)]
-    best = [f"{highest(a) - highest(b):.1f}" for a, b in pairs]
-    last = [f"{late(a) - late(b):.1f}" for a, b in pairs]
-    assert f"by {best[0]}, {best[1]} and {best[2]} points in the best round" in section
-    assert f"by {last[0]}, {last[1]} and {last[2]} over the last third" in section
-
-
-def test_the_level_of_local_training_at_the_papers_rate():
-    page = (RESULTS / "class_shares.md").read_text(encoding="utf-8")
-    section = page.split("the level at the papers' rate\n")[1].split("\n## ")[0]
-    for batch in (512, 64):
-        name = f"local batch_size={batch}"
-        (run,) = percents("class_shares_level.csv", "accuracy", "cifar10")[name].values()
-        (best,) = percents("class_shares_level.csv", "best_participants", "cifar10")[name].values()
-        late = statistics.mean(value for round_, value in run.items() if round_ > 500 * 2 / 3)
-        shown = *(run[k] for k in (50, 100, 200, 300, 500)), highest(run), late, highest(best)
-        assert f"| {batch} | {' | '.join(f'{value:.2f}' for value in shown)} |" in section
-
-
-FEDRAL_AT = "fedral blocks=100 learning_rate=0.3"
-DIRICHLET = (
-    ("fedssa", "accuracy", "best_participants", "FedSSA"),
-    ("local", "accuracy", "best_participants", "local"),
-    (FEDRAL_AT, "accuracy", "best_participants", "FedRAL, 100 blocks, at 0.3"),
-    (FEDRAL_AT, "accuracy_global", "best_participants_global", "... by the global A"),
-)
-
-
-def test_the_searched_runs_of_the_dirichlet_column():
-    """Both tables, the leads, and that the search left the rate at which FedRAL was not run."""
-    section = (RESULTS / "class_shares.md").read_text(encoding="utf-8")
-    section = section.split("## CIFAR-10, Dirichlet(0.4)")[1].split("\n## ")[0]
-    file = "class_shares_dirichlet_searched.csv"
-    for name, score, best_score, label in DIRICHLET:
-        assert f"| {label} | {cells_of(file, name, score, best_score)} |" in section, label
-    assert_leads_of_fedssa(file, section)
-    local, *fedral = (
-        [measure(run) for run in percents(file, score, "cifar10")[name].values()]
-        for name, score, measure in (
-            ("local", "accuracy", highest),
-            (FEDRAL_AT, "accuracy", highest),
-            (FEDRAL_AT, "accuracy_global", highest),
-        )
-    )
-    below, below_global = (statistics.mean(local) - statistics.mean(each) for each in fedral)
-    assert f"**FedRAL is {below:.1f} points below local training in the best round**" in section
-    assert f"by the global A {below_global:.1f} and" in section
-    points = defaultdict(list)
-    with (RESULTS / "class_shares_dirichlet_search.csv").open(newline="") as lines:
-        for row in csv.DictReader(lines):
-            point = row["batch_size"], row["learning_rate"]
-            points[row["method"], *point].append(f"{100 * float(row['val_accuracy']):.2f}")
-    for name, label in (("local", "local"), ("fedral blocks=100", "FedRAL, 100 blocks")):
-        cells = [", ".join(values) for (method, *_), values in points.items() if method == name]
-        assert f"| {label} | {' | '.join(cells)} |" in section
-    assert len(points["fedral blocks=100", "64", "0.1"]) == 1
