@@ -71,7 +71,7 @@ def picture(accuracy: np.ndarray, participants: int, best: np.ndarray) -> Figure
     right.axhline(
         100 * accuracy.mean(), color="black", ls="--", lw=1, label="mean over all clients"
     )
-    right.set(xlabel="rounds, in which nobody learns anything")
+    right.set(xlabel="rounds without training")
     right.legend(frameon=False, loc="lower right")
     for axes in (left, right):
         axes.grid(alpha=0.3)
