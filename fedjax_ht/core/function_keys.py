@@ -53,7 +53,7 @@ def key_of(value: Any) -> Hashable:
     * Numbers and texts: themselves; 0.0 is not -0.0, and 1 is neither 1.0 nor True.
     * Anything else: the object itself, and no other.
     """
-    return _Walk().key(value)
+    return _Walk(as_text=False).of(value)
 
 
 def checksum_of(value: Any) -> str:
@@ -63,7 +63,7 @@ def checksum_of(value: Any) -> str:
     names and by what they close over, those of the user's own modules by their code, too; an object
     of which nothing is known by its class.
     """
-    return hashlib.sha256(repr(_Text().of(value)).encode()).hexdigest()
+    return hashlib.sha256(repr(_Walk(as_text=True).of(value)).encode()).hexdigest()
 
 
 class _Same:
@@ -80,81 +80,65 @@ class _Same:
 
 
 class _Walk:
-    """A walk through a value; it remembers where it is, since functions refer to themselves."""
+    """A walk through a value; it remembers where it is, since functions refer to themselves.
 
-    def __init__(self) -> None:
+    Args:
+      as_text: True writes nested tuples of texts, in which nothing depends on the process; False
+        makes a key.
+    """
+
+    def __init__(self, as_text: bool) -> None:
+        self._as_text = as_text
         self._places: dict[int, int] = {}  # id of an object -> the number of its first visit
         self._alive: list[Any] = []  # so that no other object gets the id of one that was visited
 
-    def key(self, value: Any) -> Hashable:
-        """Returns the key of a value, or of a part of the value that the walk began with."""
-        if isinstance(value, float):
-            return "float", type(value), float(value).hex()
-        if isinstance(value, _PLAIN):
-            return type(value), value
-        if isinstance(value, _Same):
-            return value
-        if isinstance(value, type) and not _is_own(value.__module__):
-            return value
-        if id(value) in self._places:
-            return "visited", self._places[id(value)]
-        self._places[id(value)] = len(self._places)
-        self._alive.append(value)
-        return self.key(type(value)), self._content(value)
-
-    def _content(self, value: Any) -> Hashable:
-        if isinstance(value, np.ndarray | np.generic | jax.Array):
-            return _array_key(value)
-        if isinstance(value, set | frozenset):
-            return frozenset(map(self.key, value))
-        parts = _parts(value)
-        if parts is None:
-            return _Same(value)
-        return tuple(map(self.key, parts))
-
-
-class _Text:
-    """A walk through a value that writes what it finds; nothing written depends on the process."""
-
-    def __init__(self) -> None:
-        self._places: dict[int, int] = {}  # as in `_Walk`
-        self._alive: list[Any] = []
-
     def of(self, value: Any) -> Any:
-        """Returns nested tuples of texts, for a value or for a part of it."""
-        if isinstance(value, types.CodeType):
-            return self._code(value)
-        if isinstance(value, _PLAIN):
-            return repr(value)
+        """Returns the key or the texts of a value, or of a part of the value that the walk began
+        with."""
+        as_text = self._as_text
+        if as_text and isinstance(value, types.CodeType):  # without its place in a file
+            constants = tuple(map(self.of, value.co_consts))
+            return value.co_name, value.co_code.hex(), value.co_names, constants
         if isinstance(value, float):
-            return value.hex()
+            return value.hex() if as_text else ("float", type(value), float(value).hex())
+        if isinstance(value, _PLAIN):
+            return repr(value) if as_text else (type(value), value)
+        if isinstance(value, _Same) and not as_text:
+            return value
         if isinstance(value, type) and not _is_own(value.__module__):
-            return f"{value.__module__}.{value.__qualname__}"
+            return _name(value) if as_text else value
         if id(value) in self._places:
-            return f"visited {self._places[id(value)]}"
+            place = self._places[id(value)]
+            return f"visited {place}" if as_text else ("visited", place)
         self._places[id(value)] = len(self._places)
         self._alive.append(value)
-        return f"{type(value).__module__}.{type(value).__qualname__}", self._content(value)
+        kind = _name(type(value)) if as_text else self.of(type(value))
+        return kind, self._content(value)
 
     def _content(self, value: Any) -> Any:
-        wrapped = getattr(value, "__wrapped__", None)
-        if isinstance(value, types.FunctionType) and wrapped is not None:
-            return self.of(wrapped)  # what a decorator keeps beside it may count its calls
-        if isinstance(value, enum.Enum):
+        if self._as_text and isinstance(value, enum.Enum):
             return value.name
-        if isinstance(value, types.FunctionType) and not _is_own(value.__module__):
-            cells = map(self.of, value.__closure__ or ())
-            return value.__module__, value.__qualname__, *cells
+        if self._as_text and isinstance(value, types.FunctionType):
+            wrapped = getattr(value, "__wrapped__", None)
+            if wrapped is not None:
+                return self.of(wrapped)  # what a decorator keeps beside it may count its calls
+            if not _is_own(value.__module__):
+                cells = map(self.of, value.__closure__ or ())
+                return value.__module__, value.__qualname__, *cells
         if isinstance(value, np.ndarray | np.generic | jax.Array):
-            return _array_text(value)
+            return _array_text(value) if self._as_text else _array_key(value)
         if isinstance(value, set | frozenset):
-            return sorted(repr(_Text().of(each)) for each in value)
+            if self._as_text:
+                return sorted(repr(_Walk(as_text=True).of(each)) for each in value)
+            return frozenset(map(self.of, value))
         parts = _parts(value)
-        return () if parts is None else tuple(map(self.of, parts))
+        if parts is None:
+            return () if self._as_text else _Same(value)
+        return tuple(map(self.of, parts))
 
-    def _code(self, code: types.CodeType) -> Any:
-        """Returns the text of code without its place in a file."""
-        return code.co_name, code.co_code.hex(), code.co_names, tuple(map(self.of, code.co_consts))
+
+def _name(of: type) -> str:
+    return f"{of.__module__}.{of.__qualname__}"
 
 
 def _array_text(array: Any) -> str:
