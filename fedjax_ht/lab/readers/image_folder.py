@@ -18,7 +18,14 @@ import numpy as np
 from fedjax_ht.check.names import listed, short
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.cache import cached
-from fedjax_ht.lab.readers.file_names import refuse_set_names, set_of, sets_of
+from fedjax_ht.lab.readers.file_names import (
+    SETS,
+    left_out_line,
+    refuse_set_names,
+    set_of,
+    sets_of,
+    sorted_out,
+)
 from fedjax_ht.lab.readers.images import decode_files
 from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
 from fedjax_ht.lab.readers.source import Source
@@ -57,11 +64,7 @@ def _decode(root: Path, image_size: int | None, target: Path | None) -> Raw:
     pile, _, converted = decode_files(root, layout.images, image_size, target)
     classes = sorted(set(layout.classes))
     sets = np.array(layout.sets)
-    official = {
-        name: np.flatnonzero(sets == name)
-        for name in ("train", "val", "test")
-        if name in layout.sets
-    }
+    official = {name: np.flatnonzero(sets == name) for name in SETS if name in layout.sets}
     return Raw(
         pile.stack(layout.images),
         np.searchsorted(classes, layout.classes),
@@ -132,7 +135,11 @@ def layout_of(images: Mapping[str, tuple[str, ...]]) -> Layout:
         sets=sets,
         left_out=_strays(strays, "in no folder of a class"),
         converted=converted,
-        warnings=(*_alike(sorted(set(classes))), *_missing(classes, sets), *_inner(kept.values())),
+        warnings=(
+            *_alike(sorted(set(classes))),
+            *_missing("set", sets, classes),
+            *_inner(kept.values()),
+        ),
     )
 
 
@@ -277,15 +284,14 @@ def _inner(places: Collection[_Place]) -> list[str]:
     ]
 
 
-def _missing(classes: Sequence[str], sets: Sequence[str]) -> list[str]:
-    """Lines on sets that have no images of a class."""
-    lines, pairs = [], set(zip(sets, classes))
-    for of_images in dict.fromkeys(sets):
-        missing = sorted(name for name in set(classes) if (of_images, name) not in pairs)
+def _missing(kind: str, owners: Sequence[str], classes: Sequence[str]) -> list[str]:
+    """Lines on sets or domains that have no images of a class; owner and class of each image."""
+    lines, pairs = [], set(zip(owners, classes))
+    for owner in sorted(set(owners)):
+        missing = sorted(name for name in set(classes) if (owner, name) not in pairs)
         if missing:
-            lines.append(
-                f"set {of_images} has no images of {len(missing)} classes: {listed(missing)}"
-            )
+            names = listed(missing)
+            lines.append(f"{kind} {owner} has no images of {len(missing)} classes: {names}")
     return lines
 
 
@@ -305,92 +311,6 @@ FOLDER = Source(
     read=read_folder,
     origin=_ORIGIN,
 )
-
-
-ENDINGS = (
-    *("png", "jpg", "jpeg", "jpe", "jfif", "bmp", "webp", "tif", "tiff", "gif"),
-    *("ppm", "pgm", "pbm", "pnm"),
-)
-"""Endings of the files that are read, in small letters."""
-
-_BESIDE = (
-    "txt",
-    "csv",
-    "tsv",
-    "json",
-    "xml",
-    "yaml",
-    "yml",
-    "md",
-    "html",
-    "pdf",
-    "db",
-    "ini",
-    "py",
-)
-"""Endings of files that stand beside images and say something about them."""
-
-
-class Files(NamedTuple):
-    """The files of a folder, sorted by kind.
-
-    Attributes:
-      images: name of each image -> the folders above it.
-      left_out: files that are no images, by their ending, and folders without images.
-      is_doubtful: True if some of those left out may be samples.
-    """
-
-    images: dict[str, tuple[str, ...]]
-    left_out: tuple[LeftOut, ...]
-    is_doubtful: bool
-
-
-def sorted_out(names: Sequence[str], folders: Sequence[str]) -> Files:
-    """Sorts the files of a folder out.
-
-    Args:
-      names: relative paths of all files, with "/" between folders.
-      folders: relative paths of all folders, with "/" between them.
-
-    Raises:
-      ValueError: there are no images.
-    """
-    images, endings = {}, Counter()
-    for name in names:
-        *above, file = name.split("/")
-        ending = file.rpartition(".")[2].lower() if "." in file else ""
-        if ending in ENDINGS:
-            images[name] = tuple(above)
-        else:
-            endings[ending] += 1
-    left_out = []
-    for ending, count in sorted(endings.items()):
-        what = f"file .{ending}" if ending else "file without an ending"
-        left_out.append(LeftOut(count, printable(what), "no kind of image that is read"))
-    if not images:
-        only = f", only {listed(list(map(str, left_out)))}" if left_out else ""
-        raise ValueError(f"no images{only}")
-    empty = _empty(images, folders)
-    is_doubtful = bool(empty) or bool(set(endings) - set(_BESIDE))
-    return Files(images, (*left_out, *empty), is_doubtful)
-
-
-def _empty(images: Mapping[str, tuple[str, ...]], folders: Sequence[str]) -> list[LeftOut]:
-    """The topmost folders that have no images, nor in a folder in them."""
-    parents = {above[:i] for above in images.values() for i in range(len(above) + 1)}
-    empty = []
-    for folder in folders:
-        above = tuple(folder.split("/"))
-        if above not in parents and above[:-1] in parents:
-            empty.append(LeftOut(0, printable(f"folder {folder}"), "no images in it"))
-    return empty
-
-
-def left_out_line(files: Files, strays: Sequence[LeftOut] = ()) -> tuple[str, ...]:
-    """Returns a line on the files left out, where some of them may be samples."""
-    if not files.is_doubtful and not strays:
-        return ()
-    return (f"left out: {', '.join(map(str, (*files.left_out, *strays)))}",)
 
 
 _DOMAINS_ORIGIN = Origin(
@@ -451,14 +371,14 @@ def _decode_domains(root: Path, image_size: int, target: Path | None) -> Raw:
     refuse_set_names(domains, "domains", "and read sets as folder:PATH")
     number = dict(zip(classes, range(len(classes))))
     labels = np.array([number[name] for name in names])
-    groups = np.searchsorted(domains, [places.domains[key] for key in keys])
+    of_images = [places.domains[key] for key in keys]
     pile, _, converted = decode_files(root, keys, image_size, target)
     return Raw(
         pile.stack(keys),
         labels,
         tuple(map(printable, classes)),
         official=official,
-        groups=groups,
+        groups=np.searchsorted(domains, of_images),
         reading=Reading(
             path=str(root),
             group_names=tuple(map(printable, domains)),
@@ -467,7 +387,7 @@ def _decode_domains(root: Path, image_size: int, target: Path | None) -> Raw:
             warnings=(
                 *left_out_line(files, places.strays),
                 *([f"all images are of one domain, {domains[0]}"] if len(domains) == 1 else []),
-                *_other_classes(domains, groups, classes, labels),
+                *_missing("domain", of_images, names),
             ),
         ),
     )
@@ -551,19 +471,6 @@ def _numbered(names: list[str], numbers: list[int]) -> list[str]:
             "one number, counted from 0"
         )
     return classes
-
-
-def _other_classes(
-    domains: list[str], groups: np.ndarray, classes: list[str], labels: np.ndarray
-) -> list[str]:
-    """Lines on domains that have no images of a class."""
-    lines = []
-    for i, domain in enumerate(domains):
-        missing = np.setdiff1d(np.arange(len(classes)), labels[groups == i]).tolist()
-        if missing:
-            names = listed([classes[c] for c in missing])
-            lines.append(f"domain {domain} has no images of {len(missing)} of the classes: {names}")
-    return lines
 
 
 DOMAINS = Source(

@@ -180,6 +180,7 @@ def _numbers(
     for i, column in enumerate(columns):
         bad += [(row, i) for row in np.flatnonzero(~(np.abs(column) <= FLOAT))[:1].tolist()]
         inputs[:, i] = column
+    pa.default_memory_pool().release_unused()  # the text of the columns, before they are copied
     if bad:
         row, i = min(bad)
         raise ValueError(
