@@ -14,7 +14,6 @@ from PIL import Image, ImageDraw
 from experiments.generator_data import Pictures
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.generators import embedded
 from fedjax_ht.models.cnn import ConvFeatures, ConvLayer
 from fedjax_ht.models.generator import Generator
 from fedjax_ht.models.layers import Linear
@@ -38,7 +37,7 @@ def latents(generator: Generator, key: jax.Array, n: int) -> dict[str, jax.Array
     normal = jax.random.normal(keys[1], valid.shape)
     return {
         "valid": valid,
-        "truncated": embedded.truncate(generator.variables, valid, TRUNCATION),
+        "truncated": truncate(generator.variables, valid, TRUNCATION),
         "normal": normal,
         "small_normal": 0.1 * normal,
         "unit": normal / jnp.linalg.norm(normal, axis=-1, keepdims=True),
@@ -222,3 +221,8 @@ def _sheet(images: np.ndarray, zoom: int) -> np.ndarray:
     rows, columns, height, width, channels = images.shape
     sheet = images.transpose(0, 2, 1, 3, 4).reshape(rows * height, columns * width, channels)
     return np.round(np.clip(sheet, 0, 1) * 255).astype(np.uint8).repeat(zoom, 0).repeat(zoom, 1)
+
+
+def truncate(variables: PyTree, w: jax.Array, psi: float) -> jax.Array:
+    """Pulls latents, float [n, H], towards their mean: psi 1 changes nothing, psi 0 gives it."""
+    return variables["average"] + psi * (w - variables["average"])

@@ -3,7 +3,7 @@
 import csv
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import numpy as np
 from experiments.gan import GanState, Recipe, is_penalised, train_step
 from experiments.generator_data import Pictures
 from experiments.generator_scores import score, write_comparison, write_grid
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.generators import embedded
+from fedjax_ht.lab.generators import embedded, npz
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.models.generator import Card
 
@@ -147,7 +148,7 @@ def export(
     Returns:
       The scores.
     """
-    variables, scale = embedded.rescale_w(state.average, SQUARED_DISTANCE, jax.random.key(seed))
+    variables, scale = rescale_w(state.average, SQUARED_DISTANCE, jax.random.key(seed))
     metadata = {
         "classes": pictures.classes,
         "training_images": len(pictures.images),
@@ -157,9 +158,63 @@ def export(
         "scale": scale,
         "revision": revision(),
     }
-    embedded.save_embedded(out, variables, card, metadata)
+    save_embedded(out, variables, card, metadata)
     generator = embedded.load_embedded(out)  # what is scored is what is shipped, in float16
     scores = score(generator, pictures)
-    embedded.save_embedded(out, variables, card, metadata | {"scores": scores})
+    save_embedded(out, variables, card, metadata | {"scores": scores})
     write_comparison(out.with_suffix(".png"), generator)
     return scores
+
+
+def rescale_w(
+    variables: PyTree, squared_distance: float, key: jax.Array, samples: int = 2000
+) -> tuple[PyTree, float]:
+    """Returns the same generator with another scale of w.
+
+    The last mapping layer is multiplied by s and the weights of the styles are divided by it: leaky
+    ReLU is positively homogeneous, so no image changes. FedKTL compares latents by kernels of fixed
+    bandwidths (10 to 50), which see nothing at distances far above them.
+
+    Args:
+      variables: variables of the generator.
+      squared_distance: the median of ||w - w'||^2 afterwards, such as 60.
+      key: the key of the `samples` latents that distances and mean are measured on.
+
+    Returns:
+      The new variables, with "average" measured, and s.
+    """
+    w = embedded.sample_w(variables, key, samples)
+    # Distances of each latent to the next one drawn.
+    squared_distances = jnp.sum((w - jnp.roll(w, 1, 0)) ** 2, -1)
+    scale = float(jnp.sqrt(squared_distance / jnp.median(squared_distances)))
+    last = {name: x * scale for name, x in variables["mapping"]["1"].items()}
+
+    def restyle(layer):
+        return layer | {"style": layer["style"] | {"weight": layer["style"]["weight"] / scale}}
+
+    scaled = variables | {
+        "mapping": variables["mapping"] | {"1": last},
+        "convolutions": {name: restyle(layer) for name, layer in variables["convolutions"].items()},
+        "image": restyle(variables["image"]),
+        "average": w.mean(0) * scale,
+    }
+    return scaled, scale
+
+
+def save_embedded(
+    path: Path | str, variables: PyTree, card: Card, metadata: Mapping[str, Any]
+) -> None:
+    """Writes a generator as .npz: float16 weights named by their path in `variables`, and one JSON
+    object.
+
+    Args:
+      path: the file; it is replaced as a whole.
+      variables: variables in the structure that `embedded.init_variables` makes.
+      card: the generator's origin.
+      metadata: further facts about the generator, as JSON takes them.
+    """
+    arrays = {}
+    for key, x in jax.tree_util.tree_leaves_with_path(variables):
+        arrays[jax.tree_util.keystr(key, simple=True, separator="/")] = np.asarray(x, np.float16)
+    facts = {"format": embedded.FORMAT, "latent_dim": len(variables["average"]), **metadata}
+    npz.write(path, facts, card, arrays)

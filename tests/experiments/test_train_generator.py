@@ -13,7 +13,7 @@ from PIL import Image
 from experiments import generator_scores, generator_training
 from experiments.gan import Recipe, batch_rows, discriminate, init_gan, is_penalised, train_step
 from experiments.generator_data import Pictures, load_pictures
-from fedjax_ht.lab.generators import embedded
+from fedjax_ht.lab.generators import embedded, npz
 from fedjax_ht.models.generator import Card
 
 RECIPE = Recipe(channels=(4, 4, 4, 2), latent_dim=8, batch_size=4, penalty_every=2)
@@ -190,7 +190,7 @@ def test_an_exported_generator_is_scored_and_pictured(tmp_path):
     scores = generator_training.export(
         tmp_path / "tiny.npz", init_gan(RECIPE, 1, 0), RECIPE, pictures, card, 0, score
     )
-    metadata = embedded.read_metadata(tmp_path / "tiny.npz")
+    metadata = npz.read(tmp_path / "tiny.npz", arrays=False)[0]
     assert metadata["scores"] == scores
     assert set(scores) == {"classifier_accuracy", "real", *generator_scores.LABELS}
     assert (metadata["images_seen"], metadata["recipe"]["latent_dim"], metadata["classes"]) == (
@@ -336,7 +336,7 @@ def test_the_command_trains_goes_on_and_exports(run_module, tmp_path):
         "train_generator", *arguments, "--images=192", f"--out={out}", "--licence=MIT", timeout=600
     )
     assert again.returncode == 0, again.stderr
-    metadata = embedded.read_metadata(out)
+    metadata = npz.read(out, arrays=False)[0]
     assert metadata["images_seen"] == 192
     assert metadata["card"]["trained_on"] == ["fashion_mnist_10k"]
     assert metadata["card"]["licence"] == "MIT"

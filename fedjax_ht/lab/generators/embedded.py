@@ -14,9 +14,7 @@ et al., ICLR 2018).
 
 import functools
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +22,7 @@ import numpy as np
 
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.generators import npz
-from fedjax_ht.models.generator import Card, Generator
+from fedjax_ht.models.generator import Generator
 from fedjax_ht.ops import conv2d
 from fedjax_ht.ops.conv import Lowering
 
@@ -146,11 +144,6 @@ def sample_classes(variables: PyTree, key: jax.Array, labels: jax.Array) -> jax.
     return map_noise(variables, jax.random.normal(key, (len(labels), NOISE_DIM)), labels)
 
 
-def truncate(variables: PyTree, w: jax.Array, psi: float) -> jax.Array:
-    """Pulls latents, float [n, H], towards their mean: psi 1 changes nothing, psi 0 gives it."""
-    return variables["average"] + psi * (w - variables["average"])
-
-
 def render(variables: PyTree, w: jax.Array, lowering: Lowering | None = None) -> jax.Array:
     """Renders latents, float [n, H], unclipped: float [n, 32, 32, 1 or 3], mostly in [-1, 1].
 
@@ -193,73 +186,21 @@ def synthesize(variables: PyTree, w: jax.Array) -> jax.Array:
     return jnp.broadcast_to(images, (*images.shape[:-1], 3))
 
 
-def rescale_w(
-    variables: PyTree, squared_distance: float, key: jax.Array, samples: int = 2000
-) -> tuple[PyTree, float]:
-    """Returns the same generator with another scale of w.
-
-    The last mapping layer is multiplied by s and the weights of the styles are divided by it: leaky
-    ReLU is positively homogeneous, so no image changes. FedKTL compares latents by kernels of fixed
-    bandwidths (10 to 50), which see nothing at distances far above them.
-
-    Args:
-      variables: variables of the generator.
-      squared_distance: the median of ||w - w'||^2 afterwards, such as 60.
-      key: the key of the `samples` latents that distances and mean are measured on.
-
-    Returns:
-      The new variables, with "average" measured, and s.
-    """
-    w = sample_w(variables, key, samples)
-    # Distances of each latent to the next one drawn.
-    squared_distances = jnp.sum((w - jnp.roll(w, 1, 0)) ** 2, -1)
-    scale = float(jnp.sqrt(squared_distance / jnp.median(squared_distances)))
-    last = {name: x * scale for name, x in variables["mapping"]["1"].items()}
-
-    def restyle(layer):
-        return layer | {"style": layer["style"] | {"weight": layer["style"]["weight"] / scale}}
-
-    scaled = variables | {
-        "mapping": variables["mapping"] | {"1": last},
-        "convolutions": {name: restyle(layer) for name, layer in variables["convolutions"].items()},
-        "image": restyle(variables["image"]),
-        "average": w.mean(0) * scale,
-    }
-    return scaled, scale
-
-
 FORMAT = "embedded"
 
 
-def save_embedded(
-    path: Path | str, variables: PyTree, card: Card, metadata: Mapping[str, Any]
-) -> None:
-    """Writes a generator as .npz: float16 weights named by their path in `variables`, and one JSON
-    object.
-
-    Args:
-      path: the file; it is replaced as a whole.
-      variables: variables in the structure that `init_variables` makes.
-      card: the generator's origin.
-      metadata: further facts about the generator, as JSON takes them.
-    """
-    arrays = {}
-    for key, x in jax.tree_util.tree_leaves_with_path(variables):
-        arrays[_name(key)] = np.asarray(x, np.float16)
-    npz.write(
-        path, {"format": FORMAT, "latent_dim": len(variables["average"]), **metadata}, card, arrays
-    )
-
-
 def load_embedded(path: Path | str) -> Generator:
-    """Reads a file that `save_embedded` wrote. Nothing in the file is executed.
+    """Reads an embedded generator's .npz. Nothing in the file is executed.
 
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: it is damaged, or no embedded generator. One line.
     """
     metadata, arrays = npz.read(path)
-    _check_format(path, metadata)
+    if metadata["format"] != FORMAT:
+        raise ValueError(
+            f"{path}: holds a generator of format {metadata['format']!r}; expected {FORMAT}"
+        )
     try:
         arrays = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
         channels = tuple(arrays[f"convolutions/{i}/kernel"].shape[2] for i in (0, 2, 4, 5))
@@ -295,25 +236,6 @@ def load_embedded(path: Path | str) -> Generator:
         conditional=sample_classes if num_classes else None,
         num_labels=num_classes,
     )
-
-
-def read_metadata(path: Path | str) -> dict[str, Any]:
-    """Reads the JSON object of a generator's .npz: "format", "latent_dim", "card" and more.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: it is damaged, or no embedded generator. One line.
-    """
-    metadata, _ = npz.read(path, arrays=False)
-    _check_format(path, metadata)
-    return metadata
-
-
-def _check_format(path: Path | str, metadata: Mapping[str, Any]) -> None:
-    if metadata["format"] != FORMAT:
-        raise ValueError(
-            f"{path}: holds a generator of format {metadata['format']!r}; expected {FORMAT}"
-        )
 
 
 def _name(path: tuple) -> str:

@@ -14,23 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.check.names import short
-from fedjax_ht.lab.generators import npz
-from fedjax_ht.lab.generators.stylegan3 import (
-    Layer,
-    Network,
-    Variables,
-    expected_shapes,
-    make_generator,
-)
+from fedjax_ht.lab.generators import npz, stylegan3
+from fedjax_ht.lab.safe import safe_pickle
 from fedjax_ht.lab.safe.bounded import open_regular
-from fedjax_ht.lab.safe.safe_pickle import (
-    NUMPY_CALLS,
-    Call,
-    Dict,
-    Recorder,
-    build,
-    damage_is_a_value_error,
-)
 from fedjax_ht.lab.safe.torch_files import TENSOR_CALLS, build_tensor, read_storage
 from fedjax_ht.models.generator import Card, Generator
 
@@ -39,7 +25,7 @@ _CLASSES = ("Generator", "SuperresGenerator")
 _LICENCE = "the snapshot's own; NVIDIA's are for research and evaluation only"
 
 
-class _Ignored(Call):
+class _Ignored(safe_pickle.Call):
     """A call of a name that is not understood: it is recorded, and nothing comes of it."""
 
     def _ignore(self, *_):
@@ -49,14 +35,14 @@ class _Ignored(Call):
 
 
 _ALLOWED = (
-    NUMPY_CALLS
+    safe_pickle.NUMPY_CALLS
     | TENSOR_CALLS
     | {
-        ("torch_utils.persistence", "_reconstruct_persistent_obj"): Call,
-        ("torch.storage", "_load_from_bytes"): Call,
-        ("torch.nn.modules.sparse", "Embedding"): Call,
-        ("dnnlib.util", "EasyDict"): Dict,
-        ("dill._dill", "_create_array"): Call,
+        ("torch_utils.persistence", "_reconstruct_persistent_obj"): safe_pickle.Call,
+        ("torch.storage", "_load_from_bytes"): safe_pickle.Call,
+        ("torch.nn.modules.sparse", "Embedding"): safe_pickle.Call,
+        ("dnnlib.util", "EasyDict"): safe_pickle.Dict,
+        ("dill._dill", "_create_array"): safe_pickle.Call,
     }
 )
 
@@ -89,19 +75,19 @@ class Module(NamedTuple):
         value = self._entry("array", name, arrays)
         if value is None:
             return None
-        with damage_is_a_value_error():
+        with safe_pickle.damage_is_a_value_error():
             return build_tensor(f"{self.name}.{name}", value, _storage)
 
     def attribute(self, name: str) -> Any:
         """Returns the plain value or NumPy array of this name."""
         value = self._entry("attribute", name, self.state)
-        with damage_is_a_value_error():
+        with safe_pickle.damage_is_a_value_error():
             match value:
-                case Call(args=(type() as function, args, state, *_)) if (
+                case safe_pickle.Call(args=(type() as function, args, state, *_)) if (
                     type(value).__name__ == "_create_array"
                 ):
                     value = _recorded(function, args, state)  # dill's way to write an array
-            return build(value)
+            return safe_pickle.build(value)
 
     def number(self, name: str) -> float:
         """Returns the finite number of this name."""
@@ -139,8 +125,8 @@ def open_snapshot(path: Path | str) -> Module:
     if not path.exists():
         raise FileNotFoundError(f"no snapshot at {path}")
     try:
-        with open_regular(path) as file, damage_is_a_value_error():
-            content = Recorder(file, _ALLOWED, "", other_names=_Ignored).load()
+        with open_regular(path) as file, safe_pickle.damage_is_a_value_error():
+            content = safe_pickle.Recorder(file, _ALLOWED, "", other_names=_Ignored).load()
         if not isinstance(content, dict) or "G_ema" not in content:
             raise ValueError(
                 f"holds {_described(content)}; expected a dictionary with the network G_ema, as "
@@ -153,12 +139,12 @@ def open_snapshot(path: Path | str) -> Module:
 
 def _module(name: str, value: Any) -> Module:
     match value:
-        case Call(
+        case safe_pickle.Call(
             args=({"type": "class", "class_name": str() as class_name, "state": dict() as state},)
         ):
             # persistence, NVIDIA's way to pickle a network
             return Module(name, class_name, state)
-        case Call(state=dict() as state):
+        case safe_pickle.Call(state=dict() as state):
             return Module(name, type(value).__name__, state)  # a module of torch's own
     raise ValueError(f"{name} is {_described(value)}; expected a torch module")
 
@@ -170,14 +156,14 @@ def _described(value: Any) -> str:
 
 def _storage(record: Any) -> np.ndarray:
     match record:
-        case Call(args=(content,)) if type(record).__name__ == "_load_from_bytes":
+        case safe_pickle.Call(args=(content,)) if type(record).__name__ == "_load_from_bytes":
             # protocol 2 has no bytes, and writes them as a call
-            return read_storage(build(content))
+            return read_storage(safe_pickle.build(content))
     raise ValueError("a tensor without its numbers")
 
 
-def _recorded(function: type, args: Any, state: Any) -> Call:
-    if not issubclass(function, Call) or not isinstance(args, tuple):
+def _recorded(function: type, args: Any, state: Any) -> safe_pickle.Call:
+    if not issubclass(function, safe_pickle.Call) or not isinstance(args, tuple):
         raise ValueError("an array in a form that dill does not write")
     call = function(*args)
     call.__setstate__(state)
@@ -193,10 +179,10 @@ def load_snapshot(path: Path | str) -> Generator:
         line.
     """
     network, variables = read_snapshot(path)
-    return make_generator(network, variables, snapshot_card(path, network))
+    return stylegan3.make_generator(network, variables, snapshot_card(path, network))
 
 
-def snapshot_card(path: Path | str, network: Network) -> Card:
+def snapshot_card(path: Path | str, network: stylegan3.Network) -> Card:
     """Returns a card with the facts that a snapshot holds of itself: its name and family."""
     origin = f"{network.family} snapshot {Path(path).name}"
     return Card(Path(path).stem, licence=_LICENCE, origin=origin)
@@ -217,16 +203,18 @@ def load_converted(path: Path | str) -> Generator:
         variables = _checked(network, arrays)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: no converted StyleGAN3: {npz.one_line(error)}") from error
-    return make_generator(network, variables, card)
+    return stylegan3.make_generator(network, variables, card)
 
 
-def save_converted(path: Path | str, network: Network, variables: Variables, card: Card) -> None:
+def save_converted(
+    path: Path | str, network: stylegan3.Network, variables: stylegan3.Variables, card: Card
+) -> None:
     """Writes a .npz with the variables, the static description and the card, without pickles."""
     described = network._asdict() | {"layers": [layer._asdict() for layer in network.layers]}
     npz.write(path, {"format": FORMAT, "network": described}, card, variables)
 
 
-def read_snapshot(path: Path | str) -> tuple[Network, Variables]:
+def read_snapshot(path: Path | str) -> tuple[stylegan3.Network, stylegan3.Variables]:
     """Reads the static description and the arrays of a .pkl snapshot.
 
     Raises:
@@ -249,7 +237,7 @@ def read_snapshot(path: Path | str) -> tuple[Network, Variables]:
         raise ValueError(f"{path}: {npz.one_line(error)}") from error
 
 
-def _read(root: Module, synthesis: Module) -> tuple[Network, Variables]:
+def _read(root: Module, synthesis: Module) -> tuple[stylegan3.Network, stylegan3.Variables]:
     mapping, waves = root.module("mapping"), synthesis.module("input")
     arrays = {"average": _array(mapping, "w_avg")}
     num_classes = class_dim = 0
@@ -258,7 +246,7 @@ def _read(root: Module, synthesis: Module) -> tuple[Network, Variables]:
         num_classes, class_dim = arrays["classes"].shape
     dense = [mapping.module(f"fc{i}") for i in range(int(mapping.number("num_layers")))]
     layers = [synthesis.module(name) for name in synthesis.attribute("layer_names")]
-    network = Network(
+    network = stylegan3.Network(
         family="styleganxl" if _is_xl(root, mapping) else "stylegan3",
         noise_dim=int(root.number("z_dim")),
         latent_dim=int(root.number("w_dim")),
@@ -306,10 +294,10 @@ def _normalised(x: np.ndarray) -> np.ndarray:
     return x / np.sqrt(np.mean(x * x, 1, keepdims=True) + 1e-8)
 
 
-def _layer(module: Module) -> Layer:
+def _layer(module: Module) -> stylegan3.Layer:
     up, down = module.array("up_filter"), module.array("down_filter")
     clamp = module.attribute("conv_clamp")
-    return Layer(
+    return stylegan3.Layer(
         inputs=int(module.number("in_channels")),
         outputs=int(module.number("out_channels")),
         kernel=int(module.number("conv_kernel")),
@@ -324,7 +312,7 @@ def _layer(module: Module) -> Layer:
     )
 
 
-def _layer_arrays(name: str, layer: Layer, module: Module) -> dict[str, np.ndarray]:
+def _layer_arrays(name: str, layer: stylegan3.Layer, module: Module) -> dict[str, np.ndarray]:
     weight = _array(module, "weight")
     gain = 1 / np.sqrt(_array(module, "magnitude_ema"))
     if layer.to_rgb:
@@ -365,16 +353,19 @@ def _array(module: Module, name: str) -> np.ndarray:
     return np.asarray(value, np.float64)
 
 
-def _network_from_json(fields: dict[str, Any]) -> Network:
+def _network_from_json(fields: dict[str, Any]) -> stylegan3.Network:
     """Returns the network that `save_converted` described; JSON has lists in place of tuples."""
-    layers = [Layer(**layer | {"padding": tuple(layer["padding"])}) for layer in fields["layers"]]
-    return Network(**fields | {"size": tuple(fields["size"]), "layers": tuple(layers)})
+    layers = [
+        stylegan3.Layer(**layer | {"padding": tuple(layer["padding"])})
+        for layer in fields["layers"]
+    ]
+    return stylegan3.Network(**fields | {"size": tuple(fields["size"]), "layers": tuple(layers)})
 
 
-def _checked(network: Network, arrays: dict[str, np.ndarray]) -> Variables:
+def _checked(network: stylegan3.Network, arrays: dict[str, np.ndarray]) -> stylegan3.Variables:
     """Returns the arrays as variables, if they fit the network and the network fits together."""
     _check_network(network, len(arrays))
-    expected = expected_shapes(network)
+    expected = stylegan3.expected_shapes(network)
     if unknown := arrays.keys() ^ expected.keys():
         raise ValueError(f"the arrays {', '.join(sorted(unknown))} are missing or unknown")
     for name, shape in expected.items():
@@ -385,7 +376,7 @@ def _checked(network: Network, arrays: dict[str, np.ndarray]) -> Variables:
     return {name: jnp.asarray(arrays[name], jnp.float32) for name in expected}
 
 
-def _check_network(network: Network, num_arrays: int) -> None:
+def _check_network(network: stylegan3.Network, num_arrays: int) -> None:
     """Refuses a network whose layers do not fit each other, before anything of its size is made."""
     if not network.layers:
         raise ValueError("the synthesis has no layers")
@@ -407,7 +398,7 @@ def _check_network(network: Network, num_arrays: int) -> None:
         raise ValueError(f"its images have {channels} channels; expected 1 or 3")
 
 
-def _length_after(layer: Layer, length: int, padding: int) -> int:
+def _length_after(layer: stylegan3.Layer, length: int, padding: int) -> int:
     """Returns the side of a layer's output, by `filters.filtered_leaky_relu`'s rule."""
     lost = layer.up_taps + layer.down_taps - 2
     return -(-((length + layer.kernel - 1) * layer.up + padding - lost) // layer.down)

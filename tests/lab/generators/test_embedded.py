@@ -10,9 +10,16 @@ import optax
 import pytest
 from scipy.signal import correlate2d
 
-from experiments.generator_scores import laplacian_variance, latents, pair_distance, render_all
-from fedjax_ht.lab.generators import embedded
-from fedjax_ht.lab.generators.embedded import load_embedded, read_metadata, save_embedded
+from experiments.generator_scores import (
+    laplacian_variance,
+    latents,
+    pair_distance,
+    render_all,
+    truncate,
+)
+from experiments.generator_training import rescale_w, save_embedded
+from fedjax_ht.lab.generators import embedded, npz
+from fedjax_ht.lab.generators.embedded import load_embedded
 from fedjax_ht.losses.features import mmd_loss
 from fedjax_ht.models.generator import Card
 
@@ -96,7 +103,7 @@ def test_mapping_equals_the_reference(tiny):
 
 
 def test_another_scale_of_w_changes_no_image(tiny):
-    scaled, scale = embedded.rescale_w(tiny, 60.0, jax.random.key(2))
+    scaled, scale = rescale_w(tiny, 60.0, jax.random.key(2))
     assert scale != pytest.approx(1, abs=0.1)
     before, after = (sample(v, jax.random.key(3), 2000) for v in (tiny, scaled))
     np.testing.assert_allclose(after, scale * before, rtol=1e-4, atol=1e-5)
@@ -106,15 +113,15 @@ def test_another_scale_of_w_changes_no_image(tiny):
     np.testing.assert_allclose(
         both(scaled, after[:3])[0], both(tiny, before[:3])[0], rtol=1e-4, atol=1e-5
     )
-    np.testing.assert_allclose(embedded.truncate(scaled, after, 1.0), after, rtol=1e-5, atol=1e-5)
-    half = embedded.truncate(scaled, after, 0.5)
+    np.testing.assert_allclose(truncate(scaled, after, 1.0), after, rtol=1e-5, atol=1e-5)
+    half = truncate(scaled, after, 0.5)
     np.testing.assert_allclose(half, (after + scaled["average"]) / 2, rtol=1e-5, atol=1e-5)
 
 
 def test_a_file_holds_the_generator(tiny, tmp_path):
     path = tmp_path / "tiny.npz"
     save_embedded(path, tiny, CARD, {"images_seen": 5, "scores": {"a": 0.5}})
-    metadata = read_metadata(path)
+    metadata = npz.read(path, arrays=False)[0]
     assert (metadata["format"], metadata["latent_dim"], metadata["images_seen"]) == (
         "embedded",
         7,
@@ -213,7 +220,7 @@ def test_shipped_files_are_small_and_say_where_they_come_from(shipped):
     assert path.stat().st_size < 4e6
     assert generator.latent_dim == 512
     assert all(generator.card)
-    metadata = read_metadata(path)
+    metadata = npz.read(path, arrays=False)[0]
     assert metadata["images_seen"] > 100_000
     for name in ("recipe", "seed", "scale", "revision", "classes", "training_images"):
         assert metadata[name] not in ("", None), name
@@ -236,7 +243,7 @@ def test_valid_latents_give_images_as_sharp_and_varied_as_real_ones_and_invalid_
     shipped,
 ):
     path, _, images = shipped
-    scores = json.loads(json.dumps(read_metadata(path)["scores"]))
+    scores = json.loads(json.dumps(npz.read(path, arrays=False)[0]["scores"]))
     sharpness = {kind: float(laplacian_variance(x).mean()) for kind, x in images.items()}
     real = scores["real"]
     assert 0.6 < sharpness["valid"] / real["laplacian_variance"] < 1.4
@@ -250,12 +257,12 @@ def test_valid_latents_give_images_as_sharp_and_varied_as_real_ones_and_invalid_
         assert scores[kind]["laplacian_variance"] == pytest.approx(value, rel=0.35)
     for kind in ("normal", "small_normal", "unit"):
         assert scores["valid"]["frechet_distance"] < 0.4 * scores[kind]["frechet_distance"]
-    assert scores["classifier_accuracy"] > 3 / len(read_metadata(path)["classes"])
+    assert scores["classifier_accuracy"] > 3 / len(npz.read(path, arrays=False)[0]["classes"])
 
 
 def test_a_shipped_conditional_generator_makes_varied_images_of_a_class():
     path = CHECKPOINTS / "fashion_mnist_classes_32.npz"
-    generator, metadata = load_embedded(path), read_metadata(path)
+    generator, metadata = load_embedded(path), npz.read(path, arrays=False)[0]
     assert generator.num_labels == len(metadata["classes"]) == 10
     assert metadata["scores"]["class_accuracy"] > 0.5
     within = []

@@ -20,8 +20,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.lab.config.base import method_config, typed_config
 from fedjax_ht.lab.config.entries import chosen, entries_of, only
 from fedjax_ht.lab.configs import few_samples
-from fedjax_ht.lab.generators import SHIPPED
-from fedjax_ht.lab.generators.embedded import read_metadata
+from fedjax_ht.lab.generators import SHIPPED, npz
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.models import SplitModel
@@ -82,7 +81,7 @@ def test_the_papers_setting_takes_a_snapshot_by_its_path(tmp_path):
 
 
 def test_classes_that_the_generator_of_natural_images_has_not_seen():
-    seen = set(read_metadata(SHIPPED["natural_32"])["classes"])
+    seen = set(npz.read(SHIPPED["natural_32"], arrays=False)[0]["classes"])
     assert len(seen) == 30 and len(set(tiny_imagenet_fedktl.UNSEEN)) == 100
     assert not seen & set(tiny_imagenet_fedktl.UNSEEN)
     for argument, count in ((None, 40), ("classes=20", 20), ("classes=100,method=local", 100)):
