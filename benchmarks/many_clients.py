@@ -29,7 +29,7 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
-from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.cli import parse_flags
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers import load_dataset
@@ -103,7 +103,7 @@ def measure(num_clients: int) -> dict[str, float]:
         return result
 
     with tempfile.TemporaryDirectory() as folder:
-        checkpointer = make_checkpointer(Path(folder) / "checkpoints", simulation)
+        checkpointer = Checkpointer(Path(folder) / "checkpoints", simulation)
         checkpointer.save(state, [])
         history = []
         for _ in range(_CHECKPOINTS.value):

@@ -29,7 +29,7 @@ from fedjax_ht.deploy.noise import draw
 from fedjax_ht.deploy.plan import description, difference
 from fedjax_ht.deploy.secure_sums import SHARE_BYTES, uplink_vector
 from fedjax_ht.lab.checkpoints import sealed
-from fedjax_ht.lab.checkpoints.trees import load_tree, save_tree
+from fedjax_ht.lab.checkpoints.segments import load_tree, save_tree
 
 MAX_STATES = 1000
 """Most states that a client keeps, of all runs together. In one run a server may go back to about

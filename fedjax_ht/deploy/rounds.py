@@ -35,13 +35,13 @@ from fedjax_ht.deploy.replies import (
     train_with_sums,
 )
 from fedjax_ht.deploy.server import Server, make_server, run_name
-from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer, make_checkpointer
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.bad_clients import Notes, why_silent
 from fedjax_ht.lab.report.results import run_results
 from fedjax_ht.lab.runs.folder import remember_fields
-from fedjax_ht.lab.runs.options import ending_of, evaluated_clients
+from fedjax_ht.lab.runs.method import ending_of, evaluated_clients
 from fedjax_ht.simulation import serving
 from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.history import run_rounds
@@ -132,7 +132,7 @@ def serve(
         audit=audit,
     )
     rounds: Any = as_rounds(made)  # lacks functions that read clients' states: none is here
-    checkpointer = make_checkpointer(workdir / "checkpoints", rounds, keep)
+    checkpointer = Checkpointer(workdir / "checkpoints", rounds, keep)
     state, history = checkpointer.restore(tell) or (None, [])
     if state is not None and history:
         tell(f"{plan.label}: continues after round {state.round}")

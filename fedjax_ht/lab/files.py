@@ -1,17 +1,19 @@
-"""Opens files for writing: whole or not at all, and never through a link.
+"""Opens files for writing: whole or not at all, and never through a link. Makes CSV text.
 
 Every file that a run writes in its folder is opened here. The folder may have come from elsewhere,
 with links in it to files of whoever looks at it.
 """
 
 import contextlib
+import csv
 import errno
+import io
 import os
 import stat
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
 """Errors that say nothing about a file: the process or the machine had too much open, or was
@@ -144,3 +146,31 @@ def refuse_links(folder: Path) -> None:
                 )
             elif not entry.is_file():
                 raise ValueError(f"{entry.path} is neither a file nor a folder; remove it")
+
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""First characters of what spreadsheets take for a formula; white space before one is skipped."""
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    r"""Returns rows as CSV, with the line ends of RFC 4180.
+
+    A text that a spreadsheet would compute stands behind a quote; a number stays a number. Names of
+    columns and entries may come from elsewhere, such as another's run or a deployment's client.
+
+        >>> csv_text([["=1+1", "-1.5", -1.5, "-"]])
+        "'=1+1,-1.5,-1.5,-\r\n"
+    """
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([map(_shown, row) for row in rows])
+    return text.getvalue()
+
+
+def _shown(cell: Any) -> Any:
+    if not isinstance(cell, str) or len(cell) < 2 or not cell.startswith(FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell

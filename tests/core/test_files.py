@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from fedjax_ht.lab import csv_text
+from fedjax_ht.lab import files
 from fedjax_ht.lab.checkpoints.writers import FILES, read_runs, write_runs
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.document import Table
@@ -97,7 +97,7 @@ def test_a_formula_in_a_csv_is_text(tmp_path, name):
 
 
 def test_the_example_of_a_csv_runs():
-    assert doctest.testmod(csv_text).failed == 0
+    assert doctest.testmod(files).failed == 0
 
 
 def test_a_sample_of_clients_is_named_in_the_header(tmp_path):

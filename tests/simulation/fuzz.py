@@ -19,7 +19,7 @@ from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.data.client_data import FederationData, arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset
-from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.profile import Profile, by_chance
@@ -109,7 +109,7 @@ def play(case: Case, halves: list[dict], folder: Path) -> dict:
     for half, options in enumerate(halves):
         options = SimulationOptions(**case.common, **options)
         simulation = make_simulation(method, federation, data, options)
-        checkpointer = make_checkpointer(folder / "checkpoints", simulation)
+        checkpointer = Checkpointer(folder / "checkpoints", simulation)
         state = checkpointer.restore()[0] if half else simulation.init()
         for _ in range(ROUNDS // len(halves)):
             state, report = simulation.run_round(state)

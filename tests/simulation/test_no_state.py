@@ -12,7 +12,7 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.message_forms import keeps_state
 from fedjax_ht.core.round import Channel
-from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer, segments_of
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer, segments_of
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation import compiled, engine
 from fedjax_ht.simulation.options import SimulationOptions
@@ -96,7 +96,7 @@ def test_trained_evaluation_needs_what_training_left():
 
 def test_a_checkpoint_has_no_client(tmp_path):
     simulation, state, *_ = played(False, participation=0.5)
-    checkpointer = make_checkpointer(tmp_path / "checkpoints", simulation)
+    checkpointer = Checkpointer(tmp_path / "checkpoints", simulation)
     checkpointer.save(state, [])
     assert not list(segments_of(tmp_path / "checkpoints").iterdir())
     restored, _ = checkpointer.restore()

@@ -10,7 +10,7 @@ import pytest
 from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.programs import influences, union
-from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
@@ -129,7 +129,7 @@ def test_a_resumed_run_has_the_same_uploads_on_their_way(tmp_path):
     whole, rows = run(simulation(profile), 4)
     for _ in range(2):  # the second time from the file
         sim = simulation(profile)
-        checkpointer = make_checkpointer(tmp_path / "checkpoints", sim)
+        checkpointer = Checkpointer(tmp_path / "checkpoints", sim)
         state, history = checkpointer.restore() or run(sim, 2)
         assert state.waiting.unfinished.any()
         checkpointer.save(state, history)

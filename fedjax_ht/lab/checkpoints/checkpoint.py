@@ -31,20 +31,7 @@ from jax.experimental import multihost_utils
 
 from fedjax_ht.core.keys import OtherGenerator, check_generator, random_generator
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.lab.checkpoints import sealed
-from fedjax_ht.lab.checkpoints.segments import (
-    Part,
-    Placement,
-    delete_unused,
-    held_segments,
-    pieces,
-    rows_to_write,
-    sealed_segments,
-    segments_of,
-    unused_segments,
-    write_segments,
-)
-from fedjax_ht.lab.checkpoints.trees import is_key, load_tree, plain, save_tree
+from fedjax_ht.lab.checkpoints import sealed, segments
 from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.files import PASSING, is_caused_by
 from fedjax_ht.simulation.rows import Row, Runs
@@ -78,48 +65,38 @@ class Copied(NamedTuple):
     small: PyTree
     waiting: PyTree
     history: Sequence[Row]
-    parts: Iterable[Part]
+    parts: Iterable[segments.Part]
     size: int
 
 
-def make_checkpointer(
-    directory: Path | str,
-    simulation: Simulation,
-    keep: int = 2,
-    *,
-    background: bool = False,
-    trial: int = 0,
-) -> "Checkpointer":
-    """Checkpoints of a simulation in `directory` and "`directory`.segments".
+class Checkpointer:
+    """Saves and restores a run: checkpoints in `directory` and "`directory`.segments".
 
     Args:
       directory: folder of the checkpoints, one folder each, named by its round.
       simulation: the simulation of the run.
-      keep: number of checkpoints that stay, the newest.
+      keep: number of checkpoints that stay, the newest; at least 1.
       background: True writes in a thread while the run goes on. With several processes, or more
         than `COPIED_BYTES` to write, the run waits all the same.
       trial: number of the run among those of its entry; of another than the first the name of the
         folder ends in it.
-
-    Raises:
-      ValueError: `keep` is below 1.
     """
-    if keep < 1:
-        raise ValueError(f"keep is {keep}; it must be at least 1")
-    return Checkpointer(Path(directory).absolute(), simulation, keep, background, trial)
-
-
-class Checkpointer:
-    """Saves and restores a run; see `make_checkpointer`."""
 
     def __init__(
-        self, directory: Path, simulation: Simulation, keep: int, background: bool, trial: int
+        self,
+        directory: Path | str,
+        simulation: Simulation,
+        keep: int = 2,
+        *,
+        background: bool = False,
+        trial: int = 0,
     ):
-        self._directory = of_trial(directory, trial)
-        self._segments = segments_of(self._directory)
+        self._directory = of_trial(Path(directory).absolute(), trial)
+        self._segments = segments.segments_of(self._directory)
         self._simulation, self._keep = simulation, keep
         self._chains = min(keep, CHAINS)
-        self._placements: list[Placement] = []  # of the newest that this object saved or read
+        # of the newest that this object saved or read
+        self._placements: list[segments.Placement] = []
         self._reached = -1  # round of the last of them
         threaded = background and jax.process_count() == 1
         self._pool = ThreadPoolExecutor(1, "checkpoint") if threaded else None
@@ -201,7 +178,7 @@ class Checkpointer:
                     self._placements, self._reached = [], step
                     return
 
-    def _base(self, state: SimulationState) -> Placement:
+    def _base(self, state: SimulationState) -> segments.Placement:
         """The placement that the next checkpoint builds on, or that of no checkpoint."""
         if len(self._placements) == self._chains:
             base = self._placements[0]
@@ -209,21 +186,21 @@ class Checkpointer:
             if all((self._segments / str(segment)).exists() for segment in base.held):
                 return base
         where = {name: np.zeros(len(x), np.int32) for name, x in state.changed.items()}
-        return Placement(-1, where, {})
+        return segments.Placement(-1, where, {})
 
-    def _write(self, copied: Copied, base: Placement) -> None:
+    def _write(self, copied: Copied, base: segments.Placement) -> None:
         directory, is_first = self._directory, jax.process_index() == 0
         if copied.round == self._reached and copied.round in sealed.numbers(directory):
             return
         if is_first:
             make_room(directory, self._reached)
         _together("room for a checkpoint")
-        placed = write_segments(self._segments, copied.parts, copied.round, base)
+        placed = segments.write_segments(self._segments, copied.parts, copied.round, base)
         path = directory / str(copied.round)
         half = sealed.temporary(path)
-        save_tree(half / "small", (*copied.small, placed.where, copied.waiting))
+        segments.save_tree(half / "small", (*copied.small, placed.where, copied.waiting))
         if is_first:
-            held = sealed_segments(self._segments, placed.held)
+            held = segments.sealed_segments(self._segments, placed.held)
             sealed.write_json(half / "segments.json", held)
             sealed.write_json(half / "history.json", copied.history)
             sealed.write_json(half / RANDOM, random_generator())
@@ -233,23 +210,23 @@ class Checkpointer:
             with contextlib.suppress(OSError):
                 for step in sealed.numbers(directory)[: -self._keep]:
                     sealed.remove(directory / str(step))
-                delete_unused(directory)
+                segments.delete_unused(directory)
         _together("a checkpoint")
         self._placements = [*self._placements, placed][-self._chains :]
         self._reached = copied.round
 
 
 def copy(
-    simulation: Simulation, state: SimulationState, history: Sequence[Row], base: Placement
+    simulation: Simulation, state: SimulationState, history: Sequence[Row], base: segments.Placement
 ) -> Copied:
     """Copies to host memory the state that a checkpoint after `base` is written from."""
     row_bytes = {}
     for name in state.changed:
         row_bytes[name] = _bytes(simulation.read_clients(state, name, np.zeros(1, np.int64)))
-    rows = rows_to_write(base, state.changed, row_bytes)
+    rows = segments.rows_to_write(base, state.changed, row_bytes)
 
-    def parts() -> Iterator[Part]:
-        for piece in pieces(rows, row_bytes, SEGMENT_BYTES):
+    def parts() -> Iterator[segments.Part]:
+        for piece in segments.pieces(rows, row_bytes, SEGMENT_BYTES):
             states = {}
             for name, x in piece.items():
                 states[name] = simulation.read_clients(state, name, x)
@@ -257,33 +234,35 @@ def copy(
 
     return Copied(
         round=state.round,
-        small=jax.tree.map(plain, (state.server, state.last_round, state.changed)),
-        waiting=jax.tree.map(plain, state.waiting),
+        small=jax.tree.map(segments.plain, (state.server, state.last_round, state.changed)),
+        waiting=jax.tree.map(segments.plain, state.waiting),
         history=list(history),
         parts=parts(),
         size=sum(len(x) * row_bytes[name] for name, x in rows.items()),
     )
 
 
-def read(path: Path, simulation: Simulation) -> tuple[SimulationState, Placement, list[dict]]:
+def read(
+    path: Path, simulation: Simulation
+) -> tuple[SimulationState, segments.Placement, list[dict]]:
     """A checkpoint's state, placement and history.
 
     Raises:
       OtherGenerator: this process draws other random numbers than the run.
       Exception: of any other kind, if a file is missing, damaged or of another simulation.
     """
-    held = held_segments(path)
+    held = segments.held_segments(path)
     sealed.check(path)
     if (path / RANDOM).exists():
         check_generator(dict(sealed.read_json(path, RANDOM)), str(path))
     state = simulation.init()
     for segment, entry in held.items():
-        sealed.check(segments_of(path.parent) / str(segment), entry["seal"])
+        sealed.check(segments.segments_of(path.parent) / str(segment), entry["seal"])
     # `where` has the form of `changed`: bucket -> int32 [rows]
     template = (state.server, state.last_round, state.changed, state.changed, state.waiting)
-    server, last_round, changed, where, waiting = load_tree(path / "small", template)
+    server, last_round, changed, where, waiting = segments.load_tree(path / "small", template)
     for segment, entry in held.items():
-        folder = segments_of(path.parent) / str(segment)
+        folder = segments.segments_of(path.parent) / str(segment)
         state = _read_segment(folder, entry["rows"], where, simulation=simulation, state=state)
     state = state._replace(
         round=int(path.name),
@@ -293,7 +272,11 @@ def read(path: Path, simulation: Simulation) -> tuple[SimulationState, Placement
         waiting=waiting,
     )
     rows = {segment: entry["rows"] for segment, entry in held.items()}
-    return state, Placement(state.round, where, rows), sealed.read_json(path, "history.json")
+    return (
+        state,
+        segments.Placement(state.round, where, rows),
+        sealed.read_json(path, "history.json"),
+    )
 
 
 def _read_segment(
@@ -317,7 +300,7 @@ def _read_segment(
     for name, count in counts.items():
         example = simulation.read_clients(state, name, np.zeros(1, np.int64))
         template[name] = (np.zeros(count, np.int32), _repeated(example, count))
-    for name, (rows, states) in load_tree(folder, template).items():
+    for name, (rows, states) in segments.load_tree(folder, template).items():
         rows = rows.astype(np.int64)
         # a row whose newest state is in a later segment is left out
         newest = where[name][rows] == int(folder.name)
@@ -331,7 +314,7 @@ def _repeated(example: PyTree, count: int) -> PyTree:
     """A view of `count` rows like the example's only one."""
 
     def repeat(x):
-        broadcast_to = jnp.broadcast_to if is_key(x) else np.broadcast_to
+        broadcast_to = jnp.broadcast_to if segments.is_key(x) else np.broadcast_to
         return broadcast_to(x, (count, *x.shape[1:]))
 
     return jax.tree.map(repeat, example)
@@ -339,7 +322,7 @@ def _repeated(example: PyTree, count: int) -> PyTree:
 
 def _bytes(row: PyTree) -> int:
     """Bytes of a row in a segment: its number, int32, and its states."""
-    return 4 + sum(plain(leaf).nbytes for leaf in jax.tree.leaves(row))
+    return 4 + sum(segments.plain(leaf).nbytes for leaf in jax.tree.leaves(row))
 
 
 def of_trial(directory: Path, trial: int) -> Path:
@@ -353,13 +336,13 @@ def make_room(directory: Path, reached: int) -> None:
     Later checkpoints, and segments that no other has, are moved aside; what a killed process left
     half written goes.
     """
-    for folder in (directory, segments_of(directory)):
+    for folder in (directory, segments.segments_of(directory)):
         folder.mkdir(parents=True, exist_ok=True)
         sealed.remove_half_written(folder)
     steps = sealed.numbers(directory)
     later = [directory / str(step) for step in steps if step > reached]
     if later:
-        unused = unused_segments(directory, [step for step in steps if step <= reached])
+        unused = segments.unused_segments(directory, [step for step in steps if step <= reached])
         # the segments first: were this to end halfway, the checkpoints that need them are still
         # later ones, and the next call moves the rest
         sealed.set_aside([*unused, *later], directory.parent)
@@ -372,7 +355,7 @@ def _together(point: str) -> None:
 
 
 class TrialCheckpoints:
-    """Saves and restores the runs of an entry; see `checkpoint.make_checkpointer`.
+    """Saves and restores the runs of an entry; see `Checkpointer`.
 
     Args:
       directory: folder of the first run's checkpoints; those of the others are beside it.
@@ -394,7 +377,7 @@ class TrialCheckpoints:
         self._runs = []
         for trial, simulation in zip(numbers or range(len(simulations)), simulations):
             self._runs.append(
-                make_checkpointer(directory, simulation, keep, background=background, trial=trial)
+                Checkpointer(directory, simulation, keep, background=background, trial=trial)
             )
 
     def restore(
@@ -449,7 +432,7 @@ def save(
     """
     folder = Path(folder)
     rows = list(history)
-    checkpointer = make_checkpointer(folder / CHECKPOINTS, simulation)
+    checkpointer = Checkpointer(folder / CHECKPOINTS, simulation)
     checkpointer.follow(rows)
     checkpointer.save(state, rows)
     write_runs([rows], folder)
@@ -468,7 +451,7 @@ def load(folder: Path | str, simulation: Simulation) -> tuple[SimulationState, l
     Raises:
       ValueError: the folder has no readable checkpoint that fits the simulation. One line.
     """
-    restored = make_checkpointer(Path(folder) / CHECKPOINTS, simulation).restore()
+    restored = Checkpointer(Path(folder) / CHECKPOINTS, simulation).restore()
     if restored is None:
         raise ValueError(
             f"{folder} has no checkpoint of this simulation that can be read; fl.save(folder, "

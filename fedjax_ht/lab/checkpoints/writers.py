@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_ht.lab.csv_text import csv_text
-from fedjax_ht.lab.files import atomic_open, named, plain_open
+from fedjax_ht.lab.files import atomic_open, csv_text, named, plain_open
 from fedjax_ht.simulation.history import merged
 from fedjax_ht.simulation.rows import TRAINED, Row, Runs
 

@@ -12,19 +12,10 @@ from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
+from fedjax_ht.check import options
 from fedjax_ht.check.classes import is_named_tuple
 from fedjax_ht.check.named_numbers import AsTuples, as_tuples
 from fedjax_ht.check.names import unknown
-from fedjax_ht.check.options import (
-    Count,
-    NotGiven,
-    Whole,
-    bounded,
-    check_value,
-    extra_of,
-    hints_of,
-    traced,
-)
 
 S = TypeVar("S", bound="Section")
 
@@ -42,7 +33,7 @@ class Section:
         cls.prefix = prefix
 
     def __setattr__(self, name: str, value: Any) -> None:
-        hint = hints_of(type(self)).get(name)
+        hint = options.hints_of(type(self)).get(name)
         if hint is None:
             raise AttributeError(unknown_field(f"{self.prefix}{name}", self))
         object.__setattr__(self, name, _typed(f"{self.prefix}{name}", value, hint))
@@ -101,9 +92,9 @@ def unknown_field(name: str, known: Section | Collection[str]) -> str:
 def to_plain(section: Section) -> dict[str, Any]:
     """Returns the plain values of a section; of sections in it, nested dictionaries."""
     values = {}
-    for name, hint in hints_of(type(section)).items():
+    for name, hint in options.hints_of(type(section)).items():
         value = getattr(section, name)
-        marker = extra_of(hint, NotGiven)
+        marker = options.extra_of(hint, options.NotGiven)
         if isinstance(value, Section):
             value = to_plain(value)
         elif isinstance(value, Options):
@@ -133,20 +124,20 @@ def shared_fields(section: Any, kind: type) -> dict[str, Any]:
 
     They are declared in both classes, and need no line in the function that makes one of the other.
     """
-    names = hints_of(type(section)).keys() & hints_of(kind).keys()
+    names = options.hints_of(type(section)).keys() & options.hints_of(kind).keys()
     return {name: getattr(section, name) for name in names}
 
 
 def plain_hint(hint: Any) -> Any:
     """Returns the annotation of a field's plain values."""
-    marker = extra_of(hint, NotGiven)
+    marker = options.extra_of(hint, options.NotGiven)
     if hint is Options:
         return Mapping[str, Any]
     if marker is None:
         return hint
     kinds = tuple(kind for kind in get_args(get_args(hint)[0]) if kind is not NoneType)
-    if kinds == (Count,) and marker.plain == 0:
-        return Whole
+    if kinds == (options.Count,) and marker.plain == 0:
+        return options.Whole
     if get_origin(kinds[0]) is Literal:
         return Literal[(*get_args(kinds[0]), marker.plain)]
     return Union[kinds]  # noqa: UP007  (of a tuple that is not known here)
@@ -154,19 +145,19 @@ def plain_hint(hint: Any) -> Any:
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
     """Returns a field's value for a plain one, after checking it."""
-    if traced(value):
+    if options.traced(value):
         return value
     if isinstance(hint, type) and issubclass(hint, Section):
         return _section(name, value, hint)
     if hasattr(value, "tolist"):  # NumPy's and jax's numbers, which JSON has not
         value = value.tolist()
-    marker = extra_of(hint, NotGiven)
+    marker = options.extra_of(hint, options.NotGiven)
     if marker is not None and (value is None or _is_same(value, marker.plain)):
         return None
-    if extra_of(hint, AsTuples) is not None:
+    if options.extra_of(hint, AsTuples) is not None:
         value = as_tuples(value)
-    check_value(name, value, plain_hint(hint))
-    if type(value) is int and bounded(hint)[0] is float:
+    options.check_value(name, value, plain_hint(hint))
+    if type(value) is int and options.bounded(hint)[0] is float:
         value = float(value)
     if isinstance(value, Mapping):
         kind = Options if hint is Options else dict
@@ -183,7 +174,7 @@ def _section(name: str, value: Any, kind: type[Section]) -> Section:
         made = kind()
         made.update(value)
         return made
-    check_value(name, value, kind)
+    options.check_value(name, value, kind)
     return value
 
 

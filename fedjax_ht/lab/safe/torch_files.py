@@ -19,16 +19,9 @@ import numpy as np
 from fedjax_ht.check.names import short
 from fedjax_ht.check.packages import needing
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.safe import limits
+from fedjax_ht.lab.safe import limits, safe_pickle
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.lab.safe.bounded import Zip, open_regular, size_of
-from fedjax_ht.lab.safe.safe_pickle import (
-    NUMPY_CALLS,
-    Call,
-    Dict,
-    Recorder,
-    damage_is_a_value_error,
-)
 
 STORAGES = {
     "BFloat16Storage": jnp.bfloat16,
@@ -44,9 +37,9 @@ STORAGES = {
 }
 
 TENSOR_CALLS = {  # for a `Recorder`; `build_tensor` understands what they record
-    ("collections", "OrderedDict"): Dict,
-    ("torch._utils", "_rebuild_parameter"): Call,
-    ("torch._utils", "_rebuild_tensor_v2"): Call,
+    ("collections", "OrderedDict"): safe_pickle.Dict,
+    ("torch._utils", "_rebuild_parameter"): safe_pickle.Call,
+    ("torch._utils", "_rebuild_tensor_v2"): safe_pickle.Call,
 }
 
 
@@ -58,12 +51,16 @@ def build_tensor(name: Any, value: Any, storage: Callable[[Any], np.ndarray]) ->
       value: a value that a `Recorder` with `TENSOR_CALLS` returned.
       storage: a function from the record of a storage to its numbers [N].
     """
-    if isinstance(value, Call) and type(value).__name__ == "_rebuild_parameter" and value.args:
+    if (
+        isinstance(value, safe_pickle.Call)
+        and type(value).__name__ == "_rebuild_parameter"
+        and value.args
+    ):
         value = value.args[0]
     match value:
-        case Call(args=(where, int() as offset, tuple() as shape, tuple() as strides, *_)) if (
-            isinstance(name, str)
-        ):
+        case safe_pickle.Call(
+            args=(where, int() as offset, tuple() as shape, tuple() as strides, *_)
+        ) if isinstance(name, str):
             return _strided(name, storage(where), offset, shape, strides)
     raise ValueError(f"the entry {short(name)} is no tensor; expected tensors by name")
 
@@ -105,17 +102,20 @@ def _strided(
 
 
 _MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
-_STORAGE_CALLS = dict.fromkeys([("torch", name) for name in STORAGES], Call)
+_STORAGE_CALLS = dict.fromkeys([("torch", name) for name in STORAGES], safe_pickle.Call)
 
 
 # what scripts save, too
-_BESIDE = NUMPY_CALLS | {("argparse", "Namespace"): Call, ("collections", "Counter"): Dict}
+_BESIDE = safe_pickle.NUMPY_CALLS | {
+    ("argparse", "Namespace"): safe_pickle.Call,
+    ("collections", "Counter"): safe_pickle.Dict,
+}
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _ALLOWED = "tensors by name, as torch.save(model.state_dict(), path) writes them,"
 _PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and of torch.compile
 
 
-class _TorchRecorder(Recorder):
+class _TorchRecorder(safe_pickle.Recorder):
     """A recorder of torch's pickles, which name their storages by tuples."""
 
     def __init__(self, file: BinaryIO):
@@ -208,7 +208,7 @@ def _tensor(file: Any, name: str) -> np.ndarray:
 
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
-    with open_regular(path) as file, damage_is_a_value_error():
+    with open_regular(path) as file, safe_pickle.damage_is_a_value_error():
         if not zipfile.is_zipfile(file):
             raise ValueError(
                 "no zip file, as torch writes since 1.6; save it again with a torch of today"
@@ -282,7 +282,7 @@ def read_storage(content: bytes) -> np.ndarray:
       ValueError: the stream is damaged, of another format, or holds anything but one storage.
     """
     file = io.BytesIO(content)
-    with damage_is_a_value_error():
+    with safe_pickle.damage_is_a_value_error():
         magic, version, system, record, keys = [_TorchRecorder(file).load() for _ in range(5)]
         is_known = (magic, version) == (_MAGIC, _VERSION) and isinstance(system, dict)
         if not is_known or not system.get("little_endian"):

@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_ht.core.keys import OtherGenerator
 from fedjax_ht.lab.checkpoints import checkpoint, sealed
-from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.checkpoints.segments import Placement, held_segments, rows_to_write
 from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.simulation.options import SimulationOptions
@@ -30,10 +30,10 @@ from tests.lab.checkpoints.toy import (
 
 def test_every_kind_of_state_comes_back(folder):
     simulation = toy_simulation()
-    assert make_checkpointer(folder, simulation).restore() is None
+    assert Checkpointer(folder, simulation).restore() is None
     history = [{"round": 2, "accuracy": 0.1 + 0.2, "clients": [None, 1 / 3]}]
-    make_checkpointer(folder, simulation).save(COURSE[2], history)
-    state, past = make_checkpointer(folder, simulation).restore()
+    Checkpointer(folder, simulation).save(COURSE[2], history)
+    state, past = Checkpointer(folder, simulation).restore()
     assert_same(state, COURSE[2])
     assert past == history
     # a restored state can go on: its host arrays are writable
@@ -49,7 +49,7 @@ def test_every_kind_of_state_comes_back(folder):
     ],
 )
 def test_a_checkpoint_writes_only_the_rows_that_changed(folder, keep, expected):
-    writer = make_checkpointer(folder, toy_simulation(), keep)
+    writer = Checkpointer(folder, toy_simulation(), keep)
     written = []
     for state in COURSE[:5]:
         before = segments(folder)
@@ -58,43 +58,41 @@ def test_a_checkpoint_writes_only_the_rows_that_changed(folder, keep, expected):
             stored_rows(path) for number, path in segments(folder).items() if number not in before
         ]
     assert written == expected  # nothing at round 0
-    assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[4])
+    assert_same(Checkpointer(folder, toy_simulation()).restore()[0], COURSE[4])
 
 
 def test_the_newest_stay_with_the_segments_they_need(folder):
-    writer = make_checkpointer(folder, toy_simulation(), keep=2)
+    writer = Checkpointer(folder, toy_simulation(), keep=2)
     states = course([0, 1, 2, 3], [4], [0, 1, 2, 3], [4, 5])
     for state in states[1:]:
         writer.save(state, [])
     assert checkpoints(folder) == [3, 4]
     assert sorted(segments(folder)) == [3, 4]  # each checkpoint has one of its own
     damage(folder / "4")
-    assert_same(
-        make_checkpointer(folder, toy_simulation()).restore(lambda line: None)[0], states[3]
-    )
+    assert_same(Checkpointer(folder, toy_simulation()).restore(lambda line: None)[0], states[3])
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("keep", [2, 3])
 def test_checkpoints_in_a_row_share_no_segment(folder, keep, restarted):
-    writer = make_checkpointer(folder, toy_simulation(), keep)
+    writer = Checkpointer(folder, toy_simulation(), keep)
     for state in COURSE:
         if restarted:
-            writer = make_checkpointer(folder, toy_simulation(), keep)
+            writer = Checkpointer(folder, toy_simulation(), keep)
             writer.restore()
         writer.save(state, [])
         held = [set(held_segments(folder / str(step))) for step in checkpoints(folder)]
         assert all(older.isdisjoint(newer) for older, newer in itertools.pairwise(held))
     assert held[-1]
     for step in range(5, 5 - keep, -1):
-        assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[step])
+        assert_same(Checkpointer(folder, toy_simulation()).restore()[0], COURSE[step])
         shutil.rmtree(folder / str(step))
 
 
 @pytest.mark.parametrize("keep", [1, 3])
 def test_keep(folder, keep):
     for state in COURSE:  # a process for every checkpoint
-        writer = make_checkpointer(folder, toy_simulation(), keep)
+        writer = Checkpointer(folder, toy_simulation(), keep)
         writer.restore()
         writer.save(state, [])
     assert checkpoints(folder) == [0, 1, 2, 3, 4, 5][-keep:]
@@ -103,44 +101,39 @@ def test_keep(folder, keep):
 def test_a_checkpoint_of_another_random_generator_is_refused(folder):
     """No older checkpoint is taken instead: the run would start again. A checkpoint without a note
     is of an earlier version, and read."""
-    writer = make_checkpointer(folder, toy_simulation())
+    writer = Checkpointer(folder, toy_simulation())
     for state in COURSE[1:3]:
         writer.save(state, [])
     with (
         jax.threefry_partitionable(not jax.config.jax_threefry_partitionable),
         pytest.raises(OtherGenerator, match="with jax_threefry_partitionable "),
     ):
-        make_checkpointer(folder, toy_simulation()).restore()
+        Checkpointer(folder, toy_simulation()).restore()
     assert checkpoints(folder) == [1, 2]
-    assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[2])
+    assert_same(Checkpointer(folder, toy_simulation()).restore()[0], COURSE[2])
     (folder / "2" / checkpoint.RANDOM).unlink()
     path = sealed.temporary(folder / "2")
     (folder / "2" / sealed.SEAL).unlink()
     (folder / "2").rename(path)
     sealed.place(folder / "2")
     with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
-        assert make_checkpointer(folder, toy_simulation()).restore()[0].round == 2
+        assert Checkpointer(folder, toy_simulation()).restore()[0].round == 2
 
 
 def test_the_same_round_may_be_saved_again(folder):
-    writer = make_checkpointer(folder, toy_simulation(), keep=1)
+    writer = Checkpointer(folder, toy_simulation(), keep=1)
     for _ in range(2):
         writer.save(COURSE[2], [{"round": 2}])
     assert len(segments(folder)) == 1
     # without restoring
-    make_checkpointer(folder, toy_simulation(), keep=1).save(COURSE[2], [{"round": 2, "again": 1}])
-    state, history = make_checkpointer(folder, toy_simulation()).restore()
+    Checkpointer(folder, toy_simulation(), keep=1).save(COURSE[2], [{"round": 2, "again": 1}])
+    state, history = Checkpointer(folder, toy_simulation()).restore()
     assert_same(state, COURSE[2])
     assert (
         history == [{"round": 2, "again": 1}]
         and checkpoints(folder) == [2]
         and len(segments(folder)) == 1
     )
-
-
-def test_keeping_none_is_refused(folder):
-    with pytest.raises(ValueError, match="keep is 0; it must be at least 1"):
-        make_checkpointer(folder, toy_simulation(), keep=0)
 
 
 def test_segments_hold_at_most_twice_what_has_changed():
@@ -169,33 +162,33 @@ def test_segments_hold_at_most_twice_what_has_changed():
 
 def test_moved_rows_are_still_the_newest(folder):
     states = course([0, 1, 2, 3], *[[0, i] for i in (1, 2, 4, 1, 2)])
-    writer = make_checkpointer(folder, toy_simulation(), keep=1)
+    writer = Checkpointer(folder, toy_simulation(), keep=1)
     for state in states:
         writer.save(state, [])
-        assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], state)
+        assert_same(Checkpointer(folder, toy_simulation()).restore()[0], state)
     assert sum(len(stored_rows(path)) for path in segments(folder).values()) <= 2 * 5
 
 
 def test_much_is_cut_into_several_segments(folder, monkeypatch):
     monkeypatch.setattr(checkpoint, "SEGMENT_BYTES", 130)
     state = course(list(range(12)))[1]
-    make_checkpointer(folder, toy_simulation()).save(state, [])
+    Checkpointer(folder, toy_simulation()).save(state, [])
     assert len(segments(folder)) == 4  # 12 rows of 40 bytes and one of 4, each where it begins
-    assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], state)
+    assert_same(Checkpointer(folder, toy_simulation()).restore()[0], state)
 
 
 def test_segments_deleted_under_a_run_are_written_again(folder):
-    writer = make_checkpointer(folder, toy_simulation(), keep=1)
+    writer = Checkpointer(folder, toy_simulation(), keep=1)
     writer.save(COURSE[1], [])
     shutil.rmtree(segments(folder)[1])
     writer.save(COURSE[2], [])
-    assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[2])
+    assert_same(Checkpointer(folder, toy_simulation()).restore()[0], COURSE[2])
 
 
 def test_in_the_background_a_checkpoint_is_of_the_state_that_was_given(folder, monkeypatch):
     go_on, write = threading.Event(), checkpoint.write_segments
     monkeypatch.setattr(checkpoint, "write_segments", lambda *args: go_on.wait(60) and write(*args))
-    writer, history = make_checkpointer(folder, toy_simulation(), background=True), [{"round": 1}]
+    writer, history = Checkpointer(folder, toy_simulation(), background=True), [{"round": 1}]
     state = course([0, 1, 2])[1]
     expected = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, state)
     writer.save(state, history)
@@ -204,13 +197,13 @@ def test_in_the_background_a_checkpoint_is_of_the_state_that_was_given(folder, m
     assert not segments(folder)
     go_on.set()
     writer.wait()
-    restored, past = make_checkpointer(folder, toy_simulation()).restore()
+    restored, past = Checkpointer(folder, toy_simulation()).restore()
     assert_same(restored, expected)
     assert past == [{"round": 1}]
 
 
 def test_in_the_background_every_checkpoint_builds_on_the_one_before(folder):
-    writer = make_checkpointer(folder, toy_simulation(), background=True)
+    writer = Checkpointer(folder, toy_simulation(), background=True)
     for state in COURSE[:5]:
         writer.save(state, [])
     assert_same(writer.restore()[0], COURSE[4])  # it waits, too
@@ -221,7 +214,7 @@ def test_errors_in_the_background_are_raised(folder, monkeypatch):
     def full(*_):
         raise OSError("No space left on device")
 
-    writer = make_checkpointer(folder, toy_simulation(), background=True)
+    writer = Checkpointer(folder, toy_simulation(), background=True)
     writer.save(COURSE[1], [])
     writer.wait()
     with monkeypatch.context() as patch:
@@ -245,9 +238,9 @@ def test_a_run_resumed_at_every_checkpoint_equals_one_never_interrupted(folder, 
         whole, _ = simulation.run_round(whole)
         resumed, _ = simulation.run_round(resumed)
         if round % 2 == 0:
-            writer = make_checkpointer(folder, simulation, keep=1)
+            writer = Checkpointer(folder, simulation, keep=1)
             writer.restore()
             writer.save(resumed, [])
-            resumed, _ = make_checkpointer(folder, simulation).restore()
+            resumed, _ = Checkpointer(folder, simulation).restore()
     assert_same(resumed, jax.tree.map(np.asarray, whole))
     assert len(segments(folder)) > 1  # it was put together from several

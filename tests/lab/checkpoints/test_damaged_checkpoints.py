@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.lab.checkpoints import checkpoint, sealed
-from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.checkpoints.segments import held_segments
 from tests.lab.checkpoints.toy import (
     COURSE,
@@ -24,7 +24,7 @@ from tests.lab.checkpoints.toy import (
 
 @pytest.mark.parametrize("what", ["checkpoint", "segment", "no segment"])
 def test_a_broken_newest_falls_back_with_a_warning(folder, what):
-    writer = make_checkpointer(folder, toy_simulation())
+    writer = Checkpointer(folder, toy_simulation())
     for state in COURSE[1:4]:
         writer.save(state, [{"round": state.round}])
     newest = max(segments(folder).items())[1]
@@ -33,7 +33,7 @@ def test_a_broken_newest_falls_back_with_a_warning(folder, what):
     else:
         damage(newest if what == "segment" else folder / "3")
     warnings = []
-    writer = make_checkpointer(folder, toy_simulation())
+    writer = Checkpointer(folder, toy_simulation())
     state, history = writer.restore(warnings.append)
     assert_same(state, COURSE[2])
     assert history == [{"round": 2}]
@@ -41,11 +41,11 @@ def test_a_broken_newest_falls_back_with_a_warning(folder, what):
     # the run goes on past the broken one, which does not count among the newest
     writer.save(COURSE[4], [])
     assert checkpoints(folder) == [2, 4]
-    assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[4])
+    assert_same(Checkpointer(folder, toy_simulation()).restore()[0], COURSE[4])
 
 
 def test_a_flipped_bit_in_any_file_is_named_or_harmless(folder):
-    writer = make_checkpointer(folder, toy_simulation())
+    writer = Checkpointer(folder, toy_simulation())
     for state in COURSE[1:4]:
         writer.save(state, [{"round": state.round}])
     files = sorted(p for p in folder.parent.rglob("*") if p.is_file() and p.stat().st_size)
@@ -53,7 +53,7 @@ def test_a_flipped_bit_in_any_file_is_named_or_harmless(folder):
     for file in files:
         at, whole, warnings = file.stat().st_size // 2, file.read_bytes(), []
         flip(file, at)
-        state, history = make_checkpointer(folder, toy_simulation()).restore(warnings.append)
+        state, history = Checkpointer(folder, toy_simulation()).restore(warnings.append)
         assert_same(state, COURSE[3 - len(warnings)])
         assert history == [{"round": state.round}]
         named |= {file} if warnings and file.name in warnings[0] else set()
@@ -68,19 +68,19 @@ def test_a_flipped_bit_in_any_file_is_named_or_harmless(folder):
 
 def test_a_segment_of_another_run_is_not_taken_for_its_own(folder, tmp_path):
     for place, rows in ((folder, [0, 1]), (tmp_path / "other" / "checkpoints", [2, 3])):
-        make_checkpointer(place, toy_simulation()).save(course(rows)[1], [])
+        Checkpointer(place, toy_simulation()).save(course(rows)[1], [])
     shutil.rmtree(segments(folder)[1])
     shutil.copytree(
         segments(tmp_path / "other" / "checkpoints")[1],
         folder.with_name("checkpoints.segments") / "1",
     )
     warnings = []
-    assert make_checkpointer(folder, toy_simulation()).restore(warnings.append) is None
+    assert Checkpointer(folder, toy_simulation()).restore(warnings.append) is None
     assert "checkpoints.segments/1 belongs to another checkpoint" in warnings[0]
 
 
 def test_unreadable_checkpoints_are_moved_aside_unchanged(folder):
-    writer = make_checkpointer(folder, toy_simulation())
+    writer = Checkpointer(folder, toy_simulation())
     for state in COURSE[1:4]:
         writer.save(state, [])
     newest = [folder / "3", *(segments(folder)[s] for s in held_segments(folder / "3"))]
@@ -91,7 +91,7 @@ def test_unreadable_checkpoints_are_moved_aside_unchanged(folder):
         for p in f.rglob("*")
         if p.is_file()
     }
-    writer = make_checkpointer(folder, toy_simulation())
+    writer = Checkpointer(folder, toy_simulation())
     writer.restore(lambda line: None)
     writer.save(COURSE[4], [])
     aside = folder.parent / "set_aside_1"
@@ -101,16 +101,16 @@ def test_unreadable_checkpoints_are_moved_aside_unchanged(folder):
 
 
 def test_strays_in_the_folders_crash_nothing(folder):
-    make_checkpointer(folder, toy_simulation()).save(COURSE[1], [])
+    Checkpointer(folder, toy_simulation()).save(COURSE[1], [])
     for parent in (folder, folder.with_name("checkpoints.segments")):
         for name in (".DS_Store", "7", "notes.txt"):
             (parent / name).write_text("stray")
         for name in ("copy of 1", "²", "007"):
             (parent / name).mkdir()
-    writer, warnings = make_checkpointer(folder, toy_simulation()), []
+    writer, warnings = Checkpointer(folder, toy_simulation()), []
     assert_same(writer.restore(warnings.append)[0], COURSE[1])
     writer.save(COURSE[2], [])
-    assert_same(make_checkpointer(folder, toy_simulation()).restore(warnings.append)[0], COURSE[2])
+    assert_same(Checkpointer(folder, toy_simulation()).restore(warnings.append)[0], COURSE[2])
     assert not warnings and (folder / "notes.txt").exists() and (folder / "copy of 1").exists()
 
 
@@ -118,7 +118,7 @@ def test_a_full_disk_is_an_os_error_and_the_last_checkpoint_stays(folder, monkey
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    writer = make_checkpointer(folder, toy_simulation(), keep=1)
+    writer = Checkpointer(folder, toy_simulation(), keep=1)
     writer.save(COURSE[1], [])
     with (
         monkeypatch.context() as patch,
@@ -126,13 +126,13 @@ def test_a_full_disk_is_an_os_error_and_the_last_checkpoint_stays(folder, monkey
     ):
         patch.setattr(np, "savez", full)
         writer.save(COURSE[2], [])
-    assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[1])
+    assert_same(Checkpointer(folder, toy_simulation()).restore()[0], COURSE[1])
 
 
 def test_a_checkpoint_of_another_simulation_is_passed_over(folder):
-    make_checkpointer(folder, toy_simulation()).save(COURSE[1], [])
+    Checkpointer(folder, toy_simulation()).save(COURSE[1], [])
     warnings = []
-    assert make_checkpointer(folder, toy_simulation(width=5)).restore(warnings.append) is None
+    assert Checkpointer(folder, toy_simulation(width=5)).restore(warnings.append) is None
     assert len(warnings) == 1 and "it holds float32[3, 4], expected float32[3, 5]" in warnings[0]
 
 
@@ -148,7 +148,7 @@ def test_a_checkpoint_of_another_simulation_is_passed_over(folder):
     ],
 )
 def test_killed_while_saving(folder, owner, name, below, monkeypatch):
-    make_checkpointer(folder, toy_simulation(), keep=1).save(COURSE[1], [])
+    Checkpointer(folder, toy_simulation(), keep=1).save(COURSE[1], [])
     whole = getattr(owner, name)
 
     def die(path):
@@ -156,7 +156,7 @@ def test_killed_while_saving(folder, owner, name, below, monkeypatch):
             raise KeyboardInterrupt
         whole(path)
 
-    writer = make_checkpointer(folder, toy_simulation(), keep=1)
+    writer = Checkpointer(folder, toy_simulation(), keep=1)
     writer.restore()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(owner, name, die)
@@ -166,7 +166,7 @@ def test_killed_while_saving(folder, owner, name, below, monkeypatch):
             sealed.check(parent / str(number))  # under its name nothing is ever half there
     half_written = folder.with_name("checkpoints.segments") / "9.tmp"
     half_written.mkdir()
-    writer = make_checkpointer(folder, toy_simulation(), keep=1)
+    writer = Checkpointer(folder, toy_simulation(), keep=1)
     warnings = []
     state, _ = writer.restore(warnings.append)
     assert_same(state, COURSE[1 if name == "place" else 5])
@@ -175,4 +175,4 @@ def test_killed_while_saving(folder, owner, name, below, monkeypatch):
     writer.save(final, [])
     assert checkpoints(folder) == [6]
     assert len(segments(folder)) == 1 and not half_written.exists()
-    assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], final)
+    assert_same(Checkpointer(folder, toy_simulation()).restore()[0], final)

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from fedjax_ht.lab.checkpoints import sealed
-from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from tests.faults import Fault, injected, some_or_all, try_faults
 from tests.lab.checkpoints.toy import COURSE, assert_same, damage, toy_simulation
 
@@ -17,7 +17,7 @@ SIMULATION.init = functools.partial(copy.copy, SIMULATION.init())  # made once
 
 
 def checkpointer(folder):
-    return make_checkpointer(folder / "checkpoints", SIMULATION)
+    return Checkpointer(folder / "checkpoints", SIMULATION)
 
 
 @pytest.fixture(scope="module")

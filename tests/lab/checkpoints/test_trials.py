@@ -1,6 +1,6 @@
 """The runs of an entry have checkpoints of their own."""
 
-from fedjax_ht.lab.checkpoints.checkpoint import TrialCheckpoints, make_checkpointer
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer, TrialCheckpoints
 from tests.lab.checkpoints.toy import COURSE, assert_same, course, toy_simulation
 
 OTHER = course([3], [3, 4], [11])
@@ -21,7 +21,7 @@ def test_runs_are_saved_and_restored_one_by_one(folder):
 
 
 def test_another_run_is_not_read_for_one_that_is_missing(folder):
-    make_checkpointer(folder, toy_simulation()).save(COURSE[2], HISTORIES[0])
+    Checkpointer(folder, toy_simulation()).save(COURSE[2], HISTORIES[0])
     states, histories = runs(folder).restore(print)
     assert_same(states[0], COURSE[2])
     assert states[1] is None and histories == [HISTORIES[0], []]

@@ -13,7 +13,7 @@ from fedjax_ht.lab.configs.quickstart import get_config
 from fedjax_ht.lab.runs.federation import Task, adapter_ranks, make_clients
 from fedjax_ht.lab.runs.method import local_training
 from fedjax_ht.lab.safe.torch_files import save_safetensors
-from fedjax_ht.lab.weights.layouts import own_names
+from fedjax_ht.lab.weights.start import own_names
 from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.models.adapters import unadapted
 from tests.federations import identical

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.lab.checkpoints import sealed
-from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
-from fedjax_ht.lab.checkpoints.trees import plain
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
+from fedjax_ht.lab.checkpoints.segments import plain
 from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import simulate
@@ -45,10 +45,10 @@ def test_no_flipped_bit_changes_a_result_without_a_word(
         simulate(plan(config).runs["fedtgp"]),
         random.Random(0),
     )
-    newest = values(make_checkpointer(whole / "checkpoints", simulation).restore())
+    newest = values(Checkpointer(whole / "checkpoints", simulation).restore())
     shutil.copytree(whole, tmp_path / "older")
     shutil.rmtree(tmp_path / "older" / "checkpoints" / "6")
-    before = values(make_checkpointer(tmp_path / "older" / "checkpoints", simulation).restore())
+    before = values(Checkpointer(tmp_path / "older" / "checkpoints", simulation).restore())
     files = sorted(p for p in whole.glob("checkpoints*/**/*") if p.is_file() and p.stat().st_size)
     counts = collections.Counter()
     for _ in range(FLIPS):
@@ -57,9 +57,7 @@ def test_no_flipped_bit_changes_a_result_without_a_word(
         at, bit = rng.randrange(len(content)), rng.randrange(8)
         content[at] ^= 1 << bit
         file.write_bytes(content)
-        restored = values(
-            make_checkpointer(whole / "checkpoints", simulation).restore(warnings.append)
-        )
+        restored = values(Checkpointer(whole / "checkpoints", simulation).restore(warnings.append))
         content[at] ^= 1 << bit
         file.write_bytes(content)
         assert len(warnings) <= 1 and not any("\n" in line for line in warnings)
@@ -118,9 +116,7 @@ def test_a_run_killed_again_and_again_equals_one_never_killed(tiny_config, tmp_p
         config = config_of(tmp_path / "long.py")
         simulation = simulate(plan(config).runs["local"])
         states.append(
-            values(
-                make_checkpointer(tmp_path / run / "local" / "checkpoints", simulation).restore()
-            )[0]
+            values(Checkpointer(tmp_path / run / "local" / "checkpoints", simulation).restore())[0]
         )
     assert all(state == states[-1] for state in states)
 

@@ -15,12 +15,12 @@ from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.evaluate import check_export, client_state, export, load_run
-from fedjax_ht.lab.runs.folder import read_config
+from fedjax_ht.lab.runs.folder import read_folder
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from fedjax_ht.lab.safe.torch_files import load_state_dict, save_safetensors
-from fedjax_ht.lab.weights.layouts import state_dict
+from fedjax_ht.lab.weights.start import state_dict
 from fedjax_ht.models import model_group
 from fedjax_ht.simulation.engine import first_server, first_states
 from tests.runs import config_of, metrics
@@ -269,7 +269,7 @@ def test_a_run_goes_on_without_its_weights_but_not_with_others(
     whole.rounds = 2
     train_and_evaluate(whole, tmp_path / "whole")
     train_and_evaluate(weighted, workdir)
-    assert set(read_config(workdir)[1]["weights"]) == {str(file)}
+    assert set(read_folder(workdir).notes["weights"]) == {str(file)}
     save_safetensors(file, {name: 2 * x for name, x in arrays["mlp_wide"].items()})
     with pytest.raises(
         ValueError, match=rf"began from another {file} \(SHA-256 \w{{12}} there, \w{{12}} here\)"
@@ -281,7 +281,7 @@ def test_a_run_goes_on_without_its_weights_but_not_with_others(
     assert metrics(workdir, "local") == metrics(tmp_path / "whole", "local")
     assert load_run(workdir).state.round == 2
     # still, and it is held against what comes
-    assert set(read_config(workdir)[1]["weights"]) == {str(file)}
+    assert set(read_folder(workdir).notes["weights"]) == {str(file)}
     save_safetensors(file, {name: 2 * x for name, x in arrays["mlp_wide"].items()})
     with pytest.raises(ValueError, match="began from another"):
         train_and_evaluate(weighted, workdir)

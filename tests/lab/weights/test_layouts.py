@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_ht.core.bucket import features, init_variables, logits
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.lab.weights.layouts import looks_like, own_names, size, starting_weights, state_dict
+from fedjax_ht.lab.weights.start import looks_like, own_names, size, starting_weights, state_dict
 from fedjax_ht.models.convnets import GoogLeNet, MobileNetV2, ResNet
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.registry import model_group
