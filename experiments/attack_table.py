@@ -21,7 +21,7 @@ from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.report.document import Document, Table
-from fedjax_ht.lab.runs.folder import read_config
+from fedjax_ht.lab.runs.folder import read_folder
 from fedjax_ht.simulation.rows import evaluated
 from fedjax_ht.trust.attacks import attackers
 from fedjax_ht.trust.options import Attack
@@ -55,7 +55,7 @@ def scores(folder: Path, shares: Iterable[float] = (0.1, 0.3)) -> Iterator[Score
       folder: of the run.
       shares: of the clients that are left out in a run without attackers.
     """
-    config, _ = read_config(folder)
+    config = read_folder(folder).fields
     attack, defence = config["attack"], (config["robust"] or [["none"]])[-1][0]
     for entry in config["entries"]:
         for history in read_runs(folder / folder_of(entry["label"])):

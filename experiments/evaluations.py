@@ -11,10 +11,9 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.rows import grouped, write_rows
-from fedjax_ht.lab.report.curves import draw_accuracy, rounds_evaluated
 from fedjax_ht.lab.report.figures import FEW, legend, subplots
-from fedjax_ht.lab.report.results import PARTICIPANTS
-from fedjax_ht.lab.report.rows import values
+from fedjax_ht.lab.report.plots import draw_accuracy, rounds_evaluated
+from fedjax_ht.lab.report.rows import PARTICIPANTS, values
 from fedjax_ht.simulation.history import best_by, wire_bytes
 from fedjax_ht.simulation.rows import Row, evaluated
 

@@ -19,9 +19,8 @@ from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.config.entries import BASELINE, changes, presets_of
 from fedjax_ht.lab.config.sections import Config, Entry
 from fedjax_ht.lab.config.typed import to_json
-from fedjax_ht.lab.report.gains import Gains, gains_of_run
-from fedjax_ht.lab.report.results import MACRO_F1
-from fedjax_ht.lab.report.statistics import LEVEL, Interval, mean_interval
+from fedjax_ht.lab.report.rows import MACRO_F1
+from fedjax_ht.lab.report.statistics import LEVEL, Gains, Interval, gains_of_run, mean_interval
 from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING
 from fedjax_ht.lab.runs.identity import some
 from fedjax_ht.lab.runs.json_files import flatten

@@ -23,8 +23,7 @@ from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Transform, chain, gaussian_noise, wire_elements
 from fedjax_ht.data.client_data import stack
 from fedjax_ht.lab.runs.evaluate import LoadedRun, client_state
-from fedjax_ht.lab.runs.method import make_method
-from fedjax_ht.lab.runs.options import uplink_steps
+from fedjax_ht.lab.runs.method import make_method, uplink_steps
 from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.metrics.images import psnr, ssim
 from fedjax_ht.simulation.privacy_budget import participations

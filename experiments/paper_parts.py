@@ -17,8 +17,7 @@ from experiments.evaluations import (
 )
 from experiments.paper_manifest import Part, Selection
 from fedjax_ht.lab.report.document import Table, percent, table_of
-from fedjax_ht.lab.report.results import PARTICIPANTS
-from fedjax_ht.lab.report.rows import values
+from fedjax_ht.lab.report.rows import PARTICIPANTS, values
 from fedjax_ht.simulation.rows import evaluated
 
 WIDTH = 128  # of a line of the page

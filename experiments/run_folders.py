@@ -13,7 +13,7 @@ from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.entries import folder_of, recorded
 from fedjax_ht.lab.report.compared import compared, unequal_lines
 from fedjax_ht.lab.report.statistics import SCORES
-from fedjax_ht.lab.runs.folder import read_config
+from fedjax_ht.lab.runs import folder as folders
 from fedjax_ht.lab.runs.identity import identities_of
 from fedjax_ht.lab.runs.json_files import flatten, naming
 from fedjax_ht.simulation.history import best_by
@@ -54,9 +54,7 @@ def read_folder(path: Path) -> RunFolder:
     Raises:
       ValueError, OSError: there is no run, or an early one without entries. One line.
     """
-    if not (path / "config.json").exists():
-        raise FileNotFoundError(f"no run in {path}: config.json is missing")
-    fields, _ = read_config(path)
+    fields = folders.read_folder(path).fields
     entries = fields.pop("entries")
     if not entries:
         raise ValueError(f"the run in {path} was made before runs had entries; run it again")
@@ -107,16 +105,14 @@ def unequal_rows(workdir: Path, labels: Collection[str]) -> list[str]:
     Raises:
       ValueError, OSError: the folder cannot be read. One line.
     """
-    fields, noted = read_config(workdir)
+    _, fields, noted = folders.read_folder(workdir)
     stored = [entry for entry in fields.pop("entries") if entry["label"] in labels]
     with naming(workdir / "config.json"):
         entries = [recorded(entry) for entry in stored]
         config = typed_config(fields | {"entries": ()})
     histories = {entry.label: read_runs(workdir / entry.folder) for entry in entries}
     identities = identities_of(entries, config, noted)
-    rows = compared(
-        config, entries, identities, histories=histories, workdir=workdir, version=noted["version"]
-    )
+    rows = compared(config, entries, identities, histories=histories, workdir=workdir)
     return unequal_lines(rows.unequal)
 
 

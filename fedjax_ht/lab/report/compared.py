@@ -22,7 +22,7 @@ from fedjax_ht.lab.runs.identity import (
     some,
 )
 from fedjax_ht.lab.runs.json_files import flatten
-from fedjax_ht.lab.runs.options import ending_of
+from fedjax_ht.lab.runs.method import ending_of
 from fedjax_ht.simulation.rows import Runs
 from fedjax_ht.simulation.runs import Reason
 
@@ -333,15 +333,11 @@ def _mixed(identities: Iterable[Identity]) -> list[str]:
 def _programs(identity: Identity) -> tuple:
     """Returns the versions that trained an entry, without machine and own code; () where not
     known."""
-    programs = []
+    programs = {}
     for versions in identity.versions:
-        parts = [
-            value
-            for name, value in sorted(versions.items())
-            if name != "machine" and not name.startswith(CODE)
-        ]
-        programs.append(tuple(parts))
-    return tuple(dict.fromkeys(programs))
+        names = sorted(n for n in versions if n != "machine" and not n.startswith(CODE))
+        programs[tuple(versions[name] for name in names)] = None
+    return tuple(programs)
 
 
 def _versions(identity: Identity) -> str:

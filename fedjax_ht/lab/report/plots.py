@@ -1,21 +1,259 @@
-"""Pictures of a run's clients: accuracy of each, how it is spread, the (first) split, and images
-of the server; and the files of all pictures."""
+"""Pictures of a run: accuracy against rounds and costs, accuracy of each client and its spread, the
+(first) split, and images of the server."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import class_counts
 from fedjax_ht.lab.report.compared import Compared
-from fedjax_ht.lab.report.curves import accuracy_curves, costs
 from fedjax_ht.lab.report.figures import COLOURS, FEW, VECTOR, legend, save, styles, subplots
-from fedjax_ht.simulation.history import best
-from fedjax_ht.simulation.rows import Runs
+from fedjax_ht.lab.report.rows import has_clock, rows_of_all, values
+from fedjax_ht.simulation.history import best, wire_bytes
+from fedjax_ht.simulation.rows import History, Runs, evaluated
+
+ACCURACY = "test accuracy, mean over clients (%)"
+MARKS = 10  # small marks on a curve, about
+EARLY = 0.2  # share of the rounds whose differences may leave their panel
+
+
+def accuracy_curves(histories: Mapping[str, Runs], baseline: str | None = None) -> Figure:
+    """Draws mean accuracy over clients against rounds, one line an entry, its best round marked;
+    beside it its difference to the baseline, and against simulated seconds where devices are
+    simulated.
+
+    Several trials: their mean, and a band from the lowest to the highest.
+
+    Args:
+      histories: label of an entry -> its runs.
+      baseline: label of the entry that the others are compared with; None compares none.
+    """
+    extra = [baseline is not None, has_clock(histories)].count(True)
+    width = 11 if extra else 6.4
+    room = legend_room(len(histories))
+    figure, panels = subplots(1, 1 + extra, figsize=(width + room, 4), squeeze=False)
+    first, *further = panels[0]
+    draw_rounds(first, histories)
+    if baseline is not None:
+        draw_differences(further[0], histories, baseline)
+    if has_clock(histories):
+        further[-1].sharey(first)
+        draw_accuracy(further[-1], histories, simulated_seconds)
+        further[-1].set(xlabel="simulated seconds")
+    two_panels_legend(first, panels[0][-1], len(histories))
+    return figure
+
+
+def draw_differences(axes: Axes, histories: Mapping[str, Runs], baseline: str) -> None:
+    """Draws each entry's accuracy minus the baseline's, trial by trial, at the rounds in which both
+    are evaluated: the mean over trials, and a band from the lowest to the highest."""
+    looks, beyond = styles(histories), []
+    axes.axhline(0, lw=1.8, label=baseline, color=looks[baseline]["color"])
+    for name, runs in histories.items():
+        if name == baseline:
+            continue
+        rounds, points = paired_points(runs, histories[baseline])
+        color = looks[name]["color"]
+        axes.plot(rounds, points.mean(0), lw=1.8, color=color, ls=looks[name]["ls"], label=name)
+        if len(points) > 1:
+            axes.fill_between(rounds, points.min(0), points.max(0), color=color, alpha=0.2, lw=0)
+        # the first rounds differ by tens of points, beside which the later ones would be a line
+        beyond.append(points[:, rounds >= EARLY * rounds.max()].ravel())
+    span = np.concatenate([[0.0], *beyond])
+    margin = max(0.5, 0.1 * np.ptp(span))
+    axes.set(ylim=(span.min() - margin, span.max() + margin), ylabel=f"points ahead of {baseline}")
+    scale_rounds(axes, histories)
+    axes.grid(alpha=0.3)
+
+
+def scale_rounds(axes: Axes, histories: Mapping[str, Runs]) -> None:
+    """Scales an axis of rounds, from 0 to the last one."""
+    last = max(values(rows_of_all(histories), "round"))
+    axes.set(xlabel="round", xlim=(0, max(1, last)))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def paired_points(runs: Runs, baseline: Runs) -> tuple[np.ndarray, np.ndarray]:
+    """Subtracts a baseline's accuracies, trial by trial, at the rounds in which both are evaluated.
+
+    Returns:
+      Rounds, int [evaluations], and differences in percentage points, float [trials, evaluations].
+    """
+    points = []
+    rounds: list[int] = []
+    for history, other in zip(runs, baseline):
+        scores = {row["round"]: row["accuracy"] for row in evaluated(history)}
+        compared = {row["round"]: row["accuracy"] for row in evaluated(other)}
+        rounds = sorted(scores.keys() & compared.keys())
+        points.append([100 * (scores[number] - compared[number]) for number in rounds])
+    return np.array(rounds), np.array(points)
+
+
+def two_panels(entries: int) -> tuple[Figure, tuple[Axes, Axes]]:
+    """Returns a figure of two panels with one axis of accuracy, with room for a legend of so many
+    entries."""
+    return subplots(1, 2, sharey=True, figsize=(11 + legend_room(entries), 4))
+
+
+def legend_room(entries: int) -> float:
+    """Returns the inches that a legend of so many entries takes beside the axes."""
+    return 0.0 if entries <= FEW else 2.0
+
+
+def two_panels_legend(left: Axes, right: Axes, entries: int) -> None:
+    """Draws the legend of two panels: within the left one for a few entries, beside the right one
+    for more."""
+    legend(left if entries <= FEW else right, entries)
+
+
+def accuracy_and_bytes(histories: Mapping[str, Runs], target: float) -> Figure:
+    """Draws accuracy against rounds and, beside it, against the bytes sent until then, by all
+    clients, up and down.
+
+    The dotted line is the target, a share in [0, 1]. An entry that sends nothing is a dashed line
+    at its best accuracy.
+    """
+    figure, (left, right) = two_panels(len(histories))
+    draw_rounds(left, histories)
+    draw_accuracy(right, histories, mebibytes_sent)
+    scale_bytes(right, histories)
+    right.set(xlabel="MiB sent, up and down, all clients together")
+    for axes in (left, right):
+        axes.axhline(100 * target, color="grey", ls=":", lw=1)
+    two_panels_legend(left, right, len(histories))
+    return figure
+
+
+def costs(histories: Mapping[str, Runs]) -> Figure:
+    """Draws accuracy against the costs until then, of all clients together: bytes both ways,
+    training FLOPs, seconds. Of several entries the broad grey line is the frontier: the highest
+    accuracy of any that had taken no more."""
+    figure, axes = subplots(1, 3, sharey=True, figsize=(11, 4))
+    labels = ("MiB sent, up and down", "TFLOP of training", "seconds of rounds, this machine")
+    for place, position, label in zip(axes, (mebibytes_sent, teraflop, seconds), labels):
+        curves = draw_accuracy(place, histories, position)
+        if len(curves) > 1:
+            draw_frontier(place, curves)
+        place.set(xlabel=label)
+        place.xaxis.set_major_locator(MaxNLocator(5))
+    scale_bytes(axes[0], histories)
+    axes[0].set(ylabel=ACCURACY)
+    handles, names = axes[1].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    return figure
+
+
+def rounds_evaluated(history: History) -> list[int]:
+    """Returns the rounds of a run's evaluations."""
+    return values(evaluated(history), "round")
+
+
+def draw_rounds(axes: Axes, histories: Mapping[str, Runs]) -> None:
+    """Draws accuracy on an axis of rounds from 0 to the last one."""
+    draw_accuracy(axes, histories, rounds_evaluated)
+    scale_rounds(axes, histories)
+    axes.set(ylabel=ACCURACY)
+    for line in axes.lines:
+        line.set_clip_on(False)  # marks at the ends of the axis are drawn in full
+
+
+def scale_bytes(axes: Axes, histories: Mapping[str, Runs]) -> None:
+    """Scales an axis of bytes by orders of magnitude, where anything was sent."""
+    if not any(map(wire_bytes, rows_of_all(histories))):
+        return
+    axes.set_xscale("log", nonpositive="mask")  # the untrained federation has sent nothing
+    few_decades = axes.dataLim.x1 < 300 * axes.dataLim.minposx
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few_decades else (1,), numticks=7))
+    axes.xaxis.set_major_formatter(FuncFormatter(_plain))
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _plain(value: float, _: int) -> str:
+    return f"{value:g}"
+
+
+def draw_frontier(axes: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Draws the highest of all curves (places, scores) up to each place, as steps."""
+    places, scores = map(np.concatenate, zip(*curves))
+    order = np.argsort(places, kind="stable")
+    highest = np.maximum.accumulate(scores[order])
+    axes.step(places[order], highest, where="post", color="0.8", lw=4, zorder=0)
+
+
+def until_evaluations(history: History, spent: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Sums the costs of rounds until each evaluation of a run; `spent` is by row."""
+    return np.cumsum(spent)[["accuracy" in row for row in history]]
+
+
+def teraflop(history: History) -> np.ndarray:
+    """Returns the TFLOP of all clients until each evaluation of a run."""
+    return until_evaluations(history, [row.get("flops", 0.0) for row in history]) / 1e12
+
+
+def seconds(history: History) -> np.ndarray:
+    """Returns the seconds of rounds, without evaluations, until each evaluation of a run. The first
+    round, which compiles, counts as the median of the others, where there are any."""
+    rounds = np.array(values(history, "round"))
+    spent = np.array(values(history, "seconds_round"))
+    if (rounds > 1).any():
+        spent[rounds == 1] = np.median(spent[rounds > 1])
+    return until_evaluations(history, spent)
+
+
+def simulated_seconds(history: History) -> list[float]:
+    """Returns the seconds of rounds on the clients' devices until each evaluation of a run."""
+    return [row.get("simulated_clock", 0.0) for row in evaluated(history)]
+
+
+def mebibytes_sent(history: History) -> np.ndarray:
+    """Returns the MiB sent both ways until each evaluation of a run."""
+    return until_evaluations(history, list(map(wire_bytes, history))) / 2**20
+
+
+def draw_accuracy(
+    axes: Axes,
+    histories: Mapping[str, Runs],
+    position: Callable[[History], Sequence[float] | np.ndarray],
+    score: str = "accuracy",
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Draws the curves of `accuracy_curves`.
+
+    Args:
+      axes: the axes to draw on.
+      histories: label of an entry -> its runs.
+      position: rows of a run -> where its evaluations lie; the mean over runs is taken.
+      score: the accuracy that is drawn.
+
+    Returns:
+      (places, scores in percent) of each entry, float [evaluations].
+    """
+    curves, looks = [], styles(histories)
+    for i, (name, runs) in enumerate(histories.items()):
+        places = np.mean([np.asarray(position(history)) for history in runs], axis=0)
+        scores = 100 * np.array([values(evaluated(history), score) for history in runs])
+        mean, look = scores.mean(0), looks[name]
+        colour = look["color"]
+        curves.append((places, mean))
+        if not places.any():  # an entry that has sent nothing has no place on a log scale
+            axes.axhline(mean.max(), label=name, lw=1.8, color=colour, ls="--")
+            continue
+        every = max(1, len(places) // MARKS)
+        # Marks of neighbouring entries start at different evaluations, so that they do not meet.
+        axes.plot(places, mean, label=name, lw=1.8, markevery=(i % every, every), ms=4, **look)
+        if len(runs) > 1:
+            low, high = scores.min(0), scores.max(0)
+            axes.fill_between(places, low, high, color=colour, alpha=0.2, lw=0)
+        best = mean.argmax()
+        mark = {"color": colour, "ms": 9, "mfc": "white", "mew": 1.8}
+        axes.plot(places[best], mean[best], look["marker"], **mark)
+    axes.grid(alpha=0.3)
+    return curves
+
 
 WIDE = 11  # inches, so that a page need not shrink a picture until its words are too small
 ROOM = 50  # clients that are shown one by one

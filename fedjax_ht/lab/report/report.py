@@ -1,11 +1,12 @@
-"""The result of a run as text and as report.html: tables, pictures and how to repeat it, in one
-file that needs no network."""
+"""The result of a run as text and as report.html: tables, warnings, pictures and how to repeat it.
+
+The page is one file that needs no network."""
 
 import html
 import itertools
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,26 +16,167 @@ from fedjax_ht.lab.config.entries import Entry, described
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers.description import describe, kind_of
-from fedjax_ht.lab.report import html_page
-from fedjax_ht.lab.report.compared import Compared
-from fedjax_ht.lab.report.costs import Aim, costs
-from fedjax_ht.lab.report.document import Block, Bullets, Document, Paragraph, folded
+from fedjax_ht.lab.report import document
+from fedjax_ht.lab.report.bad_clients import named, outliers
+from fedjax_ht.lab.report.compared import Compared, unequal_lines
+from fedjax_ht.lab.report.document import Block, Bullets, Document, Paragraph, caption, folded
 from fedjax_ht.lab.report.figures import FEW
-from fedjax_ht.lab.report.gains import gain_table
-from fedjax_ht.lab.report.html_page import caption
 from fedjax_ht.lab.report.maps import load_map, one_space
-from fedjax_ht.lab.report.plots import ROOM
-from fedjax_ht.lab.report.results import class_table, run_results, sent
-from fedjax_ht.lab.report.rows import has_clock, rows_of_all, values
-from fedjax_ht.lab.report.run_warnings import to_watch
-from fedjax_ht.lab.report.statistics import differences_to, listed
+from fedjax_ht.lab.report.plots import ROOM, evaluated_ids, mean_of_clients
+from fedjax_ht.lab.report.results import Aim, class_table, costs, run_results, sent
+from fedjax_ht.lab.report.rows import has_clock, reporting, rows_of_all, values
+from fedjax_ht.lab.report.statistics import differences_to, gain_table, listed
 from fedjax_ht.lab.runs import devices
 from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.environment import lines as environment_lines
 from fedjax_ht.lab.runs.folder import Page
 from fedjax_ht.lab.runs.plan import Plan
-from fedjax_ht.simulation.history import best
-from fedjax_ht.simulation.rows import Runs, evaluated
+from fedjax_ht.simulation.divergence import Divergence
+from fedjax_ht.simulation.history import best, merged
+from fedjax_ht.simulation.rows import Row, Runs, evaluated
+
+FAR = 3  # Tukey's "far out", in lengths of the box
+LEAST_POINTS = 5.0  # percentage points that a client must be outside the box
+WASTED = 0.3  # share of lanes' steps
+FALL = 0.03  # of accuracy, from the best round to the last
+MOST_NAMED = 5  # clients
+
+
+def to_watch(shown: Compared) -> list[str]:
+    """Returns the lines that a reader of a result should not miss: how rows are unequal, and
+    `warnings`."""
+    return [*unequal_lines(shown.unequal), *warnings(shown.histories)]
+
+
+def warnings(histories: Mapping[str, Runs]) -> list[str]:
+    """Returns a line for each trouble of the entries' rounds."""
+    lines = []
+    for label, runs in histories.items():
+        for check in (*TROUBLES, idle_lanes, far_clients, falls):
+            for line in check(runs):
+                lines.append(f"{label}: {line}")
+    return lines
+
+
+def events(runs: Runs, key: str) -> tuple[list[Row], int]:
+    """Returns the rows in which a list is not empty, round by round, and in how many rounds they
+    are, which the runs share."""
+    rows = reporting(merged(runs), key)
+    return rows, len(set(values(rows, "round")))
+
+
+def clients_in(rows: Sequence[Row], key: str) -> str:
+    """Names the clients that appear in any of the rows."""
+    return named(sorted(set().union(*values(rows, key))))
+
+
+def not_finite(runs: Runs) -> Iterator[str]:
+    """Yields a line where results of clients were not finite."""
+    rows, rounds = events(runs, "not_finite")
+    if rows:
+        first = rows[0]
+        yield (
+            f"results that were not finite were left out in {rounds} rounds, first of "
+            f"{named(first['not_finite'])} in round {first['round']} (trial {first['trial']})"
+        )
+
+
+def outlying(runs: Runs) -> Iterator[str]:
+    """Yields a line where uploads were outliers."""
+    rows, rounds = events(runs, "far_off")
+    if rows:
+        ids = sorted({int(client) for row in rows for client, _ in row["far_off"]})
+        yield (
+            f"outlying uploads of {named(ids)} in {rounds} rounds; first in round "
+            f"{rows[0]['round']}: {outliers(rows[0]['far_off'])}"
+        )
+
+
+REFUSED = {
+    "refused": "outlying uploads of {} were refused",
+    "miscounted": "uploads of {} counted more samples than the clients have, and were refused",
+}
+"""Field of a row that names clients whose uploads were refused -> the line about them."""
+
+
+def refused(runs: Runs) -> Iterator[str]:
+    """Yields a line for each reason why uploads were refused."""
+    for key, line in REFUSED.items():
+        rows, rounds = events(runs, key)
+        if rows:
+            yield f"{line.format(clients_in(rows, key))} in {rounds} rounds"
+
+
+def late(runs: Runs) -> Iterator[str]:
+    """Yields a line where uploads missed the deadline."""
+    rows, rounds = events(runs, "late")
+    if rows:
+        used = values(merged(runs), "arrived_late")
+        outcome = "arrived in a later round" if used else "were lost"
+        yield (
+            f"uploads of {clients_in(rows, 'late')} came after the deadline in {rounds} rounds and "
+            f"{outcome}"
+        )
+
+
+def kept_server(runs: Runs) -> Iterator[str]:
+    """Yields a line where the server kept its last state."""
+    rounds = [row["round"] for row in merged(runs) if not row.get("server_finite", True)]
+    if rounds:
+        yield (
+            f"the server's step was not finite in {len(set(rounds))} rounds, first in round "
+            f"{rounds[0]}; its last state was kept"
+        )
+
+
+def collapsed(runs: Runs) -> Iterator[str]:
+    """Yields a line where accuracy fell back to that of the untrained federation."""
+    for history in runs:
+        divergence = Divergence(None)
+        for row in history:
+            for line in divergence.notes(row):
+                yield f"round {row['round']} (trial {row['trial']}): {line}"
+                return
+
+
+TROUBLES = (not_finite, outlying, refused, late, kept_server, collapsed)
+
+
+def idle_lanes(runs: Runs) -> Iterator[str]:
+    """Yields a line where lanes waited for long."""
+    wasted = values(merged(runs), "wasted_lane_steps")
+    if wasted and np.mean(wasted) > WASTED:
+        share = f"{100 * np.mean(wasted):.0f} %"
+        yield f"{share} of the steps of lanes waited for a longer client"
+
+
+def far_clients(runs: Runs) -> Iterator[str]:
+    """Yields a line for clients whose accuracy at the best round is far below the quartiles of all
+    clients, and one for clients far above."""
+    accuracy = mean_of_clients(runs)
+    if np.isnan(accuracy).all():
+        return
+    low, high = np.nanquantile(accuracy, [0.25, 0.75])
+    reach = max(FAR * (high - low), LEAST_POINTS)
+    ids = evaluated_ids(runs)
+    for distance, end in ((low - accuracy, "less"), (accuracy - high, "more")):
+        order = np.argsort(-distance, kind="stable").tolist()
+        far = [f"{ids[i]} ({accuracy[i]:.0f} %)" for i in order if distance[i] > reach]
+        if far:
+            more = f" and {len(far) - MOST_NAMED} others" if len(far) > MOST_NAMED else ""
+            yield f"{named(far[:MOST_NAMED])}{more} reached far {end} than the others"
+
+
+def falls(runs: Runs) -> Iterator[str]:
+    """Yields a line where the last round is far below the best, on average over runs."""
+    drops = []
+    for history in runs:
+        accuracies = values(history, "accuracy")
+        if len(accuracies) > 1:
+            drops.append(max(accuracies) - accuracies[-1])
+    if drops and np.mean(drops) > FALL:
+        yield f"the last round is {100 * np.mean(drops):.1f} points below the best"
+
 
 PROGRAM = "fedjax-ht"
 
@@ -208,7 +350,7 @@ def results(shown: Compared, aim: Aim | None) -> Document:
     """Makes the first table: of a comparison with the cost of an accuracy, else of a run."""
     if aim is None:
         return run_results(shown.histories, shown.winner)
-    return costs(shown.histories, *aim, winner=shown.winner).text
+    return costs(shown.histories, aim, shown.winner)[-1]
 
 
 def remarks(shown: Compared) -> list[str]:
@@ -267,16 +409,16 @@ def write_report(experiment: Plan, shown: Compared, page: Page, workdir: Path) -
     """
     histories = shown.histories
     folders = {entry.label: workdir / entry.folder for entry in shown.entries}
-    watch = html_page.warning_box(to_watch(shown))
-    result = html_page.caption(RESULT) + results(shown, page.aim).html()
-    result += "".join(map(html_page.caption, remarks(shown)))
+    watch = document.warning_box(to_watch(shown))
+    result = document.caption(RESULT) + results(shown, page.aim).html()
+    result += "".join(map(document.caption, remarks(shown)))
     sections = {"Result": result + comparisons(shown).html() + watch}
     baseline = shown.baseline if shown.compares else None
     for heading, pictures in captions(histories, baseline).items():
         figures = []
         for name, text in pictures.items():
             path = workdir / "plots" / f"{name}.svg"
-            figures.append(html_page.figure(path, text))
+            figures.append(document.figure(path, text))
         sections[heading] = "".join(figures)
     by_class = class_table(histories, experiment.dataset.class_names)
     if by_class.rows:
@@ -293,7 +435,7 @@ def write_report(experiment: Plan, shown: Compared, page: Page, workdir: Path) -
     about = f"{labels} on {experiment.dataset.name}"
     title = shown.headline.removesuffix(".") or about
     lead = (f"{about}: {size(experiment.config)}", *describe(experiment.dataset).lines)
-    text = html_page.page(about, title, lead, sections)
+    text = document.page(about, title, lead, sections)
     path = workdir / "report.html"
     with atomic_open(path) as file:
         file.write(text)
@@ -352,8 +494,8 @@ def newest_images(folders: Mapping[str, Path]) -> str:
     for label, folder in folders.items():
         files = sorted((folder / "images").glob("*.png"))
         if files:
-            shown.append(html_page.caption(f"{label}, round {int(files[-1].stem)}"))
-            shown.append(html_page.image(files[-1].read_bytes(), "png", label))
+            shown.append(document.caption(f"{label}, round {int(files[-1].stem)}"))
+            shown.append(document.image(files[-1].read_bytes(), "png", label))
     return "".join(shown)
 
 
@@ -361,17 +503,17 @@ def maps(folders: Mapping[str, Path]) -> str:
     """Returns the entries' maps, each folded, and how to read them, in HTML."""
     shown = map(map_of, folders, folders.values())
     reading = folded("How to read the maps", Paragraph(READING_MAPS).html())
-    return html_page.caption(MAPS) + "".join(shown) + reading
+    return document.caption(MAPS) + "".join(shown) + reading
 
 
 def map_of(label: str, folder: Path) -> str:
     """Returns an entry's map, folded, or a line that it has none, in HTML."""
     feature_map = load_map(folder)
     if feature_map is None:
-        return html_page.caption(
+        return document.caption(
             f"{label}: no map, for want of features to look at, or of test samples."
         )
     if not one_space(feature_map):
-        return html_page.caption(f"{label}: no map, since its clients' features share no space.")
+        return document.caption(f"{label}: no map, since its clients' features share no space.")
     text = f"After round {feature_map.round}, trial 0."
-    return folded(label, html_page.figure(folder / "features.svg", text))
+    return folded(label, document.figure(folder / "features.svg", text))

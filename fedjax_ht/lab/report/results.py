@@ -1,26 +1,45 @@
-"""The tables of a run: the accuracies of its entries, the bytes that they sent, and the meaning of
-columns."""
+"""The tables of a run: accuracies of its entries, costs until a target accuracy, bytes that they
+sent, and the meaning of columns."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.document import (
-    Block,
     Document,
     Folded,
     Paragraph,
     Table,
+    cells_of,
     human_bytes,
+    human_count,
     human_flops,
     percent,
     rounds_of,
     table_of,
 )
-from fedjax_ht.lab.report.rows import after_start, has_clock, mean, reporting, tops_of, values
+from fedjax_ht.lab.report.rows import (
+    AUC,
+    BY_CLASS,
+    GLOBAL,
+    MACRO_F1,
+    PARTICIPANTS,
+    SERVER_AUC,
+    SERVER_F1,
+    STAGES,
+    after_start,
+    mean,
+    reporting,
+    tops_of,
+    values,
+)
+from fedjax_ht.lab.report.statistics import Gains
 from fedjax_ht.simulation.history import best, merged, wire_bytes
-from fedjax_ht.simulation.rows import Row, Runs, evaluated
+from fedjax_ht.simulation.rows import History, Row, Runs, evaluated
 
 PARTICIPANTS_NOTE = """\
 "participants": the mean over one round's participants, freshly trained, in the round where it is \
@@ -71,50 +90,89 @@ def explanation(with_server: bool, several: bool) -> str:
     return f"{accuracy}. {costs}. {seconds}. {client}."
 
 
-GLOBAL = "global_accuracy_head"  # of the server's own model
-SERVER_F1, SERVER_AUC = "global_macro_f1_head", "global_auc_head"
-PARTICIPANTS = "accuracy_participants"
-MACRO_F1, AUC, BY_CLASS = "macro_f1", "auc", "class_accuracy"
-STAGES = ("train", "score", "serve", "host")  # see `RoundReport.stages`
-TITLES = (
-    "method",
-    "accuracy %",
-    "by validation %",
-    "participants %",
-    "server's model %",
-    "± clients",
-    "weighted %",
-    "macro F1 %",
-    "AUC %",
-    "best round",
-    "last %",
-    "worst 10 %",
-    "uplink",
-    "downlink",
-    "FLOPs",
-    "s/round",
-    "train s",
-    "score s",
-    "serve s",
-    "host s",
-    "simulated s to best",
-)
 IMPORTANCE = (
-    "accuracy %",
-    "server's model %",
-    "last %",
-    "best round",
-    "uplink",
-    "s/round",
-    "by validation %",
-    "worst 10 %",
-    "macro F1 %",
-    "AUC %",
-    "participants %",
-    "downlink",
-    "FLOPs",
-    "simulated s to best",
+    *("accuracy %", "server's model %", "last %", "best round", "uplink", "s/round"),
+    *("by validation %", "worst 10 %", "macro F1 %", "AUC %", "participants %", "downlink"),
+    *("FLOPs", "simulated s to best"),
 )
+
+
+class Scored(NamedTuple):
+    """The rows of an entry's runs that its line of a table is of.
+
+    Attributes:
+      runs: all rows.
+      rounds: the rows of rounds of all runs.
+      tops, lasts: each run's best and last evaluation.
+      validated: each run's round that is best on validation sets, where there are any.
+    """
+
+    runs: Runs
+    rounds: list[Row]
+    tops: list[Row]
+    lasts: list[Row]
+    validated: list[Row]
+
+
+def scored(runs: Runs) -> Scored:
+    """Selects the rows of an entry's line."""
+    ends = [best(history) for history in runs if evaluated(history)]
+    return Scored(
+        runs,
+        rounds=after_start(merged(runs)),
+        tops=[each.on_test for each in ends],
+        lasts=[each.last for each in ends],
+        validated=[each.on_val for each in ends if each.on_val],
+    )
+
+
+def _percent(rows: Sequence[Row], key: str) -> str | None:
+    """Formats a mean of shares; None unless there are rows, and all of them have it."""
+    return percent(rows, key) if rows and all(key in row for row in rows) else None
+
+
+def _validated(of: Scored) -> str | None:
+    chosen = _percent(of.validated, "accuracy")
+    return chosen and f"{chosen} (round {rounds_of(of.validated)})"
+
+
+def _seconds(key: str) -> Callable[[str, Scored], str | None]:
+    """Returns the column of a median of seconds, of the rows that have it."""
+
+    def write(_: str, of: Scored) -> str | None:
+        numbers = values(of.rounds, key)
+        return f"{np.median(numbers):.2f}" if numbers else None
+
+    return write
+
+
+def _simulated(_: str, of: Scored) -> str | None:
+    # the untrained federation of row 0, which may be best, has no clock
+    clocks = [row.get("simulated_clock", 0.0) for row in of.tops]
+    return f"{np.mean(clocks):.4g}" if values(of.rounds, "simulated_clock") else None
+
+
+COLUMNS: dict[str, Callable[[str, Scored], str | None]] = {
+    "method": lambda label, _: label,
+    "accuracy %": lambda _, of: percent(of.tops, "accuracy"),
+    "by validation %": lambda _, of: _validated(of),
+    "participants %": lambda _, of: _percent(tops_of(of.runs, PARTICIPANTS), PARTICIPANTS),
+    "server's model %": lambda _, of: _percent(tops_of(of.runs, GLOBAL), GLOBAL),
+    "± clients": lambda _, of: percent(of.tops, "accuracy_std", spread=False),
+    "weighted %": lambda _, of: percent(of.tops, "accuracy_weighted"),
+    "macro F1 %": lambda _, of: _percent(of.tops, MACRO_F1),
+    "AUC %": lambda _, of: _percent(of.tops, AUC),
+    "best round": lambda _, of: rounds_of(of.tops) or "-",
+    "last %": lambda _, of: percent(of.lasts, "accuracy"),
+    "worst 10 %": lambda _, of: percent(of.tops, "accuracy_worst10"),
+    "uplink": lambda _, of: human_bytes(mean_bytes(of.rounds, "uplink")),
+    "downlink": lambda _, of: human_bytes(mean_bytes(of.rounds, "downlink")),
+    "FLOPs": lambda _, of: human_flops(mean_of_all(of.rounds, "flops")),
+    "s/round": _seconds("seconds_round"),
+    **{f"{stage} s": _seconds(f"seconds_{stage}") for stage in STAGES},
+    "simulated s to best": _simulated,
+}
+"""Title of a column of a run's table -> what it writes of an entry; None of one that lacks it."""
 
 
 def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Document:
@@ -132,57 +190,12 @@ def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Doc
       histories: label of an entry -> its runs.
       winner: label of the entry whose accuracy a page highlights.
     """
-    rows = list(map(run_cells, histories, histories.values()))
-    table = table_of(rows, TITLES, IMPORTANCE, winner)
-    blocks: list[Block] = [table]
+    rows = [cells_of(COLUMNS, label, scored(runs)) for label, runs in histories.items()]
+    table = table_of(rows, list(COLUMNS), IMPORTANCE, winner)
+    folded = []
     for title, note in column_notes(table.head).items():
-        blocks.append(Folded(f'What "{title.removesuffix(" %")}" means', [note]))
-    return Document(blocks)
-
-
-def run_cells(label: str, runs: Runs) -> dict[str, str]:
-    """Returns an entry's cells of the table of a run, by title."""
-    ends = [best(history) for history in runs if evaluated(history)]
-    tops, lasts = [each.on_test for each in ends], [each.last for each in ends]
-    validated = [each.on_val for each in ends if each.on_val]
-    rounds = after_start(merged(runs))
-    cells = {"method": label, "accuracy %": percent(tops, "accuracy")}
-    if validated:
-        chosen = percent(validated, "accuracy")
-        cells["by validation %"] = f"{chosen} (round {rounds_of(validated)})"
-    shown = {
-        "participants %": (PARTICIPANTS, tops_of(runs, PARTICIPANTS)),
-        "server's model %": (GLOBAL, tops_of(runs, GLOBAL)),
-        "macro F1 %": (MACRO_F1, _all_with(tops, MACRO_F1)),
-        "AUC %": (AUC, _all_with(tops, AUC)),
-    }
-    for title, (score, rows) in shown.items():
-        if rows:
-            cells[title] = percent(rows, score)
-    cells |= {
-        "± clients": percent(tops, "accuracy_std", spread=False),
-        "weighted %": percent(tops, "accuracy_weighted"),
-        "best round": rounds_of(tops) or "-",
-        "last %": percent(lasts, "accuracy"),
-        "worst 10 %": percent(tops, "accuracy_worst10"),
-        "uplink": human_bytes(mean_bytes(rounds, "uplink")),
-        "downlink": human_bytes(mean_bytes(rounds, "downlink")),
-        "FLOPs": mean_flops(rounds),
-        "s/round": median(rounds, "seconds_round"),
-    }
-    for stage in STAGES:
-        if values(rounds, f"seconds_{stage}"):
-            cells[f"{stage} s"] = median(rounds, f"seconds_{stage}")
-    if has_clock({label: runs}):
-        # The untrained federation of row 0, which may be best, has no clock.
-        clocks = [row.get("simulated_clock", 0.0) for row in tops]
-        cells["simulated s to best"] = f"{np.mean(clocks):.4g}"
-    return cells
-
-
-def _all_with(rows: Sequence[Row], score: str) -> Sequence[Row]:
-    """Returns the rows if all of them have the score, else none."""
-    return rows if all(score in row for row in rows) else []
+        folded.append(Folded(f'What "{title.removesuffix(" %")}" means', [note]))
+    return Document([table, *folded])
 
 
 def mean_bytes(rows: Sequence[Row], *ways: str) -> float:
@@ -190,34 +203,32 @@ def mean_bytes(rows: Sequence[Row], *ways: str) -> float:
     return mean([wire_bytes(row, *ways) for row in rows], 0.0)
 
 
-def mean_flops(rows: Sequence[Row]) -> str:
-    """Formats the mean FLOPs of a round; "-" where a row has none, as of an early version."""
-    return human_flops(mean([row.get("flops", math.nan) for row in rows], math.nan))
+def mean_of_all(rows: Sequence[Row], key: str) -> float:
+    """Returns the mean of a value over rows; NaN unless all of them have it."""
+    return mean([row.get(key, math.nan) for row in rows], math.nan)
 
 
-def median(rows: Sequence[Row], key: str) -> str:
-    """Formats the median over the rows that have the key; "-" where no row has."""
-    numbers = values(rows, key)
-    return f"{np.median(numbers):.2f}" if numbers else "-"
+SENT: dict[str, Callable[[str, Scored], str | None]] = {
+    "entry": lambda label, _: label,
+    "up a round": COLUMNS["uplink"],
+    "down a round": COLUMNS["downlink"],
+    "up, one client": lambda _, of: human_bytes(mean(_uplinks(of.rounds), 0.0)),
+    "the whole run": lambda _, of: human_bytes(
+        math.fsum(map(wire_bytes, of.rounds)) / len(of.runs)
+    ),
+}
+
+
+def _uplinks(rounds: Sequence[Row]) -> list[float]:
+    """Returns the bytes of one client's uplink in each round in which any arrived."""
+    return [wire_bytes(row, "uplink") / row["arrived"] for row in reporting(rounds, "arrived")]
 
 
 def sent(histories: Mapping[str, Runs]) -> Table:
     """Makes a table of what each entry sent, payload and metadata: means per round over rounds and
     trials, of all clients together and of one whose uplink arrived; and a trial's whole run."""
-    head = ["entry", "up a round", "down a round", "up, one client", "the whole run"]
-    rows = []
-    for label, runs in histories.items():
-        rounds = after_start(merged(runs))
-        arrived = reporting(rounds, "arrived")
-        uplinks = [wire_bytes(row, "uplink") / row["arrived"] for row in arrived]
-        counts = [
-            mean_bytes(rounds, "uplink"),
-            mean_bytes(rounds, "downlink"),
-            mean(uplinks, 0.0),
-            math.fsum(map(wire_bytes, rounds)) / len(runs),
-        ]
-        rows.append([label, *map(human_bytes, counts)])
-    return Table(head, rows)
+    rows = [cells_of(SENT, label, scored(runs)) for label, runs in histories.items()]
+    return table_of(rows, list(SENT))
 
 
 def class_table(histories: Mapping[str, Runs], class_names: Sequence[str]) -> Table:
@@ -240,3 +251,256 @@ def class_table(histories: Mapping[str, Runs], class_names: Sequence[str]) -> Ta
 def _mean_percent(shares: np.ndarray) -> str:
     known = shares[~np.isnan(shares)]
     return f"{100 * np.mean(known):.1f}" if len(known) else "-"
+
+
+UPLINK = "numbers in one client's uplinks"
+FLOPS = "one client's FLOPs"
+
+
+class Cost(NamedTuple):
+    """The cost of reaching a target.
+
+    Attributes:
+      rounds: rounds until the target.
+      bytes, flops: bytes sent and received, and FLOPs of training, by all clients together.
+      client_elements, client_flops: numbers uploaded, and FLOPs computed, by one client that takes
+        part in every round.
+    """
+
+    rounds: float
+    bytes: float
+    flops: float
+    client_elements: float
+    client_flops: float
+
+
+class Aim(NamedTuple):
+    """The target that the costs of a comparison are counted to: arguments of `choose_target`."""
+
+    score: str = "accuracy"
+    target: float | None = None
+    share: float | None = None
+
+
+class Line(NamedTuple):
+    """An entry's line of a comparison.
+
+    Attributes:
+      accuracy, accuracy_std: mean and standard deviation (of the population), over trials, of the
+        best rounds' accuracies on the test sets.
+      macro_f1: mean over trials of the macro F1 in the best rounds; NaN where it is not known, as
+        in rows of an earlier version.
+      auc: mean over trials of the AUC in the best rounds; NaN where it was not asked for.
+      best_rounds: the best round of each trial.
+      participants_accuracy: mean over trials of the highest accuracy of a round's participants; NaN
+        without any.
+      server_accuracy: mean over trials of the best accuracy of the server's own model; NaN without
+        one.
+      server_macro_f1, server_auc: means over trials of the macro F1 and the AUC of the server's own
+        model in the rounds of `server_accuracy`; NaN where they are not known.
+      reached: number of trials that reached the target.
+      cost: the mean cost of these trials; None without any.
+      seconds_per_round, seconds: seconds of the median round and of the whole run, all trials
+        together.
+    """
+
+    accuracy: float
+    accuracy_std: float
+    macro_f1: float
+    auc: float
+    best_rounds: list[int]
+    participants_accuracy: float
+    server_accuracy: float
+    server_macro_f1: float
+    server_auc: float
+    reached: int
+    cost: Cost | None
+    seconds_per_round: float
+    seconds: float
+
+
+def cost_to_reach(history: History, target: float, score: str = "accuracy") -> Cost | None:
+    """Sums the costs of a run's rounds through the first whose score is at or above the target;
+    None if there is none."""
+    through = rows_through(history, target, score)
+    if not through:
+        return None
+    rounds = after_start(through)
+    # A run begun before FLOPs were counted has rows without.
+    flops = [row.get("flops", math.nan) for row in rounds]
+    uploaded = [row["uplink_payload_elements"] / max(1, row["arrived"]) for row in rounds]
+    computed = [count / max(1, row["participants"]) for count, row in zip(flops, rounds)]
+    return Cost(
+        rounds=through[-1]["round"],
+        bytes=sum(map(wire_bytes, rounds)),
+        flops=math.fsum(flops),
+        client_elements=math.fsum(uploaded),
+        client_flops=math.fsum(computed),
+    )
+
+
+def rows_through(history: History, target: float, score: str) -> History:
+    """Returns a run's rows through the first whose score is at or above the target; none if the
+    target is not reached."""
+    for i, row in enumerate(history):
+        if row.get(score, -1) >= target:
+            return history[: i + 1]
+    return []
+
+
+def choose_target(
+    histories: Mapping[str, Runs], score: str, target: float | None, share: float | None
+) -> tuple[float, str]:
+    """Returns the accuracy to reach, and where it comes from.
+
+    Args:
+      histories: label of an entry -> its runs.
+      score: column that holds the accuracy.
+      target: the accuracy itself, in (0, 1].
+      share: the accuracy as a share, in (0, 1], of the highest that any trial of any entry has.
+        Without both, it is the highest that every trial of every entry reaches.
+
+    Raises:
+      ValueError: an entry has no such score.
+    """
+    bests = []
+    for label, runs in histories.items():
+        tops = tops_of(runs, score)
+        if not tops:
+            raise ValueError(f"--target_score is {score!r}, which {label} does not have")
+        bests += values(tops, score)
+    if target is not None:
+        return target, "as asked"
+    if share is not None:
+        highest = max(bests)
+        return share * highest, f"{share:.4g} of {100 * highest:.2f} %, the best of all trials"
+    return min(bests), "the lowest best accuracy of all trials, which all reach"
+
+
+def costs(
+    histories: Mapping[str, Runs], aim: Aim, winner: str | None = None
+) -> tuple[dict[str, Line], float, Document]:
+    """Compares a run's entries: returns label -> line, the target in [0, 1], and both as a text
+    with a table, in which a page highlights the accuracy of `winner`.
+
+    Raises:
+      ValueError: an entry has no such score.
+    """
+    target, origin = choose_target(histories, *aim)
+    lines = {label: summarise(runs, target, aim.score) for label, runs in histories.items()}
+    if aim.score != "accuracy":
+        origin += ", by the round's participants"
+    return lines, target, comparison_text(lines, target, origin, winner)
+
+
+def summarise(runs: Runs, target: float, score: str = "accuracy") -> Line:
+    """Computes an entry's line of a comparison."""
+    tops, of_server = [best(history).on_test for history in runs], tops_of(runs, GLOBAL)
+    reaching = [cost_to_reach(history, target, score) for history in runs]
+    costs = [cost for cost in reaching if cost is not None]
+    scores, first = values(tops, "accuracy"), runs[0]  # rows have the seconds of all runs together
+    return Line(
+        accuracy=float(np.mean(scores)),
+        accuracy_std=float(np.std(scores)),
+        macro_f1=mean_of_all(tops, MACRO_F1),
+        auc=mean_of_all(tops, AUC),
+        best_rounds=values(tops, "round"),
+        participants_accuracy=mean(values(tops_of(runs, PARTICIPANTS), PARTICIPANTS), math.nan),
+        server_accuracy=mean(values(of_server, GLOBAL), math.nan),
+        server_macro_f1=mean_of_all(of_server, SERVER_F1),
+        server_auc=mean_of_all(of_server, SERVER_AUC),
+        reached=len(costs),
+        cost=Cost(*np.mean(costs, axis=0).tolist()) if costs else None,
+        seconds_per_round=float(np.median(values(after_start(first), "seconds_round"))),
+        seconds=math.fsum(row["seconds_round"] + row["seconds_evaluation"] for row in first),
+    )
+
+
+def comparison_text(
+    lines: Mapping[str, Line], target: float, origin: str, winner: str | None = None
+) -> Document:
+    """Writes a comparison: the target, the table, and the meaning of its columns.
+
+    Args:
+      lines: label of an entry -> its line.
+      target: the accuracy that costs are counted to, in [0, 1].
+      origin: words on the origin of the target.
+      winner: label of the entry whose accuracy a page highlights.
+    """
+    aim = f"{100 * target:.2f} %"
+    columns: dict[str, Callable[[str, Line], str | None]] = {
+        "method": lambda label, _: label,
+        "accuracy %": lambda _, line: _accuracy(line),
+        "macro F1 %": lambda _, line: _share(line.macro_f1),
+        "AUC %": lambda _, line: _share(line.auc),
+        "participants %": lambda _, line: _share(line.participants_accuracy),
+        "server's model %": lambda _, line: _share(line.server_accuracy),
+        "best round": lambda _, line: ", ".join(map(str, line.best_rounds)),
+        f"rounds to {aim}": lambda _, line: _rounds(line),
+        f"bytes to {aim}": lambda _, line: _until(line, "bytes", human_bytes),
+        f"FLOPs to {aim}": lambda _, line: _until(line, "flops", human_flops),
+        UPLINK: lambda _, line: _until(line, "client_elements", human_count),
+        FLOPS: lambda _, line: _until(line, "client_flops", human_flops),
+        "s/round": lambda _, line: f"{line.seconds_per_round:.2f}",
+        "seconds": lambda _, line: f"{line.seconds:.0f}",
+    }
+    important = ["accuracy %", "server's model %", *list(columns)[7:10], "s/round", "best round"]
+    rows = [cells_of(columns, label, line) for label, line in lines.items()]
+    table = table_of(rows, list(columns), important, winner)
+    several = any(len(line.best_rounds) > 1 for line in lines.values())
+    meaning = Paragraph(explanation("server's model %" in table.head, several))
+    notes = [meaning, *column_notes(table.head).values()]
+    target_line = Paragraph(f"Target: {aim} ({origin}).")
+    return Document([target_line, table, Folded("What the columns mean", notes)])
+
+
+def _share(value: float) -> str | None:
+    return None if math.isnan(value) else f"{100 * value:.2f}"
+
+
+def _accuracy(line: Line) -> str:
+    spread = f" ± {100 * line.accuracy_std:.2f}" if len(line.best_rounds) > 1 else ""
+    return f"{100 * line.accuracy:.2f}{spread}"
+
+
+def _until(line: Line, field: str, write: Callable[[float], str]) -> str:
+    return "not reached" if line.cost is None else write(getattr(line.cost, field))
+
+
+def _rounds(line: Line) -> str:
+    trials, rounds = len(line.best_rounds), _until(line, "rounds", "{:.4g}".format)
+    return f"{rounds} ({line.reached} of {trials} trials)" if 0 < line.reached < trials else rounds
+
+
+def write_csv(
+    lines: Mapping[str, Line],
+    target: float,
+    path: Path,
+    *,
+    gains: Mapping[str, Gains] | None = None,
+) -> Path:
+    """Writes a row for each entry, shares in [0, 1]; cells of a target not reached are empty.
+
+    Args:
+      lines: label of an entry -> its line.
+      target: the accuracy that costs are counted to, in [0, 1].
+      path: path of the CSV.
+      gains: label of an entry -> its clients' gains, in columns gain_...; cells of other entries
+        are empty, and without gains there are no such columns.
+    """
+    fields = list(Line._fields)
+    fields.remove("cost")  # its own fields stand at the end
+    head = ["method", "target", *fields, *(f"{field}_to_target" for field in Cost._fields)]
+    if gains:
+        head += [f"gain_{field}" for field in Gains._fields]
+    rows = []
+    for label, line in lines.items():
+        cells = line._asdict() | {"best_rounds": " ".join(map(str, line.best_rounds))}
+        cost = cells.pop("cost") or [""] * len(Cost._fields)
+        row = [label, target, *cells.values(), *cost]
+        if gains:
+            row += gains.get(label, [""] * len(Gains._fields))
+        rows.append(list(map(str, row)))
+    with atomic_open(path) as file:
+        file.write(Table(head, rows).csv())
+    return path

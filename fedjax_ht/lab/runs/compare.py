@@ -37,13 +37,12 @@ from fedjax_ht.lab.config.config_files import WordsParser
 from fedjax_ht.lab.config.entries import baseline_of, entries_of, only
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.report.costs import Aim, costs, write_csv
-from fedjax_ht.lab.report.curves import accuracy_and_bytes
 from fedjax_ht.lab.report.document import Document, Paragraph, Table
 from fedjax_ht.lab.report.figures import VECTOR, save
-from fedjax_ht.lab.report.gains import client_gains
-from fedjax_ht.lab.report.results import PARTICIPANTS
-from fedjax_ht.lab.report.statistics import best_scores, write_trials
+from fedjax_ht.lab.report.plots import accuracy_and_bytes
+from fedjax_ht.lab.report.results import Aim, costs, write_csv
+from fedjax_ht.lab.report.rows import PARTICIPANTS
+from fedjax_ht.lab.report.statistics import best_scores, client_gains, write_trials
 from fedjax_ht.lab.runs.plan import fitting
 from fedjax_ht.lab.runs.progress import print_files, print_result, tell
 from fedjax_ht.lab.runs.run import (
@@ -160,7 +159,7 @@ def chosen_aim(score: str, target: float | None, share: float | None) -> Aim:
 
 def write_comparison(config: Config, result: Result, aim: Aim, workdir: Path) -> list[Path]:
     """Writes the files that a comparison has more than a run; returns them and the page."""
-    lines, target, _ = costs(result.histories, *aim)
+    lines, target, _ = costs(result.histories, aim)
     with atomic_open(workdir / "compare.md") as file:
         file.write(result.summary + "\n")
     gains = client_gains(result.histories)

@@ -11,18 +11,29 @@ with twenty samples, the classes by set and the values. Its flags are a config's
 so on.
 """
 
+import html
+import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import jax
+import numpy as np
 from absl import flags
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
+from fedjax_ht.check.packages import needing
+from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.lab.cli import fail
+from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers import load_dataset
-from fedjax_ht.lab.readers.description import describe
+from fedjax_ht.lab.readers.description import Description, describe
 from fedjax_ht.lab.readers.download import Listed, get, listing
-from fedjax_ht.lab.report.data_page import write_data_page
+from fedjax_ht.lab.report import document
+from fedjax_ht.lab.report.document import Bullets, Table
+from fedjax_ht.lab.report.figures import COLOURS, FEW, legend, rendered, subplots
 
 # allow_override: another command has a flag of this name, and one process may import both
 _DATA_DIR = flags.DEFINE_string(
@@ -100,3 +111,292 @@ def main(arguments: list[str]) -> None:
         )
     except (ValueError, OSError, ImportError) as error:
         fail(error)
+
+
+MOST = 40  # classes, and no more, that have a bar each
+BINS = 64
+WIDTH = 5.5  # inches: words stay readable where a phone shrinks the picture
+
+
+def class_counts_picture(counts: Mapping[str, np.ndarray], class_names: Sequence[str]) -> Figure:
+    """Draws the samples of every class, stacked by set; of more classes than have room, how many
+    classes have how many samples.
+
+    Args:
+      counts: name of a set -> int [classes].
+      class_names: names of all classes.
+    """
+    if len(class_names) > MOST:
+        return _sizes_picture(counts)
+    figure, axes = subplots(figsize=(WIDTH, 0.26 * len(class_names) + 1.2))
+    left = np.zeros(len(class_names), int)
+    for i, (name, of_set) in enumerate(counts.items()):
+        axes.barh(range(len(class_names)), of_set, left=left, label=name, color=_colour(i))
+        left = left + of_set
+    axes.set_yticks(range(len(class_names)), [_short(name) for name in class_names], fontsize=8)
+    axes.invert_yaxis()  # the first class on top
+    axes.set(xlabel="samples")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3, axis="x")
+    if len(counts) > 1:
+        legend(axes, FEW + 1)
+    return figure
+
+
+def _sizes_picture(counts: Mapping[str, np.ndarray]) -> Figure:
+    figure, axes = subplots(figsize=(WIDTH, 2.6))
+    axes.hist(list(counts.values()), BINS, label=list(counts), color=_colours(len(counts)))
+    axes.set(xlabel="samples of a class", ylabel="classes")
+    axes.grid(alpha=0.3)
+    if len(counts) > 1:
+        legend(axes, FEW + 1)
+    return figure
+
+
+def values_picture(values: Mapping[str, np.ndarray], label: str) -> Figure:
+    """Draws how often values occur, a line each.
+
+    Args:
+      values: name -> its values, such as those of a channel.
+      label: the label of the axis, which names the kind of value.
+    """
+    figure, axes = subplots(figsize=(WIDTH, 2.6))
+    edges = _edges(np.concatenate([np.ravel(each) for each in values.values()]))
+    for i, (name, each) in enumerate(values.items()):
+        counts, _ = np.histogram(each, edges)
+        axes.stairs(counts / max(1, counts.sum()), edges, label=name, color=_colour(i))
+    axes.set(xlabel=label, ylabel="share of the values")
+    axes.grid(alpha=0.3)
+    if len(values) > 1:
+        legend(axes, FEW + 1)
+    return figure
+
+
+def feature_picture(column: np.ndarray) -> Figure:
+    """Draws a histogram of one feature's values, [N]."""
+    figure, axes = subplots(figsize=(2.4, 1.3))
+    axes.hist(column, _edges(column), color=COLOURS[0])
+    axes.tick_params(labelsize=6)
+    return figure
+
+
+def _edges(values: np.ndarray) -> np.ndarray:
+    """Borders of bins; around whole numbers where all values are such."""
+    if not values.size:
+        return np.array([0.0, 1.0])
+    low, high = float(values.min()), float(values.max())
+    if high - low < 2**31 and (values == np.floor(values)).all():
+        step = -(-int(high - low + 1) // BINS)
+        return np.arange(low, high + 1 + step, step) - 0.5
+    return np.histogram_bin_edges(values, BINS)
+
+
+def window_svg(window: np.ndarray) -> bytes:
+    """Draws one window of sensors, float [T, ...], as an SVG file: a line a signal, against
+    time."""
+    signals = window.reshape(len(window), -1).T.astype(np.float64)
+    low, high = signals.min(), signals.max()
+    height = 100 * (high - signals) / max(high - low, 1e-12)
+    times = np.linspace(0, 200, len(window))
+    lines = []
+    for i, signal in enumerate(height):
+        points = " ".join(f"{time:.1f},{value:.1f}" for time, value in zip(times, signal))
+        look = f'fill="none" stroke="{_colour(i)}" stroke-width="0.8"'
+        lines.append(f'<polyline {look} points="{points}"/>')
+    size = 'width="200" height="100" viewBox="0 -1 200 102"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(lines)}</svg>'.encode()
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _colours(count: int) -> list[str]:
+    return [_colour(i) for i in range(count)]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 24 else f"{name[:23]}…"
+
+
+SAMPLES = 20
+LOOKED_AT = 2_000  # samples whose values are counted
+MOST_COLOURS = 6  # sets or groups that a bar is divided into
+PANELS = 24  # features whose values are drawn
+TOKENS = 60  # of a text that are shown
+
+
+def write_data_page(dataset: Dataset, path: Path) -> Path:
+    """Writes a page that needs no network.
+
+    Args:
+      dataset: the data set to show.
+      path: path of the .html file.
+
+    Returns:
+      The path.
+    """
+    described = describe(dataset)
+    sections = {
+        "What was read": document.warning_box(described.warnings) + _facts(described).html(),
+        "Samples": _samples(dataset, described),
+        "Classes": _classes(dataset, described),
+        "Values": _values(dataset, described),
+    }
+    text = document.page(described.name, described.name, described.lines, sections)
+    with atomic_open(path) as file:
+        file.write(text)
+    return path
+
+
+def _facts(described: Description) -> Bullets:
+    """Lists the facts that the two lines at the page's head have no room for."""
+    facts = []
+    if described.label:
+        facts.append(f"label: column {described.label!r}")
+    if described.features:
+        facts.append(f"features: {', '.join(described.features)}")
+    for name, counts in (("official sets", described.splits), ("groups", described.groups)):
+        if counts:
+            facts.append(f"{name}: {', '.join(f'{key} ({n:,})' for key, n in counts.items())}")
+    facts += [f"left out: {entry}" for entry in described.left_out]
+    facts += described.converted
+    return Bullets(facts or ["nothing was left out or converted"])
+
+
+def _chosen(dataset: Dataset) -> list[int]:
+    """Draws samples, of all classes in turn."""
+    rng = np.random.default_rng(0)
+    chosen: list[int] = []
+    queues = []
+    for label in rng.permutation(np.unique(dataset.labels))[:SAMPLES]:
+        queues.append(rng.permutation(np.flatnonzero(dataset.labels == label)).tolist())
+    while queues and len(chosen) < SAMPLES:
+        queue = queues.pop(0)
+        chosen.append(queue.pop())
+        if queue:
+            queues.append(queue)
+    return sorted(chosen, key=lambda index: (dataset.labels[index], index))
+
+
+def _samples(dataset: Dataset, described: Description) -> str:
+    chosen = _chosen(dataset)
+    if described.kind == "rows":
+        return _rows(dataset, described, chosen).html()
+    draw: Callable[[Dataset, int], str] = _numbers
+    if isinstance(dataset.preprocess, Pixels) and isinstance(dataset.inputs, np.ndarray):
+        draw = _image
+    elif described.kind == "windows":
+        draw = _window
+    elif described.kind == "texts":
+        draw = _text
+    cells = []
+    for index in chosen:
+        name = dataset.class_names[dataset.labels[index]]
+        caption = f"<figcaption>{html.escape(name)} <small>{index}</small></figcaption>"
+        cells.append(f"<figure>{draw(dataset, index)}{caption}</figure>")
+    grid = f'<div class="samples {described.kind}">{"".join(cells)}</div>'
+    if draw is _window:
+        grid += document.caption("Each window is drawn from its smallest to its largest value.")
+    return grid
+
+
+def _image(dataset: Dataset, index: int) -> str:
+    with needing("showing images"):
+        from PIL import Image
+
+    pixels = np.asarray(dataset.inputs[index])
+    if pixels.dtype != np.uint8:
+        pixels = np.clip(pixels * 255, 0, 255).astype(np.uint8)
+    if pixels.shape[-1] not in (1, 3):
+        pixels = pixels[..., :1]
+    file = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
+    return document.image(file.getvalue(), "png", f"sample {index}")
+
+
+def _window(dataset: Dataset, index: int) -> str:
+    svg = window_svg(np.asarray(dataset.inputs[index]))
+    return document.image(svg, "svg+xml", f"sample {index}", "drawing")
+
+
+def _text(dataset: Dataset, index: int) -> str:
+    tokens = [int(token) for token in dataset.inputs[index][:TOKENS] if token]
+    texts = dataset.reading.token_texts if dataset.reading else ()
+    # letters of a text of letters stand side by side
+    gap = "" if max(map(len, texts), default=2) == 1 else " "
+    shown = gap.join(texts[token] if token < len(texts) else str(token) for token in tokens)
+    return f"<blockquote>{html.escape(shown)}</blockquote>"
+
+
+def _numbers(dataset: Dataset, index: int) -> str:
+    parts = [np.array2string(x[index], threshold=8) for x in jax.tree.leaves(dataset.inputs)]
+    return f"<pre>{html.escape(' '.join(parts))}</pre>"
+
+
+def _rows(dataset: Dataset, described: Description, chosen: list[int]) -> Table:
+    """The samples of a table, a row each."""
+    names = described.features or tuple(map(str, range(dataset.inputs.shape[1])))
+    rows = []
+    for index in chosen:
+        values = [f"{value:.6g}" for value in dataset.inputs[index]]
+        rows.append([dataset.class_names[dataset.labels[index]], str(index), *values])
+    label = described.label or "class"
+    return Table([label, "row", *(f"{name} " if name == label else name for name in names)], rows)
+
+
+def _classes(dataset: Dataset, described: Description) -> str:
+    sets = {"samples": np.arange(len(dataset.labels))}
+    if 0 < len(dataset.official) <= MOST_COLOURS:
+        sets = {name: np.asarray(indices) for name, indices in dataset.official.items()}
+    elif dataset.groups is not None and len(described.groups) <= MOST_COLOURS:
+        numbers = np.unique(dataset.groups)
+        sets = {}
+        for name, number in zip(described.groups, numbers):
+            sets[name] = np.flatnonzero(dataset.groups == number)
+    counts = {}
+    for name, indices in sets.items():
+        counts[name] = np.bincount(dataset.labels[indices], minlength=dataset.num_classes)
+    picture = class_counts_picture(counts, dataset.class_names)
+    return document.drawing(rendered(picture, "svg"), "classes", "Samples of each class.")
+
+
+def _values(dataset: Dataset, described: Description) -> str:
+    step = 1 + len(dataset.labels) // LOOKED_AT
+    x = jax.tree.map(lambda array: np.asarray(array[::step]), dataset.inputs)
+    every = f" Every {step}th sample is counted." if step > 1 else ""
+    if described.kind == "rows":
+        return _features(described, x) + document.caption(f"Values as they are stored.{every}")
+    if described.kind == "texts":
+        lengths = (x != 0).sum(1)
+        text = f"Tokens of a text, padding left out; texts are cut at {x.shape[1]}.{every}"
+        figure = values_picture({"tokens": lengths}, "tokens of a text")
+    else:
+        text = f"Values as they are stored.{every}"
+        figure = values_picture(_by_channel(x), "value")
+    return document.drawing(rendered(figure, "svg"), "values", text)
+
+
+def _features(described: Description, x: np.ndarray) -> str:
+    """A histogram of each of the first features."""
+    names = described.features or tuple(map(str, range(x.shape[1])))
+    cells = []
+    for name, column in list(zip(names, x.T))[:PANELS]:
+        picture = document.image(
+            rendered(feature_picture(column), "svg"), "svg+xml", name, "drawing"
+        )
+        about = f"{name}: mean {column.mean():.4g}, deviation {column.std():.4g}"
+        cells.append(f"<figure>{picture}<figcaption>{html.escape(about)}</figcaption></figure>")
+    more = ""
+    if len(names) > PANELS:
+        more = document.caption(f"The first {PANELS} of {len(names)} features.")
+    return f'<div class="samples windows">{"".join(cells)}</div>{more}'
+
+
+def _by_channel(x: np.ndarray) -> dict[str, np.ndarray]:
+    """Values by the last axis, of images and windows of a few channels; else all together."""
+    arrays = jax.tree.leaves(x)
+    first = arrays[0]
+    if len(arrays) == 1 and first.ndim > 2 and 1 < first.shape[-1] <= 9:
+        return {f"channel {i}": first[..., i] for i in range(first.shape[-1])}
+    return {"all": np.concatenate([np.ravel(array) for array in arrays])}

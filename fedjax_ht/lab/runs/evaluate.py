@@ -15,16 +15,16 @@ from fedjax_ht.check.names import meant
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.lab.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.cli import TRUST, fail
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers.description import kind_of
-from fedjax_ht.lab.runs.folder import read_config
+from fedjax_ht.lab.runs.folder import read_folder
 from fedjax_ht.lab.runs.identity import check_identity, identity_of, read_experiment
 from fedjax_ht.lab.runs.plan import Plan, Run
 from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.lab.safe.torch_files import save_safetensors
-from fedjax_ht.lab.weights.layouts import state_dict
+from fedjax_ht.lab.weights.start import state_dict
 from fedjax_ht.methods.shared.adapters import plain_model
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
@@ -87,15 +87,15 @@ def load_run(
     if method not in experiment.runs:
         advice = meant(method, experiment.runs, f"it has {', '.join(experiment.runs)}")
         raise ValueError(f"the run in {workdir} has no method {method!r}{advice}")
-    run, (_, noted) = experiment.runs[method], read_config(workdir)
+    run, notes = experiment.runs[method], read_folder(workdir).notes
     place = workdir / run.entry.folder
-    expected = identity_of(run.entry, experiment.config, noted)
+    expected = identity_of(run.entry, experiment.config, notes)
     check_identity(method, place, expected)
     trials = len(experiment.partitions)
     if not 0 <= trial < trials:
         raise ValueError(f"no trial {trial}; trials run from 0 to {trials - 1}")
     simulation, folder = simulate(run, trial), place / "checkpoints"
-    restored = make_checkpointer(folder, simulation, trial=trial).restore()
+    restored = Checkpointer(folder, simulation, trial=trial).restore()
     if restored is None:
         raise FileNotFoundError(f"no readable checkpoint below {folder}")
     state, _ = restored

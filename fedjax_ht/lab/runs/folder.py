@@ -13,14 +13,13 @@ from fedjax_ht.core.keys import check_generator, random_generator
 from fedjax_ht.core.user_code import names_object
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import partition_options
-from fedjax_ht.lab.checkpoints.sealed import set_aside
 from fedjax_ht.lab.checkpoints.writers import FILES
 from fedjax_ht.lab.config.base import option_values, typed_config
 from fedjax_ht.lab.config.entries import Entry, recorded
 from fedjax_ht.lab.config.sections import Config, MethodConfig, PartitionConfig
 from fedjax_ht.lab.config.typed import to_json
-from fedjax_ht.lab.files import atomic_open, refuse_links
-from fedjax_ht.lab.report.costs import Aim
+from fedjax_ht.lab.files import refuse_links
+from fedjax_ht.lab.report.results import Aim
 from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, write_json
 from fedjax_ht.lab.runs.plan import Plan, plan
 
@@ -98,9 +97,7 @@ class Page(NamedTuple):
 
 def write_page(page: Page, workdir: Path) -> None:
     """Writes report.json into a run's folder."""
-    aim = None if page.aim is None else page.aim._asdict()
-    with atomic_open(workdir / FILE) as file:
-        json.dump({"labels": page.labels, "aim": aim, "command": page.command}, file, indent=2)
+    write_json(workdir / FILE, page._asdict() | {"aim": page.aim and page.aim._asdict()})
 
 
 def read_page(workdir: Path) -> Page | None:
@@ -122,6 +119,7 @@ VERSION = 3
 """Version of a run's folder, the only one that is read. A new field of the config must have a
 default that leaves earlier runs as they were: `completed` relies on it."""
 
+CONFIG = "config.json"
 MAP = "features.npz"  # of an entry, see lab/report/maps.py
 IDENTITY = "identity.json"  # of an entry, see identity.py
 
@@ -129,6 +127,9 @@ OWN = ("own_methods", "own_partitions", "own_modules")
 """The notes of a run with methods, a partition or modules of a user's own: the name of each, of a
 module "module:function" -> "FILE[:ARGUMENT]" of the config that registers it, or beside which it
 may lie; None where that is not known."""
+
+BY_ENTRY = (*OWN, "weights", "objects")
+"""The notes of what only some entries were made of."""
 
 # Fields that name the entries and their settings: those are recorded entry by entry.
 NAMING = ("method", "compare", "entries", "given", "tuned", "tuned_on", "searched")
@@ -147,66 +148,88 @@ FREE_FIELDS = (
 )
 
 
-def checked_fields(
-    config: Config, entries: Iterable[Entry], workdir: Path, notes: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the content of a run's config.json, with every entry that the folder holds.
+class Folder(NamedTuple):
+    """The folder of a run, as its config.json has it.
+
+    Attributes:
+      path: the folder.
+      fields: the config as JSON values, with every entry of the folder.
+      notes: the notes of the run: "version", "random", the sums of `fingerprints`, and `BY_ENTRY`.
+    """
+
+    path: Path
+    fields: dict[str, Any]
+    notes: dict[str, Any]
+
+    @property
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """Label -> entry, as JSON values."""
+        return {entry["label"]: entry for entry in self.fields["entries"]}
+
+
+def run_folder(
+    config: Config, entries: Iterable[Entry], path: Path, notes: Mapping[str, Any]
+) -> Folder:
+    """Returns the folder of a run, with every entry that it holds already.
 
     Args:
       config: the config of the run.
       entries: the entries that it trains now.
-      workdir: the run's folder.
+      path: the run's folder.
       notes: the notes of the run, see `identity.noted`.
 
     Raises:
       ValueError: the folder holds a run of another config or on other data. One line.
     """
-    path, fields = workdir / "config.json", to_json(config)
+    fields, before = to_json(config), {}
     now = {entry.label: _as_json(entry) for entry in entries}
-    before: dict[str, Any] = {}
-    noted: Mapping[str, Any] = {}
-    if path.exists():
-        earlier, noted = read_config(workdir)
-        with naming(path):
-            before = {entry["label"]: entry for entry in earlier["entries"]}
+    about = {"version": VERSION, "random": random_generator(), **notes}
+    if (path / CONFIG).exists():
+        earlier = read_folder(path)
+        with naming(path / CONFIG):
+            before, noted = earlier.entries, earlier.notes
             both = {label: _as_json(recorded(before[label])) for label in now if label in before}
             again = {label: now[label] for label in both}
-            _refuse_other(_compared(earlier, both), _compared(fields, again), workdir)
-            check_sums(noted, notes, config, workdir)
-            check_generator(noted.get("random", {}), str(workdir))
-    about = {"version": VERSION, "random": random_generator(), **notes}
-    for note in (*OWN, "weights", "objects"):
-        names = {**noted.get(note, {}), **notes.get(note, {})}
-        if names:
-            about[note] = names
-    return fields | {"entries": list((before | now).values()), "run": about}
+            _refuse_other(_compared(earlier.fields, both), _compared(fields, again), path)
+            check_sums(noted, notes, config, path)
+            check_generator(noted.get("random", {}), str(path))
+            for note in BY_ENTRY:
+                if names := {**noted.get(note, {}), **notes.get(note, {})}:
+                    about[note] = names
+    return Folder(path, fields | {"entries": list((before | now).values())}, about)
+
+
+def write_folder(folder: Folder) -> None:
+    """Writes config.json."""
+    write_json(folder.path / CONFIG, folder.fields | {"run": folder.notes})
 
 
 def remember_fields(fields: dict[str, Any], workdir: Path) -> None:
     """Writes config.json of a program that trains something else, or refuses a folder that has
     another one."""
-    path = workdir / "config.json"
+    path = workdir / CONFIG
     if path.exists():
         _refuse_other(flatten(read_json(path)), flatten(fields), workdir)
     write_json(path, fields)
 
 
-def read_config(workdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns a run's config as JSON values, and its notes on itself: "version", and the sums that
-    `fingerprints` returned.
+def read_folder(path: Path) -> Folder:
+    """Reads config.json, whose config is completed with today's defaults.
 
     Raises:
-      ValueError, OSError: it cannot be read, or is of another version. One line.
+      ValueError, OSError: there is no run, it cannot be read, or is of another version. One line.
     """
-    fields = read_json(workdir / "config.json")
-    with naming(workdir / "config.json"):
-        noted = fields.pop("run", {"version": 0})
-        if noted["version"] != VERSION:
+    if not (path / CONFIG).exists():
+        raise FileNotFoundError(f"no run in {path}: config.json is missing")
+    fields = read_json(path / CONFIG)
+    with naming(path / CONFIG):
+        notes = fields.pop("run", {"version": 0})
+        if notes["version"] != VERSION:
             raise ValueError(
-                f"{workdir} is of version {noted['version']}, and this program reads {VERSION}; "
-                "use the fedjax_ht that wrote it, or choose another --workdir"
+                f"{path} is of version {notes['version']}, and this program reads {VERSION}; use "
+                "the fedjax_ht that wrote it, or choose another --workdir"
             )
-        return completed(fields), noted
+        return Folder(path, completed(fields), notes)
 
 
 def read_run(workdir: Path, trust: bool = False) -> Plan:
@@ -220,15 +243,13 @@ def read_run(workdir: Path, trust: bool = False) -> Plan:
       ValueError, OSError: there is no run, its data are others now, it needs `trust`, or there are
         links in the folder. One line.
     """
-    if not (workdir / "config.json").exists():
-        raise FileNotFoundError(f"no run in {workdir}: config.json is missing")
     refuse_links(workdir)
-    fields, noted = read_config(workdir)
-    with naming(workdir / "config.json"):
-        config = typed_config(fields)
+    folder = read_folder(workdir)
+    with naming(workdir / CONFIG):
+        config = typed_config(folder.fields)
         experiment = plan(config, begun=True, trust=trust)
     prints = fingerprints(experiment.dataset, experiment.partitions)
-    check_sums(noted, prints, config, workdir)
+    check_sums(folder.notes, prints, config, workdir)
     return experiment
 
 
@@ -255,22 +276,8 @@ def _filled(fields: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def start_again(folder: Path) -> Path | None:
-    """Moves aside the results that an earlier course of an entry left in its folder, and its
-    identity; returns their new folder, None if nothing was left."""
-    results = _results(folder)
-    if not results:
-        return None
-    maps = folder.glob(f"{Path(MAP).stem}.*")
-    return set_aside([*results, *maps, folder / IDENTITY], folder)
-
-
-def has_results(folder: Path) -> bool:
-    """Returns whether an entry's folder holds a checkpoint or rows."""
-    return bool(_results(folder))
-
-
-def _results(folder: Path) -> list[Path]:
+def results_of(folder: Path) -> list[Path]:
+    """Returns the checkpoints and rows in an entry's folder."""
     kept = sorted(folder.glob("checkpoints*"))  # of each run of the entry, and their segments
     left = [path for path in kept if path.is_dir() and any(path.iterdir())]
     return [*left, *(folder / name for name in FILES if (folder / name).exists())]

@@ -19,13 +19,14 @@ from fedjax_ht.lab.runs.devices import files_of
 from fedjax_ht.lab.runs.folder import (
     FREE_FIELDS,
     IDENTITY,
+    MAP,
     NAMING,
     Page,
-    checked_fields,
     completed,
     fingerprints,
-    has_results,
-    start_again,
+    results_of,
+    run_folder,
+    write_folder,
     write_page,
 )
 from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, unflattened, write_json
@@ -199,7 +200,7 @@ def check_identity(label: str, folder: Path, expected: Identity) -> None:
                 f"{folder} holds a run of another {label} ({some(lines)}); move it away, or choose "
                 "another --workdir"
             )
-    elif has_results(folder):
+    elif results_of(folder):
         raise ValueError(
             f"{folder}: {IDENTITY} is missing, so the run cannot be verified; move it away, or "
             "choose another --workdir"
@@ -209,8 +210,10 @@ def check_identity(label: str, folder: Path, expected: Identity) -> None:
 def begin_again(folder: Path) -> Path | None:
     """Prepares an entry's folder for a start at round 0; returns where results of an earlier course
     are now, None without any."""
-    identity = read_identity(folder)
-    aside = start_again(folder)
+    identity, aside, results = read_identity(folder), None, results_of(folder)
+    if results:
+        maps = folder.glob(f"{Path(MAP).stem}.*")
+        aside = sealed.set_aside([*results, *maps, folder / IDENTITY], folder)
     if identity is not None:
         write_identity(dataclasses.replace(identity, rounds=0, versions=()), folder)
     return aside
@@ -250,8 +253,8 @@ def begin(
       ValueError: the folder holds a run of something else, or of more rounds. One line.
     """
     config, entries = experiment.config, experiment.entries
-    fields = checked_fields(config, entries, workdir, noted(experiment, config_file))
-    identities = identities_of(entries, config, fields["run"])
+    run = run_folder(config, entries, workdir, noted(experiment, config_file))
+    identities = identities_of(entries, config, run.notes)
     for label, identity in identities.items():
         folder = workdir / folder_of(label)
         check_identity(label, folder, identity)
@@ -265,13 +268,12 @@ def begin(
         return identities
     # Before config.json, which says that the folder's entries have identities: were it the other
     # way round and ended in between, the entries would be refused.
-    for stored in fields["entries"]:
-        entry = recorded(stored)
+    for entry in map(recorded, run.entries.values()):
         folder = workdir / entry.folder
         # results without an identity come from elsewhere
-        if not (folder / IDENTITY).exists() and not has_results(folder):
-            write_identity(identity_of(entry, config, fields["run"]), folder)
-    write_json(workdir / "config.json", fields)
+        if not (folder / IDENTITY).exists() and not results_of(folder):
+            write_identity(identity_of(entry, config, run.notes), folder)
+    write_folder(run)
     write_page(page, workdir)
     return identities
 
@@ -304,5 +306,5 @@ def read_experiment(workdir: Path, trust: bool, experiment: Plan | None) -> Plan
     """
     if experiment is None or not (workdir / "config.json").exists():
         return read_trusted_run(workdir, trust)
-    checked_fields(experiment.config, experiment.entries, workdir, noted(experiment))
+    run_folder(experiment.config, experiment.entries, workdir, noted(experiment))
     return experiment

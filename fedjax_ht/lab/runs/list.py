@@ -67,17 +67,15 @@ class Listing(NamedTuple):
 
 
 def methods() -> dict[str, Listing]:
-    entries = {}
-    for name, factory in METHODS.items():
-        module = importlib.import_module(inspect.unwrap(factory).__module__)
-        entries[name] = Listing(first_paragraph(module), of_method(name))
-    return entries
+    return {name: listed_method(name) for name in METHODS}
 
 
-def own_method(name: str) -> Listing:
+def listed_method(name: str) -> Listing:
     factory = inspect.unwrap(method_factory(name))
-    module = importlib.import_module(factory.__module__)
-    return Listing(first_paragraph(factory) or first_paragraph(module), of_method(name))
+    places = [importlib.import_module(factory.__module__)]
+    if names_user_method(name):
+        places.insert(0, factory)
+    return Listing(next(filter(None, map(first_paragraph, places)), ""), of_method(name))
 
 
 def groups() -> dict[str, Listing]:
@@ -167,7 +165,7 @@ def listed(arguments: Sequence[str], width: int) -> str:
         raise ValueError(unknown("kind", kind, kinds))
     entries = KINDS[kind]()
     if kind == "methods":
-        entries |= {name: own_method(name) for name in names if names_user_method(name)}
+        entries |= {name: listed_method(name) for name in names if names_user_method(name)}
     for name in names:
         if name not in entries:
             raise ValueError(unknown(kind.removesuffix("s"), name, entries))

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import flags
 
@@ -22,32 +22,24 @@ from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.files import refuse_links
 from fedjax_ht.lab.runs.folder import (
+    BY_ENTRY,
     FREE_FIELDS,
     NAMING,
-    OWN,
+    Folder,
     Page,
-    read_config,
+    read_folder,
     read_page,
+    write_folder,
     write_page,
 )
-from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, write_json
+from fedjax_ht.lab.runs.json_files import flatten, read_json, write_json
 from fedjax_ht.lab.runs.run_lock import locked
 
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "The folder to make of the runs.", allow_override=True
 )
 LANES = "lanes.json"
-BY_ENTRY = ("weights", *OWN)  # notes of files that only some entries were made of
 FREE = frozenset(FREE_FIELDS) - {"rounds"}  # entries of one comparison have as many rounds
-
-
-class Part(NamedTuple):
-    """A run to be merged: its folder, config, notes, and label -> entry as config.json has it."""
-
-    path: Path
-    fields: dict[str, Any]
-    noted: dict[str, Any]
-    entries: dict[str, Mapping[str, Any]]
 
 
 def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
@@ -68,7 +60,9 @@ def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
         raise ValueError("merge takes two or more folders of runs: fedjax-ht merge A B --workdir=C")
     if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
         raise ValueError(f"{workdir} is there already; choose another --workdir")
-    parts = [read_part(path) for path in runs]
+    for path in runs:
+        refuse_links(path)
+    parts = list(map(read_folder, runs))
     for part in parts[1:]:
         check_alike(parts[0], part)
     entries, notes = distinct_entries(parts), joined_notes(parts)
@@ -84,22 +78,7 @@ def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
     return list(entries)
 
 
-def read_part(path: Path) -> Part:
-    """Reads a run that is to be merged.
-
-    Raises:
-      ValueError, OSError: there is none. One line.
-    """
-    if not (path / "config.json").exists():
-        raise FileNotFoundError(f"no run in {path}: config.json is missing")
-    refuse_links(path)
-    fields, noted = read_config(path)
-    with naming(path / "config.json"):
-        entries = {entry["label"]: entry for entry in fields["entries"]}
-    return Part(path, fields, noted, entries)
-
-
-def check_alike(first: Part, other: Part) -> None:
+def check_alike(first: Folder, other: Folder) -> None:
     """Raises a ValueError where two runs are of different configs, data or splits."""
     before, now = compared(first), compared(other)
     for field in sorted(before | now):
@@ -110,27 +89,27 @@ def check_alike(first: Part, other: Part) -> None:
             )
 
 
-def compared(part: Part) -> dict[str, Any]:
+def compared(part: Folder) -> dict[str, Any]:
     """Returns all by which two parts of a run must be equal: fields of the config that change
     numbers, the sums of data and split, and the generator of random numbers."""
     fields = {name: value for name, value in part.fields.items() if name not in NAMING}
     flat = {name: value for name, value in flatten(fields).items() if name not in FREE}
-    notes = {name: part.noted.get(name) for name in ("data", "split", "random")}
+    notes = {name: part.notes.get(name) for name in ("data", "split", "random")}
     return flat | {f"the run's {name}": value for name, value in notes.items()}
 
 
-def joined_notes(parts: Sequence[Part]) -> dict[str, Any]:
+def joined_notes(parts: Sequence[Folder]) -> dict[str, Any]:
     """Returns the notes of the merged run: of the files that entries were made of, weights and
     methods of a user's own, a part knows those of its own entries alone.
 
     Raises:
       ValueError: two parts were made of different files of one name. One line.
     """
-    notes = dict(parts[0].noted)
+    notes = dict(parts[0].notes)
     for note in BY_ENTRY:
         files: dict[str, Any] = {}
         for part in parts:
-            for name, content in part.noted.get(note, {}).items():
+            for name, content in part.notes.get(note, {}).items():
                 if files.setdefault(name, content) != content:
                     raise ValueError(
                         f"{part.path} is no part of the others' run: its {name} ({note}) was "
@@ -141,7 +120,7 @@ def joined_notes(parts: Sequence[Part]) -> dict[str, Any]:
     return notes
 
 
-def distinct_entries(parts: Sequence[Part]) -> dict[str, Mapping[str, Any]]:
+def distinct_entries(parts: Sequence[Folder]) -> dict[str, Mapping[str, Any]]:
     """Returns label -> entry of all parts.
 
     Raises:
@@ -157,7 +136,7 @@ def distinct_entries(parts: Sequence[Part]) -> dict[str, Mapping[str, Any]]:
     return entries
 
 
-def copy_entries(part: Part, workdir: Path) -> None:
+def copy_entries(part: Folder, workdir: Path) -> None:
     """Copies the folders of a run's entries, with their checkpoints; of those that have begun."""
     for label in part.entries:
         folder = folder_of(label)
@@ -166,14 +145,14 @@ def copy_entries(part: Part, workdir: Path) -> None:
 
 
 def write_merged(
-    parts: Sequence[Part],
+    parts: Sequence[Folder],
     entries: Mapping[str, Mapping[str, Any]],
     notes: Mapping[str, Any],
     workdir: Path,
 ) -> None:
     """Writes the files that a run's folder has beside its entries' folders."""
-    fields = parts[0].fields | {"entries": list(entries.values()), "run": notes}
-    write_json(workdir / "config.json", fields)
+    fields = parts[0].fields | {"entries": list(entries.values())}
+    write_folder(Folder(workdir, fields, dict(notes)))
     lanes = {}
     for part in reversed(parts):
         if (part.path / LANES).exists():

@@ -29,9 +29,14 @@ from fedjax_ht.lab.readers import dataset_names, load_dataset, names_user_data, 
 from fedjax_ht.lab.readers.registry import normalised
 from fedjax_ht.lab.runs.devices import client_values
 from fedjax_ht.lab.runs.federation import check_group, make_clients, width_rates
-from fedjax_ht.lab.runs.method import check_pretraining, make_method, refuse_unknown
+from fedjax_ht.lab.runs.method import (
+    check_pretraining,
+    make_method,
+    refuse_unknown,
+    simulation_options,
+    uplink_steps,
+)
 from fedjax_ht.lab.runs.objects import object_sums, with_names
-from fedjax_ht.lab.runs.options import simulation_options, uplink_steps
 from fedjax_ht.lab.weights.hugging_face.folder import folder_of
 from fedjax_ht.methods import names_user_method
 from fedjax_ht.methods.shared.coded import CODES

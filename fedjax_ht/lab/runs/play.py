@@ -25,7 +25,7 @@ from fedjax_ht.lab.report.plots import image_grid
 from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.identity import begin_again, remember_rounds
 from fedjax_ht.lab.runs.json_files import read_json
-from fedjax_ht.lab.runs.options import ending_of, evaluated_clients
+from fedjax_ht.lab.runs.method import ending_of, evaluated_clients
 from fedjax_ht.lab.runs.own_methods import own_code
 from fedjax_ht.lab.runs.plan import Run
 from fedjax_ht.lab.runs.run_lock import agreed, is_primary
@@ -69,9 +69,9 @@ def lanes_of(run: Run) -> dict[str, int]:
     return simulation_lanes(run.federation, counts, run.method, run.options)
 
 
-Tell = Callable[..., Any]
-"""Hears a run as it goes on: tell("row", label, row) with each new row, tell("warn", line) of
-trouble, tell("stage", line) when something begins that takes time."""
+Notify = Callable[..., Any]
+"""Hears a run as it goes on: notify("row", label, row) with each new row, notify("warn", line) of
+trouble, notify("stage", line) when something begins that takes time."""
 
 
 def rounds_done(states: Sequence[SimulationState | None]) -> int:
@@ -100,7 +100,7 @@ def show_server(run: Run, state: SimulationState, folder: Path) -> None:
 def play(
     run: Run,
     folder: Path,
-    tell: Tell,
+    notify: Notify,
     caught: Sequence[int],
     writable: bool = True,
     *,
@@ -111,7 +111,7 @@ def play(
     Args:
       run: the run.
       folder: its folder, in the plan's.
-      tell: hears it.
+      notify: hears it.
       caught: numbers of signals; one in it stops the run when the round in progress is saved.
       writable: False for a run on a read-only disk, which must be finished.
       trial: the number of one trial to train alone, while others may be trained elsewhere; only its
@@ -132,7 +132,7 @@ def play(
     else:
         numbers, simulations = [trial], [simulate(run, trial)]
     writes = writes and trial is None
-    warn, keep = functools.partial(tell, "warn"), config.checkpoint.keep
+    warn, keep = functools.partial(notify, "warn"), config.checkpoint.keep
     checkpointer = TrialCheckpoints(
         folder / "checkpoints", simulations, keep, background=True, numbers=numbers
     )
@@ -143,7 +143,7 @@ def play(
     if not any(histories):
         _prepare_start(run, folder, warn, writes)
     if rounds_done(states) < config.rounds and is_primary():
-        tell("stage", _compiling(run))
+        notify("stage", _compiling(run))
     programs, trouble = environment() | own_code(run), _trouble_of(run, numbers, histories)
     # the round of the newest checkpoint, the rows in the files, and whether an earlier round is yet
     # to be saved
@@ -165,7 +165,7 @@ def play(
 
     def show(row: Row) -> None:
         if is_primary():
-            tell("row", label, row)
+            notify("row", label, row)
         for line in trouble(row):
             warn(f"{place_of(label, row, config.trials)}: {line}")
         if row["round"] == 0 and row["trial"] == numbers[-1]:

@@ -19,8 +19,7 @@ from fedjax_ht.core.method import varied
 from fedjax_ht.lab.checkpoints.checkpoint import TrialCheckpoints
 from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.config.entries import OVERRIDDEN
-from fedjax_ht.lab.runs.method import make_method
-from fedjax_ht.lab.runs.options import evaluated_clients, uplink_steps
+from fedjax_ht.lab.runs.method import evaluated_clients, make_method, uplink_steps
 from fedjax_ht.lab.runs.plan import Plan, Run, plan
 from fedjax_ht.lab.runs.play import lanes_of, simulate_trials
 from fedjax_ht.lab.runs.signals import Interrupted
@@ -99,7 +98,7 @@ def trainer(
             if kind != "row":
                 tell(*what)
 
-        tasks.play(experiment, workdir, calls, tell=hear, caught=caught, done=played)
+        tasks.play(experiment, workdir, calls, notify=hear, caught=caught, done=played)
         if caught:
             raise Interrupted(caught[0])
 

@@ -19,7 +19,7 @@ from fedjax_ht.lab.report.compared import compared
 from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.report import repeat, text_of
 from fedjax_ht.lab.report.rows import are_evaluated
-from fedjax_ht.lab.runs.folder import FILE, Page, read_config, read_page
+from fedjax_ht.lab.runs.folder import FILE, Page, read_folder, read_page
 from fedjax_ht.lab.runs.identity import identities_of, read_experiment
 from fedjax_ht.lab.runs.plan import Plan
 from fedjax_ht.lab.runs.progress import print_files, print_result
@@ -64,15 +64,9 @@ def report_run(
         histories = {entry.label: read_runs(workdir / entry.folder) for entry in entries}
         if not any(map(are_evaluated, histories.values())):
             raise ValueError(f"the run in {workdir} has no evaluation yet")
-        _, noted = read_config(workdir)
-        identities = identities_of(entries, experiment.config, noted)
-        shown = compared(
-            experiment.config,
-            entries,
-            identities,
-            histories=histories,
-            workdir=workdir,
-        )
+        config = experiment.config
+        identities = identities_of(entries, config, read_folder(workdir).notes)
+        shown = compared(config, entries, identities, histories=histories, workdir=workdir)
         text = text_of(shown, page.aim)
         show_result(text)
         written = []

@@ -18,8 +18,8 @@ from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.config_files import absolute, define_config
 from fedjax_ht.lab.config.sections import Config
-from fedjax_ht.lab.report.costs import Aim
 from fedjax_ht.lab.report.document import Document
+from fedjax_ht.lab.report.results import Aim
 from fedjax_ht.lab.runs.processes import CoordinatorTimeout, join_processes, use_cpu
 from fedjax_ht.lab.runs.progress import Progress, print_files, print_result, tell
 from fedjax_ht.lab.runs.signals import Interrupted

@@ -22,9 +22,8 @@ from fedjax_ht.lab.config.entries import only, preset, presets_of, split_spec
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.document import Table
-from fedjax_ht.lab.runs.folder import checked_fields
+from fedjax_ht.lab.runs.folder import run_folder, write_folder
 from fedjax_ht.lab.runs.identity import noted
-from fedjax_ht.lab.runs.json_files import write_json
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.points import Done, Step, UntraceableSetting, trainer
 from fedjax_ht.lab.runs.run_lock import locked
@@ -244,8 +243,7 @@ def searched(
         jax.default_matmul_precision(config.precision),
     ):
         notes = noted(experiment)
-        fields = checked_fields(experiment.config, experiment.entries, workdir, notes)
-        write_json(workdir / "config.json", fields)
+        write_folder(run_folder(experiment.config, experiment.entries, workdir, notes))
 
         def search(trace: bool) -> SearchResult:
             order, train = trainer(

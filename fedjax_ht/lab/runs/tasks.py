@@ -33,7 +33,7 @@ from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.identity import remember_rounds
 from fedjax_ht.lab.runs.own_methods import own_code, own_names
 from fedjax_ht.lab.runs.plan import Plan, plan
-from fedjax_ht.lab.runs.play import Tell, play
+from fedjax_ht.lab.runs.play import Notify, play
 from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.simulation.rows import Row
 
@@ -95,7 +95,7 @@ class Tasks(NamedTuple):
         workdir: Path,
         calls: Mapping[Any, tuple],
         *,
-        tell: Tell,
+        notify: Notify,
         caught: Sequence[int],
         done: Callable[[Any, Any], None],
     ) -> None:
@@ -106,7 +106,7 @@ class Tasks(NamedTuple):
           workdir: the run's folder.
           calls: key of a task -> its function, which takes a `Workplace` first and a `Report` last,
             and the arguments between them.
-          tell: hears the rows and lines of all tasks.
+          notify: hears the rows and lines of all tasks.
           caught: numbers of signals; one in it stops all tasks.
           done: called with the key and the result of each task.
 
@@ -120,7 +120,7 @@ class Tasks(NamedTuple):
 
         def told(event: Event) -> None:
             if event[0] in ("row", "warn", "stage"):  # others only ask whether to stop
-                tell(*event)
+                notify(*event)
 
         placed = {key: (call[0], place, *call[1:]) for key, call in calls.items()}
         play_tasks(cluster, placed, told, caught, done)
@@ -177,7 +177,7 @@ def _stamp(workdir: Path) -> str:
 
 
 @contextlib.contextmanager
-def in_place(place: Workplace, report: Report) -> Iterator[Tell]:
+def in_place(place: Workplace, report: Report) -> Iterator[Notify]:
     """Sets up the process of a task, and yields the function that tells the driver, which returns
     True where the task is to stop.
 
@@ -196,14 +196,14 @@ def in_place(place: Workplace, report: Report) -> Iterator[Tell]:
     os.chdir(place.directory)
     _prepare_process(place.devices)
 
-    def tell(kind: str, *what: Any) -> bool:
+    def notify(kind: str, *what: Any) -> bool:
         if kind == "stage":
             what = (f"{what[0]}, on {socket.gethostname()}",)
         return report((kind, *what))
 
     with user_modules_in(*place.folders):
         _register(place.config_file)
-        yield tell
+        yield notify
 
 
 @functools.lru_cache(maxsize=1)
@@ -256,10 +256,10 @@ def train_task(
     """
     caught: list[int] = []
 
-    with in_place(place, report) as tell:
+    with in_place(place, report) as notify:
 
         def hear(kind: str, *what: Any) -> None:
-            if tell(kind, *what) and kind == "row":
+            if notify(kind, *what) and kind == "row":
                 caught.append(signal.SIGTERM)
 
         experiment = kept(_begun, config)
@@ -329,7 +329,7 @@ def train_on(
     tasks: Tasks,
     experiment: Plan,
     workdir: Path,
-    tell: Tell,
+    notify: Notify,
     caught: Sequence[int],
 ) -> None:
     """Trains all unfinished runs of an experiment on a cluster, each in a task.
@@ -349,7 +349,7 @@ def train_on(
     def play_runs(keys: Sequence[tuple[str, int | None]]) -> None:
         calls = {key: (train_task, pickled, *key) for key in keys}
         done = outcomes.__setitem__
-        tasks.play(experiment, workdir, calls, tell=tell, caught=caught, done=done)
+        tasks.play(experiment, workdir, calls, notify=notify, caught=caught, done=done)
 
     try:
         play_runs([(label, trial) for label in labels for trial in range(config.trials)])

@@ -3,7 +3,7 @@ folder stopped."""
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,19 +21,19 @@ from fedjax_ht.lab.readers.description import describe
 from fedjax_ht.lab.report import plots
 from fedjax_ht.lab.report.bad_clients import why_silent
 from fedjax_ht.lab.report.compared import Compared, compared
-from fedjax_ht.lab.report.costs import Aim
 from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.maps import write_maps
 from fedjax_ht.lab.report.report import repeat, setting, text_of, write_report
+from fedjax_ht.lab.report.results import Aim
 from fedjax_ht.lab.runs.folder import Page
 from fedjax_ht.lab.runs.identity import begin
 from fedjax_ht.lab.runs.plan import Plan, plan
-from fedjax_ht.lab.runs.play import Tell, play
+from fedjax_ht.lab.runs.play import Notify, play
 from fedjax_ht.lab.runs.run_lock import is_primary, locked
 from fedjax_ht.lab.runs.signals import catch_signals
 from fedjax_ht.lab.runs.tasks import Tasks, train_on
 from fedjax_ht.lab.runs.trackers import Tracking, check_trackers
-from fedjax_ht.simulation.rows import Row, Runs
+from fedjax_ht.simulation.rows import Row
 from fedjax_ht.simulation.simulation import batch_notes
 
 
@@ -142,86 +142,54 @@ def train_and_evaluate(
     if not is_made:
         experiment = plan(config, begun=(workdir / "config.json").exists())
     with locked(workdir, warn) as writable:
-        if not is_primary():
-            warn = stage = show_result = _ignore
+        hears = {"row": progress_fn, "warn": warn, "stage": stage} if is_primary() else {}
 
-        def tell(kind: str, *what: Any) -> None:
-            hears = {"row": progress_fn or _ignore, "warn": warn, "stage": stage}
-            hears[kind](*what)
+        def notify(kind: str, *what: Any) -> None:
+            hear = hears.get(kind)
+            if hear is not None:
+                hear(*what)
 
-        result = _in_folder(
-            experiment,
-            workdir,
-            Page(tuple(experiment.runs), aim, repeat()),
-            config_file=config_file,
-            tell=tell,
-            show_result=show_result,
-            tasks=tasks,
-            writable=writable,
-        )
-    _raise_if_silent(config, result.histories)
-    return result
-
-
-def _in_folder(
-    experiment: Plan,
-    workdir: Path,
-    page: Page,
-    *,
-    config_file: str | None,
-    tell: Tell,
-    show_result: Callable[[Document], None],
-    tasks: Tasks | None,
-    writable: bool,
-) -> Result:
-    """Trains the runs in a folder that no other process uses, and shows and writes the result."""
-    config, writes = experiment.config, writable and is_primary()
-    identities = begin(experiment, page, workdir, config_file, writes=writes)
-    entries = experiment.entries
-    folders = {entry.label: workdir / entry.folder for entry in entries}
-    _announce(experiment, workdir, tell, writable)
-    pictures = []
-    try:
-        histories = _play_all(
-            experiment, folders, workdir, tell=tell, tasks=tasks, writable=writable
-        )
-        shown = compared(config, entries, identities, histories=histories, workdir=workdir)
-        summary = text_of(shown, page.aim)
-        show_result(summary)
-        if writes:
-            tell("stage", _drawing(config))
-            pictures = write_results(
-                experiment, shown, page, workdir, functools.partial(tell, "warn")
+        page, writes = Page(tuple(experiment.runs), aim, repeat()), writable and is_primary()
+        identities = begin(experiment, page, workdir, config_file, writes=writes)
+        _announce(experiment, workdir, notify, writable)
+        pictures = []
+        try:
+            histories = _play_all(experiment, workdir, notify, tasks=tasks, writable=writable)
+            shown = compared(
+                config, experiment.entries, identities, histories=histories, workdir=workdir
             )
-    except OSError as error:
-        raise Unwritable(
-            f"{error}; what was saved before is whole, and the same command goes on from there"
-        ) from error
-    files = _files_of(workdir, folders.values()) + pictures
+            summary = text_of(shown, aim)
+            if is_primary():
+                show_result(summary)
+            if writes:
+                notify("stage", _drawing(config))
+                warn_of_map = functools.partial(notify, "warn")
+                pictures = write_results(experiment, shown, page, workdir, warn_of_map)
+        except OSError as error:
+            raise Unwritable(
+                f"{error}; what was saved before is whole, and the same command goes on from there"
+            ) from error
+    silences = [why_silent(label, runs, config.give_up) for label, runs in histories.items()]
+    if any(silences):
+        raise GaveUp(". ".join(filter(None, silences)))
+    files = [workdir / "config.json", workdir / "summary.md"]
+    for entry in experiment.entries:
+        files += [workdir / entry.folder / name for name in (*FILES, "checkpoints")]
     return Result(
-        histories=histories,
-        summary=summary.markdown(),
-        files=files if writable else [],
-        experiment=experiment,
+        histories, summary.markdown(), [*files, *pictures] if writable else [], experiment
     )
 
 
 def _play_all(
-    experiment: Plan,
-    folders: Mapping[str, Path],
-    workdir: Path,
-    *,
-    tell: Tell,
-    tasks: Tasks | None,
-    writable: bool,
+    experiment: Plan, workdir: Path, notify: Notify, *, tasks: Tasks | None, writable: bool
 ) -> dict[str, list[list[Row]]]:
     """Plays the runs, first as tasks and then one after another, sends their rows to the config's
     trackers, and returns label -> the rows of each trial."""
     config, configs = experiment.config, {k: run.config for k, run in experiment.runs.items()}
-    tracking = Tracking(config, configs, workdir, functools.partial(tell, "warn"))
+    tracking = Tracking(config, configs, workdir, functools.partial(notify, "warn"))
 
     def hear(kind: str, *what: Any) -> None:
-        tell(kind, *what)
+        notify(kind, *what)
         if kind == "row":
             tracking(*what)
 
@@ -230,19 +198,19 @@ def _play_all(
         if tasks is not None and writable:
             train_on(tasks, experiment, workdir, hear, caught)
         for label, run in experiment.runs.items():
-            histories[label] = play(run, folders[label], hear, caught, writable)
+            histories[label] = play(run, workdir / run.entry.folder, hear, caught, writable)
     return histories
 
 
-def _announce(experiment: Plan, workdir: Path, tell: Tell, writable: bool) -> None:
+def _announce(experiment: Plan, workdir: Path, notify: Notify, writable: bool) -> None:
     """Tells of the data, the run on them and its folder, and warns of a split that may have been
     meant otherwise."""
     for line in describe(experiment.dataset).lines:
-        tell("stage", line)
+        notify("stage", line)
     doing = "Writing" if writable else "Nothing is written"
-    tell("stage", f"{setting(experiment)} {doing} to {workdir}.")
+    notify("stage", f"{setting(experiment)} {doing} to {workdir}.")
     for note in notes(experiment):
-        tell("warn", note)
+        notify("warn", note)
 
 
 def _drawing(config: Config) -> str:
@@ -250,22 +218,6 @@ def _drawing(config: Config) -> str:
     if config.report.maps == "none":
         return "drawing plots"
     return "drawing plots and maps (without: --config.report.maps=none)"
-
-
-def _files_of(workdir: Path, folders: Iterable[Path]) -> list[Path]:
-    """Returns the files of a run and of its entries, without pictures and pages."""
-    files = [workdir / "config.json", workdir / "summary.md"]
-    return files + [folder / file for folder in folders for file in (*FILES, "checkpoints")]
-
-
-def _raise_if_silent(config: Config, histories: Mapping[str, Runs]) -> None:
-    silences = [why_silent(label, runs, config.give_up) for label, runs in histories.items()]
-    if any(silences):
-        raise GaveUp(". ".join(filter(None, silences)))
-
-
-def _ignore(*what: Any) -> None:
-    """Hears what nobody is to hear, such as the lines of processes that do not print."""
 
 
 def write_results(

@@ -10,7 +10,7 @@ from experiments.configs import attacked
 from fedjax_ht.core.method import View
 from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.report.bad_clients import Notes, outliers, why_silent
-from fedjax_ht.lab.runs.options import evaluated_clients, simulation_options
+from fedjax_ht.lab.runs.method import evaluated_clients, simulation_options
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import play, simulate, with_noted_lanes
 from fedjax_ht.lab.runs.run import execute

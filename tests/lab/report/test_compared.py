@@ -7,8 +7,7 @@ import pytest
 from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.config.entries import entries_of
 from fedjax_ht.lab.report.compared import compared
-from fedjax_ht.lab.report.report import text_of
-from fedjax_ht.lab.report.run_warnings import to_watch
+from fedjax_ht.lab.report.report import text_of, to_watch
 from fedjax_ht.lab.runs.identity import identities_of, write_identity
 
 NOTED = {"data": "d" * 64, "split": "5" * 64}

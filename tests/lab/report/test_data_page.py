@@ -8,8 +8,7 @@ import pytest
 import fedjax_ht as fl
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.data.selection import subset
-from fedjax_ht.lab.report.data_page import SAMPLES, write_data_page
-from fedjax_ht.lab.runs.data import command, page_name
+from fedjax_ht.lab.runs.data import SAMPLES, command, page_name, write_data_page
 
 LABELS = np.arange(60) % 3
 NAMES = ("<ant>", "bee", "cow")

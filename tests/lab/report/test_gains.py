@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_ht.lab.report.costs import summarise, write_csv
 from fedjax_ht.lab.report.document import Document
-from fedjax_ht.lab.report.gains import beyond_noise, client_gains, gain_table, gains_of_run
+from fedjax_ht.lab.report.results import summarise, write_csv
+from fedjax_ht.lab.report.statistics import beyond_noise, client_gains, gain_table, gains_of_run
 
 
 def runs(*scores, samples=100, **columns):

@@ -6,13 +6,15 @@ import sys
 import numpy as np
 import pytest
 
-from fedjax_ht.lab.report.curves import accuracy_curves, costs, seconds
 from fedjax_ht.lab.report.figures import BLACK, COLOURS, FEW, VECTOR, save, styles, subplots
 from fedjax_ht.lab.report.plots import (
     WIDE,
+    accuracy_curves,
     client_accuracy,
     client_spread,
+    costs,
     image_grid,
+    seconds,
     split_picture,
 )
 from fedjax_ht.methods import METHODS

@@ -18,8 +18,7 @@ from fedjax_ht.lab.config.base import (
 )
 from fedjax_ht.lab.config.entries import preset
 from fedjax_ht.lab.runs.federation import width_rates
-from fedjax_ht.lab.runs.method import check_pretraining
-from fedjax_ht.lab.runs.options import evaluated_clients
+from fedjax_ht.lab.runs.method import check_pretraining, evaluated_clients
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.run import run_name
 from fedjax_ht.methods.local import local

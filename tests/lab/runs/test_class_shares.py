@@ -5,8 +5,7 @@ import pytest
 from experiments.configs import cifar10_class_shares, fashion_mnist_class_shares
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.entries import chosen, entries_of
-from fedjax_ht.lab.runs.method import make_method
-from fedjax_ht.lab.runs.options import simulation_options
+from fedjax_ht.lab.runs.method import make_method, simulation_options
 from fedjax_ht.methods import METHODS
 
 CONFIGS = pytest.mark.parametrize("file", [cifar10_class_shares, fashion_mnist_class_shares])

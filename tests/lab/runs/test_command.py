@@ -15,7 +15,7 @@ from fedjax_ht.lab.command import COMMANDS
 from fedjax_ht.lab.config.config_files import shipped
 from fedjax_ht.lab.generators import SHIPPED
 from fedjax_ht.lab.readers import dataset_names
-from fedjax_ht.lab.report.costs import Aim
+from fedjax_ht.lab.report.results import Aim
 from fedjax_ht.lab.runs import list as listing
 from fedjax_ht.lab.runs.folder import read_run
 from fedjax_ht.lab.runs.report import report_run

@@ -10,16 +10,16 @@ import pytest
 
 from fedjax_ht.lab.config.base import base_config, method_config, typed_config
 from fedjax_ht.lab.config.entries import changes, entries_of
-from fedjax_ht.lab.report.costs import (
+from fedjax_ht.lab.report.document import human_flops
+from fedjax_ht.lab.report.plots import accuracy_and_bytes
+from fedjax_ht.lab.report.results import (
     choose_target,
     comparison_text,
     cost_to_reach,
+    run_results,
     summarise,
     write_csv,
 )
-from fedjax_ht.lab.report.curves import accuracy_and_bytes
-from fedjax_ht.lab.report.document import human_flops
-from fedjax_ht.lab.report.results import run_results
 from fedjax_ht.lab.report.rows import rows_of_all
 from fedjax_ht.lab.runs.compare import comparison
 from fedjax_ht.simulation.history import wire_bytes

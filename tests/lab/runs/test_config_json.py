@@ -8,7 +8,7 @@ import pytest
 from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.runs import evaluate, report
-from fedjax_ht.lab.runs.folder import VERSION, checked_fields
+from fedjax_ht.lab.runs.folder import VERSION, run_folder
 
 
 def folder_with(tmp_path, **changes):
@@ -124,4 +124,4 @@ def test_a_run_does_not_go_on_in_a_folder_with_a_broken_config_json(tmp_path):
     with pytest.raises(
         ValueError, match=r"config\.json is not what a run writes \(KeyError: 'label'\)"
     ):
-        checked_fields(typed_config(base_config()), [], folder, {})
+        run_folder(typed_config(base_config()), [], folder, {})

@@ -9,11 +9,11 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.report.bad_clients import why_silent
-from fedjax_ht.lab.report.curves import accuracy_curves
+from fedjax_ht.lab.report.plots import accuracy_curves
 from fedjax_ht.lab.report.results import run_results
 from fedjax_ht.lab.runs.devices import client_values, fitting, make_profile
 from fedjax_ht.lab.runs.federation import make_clients
-from fedjax_ht.lab.runs.options import simulation_options
+from fedjax_ht.lab.runs.method import simulation_options
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from fedjax_ht.metrics.memory import training_memory

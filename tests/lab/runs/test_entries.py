@@ -8,8 +8,7 @@ import pytest
 from fedjax_ht.lab.config.base import base_config, method_config, typed_config
 from fedjax_ht.lab.config.entries import changes, described, entries_of, preset
 from fedjax_ht.lab.configs import quickstart_fedtgp
-from fedjax_ht.lab.runs.folder import checked_fields, read_config
-from fedjax_ht.lab.runs.json_files import write_json
+from fedjax_ht.lab.runs.folder import read_folder, run_folder, write_folder
 from fedjax_ht.lab.runs.plan import plan
 
 TUNED = preset("fedtgp:tau=3:training.learning_rate=0.05", "validation, 9 settings")
@@ -90,10 +89,8 @@ def test_a_path_in_an_option_makes_no_folder():
 
 def remember(config, folder):
     config = typed_config(config)
-    content = checked_fields(config, entries_of(config), folder, {})
-    write_json(folder / "config.json", content)
-    fields, _ = read_config(folder)
-    return typed_config(fields)
+    write_folder(run_folder(config, entries_of(config), folder, {}))
+    return typed_config(read_folder(folder).fields)
 
 
 def test_a_run_remembers_every_entry_that_its_folder_holds(tmp_path):
@@ -138,5 +135,5 @@ def test_an_option_that_an_earlier_version_did_not_know_has_its_default(tmp_path
     (entry,) = entries_of(typed_config(config))
     other = entry._replace(options=entry.options | {"server_epochs": 7})
     with pytest.raises(ValueError, match=r"tau=3\.options\.server_epochs: 100 there, 7 here"):
-        checked_fields(typed_config(config), [other], tmp_path, {})
+        run_folder(typed_config(config), [other], tmp_path, {})
     assert remember(config, tmp_path).entries[0]["options"]["server_epochs"] == 100

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_ht.lab.config.base import method_config, typed_config
 from fedjax_ht.lab.runs import train
-from fedjax_ht.lab.runs.folder import VERSION, Page, read_config
+from fedjax_ht.lab.runs.folder import VERSION, Page, read_folder
 from fedjax_ht.lab.runs.identity import begin, read_identity
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.run_lock import locked
@@ -33,7 +33,7 @@ def test_a_fault_while_a_new_entry_is_noted(tmp_path, which):
             begin(experiment, page, folder, None, writes=True)
 
     def check(folder, is_through):
-        fields, _ = read_config(folder)
+        fields = read_folder(folder).fields
         labels = [entry["label"] for entry in fields["entries"]]
         assert labels in (
             [["fedtgp", "local"]] if is_through else [["fedtgp"], ["fedtgp", "local"]]

@@ -3,7 +3,7 @@
 import pytest
 
 from fedjax_ht.lab.config.base import base_config, method_config, typed_config
-from fedjax_ht.lab.runs.options import simulation_options
+from fedjax_ht.lab.runs.method import simulation_options
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.trust.options import Privacy
 from tests.runs import config_of

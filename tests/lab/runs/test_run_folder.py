@@ -21,7 +21,7 @@ from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.readers import registry
 from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.evaluate import client_state, load_run
-from fedjax_ht.lab.runs.folder import VERSION, check_sums, completed, fingerprints, read_config
+from fedjax_ht.lab.runs.folder import VERSION, check_sums, completed, fingerprints, read_folder
 from fedjax_ht.lab.runs.identity import read_identity, write_identity
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.run_lock import locked
@@ -100,7 +100,7 @@ def test_a_lock_of_a_dead_process_does_not_block(tmp_path):
 def test_a_run_on_other_data_is_refused_in_a_line(config, copied):
     experiment = plan(config)
     prints = fingerprints(experiment.dataset, experiment.partitions)
-    _, noted = read_config(copied)
+    noted = read_folder(copied).notes
     check_sums(noted, prints, config, copied)
     swapped = experiment.partitions[0][::-1]
     assert fingerprints(experiment.dataset, [swapped])["data"] == prints["data"]
@@ -194,14 +194,14 @@ def test_a_config_of_many_levels_is_refused(tmp_path, nest, depth):
         ValueError,
         match=r"config\.json (is not readable as JSON|has values in more than 32 levels)",
     ):
-        read_config(tmp_path)
+        read_folder(tmp_path)
 
 
 def test_a_stored_run_resumes_and_is_evaluated(tmp_path, monkeypatch):
     """The archive is a run of two rounds, made when its version was new."""
     monkeypatch.setattr(train, "write_results", lambda *args: [])
     shutil.unpack_archive(STORED / f"version_{VERSION}.zip", tmp_path)
-    fields, noted = read_config(tmp_path)
+    _, fields, noted = read_folder(tmp_path)
     config = config_of(STORED / "config.py")
     config.dataset.data_dir = fields["dataset"]["data_dir"] = str(STORED)
     (tmp_path / "config.json").write_text(json.dumps(fields | {"run": noted}))

@@ -11,8 +11,7 @@ from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.config.config_files import read_config_file, shipped
 from fedjax_ht.lab.config.sections import Config, DevicesConfig, PrivacyConfig, TrainingConfig
 from fedjax_ht.lab.config.typed import to_json, to_plain
-from fedjax_ht.lab.runs.method import local_training
-from fedjax_ht.lab.runs.options import simulation_options
+from fedjax_ht.lab.runs.method import local_training, simulation_options
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.trust.options import Attack, Privacy
