@@ -152,8 +152,10 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if hasattr(value, "tolist"):  # NumPy's and jax's numbers, which JSON has not
         value = value.tolist()
     marker = options.extra_of(hint, options.NotGiven)
-    if marker is not None and (value is None or _is_same(value, marker.plain)):
-        return None
+    if marker is not None:
+        is_plain = isinstance(value, int | float | str) and not isinstance(value, bool)
+        if value is None or (is_plain and value == marker.plain):  # False is not 0 here
+            return None
     if options.extra_of(hint, AsTuples) is not None:
         value = as_tuples(value)
     options.check_value(name, value, plain_hint(hint))
@@ -176,11 +178,6 @@ def _section(name: str, value: Any, kind: type[Section]) -> Section:
         return made
     options.check_value(name, value, kind)
     return value
-
-
-def _is_same(value: Any, plain: int | float | str) -> bool:
-    """Compares a value with a plain one; False is not 0 here."""
-    return not isinstance(value, bool) and isinstance(value, int | float | str) and value == plain
 
 
 def _with_tuples(value: Any) -> Any:

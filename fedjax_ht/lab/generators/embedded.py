@@ -153,7 +153,8 @@ def render(variables: PyTree, w: jax.Array, lowering: Lowering | None = None) ->
     x = jnp.broadcast_to(variables["constant"], (len(w), *variables["constant"].shape))
     for i in range(len(variables["convolutions"])):
         if i in _UPSAMPLED:
-            x = upsample(x)
+            n, height, width, channels = x.shape
+            x = jax.image.resize(x, (n, 2 * height, 2 * width, channels), "bilinear")
         x = activate(conv(variables["convolutions"][str(i)], x, demodulate=True))
     return conv(variables["image"], x, demodulate=False)
 
@@ -172,12 +173,6 @@ def _styled_conv(
         squared_norm = (style * style) @ jnp.sum(kernel * kernel, (0, 1)) + 1e-8
         y *= jax.lax.rsqrt(squared_norm)[:, None, None, :]
     return y + layer["bias"]
-
-
-def upsample(x: jax.Array) -> jax.Array:
-    """Doubles the height and width bilinearly: float [n, h, w, C] -> [n, 2h, 2w, C]."""
-    n, height, width, channels = x.shape
-    return jax.image.resize(x, (n, 2 * height, 2 * width, channels), "bilinear")
 
 
 def synthesize(variables: PyTree, w: jax.Array) -> jax.Array:

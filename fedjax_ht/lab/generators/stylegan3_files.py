@@ -246,8 +246,9 @@ def _read(root: Module, synthesis: Module) -> tuple[stylegan3.Network, stylegan3
         num_classes, class_dim = arrays["classes"].shape
     dense = [mapping.module(f"fc{i}") for i in range(int(mapping.number("num_layers")))]
     layers = [synthesis.module(name) for name in synthesis.attribute("layer_names")]
+    is_xl = root.class_name == "SuperresGenerator" or mapping.has_module("embed_proj")
     network = stylegan3.Network(
-        family="styleganxl" if _is_xl(root, mapping) else "stylegan3",
+        family="styleganxl" if is_xl else "stylegan3",
         noise_dim=int(root.number("z_dim")),
         latent_dim=int(root.number("w_dim")),
         num_classes=num_classes,
@@ -272,10 +273,6 @@ def _read(root: Module, synthesis: Module) -> tuple[stylegan3.Network, stylegan3
     for i, (layer, module) in enumerate(zip(network.layers, layers)):
         arrays |= _layer_arrays(f"layers/{i}", layer, module)
     return network, _checked(network, arrays)
-
-
-def _is_xl(root: Module, mapping: Module) -> bool:
-    return root.class_name == "SuperresGenerator" or mapping.has_module("embed_proj")
 
 
 def _class_embeddings(mapping: Module) -> np.ndarray:

@@ -291,7 +291,7 @@ def _missing(kind: str, owners: Sequence[str], classes: Sequence[str]) -> list[s
         missing = sorted(name for name in set(classes) if (owner, name) not in pairs)
         if missing:
             names = listed(missing)
-            lines.append(f"{kind} {owner} has no images of {len(missing)} classes: {names}")
+            lines.append(f"{kind} {owner} has no images of {len(missing)} of the classes: {names}")
     return lines
 
 

@@ -252,34 +252,29 @@ def shared_by(identities: Mapping[str, Identity], rounds: Mapping[str, int]) -> 
       rounds: label -> number of rounds that the entry has done.
     """
     first = next(iter(identities.values()))
-    names = {
+    texts = {
         "data": f"data {first.data['name']}{_sum(first.data)}",
         "split": f"split {first.split['kind']} of seed {first.split['seed']}{_sum(first.split)}",
         "models": f"models {first.models['group']}",
         "training": "training",
         "options": "the federation's options",
-        "files": "files of weights",
+        "files": "files of weights" if first.files else "",
         "seed": f"seed {first.seed}",
-        "trials": f"{first.trials} trials",
+        "trials": f"{first.trials} trials" if first.trials > 1 else "",
+        "rounds": f"{next(iter(rounds.values()))} rounds",
+        "versions": _versions(first),
     }
-    if first.trials == 1:
-        del names["trials"]
-    if not first.files:
-        del names["files"]
     equal, other = [], []
-    for part, text in names.items():
+    for part, text in texts.items():
         values = {label: _flat(part, identity) for label, identity in identities.items()}
+        if part == "rounds":
+            values = {label: {part: done} for label, done in rounds.items()}
+        if part == "versions":
+            values = {label: {part: _versions(x)} for label, x in identities.items()}
         lines = differing(values)
         other += lines
-        if not lines:
+        if text and not lines:
             equal.append(text)
-    every = {"rounds": rounds, "versions": {k: _versions(v) for k, v in identities.items()}}
-    texts = {"rounds": f"{next(iter(rounds.values()))} rounds", "versions": _versions(first)}
-    for name, values in every.items():
-        lines = differing({label: {name: value} for label, value in values.items()})
-        other += lines
-        if not lines and texts[name]:
-            equal.append(texts[name])
     sentence = f"All rows share {', '.join(equal)}"
     return f"{sentence}; they differ in {', '.join(other)}." if other else f"{sentence}."
 

@@ -94,12 +94,6 @@ def paired_points(runs: Runs, baseline: Runs) -> tuple[np.ndarray, np.ndarray]:
     return np.array(rounds), np.array(points)
 
 
-def two_panels(entries: int) -> tuple[Figure, tuple[Axes, Axes]]:
-    """Returns a figure of two panels with one axis of accuracy, with room for a legend of so many
-    entries."""
-    return subplots(1, 2, sharey=True, figsize=(11 + legend_room(entries), 4))
-
-
 def legend_room(entries: int) -> float:
     """Returns the inches that a legend of so many entries takes beside the axes."""
     return 0.0 if entries <= FEW else 2.0
@@ -118,7 +112,8 @@ def accuracy_and_bytes(histories: Mapping[str, Runs], target: float) -> Figure:
     The dotted line is the target, a share in [0, 1]. An entry that sends nothing is a dashed line
     at its best accuracy.
     """
-    figure, (left, right) = two_panels(len(histories))
+    width = 11 + legend_room(len(histories))
+    figure, (left, right) = subplots(1, 2, sharey=True, figsize=(width, 4))
     draw_rounds(left, histories)
     draw_accuracy(right, histories, mebibytes_sent)
     scale_bytes(right, histories)
@@ -425,13 +420,8 @@ def image_grid(blocks: Mapping[str, np.ndarray], class_names: Sequence[str]) -> 
         for cell in axes.flat:
             cell.axis("off")
         for index, (cell, image) in enumerate(zip(axes.flat, images)):
-            draw_image(cell, image)
+            grey = np.squeeze(image, -1) if image.shape[-1] == 1 else image
+            cell.imshow(grey, cmap="gray", vmin=0, vmax=1)
             if index < len(class_names):
                 cell.set_title(class_names[index], fontsize=7, pad=2)
     return figure
-
-
-def draw_image(axes: Axes, image: np.ndarray) -> None:
-    """Draws an image, float [H, W, 1 or 3] in [0, 1]; one channel in grey."""
-    shown = np.squeeze(image, -1) if image.shape[-1] == 1 else image
-    axes.imshow(shown, cmap="gray", vmin=0, vmax=1)

@@ -133,7 +133,8 @@ def class_counts_picture(counts: Mapping[str, np.ndarray], class_names: Sequence
     for i, (name, of_set) in enumerate(counts.items()):
         axes.barh(range(len(class_names)), of_set, left=left, label=name, color=_colour(i))
         left = left + of_set
-    axes.set_yticks(range(len(class_names)), [_short(name) for name in class_names], fontsize=8)
+    names = [name if len(name) <= 24 else f"{name[:23]}…" for name in class_names]
+    axes.set_yticks(range(len(class_names)), names, fontsize=8)
     axes.invert_yaxis()  # the first class on top
     axes.set(xlabel="samples")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -145,7 +146,8 @@ def class_counts_picture(counts: Mapping[str, np.ndarray], class_names: Sequence
 
 def _sizes_picture(counts: Mapping[str, np.ndarray]) -> Figure:
     figure, axes = subplots(figsize=(WIDTH, 2.6))
-    axes.hist(list(counts.values()), BINS, label=list(counts), color=_colours(len(counts)))
+    colours = list(map(_colour, range(len(counts))))
+    axes.hist(list(counts.values()), BINS, label=list(counts), color=colours)
     axes.set(xlabel="samples of a class", ylabel="classes")
     axes.grid(alpha=0.3)
     if len(counts) > 1:
@@ -209,14 +211,6 @@ def window_svg(window: np.ndarray) -> bytes:
 
 def _colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
-
-
-def _colours(count: int) -> list[str]:
-    return [_colour(i) for i in range(count)]
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 24 else f"{name[:23]}…"
 
 
 SAMPLES = 20

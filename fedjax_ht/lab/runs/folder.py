@@ -264,16 +264,16 @@ def completed(fields: dict[str, Any]) -> dict[str, Any]:
         known["dataset"]["standardise"] = "off"  # as tables were before there was this field
     of_run = {name: value for name, value in fields.items() if name not in NAMING}
     none = to_json(MethodConfig(None))
-    return _filled(of_run, known) | {"method": none, "entries": fields.get("entries", [])}
+    return filled(of_run, known) | {"method": none, "entries": fields.get("entries", [])}
 
 
-def _filled(fields: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+def filled(fields: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
     """Adds the items of `known` that `fields` lacks, in nested dictionaries, too."""
-    filled = known | fields
+    values = known | fields
     for name, value in fields.items():
         if isinstance(value, dict) and isinstance(known.get(name), dict):
-            filled[name] = _filled(value, known[name])
-    return filled
+            values[name] = filled(value, known[name])
+    return values
 
 
 def results_of(folder: Path) -> list[Path]:

@@ -23,13 +23,14 @@ from fedjax_ht.lab.runs.folder import (
     NAMING,
     Page,
     completed,
+    filled,
     fingerprints,
     results_of,
     run_folder,
     write_folder,
     write_page,
 )
-from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, unflattened, write_json
+from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, write_json
 from fedjax_ht.lab.runs.own_methods import own_names, read_trusted_run
 from fedjax_ht.lab.runs.plan import Plan
 from fedjax_ht.lab.weights.start import checksums, weights_of_model
@@ -153,28 +154,13 @@ def read_identity(folder: Path) -> Identity | None:
         return None
     stored = read_json(path)
     with naming(path):
-        data, split, models = dict(stored["data"]), dict(stored["split"]), dict(stored["models"])
-        noted = {"data": data.pop(SHA), "split": split.pop(SHA), "weights": stored["files"]}
-        objects = {
-            stored["method"]["name"]: stored["method"].get(SHA),
-            models["group"]: models.pop(SHA, None),
-        }
-        noted["objects"] = {name: value for name, value in objects.items() if value is not None}
-        fields = unflattened(stored["options"]) | {
-            "dataset": data,
-            "partition": split,
-            "model": models,
-            "training": stored["training"],
-            "seed": stored["seed"],
-            "trials": stored["trials"],
-        }
-        name, options = stored["method"]["name"], stored["method"]["options"]
-        entry = recorded(
-            {"label": name, "method": name, "options": options, "training": {}, "model": {}}
-        )
-        identity = identity_of(entry, typed_config(completed(fields)), noted)
-        versions = tuple(map(dict, stored["versions"]))
-        return dataclasses.replace(identity, rounds=stored["rounds"], versions=versions)
+        name = stored["method"]["name"]
+        entry = {"label": name, "method": name, "options": {}, "training": {}, "model": {}}
+        data, split = stored["data"]["name"], stored["split"]["kind"]
+        config = completed({"dataset": {"name": data}, "partition": {"kind": split}})
+        defaults = identity_of(recorded(entry), typed_config(config), {})
+        fields = filled(stored, dataclasses.asdict(defaults))
+        return Identity(**fields | {"versions": tuple(map(dict, stored["versions"]))})
 
 
 def identities_of(

@@ -81,15 +81,3 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def unflattened(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns {"a": {"b": 1}} for {"a.b": 1}."""
-    tree: dict[str, Any] = {}
-    for path, value in flat.items():
-        *sections, field = path.split(".")
-        inner = tree
-        for name in sections:
-            inner = inner.setdefault(name, {})
-        inner[field] = value
-    return tree

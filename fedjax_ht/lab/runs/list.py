@@ -248,16 +248,12 @@ def having(options: Iterable[Option], texts: Iterable[str]) -> list[Option]:
     if not texts:
         return options
     for text in texts:
-        matching = [option for option in options if text.lower() in _searched(option)]
+        matching = [o for o in options if text.lower() in f"{o.name} {o.meaning}".lower()]
         if not matching:
             names = [option.name for option in options]
             raise ValueError(unknown_field(text, names))
         chosen += matching
     return [option for option in options if option in chosen]
-
-
-def _searched(option: Option) -> str:
-    return f"{option.name} {option.meaning}".lower()
 
 
 def _of_parameters(

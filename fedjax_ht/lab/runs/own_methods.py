@@ -71,10 +71,6 @@ def own_code(run: Run) -> dict[str, str]:
     return sums
 
 
-def _is_own_by_name(method: str) -> bool:
-    return is_own(method) and not names_user_method(method) and not names_object(method)
-
-
 def _file_of(factory: Any) -> str | None:
     while isinstance(factory, functools.partial):
         factory = factory.func
@@ -87,7 +83,8 @@ def own_names(experiment: Plan) -> dict[str, list[str]]:
     """Returns the names of a run that a user has registered, or whose modules are a user's, by the
     note of `folder.OWN`."""
     runs = experiment.runs.values()
-    methods = [run.entry.method for run in runs if _is_own_by_name(run.entry.method)]
+    methods = [run.entry.method for run in runs if is_own(run.entry.method)]
+    methods = [x for x in methods if not names_user_method(x) and not names_object(x)]
     kinds = {run.config.partition.kind for run in runs} - set(LIBRARY)
     modules = set().union(*(named_code(run.entry, run.config) for run in runs))
     return dict(zip(OWN, (methods, sorted(kinds), sorted(modules))))

@@ -39,8 +39,8 @@ class Progress:
         if "accuracy" in row:
             self.accuracy[label, row["trial"]] = 100 * row["accuracy"]
         text = self._text(label, row)
-        if self.side_by_side:
-            label = place_of_run(label, row, self.trials)
+        if self.side_by_side and self.trials > 1:
+            label = f"{label}, trial {row['trial']}"
         if sys.stderr.isatty():
             self._draw(label, row["round"], text)
         elif self.side_by_side or row["trial"] == self.trials - 1:
@@ -89,11 +89,6 @@ class Progress:
         bar.update(round - bar.n)
         if first:  # rates and the time that is left do not count the round that compiles
             bar.start_t, bar.initial = time.time(), bar.n
-
-
-def place_of_run(label: str, row: dict, trials: int) -> str:
-    """Returns an entry's label, and the trial where it has several."""
-    return label if trials == 1 else f"{label}, trial {row['trial']}"
 
 
 def tell(line: str) -> None:

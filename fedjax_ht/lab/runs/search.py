@@ -123,11 +123,6 @@ def _value(values: tuple[str, ...] | SearchRange, share: float) -> str:
     return f"{float(f'{number:.2g}'):g}"
 
 
-def label_of(entry: str, point: Mapping[str, str]) -> str:
-    """Returns the entry with a point's settings, as it is written."""
-    return ":".join([entry, *(f"{key}={value}" for key, value in point.items())])
-
-
 def points_of(entry: str, space: Space, draws: int | None) -> list[str]:
     """Returns the labels of the points of a space, a point a draw or else all of a grid. With draws
     the entry itself comes first.
@@ -142,7 +137,8 @@ def points_of(entry: str, space: Space, draws: int | None) -> list[str]:
     if draws is not None and draws < 1:
         raise ValueError(f"--draws is {draws}; it must be at least 1")
     points = grid(space) if draws is None else [{}, *draw(space, draws)]
-    return list(dict.fromkeys(label_of(entry, point) for point in points))
+    labels = (":".join([entry, *map("=".join, point.items())]) for point in points)
+    return list(dict.fromkeys(labels))
 
 
 def space_of(method: str, config: Config, recipe: Space | None = None) -> Space:

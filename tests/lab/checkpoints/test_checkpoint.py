@@ -186,8 +186,10 @@ def test_segments_deleted_under_a_run_are_written_again(folder):
 
 
 def test_in_the_background_a_checkpoint_is_of_the_state_that_was_given(folder, monkeypatch):
-    go_on, write = threading.Event(), checkpoint.write_segments
-    monkeypatch.setattr(checkpoint, "write_segments", lambda *args: go_on.wait(60) and write(*args))
+    go_on, write = threading.Event(), checkpoint.segments.write_segments
+    monkeypatch.setattr(
+        checkpoint.segments, "write_segments", lambda *args: go_on.wait(60) and write(*args)
+    )
     writer, history = Checkpointer(folder, toy_simulation(), background=True), [{"round": 1}]
     state = course([0, 1, 2])[1]
     expected = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, state)
@@ -218,7 +220,7 @@ def test_errors_in_the_background_are_raised(folder, monkeypatch):
     writer.save(COURSE[1], [])
     writer.wait()
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_segments", full)
+        patch.setattr(checkpoint.segments, "write_segments", full)
         writer.save(COURSE[2], [])
         with pytest.raises(OSError, match="No space left"):
             writer.wait()

@@ -143,7 +143,7 @@ def test_a_checkpoint_of_another_simulation_is_passed_over(folder):
         (sealed, "place", "checkpoints"),
         (sealed, "remove", "checkpoints"),
         (sealed.shutil, "rmtree", "checkpoints"),
-        (checkpoint, "delete_unused", ""),
+        (checkpoint.segments, "delete_unused", ""),
         (sealed.shutil, "rmtree", "checkpoints.segments"),
     ],
 )

@@ -95,8 +95,8 @@ def test_sets_that_lack_a_class_are_said(tmp_path, caplog):
     dataset = load_dataset(f"folder:{tmp_path}")
     assert dataset.class_names == ("Bee", "ant", "bee")
     assert [line.partition(": ")[2] for line in caplog.messages] == [
-        "set test has no images of 1 classes: bee",
-        "set train has no images of 1 classes: Bee",
+        "set test has no images of 1 of the classes: bee",
+        "set train has no images of 1 of the classes: Bee",
     ]
 
 
