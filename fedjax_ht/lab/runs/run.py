@@ -23,7 +23,7 @@ from fedjax_ht.lab.report.results import Aim
 from fedjax_ht.lab.runs.processes import CoordinatorTimeout, join_processes, use_cpu
 from fedjax_ht.lab.runs.progress import Progress, print_files, print_result, tell
 from fedjax_ht.lab.runs.signals import Interrupted
-from fedjax_ht.lab.runs.tasks import Cluster, Tasks
+from fedjax_ht.lab.runs.tasks import RayCluster, Tasks, open_ray
 from fedjax_ht.lab.runs.train import GaveUp, Result, Unwritable, train_and_evaluate
 
 # flags and frame of compare and sweep, too
@@ -156,12 +156,11 @@ def _cluster() -> Iterator[Tasks | None]:
         raise ValueError("--on is given beside --coordinator; a cluster starts its own processes")
     require("--on=ray", "ray")
     use_cpu()  # accelerators are the tasks'
-    from fedjax_ht.lab.runs.on_ray import open_ray
 
     with contextlib.ExitStack() as stack:
 
         @functools.cache
-        def open_cluster() -> Cluster:
+        def open_cluster() -> RayCluster:
             return stack.enter_context(open_ray(_TASK_CORES.value))
 
         yield Tasks(open_cluster, config_file())
