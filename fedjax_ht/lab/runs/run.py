@@ -58,12 +58,8 @@ def main(_) -> None:
 def configured() -> tuple[Config, str]:
     """Returns the config that the command line names, and a name for it."""
     if _CONFIG.value is None:
-        fail(ValueError("no --config; for example --config=quickstart"))
-    try:
-        config = typed_config(_CONFIG.value.fields)
-    except ValueError as error:
-        fail(error)
-    return config, run_name(_CONFIG.value.name)
+        raise ValueError("no --config; for example --config=quickstart")
+    return typed_config(_CONFIG.value.fields), run_name(_CONFIG.value.name)
 
 
 def run_name(config: str) -> str:
@@ -137,8 +133,6 @@ def orderly(workdir: Path) -> Iterator[Tasks | None]:
         fail(error, at_once=True)
     except (Unwritable, GaveUp) as error:
         fail(error, code=1)
-    except (ValueError, OSError, ImportError) as error:
-        fail(error)
 
 
 @contextlib.contextmanager
