@@ -440,8 +440,13 @@ def play_tasks(
     waiting = {cluster.submit(*call): key for key, call in calls.items()}
     failure: Exception | None = None
     is_stopping = False
+
+    def pass_on() -> None:
+        for event in cluster.events():
+            on_event(event)
+
     while waiting:
-        _pass_on(cluster, on_event)
+        pass_on()
         if (caught or failure) and not is_stopping:
             cluster.stop()
             is_stopping = True
@@ -453,15 +458,9 @@ def play_tasks(
                 continue
             except Exception as error:
                 failure = failure or error
-    _pass_on(cluster, on_event)
+    pass_on()
     if failure is not None:
         raise failure
-
-
-def _pass_on(cluster: RayCluster, on_event: Callable[[Event], None]) -> None:
-    """Calls a function with each event that the tasks have reported since the last call."""
-    for event in cluster.events():
-        on_event(event)
 
 
 def is_trained(folder: Path, config: Config) -> bool:
