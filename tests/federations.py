@@ -86,18 +86,20 @@ def samples() -> tuple[Dataset, Partition]:
     return dataset, tuple(partition)
 
 
-def mixed_federation(reverse: bool = False) -> Federation:
-    """Two architectures, in this order or the other; every client keeps its own.
+def two_architectures(modules: dict[str, nn.Module], reverse: bool = False) -> Federation:
+    """Modules "narrow" and "wide", in this order or the other; every client keeps its own.
 
     The names change places too: where buckets are a dict's entries, jit sorts them by name.
     """
-    names = (
-        {"narrow": "wide", "wide": "narrow"} if reverse else {"narrow": "narrow", "wide": "wide"}
-    )
-    modules = {name: MODULES[names[name]] for name in MODULES}
-    return make_federation(
-        modules, SHAPE, NUM_CLASSES, assignment=[names[name] for name in ASSIGNMENT]
-    )
+    names = dict(zip(modules, reversed(modules) if reverse else modules))
+    renamed = {name: modules[names[name]] for name in modules}
+    assignment = [names[name] for name in ASSIGNMENT]
+    return make_federation(renamed, SHAPE, NUM_CLASSES, assignment=assignment)
+
+
+def mixed_federation(reverse: bool = False) -> Federation:
+    """Two architectures with features of one width."""
+    return two_architectures(MODULES, reverse)
 
 
 def uniform_federation() -> Federation:
@@ -108,14 +110,9 @@ def uniform_federation() -> Federation:
 
 
 def adapted_federation(reverse: bool = False) -> Federation:
-    """Adapters of two ranks on the wide model; every client keeps its own."""
-    names = ("narrow", "wide")[:: -1 if reverse else 1]
-    renamed = dict(zip(("narrow", "wide"), names))
-    modules = {}
-    for name in names:
-        modules[renamed[name]] = lora(MODULES["wide"], RANKS[name])
-    assignment = [renamed[name] for name in ASSIGNMENT]
-    return make_federation(modules, SHAPE, NUM_CLASSES, assignment=assignment)
+    """Adapters of two ranks on the wide model."""
+    modules = {name: lora(MODULES["wide"], rank) for name, rank in RANKS.items()}
+    return two_architectures(modules, reverse)
 
 
 class SlicedDense(nn.Module):
@@ -197,16 +194,10 @@ class Staged(nn.Module):
 
 
 def staged_federation(reverse: bool = False) -> Federation:
-    """Networks of one and of two stages; with `reverse`, in the other order also by name."""
+    """Networks of one and of two stages."""
     depths = {"narrow": (6,), "wide": (6, FEATURE_DIM)}
-    names = dict(zip(depths, reversed(depths) if reverse else depths))
-    modules = {
-        new: SplitModel(Staged(depths[name]), Linear(NUM_CLASSES)) for name, new in names.items()
-    }
-    if reverse:
-        modules = dict(reversed(modules.items()))
-    assignment = [names[name] for name in ASSIGNMENT]
-    return make_federation(modules, SHAPE, NUM_CLASSES, assignment=assignment)
+    modules = {name: SplitModel(Staged(d), Linear(NUM_CLASSES)) for name, d in depths.items()}
+    return two_architectures(modules, reverse)
 
 
 def federation_for(name: str, reverse: bool = False) -> Federation:
@@ -316,12 +307,3 @@ def changed(federation: Federation, before: SimulationState, after: SimulationSt
     """Ids of the clients whose state differs in any bit."""
     pairs = zip(each_client(federation, before), each_client(federation, after))
     return {i for i, (a, b) in enumerate(pairs) if not identical(a, b)}
-
-
-def check_idle_client_weighs_nothing(simulation: Simulation, start: SimulationState) -> None:
-    """Asserts that the server makes the same of uploads with and without that of client 3, which
-    has no samples."""
-    beside, _ = play(simulation, start, [0, 4, 3])
-    alone, _ = play(simulation, start, [0, 4])
-    assert identical(beside.server, alone.server)
-    assert not identical(alone.server, play(simulation, start, [3])[0].server)

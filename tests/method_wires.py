@@ -2,37 +2,40 @@
 paper's arithmetic."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from tests.adapter_wires import fedit_wire, flora_wire, side_wire
 from tests.federations import (
     ASSIGNMENT,
     BATCH_SIZE,
     CLASSES,
+    COMPOSED,
     FEATURE_DIM,
     NUM_CLASSES,
+    RANKS,
+    RATES,
     SHAPE,
     TRAIN_COUNTS,
     samples,
 )
 from tests.generators_tiny import LATENT_DIM, tiny_generator
-from tests.part_wires import (
-    FLAT,
-    HEAD_SIZE,
-    INDEX,
-    NARROW_SIZE,
-    WIDE_EXTRACTOR,
-    Sent,
-    alone_wire,
-    depth_wire,
-    entry_positions,
-    fiarse_wire,
-    sliced_wire,
-    whole_slices_wire,
-)
 
 SAMPLES = TRAIN_COUNTS.sum(1)
+FLAT = int(np.prod(SHAPE))
+HEAD_SIZE = FEATURE_DIM * NUM_CLASSES + NUM_CLASSES
+NARROW_SIZE = FLAT * FEATURE_DIM + FEATURE_DIM + HEAD_SIZE
+WIDE_EXTRACTOR = (FLAT + 1) * 6 + (6 + 1) * FEATURE_DIM
+MODEL_SIZES = {"narrow": NARROW_SIZE, "wide": WIDE_EXTRACTOR + HEAD_SIZE}
+INDEX = 4  # bytes of an int32
+
+
+class Sent(NamedTuple):
+    """Payload float32 elements of a round, of all clients."""
+
+    up: int
+    down: int
+
 
 TINY_DISTILLATION = {
     "iterations": 2,
@@ -81,6 +84,29 @@ def settings(name: str) -> dict:
     return SETTINGS.get(name, SETTINGS.get(name.split("+")[-1], {}))
 
 
+Wire = Callable[..., Sent]
+"""(participants, those that arrived, those that arrived in each earlier round) -> what the papers'
+arithmetic gives."""
+
+
+def both_ways(size: Callable[[int], int]) -> Wire:
+    """Makes the wire of methods whose clients send and are sent as many numbers, in every round."""
+    return lambda participants, arrived, earlier: Sent(
+        sum(map(size, arrived)), sum(map(size, participants))
+    )
+
+
+def of_size(size: int) -> Wire:
+    return both_ways(lambda i: size)
+
+
+def model_size(i: int) -> int:
+    return MODEL_SIZES[ASSIGNMENT[i]]
+
+
+model_wire = both_ways(model_size)  # the whole model of either architecture
+
+
 def prototypes_up(arrived) -> int:
     return FEATURE_DIM * sum(len(CLASSES[i]) for i in arrived)
 
@@ -91,9 +117,8 @@ def fedproto_wire(participants, arrived, earlier) -> Sent:
 
 
 def fedtgp_wire(participants, arrived, earlier) -> Sent:
-    return Sent(
-        prototypes_up(arrived), FEATURE_DIM * NUM_CLASSES * bool(earlier) * len(participants)
-    )
+    down = FEATURE_DIM * NUM_CLASSES * bool(earlier) * len(participants)
+    return Sent(prototypes_up(arrived), down)
 
 
 def fedktl_wire(participants, arrived, earlier) -> Sent:
@@ -112,20 +137,6 @@ def fedssa_wire(participants, arrived, earlier) -> Sent:
     heard = {i for ids in earlier for i in ids if rows(i)}
     down = sum(rows(i) if i in heard else NUM_CLASSES for i in participants)
     return Sent((FEATURE_DIM + 1) * sum(map(rows, arrived)), (FEATURE_DIM + 1) * down)
-
-
-def head_wire(participants, arrived, earlier) -> Sent:
-    return Sent(HEAD_SIZE * len(arrived), HEAD_SIZE * len(participants))
-
-
-def fedper_wire(participants, arrived, earlier) -> Sent:
-    """The extractors of either architecture."""
-    sizes = {"narrow": NARROW_SIZE - HEAD_SIZE, "wide": WIDE_EXTRACTOR}
-
-    def size(ids):
-        return sum(sizes[ASSIGNMENT[i]] for i in ids)
-
-    return Sent(size(arrived), size(participants))
 
 
 def fedpac_wire(participants, arrived, earlier) -> Sent:
@@ -152,26 +163,12 @@ def fedl2g_wire(participants, arrived, earlier) -> Sent:
     return Sent(NUM_CLASSES * rows, NUM_CLASSES**2 * len(participants))
 
 
-def public_wire(participants, arrived, earlier) -> Sent:
-    """Logits of a round's public samples, and down the targets for those of the round before."""
-    rows = PUBLIC_SAMPLES * NUM_CLASSES
-    return Sent(rows * len(arrived), rows * bool(earlier) * len(participants))
-
-
-def kernel_wire(participants, arrived, earlier) -> Sent:
-    """A kernel of a round's public samples, and down the mean one of the round before."""
-    size = PUBLIC_SAMPLES**2
-    return Sent(size * len(arrived), size * bool(earlier) * len(participants))
-
-
-def model_wire(participants, arrived, earlier) -> Sent:
-    """The whole model of either architecture, both ways."""
-    sizes = {"narrow": NARROW_SIZE, "wide": WIDE_EXTRACTOR + HEAD_SIZE}
-
-    def size(ids):
-        return sum(sizes[ASSIGNMENT[i]] for i in ids)
-
-    return Sent(size(arrived), size(participants))
+def public_wire(size: int) -> Wire:
+    """Makes the wire of what is made of a round's public samples, and down the mean of the round
+    before."""
+    return lambda participants, arrived, earlier: Sent(
+        size * len(arrived), size * bool(earlier) * len(participants)
+    )
 
 
 def scaffold_wire(participants, arrived, earlier) -> Sent:
@@ -199,33 +196,8 @@ def fedgen_wire(participants, arrived, earlier) -> Sent:
     """The generator is sent once it has been trained."""
     hidden, inputs = SETTINGS["fedgen"]["hidden_dim"], SETTINGS["fedgen"]["noise_dim"] + NUM_CLASSES
     generator = (inputs * hidden + hidden) + 2 * hidden + (hidden * FEATURE_DIM + FEATURE_DIM)
-    return Sent(
-        HEAD_SIZE * len(arrived), (HEAD_SIZE + generator * bool(earlier)) * len(participants)
-    )
-
-
-def auxiliary_wire(participants, arrived, earlier) -> Sent:
-    """The smallest model of the group, both ways."""
-    return Sent(NARROW_SIZE * len(arrived), NARROW_SIZE * len(participants))
-
-
-def nested_wire(participants, arrived, earlier) -> Sent:
-    """The smallest model of the group, with a head on a quarter of its features, both ways."""
-    size = NARROW_SIZE - (FEATURE_DIM - FEATURE_DIM // 4) * NUM_CLASSES
-    return Sent(size * len(arrived), size * len(participants))
-
-
-def extractor_wire(participants, arrived, earlier) -> Sent:
-    """The extractor of the group's smallest model, both ways."""
-    size = NARROW_SIZE - HEAD_SIZE
-    return Sent(size * len(arrived), size * len(participants))
-
-
-def redrawing_wire(participants, arrived, earlier) -> Sent:
-    """Two 3x3 convolutions with biases, to eight channels and back, both ways."""
-    channels = SHAPE[-1]
-    size = (9 * channels * 8 + 8) + (9 * 8 * channels + channels)
-    return Sent(size * len(arrived), size * len(participants))
+    down = (HEAD_SIZE + generator * bool(earlier)) * len(participants)
+    return Sent(HEAD_SIZE * len(arrived), down)
 
 
 def fedkd_wire(participants, arrived, earlier) -> Sent:
@@ -236,61 +208,99 @@ def fedkd_wire(participants, arrived, earlier) -> Sent:
     return Sent(up, NARROW_SIZE * len(participants))
 
 
-# (participants, those that arrived, those that arrived in each earlier round) -> what the papers'
-# arithmetic gives
+def slice_size(i: int, classes: int = NUM_CLASSES) -> int:
+    """Parameters of client i's slice with so many of the head's rows: at half width it has half of
+    the channels."""
+    hidden, features = (int(RATES[i] * width) for width in (6, FEATURE_DIM))
+    return (FLAT + 1) * hidden + (hidden + 1) * features + (features + 1) * classes
+
+
+def sliced_wire(participants, arrived, earlier) -> Sent:
+    """Slices of the whole model; up without the head's rows of other classes."""
+    up = sum(slice_size(i, len(CLASSES[i])) for i in arrived)
+    return Sent(up, sum(map(slice_size, participants)))
+
+
+def alone_wire(participants, arrived, earlier) -> Sent:
+    """Without data, by themselves: all of a client's model up, nothing down."""
+    return Sent(sum(map(slice_size, arrived)), 0)
+
+
+def held_entries(i: int) -> int:
+    """Entries of client i's model at the share that it has, of which there are four."""
+    return model_size(i) // (1, 4, 16, 64)[i % 4]
+
+
+def stages_size(i: int) -> int:
+    """Parameters of the first stage and its classifier, or of both with theirs."""
+    first = (FLAT + 1) * 6 + (6 + 1) * NUM_CLASSES
+    return first if ASSIGNMENT[i] == "narrow" else first + (6 + 1) * FEATURE_DIM + HEAD_SIZE
+
+
+def adapter_size(i: int, *widths: int) -> int:
+    """Numbers of client i's adapters with sides of these widths, of A and B of both layers by
+    default."""
+    return RANKS[ASSIGNMENT[i]] * sum(widths or (FLAT, 6, 6, FEATURE_DIM))
+
+
+fedit_wire = both_ways(lambda i: adapter_size(i) + HEAD_SIZE)
+
+
+def flora_wire(participants, arrived, earlier) -> Sent:
+    """The last round's stack; the sum of all where more than that is missing."""
+    last, total = len(earlier) - 1, FLAT * 6 + 6 * FEATURE_DIM
+    down = HEAD_SIZE * len(participants)
+    for i in participants:
+        heard = max((round for round, ids in enumerate(earlier) if i in ids), default=-1)
+        if last >= 1 and last - 1 >= heard:
+            down += total
+        elif last >= 0:
+            down += sum(adapter_size(j) for j in earlier[-1] if SAMPLES[j])
+    return Sent(fedit_wire(participants, arrived, earlier).up, down)
+
+
+CHANNELS = SHAPE[-1]
 WIRE = {
-    "local": lambda participants, arrived, earlier: Sent(0, 0),
-    "fedavg": lambda participants, arrived, earlier: Sent(
-        NARROW_SIZE * len(arrived), NARROW_SIZE * len(participants)
-    ),
+    "local": of_size(0),
     "fedproto": fedproto_wire,
     "fedtgp": fedtgp_wire,
     "fedktl": fedktl_wire,
     "fedssa": fedssa_wire,
-    "lg_fedavg": head_wire,
-    "fedper": fedper_wire,
+    **dict.fromkeys(("lg_fedavg", "fedclassavg"), of_size(HEAD_SIZE)),
+    # the extractors of either architecture
+    **dict.fromkeys(("fedper", "fedrep"), both_ways(lambda i: model_size(i) - HEAD_SIZE)),
     **dict.fromkeys(("fedit", "hetlora", "flexlora"), fedit_wire),
     "flora": flora_wire,
-    "ffa_lora": side_wire(6, FEATURE_DIM, head=HEAD_SIZE),
-    "fedsa_lora": side_wire(FLAT, 6, head=0),
+    "ffa_lora": both_ways(lambda i: adapter_size(i, 6, FEATURE_DIM) + HEAD_SIZE),
+    "fedsa_lora": both_ways(lambda i: adapter_size(i, FLAT, 6)),
     "fedgh": fedgh_wire,
     "fd": fd_wire,
     "fedral": fedral_wire,
     "fedgen": fedgen_wire,
-    "fedclassavg": head_wire,
-    "fml": auxiliary_wire,
+    # the smallest model of the group, where the auxiliary one is it, too
+    **dict.fromkeys(("fedavg", "fml", "fedapen"), of_size(NARROW_SIZE)),
     "fedkd": fedkd_wire,
-    "fedapen": auxiliary_wire,
-    "fedmrl": nested_wire,
-    "heterofl": sliced_wire,
-    # the server goes on to use the uploaded models, and needs whole heads
-    "fedrolex+dfrd": whole_slices_wire,
-    "heterofl+dfrd": whole_slices_wire,
-    "feddropout+fedftg": whole_slices_wire,
-    "heterofl+dense": whole_slices_wire,
-    "feddropout": sliced_wire,
-    "fedrolex": sliced_wire,
-    "fjord": whole_slices_wire,
-    "depthfl": depth_wire,
-    "fiarse": fiarse_wire,
-    "dense": alone_wire,
-    "fedftg": alone_wire,
-    "dfrd": alone_wire,
+    # with a head on a quarter of its features
+    "fedmrl": of_size(NARROW_SIZE - (FEATURE_DIM - FEATURE_DIM // 4) * NUM_CLASSES),
+    **dict.fromkeys(("pfedafm", "pfedmoe"), of_size(NARROW_SIZE - HEAD_SIZE)),
+    # two 3x3 convolutions with biases, to eight channels and back
+    "pfedes": of_size((9 * CHANNELS * 8 + 8) + (9 * 8 * CHANNELS + CHANNELS)),
+    **dict.fromkeys(("heterofl", "feddropout", "fedrolex"), sliced_wire),
+    # the server of a composition goes on to use the uploaded models, and needs whole heads
+    **dict.fromkeys((*COMPOSED, "fjord"), both_ways(slice_size)),
+    "depthfl": both_ways(stages_size),
+    "fiarse": both_ways(held_entries),  # the largest entries of either architecture; no norms
+    **dict.fromkeys(("dense", "fedftg", "dfrd"), alone_wire),
     "fedl2g": fedl2g_wire,
     "fedre": fedre_wire,
-    "fedmd": public_wire,
-    "dsfl": public_wire,
-    "ktpfl": public_wire,
-    "fedhenn": kernel_wire,
+    **dict.fromkeys(("fedmd", "dsfl", "ktpfl"), public_wire(PUBLIC_SAMPLES * NUM_CLASSES)),
+    "fedhenn": public_wire(PUBLIC_SAMPLES**2),
     "fedpac": fedpac_wire,
-    "pfedes": redrawing_wire,
-    **dict.fromkeys(("pfedafm", "pfedmoe"), extractor_wire),
+    # FedBN's models have no norms here
     **dict.fromkeys(
-        ("fedprox", "fedbuff", "feddyn", "moon", "ditto", "apfl", "fedala"), model_wire
+        ("fedprox", "fedbuff", "feddyn", "moon", "ditto", "apfl", "fedala", "fedbn"), model_wire
     ),
-    "fedbn": model_wire,  # these models have no norms
     "scaffold": scaffold_wire,
-    "fedrep": fedper_wire,
 }
 
 
@@ -325,6 +335,15 @@ def slice_metadata(sent: Sent, participants, arrived) -> Sent:
 def label_indices(sent: Sent, participants, arrived) -> Sent:
     """Counts an index for each of a client's classes."""
     return Sent(INDEX * sum(len(CLASSES[i]) for i in arrived), 0)
+
+
+def entry_positions(sent: Sent, participants, arrived) -> Sent:
+    """Counts an index for each entry, or a bit for each of the model, whichever is shorter."""
+
+    def size(i):
+        return min(INDEX * held_entries(i), -(-model_size(i) // 8))
+
+    return Sent(sum(map(size, arrived)), sum(map(size, participants)))
 
 
 def fedpac_metadata(sent: Sent, participants, arrived) -> Sent:
