@@ -17,7 +17,6 @@ import optax
 import pytest
 
 import fedjax_ht as fl
-from fedjax_ht.check.names import unknown, unknown_option
 from fedjax_ht.check.options import (
     FLOAT,
     INT,
@@ -89,64 +88,51 @@ GOOD = [
     (jnp.ones(2), np.ndarray | None),
     ({"a": nn.Dense(1)}, Mapping[str, nn.Module]),
 ]
-BAD = [
-    (NAN, Positive, "x is nan; it must be a number above 0"),
-    (INFINITY, Positive, "x is inf; it must be a number above 0 and at most 3.40282e+38"),
-    (1e39, Positive, "x is 1e+39; it must be a number above 0 and at most 3.40282e+38"),
-    (-INFINITY, float, "x is -inf; it must be a number of at least -3.40282e+38"),
-    (NAN, float, "x is nan; it must be a number"),
+BAD = [  # value, annotation, what it must be, or the line where the value is shown otherwise
+    (NAN, Positive, "a number above 0"),
+    (INFINITY, Positive, "a number above 0 and at most 3.40282e+38"),
+    (1e39, Positive, "a number above 0 and at most 3.40282e+38"),
+    (-INFINITY, float, "a number of at least -3.40282e+38"),
+    (NAN, float, "a number"),
     (np.float32(NAN), Share, "x is nan; it must be a number from 0 to 1"),
     (jnp.float32(NAN), Share, "x is nan; it must be a number from 0 to 1"),
-    (0, Positive, "x is 0; it must be a number above 0"),
-    (-1, NonNegative, "x is -1; it must be a number of at least 0"),
-    (0.0, Part, "x is 0.0; it must be a number above 0 and at most 1"),
-    (1, Rest, "x is 1; it must be a number of at least 0 and below 1"),
-    (True, Share, "x is True; it must be a number from 0 to 1"),
-    ("0.1", Positive, "x is '0.1'; it must be a number above 0"),
+    (0, Positive, "a number above 0"),
+    (-1, NonNegative, "a number of at least 0"),
+    (0.0, Part, "a number above 0 and at most 1"),
+    (1, Rest, "a number of at least 0 and below 1"),
+    (True, Share, "a number from 0 to 1"),
+    ("0.1", Positive, "a number above 0"),
     (jnp.ones(3), Positive, "x is Array([1., 1., 1.], dtype=float32); it must be a number above 0"),
-    (1j, Positive, "x is 1j; it must be a number above 0"),
-    (2.5, Count, "x is 2.5; it must be an integer of at least 1"),
-    (2.0, Count, "x is 2.0; it must be an integer of at least 1"),
-    (True, Count, "x is True; it must be an integer of at least 1"),
-    (NAN, Count, "x is nan; it must be an integer of at least 1"),
-    (0, Count, "x is 0; it must be an integer of at least 1"),
-    (10**12, Count, "x is 1000000000000; it must be an integer from 1 to 2147483647"),
-    (10**12, Seed, "x is 1000000000000; it must be an integer from 0 to 4294967295"),
-    (-(2**31) - 1, int, "x is -2147483649; it must be an integer of at least -2147483648"),
-    (1, bool, "x is 1; it must be True or False"),
-    (3, str, "x is 3; it must be text"),
-    ("c", Literal["a", "b"], "x is 'c'; it must be 'a' or 'b'"),
-    (1, Literal[True, 2], "x is 1; it must be True or 2"),
+    (1j, Positive, "a number above 0"),
+    (2.5, Count, "an integer of at least 1"),
+    (2.0, Count, "an integer of at least 1"),
+    (True, Count, "an integer of at least 1"),
+    (NAN, Count, "an integer of at least 1"),
+    (0, Count, "an integer of at least 1"),
+    (10**12, Count, "an integer from 1 to 2147483647"),
+    (10**12, Seed, "an integer from 0 to 4294967295"),
+    (-(2**31) - 1, int, "an integer of at least -2147483648"),
+    (1, bool, "True or False"),
+    (3, str, "text"),
+    ("c", Literal["a", "b"], "'a' or 'b'"),
+    (1, Literal[True, 2], "True or 2"),
     (
         "papers",
         Literal["paper", "released"],
         "x is 'papers'; did you mean 'paper'? It must be 'paper' or 'released'",
     ),
-    (None, Count, "x is None; it must be an integer of at least 1"),
-    (0, Count | None, "x is 0; it must be an integer of at least 1 or None"),
+    (None, Count, "an integer of at least 1"),
+    (0, Count | None, "an integer of at least 1 or None"),
     (
         (),
         Annotated[tuple[Positive, ...], Within(1)],
-        "x is (); it must be a tuple of at least 1, each a number above 0",
+        "a tuple of at least 1, each a number above 0",
     ),
-    ((1, NAN), tuple[Positive, ...], "x is (1, nan); it must be a tuple, each a number above 0"),
-    (
-        (1,),
-        tuple[Count, Count],
-        "x is (1,); it must be (an integer of at least 1, an integer of at least 1)",
-    ),
-    (
-        ("medium",),
-        Widths,
-        "x is ('medium',); it must be 'auto', ('auto',) or a tuple of at least 1, each a number "
-        "above 0",
-    ),
-    (
-        {"cnn": 0},
-        Mapping[str, Count],
-        "x is {'cnn': 0}; it must be a dict, name -> an integer of at least 1",
-    ),
-    ("anything", fl.Data, "x is 'anything'; it must be a Data(...)"),
+    ((1, NAN), tuple[Positive, ...], "a tuple, each a number above 0"),
+    ((1,), tuple[Count, Count], "(an integer of at least 1, an integer of at least 1)"),
+    (("medium",), Widths, "'auto', ('auto',) or a tuple of at least 1, each a number above 0"),
+    ({"cnn": 0}, Mapping[str, Count], "a dict, name -> an integer of at least 1"),
+    ("anything", fl.Data, "a Data(...)"),
     (fl.AsStored(), fl.Pixels, "x is an AsStored; it must be a Pixels(...)"),
     (fl.fedproto, fl.Method, f"x is the function fedproto; it must be {METHOD}"),
     (TRAINING, fl.Method | None, f"x is a LocalTraining; it must be {METHOD} or None"),
@@ -155,17 +141,17 @@ BAD = [
         Sequence[fl.Split],
         "x is a Split; it must be a list, each a Split(...)",
     ),
-    ("ab", Sequence[str], "x is 'ab'; it must be a list, each text"),
-    (({}, []), Sequence[dict[str, Any]], "x is ({}, []); it must be a list, each a dict"),
-    (3, Callable | None, "x is 3; it must be a function or None"),
-    (3, str | os.PathLike | None, "x is 3; it must be text, a path or None"),
-    (3, np.ndarray, "x is 3; it must be an array"),
+    ("ab", Sequence[str], "a list, each text"),
+    (({}, []), Sequence[dict[str, Any]], "a list, each a dict"),
+    (3, Callable | None, "a function or None"),
+    (3, str | os.PathLike | None, "text, a path or None"),
+    (3, np.ndarray, "an array"),
     (fl.Split, np.ndarray, "x is <class 'fedjax_ht.core.samples.Split'>; it must be an array"),
     (np.arange(999), fl.Method, f"x is a numpy.ndarray; it must be {METHOD}"),
     (
         [1],
         Mapping[str, nn.Module],
-        "x is [1]; it must be a dict, name -> a Flax module, such as fl.SplitModel(base, head)",
+        "a dict, name -> a Flax module, such as fl.SplitModel(base, head)",
     ),
     ("a" * 500, Literal["b"], f"x is '{'a' * 99}...; it must be 'b'"),
 ]
@@ -185,7 +171,8 @@ def test_of_a_dataclass_its_instances_are_allowed():
 def test_a_value_that_is_not_is_one_line(value, annotation, message):
     with pytest.raises(ValueError) as error:
         check_value("x", value, annotation)
-    assert str(error.value) == message
+    line = message if message.startswith("x is ") else f"x is {value!r}; it must be {message}"
+    assert str(error.value) == line
 
 
 def test_traced_values_pass():
@@ -267,19 +254,6 @@ def test_fields_of_dataclasses_and_named_tuples():
     ("make", "message"),
     [
         (
-            lambda: fl.fedtgp(TRAINING, weight=-1),
-            "weight is -1; it must be a number of at least 0 or None",
-        ),
-        (
-            lambda: fl.fedrolex(TRAINING, masked_loss=1),
-            "masked_loss is 1; it must be True or False",
-        ),
-        (lambda: fl.dfrd(TRAINING, b_ey=NAN), "b_ey is nan; it must be a number of at least 0"),
-        (
-            lambda: fl.dfrd(TRAINING, student_lr=-0.1),
-            "student_lr is -0.1; it must be a number of at least 0",
-        ),
-        (
             lambda: fl.method_factory("fedrolex+dfrd")(TRAINING, weighting="all"),
             "weighting is 'all'; it must be",
         ),
@@ -326,18 +300,3 @@ def test_numbers_of_an_annotation():
         (float, Within(0, 1)),
     ]
     assert not list(numbers(str)) and not list(numbers(bool)) and not list(numbers(Literal[1, 2]))
-
-
-def test_names_that_were_probably_meant():
-    known = ("fedavg", "fedproto", "Local")
-    assert unknown("method", "fedprto", known) == (
-        "unknown method 'fedprto'; did you mean 'fedproto'? There are fedavg, fedproto, Local"
-    )
-    assert unknown("method", "LOCAL", known).startswith(
-        "unknown method 'LOCAL'; did you mean 'Local'?"
-    )
-    assert unknown("method", "xyz", known, "see there") == "unknown method 'xyz'; see there"
-    assert unknown("method", 3, ()) == "unknown method 3; there are none"
-    assert unknown_option("fedproto", "wieght", ["weight"], ".") == (
-        "fedproto has no option 'wieght'; did you mean 'weight'? It has weight."
-    )

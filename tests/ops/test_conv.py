@@ -254,14 +254,6 @@ def test_a_few_images_at_a_time_are_the_whole_batch(monkeypatch, case, at_once):
     assert_close(few(*arguments), by_reference(case, *arguments))
 
 
-def test_only_large_patches_are_made_for_a_few_images_at_a_time():
-    mega = 1 << 20
-    assert patches.images_at_once(10, patches.LARGE // 10) == 10
-    assert patches.images_at_once(10, mega) == 2  # of 10 MiB, two of 1 MiB stay in the cache
-    assert patches.images_at_once(16, mega // 2) == 4
-    assert patches.images_at_once(7, mega) == 1 and patches.images_at_once(50, 9 * mega) == 1
-
-
 @pytest.mark.parametrize(
     "case, columns", [("valid", 1), ("valid", 2), ("padded", 5), ("strided, padded", 3)]
 )
@@ -274,9 +266,3 @@ def test_several_outputs_of_a_row_at_once_are_those_alone(monkeypatch, case, col
     assert_close(
         jax.jit(pulled_back(convolution(case)))(*arguments), by_reference(case, *arguments)
     )
-
-
-def test_only_kernels_of_few_channels_make_several_outputs_at_once():
-    assert patches.columns_at_once(28, 3, 6) == 4 and patches.columns_at_once(10, 6, 16) == 2
-    assert patches.columns_at_once(30, 3, 6) == 2 and patches.columns_at_once(27, 3, 6) == 1
-    assert patches.columns_at_once(28, 3, 64) == patches.columns_at_once(28, 16, 32) == 1

