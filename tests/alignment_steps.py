@@ -1,6 +1,7 @@
-"""FedKTL's server as the reference sees it: F's parameters by the reference's names, and the
-library's own draws."""
+"""Servers that train on uploads, as references see them: the library's own draws, and F of FedKTL by
+the reference's names."""
 
+import itertools
 from collections.abc import Iterator
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 from fedjax_ht.core.batches import shuffled
 from fedjax_ht.core.server_training import compact
 from fedjax_ht.methods.shared.pair_server import SampleW
+from tests.tiny import C
 
 
 def as_reference(params) -> dict[str, np.ndarray]:
@@ -24,6 +26,19 @@ def as_reference(params) -> dict[str, np.ndarray]:
     return jax.tree.map(lambda x: np.asarray(x, np.float64), named)
 
 
+def valid_rows(uploads, order: list[list[int]]) -> np.ndarray:
+    """Which rows of a server's batch are uploads, client id -> {class: row}: by id, then class."""
+    ids = sorted(itertools.chain(*order))
+    return np.array([c in uploads.get(i, {}) for i in ids for c in range(C)])
+
+
+def epoch_orders(key, valid: np.ndarray, epochs: int) -> Iterator[np.ndarray]:
+    """Yields the order of rows in each epoch, counted among the valid ones."""
+    for epoch in range(epochs):
+        order = shuffled(jax.random.fold_in(key, epoch), compact(jnp.asarray(valid)))
+        yield np.searchsorted(np.flatnonzero(valid), order[: valid.sum()])
+
+
 def draws(
     key, valid: np.ndarray, epochs: int, size: int, sample_w: SampleW, drop_single: bool = False
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -34,11 +49,7 @@ def draws(
     """
     shuffle_key, loss_key = jax.random.split(jax.random.split(key, 4)[0])
     number = 0
-    for epoch in range(epochs):
-        order = shuffled(jax.random.fold_in(shuffle_key, epoch), compact(jnp.asarray(valid)))[
-            : valid.sum()
-        ]
-        order = np.searchsorted(np.flatnonzero(valid), order)
+    for order in epoch_orders(shuffle_key, valid, epochs):
         for start in range(0, len(order), size):
             rows = order[start : start + size]
             if drop_single and len(rows) == 1:

@@ -1,5 +1,7 @@
 """A method on the standard federation (tests/federations.py): its simulation, rounds, one serve."""
 
+import functools
+
 import jax
 
 from fedjax_ht.core.federation import Federation
@@ -35,9 +37,7 @@ def played(sim: Simulation, rounds: int) -> tuple[list[SimulationState], list]:
     return states, reports
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def served(method: Method, federation: Federation, server, received, ctx=None):
     """The server's next state and metrics, compiled: operations one by one take longer."""
-    serve = jax.jit(
-        lambda server, received: method.server_update(federation, server, received, ctx)
-    )
-    return serve(server, received)
+    return method.server_update(federation, server, received, ctx)

@@ -66,21 +66,18 @@ def config_folder(named: str) -> str:
     return str(Path(named.partition(":")[0]).resolve().parent)
 
 
-def orderly_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
-    """Returns a command's main that ends with one line for what a user got wrong, and to which a
-    "module:function" may lie beside the file of --config."""
+def beside_config(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
+    """Returns a command's main, to which a "module:function" may lie beside the file of
+    --config."""
 
     @functools.wraps(main)
-    def wrapped(arguments: list[str]) -> None:
+    def with_folder(arguments: list[str]) -> None:
         named: Any = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
         folders = [] if named is None else [config_folder(named.name)]
-        try:
-            with user_modules_in(*folders):
-                main(arguments)
-        except (ValueError, OSError, ImportError) as error:
-            fail(error)
+        with user_modules_in(*folders):
+            main(arguments)
 
-    return wrapped
+    return with_folder
 
 
 def unknown_flag(name: str, argument: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 import fedjax_ht as fl
 from fedjax_ht.core.bucket import with_frozen
-from fedjax_ht.core.context import ClientInfo, Context, Received
+from fedjax_ht.core.context import Context
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.programs import equations
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata
@@ -23,6 +23,7 @@ from fedjax_ht.models import SplitModel, lora
 from fedjax_ht.models.adapters import A, B
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.simulation.simulation import make_simulation
+from tests import tiny
 from tests.federations import adapted_federation, federation_data, federation_for, play, to_host
 from tests.methods import recording
 from tests.reference import adapters as reference
@@ -50,25 +51,17 @@ def random_clients(alpha: float | None) -> list[reference.Client]:
 
 def uploads(federation, clients, names=("lora_a", "lora_b"), wrap=lambda rows: rows):
     """The clients' uplinks, each in its bucket beside one that did not arrive."""
-    received = {}
-    for i, (bucket, client) in enumerate(zip(federation.buckets, clients)):
+    uplinks = {}
+    for i, client in enumerate(clients):
         pair = {"lora_a": client.a, "lora_b": client.b.T}
         rows = wrap({"fc": {name: pair[name] for name in names}})
         head = {
             "kernel": np.full((OUTPUTS, 3), i, np.float32),
             "bias": np.zeros(3, np.float32),
         }
-        uplink = AdapterUplink(rows, head, Metadata(np.int32(client.samples)))
-        stacked = jax.tree.map(lambda x: np.stack([x, absent(x)]), uplink)
-        ids, counts, never = np.int32([[i, 99], [client.samples] * 2, [-1, -1]])
-        arrived = np.array([True, False])
-        received[bucket.name] = Received(stacked, ClientInfo(ids, counts, never), arrived)
-    return received
-
-
-def absent(x):
-    """An array that must not be read."""
-    return np.full_like(x, np.nan) if np.issubdtype(x.dtype, np.floating) else x
+        uplinks[i] = AdapterUplink(rows, head, Metadata(np.int32(client.samples)))
+    order = {bucket.name: [i, 99] for i, bucket in enumerate(federation.buckets)}
+    return tiny.receive(uplinks, order, enumerate(SAMPLES))
 
 
 def served(method: Method, federation, received, rounds: int = 1):
@@ -85,11 +78,18 @@ def served(method: Method, federation, received, rounds: int = 1):
     return states
 
 
-def downlink(method: Method, federation, server, client: int, last_round: int = 0):
-    info = ClientInfo(*np.int32([client, 10, last_round]))
-    ctx = Context(jax.random.key(1), np.int32(1), info, shared_key=jax.random.key(2))
-    send = functools.partial(method.broadcast, federation, federation.buckets[client])
-    return jax.jit(send)(server, ctx)
+def downlinks(method: Method, federation, server) -> list:
+    """What each client is sent."""
+
+    @jax.jit
+    def send(server):
+        messages = []
+        for i, bucket in enumerate(federation.buckets):
+            ctx = tiny.context(i, round=1, last_round=0)._replace(shared_key=jax.random.key(2))
+            messages.append(method.broadcast(federation, bucket, server, ctx))
+        return messages
+
+    return send(server)
 
 
 def pair_of(rows) -> tuple[np.ndarray, np.ndarray]:
@@ -103,8 +103,8 @@ def test_flexlora_cuts_the_mean_product(alpha):
     federation, clients = linear_federation(alpha), random_clients(alpha)
     method = fl.flexlora(TRAINING)
     _, server = served(method, federation, uploads(federation, clients))
-    for i, client in enumerate(clients):
-        down = downlink(method, federation, server, i)
+    sent = downlinks(method, federation, server)
+    for i, (client, down) in enumerate(zip(clients, sent)):
         a, b = pair_of(down.rows)
         rank = RANKS[i]
         assert a.shape == (rank, INPUTS) and b.shape == (OUTPUTS, rank)
@@ -148,15 +148,14 @@ def test_flexlora_keeps_rows_without_a_component():
     assert not b[:, 1:].any() and b[:, 0].any()
 
 
-@pytest.mark.parametrize("alpha", [16.0, None])
-@pytest.mark.parametrize("weighting", ["norms", "samples"])
+@pytest.mark.parametrize("alpha, weighting", [(16.0, "norms"), (None, "samples")])
 def test_hetlora_pads_and_weighs(alpha, weighting):
     federation, clients = linear_federation(alpha), random_clients(alpha)
     method = fl.hetlora(TRAINING, prune=False, weighting=weighting)
     _, server = served(method, federation, uploads(federation, clients))
-    for i, client in enumerate(clients):
-        expected = reference.hetlora(clients, RANKS[i], client.scale, weighting == "norms")
-        down = downlink(method, federation, server, i)
+    sent = downlinks(method, federation, server)
+    for client, rank, down in zip(clients, RANKS, sent):
+        expected = reference.hetlora(clients, rank, client.scale, weighting == "norms")
         for value, expected_value in zip(pair_of(down.rows), expected):
             np.testing.assert_allclose(value, expected_value, rtol=0, atol=1e-5)
 
@@ -176,7 +175,7 @@ def test_hetlora_remembers_pruned_ranks():
     pruned = [clients[0]._replace(a=clients[0].a[:3], b=clients[0].b[:, :3]), *clients[1:]]
     expected, _ = reference.hetlora(pruned, 3, 1.0)
     # The scale is that of the rank that the client began with.
-    down = downlink(method, federation, server, 0)
+    down = downlinks(method, federation, server)[0]
     assert int(rank_of(down.rows)) == 3
     a = np.asarray(down.rows["fc"]["lora_a"].values)[:3]
     np.testing.assert_allclose(a * np.sqrt(clients[0].scale), expected, rtol=0, atol=1e-5)
@@ -214,22 +213,21 @@ def test_hetlora_prunes_where_the_tail_falls():
     np.testing.assert_array_equal(np.delete(ranks[-1], [0, 4]), np.delete(ranks[0], [0, 4]))
 
 
-@pytest.mark.parametrize("alpha", [16.0, None])
-def test_flora_stacks_and_merges(alpha):
-    federation, clients = linear_federation(alpha), random_clients(alpha)
+def test_flora_stacks_and_merges():
+    federation, clients = linear_federation(), random_clients(16.0)
     method, product = fl.flora(TRAINING), reference.mean_product(clients)
     first, once, twice = served(method, federation, uploads(federation, clients), rounds=2)
     shares = reference.shares(clients)
     a = np.concatenate([p * c.scale * c.a for p, c in zip(shares, clients)])
     b = np.concatenate([c.b for c in clients], axis=1)
-    down = downlink(method, federation, once, 0)
+    down = downlinks(method, federation, once)[0]
     sent = down.rows["fc"]["lora_a"].mask
     assert sent.all() and len(sent) == sum(RANKS)
     np.testing.assert_allclose(down.rows["fc"]["lora_a"].values, a, rtol=0, atol=1e-6)
     np.testing.assert_allclose(down.rows["fc"]["lora_b"].values, b.T, rtol=0, atol=1e-6)
     np.testing.assert_allclose(once.stacks[0].total["fc"].T, product, rtol=0, atol=1e-5)
     np.testing.assert_allclose(twice.stacks[0].total["fc"].T, 2 * product, rtol=0, atol=1e-5)
-    assert not downlink(method, federation, first, 0).rows["fc"]["lora_a"].mask.any()
+    assert not downlinks(method, federation, first)[0].rows["fc"]["lora_a"].mask.any()
 
 
 @pytest.mark.parametrize("name", ["flora"])  # beside the contract's tests of it
@@ -277,8 +275,8 @@ def test_one_side_is_averaged_over_its_holders(name, side):
     received = uploads(federation, clients, names=(side,))
     _, server = served(method, federation, received)
     expected = reference.by_holders(clients, "b" if side == "lora_b" else "a")
-    for i, client in enumerate(clients):
-        down = downlink(method, federation, server, i)
+    sent = downlinks(method, federation, server)
+    for i, (client, down) in enumerate(zip(clients, sent)):
         if name == "ffa_lora":
             value, expected_value = down.model.rows["fc"][side], expected[: RANKS[i]] / client.scale
         else:

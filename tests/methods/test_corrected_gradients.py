@@ -4,12 +4,10 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core.context import Received
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import varied
 from fedjax_ht.methods.feddyn import Server, feddyn
@@ -19,20 +17,15 @@ from fedjax_ht.methods.shared.averaging import ModelUplink
 from tests import federations, tiny
 from tests.federations import ASSIGNMENT, each_client, federation_for, mixed_federation, to_host
 from tests.methods import recording
-from tests.methods.one_architecture import (
-    BATCHES,
-    BUCKET,
-    FEDERATION,
-    LR,
-    TRAINING,
-    check_equal,
-    check_model,
-    model,
-    play,
-)
 from tests.reference import linear_client
 from tests.reference import one_architecture as reference
 from tests.standard import served
+from tests.tiny import LR, check_equal, check_model, model
+from tests.tiny import ONE_BUCKET as FEDERATION
+from tests.tiny import SHORT_BATCHES as BATCHES
+from tests.tiny import SHORT_TRAINING as TRAINING
+
+play = functools.partial(tiny.play, data=tiny.SHORT_DATA)
 
 W, C, C_OWN, S = (model(seed) for seed in range(4))
 FLAT = {name: tiny.flat_params(tree) for name, tree in zip("wcos", (W, C, C_OWN, S))}
@@ -105,30 +98,21 @@ def test_feddyn_descends_on_the_papers_penalty():
     check_equal(uplink, trained["params"])
 
 
-def uploads(trees, order, arrived, samples=10):
-    """A bucket's uplinks in this order of ids; absent ones are NaN."""
-    lost = jax.tree.map(lambda x: np.full_like(x, np.nan), trees[0])
-    rows = [trees[i] if i in arrived else lost for i in order]
-    stacked = jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs)), *rows)
-    flags = jnp.asarray(np.array([i in arrived for i in order]))
-    return {BUCKET.name: Received(stacked, tiny.infos(order, samples), flags)}
-
-
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [4, 2, 0, 3, 1, 4]])
-def test_servers_equal_the_reference(order):
+def test_servers_equal_the_reference():
     """Two of four clients arrive: the control variate and the drift count the other two, too."""
     arrived, rows = (1, 2), [model(20 + i) for i in range(4)]
     flat = [tiny.flat_params(rows[i]) for i in arrived]
+
+    def serve(method, server, uplinks):
+        received = tiny.receive(dict(enumerate(uplinks)), tiny.IN_ONE_BUCKET, arrived=arrived)
+        return served(method, FEDERATION, [server], received)[0][0]
+
     pairs = [Pair(rows[i], rows[3 - i]) for i in range(4)]
-    method = scaffold(TRAINING, server_lr=0.5)
-    (new,), _ = served(method, FEDERATION, [Pair(W, C)], uploads(pairs, order, arrived))
-    expected = {k: FLAT["w"][k] + 0.5 * (flat[0][k] + flat[1][k]) / 2 for k in flat[0]}
-    check_model(new.params, expected)
-    expected = {k: FLAT["c"][k] + (flat[0][k] + flat[1][k]) / 4 for k in flat[0]}
-    check_model(new.control, expected)
-    method = feddyn(TRAINING, alpha=0.3)
-    received = uploads(rows, order, arrived)
-    (new,), _ = served(method, FEDERATION, [Server(W, S)], received)
+    new = serve(scaffold(TRAINING, server_lr=0.5), Pair(W, C), pairs)
+    total = {k: flat[0][k] + flat[1][k] for k in flat[0]}
+    check_model(new.params, {k: FLAT["w"][k] + 0.5 * x / 2 for k, x in total.items()})
+    check_model(new.control, {k: FLAT["c"][k] + x / 4 for k, x in total.items()})
+    new = serve(feddyn(TRAINING, alpha=0.3), Server(W, S), rows)
     params, drift = reference.feddyn_server(FLAT["w"], FLAT["s"], flat, 4, 0.3)
     check_model(new.params, params)
     check_model(new.drift, drift)
@@ -139,22 +123,22 @@ def test_every_architecture_has_a_mean_of_its_own(make):
     """The state of an architecture stays where only clients of the other arrive."""
     federation, method = mixed_federation(), make(TRAINING)
     server = jax.jit(functools.partial(method.init_server, federation))(jax.random.key(0))
-    received = {}
+    uplinks = {}
     for bucket, form in zip(federation.buckets, server):
-        ids = list(federation.members(bucket))
-        uplink = jax.tree.map(lambda x, ids=ids: np.ones((len(ids), *x.shape), x.dtype), form)
+        uplink = jax.tree.map(np.ones_like, form)
         if make is fedprox:
             uplink = ModelUplink(uplink, ())
         elif make is feddyn:
             uplink = uplink.params
-        arrived = np.array([ASSIGNMENT[i] == "wide" for i in ids])
-        received[bucket.name] = Received(uplink, tiny.infos(ids, 10), arrived)
+        uplinks |= dict.fromkeys(federation.members(bucket), uplink)
+    wide = [i for i, name in enumerate(ASSIGNMENT) if name == "wide"]
+    received = tiny.receive(uplinks, tiny.members(federation), arrived=wide)
     new, _ = jax.device_get(served(method, federation, server, received))
     check_equal(new[0], server[0])
     assert all(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (new[1], server[1]))))
 
 
-@pytest.mark.parametrize("name", ["scaffold"])  # beside the contract's tests of it
+@pytest.mark.parametrize("name", ["scaffold"])  # in the process of the contract's tests of it
 def test_control_variates_keep_their_mean(name):
     """c is the mean of all clients' c_i whoever takes part, a client without samples included: a
     server that adds c_i' for c_i' - c_i would be noticed."""

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.stages import stage_widths
 from fedjax_ht.methods.depthfl import Model, Server, depthfl, init_depth, like, ramp_up
@@ -17,8 +16,12 @@ from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.sliced import ConvNet, sliced_model
 from tests import tiny
 from tests.federations import Staged
-from tests.methods.one_architecture import BATCHES, DATA, LR, TRAINING
 from tests.reference import depthfl as reference
+from tests.standard import served
+from tests.tiny import LR
+from tests.tiny import SHORT_BATCHES as BATCHES
+from tests.tiny import SHORT_DATA as DATA
+from tests.tiny import SHORT_TRAINING as TRAINING
 
 C, SHAPE, WIDTHS, N = 4, (2, 2, 1), (3, 5), 4
 
@@ -31,6 +34,7 @@ def federation(*widths, shape=SHAPE, clients=N):
 
 BOTH = federation(WIDTHS[:1], WIDTHS)
 SHALLOW, DEEP = BOTH.buckets
+FORMS = [init_depth(bucket, jax.random.key(0))["params"] for bucket in BOTH.buckets]
 
 
 def flat(params) -> reference.Model:
@@ -56,19 +60,13 @@ def check(params, expected) -> None:
 
 def updated(method, bucket, seed: int, round: int = 0):
     """A client's update from the parameters of `model(0)`, with s_k those of another model."""
-    form = init_depth(bucket, jax.random.key(0))["params"]
+    form = FORMS[BOTH.buckets.index(bucket)]
     received, slope = like(model(0), form), like(model(seed), form)
     if method.init_client(bucket, tiny.context(0))["slope"] == ():
         slope = ()
     client = {"params": model(9), "stats": {}, "slope": slope}
-    ctx = tiny.context(0)._replace(round=jnp.int32(round))
-
-    @jax.jit
-    def run(client, downlink):
-        client = method.receive(bucket, client, downlink, DATA, ctx)
-        return method.client_update(bucket, client, downlink, DATA, ctx)
-
-    return run(client, Model(received, {}))
+    ctx = tiny.context(0, round=round)
+    return tiny.play(method, client, Model(received, {}), data=DATA, ctx=ctx, bucket=bucket)[1:]
 
 
 @pytest.mark.parametrize(
@@ -107,30 +105,15 @@ def test_self_distillation_grows_over_the_first_rounds():
     np.testing.assert_allclose(weights, [np.exp(-5), np.exp(-1.25), 1, 1], rtol=1e-6)
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 4, 0, 1, 3]])
 @pytest.mark.parametrize("feddyn", [True, False])
-def test_each_tensor_is_averaged_over_its_holders(order, feddyn):
+def test_each_tensor_is_averaged_over_its_holders(feddyn):
     """Clients 0 and 2 have one stage, 1 and 3 two; 3 is lost, 4 is padding."""
     method = depthfl(TRAINING, alpha=0.3, feddyn=feddyn)
-    uploads, received = [], {}
-    for bucket in BOTH.buckets:
-        form = init_depth(bucket, jax.random.key(0))["params"]
-        members = [*BOTH.members(bucket), 4]
-        rows = []
-        for i in (i for i in order if i in members):
-            params = like(model(10 + i), form)
-            if i < 3:
-                uploads.append(flat(params))
-            else:
-                params = jax.tree.map(lambda x: x * jnp.nan, params)
-            rows.append((i, Model(params, {})))
-        ids = [i for i, _ in rows]
-        uplink = jax.tree.map(lambda *xs: jnp.stack(xs), *(row for _, row in rows))
-        arrived = jnp.array([i < 3 for i in ids])
-        received[bucket.name] = Received(uplink, tiny.infos(ids, 5), arrived)
-    drift = model(7) if feddyn else ()
-    new, _ = method.server_update(BOTH, Server(Model(model(0), {}), drift), received, None)
-    alpha = 0.3 if feddyn else None
+    uplinks = {i: Model(like(model(10 + i), FORMS[i % 2]), {}) for i in range(4)}
+    order = {SHALLOW.name: [2, 4, 0], DEEP.name: [4, 1, 3]}
+    server = Server(Model(model(0), {}), model(7) if feddyn else ())
+    new, _ = served(method, BOTH, server, tiny.receive(uplinks, order, arrived=(0, 1, 2)))
+    alpha, uploads = 0.3 if feddyn else None, [flat(uplinks[i].params) for i in range(3)]
     params, h = reference.server(flat(model(0)), flat(model(7)), uploads, N, alpha)
     check(new.model.params, params)
     if feddyn:
@@ -139,13 +122,9 @@ def test_each_tensor_is_averaged_over_its_holders(order, feddyn):
 
 def test_a_stage_that_nobody_has_stays():
     method, start = depthfl(TRAINING), Server(Model(model(0), {}), model(7))
-    received = {}
-    for bucket in BOTH.buckets:
-        params = like(model(3), init_depth(bucket, jax.random.key(0))["params"])
-        uplink = Model(jax.tree.map(lambda x: x[None], params), {})
-        arrived = jnp.array([bucket is SHALLOW])
-        received[bucket.name] = Received(uplink, tiny.infos([0], 5), arrived)
-    new, _ = method.server_update(BOTH, start, received, None)
+    uplinks = {i: Model(like(model(3), form), {}) for i, form in enumerate(FORMS)}
+    received = tiny.receive(uplinks, {SHALLOW.name: [0], DEEP.name: [1]}, arrived=[0])
+    new, _ = served(method, BOTH, start, received)
     for before, after in ((start.model.params, new.model.params), (start.drift, new.drift)):
         for part, layer in (("base", "fc2"), ("head", "2")):
             jax.tree.map(np.testing.assert_array_equal, before[part][layer], after[part][layer])

@@ -1,5 +1,7 @@
 """FedALA against NumPy: the weights of the head's mixture, and when they are learned."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,16 +9,12 @@ import pytest
 
 from fedjax_ht.methods.fedala import fedala, run_of_samples
 from tests import tiny
-from tests.methods.one_architecture import (
-    BATCHES,
-    LR,
-    TRAINING,
-    check_equal,
-    check_model,
-    model,
-    play,
-)
 from tests.reference import one_architecture as reference
+from tests.tiny import LR, check_equal, check_model, model
+from tests.tiny import SHORT_BATCHES as BATCHES
+from tests.tiny import SHORT_TRAINING as TRAINING
+
+play = functools.partial(tiny.play, data=tiny.SHORT_DATA)
 
 OWN, W = model(0), model(1)
 OWN_FLAT, W_FLAT = tiny.flat_params(OWN), tiny.flat_params(W)
@@ -43,7 +41,7 @@ def test_the_head_is_mixed_by_weights_that_are_learned_on_receipt(learned, passe
 
 
 def test_the_first_model_is_taken_as_it_is():
-    received, _, _, _ = play(fedala(TRAINING), client(learned=False), W, last_round=-1)
+    received, _, _, _ = play(fedala(TRAINING), client(learned=False), W, ctx=tiny.context(0))
     check_equal(received["params"], W)
     check_equal(received["weights"], START)
     assert not received["learned"]

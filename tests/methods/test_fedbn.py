@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.bucket import init_variables
-from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.fedbn import fedbn
@@ -16,7 +15,9 @@ from fedjax_ht.methods.shared.norms import filled_in, norm_paths, without
 from fedjax_ht.models import SplitModel, model_group
 from fedjax_ht.models.layers import Linear, Norm
 from tests import tiny
-from tests.methods.one_architecture import TRAINING, check_equal, context
+from tests.standard import served
+from tests.tiny import SHORT_TRAINING as TRAINING
+from tests.tiny import check_equal
 
 
 class Centred(nn.Module):
@@ -88,16 +89,14 @@ def test_a_client_keeps_its_norms_and_sends_the_rest():
     server = method.init_server(FEDERATION, jax.random.key(1))
     client = method.init_client(BUCKET, tiny.context(0))
     client = jax.tree.map(lambda x: x + 0.5, client)
-    downlink = method.broadcast(FEDERATION, BUCKET, server, context())
-    received = method.receive(BUCKET, client, downlink, data, context())
+    downlink = method.broadcast(FEDERATION, BUCKET, server, tiny.context(0, last_round=0))
+    received = method.receive(BUCKET, client, downlink, data, tiny.context(0, last_round=0))
     for name, params in (("received", received["params"]), ("sent", downlink)):
         assert ("scale" in str(params)) == (name == "received")
     check_equal(received["params"]["base"]["last"], client["params"]["base"]["last"])
     check_equal(received["params"]["base"]["block"]["bn"], server[0]["base"]["block"]["bn"])
     check_equal(received["stats"], client["stats"])
-    _, uplink, _ = jax.jit(lambda c: method.client_update(BUCKET, c, downlink, data, context()))(
-        received
-    )
+    *_, uplink, _ = tiny.play(method, client, downlink, data=data, bucket=BUCKET)
     assert jax.tree.structure(uplink.params) == jax.tree.structure(downlink)
 
 
@@ -105,12 +104,13 @@ def test_a_client_keeps_its_norms_and_sends_the_rest():
 def test_the_rest_is_averaged(weighting):
     method = fedbn(TRAINING, weighting)
     server = method.init_server(FEDERATION, jax.random.key(1))
-    rows = jax.tree.map(lambda x: jnp.stack([x, 3 * x + 1, jnp.nan * x]), server[0])
-    numbers = jnp.array([1, 3, 9])
-    sent = Metadata(numbers) if weighting == "samples" else ()
-    arrived = jnp.array([True, True, False])
-    received = Received(ModelUplink(rows, sent), tiny.infos([0, 1, 2], numbers), arrived)
-    new, _ = method.server_update(FEDERATION, server, {"normed": received}, None)
+    uplinks = {}
+    for i, (factor, count) in enumerate(((1, 1), (3, 3), (5, 9))):
+        rows = jax.tree.map(lambda x, f=factor: f * x + (f - 1) / 2, server[0])
+        sent = Metadata(np.int32(count)) if weighting == "samples" else ()
+        uplinks[i] = ModelUplink(rows, sent)
+    received = tiny.receive(uplinks, {"normed": [0, 1, 2]}, {0: 1, 1: 3, 2: 9}, arrived=(0, 1))
+    new, _ = served(method, FEDERATION, server, received)
     share = 0.75 if weighting == "samples" else 0.5
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b + share * (2 * b + 1), rtol=1e-5),

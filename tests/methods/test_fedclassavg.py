@@ -13,34 +13,24 @@ from fedjax_ht.data.augment import flip
 from fedjax_ht.methods.fedclassavg import fedclassavg, random_view
 from tests import tiny
 from tests.reference import fedclassavg as reference
+from tests.tiny import BUCKET, FEDERATION
 
 LR = 0.02
 TRAINING = LocalTraining(
     optax.sgd(LR), batch_size=3, shuffle=False, augmentation=lambda key, x, black: flip(key, x)
 )
-FEDERATION = tiny.linear_federation()
-BUCKET = FEDERATION.buckets[0]
-LABELS = np.array([0, 2, 2, 0, 3, 0])
+LABELS = tiny.LABELS[:6]
 NEWCOMER, OLD_HAND = -1, 4  # last rounds
 
 
 def context(last_round: int):
-    ctx = tiny.context(0, seed=3)
-    return ctx._replace(info=ctx.info._replace(last_round=jnp.int32(last_round)))
+    return tiny.context(0, seed=3, last_round=last_round)
 
 
 @functools.cache
 def method_with(**options):
     """One method for all tests of these options, so that its round is compiled once."""
     return fedclassavg(TRAINING, **options)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def client_round(method, state, head, data, ctx):
-    """The client after receipt, and its update; newcomers and others differ by a number in
-    `ctx`."""
-    client = method.receive(BUCKET, state, head, data, ctx)
-    return client, method.client_update(BUCKET, client, head, data, ctx)
 
 
 compiled_view = jax.jit(random_view)  # op by op it takes some forty programs
@@ -64,7 +54,6 @@ def views(data, key):
 @pytest.mark.parametrize(
     ("options", "used"),
     [
-        ({}, {"scale": 1.0, "temperature": 100.0, "mu": 0.1}),
         ({"variant": "released"}, {"scale": 100 / 0.07, "temperature": 100.0, "mu": 0.1}),
         ({"mu": 3.0, "temperature": 0.5}, {"scale": 1.0, "temperature": 0.5, "mu": 3.0}),
     ],
@@ -72,13 +61,10 @@ def views(data, key):
 )
 def test_client_update_equals_the_reference(options, used, last_round):
     """A newcomer trains once more before, from the classifier of its own."""
-    method, data, ctx = (
-        method_with(**options),
-        tiny.client_data(LABELS, padding=1),
-        context(last_round),
-    )
+    method, ctx = method_with(**options), context(last_round)
+    data = tiny.client_data(LABELS, padding=1)
     state, head = method.init_client(BUCKET, ctx), method.init_server(FEDERATION, jax.random.key(8))
-    _, (trained, uplink, metrics) = client_round(method, state, head, data, ctx)
+    _, trained, uplink, metrics = tiny.play(method, state, head, data=data, ctx=ctx)
     want = tiny.flat_params(state["params"])
     if last_round == NEWCOMER:
         want, _ = reference.local_pass(
@@ -91,10 +77,9 @@ def test_client_update_equals_the_reference(options, used, last_round):
     want, loss = reference.local_pass(
         want, list(views(data, jax.random.fold_in(ctx.key, 1))), LR, **used
     )
-    for name, value in tiny.flat_params(trained["params"]).items():
-        np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-5)
+    tiny.check_model(trained["params"], want, atol=1e-5)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
-    jax.tree.map(np.testing.assert_array_equal, uplink.head, trained["params"]["head"])
+    tiny.check_equal(uplink.head, trained["params"]["head"])
     assert uplink.num_samples.value == ctx.info.num_samples
 
 
@@ -106,10 +91,7 @@ def test_a_client_takes_the_classifier_once_it_has_pretrained():
     )
     for last_round, expected in ((NEWCOMER, state["params"]["head"]), (0, head)):
         client = method.receive(BUCKET, state, head, data, context(last_round))
-        jax.tree.map(np.testing.assert_array_equal, client["params"]["head"], expected)
-        jax.tree.map(
-            np.testing.assert_array_equal, client["params"]["base"], state["params"]["base"]
-        )
+        tiny.check_equal(client["params"], {"base": state["params"]["base"], "head": expected})
 
 
 def test_views_stay_pixels_and_depend_on_the_key():

@@ -1,20 +1,18 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from fedjax_ht.core.context import Received
-from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import diversity_loss
 from fedjax_ht.methods.fedgen import Downlink, Uplink, fedgen
 from tests import tiny
 from tests.reference import fedgen as reference
 from tests.reference.averaging import weighted_mean
+from tests.standard import served
+from tests.tiny import BUCKET, FEDERATION, LR, TRAINING, C, K
 
-C, K, LR, NOISE, STEPS, ROUND = 4, 3, 0.1, 2, 3, 7
-TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False)
+NOISE, STEPS, ROUND = 2, 3, 7
 SERVER = {
     "noise_dim": NOISE,
     "hidden_dim": 5,
@@ -26,18 +24,11 @@ VARIANTS = {  # alpha, beta, decay, diversity, ensemble, weight decay
     "paper": (10.0, 10.0, 0.98, 1.0, False, 1e-2),
     "released": (1.0, 0.0, 1.0, 0.0, True, 0.0),
 }
-FEDERATION = tiny.linear_federation(C, K)
-BUCKET = FEDERATION.buckets[0]
-LABELS = np.array([0, 2, 2, 0, 3, 0, 3])
 COUNTS = np.array([[5, 0, 2, 0], [1, 3, 0, 0], [0, 4, 4, 0]])  # nobody has class 3
 RNG = np.random.default_rng(0)
 HEADS = [{"kernel": RNG.normal(size=(K, C)), "bias": RNG.normal(size=C)} for _ in COUNTS]
 
 both_variants = pytest.mark.parametrize("variant", VARIANTS)
-
-
-def in_round(round: int, client_id=None, seed=2):
-    return tiny.context(client_id, seed)._replace(round=jnp.int32(round))
 
 
 def flat_generator(generator) -> dict[str, np.ndarray]:
@@ -50,21 +41,12 @@ def flat_generator(generator) -> dict[str, np.ndarray]:
     return {name: np.asarray(value, np.float64) for name, value in named.items()}
 
 
-def receive(clients, order, counts=COUNTS) -> dict[str, Received]:
-    """Stacks the uploads of the clients that arrived; rows that the server must not read are NaN,
-    or an absurd count."""
-    received = {}
-    for bucket, ids in enumerate(order):
-        heads = [
-            HEADS[i] if i in clients else jax.tree.map(lambda x: x * np.nan, HEADS[0]) for i in ids
-        ]
-        heads = jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs), jnp.float32), *heads)
-        rows = jnp.array([counts[i] if i in clients else [999] * C for i in ids], jnp.int32)
-        arrived = jnp.array([i in clients for i in ids])
-        received[f"linear{bucket}"] = Received(
-            Uplink(heads, Metadata(rows)), tiny.infos(ids, 10), arrived
-        )
-    return received
+def receive(clients, counts=COUNTS) -> dict:
+    uplinks = {}
+    for i in clients:
+        head = jax.tree.map(np.float32, HEADS[i])
+        uplinks[i] = Uplink(head, Metadata(np.int32(counts[i])))
+    return tiny.receive(uplinks)
 
 
 def server_draws(key, size: int, label_counts):
@@ -84,8 +66,7 @@ def server_draws(key, size: int, label_counts):
 def test_server_update_equals_the_reference(variant):
     method = fedgen(TRAINING, variant=variant, **SERVER)
     start = method.init_server(FEDERATION, jax.random.key(1))
-    ctx = in_round(ROUND)
-    serve = jax.jit(lambda server, got: method.server_update(FEDERATION, server, got, ctx))
+    ctx = tiny.context(seed=2, round=ROUND)
     _, _, decay, diversity, ensemble, weight_decay = VARIANTS[variant]
     want, loss = reference.server_train(
         flat_generator(start.generator),
@@ -97,42 +78,43 @@ def test_server_update_equals_the_reference(variant):
         ensemble=ensemble,
         diversity_weight=diversity,
     )
-    for order in (tiny.ORDER, tiny.OTHER_ORDER):
-        server, metrics = serve(start, receive([0, 1, 2], order))
-        np.testing.assert_allclose(metrics["generator_loss"], loss, rtol=1e-5)
-        got = flat_generator(server.generator)
-        assert got.keys() == want.keys()
-        for name in want:
-            if name == "fc1_bias" and not weight_decay:
-                # in front of a normalisation its gradient is zero but for rounding, which Adam
-                # enlarges
-                continue
-            np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=5e-6)
-            assert np.abs(want[name] - flat_generator(start.generator)[name]).max() > 1e-3
-        for name in ("kernel", "bias"):
-            mean = weighted_mean([head[name] for head in HEADS], list(COUNTS.sum(1)))
-            np.testing.assert_allclose(server.head[name], mean, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(server.label_counts, COUNTS.sum(0))
-        assert server.ready
+    server, metrics = served(method, FEDERATION, start, receive([0, 1, 2]), ctx)
+    np.testing.assert_allclose(metrics["generator_loss"], loss, rtol=1e-5)
+    got = flat_generator(server.generator)
+    assert got.keys() == want.keys()
+    for name in want:
+        if name == "fc1_bias" and not weight_decay:
+            # in front of a normalisation its gradient is zero but for rounding, which Adam
+            # enlarges
+            continue
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=5e-6)
+        assert np.abs(want[name] - flat_generator(start.generator)[name]).max() > 1e-3
+    for name in ("kernel", "bias"):
+        mean = weighted_mean([head[name] for head in HEADS], list(COUNTS.sum(1)))
+        np.testing.assert_allclose(server.head[name], mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(server.label_counts, COUNTS.sum(0))
+    assert server.ready
 
 
 def test_clients_without_samples_say_nothing():
     method = fedgen(TRAINING, **SERVER)
     start = method.init_server(FEDERATION, jax.random.key(1))
-    serve = jax.jit(lambda server, got: method.server_update(FEDERATION, server, got, in_round(0)))
-    idle, metrics = serve(start, receive([0, 1], tiny.ORDER, 0 * COUNTS))
-    jax.tree.map(np.testing.assert_array_equal, idle, start)
+
+    def serve(clients, counts=COUNTS):
+        return served(method, FEDERATION, start, receive(clients, counts), tiny.context(seed=2))
+
+    idle, metrics = serve([0, 1], 0 * COUNTS)
+    tiny.check_equal(idle, start)
     assert np.isfinite(metrics["generator_loss"])
-    beside, _ = serve(start, receive([0, 1], tiny.ORDER, COUNTS * [[1], [0], [0]]))
-    alone, _ = serve(start, receive([0], tiny.ORDER))
-    jax.tree.map(np.testing.assert_array_equal, beside, alone)
+    beside, _ = serve([0, 1], COUNTS * [[1], [0], [0]])
+    tiny.check_equal(beside, serve([0])[0])
 
 
 @both_variants
 @pytest.mark.parametrize("ready", [True, False])
 def test_client_update_equals_the_reference(variant, ready):
     method = fedgen(TRAINING, variant=variant, **SERVER)
-    data, ctx = tiny.client_data(LABELS, padding=2), in_round(ROUND, client_id=0)
+    ctx = tiny.context(0, seed=2, round=ROUND)
     client = method.init_client(BUCKET, ctx)
     server = method.init_server(FEDERATION, jax.random.key(1))
     generator = jax.tree.map(
@@ -142,29 +124,26 @@ def test_client_update_equals_the_reference(variant, ready):
     downlink = Downlink(
         server.head, generator, Metadata(jnp.array([0.0, 0, 5, 0])), Metadata(jnp.array(ready))
     )
-    update = jax.jit(lambda client: method.client_update(BUCKET, client, downlink, data, ctx))
-    trained, uplink, metrics = update(client)
-
-    x, steps = tiny.pixels(data), []
-    flat = flat_generator(server.generator)
-    for step, batch in enumerate((slice(0, 3), slice(3, 6))):
+    received, trained, uplink, metrics = tiny.play(method, client, downlink, ctx=ctx)
+    tiny.check_equal(received["params"], {"base": client["params"]["base"], "head": server.head})
+    flat, steps = flat_generator(server.generator), []
+    for step, (x, y) in enumerate(tiny.BATCHES):
         loss_key = jax.random.split(ctx.key, 3)[2]
         _, _, *noise_keys = jax.random.split(jax.random.fold_in(loss_key, step), 4)
         noise = [np.asarray(jax.random.uniform(key, (3, NOISE)), np.float64) for key in noise_keys]
-        drawn, y = np.full(3, 2), LABELS[batch]
+        drawn = np.full(3, 2)
         generated, alike = (
             reference.generate(flat, u, labels, C) for u, labels in zip(noise, (drawn, y))
         )
-        steps.append((x[batch], y, generated, drawn, alike))
+        steps.append((x, y, generated, drawn, alike))
     alpha, beta, decay, *_ = VARIANTS[variant]
     strength = ready * decay**ROUND
     want, loss = reference.client_train(
-        tiny.flat_params(client["params"]), steps, LR, strength * alpha, strength * beta
+        tiny.flat_params(received["params"]), steps, LR, strength * alpha, strength * beta
     )
-    for name, value in tiny.flat_params(trained["params"]).items():
-        np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-5)
+    tiny.check_model(trained["params"], want, atol=1e-5)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
-    jax.tree.map(np.testing.assert_array_equal, uplink.head, trained["params"]["head"])
+    tiny.check_equal(uplink.head, trained["params"]["head"])
     # of all samples, padding left out
     np.testing.assert_array_equal(uplink.label_counts.value, [3, 0, 2, 2])
 
@@ -181,18 +160,6 @@ def test_the_paper_waits_for_a_trained_generator(variant):
     assert len(masks) == 6 and all(bool(m) == (variant == "released") for m in masks)
     # any label, as long as nobody told
     np.testing.assert_array_equal(downlink.label_counts.value, np.ones(C))
-
-
-def test_clients_receive_the_head_and_keep_their_extractor():
-    method = fedgen(TRAINING, **SERVER)
-    client = method.init_client(BUCKET, tiny.context(0))
-    server = method.init_server(FEDERATION, jax.random.key(1))
-    downlink = method.broadcast(FEDERATION, BUCKET, server, tiny.context(0))
-    received = method.receive(BUCKET, client, downlink, None, tiny.context(0))
-    jax.tree.map(np.testing.assert_array_equal, received["params"]["head"], server.head)
-    jax.tree.map(
-        np.testing.assert_array_equal, received["params"]["base"], client["params"]["base"]
-    )
 
 
 def test_a_generator_of_one_feature_has_no_diversity():

@@ -1,5 +1,6 @@
 """The clients of FedKTL: their training against the reference, every option, every mistake."""
 
+import dataclasses
 import functools
 
 import flax.linen as nn
@@ -10,7 +11,6 @@ import optax
 import pytest
 
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import gaussian_noise
 from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.methods.shared.pair_server import Server
@@ -22,13 +22,11 @@ from fedjax_ht.simulation.simulation import make_simulation
 from tests import federations, tiny
 from tests.generators_tiny import LATENT_DIM, tiny_generator
 from tests.reference import fedktl as reference
+from tests.tiny import BUCKET, DATA, FEDERATION, LABELS, C, K
 
-C, K, LR = 4, 3, 0.003
+LR = 0.003
 GENERATOR = tiny_generator()
-TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False)
-FEDERATION = tiny.linear_federation(C, K)
-BUCKET = FEDERATION.buckets[0]
-LABELS = np.array([0, 2, 2, 0, 3, 0, 3])
+TRAINING = dataclasses.replace(tiny.TRAINING, optimizer=optax.sgd(LR))
 AVAILABLE = np.array([True, False, True, True])
 RNG = np.random.default_rng(2)
 IMAGES = RNG.random((C, 2, 2, 1)).astype(np.float32)
@@ -59,20 +57,15 @@ def compiled_client(**options):
     @jax.jit
     def update(client, available):
         downlink = method.broadcast(FEDERATION, BUCKET, server_of(available), ctx)
-        return method.client_update(
-            BUCKET, client, downlink, tiny.client_data(LABELS, padding=2), ctx
-        )
+        return method.client_update(BUCKET, client, downlink, DATA, ctx)
 
     return client, lambda available: update(client, jnp.asarray(available))
 
 
 def local_batches(available, size, released=False):
     """Returns the batches of two steps: samples, and the pairs that the client draws for them."""
-    data = tiny.client_data(LABELS)
-    x, images = (
-        tiny.pixels(data),
-        (np.float64(IMAGES) - np.asarray(data.preprocess.mean)) / np.asarray(data.preprocess.std),
-    )
+    rule = DATA.preprocess
+    images = (np.float64(IMAGES) - np.asarray(rule.mean)) / np.asarray(rule.std)
     loss_key = jax.random.split(tiny.context(0).key, 3)[2]
     for number in (0, 1):
         key = jax.random.split(jax.random.fold_in(loss_key, number), 3)[2]
@@ -81,14 +74,9 @@ def local_batches(available, size, released=False):
             passes_key = jax.random.fold_in(tiny.context(0).key, 1)
             pairs = draw_in_passes(jnp.asarray(available), size, number, passes_key)
         index, mask = map(np.asarray, pairs)
-        classes, rows = index[mask], slice(3 * number, 3 * number + 3)
-        yield (
-            x[rows],
-            LABELS[rows],
-            images.reshape(C, -1)[classes],
-            classes,
-            np.float64(VECTORS[classes]),
-        )
+        classes = index[mask]
+        vectors = np.float64(VECTORS[classes])
+        yield *tiny.BATCHES[number], images.reshape(C, -1)[classes], classes, vectors
 
 
 def test_images_cross_the_wire_in_the_generators_range():
@@ -139,7 +127,7 @@ def test_client_update_equals_the_reference(case):
     released = options.get("variant") == "released"
     recipe = reference.Recipe(None if dim is None else np.float64(simplex_etf(C, dim)), **recipe)
     start = first_params(client)
-    x = tiny.pixels(tiny.client_data(LABELS))
+    x = tiny.pixels(DATA)
     # a pass is then a step of three pairs, and one of the fourth
     everyone = [np.ones(C, bool)] * released
     for available in (AVAILABLE, np.zeros(C, bool), *everyone):
@@ -150,8 +138,8 @@ def test_client_update_equals_the_reference(case):
         want, loss = reference.train_client(
             start, batches, LR, recipe, options.get("clip_norm", True)
         )
-        for part, value in tiny.flat_params(trained["params"]).items():
-            np.testing.assert_allclose(value, want[part], rtol=1e-4, atol=1e-5, err_msg=part)
+        tiny.check_model(trained["params"], want, rtol=1e-4, atol=1e-5)
+        for part in tiny.flat_params(trained["params"]):
             assert np.abs(want[part] - start[part]).max() > 1e-4
         np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4)
         rows = reference.features if dim is None else reference.outputs
@@ -212,7 +200,7 @@ def test_a_client_without_samples_stays_and_sends_nothing():
         return method.client_update(BUCKET, client, downlink, data, ctx)
 
     after, uplink, metrics = update(client)
-    jax.tree.map(np.testing.assert_array_equal, after, client)
+    tiny.check_equal(after, client)
     assert not uplink.prototypes.mask.any() and metrics["loss"] == 0
     assert np.isfinite(uplink.prototypes.values).all()
 

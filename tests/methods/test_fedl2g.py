@@ -9,23 +9,20 @@ import optax
 import pytest
 
 from fedjax_ht.core.bucket import features, logits
-from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.fedl2g import fedl2g, hold_out
 from fedjax_ht.models import SplitModel, mlp
 from fedjax_ht.models.layers import Linear
 from tests import tiny
-from tests.methods.one_architecture import check_equal, check_model, context, model
 from tests.methods.test_fedbn import Base
 from tests.reference import fedl2g as reference
+from tests.standard import served
+from tests.tiny import LR, C, K, check_equal, check_model, model
+from tests.tiny import ONE_BUCKET as FEDERATION
+from tests.tiny import SHORT_TRAINING as TRAINING
 
-C, K, LR = 4, 3, 0.1
-TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False, drop_remainder=False)
-FEDERATION = tiny.linear_federation(C, K, buckets=1)
-BUCKET = FEDERATION.buckets[0]
 LABELS = np.array([1, 0, 3, 0, 2, 2, 0, 1])  # a quiz of three; two batches to study, one short
 DATA = tiny.client_data(LABELS, padding=2)
 X = tiny.pixels(DATA)
@@ -37,12 +34,11 @@ def vectors(guide):
     return np.random.default_rng(1).normal(size=(C, width)).astype(np.float32)
 
 
-def update(method, data=DATA, round=0, state=None):
+def update(method, data=DATA, round=0):
     """A client's training, of a model that is always the same."""
-    client = {"params": model(3), "stats": {}} if state is None else state
-    ctx = context()._replace(round=jnp.int32(round))
-    run = jax.jit(lambda c, v: method.client_update(BUCKET, c, v, data, ctx))
-    return run, client
+    client = {"params": model(3), "stats": {}}
+    ctx = tiny.context(0, round=round)
+    return lambda c, v: tiny.play(method, c, v, data=data, ctx=ctx)[1:], client
 
 
 @pytest.mark.parametrize("guide", ["logits", "features"])
@@ -91,7 +87,7 @@ def test_rows_without_a_gradient_are_not_sent():
     (bucket,) = federation.buckets
     params = bucket.module.init(jax.random.key(3), np.zeros((1, 2, 2, 1)))["params"]
     params["base"]["fc1"]["bias"] -= 100
-    client, ctx = {"params": params, "stats": {}}, context()
+    client, ctx = {"params": params, "stats": {}}, tiny.context(0, last_round=0)
     for guide, sent in (("features", []), ("logits", [0, 2])):
         method = fedl2g(TRAINING, guide=guide, warmup=2)
         run = jax.jit(
@@ -134,7 +130,7 @@ def test_batch_norm_is_passed_through_and_keeps_no_statistics_of_the_virtual_ste
         {"a": SplitModel(Base(), Linear(C), stateful=True)}, (2, 2, 1), C, num_clients=1
     )
     bucket, method = federation.buckets[0], fedl2g(TRAINING, guide="features", warmup=9)
-    client = method.init_client(bucket, context())
+    client = method.init_client(bucket, tiny.context(0, last_round=0))
     v = jnp.asarray(vectors("features"))
 
     def loss(v, params):
@@ -158,7 +154,7 @@ def test_batch_norm_is_passed_through_and_keeps_no_statistics_of_the_virtual_ste
         return cross_entropy(outputs(virtual, x, mask)[0], y, mask)
 
     want = jax.jit(jax.grad(loss))(v, client["params"])
-    ctx = context()
+    ctx = tiny.context(0, last_round=0)
     trained, uplink, _ = jax.jit(lambda c: method.client_update(bucket, c, v, DATA, ctx))(client)
     check_equal(trained["stats"], client["stats"])
     np.testing.assert_allclose(
@@ -173,11 +169,10 @@ def test_server_update_equals_the_reference(scale):
     v = vectors("logits")
     values = scale * rng.normal(size=(4, C, C)).astype(np.float32)
     mask = np.array([[1, 0, 1, 0], [0, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]], bool)
-    arrived = np.array([True, True, True, False])
-    values[~mask | ~arrived[:, None]] = np.nan
-    uplink = Masked(jnp.asarray(values), jnp.asarray(mask))
-    received = {BUCKET.name: Received(uplink, tiny.infos(range(4), 10), jnp.asarray(arrived))}
-    new, metrics = method.server_update(FEDERATION, jnp.asarray(v), received, tiny.context())
+    values[~mask] = np.nan
+    uplinks = {i: Masked(values[i], mask[i]) for i in range(4)}
+    received = tiny.receive(uplinks, [[0, 1, 2, 3]], arrived=(0, 1, 2))
+    new, metrics = served(method, FEDERATION, jnp.asarray(v), received, tiny.context())
     uploads = [{c: values[i, c] for c in np.flatnonzero(mask[i])} for i in range(3)]
     np.testing.assert_allclose(new, reference.server_update(v, uploads, 0.5), rtol=1e-5)
     assert metrics["classes"] == 2 and metrics["warming_up"]
@@ -189,9 +184,8 @@ def test_rates_and_widths_follow_the_guide():
         server = method.init_server(FEDERATION, jax.random.key(0))
         assert server.shape == (C, width)
         row = jnp.zeros_like(server).at[0, 0].set(1e-3)
-        uplink = Masked(row[None], jnp.arange(C)[None] == 0)
-        received = {BUCKET.name: Received(uplink, tiny.infos([0], 10), jnp.ones(1, bool))}
-        new, _ = method.server_update(FEDERATION, server, received, tiny.context())
+        received = tiny.receive({0: Masked(row, np.arange(C) == 0)}, [[0]])
+        new, _ = served(method, FEDERATION, server, received, tiny.context())
         np.testing.assert_allclose(server[0, 0] - new[0, 0], rate * 1e-3, rtol=1e-3)
 
 

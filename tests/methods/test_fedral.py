@@ -1,12 +1,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from fedjax_ht.core.batches import ClassSums
-from fedjax_ht.core.context import Received
-from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import Masked, Metadata, wire_elements
 from fedjax_ht.deploy.messages import pack, unpack
 from fedjax_ht.methods.fedral import BLOCKS as BY_SIZE
@@ -15,12 +12,12 @@ from fedjax_ht.methods.local import local
 from fedjax_ht.methods.shared.prototypes import prototype_uplink
 from tests import tiny
 from tests.reference import fedral as reference
+from tests.standard import served
+from tests.tiny import BATCHES, LR, TRAINING
 
-C, R, LR = 4, 6, 0.1
-TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False)
-FEDERATION = tiny.linear_federation(C, R)
+R = 6
+FEDERATION = tiny.linear_federation(width=R)
 BUCKET = FEDERATION.buckets[0]
-LABELS = np.array([0, 2, 2, 0, 3, 0, 3])
 BLOCKS, SAMPLES = [3, 1, 2], [5, 8, 2]  # of clients 0 to 2
 ANGLES = np.random.default_rng(0).normal(size=(3, R, R)).astype(np.float32)
 STALE = Masked(jnp.full((R, R), 77.0), jnp.ones((R, R), bool))
@@ -30,45 +27,27 @@ def everywhere(value=0.0) -> Masked:
     return Masked(jnp.full((R, R), value), jnp.ones((R, R), bool))
 
 
-def receive(clients, order, by_samples: bool, samples=SAMPLES) -> dict[str, Received]:
-    """Stacks the uploads of the clients that arrived; rows that the server must not read are
-    NaN."""
-    received = {}
-    for bucket, ids in enumerate(order):
-        arrived = np.array([i in clients for i in ids])
-        values = np.full((len(ids), R, R), np.nan, np.float32)
-        mask = np.ones((len(ids), R, R), bool)
-        for row, i in enumerate(ids):
-            if i in clients:
-                mask[row] = block_mask(R, BLOCKS[i])
-                values[row] = np.where(mask[row], ANGLES[i], np.nan)
-        counts = np.array([samples[i] if i in clients else 99 for i in ids], np.int32)
-        uplink = Uplink(
-            Masked(jnp.asarray(values), jnp.asarray(mask)), Metadata(jnp.asarray(counts))
-        )
-        uplink = uplink if by_samples else uplink._replace(num_samples=())
-        received[f"linear{bucket}"] = Received(
-            uplink, tiny.infos(ids, counts), jnp.asarray(arrived)
-        )
-    return received
+def serve(weighting: str, clients, samples=SAMPLES) -> Masked:
+    """The server's matrix after uploads of these clients."""
+    uplinks = {}
+    for i in clients:
+        mask = np.asarray(block_mask(R, BLOCKS[i]))
+        count = Metadata(np.int32(samples[i])) if weighting == "samples" else ()
+        uplinks[i] = Uplink(Masked(np.where(mask, ANGLES[i], np.nan), mask), count)
+    received = tiny.receive(uplinks, samples=enumerate(samples))
+    return served(METHODS[weighting], FEDERATION, STALE, received)[0]
 
 
-@pytest.fixture(scope="module", params=["samples", "uniform"])
-def served(request):
-    """(weighting, the compiled server)."""
-    method = fedral(TRAINING, weighting=request.param)
-    return request.param, jax.jit(
-        lambda server, got: method.server_update(FEDERATION, server, got, None)[0]
-    )
+METHODS = {name: fedral(TRAINING, weighting=name) for name in ("samples", "uniform")}
+each_weighting = pytest.mark.parametrize("weighting", METHODS)
 
 
-@pytest.mark.parametrize("order", [tiny.ORDER, tiny.OTHER_ORDER], ids=["order", "other order"])
-def test_server_update_equals_the_reference(served, order):
+@each_weighting
+def test_server_update_equals_the_reference(weighting):
     """A mean by samples counts zeros, a uniform mean is over the clients that sent an entry.
     Entries that nobody sends are zero, and are not sent on."""
-    weighting, serve = served
     for clients in ([0, 1, 2], [0, 2]):
-        server = serve(STALE, receive(clients, order, weighting == "samples"))
+        server = serve(weighting, clients)
         angles, blocks = [ANGLES[i] for i in clients], [BLOCKS[i] for i in clients]
         if weighting == "samples":
             counts = [SAMPLES[i] for i in clients]
@@ -78,57 +57,48 @@ def test_server_update_equals_the_reference(served, order):
         np.testing.assert_array_equal(server.mask, sent)
         np.testing.assert_allclose(server.values, want, rtol=1e-5, atol=1e-6)
     assert not sent.all()
-
-
-def test_entries_of_a_single_client_are_kept_or_shrink_to_its_share(served):
-    """Client 0 has three blocks and client 1 has one, so that only client 1 sends the corner."""
-    weighting, serve = served
-    server = serve(STALE, receive([0, 1], tiny.ORDER, weighting == "samples"))
+    # Client 0 has three blocks and client 1 has one, so that only client 1 sends the corner.
     share = SAMPLES[1] / (SAMPLES[0] + SAMPLES[1]) if weighting == "samples" else 1
-    np.testing.assert_allclose(server.values[0, -1], share * ANGLES[1][0, -1], rtol=1e-6)
+    corner = serve(weighting, [0, 1]).values[0, -1]
+    np.testing.assert_allclose(corner, share * ANGLES[1][0, -1], rtol=1e-6)
 
 
-def test_clients_without_samples_say_nothing(served):
-    weighting, serve = served
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        serve(STALE, receive([0, 2], tiny.ORDER, weighting == "samples", [0, 0, 0])),
-        STALE,
-    )
-    server = serve(STALE, receive([0, 1], tiny.ORDER, weighting == "samples", [5, 0, 0]))
-    np.testing.assert_array_equal(server.mask, block_mask(R, BLOCKS[0]))
-    np.testing.assert_allclose(
-        server.values, np.where(block_mask(R, BLOCKS[0]), ANGLES[0], 0), rtol=1e-6
-    )
+@each_weighting
+def test_clients_without_samples_say_nothing(weighting):
+    tiny.check_equal(serve(weighting, [0, 2], [0, 0, 0]), STALE)
+    server, mask = serve(weighting, [0, 1], [5, 0, 0]), block_mask(R, BLOCKS[0])
+    np.testing.assert_array_equal(server.mask, mask)
+    np.testing.assert_allclose(server.values, np.where(mask, ANGLES[0], 0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("angle_lr", [None, 0.03])
 def test_client_update_equals_the_reference(angle_lr):
     method = fedral(TRAINING, blocks=(2, 3), angle_lr=angle_lr)
-    data = tiny.client_data(LABELS, padding=2)
     client = method.init_client(BUCKET, tiny.context(1))
     sent = np.asarray(block_mask(R, 2))
     downlink = Masked(jnp.where(sent, ANGLES[0], jnp.nan), jnp.asarray(sent))
-    update = jax.jit(lambda client, ctx: method.client_update(BUCKET, client, downlink, data, ctx))
+
+    def update(client, i):
+        ctx = tiny.context(i)
+        return tiny.play(method, client, downlink, ctx=ctx, bucket=BUCKET)[1:]
+
     # It starts from the matrix received, whatever it trained before.
-    trained, uplink, metrics = update(client | {"angle": jnp.full((R, R), 9.0)}, tiny.context(1))
-    x = tiny.pixels(data)
+    trained, uplink, metrics = update(client | {"angle": jnp.full((R, R), 9.0)}, 1)
+    angle = np.where(sent, ANGLES[0], 0).astype(np.float64)
     want, loss = reference.train(
-        tiny.flat_params(client["params"])
-        | {"angle": np.where(sent, ANGLES[0], 0).astype(np.float64)},
-        [(x[:3], LABELS[:3]), (x[3:6], LABELS[3:6])],
+        tiny.flat_params(client["params"]) | {"angle": angle},
+        BATCHES,
         LR,
         LR if angle_lr is None else angle_lr,
     )
-    got = tiny.flat_params(trained["params"]) | {"angle": trained["angle"]}
-    for name, value in got.items():
-        np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=2e-6)
+    tiny.check_model(trained["params"], want, atol=2e-6)
+    np.testing.assert_allclose(trained["angle"], want["angle"], rtol=1e-5, atol=2e-6)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
     assert np.abs(want["angle"][~sent]).max() > 1e-4  # all entries are trained
     # Client 1 sends its three blocks, client 2 two again.
     np.testing.assert_array_equal(uplink.angle.mask, block_mask(R, 3))
     np.testing.assert_array_equal(uplink.angle.values, trained["angle"])
-    np.testing.assert_array_equal(update(client, tiny.context(2))[1].angle.mask, block_mask(R, 2))
+    np.testing.assert_array_equal(update(client, 2)[1].angle.mask, block_mask(R, 2))
     assert uplink.num_samples.value == 10
 
 
@@ -141,34 +111,25 @@ def test_blocks_are_on_the_diagonal():
 
 def test_a_frozen_matrix_of_zeros_is_local_training():
     method, alone = fedral(TRAINING, init_scale=0.0, angle_lr=0.0), local(TRAINING)
-    data, ctx = tiny.client_data(LABELS), tiny.context(0)
+    ctx = tiny.context(0)
     server = method.init_server(FEDERATION, jax.random.key(0))
     downlink = method.broadcast(FEDERATION, BUCKET, server, ctx)
     client = method.init_client(BUCKET, ctx)
-    for _ in range(2):
-        want, _, _ = alone.client_update(
-            BUCKET, {k: client[k] for k in ("params", "stats")}, (), data, ctx
-        )
-        client, uplink, _ = method.client_update(BUCKET, client, downlink, data, ctx)
-        assert not uplink.angle.values.any()
-        for name, value in tiny.flat_params(want["params"]).items():
-            np.testing.assert_allclose(
-                tiny.flat_params(client["params"])[name], value, rtol=1e-6, atol=1e-7
-            )
+    plain = {k: client[k] for k in ("params", "stats")}
+    _, want, *_ = tiny.play(alone, plain, (), bucket=BUCKET)
+    _, client, uplink, _ = tiny.play(method, client, downlink, bucket=BUCKET)
+    assert not uplink.angle.values.any()
+    tiny.check_model(client["params"], tiny.flat_params(want["params"]), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("inference", ["own", "global"])
 def test_prediction_is_by_either_matrix(inference):
     method = fedral(TRAINING, inference=inference)
     client = method.init_client(BUCKET, tiny.context(0)) | {"angle": jnp.asarray(ANGLES[1])}
-    x, mask = (
-        jnp.asarray(np.random.default_rng(2).normal(size=(5, 2, 2, 1)), jnp.float32),
-        jnp.ones(5, bool),
-    )
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(5, 2, 2, 1)), jnp.float32)
     sent = block_mask(R, 3)
-    scores = method.predict(
-        BUCKET, client, Masked(jnp.where(sent, ANGLES[0], jnp.nan), sent), x, mask
-    )
+    downlink = Masked(jnp.where(sent, ANGLES[0], jnp.nan), sent)
+    scores = method.predict(BUCKET, client, downlink, x, jnp.ones(5, bool))
     assert method.rules[0] == inference and set(scores) == set(method.rules) == {"own", "global"}
     params = tiny.flat_params(client["params"])
     for rule, angle in {"own": ANGLES[1], "global": np.where(sent, ANGLES[0], 0)}.items():
@@ -179,7 +140,7 @@ def test_prediction_is_by_either_matrix(inference):
 def test_the_first_matrix_is_sent_whole():
     for scale in (1.0, 3.0):
         server = fedral(TRAINING, init_scale=scale).init_server(
-            tiny.linear_federation(C, 100), jax.random.key(0)
+            tiny.linear_federation(width=100), jax.random.key(0)
         )
         assert server.mask.all()
         # within scale / sqrt(r)
@@ -194,7 +155,7 @@ def test_a_first_matrix_that_keeps_the_size_of_the_features(blocks):
     ratio = {}
     for scale in (np.sqrt(3 * blocks), np.sqrt(3 * 200)):
         server = fedral(TRAINING, init_scale=scale).init_server(
-            tiny.linear_federation(C, 200), jax.random.key(0)
+            tiny.linear_federation(width=200), jax.random.key(0)
         )
         angle = np.where(block_mask(200, blocks), server.values, 0)
         ratio[scale] = np.mean((rows @ angle) ** 2) / np.mean(rows**2)

@@ -6,7 +6,6 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core.context import Received
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.wire import Masked
@@ -20,16 +19,12 @@ from tests import tiny
 from tests.federations import to_device, to_host
 from tests.reference import averaging, linear_client
 from tests.reference import fedssa as reference
+from tests.standard import served
+from tests.tiny import BATCHES, BUCKET, DATA, FEDERATION, LR, TRAINING, C, K
 
-C, K, LR = 4, 3, 0.1
-TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False)
 STILL = LocalTraining(optax.sgd(0.0), batch_size=4)
-FEDERATION = tiny.linear_federation(C, K)
-BUCKET = FEDERATION.buckets[0]
 UPLOADS = tiny.prototypes_of({0: [0, 2], 1: [1, 2], 2: [2]}, K + 1)  # nobody has class 3
 OLD = np.random.default_rng(9).normal(size=(C, K + 1)).astype(np.float32)
-# two steps of three; the last sample is left out of training
-LABELS = np.array([0, 2, 2, 0, 3, 0, 3])
 OWN = {0, 2, 3}
 
 modes = pytest.mark.parametrize("hide", [False, True], ids=["own rows", "hidden classes"])
@@ -37,16 +32,11 @@ modes = pytest.mark.parametrize("hide", [False, True], ids=["own rows", "hidden 
 
 def receive(uploads, order, hide: bool):
     """A round's uplinks; with hidden classes, zeros stand in for the rows of others."""
-    received = tiny.receive_prototypes(uploads, order, C, K + 1)
-    plain = {name: r._replace(uplink=r.uplink.prototypes) for name, r in received.items()}
-    if not hide:
-        return plain
-
-    def zeros(r: Received) -> Received:
-        rows = np.where(r.uplink.mask[..., None], r.uplink.values, 0)
-        return r._replace(uplink=jnp.asarray(np.where(r.arrived[:, None, None], rows, np.nan)))
-
-    return {name: zeros(r) for name, r in plain.items()}
+    uplinks = {}
+    for i, rows in uploads.items():
+        sent = tiny.by_class(rows, C, (K + 1,))
+        uplinks[i] = np.where(sent.mask[:, None], sent.values, 0) if hide else sent
+    return tiny.receive(uplinks, order)
 
 
 def first_server(method) -> Server:
@@ -63,36 +53,34 @@ FORMS = {
 
 
 @pytest.fixture(scope="module", params=FORMS)
-def served(request):
-    """(the options, the method, its compiled server)."""
+def form(request):
+    """(the options, the method, (server, uploads, order) -> its next state and metrics)."""
     options = FORMS[request.param]
-    method = fedssa(TRAINING, **options)
-    return (
-        options,
-        method,
-        jax.jit(lambda server, got: method.server_update(FEDERATION, server, got, None)),
-    )
+    method, hide = fedssa(TRAINING, **options), "hide_classes" in options
+
+    def serve(server, uploads, order=tiny.ORDER):
+        return served(method, FEDERATION, server, receive(uploads, order, hide))
+
+    return options, method, serve
 
 
-def test_server_update_equals_the_reference(served):
+def test_server_update_equals_the_reference(form):
     """The mean is over a class's owners alone; the class that nobody uploads keeps its row."""
-    options, method, serve = served
-    hide = "hide_classes" in options
+    _, method, serve = form
     want = averaging.mean_by_class([UPLOADS[i] for i in range(3)])
     orders = (tiny.ORDER, tiny.OTHER_ORDER)
-    results = [serve(first_server(method), receive(UPLOADS, order, hide)) for order in orders]
+    results = [serve(first_server(method), UPLOADS, order) for order in orders]
     for server, metrics in results:
         assert metrics["classes"] == 3
         np.testing.assert_array_equal(server.rows[3], OLD[3])
         for c, mean in want.items():
             np.testing.assert_allclose(server.rows[c], mean, rtol=1e-5, atol=1e-6)
-    jax.tree.map(np.testing.assert_array_equal, *results)
+    tiny.check_equal(*results)
 
 
-def test_owners_who_stay_away_count_with_their_newest_rows(served):
+def test_owners_who_stay_away_count_with_their_newest_rows(form):
     """Eq. 3 is over all clients that hold a class; those that never took part have no row."""
-    options, method, serve = served
-    hide = "hide_classes" in options
+    options, method, serve = form
     rounds = [
         UPLOADS,
         tiny.prototypes_of({0: [0, 2]}, K + 1, seed=1),
@@ -100,7 +88,7 @@ def test_owners_who_stay_away_count_with_their_newest_rows(served):
     ]
     server = first_server(method)
     for number, uploads in enumerate(rounds, 1):
-        before, (server, _) = server, serve(server, receive(uploads, tiny.ORDER, hide))
+        before, (server, _) = server, serve(server, uploads)
         stored = reference.stored_mean(rounds[:number])
         now = stored if "owners" not in options else averaging.mean_by_class(list(uploads.values()))
         for c in range(C):
@@ -112,11 +100,9 @@ def test_owners_who_stay_away_count_with_their_newest_rows(served):
     np.testing.assert_array_equal(server.held[1], [False, True, False, False])
 
 
-def test_the_server_learns_whose_rows_to_send(served):
-    options, method, serve = served
-    server, _ = serve(
-        first_server(method), receive({0: UPLOADS[0], 2: {}}, tiny.ORDER, "hide_classes" in options)
-    )
+def test_the_server_learns_whose_rows_to_send(form):
+    options, method, serve = form
+    server, _ = serve(first_server(method), {0: UPLOADS[0], 2: {}})
     for client, classes in enumerate([{0, 2}, {0, 1, 2, 3}, {0, 1, 2, 3}, {0, 1, 2, 3}]):
         downlink = method.broadcast(FEDERATION, BUCKET, server, tiny.context(client))
         if "hide_classes" in options or options.get("owners") == "summed":
@@ -126,26 +112,22 @@ def test_the_server_learns_whose_rows_to_send(served):
         np.testing.assert_array_equal(downlink.values, server.rows)
 
 
-def test_a_round_without_samples_changes_nothing(served):
-    options, method, serve = served
-    server, metrics = serve(
-        first_server(method), receive({0: {}, 2: {}}, tiny.ORDER, "hide_classes" in options)
-    )
-    jax.tree.map(np.testing.assert_array_equal, server, first_server(method))
+def test_a_round_without_samples_changes_nothing(form):
+    _, method, serve = form
+    server, metrics = serve(first_server(method), {0: {}, 2: {}})
+    tiny.check_equal(server, first_server(method))
     assert metrics["classes"] == 0
 
 
 def test_without_semantics_everybody_owns_every_class():
-    method, data, ctx = fedssa(TRAINING, semantic=False), tiny.client_data(LABELS), tiny.context(0)
-    client = method.init_client(BUCKET, ctx)
-    trained, uplink, _ = jax.jit(
-        lambda client: method.client_update(BUCKET, client, None, data, ctx)
-    )(client)
-    np.testing.assert_array_equal(uplink.mask, np.ones(C, bool))
+    method, everybody = fedssa(TRAINING, semantic=False), np.ones(C, bool)
+    client = method.init_client(BUCKET, tiny.context(0))
+    downlink = Masked(jnp.asarray(OLD), jnp.asarray(everybody))
+    received, trained, uplink, _ = tiny.play(method, client, downlink)
+    np.testing.assert_array_equal(uplink.mask, everybody)
     np.testing.assert_array_equal(uplink.values, rows_of(trained["params"]["head"]))
-    downlink = Masked(jnp.asarray(OLD), jnp.ones(C, bool))
-    got = rows_of(method.receive(BUCKET, client, downlink, data, ctx)["params"]["head"])
     theta, mu = rows_of(client["params"]["head"]), stabilisation(1, 0.5, 5)
+    got = rows_of(received["params"]["head"])
     np.testing.assert_allclose(got, OLD + mu * theta, rtol=1e-5, atol=1e-6)
 
 
@@ -171,52 +153,39 @@ def test_a_client_fuses_the_rows_of_its_own_classes(hide, clock):
     """t counts from 1: in the first round mu is cos(pi / 6) of its start, where T is 3. It is the
     client's own first round, whatever the federation's, or that of all."""
     options = {"mu": 0.8, "stable_rounds": 3, "clock": clock, "hide_classes": hide}
-    method, data = fedssa(TRAINING, **options), tiny.client_data(LABELS, padding=2)
+    method = fedssa(TRAINING, **options)
     state = method.init_client(BUCKET, tiny.context(0))
     theta = np.asarray(rows_of(state["params"]["head"]), np.float64)
     sent = np.arange(C) != 1
-    downlink = (
-        jnp.asarray(OLD)
-        if hide
-        else Masked(jnp.where(sent[:, None], OLD, jnp.nan), jnp.asarray(sent))
-    )
-    receive = jax.jit(lambda client, ctx: method.receive(BUCKET, client, downlink, data, ctx))
+    masked = Masked(jnp.where(sent[:, None], OLD, jnp.nan), jnp.asarray(sent))
+    downlink = jnp.asarray(OLD) if hide else masked
+    receive = jax.jit(lambda client, ctx: method.receive(BUCKET, client, downlink, DATA, ctx))
     for number, mu in enumerate([0.8 * np.cos(np.pi / 6), 0.8 * np.cos(np.pi / 3), 0, 0]):
         taken_part, round = (number, 40) if clock == "client" else (7, number)
         now = state | {"rounds": jnp.int32(taken_part)}
-        client = receive(now, tiny.context(0)._replace(round=jnp.int32(round)))
+        client = receive(now, tiny.context(0, round=round))
         got = rows_of(client["params"]["head"])
         np.testing.assert_allclose(got, reference.fuse(theta, OLD, OWN, mu), rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(got[1], theta[1].astype(np.float32))  # its history
-        jax.tree.map(
-            np.testing.assert_array_equal, client["params"]["base"], state["params"]["base"]
-        )
+        tiny.check_equal(client["params"]["base"], state["params"]["base"])
 
 
 def test_rows_that_were_not_sent_are_not_fused():
-    method, data = fedssa(TRAINING), tiny.client_data(LABELS)
+    method = fedssa(TRAINING)
     state = method.init_client(BUCKET, tiny.context(0))
     nothing = Masked(jnp.full((C, K + 1), jnp.nan), jnp.zeros(C, bool))
-    client = method.receive(BUCKET, state, nothing, data, tiny.context(0))
-    jax.tree.map(np.testing.assert_array_equal, client, state)
+    client = method.receive(BUCKET, state, nothing, DATA, tiny.context(0))
+    tiny.check_equal(client, state)
 
 
 @modes
 def test_client_update_equals_the_reference(hide):
-    method, data, ctx = (
-        fedssa(TRAINING, hide_classes=hide),
-        tiny.client_data(LABELS, padding=2),
-        tiny.context(0),
-    )
-    client = method.init_client(BUCKET, ctx)
-    trained, uplink, metrics = jax.jit(
-        lambda client: method.client_update(BUCKET, client, None, data, ctx)
-    )(client)
-    x = tiny.pixels(data)
-    batches = [(x[:3], LABELS[:3]), (x[3:6], LABELS[3:6])]
-    want, loss, _ = linear_client.train(tiny.flat_params(client["params"]), batches, LR)
-    for name, value in tiny.flat_params(trained["params"]).items():
-        np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-6)
+    method = fedssa(TRAINING, hide_classes=hide)
+    client = method.init_client(BUCKET, tiny.context(0))
+    downlink = jnp.asarray(OLD) if hide else Masked(jnp.asarray(OLD), jnp.ones(C, bool))
+    received, trained, uplink, metrics = tiny.play(method, client, downlink)
+    want, loss, _ = linear_client.train(tiny.flat_params(received["params"]), BATCHES, LR)
+    tiny.check_model(trained["params"], want)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
     rows = np.concatenate([want["head_kernel"].T, want["head_bias"][:, None]], axis=1)
     sent = uplink if hide else uplink.values
@@ -233,7 +202,7 @@ def test_rows_hold_a_class_s_weights_and_bias():
         "bias": -jnp.arange(C, dtype=jnp.float32),
     }
     np.testing.assert_array_equal(rows_of(head)[2], [2, 6, 10, -2])
-    jax.tree.map(np.testing.assert_array_equal, head_of(rows_of(head)), head)
+    tiny.check_equal(head_of(rows_of(head)), head)
 
 
 def test_one_owner_a_class_and_no_history_is_local_training():

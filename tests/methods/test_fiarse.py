@@ -7,25 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.wire import FIRST_ROWS, SHORTEST, Masked
 from fedjax_ht.methods.fiarse import Message, Server, fiarse, held_entries, masked
 from fedjax_ht.methods.shared.norms import entries_of
 from fedjax_ht.models.sliced import ConvNet, sliced_model
 from tests import tiny
-from tests.methods.one_architecture import (
-    BATCHES,
-    BUCKET,
-    FEDERATION,
-    LR,
-    TRAINING,
-    check_equal,
-    check_model,
-    model,
-    play,
-)
 from tests.reference import fiarse as reference
+from tests.tiny import BUCKET, LR, check_equal, check_model, model
+from tests.tiny import ONE_BUCKET as FEDERATION
+from tests.tiny import SHORT_BATCHES as BATCHES
+from tests.tiny import SHORT_TRAINING as TRAINING
+
+play = functools.partial(tiny.play, data=tiny.SHORT_DATA)
 
 W = model(0)
 W_ENTRIES = entries_of(BUCKET, W).weights
@@ -44,9 +38,8 @@ def served(method) -> list[Server]:
 def served_by_layer(method) -> list[Server]:
     """The server's state with the model W after a round in which nobody changed it."""
     start = [method.init_server(FEDERATION, jax.random.key(0))[0]._replace(params=W)]
-    rows = entries_of(BUCKET, W).weights[None] * 0
-    uplink = Message(Masked(rows, rows == 0, SHORTEST), (), {})
-    received = {BUCKET.name: Received(uplink, tiny.infos([0], 5), jnp.ones(1, bool))}
+    still = W_ENTRIES * 0
+    received = tiny.receive({0: Message(Masked(still, still == 0, SHORTEST), (), {})}, [[0]])
     server, _ = method.server_update(FEDERATION, start, received, None)
     return server
 
@@ -113,23 +106,18 @@ def test_entries_that_fall_below_the_threshold_stay_where_they_are():
     np.testing.assert_allclose(jax.grad(loss)(w, 0.0, True), [1, 2, 3, 4, 5])
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [4, 2, 0, 3, 1, 4]])
-def test_an_entry_is_averaged_over_its_holders(order):
+def test_an_entry_is_averaged_over_its_holders():
     """Client 3 is lost, 4 is padding."""
     method = fiarse(TRAINING, shares=SHARES, server_lr=0.5)
     trained = [tiny.flat_params(model(10 + i)) for i in range(3)]
     held = [reference.mask(FLAT, reference.thresholds(FLAT, share, False)) for share in SHARES]
 
-    def row(i):
-        message = sent_to(method, min(i, 2))
+    uplinks = {}
+    for i in range(3):
+        message = sent_to(method, i)
         changes = entries_of(BUCKET, jax.tree.map(jnp.subtract, W, model(10 + i))).weights
-        if i > 2:
-            changes = changes * jnp.nan
-        return message._replace(weights=message.weights._replace(values=changes))
-
-    uplink = jax.tree.map(lambda *xs: jnp.stack(xs), *map(row, order))
-    arrived = jnp.array([i < 3 for i in order])
-    received = {BUCKET.name: Received(uplink, tiny.infos(order, 5), arrived)}
+        uplinks[i] = message._replace(weights=message.weights._replace(values=changes))
+    received = tiny.receive(uplinks, tiny.IN_ONE_BUCKET)
     (new,), _ = method.server_update(FEDERATION, served(method), received, None)
     expected = reference.server(FLAT, list(zip(trained, held)), 0.5)
     check_model(new.params, expected)
@@ -155,8 +143,7 @@ def test_an_entry_that_nobody_holds_stays():
     method = fiarse(TRAINING, shares=(0.3,))
     message = sent_to(fiarse(TRAINING, shares=SHARES), 2)
     ones = message._replace(weights=message.weights._replace(values=jnp.ones_like(W_ENTRIES)))
-    uplink = jax.tree.map(lambda x: x[None], ones)
-    received = {BUCKET.name: Received(uplink, tiny.infos([2], 5), jnp.ones(1, bool))}
+    received = tiny.receive({2: ones}, [[2]])
     (new,), _ = method.server_update(FEDERATION, served(method), received, None)
     entries = entries_of(BUCKET, new.params).weights
     np.testing.assert_array_equal(entries != W_ENTRIES, message.weights.mask)
@@ -172,13 +159,12 @@ def test_norms_are_held_whole_and_their_statistics_averaged():
     message = jax.device_get(send(server, tiny.context(0)))
     assert message.weights.mask.shape == (40 + 148 + 15,) and message.weights.mask.sum() == 101
     assert message.norms.mask.shape == (2 * (4 + 4),) and message.norms.mask.all()
-    rows = []
+    uplinks = {}
     for i in range(3):
         norms = message.norms._replace(values=np.full(16, i, np.float32))
         stats = jax.tree.map(lambda x, i=i: x + i, message.stats)
-        rows.append(message._replace(norms=norms, stats=stats))
-    uplink = jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs)), *rows)
-    received = {"conv": Received(uplink, tiny.infos(range(3), [4, 9, 0]), jnp.ones(3, bool))}
+        uplinks[i] = message._replace(norms=norms, stats=stats)
+    received = tiny.receive(uplinks, {"conv": [0, 1, 2]}, {2: 0})
     serve = jax.jit(functools.partial(method.server_update, federation))
     (new,), _ = serve(server, received, None)
     before, after = (entries_of(bucket, x.params).norms for x in (server[0], new))

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.context import Received
 from fedjax_ht.core.contract import require_server_statistics
 from fedjax_ht.core.federation import make_federation, make_sliced_federation
 from fedjax_ht.core.wire import Metadata
@@ -19,9 +18,12 @@ from fedjax_ht.models import mlp
 from fedjax_ht.models.sliced import sliced_model
 from tests import tiny
 from tests.federations import Normed, SlicedDense
-from tests.methods.one_architecture import BATCHES, DATA, LR, TRAINING
 from tests.reference import fjord as reference
 from tests.standard import served
+from tests.tiny import LR
+from tests.tiny import SHORT_BATCHES as BATCHES
+from tests.tiny import SHORT_DATA as DATA
+from tests.tiny import SHORT_TRAINING as TRAINING
 
 C, SHAPE, RATES = 4, (2, 2, 1), (1.0, 0.5, 0.25)
 
@@ -58,9 +60,10 @@ def server_of(method) -> Server:
     return method.init_server(FEDERATION, jax.random.key(0))._replace(params=W)
 
 
-@pytest.mark.parametrize("kd", [False, True])
 @pytest.mark.parametrize(
-    ("bucket", "which"), [(0, 1), (0, 2), (1, 0), (2, 0)], ids=["half", "quarter", "own", "least"]
+    ("kd", "bucket", "which"),
+    [(True, 0, 1), (True, 0, 2), (True, 1, 0), (False, 0, 1), (False, 2, 0)],
+    ids=["half", "quarter", "own", "half alone", "least"],
 )
 def test_a_client_trains_the_width_that_it_draws(kd, bucket, which):
     method, bucket = fjord(TRAINING, kd=kd), FEDERATION.buckets[bucket]
@@ -68,17 +71,12 @@ def test_a_client_trains_the_width_that_it_draws(kd, bucket, which):
     ctx = tiny.context(0)
     sent = method.broadcast(FEDERATION, bucket, server_of(method), ctx)
     assert sorted(sent.stats) == sorted(map(str, widths))
-
-    @jax.jit
-    def run(sent):
-        client = method.receive(bucket, {"params": (), "stats": {}}, sent, DATA, ctx)
-        return method.client_update(bucket, client, sent, DATA, ctx)
-
+    nothing = {"params": (), "stats": {}}
     with mock.patch.object(module, "drawn", lambda key, number: jnp.int32(which)):
-        trained, uplink, _ = run(sent)
+        _, trained, uplink, _ = tiny.play(method, nothing, sent, data=DATA, ctx=ctx, bucket=bucket)
     expected = reference.client(flat(W), BATCHES, LR, bucket.width, [widths[which]] * 2, kd)
     check(uplink.params, expected, bucket.width)
-    jax.tree.map(np.testing.assert_array_equal, trained["params"], uplink.params)
+    tiny.check_equal(trained["params"], uplink.params)
 
 
 def test_widths_are_drawn_alike():
@@ -87,22 +85,20 @@ def test_widths_are_drawn_alike():
     np.testing.assert_allclose(counts / 3000, 1 / 3, atol=0.04)
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_an_entry_is_averaged_by_samples_over_its_holders(padded):
-    """The narrowest client is lost in the second case, beside a row of padding."""
-    method, clients, received = fjord(TRAINING), [], {}
-    for i, (bucket, samples) in enumerate(zip(FEDERATION.buckets, (8, 12, 4))):
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_entry_is_averaged_by_samples_over_its_holders(lost):
+    """The narrowest client is lost in the second case; each is beside a row of padding."""
+    method, clients, uplinks = fjord(TRAINING), [], {}
+    samples = (8, 12, 4)
+    for i, (bucket, count) in enumerate(zip(FEDERATION.buckets, samples)):
         whole = FEDERATION.global_model.module.init(jax.random.key(i), jnp.zeros((1, *SHAPE)))
-        method_sent = method.broadcast(
-            FEDERATION, bucket, Server(whole["params"], server_of(method).stats), tiny.context(i)
-        )
-        rows = jax.tree.map(lambda x: jnp.stack([x, x * jnp.nan]), method_sent.params)
-        is_lost = padded and i == 2
-        if not is_lost:
-            clients.append((bucket.width, samples, flat(whole["params"])))
-        uplink = Message(rows, method_sent.stats, Metadata(jnp.array([samples, 99])))
-        arrived = jnp.array([not is_lost, False])
-        received[bucket.name] = Received(uplink, tiny.infos([i, 7], samples), arrived)
+        server = Server(whole["params"], server_of(method).stats)
+        sent = method.broadcast(FEDERATION, bucket, server, tiny.context(i))
+        uplinks[i] = Message(sent.params, sent.stats, Metadata(np.int32(count)))
+        if not (lost and i == 2):
+            clients.append((bucket.width, count, flat(whole["params"])))
+    order = {bucket.name: [i, 7] for i, bucket in enumerate(FEDERATION.buckets)}
+    received = tiny.receive(uplinks, order, enumerate(samples), range(2 if lost else 3))
     new, _ = served(method, FEDERATION, server_of(method), received, tiny.context())
     check(new.params, reference.server(flat(W), clients))
 
@@ -116,21 +112,17 @@ def test_norms_keep_statistics_for_each_width():
     server = method.init_server(federation, jax.random.key(0))
     widths = {name: stats["base"]["norm"]["mean"].shape for name, stats in server.stats.items()}
     assert widths == {"1.0": (4,), "0.5": (2,)}
-    received = {}
+    uplinks = {}
     with mock.patch.object(module, "drawn", lambda key, number: jnp.int32(number - 1)):
         for i, bucket in enumerate(federation.buckets):
             ctx = tiny.context(i)
             sent = method.broadcast(federation, bucket, server, ctx)
-            client = method.receive(bucket, method.init_client(bucket, ctx), sent, DATA, ctx)
-            client, uplink, _ = jax.jit(method.client_update, static_argnums=0)(
-                bucket, client, sent, DATA, ctx
+            first = method.init_client(bucket, ctx)
+            _, client, uplinks[i], _ = tiny.play(
+                method, first, sent, data=DATA, ctx=ctx, bucket=bucket
             )
-            jax.tree.map(
-                np.testing.assert_array_equal, client["stats"], uplink.stats[str(bucket.width)]
-            )
-            uplink = jax.tree.map(lambda x: x[None], uplink)
-            info = jax.tree.map(lambda x: x[None], ctx.info)
-            received[bucket.name] = Received(uplink, info, jnp.ones(1, bool))
+            tiny.check_equal(client["stats"], uplinks[i].stats[str(bucket.width)])
+    received = tiny.receive(uplinks, tiny.members(federation))
     new, _ = served(method, federation, server, received, tiny.context())
 
     def mean(stats):
@@ -138,7 +130,7 @@ def test_norms_keep_statistics_for_each_width():
 
     # nobody has drawn the whole width; the half is in both clients' statistics
     np.testing.assert_array_equal(mean(new.stats["1.0"]), 0)
-    both = [mean(r.uplink.stats["0.5"])[0] for r in received.values()]
+    both = [mean(uplink.stats["0.5"]) for uplink in uplinks.values()]
     np.testing.assert_allclose(mean(new.stats["0.5"]), np.mean(both, axis=0), rtol=1e-5)
     assert np.abs(both).min() > 0
     assert method.global_model.stats(new) is new.stats["1.0"]

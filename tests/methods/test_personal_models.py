@@ -1,6 +1,7 @@
 """Ditto, APFL, FedRep and MOON against NumPy."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +14,12 @@ from fedjax_ht.methods.ditto import ditto
 from fedjax_ht.methods.fedrep import fedrep
 from fedjax_ht.methods.moon import cosine, model_contrast, moon
 from tests import tiny
-from tests.methods.one_architecture import (
-    BATCHES,
-    BUCKET,
-    LR,
-    TRAINING,
-    check_equal,
-    check_model,
-    model,
-    play,
-)
 from tests.reference import one_architecture as reference
+from tests.tiny import BUCKET, LR, check_equal, check_model, model
+from tests.tiny import SHORT_BATCHES as BATCHES
+from tests.tiny import SHORT_TRAINING as TRAINING
+
+play = functools.partial(tiny.play, data=tiny.SHORT_DATA)
 
 V, W, OTHER = (model(seed) for seed in range(3))
 V_FLAT, W_FLAT, OTHER_FLAT = map(tiny.flat_params, (V, W, OTHER))
@@ -122,7 +118,7 @@ def test_moon_pulls_features_to_the_received_model_and_away_from_the_last():
     check_equal(uplink.params, trained["params"])
     check_equal(trained["last"]["params"], trained["params"])
     # in the first round the last model is the received one
-    received, trained, _, _ = play(method, client, W, last_round=-1)
+    received, trained, _, _ = play(method, client, W, ctx=tiny.context(0))
     check_equal(received["last"]["params"], W)
     check_model(trained["params"], reference.moon(W_FLAT, W_FLAT, BATCHES, LR, 2.0, 0.4))
 

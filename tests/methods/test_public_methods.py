@@ -18,10 +18,12 @@ from fedjax_ht.methods.fedmd import fedmd
 from fedjax_ht.methods.ktpfl import ktpfl
 from fedjax_ht.methods.shared import public
 from tests import tiny
-from tests.methods.one_architecture import BUCKET, FEDERATION, LR, TRAINING, check_model, model
 from tests.reference import gradients, linear_client
 from tests.reference import public as reference
 from tests.standard import served
+from tests.tiny import BUCKET, LR, check_model, model
+from tests.tiny import ONE_BUCKET as FEDERATION
+from tests.tiny import SHORT_TRAINING as TRAINING
 
 C, P = 4, 3  # classes, and public samples of a round
 LABELS = np.array([0, 2, 2, 0, 3, 1, 3, 0, 2])  # five samples of the client, and four public ones
@@ -45,10 +47,8 @@ def downlink(targets: np.ndarray, is_sent: bool = True) -> public.Downlink:
     )
 
 
-def update(method, client, sent):
-    ctx = tiny.context(0)
-    run = jax.jit(lambda client, sent: method.client_update(BUCKET, client, sent, DATA, ctx))
-    return run(client, sent)
+def update(method, client, sent, round=0):
+    return tiny.play(method, client, sent, data=DATA, ctx=tiny.context(0, round=round))[1:]
 
 
 @pytest.mark.parametrize("loss", ["mae", "mse"])
@@ -105,17 +105,13 @@ def test_a_client_of_dsfl_learns_from_sharpened_labels():
     np.testing.assert_allclose(uplink, expected, rtol=1e-4, atol=1e-6)
 
 
-ORDER = [4, 2, 0, 3, 1]  # of which 2 has no samples, 3 is lost, and 4 is padding
 SENT = reference.softmax(np.random.default_rng(2).normal(size=(2, P, C))).astype(np.float32)
 
 
 def uploads(sent: np.ndarray) -> dict[str, Received]:
-    """Uploads of clients 0 and 1, beside others that must not count."""
-    shape = sent[0].shape
-    rows = [sent[i] if i < 2 else np.full(shape, 9.0 if i == 2 else np.nan) for i in ORDER]
-    info = tiny.infos(ORDER, np.where(np.array(ORDER) == 2, 0, 5))
-    arrived = jnp.array([i < 3 for i in ORDER])
-    return {BUCKET.name: Received(jnp.asarray(np.stack(rows), jnp.float32), info, arrived)}
+    """Uploads of clients 0 and 1, beside others that must not count: 2 has no samples, 3 is lost."""
+    uplinks = {0: sent[0], 1: sent[1], 2: np.full_like(sent[0], 9.0)}
+    return tiny.receive(uplinks, tiny.IN_ONE_BUCKET, {2: 0})
 
 
 def server_context():
@@ -210,22 +206,17 @@ def test_the_server_of_ktpfl_learns_who_teaches_whom():
     targets = reference.mixed(expected, scores, present)
     np.testing.assert_allclose(new.targets, targets, rtol=1e-4, atol=1e-5)
     for client in range(2):
-        sent = method.broadcast(IN_PUBLIC, BUCKET, new, ctx._replace(info=context_of(client)))
+        sent = method.broadcast(
+            IN_PUBLIC, BUCKET, new, ctx._replace(info=tiny.context(client).info)
+        )
         np.testing.assert_allclose(sent.targets.values, targets[client], rtol=1e-4, atol=1e-5)
-
-
-def context_of(client: int):
-    return tiny.context(client).info
 
 
 def test_a_client_of_fedhenn_is_pulled_to_the_mean_kernel():
     method = fedhenn(TRAINING, eta=0.3, public_per_round=P)
     rows = np.random.default_rng(1).normal(size=(P, 2))
     kernel, start = rows @ rows.T, {"params": model(3), "stats": {}}
-    ctx = tiny.context(0)._replace(round=jnp.int32(2))
-    client, uplink, _ = jax.jit(lambda sent: method.client_update(BUCKET, start, sent, DATA, ctx))(
-        downlink(kernel)
-    )
+    client, uplink, _ = update(method, start, downlink(kernel), round=2)
     params = tiny.flat_params(start["params"])
     for batch in OWN:
         params = reference.aligned_step(params, batch, X[5 + PLACES], kernel, 0.6, LR)

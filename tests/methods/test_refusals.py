@@ -1,8 +1,11 @@
 """Options and federations that methods refuse before anything is compiled, each in one line."""
 
+from typing import Literal, get_args, get_origin
+
 import jax.numpy as jnp
 import pytest
 
+from fedjax_ht.check.options import options_of
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import SplitModel, mlp
@@ -14,54 +17,28 @@ from tests.generators_tiny import LATENT_DIM, tiny_generator
 GENERATOR = tiny_generator()
 CONSTANT = GENERATOR._replace(sample_w=lambda _, key, n: jnp.ones((n, LATENT_DIM)))
 
-OPTIONS = [
-    ("fedapen", {"adapt_every": 1}, "adapt_every is 1; .* integer of at least 2"),
-    ("fedavg", {"weighting": "size"}, "weighting is 'size'; .* 'samples' or 'uniform'"),
-    ("fedclassavg", {"mu": -1}, "mu is -1; .* at least 0"),
-    ("fedclassavg", {"temperature": 0}, "temperature is 0; .* above 0"),
-    ("fedclassavg", {"variant": "official"}, "variant is 'official'; .* 'paper' or 'released'"),
-    ("fd", {"regulariser": "kl"}, "regulariser is 'kl'; .* 'mse_logits' or 'soft_cross_entropy'"),
-    ("feddropout", {"weighting": "size"}, "weighting is 'size'; .* 'samples' or 'uniform'"),
-    ("fedgen", {"noise_dim": 0}, "noise_dim is 0; .* integer of at least 1"),
-    ("fedgen", {"server_steps": 0}, "server_steps is 0; .* integer of at least 1 or None"),
-    ("fedgen", {"variant": "code"}, "variant is 'code'; .* 'paper' or 'released'"),
-    ("fedgh", {"server_batch_size": 0}, "server_batch_size is 0; .* integer of at least 1"),
-    ("fedgh", {"server_epochs": 0}, "server_epochs is 0; .* integer of at least 1"),
-    ("fedkd", {"end": 1.2}, "end is 1.2; .* above 0 and at most 1"),
-    ("fedkd", {"rounds": 0}, "rounds is 0; .* integer of at least 1"),
-    ("fedkd", {"start": 0}, "start is 0; .* above 0 and at most 1"),
-    ("fedkd", {"variant": "official"}, "variant is 'official'; .* 'paper' or 'released'"),
-    ("fedktl", {"bandwidths": (10.0, -1.0)}, r"bandwidths is \(10.0, -1.0\); .*'median',"),
-    ("fedktl", {"classifier": "mlp"}, "classifier is 'mlp'; .* 'etf' or 'head'"),
-    ("fedktl", {"clip_norm": -1.0}, "clip_norm is -1.0; .* at least 0"),
+OPTIONS = [  # beyond their annotations
     ("fedktl", {"generator": CONSTANT}, "generator 'tiny' .* spread 0.0; .* above 0"),
-    ("fedktl", {"latents": "own"}, "latents is 'own'; .* 'raw' or 'spread'"),
-    ("fedktl", {"server_epochs": 0}, "server_epochs is 0; .* integer of at least 1"),
-    ("fedktl", {"source": "none"}, r"source is 'none'; did you mean 'noise'\? .* 'prototypes'"),
-    ("fedktl", {"transfer": "latents"}, "transfer is 'latents'; .* 'pairs' or 'images'"),
-    ("fedktl", {"variant": "code"}, "variant is 'code'; .* 'paper' or 'released'"),
-    ("fedproto", {"variant": "official"}, "variant is 'official'; .* 'paper' or 'released'"),
-    ("fedproto", {"weighting": "size"}, "weighting is 'size'; .* 'uniform' or 'samples'"),
-    ("fedral", {"blocks": (2, 0)}, r"blocks is \(2, 0\); .* at least 1 or a tuple"),
-    ("fedral", {"inference": "both"}, "inference is 'both'; .* 'own' or 'global'"),
-    ("fedral", {"weighting": "size"}, "weighting is 'size'; .* 'samples' or 'uniform'"),
-    ("fedrolex", {"weighting": "size"}, "weighting is 'size'; .* 'samples' or 'uniform'"),
-    ("fedssa", {"mu": 1.5}, r"mu is 1\.5; .* from 0 to 1"),
-    ("fedssa", {"owners": "all"}, "owners is 'all'; .* 'stored', 'uploaded' or 'summed'"),
     (
         "fedssa",
         {"owners": "summed", "clock": "round", "hide_classes": True},
         "owners is 'summed', which counts the clients that hold a class, and hide",
     ),
-    ("fedssa", {"stable_rounds": 0}, "stable_rounds is 0; .* integer of at least 1"),
-    ("fedtgp", {"server_batch_size": 0}, "server_batch_size is 0; .* integer of at least 1"),
-    ("fedtgp", {"server_epochs": 0}, "server_epochs is 0; .* integer of at least 1"),
-    ("fedtgp", {"variant": "code"}, "variant is 'code'; .* 'paper' or 'released'"),
-    ("fml", {"alpha": 1.5}, r"alpha is 1\.5; .* from 0 to 1"),
-    ("fml", {"beta": -0.1}, r"beta is -0\.1; .* from 0 to 1"),
-    ("fml", {"variant": "official"}, "variant is 'official'; .* 'paper' or 'released'"),
-    ("heterofl", {"weighting": "size"}, "weighting is 'size'; .* 'samples' or 'uniform'"),
-    ("lg_fedavg", {"weighting": "size"}, "weighting is 'size'; .* 'samples' or 'uniform'"),
+]
+
+
+def words_of(annotation) -> list[str]:
+    """The texts that an annotation allows by name."""
+    if get_origin(annotation) is Literal:
+        return [word for word in get_args(annotation) if isinstance(word, str)]
+    return [word for part in get_args(annotation) for word in words_of(part)]
+
+
+CHOICES = [
+    (name, p.name)
+    for name in METHODS
+    for p in list(options_of(METHODS[name]).values())[1:]
+    if words_of(p.annotation)
 ]
 
 
@@ -125,6 +102,14 @@ FIT = [
 def made(name: str, options: dict):
     given = {"generator": GENERATOR} if name == "fedktl" else {}
     return METHODS[name](TRAINING, **given | options)
+
+
+@pytest.mark.parametrize("name, option", CHOICES)
+def test_choices(name, option):
+    """Numbers are in tests/lab/runs/test_every_number.py."""
+    with pytest.raises(ValueError, match=rf"^{option} is 'size'; .*[iI]t must be .*'") as error:
+        made(name, {option: "size"})
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name, options, words", OPTIONS)

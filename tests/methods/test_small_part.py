@@ -16,15 +16,13 @@ from fedjax_ht.methods.shared.checking import check_method
 from fedjax_ht.models import SplitModel, text_model
 from fedjax_ht.models.layers import Linear
 from tests import tiny
-from tests.methods import one_architecture as setting
-from tests.methods import pairs
 from tests.reference import small_part as reference
 
 RULE = reference.Sgd(rate=0.2, momentum=0.9, decay=0.05)
 OPTIMIZER = optax.chain(
     optax.add_decayed_weights(RULE.decay), optax.sgd(RULE.rate, momentum=RULE.momentum)
 )
-TRAINING = dataclasses.replace(setting.TRAINING, optimizer=OPTIMIZER)
+TRAINING = dataclasses.replace(tiny.SHORT_TRAINING, optimizer=OPTIMIZER)
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 
@@ -56,14 +54,13 @@ def flat_extractor(params) -> dict:
 
 
 def check_close(got: dict, want: dict) -> None:
-    for name, value in want.items():
-        np.testing.assert_allclose(got[name], value, **CLOSE, err_msg=name)
+    tiny.check_model({name: got[name] for name in want}, want, **CLOSE)
 
 
 def first_state(method):
     """A client's first state, and a server's extractor that is another than the client's."""
-    server = method.init_server(setting.FEDERATION, jax.random.key(1))
-    return method.init_client(setting.BUCKET, setting.context()), pairs.shift(server, 1)
+    server = method.init_server(tiny.ONE_BUCKET, jax.random.key(1))
+    return method.init_client(tiny.BUCKET, tiny.context(0, last_round=0)), tiny.shift(server, 1)
 
 
 def test_pfedafm_trains_beside_the_received_extractor_and_then_it():
@@ -72,9 +69,9 @@ def test_pfedafm_trains_beside_the_received_extractor_and_then_it():
     alpha = np.array([1.0, 0.02, 0.6])
     np.testing.assert_array_equal(client["alpha"], np.ones(3))  # g has no part yet
     client |= {"alpha": jnp.asarray(alpha, jnp.float32)}
-    received, trained, uplink, metrics = setting.play(method, client, server)
+    received, trained, uplink, metrics = tiny.play(method, client, server, data=tiny.SHORT_DATA)
     private, want_alpha, sent = reference.afm_client(
-        tiny.flat_params(client["params"]), flat_base(server), alpha, setting.BATCHES, RULE, 0.5
+        tiny.flat_params(client["params"]), flat_base(server), alpha, tiny.SHORT_BATCHES, RULE, 0.5
     )
     assert (want_alpha == 0).any() and ((want_alpha > 0) & (want_alpha < 1)).any()
     check_close(tiny.flat_params(trained["params"]), private)
@@ -83,39 +80,41 @@ def test_pfedafm_trains_beside_the_received_extractor_and_then_it():
     assert uplink.params.keys() == {"base"} and uplink.num_samples.value == 10
     np.testing.assert_allclose(metrics["alpha"], want_alpha.mean(), rtol=1e-4)
     # The client keeps, and is scored by, the extractor that it trained beside.
-    setting.check_equal(received["shared"]["params"], server)
-    setting.check_equal(trained["shared"], received["shared"])
-    x, mask = setting.DATA.preprocess(setting.DATA.inputs), jnp.ones(5, bool)
+    tiny.check_equal(received["shared"]["params"], server)
+    tiny.check_equal(trained["shared"], received["shared"])
+    x, mask = tiny.SHORT_DATA.preprocess(tiny.SHORT_DATA.inputs), jnp.ones(5, bool)
     parts = {"own": private, "shared": flat_base(server), "alpha": {"alpha": want_alpha}}
-    want = reference.afm_logits(parts, tiny.pixels(setting.DATA))
-    got = method.predict(setting.BUCKET, trained, None, x, mask)["head"]
+    want = reference.afm_logits(parts, tiny.pixels(tiny.SHORT_DATA))
+    got = method.predict(tiny.BUCKET, trained, None, x, mask)["head"]
     np.testing.assert_allclose(got, want, **CLOSE)
 
 
 def test_pfedmoe_trains_all_parts_and_predicts_by_the_servers_extractor():
     method = pfedmoe(TRAINING, gate_width=3, gate_rate=2.0)
     client, server = first_state(method)
-    _, trained, uplink, _ = setting.play(method, client, server)
+    _, trained, uplink, _ = tiny.play(method, client, server, data=tiny.SHORT_DATA)
     gate = flat_gate(client["gate"])
     assert gate["in_kernel"].shape == (4, 3)
     want = reference.moe_client(
-        tiny.flat_params(client["params"]), flat_base(server), gate, setting.BATCHES, RULE, 2.0
+        tiny.flat_params(client["params"]), flat_base(server), gate, tiny.SHORT_BATCHES, RULE, 2.0
     )
     check_close(tiny.flat_params(trained["params"]), want["own"])
     check_close(flat_gate(trained["gate"]), want["gate"])
     check_close(flat_base(uplink.params), want["shared"])
     assert uplink.params.keys() == {"base"} and uplink.num_samples.value == 10
-    x, mask = setting.DATA.preprocess(setting.DATA.inputs), jnp.ones(5, bool)
-    scores = reference.moe_logits(want | {"shared": flat_base(server)}, tiny.pixels(setting.DATA))
-    got = method.predict(setting.BUCKET, trained, server, x, mask)["head"]
+    x, mask = tiny.SHORT_DATA.preprocess(tiny.SHORT_DATA.inputs), jnp.ones(5, bool)
+    scores = reference.moe_logits(
+        want | {"shared": flat_base(server)}, tiny.pixels(tiny.SHORT_DATA)
+    )
+    got = method.predict(tiny.BUCKET, trained, server, x, mask)["head"]
     np.testing.assert_allclose(got, scores, **CLOSE)
 
 
 def test_pfedes_trains_the_model_and_then_the_extractor():
     method = pfedes(TRAINING, mu=0.3, extra_epochs=1)
     client, server = first_state(method)
-    _, trained, uplink, _ = setting.play(method, client, server)
-    batches = [(x.reshape(-1, 2, 2, 1), y) for x, y in setting.BATCHES]
+    _, trained, uplink, _ = tiny.play(method, client, server, data=tiny.SHORT_DATA)
+    batches = [(x.reshape(-1, 2, 2, 1), y) for x, y in tiny.SHORT_BATCHES]
     private, extractor = reference.es_client(
         tiny.flat_params(client["params"]), flat_extractor(server), batches, RULE, 0.3, 2
     )
@@ -129,17 +128,17 @@ def test_pfedes_trains_the_model_and_then_the_extractor():
 
 
 def test_training_the_extractor_leaves_the_batch_statistics_of_pfedes():
-    federation, data = pairs.normed_federation(), tiny.client_data(pairs.LABELS)
-    bucket, ctx = federation.buckets[0], pairs.context()
+    federation = tiny.normed_federation()
+    bucket, ctx = federation.buckets[0], tiny.context(0)
 
     def trained(extra_epochs: int):
         method = pfedes(TRAINING, extra_epochs=extra_epochs)
         server = method.init_server(federation, jax.random.key(1))
         client = method.init_client(bucket, ctx)
-        return client, *method.client_update(bucket, client, server, data, ctx)[:2]
+        return client, *tiny.play(method, client, server, bucket=bucket)[1:3]
 
     (first, short, sent), (_, long, sent_later) = trained(0), trained(2)
-    setting.check_equal(short, long)
+    tiny.check_equal(short, long)
     for old, new in zip(*map(jax.tree.leaves, (first["stats"], short["stats"])), strict=True):
         assert not np.array_equal(old, new)
     assert not np.array_equal(sent.params["conv1"]["kernel"], sent_later.params["conv1"]["kernel"])
@@ -149,7 +148,7 @@ def test_training_the_extractor_leaves_the_batch_statistics_of_pfedes():
 @pytest.mark.parametrize("factory", [pfedafm, pfedmoe, pfedes])
 def test_models_with_batch_norms_keep_the_contract(factory):
     norms = {
-        f"normed{i}": SplitModel(pairs.NormedFlat(3), Linear(4), stateful=True) for i in range(2)
+        f"normed{i}": SplitModel(tiny.NormedFlat(3), Linear(4), stateful=True) for i in range(2)
     }
     check_method(factory(TRAINING), make_federation(norms, (2, 2, 1), 4, num_clients=6))
 
@@ -165,7 +164,7 @@ def test_widths_that_differ_are_named(factory):
     other = make_federation({"narrow": narrow}, (2, 2, 1), 4, num_clients=1, shared=wide)
     with pytest.raises(ValueError, match="the shared model has 5 and model 'narrow' has 3"):
         factory(TRAINING).check(other)
-    factory(TRAINING).check(setting.FEDERATION)
+    factory(TRAINING).check(tiny.ONE_BUCKET)
 
 
 def test_a_gate_sees_flat_floats_or_the_mean_embedding_of_tokens():

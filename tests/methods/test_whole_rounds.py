@@ -11,8 +11,9 @@ from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.simulation import make_simulation
 from tests import tiny
 from tests.federations import each_client, play, to_host
-from tests.methods.one_architecture import LR, TRAINING, check_model
 from tests.reference import whole_rounds as reference
+from tests.tiny import LR, check_model
+from tests.tiny import SHORT_TRAINING as TRAINING
 
 FEDERATION: Federation = tiny.linear_federation(buckets=1, clients=3)
 SAMPLES = {0: 5, 1: 3, 2: 4}

@@ -46,6 +46,8 @@ class Attention(nn.Module):
 
 
 class Normed(nn.Module):
+    """A layer and a norm."""
+
     kind: str
 
     @nn.compact

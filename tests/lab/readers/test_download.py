@@ -291,8 +291,7 @@ def commanded(capsys, monkeypatch, svhn):
     def run(*arguments):
         code = 0
         try:
-            arguments = cli.parse_flags(["data", *map(str, arguments)], takes_words=True)
-            cli.orderly_main(data.main)(arguments)
+            data.main(cli.parse_flags(["data", *map(str, arguments)], takes_words=True))
         except SystemExit as end:
             code = end.code
         return code, *capsys.readouterr()

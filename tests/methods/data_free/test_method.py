@@ -216,15 +216,3 @@ def test_clients_upload_the_moments_that_dense_compares():
         losses.append((report.server_metrics["generator_loss"], report.uplink.payload_elements))
     assert losses[1][0] > losses[0][0] + 0.1
     assert losses[1][1] - losses[0][1] == 3 * (2 * 4) + 5 * (2 * 2)
-
-
-@pytest.mark.slow
-def test_memory_can_be_saved():
-    """One teacher after another, computed twice: the same numbers."""
-    federation = sliced_federation()
-    results = [
-        states(method_factory("fedrolex+dfrd")(TRAINING, **TINY, low_memory=low), federation, 1)[0]
-        for low in (False, True)
-    ]
-    for a, b in zip(*(jax.tree.leaves(r.server.model) for r in results)):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)

@@ -271,24 +271,6 @@ def test_latents_outside_the_valid_ones_are_counted():
     assert off_manifold(latents, nobody, sent, nobody[:2], ball) == {"off_manifold": 0, "reach": 0}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"epochs": 0}, "epochs is 0; it must be an integer of at least 1"),
-        ({"batch_size": -1}, "batch_size is -1; it must be an integer of at least 1"),
-        (
-            {"bandwidths": ()},
-            r"bandwidths is \(\); it must be 'median' or a tuple of at least 1, each",
-        ),
-        ({"bandwidths": (1.0, 0.0)}, r"bandwidths is \(1.0, 0.0\); it must"),
-    ],
-    ids=str,
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        Alignment(**options)
-
-
 # F and Qbar by HtFLlib's code (e959261, torch 2.13, float64) after 100 steps, see
 # `benchmarks.beside_fedktl`.
 AUTHORS = {

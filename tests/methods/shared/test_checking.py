@@ -90,47 +90,27 @@ def test_a_control_variate_that_is_sent_whole_breaks_the_methods_invariant():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("part", "function", "message"),
     [
+        ("server_update", takes_the_largest, "round 0, makes something else of uploads"),
+        ("client_update", draws_once, "draws by np.random or random"),
         (
-            {"server_update": takes_the_largest},
-            "server_update of 'mine', round 0, makes something else of uploads that have the same",
+            "client_update",
+            counts_rounds,
+            r"counts \(fl.Metadata\) more samples than the client has",
         ),
-        ({"client_update": draws_once}, "'mine' draws by np.random or random: its functions are"),
-        (
-            {"client_update": counts_rounds},
-            "round 0, counts (fl.Metadata) more samples than the client has, and such an upload",
-        ),
-        (
-            {"client_update": forgets_the_mask},
-            "client 0 in bucket mlp, round 0, reads samples that the mask or",
-        ),
-        (
-            {"client_update": forgets_the_count},
-            "weigh by batch.mask, as fl.losses.masked_mean does: it differs in leaves '2",
-        ),
-        (
-            {"predict": centred_scores},
-            "predict of 'mine', client 0 in bucket mlp, round 0, reads samples",
-        ),
-        (
-            {"server_update": forgets_who_arrived},
-            "server_update of 'mine', round 0, reads rows of clients that",
-        ),
-        (
-            {"client_update": divides_by_nothing},
-            "of 'mine', client 2 in bucket mlp, round 0, is not finite at 2/share",
-        ),
-        (
-            {"client_update": lambda *arguments: arguments[1:3]},
-            "client_update of 'mine' returns 2 values",
-        ),
+        ("client_update", forgets_the_mask, "client 0 in bucket mlp, round 0, reads samples that"),
+        ("client_update", forgets_the_count, "weigh by batch.mask, .* it differs in leaves '2"),
+        ("predict", centred_scores, "client 0 in bucket mlp, round 0, reads samples"),
+        ("server_update", forgets_who_arrived, "round 0, reads rows of clients that"),
+        ("client_update", divides_by_nothing, "client 2 .*, round 0, is not finite at 2/share"),
+        ("client_update", lambda *arguments: arguments[1:3], "returns 2 values"),
     ],
 )
-def test_methods_that_break_the_contract_are_found(changes, message):
-    with pytest.raises(ValueError) as error:
-        fl.check_method(METHOD._replace(**changes), FEDERATION)
-    assert message in str(error.value) and "\n" not in str(error.value)
+def test_methods_that_break_the_contract_are_found(part, function, message):
+    with pytest.raises(ValueError, match=f"'mine'.*{message}") as error:
+        fl.check_method(METHOD._replace(**{part: function}), FEDERATION)
+    assert "\n" not in str(error.value)
 
 
 def test_a_sound_method_passes():

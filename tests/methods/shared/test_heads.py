@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.bucket import init_variables
-from fedjax_ht.core.context import Received
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.fedclassavg import fedclassavg
 from fedjax_ht.methods.lg_fedavg import lg_fedavg
@@ -14,9 +13,9 @@ from fedjax_ht.methods.shared.heads import Uplink, head_of, init_head, rows_of, 
 from tests import tiny
 from tests.federations import TRAINING, mixed_federation
 from tests.reference import averaging
+from tests.standard import served
+from tests.tiny import FEDERATION, C, K
 
-C, K = 4, 3
-FEDERATION = tiny.linear_federation(C, K)
 SAMPLES = {0: 5, 1: 40, 2: 12}  # of the clients that arrive
 
 METHODS = {
@@ -38,60 +37,34 @@ def head(seed: int) -> dict[str, np.ndarray]:
 OLD = head(99)
 
 
-def receive(by_samples, order=tiny.ORDER, arrived=frozenset(SAMPLES), samples=SAMPLES):
-    """Heads of the clients in this order; those of clients that did not arrive are NaN, and claim
-    many samples."""
-    received = {}
-    for bucket, ids in enumerate(order):
-        lost = jax.tree.map(lambda x: np.full_like(x, np.nan), OLD)
-        heads = jax.tree.map(
-            lambda *xs: jnp.stack(xs), *[head(i) if i in arrived else lost for i in ids]
-        )
-        counts = jnp.array([samples.get(i, 1000) for i in ids], jnp.int32)
-        uplink = Uplink(heads, Metadata(counts) if by_samples else ())
-        here = jnp.array([i in arrived for i in ids])
-        received[f"linear{bucket}"] = Received(uplink, tiny.infos(ids, counts), here)
-    return received
+def receive(by_samples, samples=SAMPLES, arrived=None):
+    uplinks = {}
+    for i, count in samples.items():
+        uplinks[i] = Uplink(head(i), Metadata(np.int32(count)) if by_samples else ())
+    return tiny.receive(uplinks, samples=samples, arrived=arrived)
 
 
 @each_method
 def test_server_update_equals_the_reference(method, by_samples):
     weights = [SAMPLES[i] if by_samples else 1 for i in SAMPLES]
-    serve = jax.jit(lambda received: method.server_update(FEDERATION, OLD, received, None)[0])
-    results = [serve(receive(by_samples, order)) for order in (tiny.ORDER, tiny.OTHER_ORDER)]
+    got, _ = served(method, FEDERATION, OLD, receive(by_samples))
     for name in OLD:
         want = averaging.weighted_mean([head(i)[name] for i in SAMPLES], weights)
-        np.testing.assert_allclose(results[0][name], want, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(results[1][name], results[0][name])
-
-
-def test_equal_numbers_of_samples_give_the_plain_mean():
-    received = receive(True, samples={0: 7, 1: 7, 2: 7})
-    got, _ = METHODS["lg_fedavg"][0].server_update(FEDERATION, OLD, received, None)
-    plain, _ = METHODS["lg_fedavg uniform"][0].server_update(FEDERATION, OLD, receive(False), None)
-    for name in OLD:
-        np.testing.assert_allclose(
-            got[name], np.mean([head(i)[name] for i in SAMPLES], axis=0), rtol=1e-5, atol=1e-6
-        )
-        np.testing.assert_allclose(got[name], plain[name], rtol=1e-6)
+        np.testing.assert_allclose(got[name], want, rtol=1e-5, atol=1e-6)
 
 
 @each_method
 def test_clients_without_samples_say_nothing(method, by_samples):
-    serve = jax.jit(lambda received: method.server_update(FEDERATION, OLD, received, None)[0])
-    mean = serve(receive(by_samples, samples={0: 0, 1: 40, 2: 0}))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), mean, head(1))
-    for received in (
-        receive(by_samples, samples={0: 0, 1: 0, 2: 0}),
-        receive(by_samples, arrived=()),
-    ):
-        jax.tree.map(np.testing.assert_array_equal, serve(received), OLD)
+    mean, _ = served(method, FEDERATION, OLD, receive(by_samples, {0: 0, 1: 40, 2: 0}))
+    tiny.check_model(mean, head(1))
+    for received in (receive(by_samples, {0: 0, 1: 0, 2: 0}), receive(by_samples, arrived=())):
+        tiny.check_equal(served(method, FEDERATION, OLD, received)[0], OLD)
 
 
 def test_first_head_is_one_that_client_0_could_have_drawn():
     key = jax.random.key(3)
     forth, back = (init_head(mixed_federation(reverse), key) for reverse in (False, True))
-    jax.tree.map(np.testing.assert_array_equal, forth, back)  # whatever the order of the buckets
+    tiny.check_equal(forth, back)  # whatever the order of the buckets
     drawn = init_variables(mixed_federation().buckets[0], key)["params"]["head"]
     assert jax.tree.map(jnp.shape, forth) == jax.tree.map(jnp.shape, drawn)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(forth))
@@ -108,6 +81,6 @@ def test_rows_of_a_head_have_the_bias_where_it_is_asked_for(bias, place):
     rows = rows_of(OLD, bias)
     np.testing.assert_array_equal(rows[:, place], OLD["bias"])
     np.testing.assert_array_equal(np.delete(rows, place, axis=1), OLD["kernel"].T)
-    jax.tree.map(np.testing.assert_array_equal, head_of(rows, bias), OLD)
+    tiny.check_equal(head_of(rows, bias), OLD)
     several = head_of(jnp.stack([rows, 2 * rows]), bias)
     np.testing.assert_array_equal(several["kernel"][1], 2 * OLD["kernel"])

@@ -14,7 +14,7 @@ from fedjax_ht.lab.config.base import base_config
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.methods.shared.mutual import by_part, init_pair
 from fedjax_ht.models import mlp, model_group
-from tests.methods import pairs
+from tests import tiny
 
 SHAPE = (2, 2, 1)
 
@@ -46,10 +46,10 @@ def test_the_config_names_the_auxiliary_model():
 
 
 def test_a_pair_begins_with_the_model_that_other_methods_begin_with():
-    bucket, ctx = pairs.normed_federation().buckets[0], pairs.context()
+    bucket, ctx = tiny.normed_federation().buckets[0], tiny.context(0)
     pair, alone = init_pair(bucket, ctx), init_model(bucket, ctx)
     for part in ("params", "stats"):
-        jax.tree.map(np.testing.assert_array_equal, pair[part], alone[part])
+        tiny.check_equal(pair[part], alone[part])
         assert jax.tree.structure(pair["shared"][part]) == jax.tree.structure(alone[part])
     kernels = [m["params"]["head"]["kernel"] for m in (pair, pair["shared"])]
     assert not np.array_equal(*kernels)
