@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.leaks import imitation, inversion, membership
+from experiments.leaks.images import psnr, ssim
 from experiments.leaks_table import NOT_NEEDED, OTHER, OWN, Inverted, Row
 from fedjax_ht.core.context import ClientInfo, client_context
 from fedjax_ht.core.inputs import Pixels
@@ -25,7 +26,6 @@ from fedjax_ht.data.client_data import stack
 from fedjax_ht.lab.runs.evaluate import LoadedRun, client_state
 from fedjax_ht.lab.runs.method import make_method, uplink_steps
 from fedjax_ht.methods.shared.coded import CODES
-from fedjax_ht.metrics.images import psnr, ssim
 from fedjax_ht.simulation.privacy_budget import participations
 from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
 from fedjax_ht.trust.privacy import private

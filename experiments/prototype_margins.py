@@ -23,6 +23,7 @@ import numpy as np
 from absl import app, flags
 from matplotlib.figure import Figure
 
+from experiments.margins import prototype_margins
 from experiments.rows import column, grouped, write_rows
 from fedjax_ht.core.batches import class_means
 from fedjax_ht.core.samples import Data
@@ -34,7 +35,6 @@ from fedjax_ht.lab.report.rows import mean
 from fedjax_ht.lab.runs.evaluate import LoadedRun, client_state, load_run
 from fedjax_ht.lab.runs.folder import read_run
 from fedjax_ht.methods.shared.prototypes import class_sums
-from fedjax_ht.metrics.margins import prototype_margins
 
 # --workdir, --method, --trial and --trust are those of fedjax_ht.lab.runs.evaluate.
 _CSV = flags.DEFINE_string("csv", None, "File to write.", allow_override=True)

@@ -66,18 +66,21 @@ def config_folder(named: str) -> str:
     return str(Path(named.partition(":")[0]).resolve().parent)
 
 
-def beside_config(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
-    """Returns a command's main, to which a "module:function" may lie beside the file of
-    --config."""
+def orderly_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
+    """Returns a command's main that ends with one line for what a user got wrong, and to which a
+    "module:function" may lie beside the file of --config."""
 
     @functools.wraps(main)
-    def with_folder(arguments: list[str]) -> None:
+    def wrapped(arguments: list[str]) -> None:
         named: Any = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
         folders = [] if named is None else [config_folder(named.name)]
-        with user_modules_in(*folders):
-            main(arguments)
+        try:
+            with user_modules_in(*folders):
+                main(arguments)
+        except (ValueError, OSError, ImportError) as error:
+            fail(error)
 
-    return with_folder
+    return wrapped
 
 
 def unknown_flag(name: str, argument: str) -> str:

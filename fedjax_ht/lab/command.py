@@ -84,7 +84,7 @@ def main(command: str | None = None) -> None:
 
     from fedjax_ht.check.names import unknown
     from fedjax_ht.check.packages import require
-    from fedjax_ht.lab.cli import beside_config, fail, parse_flags
+    from fedjax_ht.lab.cli import fail, orderly_main, parse_flags
 
     name, *rest = arguments
     if name not in COMMANDS:
@@ -102,8 +102,7 @@ def main(command: str | None = None) -> None:
         show(usage(name, module))
         sys.exit(0)
     parse = functools.partial(parse_flags, takes_words=COMMANDS[name].takes_words)
-    main_beside = beside_config(module.main)
-    app.run(main_beside, argv=[f"fedjax-ht {name}", *rest], flags_parser=parse)
+    app.run(orderly_main(module.main), argv=[f"fedjax-ht {name}", *rest], flags_parser=parse)
 
 
 def print_any_text() -> None:

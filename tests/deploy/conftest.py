@@ -63,7 +63,6 @@ def certs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def keys():
-    """Returns {client id: private key}."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return {client: ec.generate_private_key(ec.SECP384R1()) for client in range(4)}
@@ -71,7 +70,6 @@ def keys():
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Clients ask again soon."""
     from fedjax_ht.deploy import node
 
     monkeypatch.setattr(node, "POLL_SECONDS", 0.05)

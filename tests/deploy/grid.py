@@ -13,15 +13,8 @@ from tests.deploy.sites import called, never
 
 
 class LocalLink:
-    """Nodes, each with a client that answers envelopes.
-
-    Attributes:
-      clients: node id -> function that answers an envelope.
-      owners: as of `link.Link`.
-      seen: (node, stage or None, reply) of all replies, as they left the node.
-      lost: (node, stage or None) -> whether the message is lost.
-      changed: (node, stage, reply) -> the reply that arrives.
-    """
+    """Nodes, each with a client that answers envelopes. `seen` has (node, stage, reply) of all replies
+    as they left; `lost` and `changed` may be set, of (node, stage) and (node, stage, reply)."""
 
     def __init__(self, monkeypatch, clients: dict[int, Callable[[Envelope], Envelope]]):
         # Flower's `Message` takes its sender from these
@@ -51,7 +44,6 @@ class LocalLink:
 
 
 def reply_as_it_is(node: int, stage: str | None, reply: Envelope) -> Envelope:
-    """Returns a reply, unchanged."""
     return reply
 
 

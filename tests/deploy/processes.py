@@ -43,21 +43,18 @@ def made_ready(folder: Path, method: str, rounds: int, clients: int = 4) -> int:
 
 
 def free_port() -> int:
-    """Returns a port of this machine that no process listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
 
 
 def end_all(*processes: subprocess.Popen) -> None:
-    """Ends processes by SIGTERM."""
     for process in processes:
         process.terminate()
         process.wait(60)
 
 
 def rows_of(folder: Path) -> list[dict]:
-    """Reads the rows that the server has written."""
     return [
         json.loads(line) for line in (folder / "server" / "metrics.jsonl").read_text().splitlines()
     ]
@@ -89,7 +86,6 @@ def command(folder: Path, word: str, *flags: str, log: str = "split.log") -> sub
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment of a process that imports this checkout."""
     return os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
 
 
@@ -103,32 +99,17 @@ def run_apart(module: str, folder: Path) -> None:
 
 
 def start_server(folder: Path, port: int, *flags: str) -> subprocess.Popen:
-    secured = ["--certificates=certs", "--keys=keys", f"--port={port}"]
-    return command(
-        folder, "server", "--workdir=server", *secured, "--timeout=120", *flags, log="server.log"
-    )
+    own = ["--workdir=server", "--certificates=certs", "--keys=keys", f"--port={port}"]
+    return command(folder, "server", *own, "--timeout=120", *flags, log="server.log")
 
 
 def start_client(folder: Path, port: int, i: int, *flags: str) -> subprocess.Popen:
-    flags = [
-        f"--client_id={i}",
-        f"--data=npz:sites/client_{i}.npz",
-        f"--superlink=127.0.0.1:{port}",
-        *flags,
-    ]
-    return command(
-        folder,
-        "client",
-        f"--workdir=home{i}",
-        *flags,
-        "--certificates=certs",
-        f"--key=client{i}",
-        log=f"client{i}.log",
-    )
+    own = [f"--client_id={i}", f"--data=npz:sites/client_{i}.npz", f"--workdir=home{i}"]
+    own += [f"--superlink=127.0.0.1:{port}", "--certificates=certs", f"--key=client{i}"]
+    return command(folder, "client", *own, *flags, log=f"client{i}.log")
 
 
 def wait_for(folder: Path, server: subprocess.Popen, when, seconds: float = 600.0) -> None:
-    """Waits until the rows that the server has written fulfil a condition."""
     end, path = time.monotonic() + seconds, folder / "server" / "metrics.jsonl"
     while time.monotonic() < end:
         assert server.poll() is None, (folder / "server.log").read_text()

@@ -74,7 +74,6 @@ def private_config(unit: str):
 
 
 def fixed() -> tuple[int, ...]:
-    """Returns a secret of noise, the same every time."""
     return FIXED
 
 
@@ -103,16 +102,14 @@ def sites_of(config, run, folder: Path, secure_sums: bool = False) -> dict:
 
 
 def ignore(*_) -> None:
-    """Does nothing with a line."""
+    pass
 
 
 def never(*_) -> bool:
-    """Returns that no message is lost."""
     return False
 
 
 def unchanged(client, reply):
-    """Returns a client's reply as it is."""
     return reply
 
 
@@ -123,19 +120,12 @@ def moved(site, folder: Path, entropy=fixed, tell=ignore):
 
 
 def called(envelope: Envelope) -> Envelope:
-    """Returns an envelope as it arrives over a wire."""
     return from_bytes(to_bytes(envelope))
 
 
 def transport(sites: dict, lost=never, changed=unchanged, tell=print) -> Transport:
-    """Returns a transport by calls.
-
-    Args:
-      sites: client id -> `Client`.
-      lost: (client id, request) -> whether it is lost.
-      changed: (client id, reply) -> the reply that arrives.
-      tell: takes a line for each client that is left out.
-    """
+    """Returns a transport by calls. `lost` is of (client id, request), `changed` makes of (client id,
+    reply) what arrives, and `tell` takes a line for each client that is left out."""
 
     def meet(hello, min_clients):
         headers = {}
@@ -182,14 +172,9 @@ def make_server_once(*args, **options) -> Server:
 
 def server_of(config, sites, folder, lost=never, **options) -> Server:
     """Makes a server that reaches clients by calls, with the fixed secret."""
-    return make_server_once(
-        make_plan(config, **options),
-        transport(sites, lost),
-        "a",
-        warn=print,
-        folder=folder,
-        entropy=fixed,
-    )
+    plan = make_plan(config, **options)
+    how = {"warn": print, "folder": folder, "entropy": fixed}
+    return make_server_once(plan, transport(sites, lost), "a", **how)
 
 
 def rounds_of(simulation, rounds=2):

@@ -12,12 +12,10 @@ from fedjax_ht.deploy.audit import FILE_NAME, FILES, lifetime, open_audit
 
 
 def read(folder) -> list[dict]:
-    """Reads the lines of the newest file."""
     return [json.loads(line) for line in (folder / FILE_NAME).read_text().splitlines()]
 
 
 def untimed(lines) -> list[dict]:
-    """Returns lines without their times."""
     return [{k: v for k, v in line.items() if k not in ("time", "seconds")} for line in lines]
 
 
@@ -26,15 +24,9 @@ def test_lines_are_json_and_of_one_line_each(tmp_path):
     audit("left_out", client=3, reason="a\nround 9 of 9: all is well\x1b[2J", far=[[2, 1e30]])
     audit("strangers", codes={"401": 7})
     lines = read(tmp_path / "run")
-    assert untimed(lines) == [
-        {
-            "event": "left_out",
-            "client": 3,
-            "reason": r"a round 9 of 9: all is well\x1b[2J",
-            "far": [[2, 1e30]],
-        },
-        {"event": "strangers", "codes": {"401": 7}},
-    ]
+    reason = r"a round 9 of 9: all is well\x1b[2J"
+    left_out = {"event": "left_out", "client": 3, "reason": reason, "far": [[2, 1e30]]}
+    assert untimed(lines) == [left_out, {"event": "strangers", "codes": {"401": 7}}]
     assert all(line["time"].endswith("+00:00") for line in lines)
 
 

@@ -37,7 +37,6 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def held(port: int, number: int, stack: contextlib.ExitStack) -> list[socket.socket]:
-    """Opens connections that stay silent."""
     opened = []
     for _ in range(number):
         opened.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)))
@@ -45,7 +44,6 @@ def held(port: int, number: int, stack: contextlib.ExitStack) -> list[socket.soc
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Returns whether the other side has not closed a silent connection."""
     connection.setblocking(False)
     try:
         return connection.recv(1) != b""
@@ -172,9 +170,7 @@ def test_a_server_has_the_descriptors_that_it_needs_or_says_so(monkeypatch):
     limits["now"] = (1024, 1024)
     assert most_connections(4) == STRANGERS + 4 * PER_NODE
     assert most_connections(100) == 1024 - RESERVE - SPARE < STRANGERS + 100 * PER_NODE
-    with pytest.raises(
-        OSError, match="may open 1024 files, and a server of 500 clients needs 1336"
-    ):
+    with pytest.raises(OSError, match="may open 1024 files, and a server of 500 clients needs"):
         most_connections(500)
     assert set_to == []
     limits["now"] = (1024, 1 << 20)

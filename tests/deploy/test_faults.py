@@ -14,11 +14,7 @@ from fedjax_ht.deploy.command import serve
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.simulation.history import run
-from tests.deploy.sites import (
-    assert_same_rows,
-    moved,
-    transport,
-)
+from tests.deploy.sites import assert_same_rows, moved, transport
 from tests.faults import some_or_all, try_faults
 
 

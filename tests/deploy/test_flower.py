@@ -25,12 +25,8 @@ from tests.deploy.sites import assert_same_rows, simulation_of, small_config
 
 
 class InstantLink:
-    """Link whose nodes answer at once; node 12 cannot be read the first time.
-
-    Attributes:
-      nodes: node id -> id of the client that it says it is.
-      requests: (node id, kind) of all requests.
-    """
+    """Link whose nodes answer at once, and say which clients they are; node 12 cannot be read the
+    first time."""
 
     def __init__(self):
         self.nodes, self.owners, self.requests = {11: 0, 12: 1, 13: 1}, {}, []

@@ -13,19 +13,12 @@ PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-object"
 
 
 def pass_all(call, node, body):
-    """Lets every request pass."""
     return 200
 
 
 class Trial:
-    """Gate to which requests name their node in a header.
-
-    Attributes:
-      seen: (path, body) of the requests that passed.
-      refused: (node, code) of the requests that did not.
-      chunks_read: number of chunks that were read of all requests.
-      known: (address, node) of the requests that a known key had signed.
-    """
+    """Gate to which requests name their node in a header. It notes (path, body) of those that passed,
+    (node, code) of those that did not, and (address, node) of those with a known key."""
 
     def __init__(self, remaining=0, status_of=pass_all):
         self.allowance = Allowance({NODE: remaining})
@@ -113,14 +106,10 @@ def test_of_a_stranger_no_byte_is_read():
 
 def test_a_request_is_no_longer_than_it_may_be():
     trial = Trial(remaining=10)
-    assert (
-        trial.status(PULL, b"", length=b"%d" % (REQUEST_BYTES + 1)) == 413
-        and trial.chunks_read == 0
-    )
-    assert (
-        trial.status(PULL, *[b"a" * 1000] * 1000) == 413
-        and trial.chunks_read == REQUEST_BYTES // 1000 + 1
-    )
+    assert trial.status(PULL, b"", length=b"%d" % (REQUEST_BYTES + 1)) == 413
+    assert trial.chunks_read == 0
+    assert trial.status(PULL, *[b"a" * 1000] * 1000) == 413
+    assert trial.chunks_read == REQUEST_BYTES // 1000 + 1
     assert trial.status(PUSH, b"", length=b"11") == 413
     for length in (b"-1", b"1e9", b"9" * 30, b""):
         assert trial.status(PUSH, b"", length=length) == 413

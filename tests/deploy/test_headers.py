@@ -34,57 +34,32 @@ GOOD = {
     "train": {"finite": True, "metrics": {"loss": NAN}, "scores": TEST, "seconds": 0.1},
     "evaluate": {"scores": ALL},
 }
+
+
+def task(**changes):
+    return TASK | changes
+
+
+def scores(right, count=3):
+    return {"test": {"correct": {"head": right}, "count": count}}
+
+
 BAD = [
     ("hello", "client", [-1, "0", True, None, 2**31, HUGE, [0]]),
-    (
-        "hello",
-        "counts",
-        [
-            {},
-            {"train": 1},
-            COUNTS | {"test": -2},
-            COUNTS | {"train": 1.5},
-            COUNTS | {"train": HUGE},
-        ],
-    ),
+    ("hello", "counts", [{}, {"train": 1}, COUNTS | {"test": -2}, COUNTS | {"train": 1.5}]),
+    ("hello", "counts", [COUNTS | {"train": HUGE}]),
     ("hello", "flops", [-1, "much", NAN, INF, HUGE]),
-    (
-        "hello",
-        "task",
-        [None, "images", {}, TASK | {"shape": [HUGE]}, TASK | {"shape": [2**20, 2**20]}],
-    ),
-    (
-        "hello",
-        "task",
-        [
-            TASK | {"shape": [1] * 9},
-            TASK | {"shape": [0]},
-            TASK | {"shape": "28"},
-            TASK | {"more": 1},
-        ],
-    ),
-    (
-        "hello",
-        "task",
-        [TASK | {"dtype": "object"}, TASK | {"dtype": ["float32"]}, TASK | {"num_classes": 2**30}],
-    ),
+    ("hello", "task", [None, "images", {}, task(shape=[HUGE]), task(shape=[2**20, 2**20])]),
+    ("hello", "task", [task(shape=[1] * 9), task(shape=[0]), task(shape="28"), task(more=1)]),
+    ("hello", "task", [task(dtype="object"), task(dtype=["float32"]), task(num_classes=2**30)]),
     ("train", "finite", [1, None]),
-    (
-        "train",
-        "metrics",
-        [None, {"loss": "0"}, [1], {"loss": HUGE}, {"loss": INF}, {"loss": -1e39}, {"loss": True}],
-    ),
-    ("train", "scores", [{"test": {"correct": {"head": 4}, "count": 4}}]),
-    ("evaluate", "scores", [ALL | {"val": {"correct": {"head": 1}, "count": 1}}]),
+    ("train", "metrics", [None, [1], *({"loss": x} for x in ("0", HUGE, INF, -1e39, True))]),
+    ("train", "scores", [scores(4, 4), scores(4), scores(1.5), {}, ALL]),
+    ("train", "scores", [{"test": {"correct": {}, "count": 3}}]),
     ("train", "seconds", [-1, None, INF, HUGE]),
     ("train", "warning", [None, 3]),
-    ("train", "scores", [{}, ALL, {"test": {"correct": {"head": 4}, "count": 3}}]),
-    (
-        "train",
-        "scores",
-        [{"test": {"correct": {}, "count": 3}}, {"test": {"correct": {"head": 1.5}, "count": 3}}],
-    ),
     ("evaluate", "scores", [TEST, None, ALL | {"test": 3}]),
+    ("evaluate", "scores", [ALL | {"val": {"correct": {"head": 1}, "count": 1}}]),
 ]
 REQUEST = {"run": "a1", "round": 3, "last_round": 2, "oldest": 1}
 
@@ -145,9 +120,8 @@ def test_clients_with_unreadable_headers_are_left_out():
     lines.clear()
     headers.pop(1), headers.pop(7)
     assert contact_clients(plan, transport, 0, lines.append, most_samples=2) == {}
-    assert lines == [
-        "client 0 is left out: it says that it has 3 samples to train, and --most_samples is 2"
-    ]
+    (line,) = lines
+    assert line.startswith("client 0 is left out: it says that it has 3 samples to train")
 
 
 @pytest.mark.parametrize(
@@ -166,11 +140,8 @@ def test_clients_with_unreadable_headers_are_left_out():
 def test_a_header_that_is_none_is_one_line(text, message):
     with pytest.raises(ValueError, match=r"^no header: ") as error:
         parse_header(text)
-    assert (
-        message in str(error.value)
-        and "\n" not in str(error.value)
-        and len(str(error.value)) < 2 * LINE_LENGTH
-    )
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert len(str(error.value)) < 2 * LINE_LENGTH
 
 
 def test_a_whole_number_of_64_bits_is_read():
@@ -180,25 +151,18 @@ def test_a_whole_number_of_64_bits_is_read():
 
 def test_text_of_the_other_side_is_part_of_one_line():
     forged = "lost\nround 7: \x1b[2Jall is well\r\u2028\x00 ok"
-    assert (
-        parse_header(json.dumps({"error": forged}))["error"]
-        == r"lost round 7: \x1b[2Jall is well \x00 ok"
-    )
+    read = parse_header(json.dumps({"error": forged}))["error"]
+    assert read == r"lost round 7: \x1b[2Jall is well \x00 ok"
     assert printable("é 数 ok") == "é 数 ok" and printable("\u202egnp") == r"\u202egnp"
-    assert (
-        len(printable("x" * 10**6)) == LINE_LENGTH + 3
-        and len(printable("\0" * 10**6)) == LINE_LENGTH + 3
-    )
+    assert len(printable("x" * 10**6)) == LINE_LENGTH + 3
+    assert len(printable("\0" * 10**6)) == LINE_LENGTH + 3
     assert parse_header('{"error": ["a"]}')["error"] == "['a']"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"oldest": 10**9},
-            "states from before round 1000000000 be deleted, and the last round is 2",
-        ),
+        ({"oldest": 10**9}, "states from before round 1000000000 be deleted, and the last round"),
         ({"oldest": -1}, "states from before round -1 be"),
         ({"oldest": None}, "states from before round None be"),
         ({"round": -1}, "asks for round -1; rounds are integers"),
@@ -214,10 +178,8 @@ def test_text_of_the_other_side_is_part_of_one_line():
     ids=range(12),
 )
 def test_a_client_refuses_what_no_server_asks_for(change, message):
-    assert (
-        read_request(REQUEST) == ("a1", 3, 2, 1)
-        and read_request(REQUEST | {"round": 0, "last_round": -1, "oldest": 0}).round == 0
-    )
+    assert read_request(REQUEST) == ("a1", 3, 2, 1)
+    assert read_request(REQUEST | {"round": 0, "last_round": -1, "oldest": 0}).round == 0
     with pytest.raises(ValueError, match=message) as error:
         read_request(REQUEST | change)
     assert "\n" not in str(error.value) and len(str(error.value)) < 2 * LINE_LENGTH
@@ -259,10 +221,8 @@ def fuzzed_ask(changes):
     except ValueError as error:
         assert str(error).isprintable() and len(str(error)) < 2 * LINE_LENGTH
     else:
-        assert (
-            0 <= request.oldest <= request.last_round + 1 <= request.round < 2**31
-            and request.run.isalnum()
-        )
+        assert 0 <= request.oldest <= request.last_round + 1 <= request.round < 2**31
+        assert request.run.isalnum()
 
 
 UNITS = st.sampled_from([None, "client", "sample", "upload"])

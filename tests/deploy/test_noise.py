@@ -37,11 +37,8 @@ pytest.importorskip("dp_accounting")
 UNITS = ("client", "upload", "sample")
 
 
-UNTOLD = {
-    "client": (),
-    "sample": ("loss",),
-    "upload": ("loss", "flops", "seconds_client", "accuracy_participants"),
-}
+UNTOLD = {"client": (), "sample": ("loss",)}
+UNTOLD["upload"] = ("loss", "flops", "seconds_client", "accuracy_participants")
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -63,8 +60,6 @@ def test_with_the_same_secret_it_is_the_simulation(private_federation, unit, tmp
 
 
 def assert_close(deployed_end, simulated_end, atol):
-    """Checks that the servers' states are equal up to `atol`."""
-
     def check(deployed, simulated):
         np.testing.assert_allclose(deployed, simulated, rtol=0, atol=atol)
 
@@ -72,9 +67,7 @@ def assert_close(deployed_end, simulated_end, atol):
 
 
 @pytest.mark.parametrize("unit", ["upload", "sample"])
-def test_an_answer_has_noise_of_its_own_and_reports_nothing_without_noise(
-    private_federation, train_request, unit, tmp_path
-):
+def test_an_answer_has_noise_of_its_own(private_federation, train_request, unit, tmp_path):
     _, _, sites = private_federation(unit)
     request, lines = train_request(unit), []
     site = moved(sites[1], tmp_path / "home", fresh_secret, lines.append)
@@ -95,9 +88,8 @@ def test_an_answer_has_noise_of_its_own_and_reports_nothing_without_noise(
     files = {
         path.name: path.read_bytes() for path in (tmp_path / "home").rglob("*") if path.is_file()
     }
-    assert (
-        sum(json.loads(files.pop(LEDGER_FILE)).values()) == 2 * site.noise.count_per_draw and files
-    )
+    assert sum(json.loads(files.pop(LEDGER_FILE)).values()) == 2 * site.noise.count_per_draw
+    assert files
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -120,22 +112,16 @@ def test_secrets_are_arguments_of_programs(private_federation, train_request, un
         site = site._replace(programs=site.programs._replace(train=noted(site.programs.train)))
         answer(site, train_request(unit))
     ((run, args),) = calls
-    texts = [
-        f"{run.trace(*args).jaxpr}",
-        run.lower(*args).as_text(),
-        run.lower(*args).compile().as_text(),
-    ]
+    lowered = run.lower(*args)
+    texts = [f"{run.trace(*args).jaxpr}", lowered.as_text(), lowered.compile().as_text()]
     for word in FIXED:
         for form in (str(word), str(word - 2**32), f"{word:x}", f"{word:X}"):
             assert not any(form in text for text in texts)
-    assert any(
-        np.array_equal(np.ravel(x), FIXED) for x in jax.tree.leaves(args) if x.dtype == np.uint32
-    )
+    words = [np.ravel(x) for x in jax.tree.leaves(args) if x.dtype == np.uint32]
+    assert any(np.array_equal(x, FIXED) for x in words)
 
 
-def test_a_client_whose_result_is_not_finite_sends_noise_alone(
-    private_federation, train_request, tmp_path
-):
+def test_a_result_that_is_not_finite_is_noise_alone(private_federation, train_request, tmp_path):
     _, _, sites = private_federation("upload")
     request, black = train_request("upload"), sites[1].data.preprocess
     broken = sites[1].data._replace(preprocess=jax.tree.map(lambda x: x * jnp.nan, black))
@@ -150,26 +136,19 @@ def test_a_client_whose_result_is_not_finite_sends_noise_alone(
         np.testing.assert_allclose(array, untrained.arrays[name], atol=1e-6)
 
 
-def test_where_all_of_a_client_is_hidden_it_reports_what_every_client_reports(
-    private_federation, tmp_path
-):
+def test_a_hidden_client_reports_what_every_client_reports(private_federation, tmp_path):
     config, _, sites = private_federation("upload")
     experiment = plan(config)
     indices = experiment.partitions[0][2]
     for count in (0, 3):
         some = ClientIndices(indices.train[:count], indices.val, indices.test[:4])
         few = make_client(sites[2].plan, 2, *client_dataset(experiment.dataset, some), tmp_path)
-        assert (
-            few.hello == sites[2].hello
-            and few.hello["counts"] == PLACEHOLDER_COUNTS
-            and few.counts["train"] == count
-        )
+        assert few.hello == sites[2].hello and few.hello["counts"] == PLACEHOLDER_COUNTS
+        assert few.counts["train"] == count
     broken = sites[0]._replace(programs=None, tell=(lines := []).append)
     header = {"kind": "train", "run": "a", "round": 0, "last_round": -1, "oldest": 0}
-    assert answer(broken, Envelope(header, {})).header == {
-        "error": "AttributeError; the client's own terminal says more",
-        "client": 0,
-    }
+    error = "AttributeError; the client's own terminal says more"
+    assert answer(broken, Envelope(header, {})).header == {"error": error, "client": 0}
     assert lines == ["AttributeError: 'NoneType' object has no attribute 'init'"]
 
 
@@ -192,14 +171,8 @@ def summing_server(config, sites, folder, changed=unchanged, tell=print):
             totals[name] = sum(vectors[i] for i in ids)
         return replies, totals
 
-    return make_server(
-        secure,
-        transport(homes)._replace(add=add),
-        "a",
-        warn=tell,
-        folder=folder / "server",
-        entropy=fixed,
-    )
+    how = {"warn": tell, "folder": folder / "server", "entropy": fixed}
+    return make_server(secure, transport(homes)._replace(add=add), "a", **how)
 
 
 def test_a_sum_with_an_unknown_client_in_it_is_left_out(private_federation, tmp_path, monkeypatch):

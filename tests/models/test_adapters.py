@@ -46,8 +46,6 @@ class Attention(nn.Module):
 
 
 class Normed(nn.Module):
-    """A layer and a norm."""
-
     kind: str
 
     @nn.compact

@@ -44,9 +44,8 @@ def test_the_first_htc4_head_is_linear():
     head = htc4_heads(3)[0]
     variables = head.init(jax.random.key(0), FEATURES)
     ((w, b),) = layers(variables["params"])
-    np.testing.assert_allclose(
-        head.apply(variables, FEATURES), FEATURES @ w + b, rtol=1e-4, atol=1e-5
-    )
+    expected = FEATURES @ w + b
+    np.testing.assert_allclose(head.apply(variables, FEATURES), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_output_relu_cuts_the_logits_of_every_htc4_head():

@@ -13,7 +13,6 @@ from tests.reference import conv as ref
 
 
 def parameters(modules, input_shape, num_classes):
-    """Architecture -> (base, head) parameters."""
     federation = make_federation(modules, input_shape, num_classes, num_clients=len(modules))
     counts = {b.name: count_parameters(b) for b in federation.buckets}
     return {name: (c["base"], c["head"]) for name, c in counts.items()}
@@ -54,7 +53,6 @@ def test_parameters_of_the_grey_cnns():
 
 @pytest.fixture(scope="module")
 def small_cnn():
-    """(bucket, its initial parameters)."""
     module = SplitModel(ConvFeatures((ConvLayer(8), ConvLayer(12)), (24,)), Linear(40))
     bucket = make_federation({"m": module}, (17, 16, 1), 40, num_clients=1).buckets[0]
     return bucket, initialised(bucket)["params"]
@@ -142,27 +140,12 @@ def test_an_explicit_assignment_makes_no_bucket_without_clients():
 
 
 def test_groups_return_modules_of_one_feature_width():
+    assert model_group("mlp2", 10, (8, 8, 1)).keys() == {"mlp_narrow", "mlp_wide"}
     for name in ("cnn4", "cnn5", "mlp2"):
         modules = model_group(name, 10, (28, 28, 1), feature_dim=24)
         assert make_federation(modules, (28, 28, 1), 10, num_clients=len(modules)).feature_dim == 24
-    assert (
-        make_federation(
-            model_group("cnn4", 10, (28, 28, 1)), (28, 28, 1), 10, num_clients=1
-        ).feature_dim
-        == 512
-    )
-
-
-def test_model_group_errors():
-    with pytest.raises(
-        ValueError, match=r"unknown model group 'resnet'; the groups are cnn4, cnn5"
-    ):
-        model_group("resnet", 10, (32, 32, 3))
-    with pytest.raises(
-        ValueError, match=r"'cnn5' needs images of at least 16x16 pixels, got \(15, 32\)"
-    ):
-        model_group("cnn5", 10, (15, 32, 3))
-    assert model_group("mlp2", 10, (8, 8, 1)).keys() == {"mlp_narrow", "mlp_wide"}
+    (bucket,) = make_federation(model_group("cnn4", 10, (28, 28, 1)), (28, 28, 1), 10, 1).buckets
+    assert bucket.feature_dim == 512
 
 
 class OwnBase(nn.Module):
@@ -215,8 +198,6 @@ def test_a_users_own_flax_module_with_batch_statistics(module):
 
 
 class Headless(nn.Module):
-    """Has one layer that is neither base nor head."""
-
     def setup(self):
         self.dense = nn.Dense(3)
 
@@ -244,26 +225,14 @@ def build(module=None, **changes):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: build(num_classes=4),
-            r"model 'm' returns .* logits \(1, 3\) for one sample; expected .* \(1, 4\)$",
-        ),
-        (
-            lambda: build(SplitModel(Unflattened(), nn.Dense(3))),
-            r"model 'm' returns features \(1, 2, 2, 2\) and .*expected \(1, K\)",
-        ),
-        (
-            lambda: build(Headless()),
-            r"model 'm' has parameters \['dense'\]; expected 'base' and 'head'",
-        ),
+        (lambda: build(num_classes=4), r"model 'm' returns .* logits \(1, 3\) for one sample"),
+        (lambda: build(SplitModel(Unflattened(), nn.Dense(3))), r"model 'm' returns features \(1"),
+        (lambda: build(Headless()), r"model 'm' has parameters \['dense'\]; expected 'base' and"),
         (
             lambda: build(SplitModel(nn.Sequential([nn.Dense(4), nn.relu]), nn.Dense(3))),
             r"model 'm' has no hash: give its modules tuples where they have lists$",
         ),
-        (
-            lambda: build(num_clients=None, assignment=["m", "n"]),
-            r"assignment names 'n', but the modules are m$",
-        ),
+        (lambda: build(num_clients=None, assignment=["m", "n"]), r"assignment names 'n', but the"),
         (lambda: build(num_clients=None), r"give either num_clients or assignment"),
         (lambda: build(assignment=["m"]), r"give either num_clients or assignment"),
     ],

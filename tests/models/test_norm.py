@@ -84,7 +84,5 @@ def test_group_and_layer_norm_see_one_sample(kind, size):
 
 
 def test_unknown_kind_is_named():
-    with pytest.raises(
-        ValueError, match="norm is 'instance'; it must be batch, group, layer, static_batch or none"
-    ):
+    with pytest.raises(ValueError, match="norm is 'instance'; it must be batch, group, layer"):
         apply("instance", X, True)

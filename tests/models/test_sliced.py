@@ -80,16 +80,8 @@ def test_budgets_of_ten_clients():
 
 
 def test_width_of_a_slice_rounds_up():
-    assert [
-        sliced_width(w, r)
-        for w, r in ((64, 1 / 16), (10, 1 / 4), (100, 0.07), (3, 1 / 3), (2, 1 / 16))
-    ] == [
-        4,
-        3,
-        7,
-        1,
-        1,
-    ]
+    pairs = ((64, 1 / 16), (10, 1 / 4), (100, 0.07), (3, 1 / 3), (2, 1 / 16))
+    assert [sliced_width(*pair) for pair in pairs] == [4, 3, 7, 1, 1]
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -121,10 +113,8 @@ def test_layers_joined_by_addition_share_their_channels():
     ]
     assert {*written, *read} == {stream} and axes["base/stage2_1/conv1/kernel"][-2] == stream
     drawn_apart = flat(parameter_axes(*_tiny_resnet(), per_layer=True))
-    assert (
-        drawn_apart["base/stage2_0/conv2/kernel"][-1]
-        != drawn_apart["base/stage2_1/conv2/kernel"][-1]
-    )
+    first, second = (drawn_apart[f"base/stage2_{i}/conv2/kernel"][-1] for i in (0, 1))
+    assert first != second
 
 
 def _tiny_resnet():
@@ -223,9 +213,8 @@ def test_the_scaler_divides_by_the_rate_in_training_alone():
     def features(module, train):
         return module.apply(variables, x, train, mask, method="features")
 
-    np.testing.assert_allclose(
-        features(modules[0], True), 2 * features(modules[1], True), rtol=1e-6
-    )
+    expected = 2 * features(modules[1], True)
+    np.testing.assert_allclose(features(modules[0], True), expected, rtol=1e-6)
     np.testing.assert_array_equal(features(modules[0], False), features(modules[1], False))
 
 
@@ -240,41 +229,28 @@ def test_first_weights():
         (head["kernel"], 128),
     ):
         assert 0.9 * fan_in**-0.5 < np.abs(leaf).max() <= fan_in**-0.5
-    assert (
-        not head["bias"].any()
-        and not base["norm1"]["bias"].any()
-        and (base["norm1"]["scale"] == 1).all()
-    )
+    assert not head["bias"].any() and not base["norm1"]["bias"].any()
+    assert (base["norm1"]["scale"] == 1).all()
 
 
 def test_whole_networks_are_groups():
-    modules = model_group("preact_resnet18", 10, (32, 32, 3), norm="layer")
-    assert [m.base.rate for m in modules.values()] == [1.0] and modules[
-        "preact_resnet18"
-    ].base.norm == "layer"
-    with pytest.raises(
-        ValueError, match="feature_dim is 64, but the features of conv4 are its last channels"
-    ):
-        model_group("conv4", 10, (32, 32, 3), feature_dim=64)
-    with pytest.raises(
-        ValueError, match="model group 'conv4' needs images of at least 16x16 pixels"
-    ):
-        model_group("conv4", 10, (8, 8, 1))
+    (module,) = model_group("preact_resnet18", 10, (32, 32, 3), norm="layer").values()
+    assert module.base.rate == 1.0 and module.base.norm == "layer"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("group", "shape", "message"),
     [
-        (
-            ("cnn", 10, SHAPE),
-            "model group 'cnn' cannot be sliced; conv4, conv4_quarter, preact_resnet18",
-        ),
-        (("conv4", 10, (8, 8, 1)), "needs images of at least 16x16 pixels, got"),
+        ("cnn", SHAPE, "model group 'cnn' cannot be sliced; conv4, conv4_quarter"),
+        ("conv4", (8, 8, 1), "needs images of at least 16x16 pixels, got"),
+        ("conv4", (128, 9), "model group 'conv4' needs images, float"),
+        ("conv4", jax.ShapeDtypeStruct((23,), jnp.int32), "'conv4' needs images"),
     ],
+    ids=str,
 )
-def test_bad_networks_are_named(arguments, message):
+def test_bad_networks_are_named(group, shape, message):
     with pytest.raises(ValueError, match=message):
-        sliced_network(*arguments)
+        sliced_network(group, 10, shape)
 
 
 def test_a_federation_has_a_bucket_a_rate():
@@ -282,16 +258,11 @@ def test_a_federation_has_a_bucket_a_rate():
         return sliced_model(TINY["cnn"].clone(rate=rate), CLASSES)
 
     federation = make_sliced_federation(network, (0.25, 1, 0.25, 0.5), SHAPE, CLASSES)
-    assert [(b.name, b.width, b.feature_dim) for b in federation.buckets] == [
-        ("rate1.0", 1.0, 32),
-        ("rate0.5", 0.5, 16),
-        ("rate0.25", 0.25, 8),
-    ]
+    rates = {1.0: 32, 0.5: 16, 0.25: 8}
+    buckets = [(b.name, b.width, b.feature_dim) for b in federation.buckets]
+    assert buckets == [(f"rate{rate}", rate, width) for rate, width in rates.items()]
     assert federation.assignment == (2, 0, 2, 1)
-    assert (
-        federation.global_model.module == network(1.0) and federation.global_model.feature_dim == 32
-    )
-    with pytest.raises(
-        ValueError, match=r"the width rate of client 1 is 1\.5; it must be above 0 and at most 1"
-    ):
+    assert federation.global_model.module == network(1.0)
+    assert federation.global_model.feature_dim == 32
+    with pytest.raises(ValueError, match=r"the width rate of client 1 is 1\.5; it must be above 0"):
         make_sliced_federation(network, (1, 1.5), SHAPE, CLASSES)

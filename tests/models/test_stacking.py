@@ -69,10 +69,8 @@ def test_variables_convert_both_ways():
     stacked = randomised(SCANNED)
     flat = unstack_blocks(stacked)
     assert jax.tree.map(np.shape, flat) == jax.tree.map(lambda leaf: leaf.shape, shapes(UNROLLED))
-    np.testing.assert_array_equal(
-        flat["params"]["layer1_2"]["conv1"]["kernel"],
-        stacked["params"]["layer1_blocks"]["conv1"]["kernel"][1],
-    )
+    expected = stacked["params"]["layer1_blocks"]["conv1"]["kernel"][1]
+    np.testing.assert_array_equal(flat["params"]["layer1_2"]["conv1"]["kernel"], expected)
     jax.tree.map(np.testing.assert_array_equal, stack_blocks(flat, shapes(SCANNED)), stacked)
     jax.tree.map(np.testing.assert_array_equal, stack_blocks(flat, shapes(UNROLLED)), flat)
 
@@ -87,10 +85,8 @@ def test_stacked_blocks_follow_the_siblings_that_are_there():
         "a_x": leaf,
     }
     assert sorted(unstack_blocks(tree)) == ["a_0", "a_1", "a_2", "a_3", "a_x", "ab_0"]
-    assert sorted(unstack_blocks({"in": {"layers_blocks": {"w": leaf}}})["in"]) == [
-        "layers_0",
-        "layers_1",
-    ]
+    inner = unstack_blocks({"in": {"layers_blocks": {"w": leaf}}})["in"]
+    assert sorted(inner) == ["layers_0", "layers_1"]
 
 
 @pytest.mark.parametrize(

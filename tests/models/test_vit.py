@@ -7,7 +7,7 @@ import pytest
 from scipy.special import erf
 
 from fedjax_ht.models.stacking import unstack_blocks
-from fedjax_ht.models.vits import VITS, ViT, vit
+from fedjax_ht.models.vits import ViT, vit
 
 
 def shapes(module, size=(32, 32, 3)):
@@ -39,13 +39,9 @@ def test_the_image_decides_how_many_tokens_there_are(size, patches):
 
 
 def test_wrong_sizes_are_refused():
-    with pytest.raises(
-        ValueError, match="images of 28x28 pixels do not split into patches of 16x16"
-    ):
+    with pytest.raises(ValueError, match="images of 28x28 pixels do not split into patches of"):
         shapes(vit("vit_b16", 10), (28, 28, 1))
-    with pytest.raises(
-        ValueError, match=f"unknown vision transformer 'vit'; there are {', '.join(VITS)}"
-    ):
+    with pytest.raises(ValueError, match="unknown vision transformer 'vit'; there are"):
         vit("vit", 10)
 
 

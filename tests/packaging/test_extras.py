@@ -1,6 +1,8 @@
 """The packages that pip installs, and what works with the mandatory ones alone."""
 
 import ast
+import json
+import os
 import re
 import subprocess
 import sys
@@ -27,7 +29,8 @@ NEED_CONFIGS = ("fairly_tuned", "load_run", "report_run", "train_and_evaluate")
 def without_extras(code: str, *arguments: str) -> subprocess.CompletedProcess:
     """Runs Python that finds no package of an extra."""
     command = [sys.executable, "-c", WITHOUT_EXTRAS + code, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    quick = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=quick, capture_output=True, text=True, timeout=600)
 
 
 def names_of(requirements: list[str]) -> set[str]:
@@ -63,53 +66,47 @@ for name in fl.__all__:
         getattr(fl, name)
     except ImportError as error:
         print(name, error)
+training = fl.LocalTraining(optax.sgd(0.1))
 assert {method(training).name for method in fl.METHODS.values()} == set(fl.METHODS)
 """
 
 
-def test_the_readme_and_a_written_method_run_without_extras():
-    """Plays one round of each, without the checks of the method's contract. All public names but
-    those of configs and of runs can be had."""
-    blocks = []
-    for page in ("README.md", "docs/write_a_method.md"):
-        blocks += re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    code = "\n".join(blocks[:-1])  # the last one is a config file
-    code = re.sub(r"rounds=\d+", "rounds=1", code)
-    code = re.sub(r"^fl.check_method.*$", "", code, flags=re.MULTILINE)
-    done = without_extras(code + ALL_NAMES)
+def test_the_readme_runs_without_extras():
+    """In one round of each method. All public names but those of configs and of runs can be had."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    done = without_extras(re.sub(r"rounds=\d+", "rounds=1", code) + ALL_NAMES)
     assert done.returncode == 0, done.stderr
-    local, fedssa, accuracy, *lines = done.stdout.splitlines()
+    local, fedssa, *lines = done.stdout.splitlines()
     assert local.startswith("local: ") and fedssa.startswith("fedssa: ")
-    assert 0 <= float(accuracy) <= 1
     assert [line.split()[0] for line in sorted(lines)] == list(NEED_CONFIGS)
     assert all(line.endswith("; run pip install 'fedjax_ht[run]'") for line in lines)
 
 
-def test_a_public_name_says_which_package_it_needs():
-    code = "import sys; sys.modules['matplotlib'] = None; import fedjax_ht as fl; "
-    code += "fl.train_and_evaluate"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == (
-        "ImportError: fedjax_ht.train_and_evaluate needs matplotlib; "
-        "run pip install 'fedjax_ht[run]'"
-    )
+CALLS = """
+import contextlib, io, json
+from fedjax_ht.lab.command import main
+said = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["fedjax-ht", *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            code = main()
+        except SystemExit as end:
+            code = end.code
+    said.append([code, out.getvalue(), err.getvalue()])
+print(json.dumps(said))
+"""
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_says_which_extra_it_needs(command):
-    code = "from fedjax_ht.lab.command import main; main()"
-    done = without_extras(code, command, "--config=quickstart")
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == (
-        f"error: fedjax-ht {command} needs matplotlib, pillow, tqdm; "
-        "run pip install 'fedjax_ht[run]'\n"
-    )
-
-
-def test_the_programs_name_and_version_need_no_extra():
-    code = "from fedjax_ht.lab.command import main; main()"
-    assert without_extras(code, "--help").stdout.startswith("usage: fedjax-ht COMMAND")
-    assert re.fullmatch(r"\d+\.\d+\.\d+\n", without_extras(code, "--version").stdout)
+def test_a_command_says_which_extra_it_needs():
+    """Names and version of the program need none."""
+    commands = [[command, "--config=quickstart"] for command in COMMANDS]
+    done = without_extras(CALLS, json.dumps([*commands, ["--help"], ["--version"]]))
+    *refused, shown, version = json.loads(done.stdout)
+    needs = "needs matplotlib, pillow, tqdm; run pip install 'fedjax_ht[run]'\n"
+    assert refused == [[2, "", f"error: fedjax-ht {command} {needs}"] for command in COMMANDS]
+    assert shown[1].startswith("usage: fedjax-ht COMMAND")
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", version[1])
 
 
 def test_another_missing_module_is_not_taken_for_a_package_of_an_extra():

@@ -30,15 +30,10 @@ def test_the_wheel_has_all_that_the_runner_reads(wheel):
         names = set(archive.namelist())
         metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     assert {f"fedjax_ht/lab/configs/{name}.py" for name in IN_THE_WHEEL} <= names
-    assert {
-        f"fedjax_ht/lab/generators/shipped/{name}.{kind}"
-        for name in SHIPPED
-        for kind in ("npz", "md")
-    } <= names
-    assert {
-        f"fedjax_ht/{name}"
-        for name in ("__init__.pyi", "py.typed", "lab/command.py", "lab/report/page.css")
-    } <= names
+    shipped = [f"{name}.{kind}" for name in SHIPPED for kind in ("npz", "md")]
+    assert {f"fedjax_ht/lab/generators/shipped/{file}" for file in shipped} <= names
+    files = ("__init__.pyi", "py.typed", "lab/command.py", "lab/report/page.css")
+    assert {f"fedjax_ht/{name}" for name in files} <= names
     assert "fedjax_ht/lab/readers/shipped/har_20persons.npz" in names
     for name in ("fashion_mnist_10k", "har_10persons"):
         assert f"fedjax_ht/lab/readers/shipped/{name}.npz" in names
@@ -48,9 +43,8 @@ def test_the_wheel_has_all_that_the_runner_reads(wheel):
     assert {name for name in names if name.startswith("experiments/")} == {
         f"experiments/{f}.py" for f in FORWARDED
     }
-    assert (
-        any(name.endswith("/LICENSE") for name in names) and "Requires-Python: >=3.11" in metadata
-    )
+    assert any(name.endswith("/LICENSE") for name in names)
+    assert "Requires-Python: >=3.11" in metadata
     for cuda in ("cuda12", "cuda13"):
         assert (
             f"Provides-Extra: {cuda}\nRequires-Dist: jax[{cuda}]; extra == '{cuda}'\n" in metadata
@@ -68,11 +62,8 @@ def installed(wheel, tmp_path_factory):
         [programs / "python", "-m", "pip", "install", "--quiet", f"{wheel}[run]"], check=True
     )
     (folder / "empty").mkdir()
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
-    }
+    own = ("PYTHON", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
 
     def run(program, *arguments):
         return subprocess.run(

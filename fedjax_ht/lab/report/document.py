@@ -10,7 +10,6 @@ import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -148,11 +147,23 @@ def table_of(
     return Table(head, cells, importance, winner)
 
 
-def cells_of(columns: Mapping[str, Callable[..., str | None]], *row: Any) -> dict[str, str]:
-    """Returns the cells of a row by title, as `table_of` takes them: a column writes what it shows
-    of the row, and None of a row that lacks it."""
-    cells = {title: write(*row) for title, write in columns.items()}
-    return {title: cell for title, cell in cells.items() if cell is not None}
+Column = Callable[..., str | None]
+"""What a column writes of a row; None of a row that lacks it."""
+
+
+def columns_table(
+    columns: Mapping[str, Column],
+    rows: Iterable[tuple],
+    importance: Sequence[str] = (),
+    winner: str | None = None,
+) -> Table:
+    """Makes a table of columns, by their titles, each of which is called with a row's values; see
+    `table_of`."""
+    cells = []
+    for row in rows:
+        written = {title: write(*row) for title, write in columns.items()}
+        cells.append({title: text for title, text in written.items() if text is not None})
+    return table_of(cells, list(columns), importance, winner)
 
 
 def percent(rows: Sequence[Row], key: str, spread: bool = True) -> str:

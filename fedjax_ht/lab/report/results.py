@@ -10,17 +10,17 @@ import numpy as np
 
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.document import (
+    Column,
     Document,
     Folded,
     Paragraph,
     Table,
-    cells_of,
+    columns_table,
     human_bytes,
     human_count,
     human_flops,
     percent,
     rounds_of,
-    table_of,
 )
 from fedjax_ht.lab.report.rows import (
     AUC,
@@ -136,7 +136,7 @@ def _validated(of: Scored) -> str | None:
     return chosen and f"{chosen} (round {rounds_of(of.validated)})"
 
 
-def _seconds(key: str) -> Callable[[str, Scored], str | None]:
+def _seconds(key: str) -> Column:
     """Returns the column of a median of seconds, of the rows that have it."""
 
     def write(_: str, of: Scored) -> str | None:
@@ -152,7 +152,7 @@ def _simulated(_: str, of: Scored) -> str | None:
     return f"{np.mean(clocks):.4g}" if values(of.rounds, "simulated_clock") else None
 
 
-COLUMNS: dict[str, Callable[[str, Scored], str | None]] = {
+COLUMNS: dict[str, Column] = {
     "method": lambda label, _: label,
     "accuracy %": lambda _, of: percent(of.tops, "accuracy"),
     "by validation %": lambda _, of: _validated(of),
@@ -190,8 +190,8 @@ def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Doc
       histories: label of an entry -> its runs.
       winner: label of the entry whose accuracy a page highlights.
     """
-    rows = [cells_of(COLUMNS, label, scored(runs)) for label, runs in histories.items()]
-    table = table_of(rows, list(COLUMNS), IMPORTANCE, winner)
+    rows = [(label, scored(runs)) for label, runs in histories.items()]
+    table = columns_table(COLUMNS, rows, IMPORTANCE, winner)
     folded = []
     for title, note in column_notes(table.head).items():
         folded.append(Folded(f'What "{title.removesuffix(" %")}" means', [note]))
@@ -208,7 +208,7 @@ def mean_of_all(rows: Sequence[Row], key: str) -> float:
     return mean([row.get(key, math.nan) for row in rows], math.nan)
 
 
-SENT: dict[str, Callable[[str, Scored], str | None]] = {
+SENT: dict[str, Column] = {
     "entry": lambda label, _: label,
     "up a round": COLUMNS["uplink"],
     "down a round": COLUMNS["downlink"],
@@ -227,8 +227,7 @@ def _uplinks(rounds: Sequence[Row]) -> list[float]:
 def sent(histories: Mapping[str, Runs]) -> Table:
     """Makes a table of what each entry sent, payload and metadata: means per round over rounds and
     trials, of all clients together and of one whose uplink arrived; and a trial's whole run."""
-    rows = [cells_of(SENT, label, scored(runs)) for label, runs in histories.items()]
-    return table_of(rows, list(SENT))
+    return columns_table(SENT, [(label, scored(runs)) for label, runs in histories.items()])
 
 
 def class_table(histories: Mapping[str, Runs], class_names: Sequence[str]) -> Table:
@@ -428,7 +427,7 @@ def comparison_text(
       winner: label of the entry whose accuracy a page highlights.
     """
     aim = f"{100 * target:.2f} %"
-    columns: dict[str, Callable[[str, Line], str | None]] = {
+    columns: dict[str, Column] = {
         "method": lambda label, _: label,
         "accuracy %": lambda _, line: _accuracy(line),
         "macro F1 %": lambda _, line: _share(line.macro_f1),
@@ -445,8 +444,7 @@ def comparison_text(
         "seconds": lambda _, line: f"{line.seconds:.0f}",
     }
     important = ["accuracy %", "server's model %", *list(columns)[7:10], "s/round", "best round"]
-    rows = [cells_of(columns, label, line) for label, line in lines.items()]
-    table = table_of(rows, list(columns), important, winner)
+    table = columns_table(columns, lines.items(), important, winner)
     several = any(len(line.best_rounds) > 1 for line in lines.values())
     meaning = Paragraph(explanation("server's model %" in table.head, several))
     notes = [meaning, *column_notes(table.head).values()]

@@ -2,7 +2,7 @@
 single clients over local training."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 
 from fedjax_ht.lab.config.entries import BASELINE, baseline_of, method_of
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.report.document import Document, Folded, Paragraph, Table, cells_of, table_of
+from fedjax_ht.lab.report.document import Column, Document, Folded, Paragraph, Table, columns_table
 from fedjax_ht.lab.report.rows import AUC, MACRO_F1
 from fedjax_ht.simulation.history import best
 from fedjax_ht.simulation.rows import Row, Runs, evaluated
@@ -345,15 +345,14 @@ def gain_table(histories: Mapping[str, Runs]) -> Document:
     gains = client_gains(histories)
     if not gains:
         return Document()
-    columns: dict[str, Callable[[str, Gains], str]] = {
+    columns: dict[str, Column] = {
         "entry": lambda label, _: label,
         f"median gain over {baseline}, points": lambda _, gain: _points(gain.median),
         "clients that gain %": lambda _, gain: _share(gain.gaining),
         "clients that lose %": lambda _, gain: _share(gain.losing),
         "worst tenth, points": lambda _, gain: _points(gain.worst_tenth),
     }
-    rows = [cells_of(columns, label, gain) for label, gain in gains.items()]
-    return Document([table_of(rows, list(columns)), Paragraph(NOTE)])
+    return Document([columns_table(columns, gains.items()), Paragraph(NOTE)])
 
 
 def _points(value: float) -> str:

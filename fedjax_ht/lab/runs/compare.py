@@ -275,17 +275,13 @@ def components(cells: np.ndarray) -> tuple[float, ...]:
 
 def main(_) -> None:
     config, name = configured()
-    try:
-        config = comparison(config, _METHODS.value, _TRIALS.value)
-        config = share_of(config, _ENTRIES.value)
-        aim = chosen_aim(_OF.value, _TARGET.value, _SHARE.value)
-        seeds = chosen_seeds(_SPLIT_SEEDS.value, _MODEL_SEEDS.value, _TRIALS.value)
-        recipe = parse_space(_OVER.value)
-        check_recipe(recipe)
-        if recipe and _FAIR.value is None:
-            raise ValueError("--over is given without --fair; a search needs --fair=9 or the like")
-    except ValueError as error:
-        fail(error)
+    config = share_of(comparison(config, _METHODS.value, _TRIALS.value), _ENTRIES.value)
+    aim = chosen_aim(_OF.value, _TARGET.value, _SHARE.value)
+    seeds = chosen_seeds(_SPLIT_SEEDS.value, _MODEL_SEEDS.value, _TRIALS.value)
+    recipe = parse_space(_OVER.value)
+    check_recipe(recipe)
+    if recipe and _FAIR.value is None:
+        raise ValueError("--over is given without --fair; a search needs --fair=9 or the like")
     kind = "compare" if _FAIR.value is None else f"fair{_FAIR.value}"
     kind += "" if _ENTRIES.value is None else f"-{_ENTRIES.value.replace('/', 'of')}"
     kind += "" if seeds is None else f"-{seeds[0]}x{seeds[1]}"
@@ -296,13 +292,7 @@ def main(_) -> None:
         if _FAIR.value is not None:
             labels = [entry.label for entry in entries_of(config)]
             config = fairly_tuned(
-                config,
-                labels,
-                workdir,
-                points=_FAIR.value,
-                tell=tell,
-                recipe=recipe,
-                tasks=tasks,
+                config, labels, workdir, points=_FAIR.value, tell=tell, recipe=recipe, tasks=tasks
             )
         if seeds is None:
             files = _compared(config, workdir, aim, tasks)[1]

@@ -26,7 +26,6 @@ from matplotlib.ticker import MaxNLocator
 from fedjax_ht.check.packages import needing
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.readers.description import Description, describe
@@ -97,20 +96,17 @@ def line(listed: Listed) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    try:
-        command(
-            arguments[1:],
-            _DATA_DIR.value,
-            _PAGE.value,
-            image_size=_IMAGE_SIZE.value,
-            text_length=_TEXT_LENGTH.value,
-            tokenizer=_TOKENIZER.value,
-            label=_LABEL.value,
-            features=_FEATURES.value,
-            group=_GROUP.value,
-        )
-    except (ValueError, OSError, ImportError) as error:
-        fail(error)
+    command(
+        arguments[1:],
+        _DATA_DIR.value,
+        _PAGE.value,
+        image_size=_IMAGE_SIZE.value,
+        text_length=_TEXT_LENGTH.value,
+        tokenizer=_TOKENIZER.value,
+        label=_LABEL.value,
+        features=_FEATURES.value,
+        group=_GROUP.value,
+    )
 
 
 MOST = 40  # classes, and no more, that have a bar each

@@ -170,20 +170,15 @@ def print_scores(loaded: LoadedRun, client: int) -> None:
 
 def main(_) -> None:
     if _WORKDIR.value is None or _CLIENT.value is None:
-        fail(
-            ValueError(
-                "give --workdir and --client; for example "
-                "--workdir=checkpoints/runs/quickstart-seed0-trials3 --client=3"
-            )
+        raise ValueError(
+            "give --workdir and --client; for example "
+            "--workdir=checkpoints/runs/quickstart-seed0-trials3 --client=3"
         )
     enable_compilation_cache(least_seconds=0.0)
-    try:
-        if _EXPORT.value:
-            check_export(_EXPORT.value)
-        loaded = load_run(_WORKDIR.value, _METHOD.value, _TRUST.value, trial=_TRIAL.value)
-        state = client_state(loaded, _CLIENT.value)
-    except (ValueError, OSError, ImportError) as error:
-        fail(error)
+    if _EXPORT.value:
+        check_export(_EXPORT.value)
+    loaded = load_run(_WORKDIR.value, _METHOD.value, _TRUST.value, trial=_TRIAL.value)
+    state = client_state(loaded, _CLIENT.value)
     print_scores(loaded, _CLIENT.value)
     if _EXPORT.value:
         federation = loaded.run.federation

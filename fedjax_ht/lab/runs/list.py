@@ -28,7 +28,6 @@ from fedjax_ht.check.options import SearchRange, describe, extra_of, hints_of
 from fedjax_ht.core.inputs import InputShape, abstract
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.data.partition.splits import split_plan
-from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.command import show
 from fedjax_ht.lab.config.base import method_options
 from fedjax_ht.lab.config.config_files import shipped
@@ -276,7 +275,4 @@ def values_text(annotation: Any) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     width = min(shutil.get_terminal_size((120, 0)).columns, 120)
-    try:
-        show(listed(arguments[1:], width))
-    except ValueError as error:
-        fail(error)
+    show(listed(arguments[1:], width))

@@ -18,7 +18,6 @@ from typing import Any
 
 from absl import flags
 
-from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.files import refuse_links
 from fedjax_ht.lab.runs.folder import (
@@ -166,12 +165,9 @@ def write_merged(
 
 
 def main(arguments: Sequence[str]) -> None:
-    try:
-        if _WORKDIR.value is None:
-            raise ValueError("no --workdir; it names the folder to make")
-        labels = merge(list(map(Path, arguments[1:])), Path(_WORKDIR.value))
-    except (ValueError, OSError) as error:
-        fail(error)
+    if _WORKDIR.value is None:
+        raise ValueError("no --workdir; it names the folder to make")
+    labels = merge(list(map(Path, arguments[1:])), Path(_WORKDIR.value))
     print(f"{', '.join(labels)}: now in {_WORKDIR.value}, from {len(arguments) - 1} folders.")
     print(
         f"The command of the parts with --workdir={_WORKDIR.value} and without --entries trains "

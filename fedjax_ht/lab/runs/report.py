@@ -13,7 +13,7 @@ from absl import flags
 from tqdm import tqdm
 
 from fedjax_ht.lab.checkpoints.writers import read_runs
-from fedjax_ht.lab.cli import TRUST, fail
+from fedjax_ht.lab.cli import TRUST
 from fedjax_ht.lab.config.entries import Entry
 from fedjax_ht.lab.report.compared import compared
 from fedjax_ht.lab.report.document import Document
@@ -88,15 +88,10 @@ def _entries_of(page: Page, experiment: Plan, workdir: Path) -> list[Entry]:
 
 def main(_) -> None:
     if _WORKDIR.value is None:
-        fail(
-            ValueError(
-                "no --workdir; for example --workdir=checkpoints/runs/quickstart-seed0-trials3"
-            )
+        raise ValueError(
+            "no --workdir; for example --workdir=checkpoints/runs/quickstart-seed0-trials3"
         )
-    try:
-        _, written = report_run(
-            _WORKDIR.value, warn=tqdm.write, show_result=print_result, trust=_TRUST.value
-        )
-    except (ValueError, OSError, ImportError) as error:
-        fail(error)
+    _, written = report_run(
+        _WORKDIR.value, warn=tqdm.write, show_result=print_result, trust=_TRUST.value
+    )
     print_files(written)

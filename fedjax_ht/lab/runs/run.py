@@ -23,7 +23,7 @@ from fedjax_ht.lab.report.results import Aim
 from fedjax_ht.lab.runs.processes import CoordinatorTimeout, join_processes, use_cpu
 from fedjax_ht.lab.runs.progress import Progress, print_files, print_result, tell
 from fedjax_ht.lab.runs.signals import Interrupted
-from fedjax_ht.lab.runs.tasks import Cluster, Tasks
+from fedjax_ht.lab.runs.tasks import RayCluster, Tasks, open_ray
 from fedjax_ht.lab.runs.train import GaveUp, Result, Unwritable, train_and_evaluate
 
 # flags and frame of compare and sweep, too
@@ -58,12 +58,8 @@ def main(_) -> None:
 def configured() -> tuple[Config, str]:
     """Returns the config that the command line names, and a name for it."""
     if _CONFIG.value is None:
-        fail(ValueError("no --config; for example --config=quickstart"))
-    try:
-        config = typed_config(_CONFIG.value.fields)
-    except ValueError as error:
-        fail(error)
-    return config, run_name(_CONFIG.value.name)
+        raise ValueError("no --config; for example --config=quickstart")
+    return typed_config(_CONFIG.value.fields), run_name(_CONFIG.value.name)
 
 
 def run_name(config: str) -> str:
@@ -137,8 +133,6 @@ def orderly(workdir: Path) -> Iterator[Tasks | None]:
         fail(error, at_once=True)
     except (Unwritable, GaveUp) as error:
         fail(error, code=1)
-    except (ValueError, OSError, ImportError) as error:
-        fail(error)
 
 
 @contextlib.contextmanager
@@ -156,12 +150,11 @@ def _cluster() -> Iterator[Tasks | None]:
         raise ValueError("--on is given beside --coordinator; a cluster starts its own processes")
     require("--on=ray", "ray")
     use_cpu()  # accelerators are the tasks'
-    from fedjax_ht.lab.runs.on_ray import open_ray
 
     with contextlib.ExitStack() as stack:
 
         @functools.cache
-        def open_cluster() -> Cluster:
+        def open_cluster() -> RayCluster:
             return stack.enter_context(open_ray(_TASK_CORES.value))
 
         yield Tasks(open_cluster, config_file())

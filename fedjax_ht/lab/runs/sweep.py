@@ -16,7 +16,6 @@ import time
 import jax
 from absl import flags
 
-from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.runs.progress import tell
 from fedjax_ht.lab.runs.run import chosen_workdir, configured, orderly
@@ -53,21 +52,14 @@ def count_programs() -> list[float]:
 def main(_) -> None:
     config, name = configured()
     if _ENTRY.value is None:
-        fail(ValueError("no --entry; for example --entry=fedtgp"))
+        raise ValueError("no --entry; for example --entry=fedtgp")
     start, compiled = time.time(), count_programs()
     workdir = chosen_workdir(f"{name}-sweep-{_ENTRY.value.replace(':', '-')}", config)
     with orderly(workdir) as tasks:
         labels = points_of(_ENTRY.value, parse_space(_OVER.value), _DRAWS.value)
         spent = budget(config, len(labels), _HALVINGS.value)
         tell(f"{spent}. Writing to {workdir}.")
-        result = searched(
-            config,
-            labels,
-            _HALVINGS.value,
-            workdir=workdir,
-            tell=tell,
-            tasks=tasks,
-        )
+        result = searched(config, labels, _HALVINGS.value, workdir=workdir, tell=tell, tasks=tasks)
     text = f"{table(result)}\n\n{spent}."
     with atomic_open(workdir / "sweep.md") as file:
         file.write(text + "\n")

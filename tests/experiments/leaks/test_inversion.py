@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from experiments.leaks import inversion
+from experiments.leaks.images import psnr
 from experiments.leaks.imitation import Observation
 from experiments.leaks.inversion import Search, in_order, invert
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.wire import gaussian_noise
 from fedjax_ht.lab.readers import load_dataset
-from fedjax_ht.metrics.images import psnr
 from fedjax_ht.models import mlp
 from tests import tiny
 from tests.experiments.leaks.victims import ROOT, attacked, image_of, victim_of

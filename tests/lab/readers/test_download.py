@@ -291,7 +291,8 @@ def commanded(capsys, monkeypatch, svhn):
     def run(*arguments):
         code = 0
         try:
-            data.main(cli.parse_flags(["data", *map(str, arguments)], takes_words=True))
+            arguments = cli.parse_flags(["data", *map(str, arguments)], takes_words=True)
+            cli.orderly_main(data.main)(arguments)
         except SystemExit as end:
             code = end.code
         return code, *capsys.readouterr()

@@ -16,7 +16,7 @@ import pytest
 from fedjax_ht.check.packages import PACKAGES
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.config.entries import folder_of
-from fedjax_ht.lab.runs import on_ray, run, tasks
+from fedjax_ht.lab.runs import run, tasks
 from fedjax_ht.lab.runs.tasks import Cancelled, Outcome, Tasks, note_runs, play_tasks
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.runs import ROOT, config_of, metrics
@@ -51,7 +51,7 @@ class Inline:
         posted, self.posted = self.posted, []
         return posted
 
-    def stop(self, handles):
+    def stop(self):
         self.is_stopping = True
 
 
@@ -142,13 +142,13 @@ def test_a_machine_that_does_not_see_the_folder_is_named(tmp_path, monkeypatch):
 
 def test_a_task_takes_an_accelerator_or_cores():
     plain, fast = {"CPU": 4.0}, {"CPU": 8.0, "GPU": 2.0}
-    assert on_ray.resources_of([plain], None) == {"CPU": 1}
-    assert on_ray.resources_of([plain, fast], None) == {"CPU": 1, "GPU": 1}
-    assert on_ray.resources_of([plain, fast], 8) == {"CPU": 8}
-    assert on_ray.resources_of([{"CPU": 96.0, "TPU": 4.0}], None) == {"CPU": 1, "TPU": 1}
+    assert tasks.resources_of([plain], None) == {"CPU": 1}
+    assert tasks.resources_of([plain, fast], None) == {"CPU": 1, "GPU": 1}
+    assert tasks.resources_of([plain, fast], 8) == {"CPU": 8}
+    assert tasks.resources_of([{"CPU": 96.0, "TPU": 4.0}], None) == {"CPU": 1, "TPU": 1}
     for cores in (0, 9):
         with pytest.raises(ValueError, match=rf"--task_cores is {cores}; .*from 1 to 8"):
-            on_ray.resources_of([plain, fast], cores)
+            tasks.resources_of([plain, fast], cores)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.config.entries import entries_of
-from fedjax_ht.lab.runs import trackers
+from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.experiments.folders import history
 
@@ -38,8 +38,8 @@ class Recorder:
 def tracking(tmp_path, monkeypatch):
     """Returns a function that makes the tracking of a run, as a new process does, and lines."""
     Recorder.opened, lines = [], []
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", Recorder)
-    monkeypatch.setitem(trackers.TRACKERS, "mlflow", lambda run: Recorder(run, fails_in=1))
+    monkeypatch.setitem(train.TRACKERS, "wandb", Recorder)
+    monkeypatch.setitem(train.TRACKERS, "mlflow", lambda run: Recorder(run, fails_in=1))
     config = base_config()
     config.trials = 2
 
@@ -50,7 +50,7 @@ def tracking(tmp_path, monkeypatch):
         (label,) = entries
         folder = tmp_path / entries[label].folder
         folder.mkdir(exist_ok=True)
-        return trackers.Tracking(typed, {label: typed}, tmp_path, lines.append), label, folder
+        return train.Tracking(typed, {label: typed}, tmp_path, lines.append), label, folder
 
     return make, lines
 
@@ -116,7 +116,7 @@ def test_wandb_prints_no_summary_between_the_lines_of_a_run(tracking, monkeypatc
     opened = []
     package = SimpleNamespace(init=lambda **options: opened.append(options), Settings=dict)
     monkeypatch.setitem(sys.modules, "wandb", package)
-    trackers.WandB(trackers.TrackedRun("a", "b", {}, None, 0, None))
+    train.WandB(train.TrackedRun("a", "b", {}, None, 0, None))
     assert opened[0]["settings"] == {"quiet": True}
 
 

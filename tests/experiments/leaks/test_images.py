@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_ht.metrics import images
+from experiments.leaks import images
 from tests.reference import images as reference
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_ht.metrics.margins import prototype_margins
+from experiments.margins import prototype_margins
 from tests.reference.margins import nearest_and_mean
 
 
