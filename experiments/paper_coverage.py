@@ -98,8 +98,8 @@ def counts_markdown(papers: Sequence[Paper], width: int) -> str:
     trained = [item for item in in_setting if item.hours]
     text = (
         f"**{len(trained)} of {len(items)} rows have an accuracy in the paper's setting.** "
-        f"{len(in_setting) - len(trained)} more are in it, where nothing is trained. By "
-        "[the rule for claims](papers.md#when-a-claim-stands) a small form decides for itself."
+        f"{len(in_setting) - len(trained)} more are in it without any training. By [the rule for "
+        "claims](papers.md#when-a-claim-stands) a small form has its own verdict."
     )
     rows = []
     for paper in papers:
