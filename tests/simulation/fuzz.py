@@ -41,9 +41,8 @@ class Case(NamedTuple):
 
 def draw(number: int) -> Case:
     rng = np.random.default_rng(number)
-    counts = rng.integers(0, 5, (NUM_CLIENTS, NUM_CLASSES)) * rng.integers(
-        0, 2, (NUM_CLIENTS, NUM_CLASSES)
-    )
+    shape = (NUM_CLIENTS, NUM_CLASSES)
+    counts = rng.integers(0, 5, shape) * rng.integers(0, 2, shape)
     counts[rng.integers(NUM_CLIENTS)] = 0
     counts[rng.integers(NUM_CLIENTS)] = np.eye(NUM_CLASSES, dtype=int)[0]
     common = {
@@ -93,18 +92,15 @@ def data_of(case: Case, federation: Federation) -> FederationData:
         partition.append(ClientIndices(train, np.array([], int), test))
     y = np.array(labels, np.int32)
     x = rng.integers(0, 80, (len(y), *SHAPE)) + 40 * y[:, None, None, None]
-    return arranged(
-        Dataset("fuzz", x.astype(np.uint8), y, tuple("abcde")), tuple(partition), federation
-    )
+    dataset = Dataset("fuzz", x.astype(np.uint8), y, tuple("abcde"))
+    return arranged(dataset, tuple(partition), federation)
 
 
 def play(case: Case, halves: list[dict], folder: Path) -> dict:
     """A run whose halves have options of their own: what it reports, exact and in floats."""
     federation = federation_for(case.method)
-    method, data = (
-        method_factory(case.method)(TRAINING, **settings(case.method)),
-        data_of(case, federation),
-    )
+    method = method_factory(case.method)(TRAINING, **settings(case.method))
+    data = data_of(case, federation)
     exact, floats = [], []
     for half, options in enumerate(halves):
         options = SimulationOptions(**case.common, **options)
@@ -121,10 +117,9 @@ def play(case: Case, halves: list[dict], folder: Path) -> dict:
         checkpointer.save(state, [])
     scores = simulation.evaluate(state)
     floats.append([scores.accuracy["test"][rule] for rule in method.rules])
-    states = {
-        name: simulation.read_clients(state, name, np.arange(len(x)))
-        for name, x in state.changed.items()
-    }
+    states = {}
+    for name, rows in state.changed.items():
+        states[name] = simulation.read_clients(state, name, np.arange(len(rows)))
     return {"exact": exact, "floats": jax.device_get((floats, states, state.server))}
 
 

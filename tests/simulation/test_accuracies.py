@@ -17,25 +17,18 @@ from tests.federations import (
     chosen,
     federation_data,
     identical,
-    mixed_federation,
     samples,
     to_host,
+    uniform_federation,
 )
 from tests.reference import auc
-from tests.simulation.probe import (
-    FEDERATION,
-    capped_accuracy,
-    capped_scores,
-    probe,
-    simulation,
-)
+from tests.simulation.probe import FEDERATION, capped_accuracy, capped_scores, probe, simulation
+from tests.standard import simulation_of
 
 
 @pytest.mark.parametrize(
     ("scoring", "options"),
     [
-        (Scoring("received"), {}),
-        (Scoring("trained"), {}),
         (Scoring("received", batch_size=2), {"lanes": 3}),
         (Scoring("trained"), {"client_store": "host", "participation": 0.25, "lanes": 2}),
     ],
@@ -45,15 +38,12 @@ def test_accuracy_of_every_client(scoring, options):
     0."""
     sim = simulation(scoring=scoring, **options)
     with chosen([1, 4]):
-        state, _ = sim.run_round(sim.init())
+        state, report = sim.run_round(sim.init())
     before = to_host(state)
     scored = sim.evaluate(state)
     tests = [client.test for client in samples()[1]]
-    caps = (
-        [2] * NUM_CLIENTS
-        if scoring.state == "received"
-        else [3 if i in (1, 4) else 0 for i in range(NUM_CLIENTS)]
-    )
+    trained = [3 if i in (1, 4) else 0 for i in range(NUM_CLIENTS)]
+    caps = [2] * NUM_CLIENTS if scoring.state == "received" else trained
     expected = [
         capped_accuracy(cap, labels) if len(labels) else np.nan for cap, labels in zip(caps, tests)
     ]
@@ -62,14 +52,17 @@ def test_accuracy_of_every_client(scoring, options):
     np.testing.assert_array_equal(scored.counts["test"], TEST_COUNTS)
     assert scored.global_accuracy == {}
     assert identical(before, to_host(state))
+    # participants are scored before receipt, which would set the cap to 2
+    np.testing.assert_array_equal(report.participants, [1, 4])
+    left = [capped_accuracy(3, tests[i]) for i in (1, 4)]
+    np.testing.assert_allclose(report.accuracy["cap"], left)
 
 
-@pytest.mark.parametrize("options", [{}, {"client_store": "host", "lanes": 2}])
-def test_both_states_are_those_of_two_runs(options):
+def test_both_states_are_those_of_two_runs():
     """A run that scores both states has the reports of a run that scores each."""
     rows = {}
     for which in ("received", "trained", "both"):
-        sim = simulation(scoring=Scoring(which), **options)
+        sim = simulation(scoring=Scoring(which), client_store="host", lanes=2)
         with chosen([1, 4]):
             state, _ = sim.run_round(sim.init())
         rows[which] = evaluation_row(sim.evaluate(state), ("cap",))
@@ -80,7 +73,7 @@ def test_both_states_are_those_of_two_runs(options):
 
 def test_scoring_both_states_changes_no_run():
     """FedProx's clients keep nothing between rounds, unless what training left is scored."""
-    federation, scores = mixed_federation(), {}
+    federation, scores = uniform_federation(), {}
     for which in ("received", "both"):
         options = SimulationOptions(scoring=Scoring(which), devices=1)
         sim = make_simulation(
@@ -93,14 +86,6 @@ def test_scoring_both_states_changes_no_run():
     received, both = (scores[which].accuracy["test"]["head"] for which in ("received", "both"))
     np.testing.assert_array_equal(both, received)
     np.testing.assert_array_equal(scores["both"].trained.accuracy["test"]["head"], trained)
-
-
-def test_expected_accuracies_tell_the_caps_apart():
-    """The test above would compare nothing if every cap scored alike."""
-    tests = [client.test for client in samples()[1] if len(client.test)]
-    assert (
-        len({tuple(capped_accuracy(cap, labels) for labels in tests) for cap in (0, 1, 2, 3)}) == 4
-    )
 
 
 def test_validation_samples_are_scored_where_there_are_any():
@@ -123,10 +108,8 @@ def test_validation_samples_are_scored_where_there_are_any():
 def test_participants_are_scored_as_training_left_them():
     """Participants are scored with the downlink that they trained with: the server's new state
     comes later."""
-    federation = mixed_federation()
-    data = federation_data(federation)
-    options = SimulationOptions(participation=0.6, scoring=Scoring("trained"), devices=1)
-    sim = make_simulation(METHODS["fedproto"](TRAINING), federation, data, options)
+    scored = Scoring("trained")
+    sim = simulation_of("fedproto", participation=0.6, scoring=scored, devices=1)
     state, reports = sim.init(), []
     for _ in range(2):
         state, report = sim.run_round(state)
@@ -136,19 +119,6 @@ def test_participants_are_scored_as_training_left_them():
     # in its first round there are no prototypes yet
     assert not np.nan_to_num(reports[0].accuracy["prototype"]).any()
     assert np.nan_to_num(report.accuracy["prototype"]).any()
-
-
-@pytest.mark.parametrize("evaluate", ["received", "trained"])
-def test_participants_are_scored_before_receipt_however_clients_are_evaluated(evaluate):
-    """Training takes the cap to 1 + 2; receipt would set it to 2."""
-    sim = simulation(scoring=Scoring(evaluate))
-    with chosen([1, 4]):
-        _, report = sim.run_round(sim.init())
-    tests = [client.test for client in samples()[1]]
-    np.testing.assert_array_equal(report.participants, [1, 4])
-    np.testing.assert_allclose(
-        report.accuracy["cap"], [capped_accuracy(3, tests[i]) for i in (1, 4)]
-    )
 
 
 def test_training_samples_are_scored_where_asked():
@@ -167,9 +137,8 @@ def test_training_samples_are_scored_where_asked():
         assert all(pair == [counts[int(c)], correct[int(c)]] for c, pair in of_client.items())
     assert 0 < row["macro_f1"] <= 1 and counted[1].sum() == counted[0].sum()
     assert row["train_accuracy"] == pytest.approx(np.nanmean(train))
-    assert row["train_accuracy_weighted"] == pytest.approx(
-        np.nansum(train * TRAIN_COUNTS.sum(1)) / TRAIN_COUNTS.sum()
-    )
+    expected = pytest.approx(np.nansum(train * TRAIN_COUNTS.sum(1)) / TRAIN_COUNTS.sum())
+    assert row["train_accuracy_weighted"] == expected
     row = evaluation_row(some, ("cap",), np.array([0, 3, 5]))
     # client 3 has no sample to train on
     whole = evaluation_row(everybody, ("cap",))["client_class_counts"]
@@ -178,12 +147,11 @@ def test_training_samples_are_scored_where_asked():
     assert set(simulation().evaluate(state).accuracy) == {"test"}
 
 
-@pytest.mark.parametrize("options", [{}, {"lanes": 2, "client_store": "host"}])
-def test_the_auc_of_every_client_is_computed_where_asked(options):
+def test_the_auc_of_every_client_is_computed_where_asked():
     """Scores are those that predictions are chosen by; one client's test samples are of one class."""
     dataset, split = samples()
     plain = simulation()
-    sim = simulation(scoring=Scoring(auc=True, batch_size=2), **options)
+    sim = simulation(scoring=Scoring(auc=True, batch_size=2), lanes=2)
     state = sim.init()
     scored, without = sim.evaluate(state), plain.evaluate(plain.init())
     want = []

@@ -26,11 +26,12 @@ FLOPS, UP, DOWN = (RNG.uniform(1, 4, NUM_CLIENTS) for _ in range(3))
 UPLINK = 28  # two floats, and five that are metadata
 # a level; client i gets i + 1 floats and their indices
 DOWNLINK = 4 + 8 * (np.arange(NUM_CLIENTS) + 1)
+# client 4 takes 28 seconds for an upload, the others one
+SLOW = np.where(np.arange(NUM_CLIENTS) == 4, 1.0, 28.0)
 
 
-OPTIONS = SimulationOptions(
-    1, participation=0.6, drop_rate=0.2, devices=1, scoring=Scoring(batch_size=4)
-)
+SCORING = Scoring(batch_size=4)
+OPTIONS = SimulationOptions(1, participation=0.6, drop_rate=0.2, devices=1, scoring=SCORING)
 TIMING = ("seconds_round", "seconds_evaluation")
 
 
@@ -44,9 +45,8 @@ def program(method: str = "") -> Program:
 
 def with_profile(bound: Program, profile: Profile | None) -> Simulation:
     """Returns a simulation with this profile whose programs are compiled once for all profiles."""
-    return simulation_of(
-        bound._replace(options=dataclasses.replace(bound.options, devices_profile=profile))
-    )
+    options = dataclasses.replace(bound.options, devices_profile=profile)
+    return simulation_of(bound._replace(options=options))
 
 
 def simulation(profile: Profile | None, method: str = "") -> Simulation:
@@ -54,7 +54,6 @@ def simulation(profile: Profile | None, method: str = "") -> Simulation:
 
 
 def untimed(history) -> list[dict]:
-    """Returns the rows of a history without the seconds of this machine."""
     return [{name: value for name, value in row.items() if name not in TIMING} for row in history]
 
 
@@ -67,10 +66,21 @@ def probe_rounds(rounds: int, profile: Profile) -> list[list[Work]]:
     works, options = [], dataclasses.replace(OPTIONS, devices_profile=profile)
     for round in range(rounds):
         ids, lost = choose_participants(options, NUM_CLIENTS, round)
-        works.append(
-            [Work(i, 0.0, UPLINK, DOWNLINK[i], gone) for i, gone in zip(ids.tolist(), lost)]
-        )
+        drawn = zip(ids.tolist(), lost)
+        works.append([Work(i, 0.0, UPLINK, DOWNLINK[i], gone) for i, gone in drawn])
     return works
+
+
+def assert_as_by_hand(state, history, expected: list[dict]) -> None:
+    """Compares the rows and what the server has heard with the reference's rounds."""
+    seconds = [[row["seconds"], row["clock"]] for row in expected]
+    np.testing.assert_allclose(rows_of(history, "simulated_seconds", "simulated_clock"), seconds)
+    arrived = [row["arrived"] for row in expected]
+    assert rows_of(history, "late") == [[row["late"]] for row in expected]
+    assert rows_of(history, "arrived") == [[len(x)] for x in arrived]
+    assert rows_of(history, "uplink_payload_bytes") == [[8 * len(x)] for x in arrived]
+    heard = np.bincount(np.concatenate(arrived).astype(int), minlength=NUM_CLIENTS)
+    np.testing.assert_array_equal(state.server.heard, heard)
 
 
 @pytest.mark.parametrize("rates", ["up down", "up", "down"])
@@ -79,29 +89,13 @@ def test_rounds_last_as_by_hand(rates, deadline):
     rates = {name: {"up": UP, "down": DOWN}[name] for name in rates.split()}
     profile = Profile(by_chance(NUM_CLIENTS, 0.8), **rates, deadline=deadline)
     state, history = run(simulation(profile), 5)
-    devices = [
-        Device(**{name: float(values[i]) for name, values in rates.items()})
-        for i in range(NUM_CLIENTS)
-    ]
+    devices = []
+    for i in range(NUM_CLIENTS):
+        devices.append(Device(**{name: float(values[i]) for name, values in rates.items()}))
     expected = play(devices, probe_rounds(5, profile), deadline)
-    names = ("simulated_seconds", "simulated_clock")
-    np.testing.assert_allclose(
-        rows_of(history, *names), [[row["seconds"], row["clock"]] for row in expected]
-    )
-    assert rows_of(history, "late", "arrived") == [
-        [row["late"], len(row["arrived"])] for row in expected
-    ]
-    heard = np.bincount(
-        np.concatenate([row["arrived"] for row in expected]).astype(int), minlength=NUM_CLIENTS
-    )
-    np.testing.assert_array_equal(state.server.heard, heard)
-    assert [row["uplink_payload_bytes"] for row in history[1:]] == [
-        8 * len(row["arrived"]) for row in expected
-    ]
-    assert (
-        any(row["late"] for row in expected) == bool(deadline)
-        and "simulated_clock" not in history[0]
-    )
+    assert_as_by_hand(state, history, expected)
+    assert any(row["late"] for row in expected) == bool(deadline)
+    assert "simulated_clock" not in history[0]
 
 
 def test_training_takes_its_flops():
@@ -122,11 +116,9 @@ def test_training_takes_its_flops():
 
 
 def test_a_late_upload_is_lost_as_a_dropped_one_is():
-    """Client 4 takes 28 seconds, the others at most 1."""
-    up = np.where(np.arange(NUM_CLIENTS) == 4, 1.0, 28.0)
     played = {}
     for name, profile, dropped in (
-        ("late", Profile(up=up, deadline=27.9), []),
+        ("late", Profile(up=SLOW, deadline=27.9), []),
         ("dropped", None, [4]),
     ):
         sim = simulation(profile)
@@ -140,7 +132,7 @@ def test_a_late_upload_is_lost_as_a_dropped_one_is():
     assert report.late == (4,) and report.seconds == 27.9 and report.arrived == other.arrived == 2
     assert identical(report._replace(late=(), seconds=None, absent=None), other)
     with chosen([0, 4, 6]):
-        _, report = simulation(Profile(up=up, deadline=28.0)).run_round(sim.init())
+        _, report = simulation(Profile(up=SLOW, deadline=28.0)).run_round(sim.init())
     assert report.late == () and report.seconds == 28.0  # just in time
 
 
@@ -148,33 +140,27 @@ def test_nobody_takes_no_time():
     sim = simulation(Profile(lambda round: np.full(NUM_CLIENTS, round == 1), up=UP, deadline=1e-3))
     _, history = run(sim, 3)
     assert [row["late"] for row in history[1:]] == [[], rows_of(history, "late")[1][0], []]
-    assert rows_of(history, "simulated_seconds", "simulated_clock") == [
-        [0, 0],
-        [1e-3, 1e-3],
-        [0, 1e-3],
-    ]
+    expected = [[0, 0], [1e-3, 1e-3], [0, 1e-3]]
+    assert rows_of(history, "simulated_seconds", "simulated_clock") == expected
     _, given_up = run(sim, 3, give_up=1)  # where nobody takes part nothing is missed
     assert given_up[-1]["round"] == 2
 
 
-def test_a_resumed_run_has_the_same_clock():
-    profile = Profile(by_chance(NUM_CLIENTS, 0.7, 3), up=UP, down=DOWN, deadline=20.0)
-    _, whole = run(simulation(profile), 4)
-    state, history = run(simulation(profile), 2)
-    _, resumed = run(simulation(profile), 4, state=state, history=history)
-    assert untimed(resumed) == untimed(whole)
+def failing() -> Program:
+    """Binds the probe with a server that is not finite once it has heard client 4."""
 
-
-def test_a_fault_of_an_upload_that_comes_too_late_is_none():
     def server_update(federation, server, received, ctx):
         new, metrics = probe().server_update(federation, server, received, ctx)
         return new._replace(level=jnp.where(new.heard[4] > 0, jnp.nan, new.level)), metrics
 
     method = probe()._replace(server_update=server_update)
-    up = np.where(np.arange(NUM_CLIENTS) == 4, 1.0, 28.0)
-    bound = bind(method, FEDERATION, federation_data(FEDERATION), options=OPTIONS)
+    return bind(method, FEDERATION, federation_data(FEDERATION), options=OPTIONS)
+
+
+def test_a_fault_of_an_upload_that_comes_too_late_is_none():
+    bound = failing()
     for deadline, stage in ((0.0, "server_update"), (2.0, None)):
-        sim = with_profile(bound, Profile(up=up, deadline=deadline))
+        sim = with_profile(bound, Profile(up=SLOW, deadline=deadline))
         with chosen([0, 4]):
             fault = sim.find_fault(sim.init())
         assert (fault and fault.stage) == stage
@@ -204,22 +190,10 @@ def test_a_huge_deadline_is_none(clients):
     assert lengths[0] == lengths[1] == max([s for s, a in zip(seconds, arrived) if a], default=0.0)
 
 
-def test_a_huge_deadline_changes_no_row():
-    rates = {"flops": FLOPS, "up": UP, "down": DOWN}
-    for method in ("", "fedproto"):
-        runs = [
-            run(simulation(Profile(**rates, deadline=deadline), method), 2)
-            for deadline in (0.0, 1e30)
-        ]
-        (state, rows), (other, same) = runs
-        assert identical(to_host(state), to_host(other)) and untimed(rows) == untimed(same)
-
-
 def test_without_rates_there_is_no_clock():
     _, history = run(simulation(Profile(by_chance(NUM_CLIENTS, 0.5))), 1)
-    assert "absent" in history[1] and not {"simulated_seconds", "simulated_clock", "late"} & set(
-        history[1]
-    )
+    assert "absent" in history[1]
+    assert not {"simulated_seconds", "simulated_clock", "late"} & set(history[1])
     _, history = run(simulation(None), 1)
     assert not {"absent", "simulated_seconds", "simulated_clock", "late"} & set(history[1])
 
@@ -227,37 +201,21 @@ def test_without_rates_there_is_no_clock():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"up": np.array([1.0, 0.0])},
-            "devices_profile.up is not one number above 0 for each client",
-        ),
-        (
-            {"flops": np.array([np.inf])},
-            "devices_profile.flops is not one number above 0 for each client",
-        ),
-        (
-            {"down": np.float64(3.0)},
-            "devices_profile.down is not one number above 0 for each client",
-        ),
-        (
-            {"deadline": 3.0},
-            "devices_profile.deadline is 3.0, and nothing takes time; give flops, up or down",
-        ),
-        (
-            {"deadline": -1.0, "up": UP},
-            "devices_profile.deadline is -1.0; it must be a number of at least 0",
-        ),
+        ({"up": np.array([1.0, 0.0])}, "devices_profile.up is not one number above 0 for each"),
+        ({"flops": np.array([np.inf])}, "devices_profile.flops is not one number above 0 for each"),
+        ({"down": np.float64(3.0)}, "devices_profile.down is not one number above 0 for each"),
+        ({"deadline": 3.0}, "devices_profile.deadline is 3.0, and nothing takes time; give flops"),
+        ({"up": UP, "late": "arrives"}, "without a deadline nothing is late; set deadline"),
+        ({"deadline": -1.0, "up": UP}, "devices_profile.deadline is -1.0; it must be a number of"),
     ],
 )
 def test_a_wrong_profile_is_one_line(fields, message):
     with pytest.raises(ValueError) as error:
         Profile(**fields)
-    assert str(error.value) == message
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_profile_of_other_clients_is_refused_before_anything_is_compiled():
+def test_a_profile_of_other_clients_is_refused():
     options = SimulationOptions(devices_profile=Profile(up=np.ones(3)), devices=1)
-    with pytest.raises(
-        ValueError, match=r"^devices_profile.up has 3 numbers; there are 8 clients$"
-    ):
+    with pytest.raises(ValueError, match=r"^devices_profile.up has 3 numbers; there are 8"):
         make_simulation(probe(), FEDERATION, federation_data(FEDERATION), options)

@@ -11,6 +11,8 @@ import jax
 import numpy as np
 import pytest
 
+from tests.simulation.device_run import CASES, run
+
 
 def start(*arguments: int) -> subprocess.Popen:
     command = [sys.executable, "-m", "tests.simulation.device_run", *map(str, arguments)]
@@ -29,7 +31,7 @@ def result(program: subprocess.Popen) -> dict:
 
 @pytest.fixture(scope="module")
 def on_one():
-    return result(start(1))
+    return json.loads(json.dumps({case: run(*settings, 1) for case, settings in CASES.items()}))
 
 
 def assert_same(results: dict, expected: dict) -> None:

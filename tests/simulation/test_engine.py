@@ -2,7 +2,6 @@
 and one of another kind does."""
 
 import dataclasses
-from typing import get_args
 
 import jax
 import numpy as np
@@ -20,8 +19,7 @@ from fedjax_ht.simulation import engine
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, make_simulation
 from fedjax_ht.trust.defences import DEFENCES
-from fedjax_ht.trust.options import Attack, Kind, Privacy, Unit
-from fedjax_ht.trust.privacy import concealed
+from fedjax_ht.trust.options import Attack
 from tests.federations import federation_data, federation_for, identical, samples
 
 OPTIONS = SimulationOptions(devices=1, lanes=1)
@@ -32,7 +30,6 @@ def method(rate: float = 0.1, weight: float = 1.0) -> Method:
 
 
 def played(simulation: Simulation) -> list:
-    """Compiles and plays a round and an evaluation."""
     state = simulation.init()
     state, report = simulation.run_round(state)
     return [state.server, report, simulation.evaluate(state)]
@@ -112,16 +109,6 @@ def test_only_the_programs_that_know_of_a_difference_are_compiled(first, compile
     assert identical(results, first) == (what not in ("recipe", "defence"))
 
 
-@pytest.mark.parametrize("kind", [None, *get_args(Kind)])
-@pytest.mark.parametrize("unit", get_args(Unit))
-def test_attacks_and_privacy_leave_first_states_as_they_are(kind, unit):
-    made, privacy = method(), Privacy(unit, clip=1.0, noise=1.0)
-    hidden = concealed(made, Attack(kind, share=0.25), privacy, 4)
-    for name in engine.UNTOUCHED:
-        function = getattr(hidden, name)
-        assert getattr(function, "__wrapped__", function) is getattr(made, name)
-
-
 @pytest.mark.parametrize("what", OTHERS)
 def test_programs_of_another_kind_are_others(what):
     federation, made = federation_for("fedproto"), []
@@ -143,9 +130,8 @@ def test_first_weights_are_an_argument(first):
     federation = federation_for("fedproto")
     bucket, *further = federation.buckets
     weights = jax.device_get(init_variables(bucket, jax.random.key(9)))
-    loaded = dataclasses.replace(
-        federation, buckets=(dataclasses.replace(bucket, weights=weights), *further)
-    )
+    started = dataclasses.replace(bucket, weights=weights)
+    loaded = dataclasses.replace(federation, buckets=(started, *further))
     simulation = make_simulation(method(), loaded, federation_data(loaded), OPTIONS)
     model = simulation.read_clients(simulation.init(), bucket.name, np.array([0]))
     assert identical(jax.tree.map(lambda x: x[0], model["params"]), weights["params"])

@@ -16,11 +16,8 @@ FAST, SLOW = 14, range(0, 40, 4)
     "first, count", [(FAST, 1), *(pytest.param(n, 4, marks=pytest.mark.slow) for n in SLOW)]
 )
 def test_random_federations_are_the_same_run(first, count):
-    overrides = {
-        "JAX_NUM_CPU_DEVICES": str(DEVICES),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
+    overrides = {"JAX_NUM_CPU_DEVICES": str(DEVICES), "JAX_PLATFORMS": "cpu"}
+    overrides["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     command = [sys.executable, "-m", "tests.simulation.fuzz", str(first), str(count)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=900, env=os.environ | overrides

@@ -36,7 +36,6 @@ def drawn(server, seed: int):
 
 
 def batches(name: str) -> list[np.ndarray]:
-    """Samples of a pooled set, in order."""
     split = DATA.pooled[name]
     indices = np.asarray(split.indices)[: split.count]
     return [indices[i : i + BATCH_SIZE] for i in range(0, len(indices), BATCH_SIZE)]

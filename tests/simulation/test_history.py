@@ -9,13 +9,13 @@ import pytest
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import best, run, run_rounds
-from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.rows import evaluated, evaluation_row, round_row
 from fedjax_ht.simulation.runs import Ending
-from fedjax_ht.simulation.simulation import Rounds, SimulationState, make_simulation
+from fedjax_ht.simulation.simulation import Rounds, SimulationState
 from fedjax_ht.simulation.state import copy_state
-from tests.federations import TRAINING, federation_data, identical, mixed_federation, to_host
+from tests.federations import TRAINING, identical, to_host
+from tests.standard import simulation_of
 
 LOCAL = METHODS["local"](TRAINING)
 
@@ -34,23 +34,12 @@ def scripted(script, silent_in=()):
         cost = WireCost(1, 4, 0, 0)
         arrived = int(state.round + 1 not in silent_in)
         accuracy = {"head": np.array([0.7])}
-        report = RoundReport(
-            np.array([0]),
-            arrived,
-            (),
-            accuracy,
-            {"loss": 1.0},
-            {},
-            cost,
-            cost,
-            0.25,
-            True,
-            ((2, 1e9),),
-        )
+        who, loss = np.array([0]), {"loss": 1.0}
+        far = ((2, 1e9),)
+        report = RoundReport(who, arrived, (), accuracy, loss, {}, cost, cost, 0.25, True, far)
         return state._replace(round=state.round + 1), report
 
     start = SimulationState(0, (), {}, np.array([-1]), {})
-
     return Rounds(
         init=lambda: start,
         run_round=run_round,
@@ -84,11 +73,8 @@ def test_it_stops_after_patience_evaluations_without_a_new_best():
 @pytest.mark.parametrize("silent_in, last", [((1, 3, 4), 4), ((2, 4), 6), ((5, 6), 6), ((1, 2), 2)])
 def test_it_gives_up_after_rounds_in_which_nothing_arrived(silent_in, last):
     _, history = run(scripted(np.zeros(9), silent_in=silent_in), rounds=6, give_up=2)
-    assert (
-        history[-1]["round"] == last
-        and history[1]["far_off"] == [[2, 1e9]]
-        and history[1]["server_finite"]
-    )
+    assert history[-1]["round"] == last and history[1]["far_off"] == [[2, 1e9]]
+    assert history[1]["server_finite"]
     _, history = run(scripted(np.zeros(9), silent_in=silent_in), rounds=6)
     assert history[-1]["round"] == 6
 
@@ -110,6 +96,8 @@ def test_participants_are_scored_by_every_rule():
     assert "refused" not in row and "miscounted" not in row
     assert round_row(report._replace(miscounted=(3,)), ("head",), np.ones(3))["miscounted"] == [3]
     assert round_row(report._replace(refused=(2, 5)), ("head",), np.ones(3))["refused"] == [2, 5]
+    single = round_row(report._replace(accuracy={"head": accuracy["head"]}), ("head",), np.ones(3))
+    assert [name for name in single if name.startswith("accuracy")] == ["accuracy_participants"]
     for nothing in ({}, {"prototype": nobody, "head": nobody}):
         row = round_row(report._replace(accuracy=nothing), ("prototype", "head"), np.ones(3))
         assert not [name for name in row if name.startswith("accuracy")]
@@ -120,9 +108,8 @@ def test_what_some_runs_have_is_a_column_where_they_have_it():
     plain = RoundReport(np.arange(2), 2, (), {}, {}, {}, cost, cost, 0.0, True, ())
     optional = {"absent", "simulated_seconds", "late", "arrived_late", "epsilon", "refused"}
     assert not optional & set(round_row(plain, ("head",), np.ones(2)))
-    full = plain._replace(
-        absent=0, seconds=2.0, late=(1,), arrived_late=(), epsilon=3.0, stages={"host": 0.5}
-    )
+    full = plain._replace(absent=0, seconds=2.0, late=(1,), arrived_late=(), epsilon=3.0)
+    full = full._replace(stages={"host": 0.5})
     row = round_row(full, ("head",), np.ones(2))
     expected = {"absent": 0, "simulated_seconds": 2.0, "late": [1], "arrived_late": []}
     assert expected | {"epsilon": 3.0, "seconds_host": 0.5} == {
@@ -132,17 +119,6 @@ def test_what_some_runs_have_is_a_column_where_they_have_it():
     accuracy = {"head": np.full(2, np.nan), "prototype": np.array([0.5, np.nan])}
     row = round_row(plain._replace(accuracy=accuracy), ("head", "prototype"), np.ones(2))
     assert "accuracy_participants" not in row and row["accuracy_participants_prototype"] == 0.5
-
-
-def test_participants_of_a_single_rule_are_one_column():
-    """The rule's own column would be the same numbers again."""
-    cost = WireCost(1, 4, 0, 0)
-    report = RoundReport(
-        np.arange(2), 2, (), {"head": np.array([0.5, 1.0])}, {}, {}, cost, cost, 0.0, True, ()
-    )
-    row = round_row(report, ("head",), np.ones(2))
-    assert [name for name in row if name.startswith("accuracy")] == ["accuracy_participants"]
-    assert row["accuracy_participants"] == 0.75
 
 
 def test_after_round_can_stop_it():
@@ -159,18 +135,15 @@ def test_only_some_clients_are_evaluated():
 
 
 def test_validation_chooses_where_there_is_one():
-    rows = [
-        {"round": i, "accuracy": a, "val_accuracy": v}
-        for i, (a, v) in enumerate([(0.1, 0.9), (0.8, 0.2)])
-    ]
+    accuracies = [(0.1, 0.9), (0.8, 0.2)]
+    rows = [{"round": i, "accuracy": a, "val_accuracy": v} for i, (a, v) in enumerate(accuracies)]
     assert best(rows).on_test["round"] == 1 and best(rows).on_val["round"] == 0
     assert Ending(patience=1).reason(rows) == "patience" and Ending(patience=2).reason(rows) is None
 
 
 def test_the_first_rule_is_reported_and_clients_without_samples_are_none():
-    accuracy = {
-        "test": {"head": np.array([0.5, 0.5, np.nan]), "prototype": np.array([0.25, 0.75, np.nan])}
-    }
+    prototype = np.array([0.25, 0.75, np.nan])
+    accuracy = {"test": {"head": np.array([0.5, 0.5, np.nan]), "prototype": prototype}}
     counts = {"test": np.array([4, 12, 0]), "train": np.array([3, 1, 9])}
     row = evaluation_row(Evaluation(accuracy, counts, {"head": 0.75}), ("prototype", "head"))
     assert row["accuracy"] == 0.5 and row["accuracy_head"] == pytest.approx(0.5)
@@ -200,11 +173,9 @@ def test_results_that_are_not_finite_are_warned_of_once():
     with pytest.warns(RuntimeWarning) as caught:
         _, history = run(simulation, rounds=5, progress_fn=rows.append)
     lines = [str(warning.message) for warning in caught]
-    assert [line.partition(" are not")[0] for line in lines] == [
-        "round 2: the results of client 0, client 3",
-        "round 4: the results of the server",
-        "round 5: the results of client 1",
-    ]
+    who = ((2, "client 0, client 3"), (4, "the server"), (5, "client 1"))
+    expected = [f"round {n}: the results of {names}" for n, names in who]
+    assert [line.partition(" are not")[0] for line in lines] == expected
     assert all("simulation.find_fault(state)" in line for line in lines)
     assert {warning.filename for warning in caught} == {__file__} and rows == history
 
@@ -217,11 +188,7 @@ def test_finite_rounds_and_the_inner_loop_are_silent(recwarn):
 
 @pytest.mark.parametrize("store", ["device", "host"])
 def test_a_state_that_is_given_stays_valid_and_one_that_is_kept_can_be_run_again(store):
-    federation = mixed_federation()
-    options = SimulationOptions(devices=1, client_store=store)
-    simulation = make_simulation(
-        METHODS["fedproto"](TRAINING), federation, federation_data(federation), options
-    )
+    simulation = simulation_of("fedproto", devices=1, client_store=store)
     start = simulation.init()
     kept = []
 
@@ -231,9 +198,8 @@ def test_a_state_that_is_given_stays_valid_and_one_that_is_kept_can_be_run_again
 
     end, history = run(simulation, 2, state=start, after_round=keep_the_first)
     again, same = run(simulation, 2, state=start)
-    assert (
-        identical(to_host(again), to_host(end)) and same[-1]["accuracy"] == history[-1]["accuracy"]
-    )
+    assert identical(to_host(again), to_host(end))
+    assert same[-1]["accuracy"] == history[-1]["accuracy"]
     on_host = jax.tree.map(np.asarray, kept[0])  # its round, too, is an array then
     for state in (kept[0], on_host):
         later, _ = run(simulation, 2, state=state, history=history[:2])

@@ -6,13 +6,7 @@ from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.methods.local import local
 from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.simulation import lanes as rule
-from fedjax_ht.simulation.lanes import (
-    STEP,
-    choose_lanes,
-    fewest_seconds,
-    simulation_lanes,
-    typical,
-)
+from fedjax_ht.simulation.lanes import STEP, choose_lanes, fewest_seconds, simulation_lanes, typical
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import wasted_lane_steps
 from fedjax_ht.simulation.simulation import make_simulation
@@ -44,18 +38,18 @@ def test_no_other_number_is_sooner_done(seed):
     assert times[fewest_seconds(steps, MANY)] == pytest.approx(min(times.values()))
 
 
-def test_clients_of_equal_steps_run_side_by_side():
-    assert fewest_seconds(np.full(20, 9), MANY) == 20
-    assert fewest_seconds(np.full(64, 9), MANY) == max(STEP)
-
-
-def test_a_client_of_many_steps_is_not_waited_for():
-    assert fewest_seconds(np.array([1000, *[10] * 7]), MANY) == 1
-
-
-def test_memory_bounds_the_lanes_but_for_one():
-    assert fewest_seconds(np.full(20, 9), 4) == 4
-    assert fewest_seconds(np.full(20, 9), 0) == 1
+@pytest.mark.parametrize(
+    "steps, room, lanes",
+    [
+        (np.full(20, 9), MANY, 20),
+        (np.full(64, 9), MANY, max(STEP)),
+        (np.array([1000, *[10] * 7]), MANY, 1),  # nobody waits for a client of many steps
+        (np.full(20, 9), 4, 4),
+        (np.full(20, 9), 0, 1),
+    ],
+)
+def test_equal_clients_run_side_by_side_as_far_as_memory_goes(steps, room, lanes):
+    assert fewest_seconds(steps, room) == lanes
 
 
 def test_fewer_lane_steps_are_wasted_than_by_a_fixed_number_where_clients_differ():
@@ -70,41 +64,27 @@ def test_typical_steps_span_all():
     np.testing.assert_array_equal(typical(np.array([1, 9]), 5), [9, 1])
 
 
+def chosen(lanes=None, participants=8):
+    recipes, mesh = [TRAINING] * 2, client_mesh(1)
+    return choose_lanes(
+        lanes, FEDERATION.buckets, STEPS, participants=participants, recipes=recipes, mesh=mesh
+    )
+
+
 def test_one_at_a_time_on_cpu_or_what_was_asked_for():
     names = [b.name for b in FEDERATION.buckets]
-
-    def chosen(lanes):
-        return choose_lanes(
-            lanes,
-            FEDERATION.buckets,
-            STEPS,
-            participants=8,
-            recipes=[TRAINING] * 2,
-            mesh=client_mesh(1),
-        )
-
-    assert chosen(None) == dict.fromkeys(names, 1)
-    assert chosen(3) == dict.fromkeys(names, 3)
-    assert chosen({name: i + 2 for i, name in enumerate(names)}) == {
-        name: i + 2 for i, name in enumerate(names)
-    }
+    assert chosen() == dict.fromkeys(names, 1) and chosen(3) == dict.fromkeys(names, 3)
+    asked = {name: i + 2 for i, name in enumerate(names)}
+    assert chosen(asked) == asked
     with pytest.raises(ValueError, match=f"lanes has no number for {names[1]}"):
         chosen({names[0]: 2})
 
 
 def test_on_an_accelerator_the_rule_decides(monkeypatch):
     monkeypatch.setattr(rule, "platform_of", lambda mesh: "gpu")
-    everyone = choose_lanes(
-        None, FEDERATION.buckets, STEPS, participants=8, recipes=[TRAINING] * 2, mesh=client_mesh(1)
-    )
-    assert list(everyone.values()) == [2, 2]
-    few = choose_lanes(
-        None, FEDERATION.buckets, STEPS, participants=4, recipes=[TRAINING] * 2, mesh=client_mesh(1)
-    )
+    assert list(chosen().values()) == [2, 2]
+    few = chosen(participants=4)
     assert list(few.values()) == [1, 1]  # 7, 3 and 2 steps, and 4 and 1: waiting costs more
-    assert few == choose_lanes(
-        None, FEDERATION.buckets, STEPS, participants=4, recipes=[TRAINING] * 2, mesh=client_mesh(1)
-    )
 
 
 def test_what_a_model_holds_while_it_trains_bounds_the_lanes(monkeypatch):
@@ -114,9 +94,8 @@ def test_what_a_model_holds_while_it_trains_bounds_the_lanes(monkeypatch):
     def chosen(clients):
         monkeypatch.setattr(rule, "MEMORY", 2 * clients * 2 * training_memory(bucket, TRAINING))
         steps = [np.full(9, 5)]
-        return choose_lanes(
-            None, [bucket], steps, participants=9, recipes=[TRAINING], mesh=client_mesh(1)
-        )[bucket.name]
+        how = {"participants": 9, "recipes": [TRAINING], "mesh": client_mesh(1)}
+        return choose_lanes(None, [bucket], steps, **how)[bucket.name]
 
     assert [chosen(clients) for clients in (0.5, 3.5, 20)] == [1, 3, 9]
 

@@ -12,7 +12,8 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.message_forms import keeps_state
 from fedjax_ht.core.round import Channel
-from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer, segments_of
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
+from fedjax_ht.lab.checkpoints.segments import segments_of
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation import compiled, engine
 from fedjax_ht.simulation.options import SimulationOptions
@@ -26,7 +27,11 @@ from tests.methods.recording import KEEP_NOTHING
 CHANNEL = Channel(wire.chain(()), wire.chain(()))
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+SOME = ("fedavg", "fedprox", "moon", "fedproto", "heterofl", "fedbn", "fedit", "local")
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name not in SOME]
+
+
+@pytest.mark.parametrize("name", [*SOME, *OTHERS])
 def test_methods_whose_clients_keep_nothing(name):
     """Clients whose downlink is all that their model has keep nothing."""
     federation = federation_for(name)
@@ -67,11 +72,10 @@ def played(keeps: bool, name: str = "fedavg", **options) -> tuple:
 @pytest.mark.parametrize(
     "options",
     [
-        {"participation": 0.5},
-        {"lanes": 2, "drop_rate": 0.3},
+        {"participation": 0.5, "lanes": 2, "drop_rate": 0.3},
         {"name": "fedrolex", "participation": 0.5},
     ],
-    ids=["half", "lanes", "slices"],
+    ids=["whole models", "slices"],
 )
 def test_no_bit_is_another_one_than_with_a_store(options):
     (_, kept, *kept_rest), (_, state, *rest) = (played(keeps, **options) for keeps in (True, False))

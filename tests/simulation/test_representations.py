@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.method import View
-from fedjax_ht.methods import METHODS, method_factory
+from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import (
@@ -16,28 +16,23 @@ from tests.federations import (
     TRAINING,
     each_client,
     federation_data,
-    federation_for,
     identical,
     mixed_federation,
     samples,
     to_host,
 )
 from tests.marks import by_name
-from tests.method_wires import settings
+from tests.standard import method_of, simulation_of
 
 IDS = [4, 0, 3]  # of both architectures, in no order, one without training samples
 
 
-@by_name(("local", "fedproto", "fedktl", "heterofl", "heterofl+dfrd"))
+@by_name(("local", "fedktl", "heterofl"))
 def test_every_method_has_features_of_the_same_images(name):
-    federation = federation_for(name)
-    sim = make_simulation(
-        method_factory(name)(TRAINING, **settings(name)), federation, federation_data(federation)
-    )
+    sim = simulation_of(name)
     representations = sim.features(sim.init(), IDS, np.arange(21))
-    assert [x.shape[0] for x in representations] == [21] * 3 and all(
-        np.isfinite(x).all() and x.std() > 0 for x in representations
-    )
+    assert [x.shape[0] for x in representations] == [21] * 3
+    assert all(np.isfinite(x).all() and x.std() > 0 for x in representations)
 
 
 @pytest.mark.parametrize("mode", ["received", "trained"])
@@ -61,10 +56,8 @@ def test_they_are_those_that_an_evaluation_scores(mode):
     dataset, _ = samples()
     x = (dataset.inputs[indices] / 255 - np.float32(0.5)) / np.float32(0.5)
     for i, rows in zip(IDS, representations):
-        bucket, client = (
-            federation.buckets[federation.assignment[i]],
-            each_client(federation, before)[i],
-        )
+        bucket = federation.buckets[federation.assignment[i]]
+        client = each_client(federation, before)[i]
         if mode == "received":
             client = jax.tree.map(lambda x: 1.1 * x, client)
         expected = method.view.features(
@@ -75,8 +68,7 @@ def test_they_are_those_that_an_evaluation_scores(mode):
 
 
 def test_each_client_may_be_shown_samples_of_its_own():
-    federation = mixed_federation()
-    sim = make_simulation(METHODS["local"](TRAINING), federation, federation_data(federation))
+    sim = simulation_of("local")
     state, _ = sim.run_round(sim.init())
     shown = np.array([[5, 0, 7], [1, 1, 2], [9, 8, 3]])
     of_each = sim.features(state, IDS, shown)
@@ -85,12 +77,9 @@ def test_each_client_may_be_shown_samples_of_its_own():
         np.testing.assert_array_equal(of_each[place], alone)
 
 
-@pytest.mark.parametrize("name", ["fedproto", "fedtgp"])
-def test_prototypes_lie_among_the_features(name):
+def test_prototypes_lie_among_the_features():
     """Every class with samples has a prototype; nobody trains on the last class."""
-    federation = mixed_federation()
-    method = METHODS[name](TRAINING)
-    sim = make_simulation(method, federation, federation_data(federation))
+    method, sim = method_of("fedproto"), simulation_of("fedproto")
     state = sim.init()
     assert not method.view.prototypes(state.server).mask.any()
     state, _ = sim.run_round(state)
@@ -106,11 +95,9 @@ def test_a_method_without_features_says_so():
         sim.features(sim.init(), IDS, np.arange(3))
 
 
-@by_name(("local", "fedproto"))
+@by_name(("fedproto",))
 def test_scores_of_a_client_are_those_that_an_evaluation_counts(name):
-    federation = mixed_federation()
-    data, (dataset, partition) = federation_data(federation), samples()
-    sim = make_simulation(method_factory(name)(TRAINING, **settings(name)), federation, data)
+    sim, (dataset, partition) = simulation_of(name), samples()
     state = sim.init()
     accuracy = sim.evaluate(state).accuracy["test"]
     for client in IDS:
@@ -124,18 +111,13 @@ def test_scores_of_a_client_are_those_that_an_evaluation_counts(name):
 
 
 def test_samples_that_no_client_can_score():
-    federation = mixed_federation()
-    sim = make_simulation(METHODS["local"](TRAINING), federation, federation_data(federation))
+    sim = simulation_of("local")
     state, (dataset, _) = sim.init(), samples()
     x = dataset.inputs[:3]
     faults = {
         "no client 99; ids run from 0 to": (99, x, None),
         "unknown rule 'haed'; did you mean 'head'": (0, x, "haed"),
-        "inputs are float32 .*; they must be uint8 .*, as the data set": (
-            0,
-            x / np.float32(2),
-            None,
-        ),
+        "inputs are float32 .*; they must be uint8 .*": (0, x / np.float32(2), None),
         "inputs have no sample": (0, x[:0], None),
     }
     for line, (client, inputs, rule) in faults.items():
@@ -144,11 +126,9 @@ def test_samples_that_no_client_can_score():
 
 
 def test_a_cell_of_a_notebook_shows_one_line():
-    federation = mixed_federation()
-    data, (dataset, _) = federation_data(federation), samples()
-    method = METHODS["fedproto"](TRAINING)
-    sim = make_simulation(method, federation, data)
-    for value in (sim, sim.init(), dataset, federation, data, method):
+    method, sim = method_of("fedproto"), simulation_of("fedproto")
+    federation, (dataset, _) = mixed_federation(), samples()
+    for value in (sim, sim.init(), dataset, federation, federation_data(federation), method):
         text = repr(value)
         assert text.startswith(f"<{type(value).__name__} ") and text.endswith(">")
         assert len(text) < 200 and "\n" not in text

@@ -33,18 +33,8 @@ def roster(devices=2, lanes=1, capacity=3) -> Roster:
     """Deals clients as `make_roster` does on two devices, which a single device cannot show."""
     device = np.array([1, 0, 1, 0, 0, 1]) if devices == 2 else np.zeros(6, int)
     slot = np.array([0, 0, 1, 1, 2, 2]) if devices == 2 else np.arange(6)
-    return Roster(
-        MEMBERS,
-        STEPS,
-        device,
-        slot,
-        np.arange(6),
-        devices,
-        6 // devices,
-        capacity,
-        lanes,
-        most=4,
-    )
+    ids, local = (MEMBERS, STEPS, device, slot), np.arange(6)
+    return Roster(*ids, local, devices, 6 // devices, capacity, lanes, most=4)
 
 
 def test_one_device_holds_everybody_in_order():
@@ -71,9 +61,8 @@ class ManyDevices:
 def test_every_device_gets_about_the_same_steps(devices):
     steps = np.random.default_rng(0).integers(1, 500, 60)
     (device,) = deal([steps], devices)
-    made = make_roster(
-        np.arange(60), steps, device, participants=60, lanes=1, mesh=ManyDevices(devices, local=[1])
-    )
+    mesh = ManyDevices(devices, local=[1])
+    made = make_roster(np.arange(60), steps, device, participants=60, lanes=1, mesh=mesh)
     loads = np.array([steps[made.device == d].sum() for d in range(devices)])
     assert loads.max() < 1.05 * loads.mean()
     places = set(zip(made.device.tolist(), made.slot.tolist()))
@@ -117,12 +106,10 @@ def test_rows_and_clients_belong_together():
 
 
 def test_layout_is_longest_first_where_several_run_side_by_side():
-    np.testing.assert_array_equal(
-        lay_out(roster(), np.array([0, 1, 2, 5]), 3), [1, PADDING, PADDING, 0, 2, 5]
-    )
-    np.testing.assert_array_equal(
-        lay_out(roster(lanes=2), np.array([0, 1, 2, 5]), 3), [1, PADDING, PADDING, 5, 0, 2]
-    )
+    expected = [1, PADDING, PADDING, 0, 2, 5]
+    np.testing.assert_array_equal(lay_out(roster(), np.array([0, 1, 2, 5]), 3), expected)
+    expected = [1, PADDING, PADDING, 5, 0, 2]
+    np.testing.assert_array_equal(lay_out(roster(lanes=2), np.array([0, 1, 2, 5]), 3), expected)
     parts = blocks(roster(lanes=2), np.arange(6), 2)
     np.testing.assert_array_equal(parts, [[1, 3, 5, 0], [4, PADDING, 2, PADDING]])
 
@@ -159,9 +146,8 @@ def test_idle_lane_steps():
 @pytest.mark.parametrize(("clients", "lanes"), [(20, 3), (50, 5), (100, 5)])
 def test_little_is_wasted_on_the_papers_split(clients, lanes):
     labels = np.repeat(np.arange(10), 6000).astype(np.int32)
-    dataset = Dataset(
-        "CIFAR-10's labels", np.zeros((60_000, 1, 1, 1), np.uint8), labels, tuple("0123456789")
-    )
+    images = np.zeros((60_000, 1, 1, 1), np.uint8)
+    dataset = Dataset("CIFAR-10's labels", images, labels, tuple("0123456789"))
     split = make_partition("practical", dataset, clients, 1, alpha=0.1)
     steps = np.array([len(c.train) // 10 for c in split])
     assert wasted_lane_steps(steps[longest_first(steps)], lanes) < 0.1

@@ -26,6 +26,7 @@ from tests.federations import (
     to_host,
     uniform_federation,
 )
+from tests.standard import simulation_of
 
 pytest.importorskip("dp_accounting")
 SAMPLES = TRAIN_COUNTS.sum(1)
@@ -33,21 +34,15 @@ SAMPLES = TRAIN_COUNTS.sum(1)
 
 def program(name: str, privacy: Privacy | None, **options):
     federation = federation_for(name)
-    return bind(
-        METHODS[name](TRAINING),
-        federation,
-        federation_data(federation),
-        options=SimulationOptions(privacy=privacy, **options),
-    )
+    data, settings = federation_data(federation), SimulationOptions(privacy=privacy, **options)
+    return bind(METHODS[name](TRAINING), federation, data, options=settings)
 
 
 @pytest.mark.parametrize("rounds", [0, 3, BLOCK, 2 * BLOCK + 5])
 def test_participations_are_those_of_the_rounds(rounds):
     for share in (1.0, 0.3):
-        options, expected = (
-            SimulationOptions(seed=4, participation=share),
-            np.zeros(NUM_CLIENTS, int),
-        )
+        options = SimulationOptions(seed=4, participation=share)
+        expected = np.zeros(NUM_CLIENTS, int)
         for round in range(rounds):
             expected[choose_participants(options, NUM_CLIENTS, round)[0]] += 1
         np.testing.assert_array_equal(participations(4, share, NUM_CLIENTS, rounds), expected)
@@ -105,31 +100,17 @@ def test_nothing_is_told_where_nothing_is_sent_and_everything_without_noise():
     "field, value", [("uplink", (gaussian_noise(0.1, 0.1),)), ("robust", (median(),))]
 )
 def test_changes_of_single_uploads_are_refused_beside_noise_on_sums(field, value):
-    with pytest.raises(
-        ValueError,
-        match=rf"^privacy.unit is 'client', which hides sums alone; {field} must then be empty$",
-    ):
+    with pytest.raises(ValueError, match=f"which hides sums alone; {field} must then be empty"):
         SimulationOptions(privacy=Privacy("client"), **{field: value})
     SimulationOptions(privacy=Privacy("upload"), **{field: value})
-
-
-def test_an_unsound_method_is_refused_before_it_is_compiled():
-    with pytest.raises(
-        ValueError, match=r"^privacy.unit is 'client', but clients of fedproto say which rows"
-    ):
-        program("fedproto", Privacy("client"))
 
 
 @functools.cache
 def simulation(unit: str, noise: float = 1.0, seed: int = 0, build: int = 0, **options):
     """FedAvg's; `build` tells apart two that are alike."""
-    federation = uniform_federation()
-    settings = SimulationOptions(
-        seed=seed, lanes=1, privacy=Privacy(unit, 0.1, noise), participation=0.6, **options
-    )
-    return make_simulation(
-        METHODS["fedavg"](TRAINING), federation, federation_data(federation), settings
-    )
+    privacy = Privacy(unit, 0.1, noise)
+    how = {"seed": seed, "lanes": 1, "participation": 0.6}
+    return simulation_of("fedavg", privacy=privacy, **how, **options)
 
 
 def without_seconds(history):
@@ -151,14 +132,11 @@ def test_the_same_seed_is_the_same_run_and_a_resumed_one_goes_on(unit):
     halfway, first = run(simulation(unit), 1)
     resumed, rows = run(simulation(unit, build=1), 3, state=halfway, history=first)
     assert without_seconds(rows) == without_seconds(history)
-    np.testing.assert_array_equal(
-        to_host(resumed).server["base"]["fc1"]["kernel"],
-        to_host(state).server["base"]["fc1"]["kernel"],
-    )
+    expected = to_host(state).server["base"]["fc1"]["kernel"]
+    np.testing.assert_array_equal(to_host(resumed).server["base"]["fc1"]["kernel"], expected)
     other, _ = run(simulation(unit, seed=1), 1)
-    assert not np.allclose(
-        to_host(other).server["head"]["bias"], to_host(state).server["head"]["bias"], atol=1e-3
-    )
+    biases = [to_host(x).server["head"]["bias"] for x in (other, state)]
+    assert not np.allclose(*biases, atol=1e-3)
 
 
 @pytest.mark.slow

@@ -24,103 +24,46 @@ def simulation():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (
-            lambda: fl.make_simulation(fl.local, FEDERATION, DATA),
-            "method is the function local; it",
-        ),
-        (
-            lambda: fl.make_simulation("fedproto", FEDERATION, DATA),
-            "method is 'fedproto'; it must be",
-        ),
-        (
-            lambda: fl.make_simulation(FEDERATION, METHOD, DATA),
-            "method is a Federation; it must be a method, such as fl.local(fl.LocalTraining(optax.sgd(0.1))); the order is make_simulation(method, federation, data, options)",
-        ),
-        (
-            lambda: fl.make_simulation(METHOD, FEDERATION, DATASET),
-            "data is a Dataset; it must be data of fl.make_federation_data(dataset, partition, f",
-        ),
+        (lambda: fl.make_simulation(fl.local, FEDERATION, DATA), "method is the function local"),
+        (lambda: fl.make_simulation("fedproto", FEDERATION, DATA), "method is 'fedproto'; it must"),
+        (lambda: fl.make_simulation(FEDERATION, METHOD, DATA), "method is a Federation; it must"),
+        (lambda: fl.make_simulation(METHOD, FEDERATION, DATASET), "data is a Dataset; it must be"),
         (
             lambda: fl.make_simulation(METHOD, FEDERATION, DATA, {"seed": 1}),
             "options is {'seed': 1}; it must be a SimulationOptions(...) or None",
         ),
-        (
-            lambda: fl.run(METHOD, 3),
-            "simulation is a Method; it must be a simulation of fl.make_sim",
-        ),
-        (
-            lambda: fl.make_federation([fl.mlp(5, (4,))], (4, 4, 1), 5, 2),
-            "modules is a list; it must be a dict, name -> a Flax module",
-        ),
-        (
-            lambda: fl.make_federation(MODELS, DATASET, 5, 2),
-            "input_shape is a Dataset; it must be the shape of one sample, which dataset.input_shape",
-        ),
+        (lambda: fl.run(METHOD, 3), "simulation is a Method; it must be a simulation of"),
+        (lambda: fl.make_federation([fl.mlp(5, (4,))], (4, 4, 1), 5, 2), "modules is a list; it"),
+        (lambda: fl.make_federation(MODELS, DATASET, 5, 2), "input_shape is a Dataset; it must be"),
         (
             lambda: fl.make_federation(MODELS, (4, 4, 1), DATASET.class_names, 2),
             "num_classes is ('a', 'b', 'c', 'd', 'e'); it must be an integer",
         ),
-        (
-            lambda: fl.make_federation(MODELS, (4, 4, 1), 5, assignment="one"),
-            "assignment is 'one'; it must be a list, each text or None",
-        ),
+        (lambda: fl.make_federation(MODELS, (4, 4, 1), 5, assignment="one"), "assignment is 'one'"),
         (
             lambda: fl.make_federation_data(DATASET, [np.arange(3)], FEDERATION),
             "partition[0] is array([0, 1, 2]); it must be fl.ClientIndices(train, val, test), arrays",
         ),
-        (
-            lambda: fl.make_federation_data("mnist", PARTITION, FEDERATION),
-            "dataset is 'mnist'; it m",
-        ),
-        (
-            lambda: fl.make_partition(DATASET, "iid", 2),
-            "kind is a Dataset; it must be text; the order is make_partition(kind, dataset, num",
-        ),
-        (
-            lambda: fl.make_partition("iid", DATASET, 2, None),
-            "seed is None; it must be an integer fr",
-        ),
-        (
-            lambda: fl.fedproto(optax.sgd(0.1)),
-            "training is a GradientTransformationExtraArgs; it mu",
-        ),
-        (
-            lambda: fl.METHODS["dense"]("adam"),
-            "training is 'adam'; it must be a LocalTraining(...)",
-        ),
+        (lambda: fl.make_federation_data("mnist", PARTITION, FEDERATION), "dataset is 'mnist'; it"),
+        (lambda: fl.make_partition(DATASET, "iid", 2), "kind is a Dataset; it must be text; the"),
+        (lambda: fl.make_partition("iid", DATASET, 2, None), "seed is None; it must be an integer"),
+        (lambda: fl.fedproto(optax.sgd(0.1)), "training is a GradientTransformationExtraArgs; it"),
+        (lambda: fl.METHODS["dense"]("adam"), "training is 'adam'; it must be a"),
         (lambda: fl.method_factory(fl.local), "name is the function local; it must be text"),
         (lambda: fl.load_dataset(DATASET), "name is a Dataset; it must be text"),
         (lambda: fl.load_dataset("mnist", 3), "data_dir is 3; it must be text, a path or None"),
-        (
-            lambda: fl.model_group("mlp2", (4, 4, 1), 5),
-            "num_classes is (4, 4, 1); it must be an int",
-        ),
+        (lambda: fl.model_group("mlp2", (4, 4, 1), 5), "num_classes is (4, 4, 1); it must be an"),
         (lambda: fl.mlp(5, 4), "widths is 4; it must be a tuple, each an integer"),
         (lambda: fl.check_method(fl.local), "method is the function local; it must be a method"),
         (lambda: fl.varied(METHOD, {"weight": 1.0}), "make is a Method; it must be a function"),
-        (
-            lambda: fl.copy_state(METHOD),
-            "state is a Method; it must be a state of simulation.init()",
-        ),
+        (lambda: fl.copy_state(METHOD), "state is a Method; it must be a state of"),
         (lambda: fl.class_counts(DATASET, PARTITION), "labels is a Dataset; it must be an array"),
         (lambda: fl.best(3), "history is 3; it must be a list, each a dict"),
         (lambda: fl.best([]), "history has 0 rows, none with a test accuracy; best takes the hist"),
-        (
-            lambda: fl.best([ROW, ROW | {"trial": 1}]),
-            "history has the rows of 2 trials; give those",
-        ),
-        (
-            lambda: fl.train_and_evaluate("quickstart", "runs"),
-            "config is a str; it must be what fl.",
-        ),
-        (
-            lambda: fl.Dataset("d", np.zeros((2, 2)), np.arange(2), 10),
-            "d: class_names is an int; it must be a tuple with one text per class, such as",
-        ),
-        (
-            lambda: fl.Dataset("d", np.zeros((2, 2)), np.arange(2), "ab"),
-            "d: class_names is a str; it must be",
-        ),
+        (lambda: fl.best([ROW, ROW | {"trial": 1}]), "history has the rows of 2 trials; give"),
+        (lambda: fl.train_and_evaluate("quickstart", "runs"), "config is a str; it must be what"),
+        (lambda: fl.Dataset("d", np.zeros((2, 2)), np.arange(2), 10), "d: class_names is an int"),
+        (lambda: fl.Dataset("d", np.zeros((2, 2)), np.arange(2), "ab"), "d: class_names is a str"),
         (
             lambda: fl.Dataset("d", np.zeros((2, 2)), np.arange(2), ("a", "b"), "scale"),
             "d: preprocess is 'scale'; it must be a function or None",
@@ -162,9 +105,7 @@ def test_a_run_checks_its_arguments(simulation, arguments, message):
 def test_a_state_is_that_of_the_simulation(simulation):
     """The server's arrays, the clients', and the architectures are compared."""
     start = simulation.init()
-    simulations = {
-        "fedproto": fl.make_simulation(fl.fedproto(TRAINING), FEDERATION, DATA, OPTIONS),
-    }
+    simulations = {"fedproto": fl.make_simulation(fl.fedproto(TRAINING), FEDERATION, DATA, OPTIONS)}
     states = {name: other.init() for name, other in simulations.items()}
     narrow = {name: {"params": 0} for name in start.clients}
     states |= {"clients": start._replace(clients=narrow), "tuple": (start, [])}
@@ -179,9 +120,7 @@ def test_a_state_is_that_of_the_simulation(simulation):
     }
     for state in states.values():
         for call in calls.values():
-            with pytest.raises(
-                ValueError, match=r"^state (is|has) .*(its own |simulation\.)init\(\) o"
-            ):
+            with pytest.raises(ValueError, match=r"^state (is|has) .*init\(\) o"):
                 call(state)
     simulation.evaluate(start)
     with pytest.raises(ValueError, match="unknown architecture 'narow'; did you mean 'narrow'"):
@@ -190,9 +129,7 @@ def test_a_state_is_that_of_the_simulation(simulation):
 
 def test_a_history_ends_where_the_state_stands(simulation):
     state = simulation.init()
-    with pytest.raises(
-        ValueError, match="history ends with round 3, and state stands at round 0; "
-    ):
+    with pytest.raises(ValueError, match="history ends with round 3, and state stands at round 0"):
         fl.run(simulation, 1, state=state, history=[ROW | {"round": 3}])
 
 
