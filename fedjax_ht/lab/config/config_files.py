@@ -52,12 +52,13 @@ class ConfigParser(flags.ArgumentParser):
     def unknown_flag(self, name: str, argument: str) -> str:
         """Returns a suggestion for an unknown flag `name`, written as `argument`: for a field of
         the config, --config.FIELD."""
-        fields = known_fields()
+        named = flags.FLAGS["config"].value
+        fields = list(paths(base_config() if named is None else named.fields))
         if name in fields:
             setting = f"--config.{name}={argument.partition('=')[2] or 'VALUE'}"
             return f"unknown flag --{name}; {name} is a field of the config: write {setting}"
-        field = field_of(name)
-        if field is not None:
+        prefix, dot, field = name.partition(".")
+        if dot and prefix in ("config", "noconfig"):
             return undefined_field(field)
         hint = f"{SEE_HELP}, and a field of the config is set by --config.FIELD=VALUE"
         # fields by their own names: --learning_rate is meant to be training.learning_rate
@@ -100,8 +101,12 @@ def define_field(config: Config, path: str, flag_values: flags.FlagValues) -> No
     if isinstance(_at(config, path), Section | Options):
         return
     if isinstance(owner, Options):
-        parameter = _options_at(config, section).get(field)
-        kind = option_kind(parameter) if parameter else object
+        known: dict[str, inspect.Parameter] = {}
+        if section == "partition.options":
+            known = partition_options(config.partition.kind)
+        elif config.method.name is not None:
+            known = method_options(config.method.name)
+        kind = option_kind(known[field]) if field in known else object
     else:
         kind = kind_of(hints_of(type(owner))[field])
     # allow_override: a second --config defines the flags of its own fields
@@ -151,19 +156,14 @@ def split_words(text: str) -> list[str]:
     entries, entry = [], ""
     for part in text.split(","):
         entry = f"{entry},{part}" if entry else part
-        if _is_whole(entry):
+        rest = QUOTED.sub("", entry)
+        opened, closed = (sum(map(rest.count, brackets)) for brackets in ("([{", ")]}"))
+        if opened == closed and not {"'", '"'} & set(rest):  # all are closed
             entries.append(entry.strip())
             entry = ""
     if entry:
         raise ValueError("a bracket or a quote in it stands alone; write a,b or ('a', 'b')")
     return [entry for entry in entries if entry]
-
-
-def _is_whole(text: str) -> bool:
-    """Returns whether all brackets and quotes of a text are closed."""
-    rest = QUOTED.sub("", text)
-    opened, closed = (sum(map(rest.count, brackets)) for brackets in ("([{", ")]}"))
-    return opened == closed and not {"'", '"'} & set(rest)
 
 
 class WordsParser(flags.ArgumentParser):
@@ -273,18 +273,6 @@ def text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}"
 
 
-def known_fields() -> list[str]:
-    """Returns the fields of the config that --config names, else of the base config."""
-    named = flags.FLAGS["config"].value
-    return list(paths(base_config() if named is None else named.fields))
-
-
-def field_of(flag: str) -> str | None:
-    """Returns the field that a flag sets, "config.FIELD" or "noconfig.FIELD"; None of others."""
-    prefix, dot, field = flag.partition(".")
-    return field if dot and prefix in ("config", "noconfig") else None
-
-
 def undefined_field(field: str) -> str:
     """Returns the message of a flag --config.FIELD that is not defined."""
     named = flags.FLAGS["config"].value
@@ -311,10 +299,3 @@ def _at(config: Config, path: str) -> Any:
     for name in filter(None, path.split(".")):
         value = value[name] if isinstance(value, Options) else getattr(value, name)
     return value
-
-
-def _options_at(config: Config, path: str) -> dict[str, inspect.Parameter]:
-    """Returns the options that the method, or the split, at "method.options" has."""
-    if path == "partition.options":
-        return partition_options(config.partition.kind)
-    return {} if config.method.name is None else method_options(config.method.name)
