@@ -9,28 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.report.document import (
-    Column,
-    Document,
-    Folded,
-    Paragraph,
-    Table,
-    columns_table,
-    human_bytes,
-    human_count,
-    human_flops,
-    percent,
-    rounds_of,
-)
+from fedjax_ht.lab.report import document
+from fedjax_ht.lab.report.document import Column, Document, Folded, Paragraph, Table
 from fedjax_ht.lab.report.rows import (
     AUC,
-    BY_CLASS,
-    GLOBAL,
     MACRO_F1,
     PARTICIPANTS,
-    SERVER_AUC,
-    SERVER_F1,
-    STAGES,
     after_start,
     mean,
     reporting,
@@ -90,6 +74,10 @@ def explanation(with_server: bool, several: bool) -> str:
     return f"{accuracy}. {costs}. {seconds}. {client}."
 
 
+GLOBAL = "global_accuracy_head"  # of the server's own model
+SERVER_F1, SERVER_AUC = "global_macro_f1_head", "global_auc_head"
+BY_CLASS = "class_accuracy"
+STAGES = ("train", "score", "serve", "host")  # see `RoundReport.stages`
 IMPORTANCE = (
     *("accuracy %", "server's model %", "last %", "best round", "uplink", "s/round"),
     *("by validation %", "worst 10 %", "macro F1 %", "AUC %", "participants %", "downlink"),
@@ -128,12 +116,12 @@ def scored(runs: Runs) -> Scored:
 
 def _percent(rows: Sequence[Row], key: str) -> str | None:
     """Formats a mean of shares; None unless there are rows, and all of them have it."""
-    return percent(rows, key) if rows and all(key in row for row in rows) else None
+    return document.percent(rows, key) if rows and all(key in row for row in rows) else None
 
 
 def _validated(of: Scored) -> str | None:
     chosen = _percent(of.validated, "accuracy")
-    return chosen and f"{chosen} (round {rounds_of(of.validated)})"
+    return chosen and f"{chosen} (round {document.rounds_of(of.validated)})"
 
 
 def _seconds(key: str) -> Column:
@@ -154,20 +142,20 @@ def _simulated(_: str, of: Scored) -> str | None:
 
 COLUMNS: dict[str, Column] = {
     "method": lambda label, _: label,
-    "accuracy %": lambda _, of: percent(of.tops, "accuracy"),
+    "accuracy %": lambda _, of: document.percent(of.tops, "accuracy"),
     "by validation %": lambda _, of: _validated(of),
     "participants %": lambda _, of: _percent(tops_of(of.runs, PARTICIPANTS), PARTICIPANTS),
     "server's model %": lambda _, of: _percent(tops_of(of.runs, GLOBAL), GLOBAL),
-    "± clients": lambda _, of: percent(of.tops, "accuracy_std", spread=False),
-    "weighted %": lambda _, of: percent(of.tops, "accuracy_weighted"),
+    "± clients": lambda _, of: document.percent(of.tops, "accuracy_std", spread=False),
+    "weighted %": lambda _, of: document.percent(of.tops, "accuracy_weighted"),
     "macro F1 %": lambda _, of: _percent(of.tops, MACRO_F1),
     "AUC %": lambda _, of: _percent(of.tops, AUC),
-    "best round": lambda _, of: rounds_of(of.tops) or "-",
-    "last %": lambda _, of: percent(of.lasts, "accuracy"),
-    "worst 10 %": lambda _, of: percent(of.tops, "accuracy_worst10"),
-    "uplink": lambda _, of: human_bytes(mean_bytes(of.rounds, "uplink")),
-    "downlink": lambda _, of: human_bytes(mean_bytes(of.rounds, "downlink")),
-    "FLOPs": lambda _, of: human_flops(mean_of_all(of.rounds, "flops")),
+    "best round": lambda _, of: document.rounds_of(of.tops) or "-",
+    "last %": lambda _, of: document.percent(of.lasts, "accuracy"),
+    "worst 10 %": lambda _, of: document.percent(of.tops, "accuracy_worst10"),
+    "uplink": lambda _, of: document.human_bytes(mean_bytes(of.rounds, "uplink")),
+    "downlink": lambda _, of: document.human_bytes(mean_bytes(of.rounds, "downlink")),
+    "FLOPs": lambda _, of: document.human_flops(mean_of_all(of.rounds, "flops")),
     "s/round": _seconds("seconds_round"),
     **{f"{stage} s": _seconds(f"seconds_{stage}") for stage in STAGES},
     "simulated s to best": _simulated,
@@ -191,7 +179,7 @@ def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Doc
       winner: label of the entry whose accuracy a page highlights.
     """
     rows = [(label, scored(runs)) for label, runs in histories.items()]
-    table = columns_table(COLUMNS, rows, IMPORTANCE, winner)
+    table = document.columns_table(COLUMNS, rows, IMPORTANCE, winner)
     folded = []
     for title, note in column_notes(table.head).items():
         folded.append(Folded(f'What "{title.removesuffix(" %")}" means', [note]))
@@ -212,8 +200,8 @@ SENT: dict[str, Column] = {
     "entry": lambda label, _: label,
     "up a round": COLUMNS["uplink"],
     "down a round": COLUMNS["downlink"],
-    "up, one client": lambda _, of: human_bytes(mean(_uplinks(of.rounds), 0.0)),
-    "the whole run": lambda _, of: human_bytes(
+    "up, one client": lambda _, of: document.human_bytes(mean(_uplinks(of.rounds), 0.0)),
+    "the whole run": lambda _, of: document.human_bytes(
         math.fsum(map(wire_bytes, of.rounds)) / len(of.runs)
     ),
 }
@@ -227,7 +215,9 @@ def _uplinks(rounds: Sequence[Row]) -> list[float]:
 def sent(histories: Mapping[str, Runs]) -> Table:
     """Makes a table of what each entry sent, payload and metadata: means per round over rounds and
     trials, of all clients together and of one whose uplink arrived; and a trial's whole run."""
-    return columns_table(SENT, [(label, scored(runs)) for label, runs in histories.items()])
+    return document.columns_table(
+        SENT, [(label, scored(runs)) for label, runs in histories.items()]
+    )
 
 
 def class_table(histories: Mapping[str, Runs], class_names: Sequence[str]) -> Table:
@@ -436,15 +426,15 @@ def comparison_text(
         "server's model %": lambda _, line: _share(line.server_accuracy),
         "best round": lambda _, line: ", ".join(map(str, line.best_rounds)),
         f"rounds to {aim}": lambda _, line: _rounds(line),
-        f"bytes to {aim}": lambda _, line: _until(line, "bytes", human_bytes),
-        f"FLOPs to {aim}": lambda _, line: _until(line, "flops", human_flops),
-        UPLINK: lambda _, line: _until(line, "client_elements", human_count),
-        FLOPS: lambda _, line: _until(line, "client_flops", human_flops),
+        f"bytes to {aim}": lambda _, line: _until(line, "bytes", document.human_bytes),
+        f"FLOPs to {aim}": lambda _, line: _until(line, "flops", document.human_flops),
+        UPLINK: lambda _, line: _until(line, "client_elements", document.human_count),
+        FLOPS: lambda _, line: _until(line, "client_flops", document.human_flops),
         "s/round": lambda _, line: f"{line.seconds_per_round:.2f}",
         "seconds": lambda _, line: f"{line.seconds:.0f}",
     }
     important = ["accuracy %", "server's model %", *list(columns)[7:10], "s/round", "best round"]
-    table = columns_table(columns, lines.items(), important, winner)
+    table = document.columns_table(columns, lines.items(), important, winner)
     several = any(len(line.best_rounds) > 1 for line in lines.values())
     meaning = Paragraph(explanation("server's model %" in table.head, several))
     notes = [meaning, *column_notes(table.head).values()]

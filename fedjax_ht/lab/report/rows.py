@@ -9,11 +9,8 @@ import numpy as np
 from fedjax_ht.simulation.history import best_by
 from fedjax_ht.simulation.rows import Row, Runs, evaluated
 
-GLOBAL = "global_accuracy_head"  # of the server's own model
-SERVER_F1, SERVER_AUC = "global_macro_f1_head", "global_auc_head"
 PARTICIPANTS = "accuracy_participants"
-MACRO_F1, AUC, BY_CLASS = "macro_f1", "auc", "class_accuracy"
-STAGES = ("train", "score", "serve", "host")  # see `RoundReport.stages`
+MACRO_F1, AUC = "macro_f1", "auc"
 
 
 def values(rows: Iterable[Row], key: str) -> list[Any]:
