@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import numpy as np
 import optax
@@ -151,6 +152,4 @@ def test_control_variates_keep_their_mean(name):
         controls = [clients[i]["control"] for i in federation.members(bucket)]
         mean = jax.tree.map(lambda *xs: np.mean(xs, axis=0), *controls)
         assert max(np.abs(x).max() for x in jax.tree.leaves(mean)) > 1e-2
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), pair.control, mean
-        )
+        chex.assert_trees_all_close(pair.control, mean, rtol=0, atol=1e-6)

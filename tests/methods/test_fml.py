@@ -1,5 +1,6 @@
 import dataclasses
 
+import chex
 import jax
 import numpy as np
 import optax
@@ -58,10 +59,7 @@ def test_labels_alone_leave_the_private_model_as_local_training_has_it(variant):
         clients.append(tiny.play(method, client, downlink, bucket=bucket)[1])
     for part in ("params", "stats"):
         assert jax.tree.leaves(clients[0][part])
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7),
-            *(client[part] for client in clients),
-        )
+        chex.assert_trees_all_close(*(c[part] for c in clients), rtol=1e-6, atol=1e-7)
 
 
 def test_batch_statistics_stay_with_the_client():

@@ -71,10 +71,10 @@ def test_apfls_share_may_be_kept():
 
 def test_apfls_share_does_not_leave_its_range():
     fast = dataclasses.replace(TRAINING, optimizer=optax.sgd(50.0))
-    shares = []
+    method, shares = apfl(fast), []
     for seed in range(4):
         client = both(share=jnp.float32(0.5)) | {"params": model(30 + seed)}
-        _, trained, _, _ = play(apfl(fast), client, W)
+        _, trained, _, _ = play(method, client, W)
         shares.append(float(trained["share"]))
     assert set(shares) <= {0.0, 1.0} and all(map(np.isfinite, shares))
 

@@ -1,6 +1,7 @@
 import functools
 import itertools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,18 +58,16 @@ def test_attackers_are_a_share_to_the_nearest_and_grow_with_it():
 @pytest.mark.parametrize("name", ["fedavg", "fedproto"])
 def test_an_honest_client_says_what_it_would_say_without_attackers(name, kind):
     expected, got = upload(name, None, GOOD), upload(name, kind, GOOD)
-    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    tiny.check_equal(got, expected)
 
 
 @pytest.mark.parametrize("kind, factor", [("sign_flip", -3.0), ("scaled", 3.0)])
 def test_an_attacker_turns_its_update_round_or_multiplies_it(kind, factor):
     before, client, honest = upload("fedavg", None, BAD)
     _, after, sent = upload("fedavg", kind, BAD)
-    jax.tree.map(np.testing.assert_array_equal, after, client)
+    tiny.check_equal(after, client)
     expected = jax.tree.map(lambda r, x: r + factor * (x - r), before, honest.params)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), sent.params, expected
-    )
+    chex.assert_trees_all_close(sent.params, expected, rtol=1e-5, atol=1e-6)
     assert sent.num_samples.value == honest.num_samples.value
     # Without training there are no prototypes: the whole of one is an update.
     honest, sent = (upload("fedproto", k, BAD)[2].prototypes for k in (None, kind))
@@ -104,9 +103,7 @@ def test_flipped_labels_are_learned():
     start = method.init_client(BUCKET, tiny.context(0))
     downlink = Masked(jnp.zeros((C, BUCKET.feature_dim)), jnp.zeros(C, bool))
     run = jax.jit(lambda client: method.client_update(BUCKET, client, downlink, data, ctx)[:2])
-    jax.tree.map(
-        np.testing.assert_array_equal, upload("fedproto", "label_flip", BAD)[1:], run(start)
-    )
+    tiny.check_equal(upload("fedproto", "label_flip", BAD)[1:], run(start))
 
 
 def test_without_a_kind_nobody_attacks():

@@ -1,5 +1,6 @@
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -144,7 +145,5 @@ def test_without_noise_and_clipping_it_trains_as_training_does():
         return train(training, loss_fn, params, {}, data, key=KEY, num_classes=4)
 
     usual, trained = run(params, data), run(params, data._replace(trainer=trainer))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), trained, usual
-    )
+    chex.assert_trees_all_close(trained, usual, rtol=1e-5, atol=1e-6)
     assert not np.allclose(trained.params["kernel"], params["kernel"])
