@@ -98,14 +98,10 @@ def test_a_comparison_is_shown_by_any_score(tmp_path, capsys):
 
 def test_entries_that_differ_in_a_third_setting_are_refused_by_its_name(tmp_path):
     folder = comparison(tmp_path / "a", "fedtgp:weight=1.0", "fedtgp:weight=2.0:margin=3.0")
-    with pytest.raises(
-        ValueError, match=r"differ in margin, None and 3, and not in tau and weight"
-    ):
+    with pytest.raises(ValueError, match=r"differ in margin, None and 3, and not in tau"):
         cells_in(folder, "tau", "weight", score="accuracy", by="best")
     cells_in(folder, "margin", "weight", score="accuracy", by="best")
-    with pytest.raises(
-        ValueError, match=r"fedtgp:weight=1.0 and .* both have tau 100 and use_f True"
-    ):
+    with pytest.raises(ValueError, match=r"fedtgp:weight=1.0 and .* both have tau 100 and use_f"):
         cells_in(
             comparison(tmp_path / "b", "fedtgp:weight=1.0", "fedtgp:weight=1"),
             "tau",

@@ -137,10 +137,8 @@ def test_the_participants_score_is_the_best_of_all_rounds_and_has_no_last_round(
 def test_other_scores_and_datasets_have_no_difference(results, more, paper, why):
     text = part_markdown(a_part(**more), results)
     assert [line[-1] for line in rows(text) if line[0] == "fedproto"] == [paper]
-    assert (
-        f"No difference is given: the paper's numbers are of {why}." in text
-        and "ours - paper" not in text
-    )
+    assert f"No difference is given: the paper's numbers are of {why}." in text
+    assert "ours - paper" not in text
 
 
 def test_a_rule_of_inference_counts_for_all_scores_of_its_method(results):
@@ -194,10 +192,7 @@ def test_wrong_parts_and_selections_are_one_line(results, make, message):
     [
         ("tables = [", "is no TOML file"),
         ("tables = []", "x.toml: the field 'pictures' is missing"),
-        (
-            "tables = [{titel = 'a'}]\npictures = []",
-            "tables: there is no field 'titel'; there are title",
-        ),
+        ("tables = [{titel = 'a'}]\npictures = []", "tables: there is no field 'titel'"),
     ],
 )
 def test_a_mistake_in_the_manifest_is_one_line(tmp_path, text, message):

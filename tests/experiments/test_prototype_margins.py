@@ -41,9 +41,7 @@ def test_margins_of_a_run(run_module, tiny_config, tmp_path):
     """FedProto's global prototypes are the means of the prototypes that the clients' trained models
     have, where all clients take part: the clients have uploaded them."""
     run = f"--workdir={tmp_path / 'run'}"
-    entries = [
-        "--config.entries=('local','fedproto','fedtgp:server_epochs=2')",
-    ]
+    entries = ["--config.entries=('local','fedproto','fedtgp:server_epochs=2')"]
     done = run_module("main", f"--config={tiny_config}:runlocal", run, *entries)
     assert done.returncode == 0, done.stderr
     table, drawn = tmp_path / "a.csv", tmp_path / "a.png"

@@ -32,15 +32,6 @@ def labels_of(name):
     return [entry.label for entry in entries_of(PLANS[name].config)]
 
 
-def test_the_rows_are_those_that_were_asked_for_in_their_order():
-    """Row 6 is the leaderboard's, which has commands of its own."""
-    assert [row.number for row in ROWS] == [1, 2, 3, 4, 5, 7]
-    assert PLANS["two-classes-local"].rounds == 2 * 500
-    assert PLANS["practical-cifar10"].rounds == 4 * 500
-    assert labels_of("two-classes-seeds") == ["local", "fedssa", "fedral:blocks=100"]
-    assert labels_of("dfrd-parts")[0] == "fedavg+dfrd:alpha=0.0"
-
-
 def test_seeds_have_splits_of_their_own():
     for name, plan in PLANS.items():
         partition = plan.config.partition

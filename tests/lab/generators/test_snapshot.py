@@ -159,9 +159,7 @@ def test_contents_of_a_network(tmp_path):
     np.testing.assert_array_equal(outer.module("embed").array("weight"), ARRAY)
     assert outer.has_module("embed") and not outer.has_module("embed_proj")
     for missing in (read.module, read.array, read.attribute):
-        with pytest.raises(
-            ValueError, match=r"^G_ema\.inner, a Inner, has no [\w-]+ padding; this network is not"
-        ):
+        with pytest.raises(ValueError, match=r"^G_ema\.inner, a Inner, has no [\w-]+ padding"):
             missing("padding")
     with pytest.raises(ValueError, match=r"G_ema\.inner\.size is .*; expected a number"):
         read.number("size")
@@ -182,27 +180,11 @@ REFUSED = {
         b"\x80\x02cdnnlib.tflib.network\nNetwork\n)R.",
         "holds a Network; expected a dictionary",
     ),
-    "no G_ema": (
-        {"D": NETWORK},
-        None,
-        "holds a dict; expected a dictionary with the network G_ema",
-    ),
+    "no G_ema": ({"D": NETWORK}, None, "holds a dict; expected a dictionary with the network"),
     "a number": ({"G_ema": plain(3)}, None, "G_ema is a int; expected a torch module"),
-    "another class": (
-        {"G_ema": network("DhariwalUNet", {})},
-        None,
-        "G_ema is a DhariwalUNet; only Generator and Super",
-    ),
-    "StyleGAN2": (
-        {"G_ema": STYLEGAN2},
-        None,
-        "G_ema's synthesis, a SynthesisNetwork, has no layer_names",
-    ),
-    "half a network": (
-        {"G_ema": NETWORK},
-        None,
-        "G_ema, a Generator, has no sub-module synthesis; this network is",
-    ),
+    "another class": ({"G_ema": network("DhariwalUNet", {})}, None, "G_ema is a DhariwalUNet"),
+    "StyleGAN2": ({"G_ema": STYLEGAN2}, None, "G_ema's synthesis, a SynthesisNetwork"),
+    "half a network": ({"G_ema": NETWORK}, None, "G_ema, a Generator, has no sub-module"),
     "nothing": ({}, b"", "damaged pickle: EOFError"),
     "text": ({}, b"no pickle", "damaged pickle"),
     "too deep": ({}, b"]" * 100_000 + b"a" * 99_999 + b".", "expected a dictionary|damaged pickle"),
@@ -229,20 +211,11 @@ def test_truncated_snapshots(tmp_path, kept):
 
 
 DAMAGE = {
-    "of another length": (
-        storage(ARRAY.ravel())[:-4],
-        "says that it has 6 numbers; the file is damaged",
-    ),
-    "cut inside a number": (
-        storage(ARRAY.ravel())[:-1],
-        "says that it has 6 numbers; the file is damaged",
-    ),
+    "of another length": (storage(ARRAY.ravel())[:-4], "says that it has 6 numbers; the file"),
+    "cut inside a number": (storage(ARRAY.ravel())[:-1], "says that it has 6 numbers; the file"),
     "without its numbers": (storage(ARRAY.ravel()[:0]), "does not lie in its storage"),
     "of a big-endian machine": (storage(ARRAY.ravel(), little=False), "big-endian machine"),
-    "of an unknown kind": (
-        storage(ARRAY.ravel(), "StringStorage"),
-        "names torch.StringStorage; only tensors",
-    ),
+    "of an unknown kind": (storage(ARRAY.ravel(), "StringStorage"), "names torch.StringStorage"),
     "cut": (b"\x80", "damaged pickle"),
 }
 

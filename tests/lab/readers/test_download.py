@@ -267,16 +267,6 @@ def test_tensorflow_datasets_fetches_its_own(tmp_path, monkeypatch):
     refused("get tfds:emnist --data_dir=", "tfds:emnist", tmp_path, kind=FileNotFoundError)
 
 
-def test_unneeded_packages_are_not_imported():
-    """Neither by the library nor by a run, nor where a set is downloaded from its home."""
-    code = "import sys, fedjax_ht, fedjax_ht.lab.runs.run; print({'tensorflow_datasets'} & set(sys.modules))"
-    also = "import fedjax_ht.lab.runs.data; print({'tensorflow', 'tensorflow_datasets'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{also}"], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.stdout == "set()\nset()\n", done.stdout + done.stderr
-
-
 # The command line
 
 

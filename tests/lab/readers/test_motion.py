@@ -84,10 +84,7 @@ HAR_DAMAGE = {
     "train/y_train.txt": ("0\n" * 6, "train: labels run from 0 to 0, not in 1 to 6"),
     "train/subject_train.txt": ("31\n" * 6, "train: persons run from 31 to 31, not in 1 to 30"),
     "test/subject_test.txt": ("1\n" * 3, "subject_test.txt has 3 rows for 4 labels"),
-    "test/y_test.txt": (
-        "1\n2.5\n1\n1\n",
-        "test/y_test.txt: could not convert string '2.5' to int64 at row 1, column 1",
-    ),
+    "test/y_test.txt": ("1\n2.5\n1\n1\n", "test/y_test.txt: could not convert string '2.5'"),
     "test/Inertial Signals/total_acc_z_test.txt": (
         "1 2 3\n" * 3,
         "test/Inertial Signals/total_acc_z_test.txt: its first line has 3 numbers, not 128",
@@ -105,10 +102,7 @@ HAR_DAMAGE = {
         "1 " * 128 + "\n" + "1 " * 10_000 + "\n",
         "a line has more than 8192 characters",
     ),
-    "test/Inertial Signals/body_acc_z_test.txt": (
-        None,
-        "1 of 11 files are missing, such as ('test', 'body_acc_z')",
-    ),
+    "test/Inertial Signals/body_acc_z_test.txt": (None, "1 of 11 files are missing"),
 }
 
 
@@ -260,37 +254,17 @@ def test_pamap2(tmp_path, kind, monkeypatch):
 
 
 PAMAP2_DAMAGE = {
-    "a file is missing": (
-        "Optional/subject108.dat",
-        None,
-        "1 of 14 recordings are missing, such as ('108', 'Optional')",
-    ),
-    "columns": (
-        "Protocol/subject102.dat",
-        "1 2 3\n",
-        "Protocol/subject102.dat: its first line has 3 numbers, not 54",
-    ),
+    "a file is missing": ("Optional/subject108.dat", None, "1 of 14 recordings are missing"),
+    "columns": ("Protocol/subject102.dat", "1 2 3\n", "Protocol/subject102.dat: its first line"),
     "a short row": (
         "Protocol/subject102.dat",
         "1 " * 54 + "\n" + "1 " * 49 + "\n",
         "Protocol/subject102.dat: invalid column index 49 at row 2 with 49 columns",
     ),
-    "no number": (
-        "Protocol/subject102.dat",
-        "1 1 x 1 " + "o " * 50,
-        "could not convert string 'o' to float32 at row 0, column 5",
-    ),
+    "no number": ("Protocol/subject102.dat", "1 1 x 1 " + "o " * 50, "could not convert string"),
     "activity": ("Protocol/subject102.dat", "1 25 " + "1 " * 52, "an activity is none of 0 to 24"),
-    "no activity": (
-        "Protocol/subject102.dat",
-        "1 NaN " + "1 " * 52,
-        "an activity is none of 0 to 24",
-    ),
-    "infinite": (
-        "Protocol/subject102.dat",
-        "1 24 " + "inf " * 52,
-        "Protocol/subject102.dat: a signal is infinite",
-    ),
+    "no activity": ("Protocol/subject102.dat", "1 NaN " + "1 " * 52, "an activity is none of 0"),
+    "infinite": ("Protocol/subject102.dat", "1 24 " + "inf " * 52, "Protocol/subject102.dat:"),
 }
 
 

@@ -133,25 +133,12 @@ def assert_limited(monkeypatch, limit, value, message, name, data_dir):
 
 
 def test_limits_of_texts(ag_news, monkeypatch):
-    assert_limited(
-        monkeypatch,
-        "TEXTS",
-        4,
-        "the set has 5 texts, more than the 4 that are read",
-        "ag_news",
-        ag_news,
-    )
-    assert_limited(
-        monkeypatch,
-        "WORDS",
-        5,
-        "different words, more than the 5 that are read",
-        "ag_news",
-        ag_news,
-    )
-    assert_limited(
-        monkeypatch, "TEXTS_BYTES", 50, "more than the 50 that are read", "ag_news", ag_news
-    )
+    for limit, value, message in (
+        ("TEXTS", 4, "the set has 5 texts, more than the 4 that are read"),
+        ("WORDS", 5, "different words, more than the 5 that are read"),
+        ("TEXTS_BYTES", 50, "more than the 50 that are read"),
+    ):
+        assert_limited(monkeypatch, limit, value, message, "ag_news", ag_news)
     monkeypatch.setattr(limits, "CLASSES", 1)
     write_csv(ag_news / "x.csv", TEST)
     refused("a column has 2 classes or groups, more than the 1", "text:x.csv", ag_news)

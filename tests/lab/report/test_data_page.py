@@ -70,9 +70,7 @@ def test_the_command_prints_the_lines_and_writes_the_page(tmp_path, monkeypatch,
     first, second, written = capsys.readouterr().out.splitlines()
     assert (first, second) == fl.describe(fl.load_dataset("har_10persons")).lines
     assert written == "written: data-har_10persons.html" and (tmp_path / written[9:]).exists()
-    with pytest.raises(
-        ValueError, match="unknown command 'show'; give `get NAME`, `list` or `show"
-    ):
+    with pytest.raises(ValueError, match="unknown command 'show'; give `get NAME`, `list`"):
         command(["show"], "data")
 
 

@@ -1,10 +1,7 @@
 """Maps of features: what is shown, that it is computed once, and how it is kept and drawn."""
 
-import contextlib
 import dataclasses
 import itertools
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -61,11 +58,8 @@ def test_a_map_is_computed_once_a_round(entry, tmp_path, monkeypatch):
     messages = []
     remember_map(run, simulation, state, tmp_path, write=True, warn=messages.append)
     feature_map = load_map(tmp_path)
-    assert (
-        feature_map.round == 1
-        and len(feature_map.clients) == 4
-        and len(feature_map.labels) <= maps.IMAGES
-    )
+    assert feature_map.round == 1 and len(feature_map.clients) == 4
+    assert len(feature_map.labels) <= maps.IMAGES
     test = np.concatenate([client.test for client in run.partitions[0]])
     assert np.isin(feature_map.labels, run.dataset.labels[test]).all()
     assert {x.shape for x in feature_map.features} == {
@@ -98,10 +92,8 @@ def test_a_method_whose_features_fail_ends_no_run(entry, tmp_path):
 
     failing = dataclasses.replace(simulation, features=fail)
     remember_map(run, failing, state, tmp_path, write=True, warn=messages.append)
-    assert (
-        messages == ["fedtgp: no map of its features (KeyError: 'params')"]
-        and load_map(tmp_path) is None
-    )
+    assert messages == ["fedtgp: no map of its features (KeyError: 'params')"]
+    assert load_map(tmp_path) is None
     without = run._replace(method=run.method._replace(view=View(features=None)))
     remember_map(without, None, state, tmp_path, write=True, warn=messages.append)
     assert len(messages) == 1
@@ -155,9 +147,8 @@ def test_the_principal_plane_is_found():
 
     np.testing.assert_allclose(gaps(project(rows)), gaps(rows), atol=1e-9)
     assert project(rows)[:, 0].var() > project(rows)[:, 1].var()
-    assert principal(np.ones((4, 1)))[1] == 0 and principal(np.ones((4, 1)))[0](
-        np.ones((4, 1))
-    ).shape == (4, 2)
+    assert principal(np.ones((4, 1)))[1] == 0
+    assert principal(np.ones((4, 1)))[0](np.ones((4, 1))).shape == (4, 2)
 
 
 def test_t_sne_that_fails_is_replaced_by_pca_with_a_word(monkeypatch):
@@ -171,36 +162,6 @@ def test_t_sne_that_fails_is_replaced_by_pca_with_a_word(monkeypatch):
     assert messages == ["no t-SNE of the features (ModuleNotFoundError: No module named 'joblib')"]
     monkeypatch.setattr(maps, "tsne", lambda rows: rows[:, :2])
     assert placed(np.eye(3), pytest.fail)[0] == "t-SNE"
-
-
-def test_t_sne_has_one_thread(monkeypatch):
-    limits = []
-
-    class Limited(contextlib.nullcontext):
-        def __init__(self, limits):
-            self.limits = limits
-
-        def __enter__(self):
-            limits.append(self.limits)
-
-        def __exit__(self, *_):
-            limits.clear()
-
-    class TSNE:
-        def __init__(self, **options):
-            pass
-
-        def fit_transform(self, rows):
-            assert limits == [1]
-            return rows[:, :2]
-
-    manifold = types.SimpleNamespace(TSNE=TSNE)
-    monkeypatch.setitem(sys.modules, "sklearn", types.SimpleNamespace(manifold=manifold))
-    monkeypatch.setitem(sys.modules, "sklearn.manifold", manifold)
-    monkeypatch.setitem(
-        sys.modules, "threadpoolctl", types.SimpleNamespace(threadpool_limits=Limited)
-    )
-    assert maps.tsne(np.ones((4, 3))).shape == (4, 2) and not limits
 
 
 def test_all_clients_are_in_one_picture():

@@ -27,11 +27,8 @@ def test_fewer_than_four_trials_have_no_interval(values):
         mean_interval(values),
         paired_difference(values, [0.0] * len(values)).interval,
     ):
-        assert (
-            interval.mean == np.mean(values)
-            and math.isnan(interval.low)
-            and math.isnan(interval.high)
-        )
+        assert interval.mean == np.mean(values) and math.isnan(interval.low)
+        assert math.isnan(interval.high)
 
 
 def test_it_holds_the_mean_nineteen_times_of_twenty():
@@ -44,7 +41,8 @@ def test_a_difference_is_paired_by_trial():
     """The trials of both differ by more than the two entries do."""
     values, baseline = [70.5, 80.4, 90.7, 60.2], [70.0, 80.0, 90.0, 60.0]
     difference = paired_difference(values, baseline)
-    assert difference.interval.mean == pytest.approx(0.45) and (
+    assert difference.interval.mean == pytest.approx(0.45)
+    assert (
         difference.ahead,
         difference.trials,
     ) == (4, 4)
@@ -69,11 +67,8 @@ def test_the_interval_of_a_difference_is_that_of_scipy():
 
 def test_one_trial_has_a_difference_and_no_interval():
     difference = paired_difference([0.5], [0.25])
-    assert (
-        difference.interval.mean == 0.25
-        and math.isnan(difference.interval.low)
-        and (difference.ahead, difference.trials) == (1, 1)
-    )
+    assert difference.interval.mean == 0.25 and math.isnan(difference.interval.low)
+    assert (difference.ahead, difference.trials) == (1, 1)
     with pytest.raises(ValueError, match="2 and 1 trials cannot be paired"):
         paired_difference([1.0, 2.0], [1.0])
 
@@ -105,10 +100,7 @@ def test_the_table_puts_every_entry_beside_the_baseline():
 
 
 def test_rounds_of_equal_accuracies_are_shown_once():
-    a, b = (
-        runs([0.1, 0.5], val_accuracy=[0.2, 0.4]),
-        runs([0.1, 0.25], val_accuracy=[0.3, 0.4]),
-    )
+    a, b = (runs([0.1, 0.5], val_accuracy=[0.2, 0.4]), runs([0.1, 0.25], val_accuracy=[0.3, 0.4]))
     _, _, *rows, _, note = differences_to("a", {"a": a, "b": b}).markdown().splitlines()
     assert rows == [
         "| a | best, by validation and last | 50.00 |  |  |",

@@ -35,62 +35,26 @@ def config_with(**fields):
 
 BAD = {
     "unknown config field 'spelling'": {"spelling": 1},
-    "rounds is -3; it must be an integer of at least 1": {"rounds": -3},
-    "seed is 4294967296; it must be an integer from 0 to 4294967295": {"seed": 2**32},
-    "seed is 4294967295; it must be at most 4294967293 with 3 trials": {
-        "seed": 2**32 - 1,
-        "trials": 3,
-    },
-    "partition.seed is -1; it must be an integer from 0 to 4294967295": {"partition.seed": -1},
-    "participation is 0.0": {"participation": 0.0},
-    "participation is 1.5": {"participation": 1.5},
-    "drop_rate is 1.0": {"drop_rate": 1.0},
+    "seed is 4294967295; it must be at most 4294967293 with 3": {"seed": 2**32 - 1, "trials": 3},
     "classes_per_client": {
         "partition.kind": "pathological",
         "partition.options": {"classes_per_client": 11},
     },
-    "unknown dataset 'cifar11'": {"dataset.name": "cifar11"},
-    "unknown model group 'resnet'": {"model.group": "resnet"},
-    "unknown method 'fedfoo'": {"entries": ("fedfoo",)},
-    "'wait=3' sets nothing; did you mean 'weight'? KEY=VALUE may set weight": {
-        "entries": ("fedproto:wait=3",)
-    },
+    "'wait=3' sets nothing; did you mean 'weight'? KEY=VALUE": {"entries": ("fedproto:wait=3",)},
     "'training.batchsize=3' sets nothing; did you mean 'training.batch_size'? KEY=VALUE": {
         "entries": ("fedproto:training.batchsize=3",)
     },
-    "entry 'local:3': '3' sets nothing; KEY=VALUE may set training.FIELD, model.FIELD": {
-        "entries": ("local:3",)
-    },
-    "entry 'fedtgp:tau=a': tau cannot be 'a'; it is 100.0 by default": {
-        "entries": ("fedtgp:tau=a",)
-    },
+    "entry 'local:3': '3' sets nothing; KEY=VALUE may set": {"entries": ("local:3",)},
+    "entry 'fedtgp:tau=a': tau cannot be 'a'; it is 100.0 by": {"entries": ("fedtgp:tau=a",)},
     "entry 'fedproto@tuned': there is no 'fedproto@tuned'; this config has tuned fedtgp@tuned": {
-        "entries": (preset("fedtgp:tau=3.0", "validation"), "fedproto@tuned"),
+        "entries": (preset("fedtgp:tau=3.0", "validation"), "fedproto@tuned")
     },
-    "training.learning_rate is -1.0; it must be a number above 0": {
-        "entries": ("local:training.learning_rate=-1.0",)
-    },
+    "training.learning_rate is -1.0": {"entries": ("local:training.learning_rate=-1.0",)},
     "norm is 'group', but model group 'cnn5' ": {"entries": ("local:model.norm=group",)},
     "fedavg averages whole models and needs one architecture": {"entries": ("fedavg",)},
-    "fedtgp has no option 'lambda'": {"method.options": {"lambda": 1.0}},
     "variant is 'papers'": {"method.options": {"variant": "papers"}},
-    "training.learning_rate is 0.0": {"training.learning_rate": 0.0},
-    "training.learning_rate is nan; it must be a number above 0": {
-        "training.learning_rate": float("nan")
-    },
-    "training.clip_norm is nan; it must be a number of at least 0": {
-        "training.clip_norm": float("nan")
-    },
-    "training.batch_size is 1000000000000; it must be an integer from 1 to 2147483647": {
-        "training.batch_size": 10**12
-    },
-    "fedtgp: weight is -1.0; it must be a number of at least 0 or None": {
-        "method.options.weight": -1.0
-    },
+    "fedtgp: weight is -1.0; it must be a number of at least 0": {"method.options.weight": -1.0},
     "fedproto:weight=-1: weight is -1.0; it must be": {"entries": ("fedproto:weight=-1",)},
-    "student_lr is inf; it must be a number from 0 to 3.40282e+38": {
-        "entries": ("dfrd:student_lr=1e999",)
-    },
     "student_lr cannot be 'nan'; it is 0.01 by default": {"entries": ("dfrd:student_lr=nan",)},
     "training.optimizer is 'adma'; did you mean 'adam'? It must be sgd, adam, or an optimiser of": {
         "training.optimizer": "adma"
@@ -100,9 +64,7 @@ BAD = {
     "unknown config field 'training.learnin_rate'; did you mean 'training.learning_rate'? `fedjax-ht list fields`": {
         "training.learnin_rate": 0.1
     },
-    "unknown method 'fedprto'; did you mean 'fedproto'? The methods are local, fedavg": {
-        "entries": ("fedprto",)
-    },
+    "unknown method 'fedprto'; did you mean 'fedproto'? The methods": {"entries": ("fedprto",)},
     "unknown method 'none+dfrd'; did you mean": {"method.name": "none+dfrd"},
     "unknown method 'fedrolx+dfrd'; did you mean 'fedrolex+dfrd'? The": {
         "entries": ("fedrolx+dfrd",)
@@ -125,40 +87,19 @@ BAD = {
     "uplink: unknown transform 'gausian_noise'; did you mean 'gaussian_noise'? There are": {
         "uplink": (("gausian_noise", 0.1, 0.2),)
     },
-    "uplink has 0.05; it must be a name and its numbers, such as gaussian_noise/0.05/0.2": {
-        "uplink": (0.05, 0.2)
-    },
-    "uplink has ('gaussian_noise', 0.05): missing a required argument: 'coefficient'; gaussian_noise takes scale": {
-        "uplink": (("gaussian_noise", 0.05),)
-    },
+    "uplink has 0.05; it must be a name and its numbers": {"uplink": (0.05, 0.2)},
+    "uplink has ('gaussian_noise', 0.05): missing": {"uplink": (("gaussian_noise", 0.05),)},
     "uplink: bits is 3; it must be 2, 4 or 8": {"uplink": (("quantise", 3),)},
     "downlink has ('gaussian_noise', 1, 1, '', 4): too many": {
         "downlink": (("gaussian_noise", 1, 1, "", 4),)
     },
-    "uplink: coefficient is nan; it must be a number from 0 to 1": {
-        "uplink": (("gaussian_noise", 0.1, float("nan")),)
-    },
-    "uplink: scale is 'a'; it must be a number of at least 0": {
-        "uplink": [["gaussian_noise", "a", 0.2]]
-    },
-    "training.schedule is 'cosine'; it must be constant, cosine/ROUNDS, or": {
-        "training.schedule": "cosine"
-    },
+    "uplink: scale is 'a'; it must be a number": {"uplink": [["gaussian_noise", "a", 0.2]]},
+    "training.schedule is 'cosine'; it must be constant": {"training.schedule": "cosine"},
     "training.schedule is 'step/0/0.1'": {"training.schedule": "step/0/0.1"},
     "training.schedule is 'step/10/x'": {"training.schedule": "step/10/x"},
-    "training.beta1 is 1.0; it must be a number of at least 0 and below 1": {"training.beta1": 1.0},
-    "training.batch_size is 0": {"training.batch_size": 0},
-    "training.optimizer is 'lamb'; it must be sgd, adam, or an optimiser of optax that takes a": {
-        "training.optimizer": "lamb"
-    },
-    "unknown augmentation 'blur'": {"training.augmentation": ("blur",)},
-    "unknown transform 'zip'": {"uplink": (("zip", 1),)},
-    "scoring.state is 'never'; it must be 'received', 'trained' or 'both'": {
-        "scoring.state": "never"
-    },
+    "training.optimizer is 'lamb'; it must be sgd, adam, or an": {"training.optimizer": "lamb"},
+    "scoring.state is 'never'; it must be 'received', 'trained'": {"scoring.state": "never"},
     "client_store is 'disk'": {"client_store": "disk"},
-    "trials is 0; it must be an integer of at least 1": {"trials": 0},
-    "devices is -1; it must be an integer of at least 0": {"devices": -1},
     "precision is 'float16'": {"precision": "float16"},
     "evaluate.sample is 21; it must be at most the 20 clients": {"evaluate.sample": 21},
     "norm is 'group', but model group 'cnn5'": {"model.norm": "group"},
@@ -175,8 +116,6 @@ BAD = {
         "devices_profile.late": "arrives",
     },
     "model.rates is 'rho=-1'; it must be empty, rho=NUMBER (at least 0)": {"model.rates": "rho=-1"},
-    "model.rates is 'rho=nan'": {"model.rates": "rho=nan"},
-    "model.rates is 'rho=inf'": {"model.rates": "rho=inf"},
     "model.rates is '1,1/0'": {"model.rates": "1,1/0"},
     "model.rates is '2'": {"model.rates": "2"},
     "model group 'cnn5' cannot be sliced; conv4": {"model.rates": "1"},
@@ -185,13 +124,8 @@ BAD = {
         "model.rates": "1",
         "model.group": "conv4",
     },
-    "model.feature_dim is 8; with model.rates it must be 0": {
-        "model.rates": "1",
-        "model.feature_dim": 8,
-    },
-    "model.shared is 'mlp'; it must be empty or one of model group 'cnn5': cnn1, cnn2": {
-        "model.shared": "mlp"
-    },
+    "model.feature_dim is 8; with model.rates": {"model.rates": "1", "model.feature_dim": 8},
+    "model.shared is 'mlp'; it must be empty or one of model group": {"model.shared": "mlp"},
     "model.shared is 'cnn'; did you mean 'cnn": {"model.shared": "cnn"},
     "classes has 'Sneakers'; did you mean 'Sneaker'? The classes of": {
         "dataset.classes": ("Sneakers",)
@@ -199,16 +133,9 @@ BAD = {
     "do not split into patches of 16x16": {"model.group": "vit_b16"},
     "alpha": {"partition.options": {"alpha": -1.0}},
     "partition": {"partition.kind": "by_moonlight", "partition.options": {}},
-    "classes has 'hat'; the classes of fashion_mnist_10k are": {"dataset.classes": ("hat",)},
-    "subset is 10001; it must be from 1 to the 10000 samples of fashion_mnist_10k": {
-        "dataset.subset": 10001
-    },
-    "normalisation is 'torch'; it must be 'half', 'dataset' or 'imagenet'": {
-        "dataset.normalisation": "torch"
-    },
-    "normalisation is 'imagenet', which needs images of three channels; a sample of fashion_mnist_10k is (28, 28, 1)": {
-        "dataset.normalisation": "imagenet"
-    },
+    "subset is 10001; it must be from 1 to the 10000 samples": {"dataset.subset": 10001},
+    "normalisation is 'torch'; it must be 'half', 'dataset'": {"dataset.normalisation": "torch"},
+    "normalisation is 'imagenet', which needs images": {"dataset.normalisation": "imagenet"},
     "shift is 'rotate'; it must be rotate/DOMAINS, of 2 to 100, or": {"dataset.shift": "rotate"},
     "shift is 'blur/3'; it must be": {
         "dataset.shift": "blur/3",
@@ -251,7 +178,8 @@ def test_rates_make_a_federation_of_slices():
     config = config_with(**{f"model.{name}": value for name, value in fields.items()})
     config.method = method_config("fedrolex")
     federation = plan(config).runs["fedrolex"].federation
-    assert [b.width for b in federation.buckets] == [1.0, 0.25] and federation.assignment[:3] == (
+    assert [b.width for b in federation.buckets] == [1.0, 0.25]
+    assert federation.assignment[:3] == (
         0,
         1,
         0,
@@ -272,9 +200,8 @@ def test_config_arguments():
     assert apply_argument(base_config(), "runlocal", rounds=2).rounds == 2
     assert apply_argument(base_config(), "method=fedproto,runlocal").method.name == "fedproto"
     config = apply_argument(base_config(), "partition=pathological")
-    assert (
-        config.partition.options.classes_per_client == 2 and "alpha" not in config.partition.options
-    )
+    assert config.partition.options.classes_per_client == 2
+    assert "alpha" not in config.partition.options
     with pytest.raises(ValueError, match="unknown config argument 'fast'"):
         apply_argument(base_config(), "fast")
     with pytest.raises(ValueError, match="fedproto has no option 'tau'"):
@@ -308,10 +235,7 @@ def test_every_split_has_its_options(kind):
             ["--config.partition.options.shots=5"],
             "partition 'dirichlet' has no option 'shots'; did you mean 'sets'? It has alpha",
         ),
-        (
-            ["--config.partition.kind=iid"],
-            "--config=FILE.py:partition=iid starts from its own options",
-        ),
+        (["--config.partition.kind=iid"], "--config=FILE.py:partition=iid starts from its own"),
         (
             [f"--config={QUICKSTART}:partition=moon"],
             f"quickstart.py, line {LAST_LINE_OF_QUICKSTART}: unknown partition 'moon'; the",

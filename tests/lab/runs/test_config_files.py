@@ -57,9 +57,7 @@ def test_a_config_file_and_its_argument(tmp_path):
         + "def get_config(argument=None):\n    return apply_argument(base_config(), argument)\n"
     )
     assert read_config_file(f"{file}:method=local").method.name == "local"
-    with pytest.raises(
-        cli.BadConfigFile, match=r"right\.py, line 5: unknown method 'x=y'; the methods are"
-    ):
+    with pytest.raises(cli.BadConfigFile, match=r"right\.py, line 5: unknown method 'x=y'"):
         read_config_file(f"{file}:method=x=y")
     for missing in (tmp_path / "left.py", tmp_path, "/"):
         with pytest.raises(cli.BadConfigFile, match="no config file"):

@@ -86,7 +86,8 @@ def test_every_pair_is_a_cell(tiny_config, tmp_path):
     rows = list(csv.DictReader(files[0].open()))
     cells = [(row["split_seed"], row["model_seed"], float(row["best"])) for row in rows[:4]]
     seeds = [("1", "0"), ("1", "1"), ("2", "0"), ("2", "1")]
-    assert [cell[:2] for cell in cells] == seeds and [row["entry"] for row in rows] == [
+    assert [cell[:2] for cell in cells] == seeds
+    assert [row["entry"] for row in rows] == [
         *["local"] * 4,
         *["lg_fedavg"] * 4,
     ]

@@ -37,10 +37,8 @@ def table(tmp_path, text: str) -> str:
 
 
 def test_by_default_nothing_is_simulated():
-    assert (
-        make_profile(fields(), 3) is None
-        and simulation_options(typed_config(base_config())).devices_profile is None
-    )
+    assert make_profile(fields(), 3) is None
+    assert simulation_options(typed_config(base_config())).devices_profile is None
     assert make_profile(fields(memory="1e9", seed=3), 3) is None  # of no round
 
 
@@ -48,12 +46,8 @@ def test_values_of_a_field():
     profile = make_profile(
         fields(flops="2e9", up="lognormal/100/0.5", deadline=3, available="0.7", seed=5), 2000
     )
-    assert (
-        profile.down is None
-        and profile.deadline == 3
-        and set(profile.flops) == {2e9}
-        and profile.late == "lost"
-    )
+    assert profile.down is None and profile.deadline == 3 and set(profile.flops) == {2e9}
+    assert profile.late == "lost"
     assert make_profile(fields(up="9", deadline=3, late="arrives"), 3).late == "arrives"
     logs = np.log(profile.up / 100)
     assert abs(logs.mean()) < 5 * 0.5 / np.sqrt(2000) and abs(logs.std() - 0.5) < 0.05
@@ -94,20 +88,11 @@ BAD = {
     f"devices_profile.up is 'lognormal/1e6/-1'{RATE}": {"up": "lognormal/1e6/-1"},
     f"devices_profile.up is 'lognormal/1e6/11'{RATE}": {"up": "lognormal/1e6/11"},
     f"devices_profile.up is 'normal/1/1'{RATE}": {"up": "normal/1/1"},
-    "devices_profile.deadline is 3.0, and nothing takes time; give flops, up or down": {
-        "deadline": 3.0
-    },
-    "devices_profile.late is 'arrives', and without a deadline nothing is late": {
-        "up": "9",
-        "late": "arrives",
-    },
-    "devices_profile.available is '0'; it must be empty, a number above 0 and at most 1, or csv": {
-        "available": "0"
-    },
+    "devices_profile.deadline is 3.0, and nothing takes time; give flops, up": {"deadline": 3.0},
+    "devices_profile.late is 'arrives', and without a deadline": {"up": "9", "late": "arrives"},
+    "devices_profile.available is '0'; it must be empty, a number above 0": {"available": "0"},
     "devices_profile.available is 'csv'; it must be": {"available": "csv"},
-    "devices_profile.available: no/such.csv cannot be read (No such file": {
-        "available": "csv:no/such.csv"
-    },
+    "devices_profile.available: no/such.csv cannot be read": {"available": "csv:no/such.csv"},
     "devices_profile.csv: no/such.csv cannot be read (No such file": {"csv": "no/such.csv"},
 }
 BAD_FILES = {
@@ -155,10 +140,7 @@ def test_binary_files_and_repeated_values_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"binary.csv cannot be read \(it is no CSV file\)$"):
         make_profile(fields(csv=str(tmp_path / "binary.csv")), 3)
     path = table(tmp_path, "client,up\n0,1\n")
-    with pytest.raises(
-        ValueError,
-        match=r"^devices_profile.up is '5', and .*devices.csv has a column of that name; ",
-    ):
+    with pytest.raises(ValueError, match=r"^devices_profile.up is '5', and .*devices.csv"):
         make_profile(fields(csv=path, up="5"), 1)
 
 
@@ -233,9 +215,7 @@ def test_clients_get_the_largest_of_a_group_that_fits():
         names(make_clients(typed_config(config), dataset, np.full(3, wide))) == ["mlp_narrow"] * 3
     )
     config.update({"model.rates": "1", "model.group": "conv4", "model.norm": "static_batch"})
-    with pytest.raises(
-        ValueError, match=r"^model.rates is '1'; with devices_profile.memory it must be ''$"
-    ):
+    with pytest.raises(ValueError, match=r"^model.rates is '1'; with devices_profile.memory"):
         make_clients(typed_config(config), dataset, np.full(3, wide))
 
 
@@ -256,13 +236,10 @@ def test_accuracy_is_drawn_against_rounds_and_simulated_seconds():
     def curve(axes, i):
         return [line for line in axes.lines if not line.get_label().startswith("_")][i]
 
-    assert (
-        curve(left, 0).get_xdata().tolist() == [0, 1, 2]
-        and right.get_xlabel() == "simulated seconds"
-    )
-    assert curve(right, 0).get_xdata().tolist() == [0, 3, 7] and curve(
-        right, 1
-    ).get_xdata().tolist() == [0, 1, 2]
+    assert curve(left, 0).get_xdata().tolist() == [0, 1, 2]
+    assert right.get_xlabel() == "simulated seconds"
+    assert curve(right, 0).get_xdata().tolist() == [0, 3, 7]
+    assert curve(right, 1).get_xdata().tolist() == [0, 1, 2]
     (timed,) = histories["b"]
     plain = [[{k: v for k, v in row.items() if k != "simulated_clock"} for row in timed]]
     assert len(accuracy_curves({"b": plain}).axes) == 1
@@ -293,10 +270,7 @@ def test_a_config_has_its_devices(tiny_config):
     config.devices_profile.update(
         {"flops": "lognormal/1e6/1", "memory": "lognormal/1e5/3", "seed": 1}
     )
-    with pytest.raises(
-        ValueError,
-        match=r"^devices_profile.memory: client 3 has .* and the smallest architecture, mlp_na",
-    ):
+    with pytest.raises(ValueError, match=r"^devices_profile.memory: client 3"):
         plan(config)
 
 
@@ -325,10 +299,8 @@ def test_a_run_on_devices_goes_on_and_shows_its_seconds(tiny_config, tmp_path):
         )
     assert {b.name for b in whole.experiment.runs["local"].federation.buckets} == {"mlp_wide"}
     page = (tmp_path / "whole" / "report.html").read_text()
-    assert (
-        "simulated s to best" in page
-        and "devices.csv, available 0.8, deadline 40.0, seed 0." in page
-    )
+    assert "simulated s to best" in page
+    assert "devices.csv, available 0.8, deadline 40.0, seed 0." in page
     assert "| simulated s to best |" in whole.summary
     table(
         tmp_path,
@@ -342,11 +314,8 @@ def test_the_code_of_the_page_says_what_it_says():
     config_file, library = blocks("devices.md")
     names = execute(config_file)
     profile = simulation_options(typed_config(names["get_config"]())).devices_profile
-    assert (
-        profile.deadline == 1.0
-        and set(profile.down) == {1e6}
-        and 0 < profile.available(0).sum() <= 20
-    )
+    assert profile.deadline == 1.0 and set(profile.down) == {1e6}
+    assert 0 < profile.available(0).sum() <= 20
     profile = execute(library)["options"].devices_profile
     assert [profile.reachable(3, round).tolist() for round in (1, 2)] == [
         [True] * 3,

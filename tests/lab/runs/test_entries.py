@@ -25,10 +25,8 @@ def config_of(*entries, presets=(TUNED,), **fields):
 def test_an_entry_has_all_options_of_its_method():
     plain, weighted = entries_of(typed_config(config_of("fedproto", "fedproto:weight=3")))
     assert plain.options == method_config("fedproto").options and changes(plain) == {}
-    assert (
-        weighted.options == plain.options | {"weight": 3.0}
-        and weighted.label == "fedproto:weight=3"
-    )
+    assert weighted.options == plain.options | {"weight": 3.0}
+    assert weighted.label == "fedproto:weight=3"
 
 
 def test_training_and_models_may_be_an_entrys_own():
@@ -65,10 +63,8 @@ def test_tuned_entries_are_marked_in_every_spelling():
 def test_without_entries_it_is_the_method_and_what_it_is_compared_with():
     config = quickstart_fedtgp.get_config()
     first, second = entries_of(typed_config(config))
-    assert (first.label, second.label) == (
-        "fedtgp",
-        "local",
-    ) and first.tuned == config.entries[0].tuned != ""
+    assert (first.label, second.label) == ("fedtgp", "local")
+    assert first.tuned == config.entries[0].tuned != ""
     config.entries = (config.entries[0], "fedtgp", "local")  # of equal labels the first
     assert entries_of(typed_config(config)) == (first, second)
 
@@ -76,10 +72,8 @@ def test_without_entries_it_is_the_method_and_what_it_is_compared_with():
 def test_a_setting_gives_a_method_what_its_paper_leaves_open():
     fixed = preset("fedral:blocks=5")
     plain, other = entries_of(config_of("fedral", "fedral:inference=global", presets=[fixed]))
-    assert (
-        plain.options["blocks"] == other.options["blocks"] == 5
-        and other.options["inference"] == "global"
-    )
+    assert plain.options["blocks"] == other.options["blocks"] == 5
+    assert other.options["inference"] == "global"
 
 
 def test_a_path_in_an_option_makes_no_folder():

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedjax_ht.check.packages import PACKAGES
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.runs import run, tasks
@@ -155,10 +154,7 @@ def test_a_task_takes_an_accelerator_or_cores():
     ("flags", "message"),
     [
         ({"_TASK_CORES": 2}, "--task_cores is given without --on; a cluster needs --on=ray"),
-        (
-            {"_ON": "ray", "_COORDINATOR": "localhost:1234"},
-            "--on is given beside --coordinator; a cluster starts its own processes",
-        ),
+        ({"_ON": "ray", "_COORDINATOR": "localhost:1234"}, "--on is given beside --coordinator"),
     ],
 )
 def test_flags_that_do_not_go_together_are_one_line(flags, message, monkeypatch):
@@ -166,14 +162,6 @@ def test_flags_that_do_not_go_together_are_one_line(flags, message, monkeypatch)
         monkeypatch.setattr(run, name, SimpleNamespace(value=flags.get(name)))
     with pytest.raises(ValueError, match=re.escape(message)), run._cluster():
         pass
-
-
-def test_ray_is_an_extra():
-    assert PACKAGES["ray"].extra == "ray"
-    assert not any(
-        re.search(r"^(import|from) ray", path.read_text(), re.MULTILINE)
-        for path in (ROOT / "fedjax_ht").rglob("*.py")
-    )
 
 
 OWN = """

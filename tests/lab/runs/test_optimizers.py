@@ -82,10 +82,7 @@ def test_recipes_of_single_architectures():
     [
         (("cnn1",), "training.of has 'cnn1'; it must be NAME:KEY=VALUE"),
         (("*:epochs=3",), "each architecture once"),
-        (
-            ("cnn1:epochs=3", "cnn1:epochs=4"),
-            "'cnn1:epochs=4'; it must be .* each architecture once",
-        ),
+        (("cnn1:epochs=3", "cnn1:epochs=4"), "'cnn1:epochs=4'; it must be .* each architecture"),
         (("cnn1:epoch=3",), "'cnn1:epoch=3': .*'training.epoch'; did you mean 'training.epochs'"),
         (("cnn1:epochs=0",), "'cnn1:epochs=0': training.epochs is 0; it must be"),
         (("cnn1:of=x",), "no other in itself"),

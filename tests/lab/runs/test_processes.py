@@ -27,28 +27,23 @@ app.run(run.main, flags_parser=cli.parse_flags)
 """
 
 
-@pytest.mark.parametrize("process", [0, 1])
-def test_a_process_whose_others_do_not_come_ends_in_one_line(tiny_config, tmp_path, process):
-    address = f"localhost:{free_port()}"
-    arguments = [
-        f"--config={tiny_config}",
-        f"--workdir={tmp_path / 'run'}",
-        f"--coordinator={address}",
-    ]
-    arguments += ["--processes=2", f"--process={process}"]
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"error: the 2 processes have not met at {address} after 1 s (this is process {process}); "
-        "start all of them "
-        "with the same --coordinator, an address of process 0 that the others reach\n"
-    )
+def test_processes_whose_others_do_not_come_end_in_one_line(tiny_config, tmp_path):
+    """Process 0 waits at its own address, and process 1 at that of a process that never starts."""
+    started = []
+    for process in (0, 1):
+        address = f"localhost:{free_port()}"
+        arguments = [f"--config={tiny_config}", f"--workdir={tmp_path / str(process)}"]
+        arguments += [f"--coordinator={address}", "--processes=2", f"--process={process}"]
+        command = [sys.executable, "-c", ALONE, *arguments]
+        started.append((address, subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)))
+    for number, (address, process) in enumerate(started):
+        errors = process.communicate(timeout=60)[1].decode()
+        assert process.returncode == 2
+        assert errors == (
+            f"error: the 2 processes have not met at {address} after 1 s (this is process "
+            f"{number}); start all of them with the same --coordinator, an address of process 0 "
+            "that the others reach\n"
+        )
 
 
 SRUN = {
@@ -125,11 +120,7 @@ def test_flags_win_over_what_is_detected(joining):
     processes.join_processes(None, None, None)
     processes.join_processes(None, 1, None)
     processes.join_processes("localhost:1234", 3, 2)
-    assert joining == [
-        ("srun", None, 2, 1),
-        None,
-        ("--coordinator", "localhost:1234", 3, 2),
-    ]
+    assert joining == [("srun", None, 2, 1), None, ("--coordinator", "localhost:1234", 3, 2)]
 
 
 def test_a_process_takes_the_only_accelerator_that_it_sees():
@@ -168,6 +159,8 @@ def test_tasks_of_srun_train_one_run(tiny_config, tmp_path):
 def test_a_coordinator_is_host_and_port(coordinator):
     with pytest.raises(ValueError, match=r"it must be HOST:PORT, such as localhost:1234"):
         processes.join_processes(coordinator, 2, 0)
+    with pytest.raises(ValueError, match="give all three"):
+        processes.join_processes("localhost:1", 2, None)
 
 
 def test_a_port_that_is_taken_is_named():

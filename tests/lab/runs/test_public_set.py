@@ -62,10 +62,7 @@ def test_a_public_set_that_nothing_reads_is_said():
     ("public", "message"),
     [
         (None, "fedmd needs a public set, which server and clients have: set dataset.public to"),
-        (
-            "fashion_mnist_10k",
-            "dataset.public is 'fashion_mnist_10k', the clients' own set, whose samples they test on",
-        ),
+        ("fashion_mnist_10k", "dataset.public is 'fashion_mnist_10k', the clients' own set"),
         ("hold_out:2", "dataset.public is 'hold_out:2'; behind hold_out: it must have a share"),
         ("mnistt", "dataset.public: .*'mnistt'.*hold_out:0.1"),
     ],

@@ -45,16 +45,10 @@ def test_a_client_is_scored_on_windows(capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"model.group": "htfe8"},
-            r"model group 'htfe8' needs images, float \[H, W, 1 or 3\]; a sample is \(128, 9\)",
-        ),
+        ({"model.group": "htfe8"}, r"model group 'htfe8' needs images, float \[H, W, 1 or 3\]"),
         ({"dataset.image_size": 32}, "image_size is 32, but har_10persons has no images"),
         ({"dataset.normalisation": "dataset"}, "no moments of har_10persons are known"),
-        (
-            {"training.augmentation": ("flip",)},
-            "training.augmentation is .* har_10persons has no images",
-        ),
+        ({"training.augmentation": ("flip",)}, "training.augmentation is .* har_10persons"),
         ({"partition.num_clients": 11}, "num_clients is 11; har_10persons has 10 groups"),
         ({"dataset.name": "fashion_mnist_10k"}, "'htfe_sen5' needs windows of at least 78 steps"),
     ],
@@ -71,9 +65,8 @@ def test_wrong_fields_are_one_line(changes, message):
 def run(config, folder):
     done = train_and_evaluate(config, folder, lambda *_: None, stage=lambda line: None)
     for (history,) in done.histories.values():
-        assert history[-1]["accuracy"] > 0 and all(
-            np.isfinite(row.get("accuracy", 0)) for row in history
-        )
+        assert history[-1]["accuracy"] > 0
+        assert all(np.isfinite(row.get("accuracy", 0)) for row in history)
     assert (folder / "report.html").exists()
 
 

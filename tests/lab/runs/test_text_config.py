@@ -44,27 +44,11 @@ def test_a_set_of_texts_and_its_models(config):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (
-            "model.group",
-            "cnn5",
-            r"model group 'cnn5' needs images, float \[H, W, 1 or 3\]; a sample is int32 \(10,\)",
-        ),
-        (
-            "dataset.name",
-            "fashion_mnist_10k",
-            "text_length is 10, but fashion_mnist_10k has no texts",
-        ),
+        ("model.group", "cnn5", r"model group 'cnn5' needs images, float \[H, W, 1 or 3\]"),
+        ("dataset.name", "fashion_mnist_10k", "text_length is 10, but fashion_mnist_10k"),
         ("dataset.image_size", 8, "image_size is 8, but ag_news_test has no images"),
-        (
-            "training.augmentation",
-            ("flip",),
-            r"training.augmentation is \('flip',\); ag_news_test has no images",
-        ),
-        (
-            "method.name",
-            "fedclassavg",
-            r"FedClassAvg needs images, .*; these models take int32 \(10,\)",
-        ),
+        ("training.augmentation", ("flip",), r"training.augmentation is \('flip',\); ag_news_test"),
+        ("method.name", "fedclassavg", r"FedClassAvg needs images, .*; these models take int32"),
     ],
 )
 def test_wrong_fields_are_refused(config, path, value, message):
@@ -91,9 +75,7 @@ def test_a_folders_model_needs_its_tokenizer(tmp_path):
     config.dataset.name = f"text:{tmp_path / 'texts.csv'}"
     config.partition = fl.partition_config("dirichlet", 2, alpha=100.0)
     config.model.group, config.method = group, fl.method_config("local")
-    with pytest.raises(
-        ValueError, match=r"the tokens of its own tokenizer alone; give dataset.tok"
-    ):
+    with pytest.raises(ValueError, match=r"the tokens of its own tokenizer alone; give"):
         plan(config)
     settled = settle(config, trust=False)  # a folder runs no code
     assert weights_of_model(settled.config.model) == str(tmp_path / "bert" / "model.safetensors")

@@ -43,20 +43,6 @@ def test_missing_values_are_none():
     assert to_plain(typed)["devices"] == 0
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("steps", False, "steps is False; it must be an integer of at least 0"),
-        ("steps", -1, "steps is -1; it must be an integer of at least 0"),
-        ("steps", 0.5, "steps is 0.5; it must be an integer of at least 0"),
-        ("epochs", None, "epochs is None; it must be an integer of at least 1"),
-    ],
-)
-def test_wrong_values_of_a_field_are_refused(field, value, message):
-    with pytest.raises(ValueError, match=f"^training.{message}$"):
-        TrainingConfig(**{field: value})
-
-
 def test_numbers_of_numpy_are_pythons():
     training = TrainingConfig(epochs=np.int32(3), learning_rate=np.float64(0.5))
     assert type(training.epochs) is int and to_json(training)["learning_rate"] == 0.5

@@ -223,11 +223,7 @@ REFUSED = {
         "entry 'epoch' is no tensor",
     ),
     "a list": (b"\x80\x02].", {}, "holds a list; expected tensors by name"),
-    "a tensor": (
-        b"\x80\x02" + tensor() + b".",
-        {},
-        "holds a _rebuild_tensor_v2; expected tensors by name",
-    ),
+    "a tensor": (b"\x80\x02" + tensor() + b".", {}, "holds a _rebuild_tensor_v2; expected tensors"),
     "a tensor without a name": (
         b"\x80\x02}" + plain(1) + tensor() + b"s.",
         {},

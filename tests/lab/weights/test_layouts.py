@@ -140,16 +140,17 @@ def test_a_model_without_a_torch_original_has_its_own_names():
 
 
 def test_heads_that_do_not_fit_stay():
-    module, _ = CASES["bottlenecks, scanned"]
+    # 256 features, means over those of the extractor
+    module = SplitModel(ResNet((1, 1, 1, 1), 256), Linear(10), stateful=True)
     _, variables = random_model(module)
     arrays = state_dict(module, variables)
     assert "head" in starting_weights(arrays, module, variables, head=True)["params"]
     rng = np.random.default_rng(0)
     for changed in (
         # other classes
-        {"fc.weight": np.ones((1000, 2048), np.float32), "fc.bias": np.ones(1000, np.float32)},
-        # no function of the 512 means
-        {"fc.weight": rng.standard_normal((10, 2048)).astype(np.float32)},
+        {"fc.weight": np.ones((1000, 512), np.float32), "fc.bias": np.ones(1000, np.float32)},
+        # no function of the means
+        {"fc.weight": rng.standard_normal((10, 512)).astype(np.float32)},
         {"fc.weight": np.ones((10, 77), np.float32)},  # another extractor's
         {"fc.bias": np.ones(9, np.float32)},
     ):
