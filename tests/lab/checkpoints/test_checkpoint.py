@@ -129,11 +129,8 @@ def test_the_same_round_may_be_saved_again(folder):
     Checkpointer(folder, toy_simulation(), keep=1).save(COURSE[2], [{"round": 2, "again": 1}])
     state, history = Checkpointer(folder, toy_simulation()).restore()
     assert_same(state, COURSE[2])
-    assert (
-        history == [{"round": 2, "again": 1}]
-        and checkpoints(folder) == [2]
-        and len(segments(folder)) == 1
-    )
+    assert history == [{"round": 2, "again": 1}] and checkpoints(folder) == [2]
+    assert len(segments(folder)) == 1
 
 
 def test_segments_hold_at_most_twice_what_has_changed():

@@ -58,10 +58,7 @@ def test_a_flipped_bit_in_any_file_is_named_or_harmless(folder):
         assert history == [{"round": state.round}]
         named |= {file} if warnings and file.name in warnings[0] else set()
         file.write_bytes(whole)
-    folders = {
-        str(folder / "3"),
-        *(str(segments(folder)[s]) for s in held_segments(folder / "3")),
-    }
+    folders = {str(folder / "3"), *(str(segments(folder)[s]) for s in held_segments(folder / "3"))}
     newest = {file for file in files if any(str(file).startswith(f"{place}/") for place in folders)}
     assert newest <= named and len(folders) == 3 and len(newest) == 9
 

@@ -174,10 +174,7 @@ def rewrite(path, **entries):
         ({"convolutions/1/kernel": np.zeros(3)}, "no embedded generator"),
         ({"metadata": None}, "not an .npz with an entry metadata"),
         ({"metadata": np.array("{")}, "not an .npz with an entry metadata that is JSON"),
-        (
-            {"metadata": np.array('{"format": "stylegan3"}')},
-            "holds a generator of format 'stylegan3'; expected embedded",
-        ),
+        ({"metadata": np.array('{"format": "stylegan3"}')}, "holds a generator of format"),
         ({"metadata": np.array('{"format": "embedded"}')}, "'card' is missing"),
         ({"metadata": np.array(["x", 1], object)}, "not an .npz"),
     ],
@@ -275,6 +272,13 @@ def test_a_shipped_conditional_generator_makes_varied_images_of_a_class():
     assert 0.4 < np.mean(within) / pair_distance(render_all(generator, every)) < 0.95
 
 
+# the largest in the fast suite; the others are aligned by the same steps
+ALIGNED = [
+    path if path.stem == "natural_32" else pytest.param(path, marks=pytest.mark.slow)
+    for path in SHIPPED
+]
+
+
 @jax.jit
 def transform(f, prototypes):
     """FedKTL's feature transformer F, batch norm over the whole batch."""
@@ -311,6 +315,7 @@ def align(mapping, trained, prototypes, labels):
     return jax.lax.scan(step, (trained, adam.init(trained)), jnp.arange(200))[0][0]
 
 
+@pytest.mark.parametrize("shipped", ALIGNED, indirect=True, ids=lambda path: path.stem)
 def test_prototypes_can_be_moved_among_the_valid_latents(shipped):
     """FedKTL's domain alignment: ten classes of twenty clients, 100 epochs; the images differ by
     class afterwards."""

@@ -66,15 +66,15 @@ def test_into_equals_the_reference():
     assert np.isfinite(slopes).all()
 
 
-def rounds(generator, **options) -> tuple[list, dict, np.ndarray]:
-    """Two rounds with pairs: what they report, the pictures, and the accuracies."""
+def rounds(generator, count: int = 2, **options) -> tuple[list, dict, np.ndarray]:
+    """Rounds with pairs: what they report, the pictures, and the accuracies."""
     federation = federations.mixed_federation()
     settings = {"server_epochs": 3, "server_batch_size": 6, "scale": 2.0, "mu": 0.5}
     method = fedktl(federations.TRAINING, generator=generator, **(settings | options))
     data = federations.federation_data(federation)
     simulation = make_simulation(method, federation, data, SimulationOptions(lanes=1))
     state, reports = simulation.init(), []
-    for _ in range(2):
+    for _ in range(count):
         state, report = simulation.run_round(state)
         reports.append(report.metrics | report.server_metrics)
     return (
@@ -92,18 +92,18 @@ RELEASED = pytest.param(
 @pytest.mark.parametrize("options", [{}, RELEASED], ids=str)
 def test_in_units_of_the_spread_its_scale_changes_no_image_no_loss_and_no_accuracy(options):
     reports, pictures, accuracies = rounds(GENERATOR, latents="spread", **options)
-    for factor in (0.1, 10.0):
-        got = rounds(rescaled(factor), latents="spread", **options)
-        for row, want in zip(got[0], reports):
-            assert row == pytest.approx(want, rel=1e-3, abs=1e-4)
-        for name, images in pictures.items():
-            np.testing.assert_allclose(got[1][name], images, atol=1e-3)
-        np.testing.assert_array_equal(got[2], accuracies)
+    got = rounds(rescaled(10.0), latents="spread", **options)
+    for row, want in zip(got[0], reports):
+        assert row == pytest.approx(want, rel=1e-3, abs=1e-4)
+    for name, images in pictures.items():
+        np.testing.assert_allclose(got[1][name], images, atol=1e-3)
+    np.testing.assert_array_equal(got[2], accuracies)
 
 
 def test_raw_latents_are_the_generators_own():
     """The squared distances grow with the square of the scale, and the images differ."""
-    (reports, pictures, _), (larger, larger_pictures, _) = rounds(GENERATOR), rounds(rescaled(10.0))
+    reports, pictures, _ = rounds(GENERATOR, 1)
+    larger, larger_pictures, _ = rounds(rescaled(10.0), 1)
     ratio = larger[0]["distance2_of_valid"] / reports[0]["distance2_of_valid"]
     assert ratio == pytest.approx(100, rel=1e-3)
     assert any(

@@ -116,55 +116,32 @@ def bombs(size: int) -> dict[str, Attack]:
     shape = f"({size // 1024}, 32, 32)"
     labels = {"labels.npy": npy_header("(1,)") + b"\0"}
     npz = zip_bomb("images.npy", size, npy_header(shape), **labels)
+    cifar = functools.partial(dataset_file, "cifar-10-binary.tar.gz", "cifar10")
+    tiny = functools.partial(dataset_file, "tiny-imagenet-200.zip", "tiny_imagenet")
+    own = functools.partial(dataset_file, "x.npz", "npz:x.npz")
+    image, har = "train/n1/images/a.JPEG", "train/Inertial Signals/body_acc_x_train.txt"
+    long_name = tar_header("x", size - 512, tarfile.GNUTYPE_LONGNAME)
+    long_header = b"\x93NUMPY\x02\x00\xff\xff\xff\xff"
+    client = zip_bomb("data.npy", size, npy_header("()", "|O"))
+    config = {"config.json": b'{"num_clients": 1, "num_classes": 2}'}
     return {
         "idx.gz": dataset_file("train-images-idx3-ubyte.gz", "mnist", gzip_bomb(size, idx)),
-        "tar.gz": dataset_file(
-            "cifar-10-binary.tar.gz",
-            "cifar10",
-            gzip_bomb(size, tar_header("c/data_batch_1.bin", size - 512)),
-        ),
-        "tar.gz, another file in it": dataset_file(
-            "cifar-10-binary.tar.gz", "cifar10", gzip_bomb(size, tar_header("c/readme", size - 512))
-        ),
-        "tar.gz, a name in it": dataset_file(
-            "cifar-10-binary.tar.gz",
-            "cifar10",
-            gzip_bomb(size, tar_header("x", size - 512, tarfile.GNUTYPE_LONGNAME)),
-        ),
-        "tar.gz of nothing": dataset_file(
-            "cifar-10-binary.tar.gz", "cifar10", gzip_bomb(size, tar_header("c/meta", 0))
-        ),
-        "zip": dataset_file(
-            "tiny-imagenet-200.zip", "tiny_imagenet", zip_bomb("train/n1/images/a.JPEG", size)
-        ),
-        "zip that lies": dataset_file(
-            "tiny-imagenet-200.zip",
-            "tiny_imagenet",
-            zip_bomb("train/n1/images/a.JPEG", size, says=100),
-        ),
-        "sensors' zip": dataset_file(
-            "UCI HAR Dataset.zip",
-            "har",
-            zip_bomb("train/Inertial Signals/body_acc_x_train.txt", size),
-        ),
+        "tar.gz": cifar(gzip_bomb(size, tar_header("c/data_batch_1.bin", size - 512))),
+        "tar.gz, another file in it": cifar(gzip_bomb(size, tar_header("c/readme", size - 512))),
+        "tar.gz, a name in it": cifar(gzip_bomb(size, long_name)),
+        "tar.gz of nothing": cifar(gzip_bomb(size, tar_header("c/meta", 0))),
+        "zip": tiny(zip_bomb(image, size)),
+        "zip that lies": tiny(zip_bomb(image, size, says=100)),
+        "sensors' zip": dataset_file("UCI HAR Dataset.zip", "har", zip_bomb(har, size)),
         "recordings' zip": dataset_file(
             "PAMAP2_Dataset.zip", "pamap2", zip_bomb("Protocol/subject101.dat", size)
         ),
-        "npz": dataset_file("x.npz", "npz:x.npz", npz),
-        "npz, a long header": dataset_file(
-            "x.npz",
-            "npz:x.npz",
-            zip_bomb("images.npy", size, b"\x93NUMPY\x02\x00\xff\xff\xff\xff", **labels),
-        ),
+        "npz": own(npz),
+        "npz, a long header": own(zip_bomb("images.npy", size, long_header, **labels)),
         "mat": dataset_file(
             "train_32x32.mat", "svhn", mat + struct.pack("<2I", 15, len(squeezed)) + squeezed
         ),
-        "client's npz": dataset_file(
-            "train/0.npz",
-            "client_folders:.",
-            zip_bomb("data.npy", size, npy_header("()", "|O")),
-            **{"config.json": b'{"num_clients": 1, "num_classes": 2}'},
-        ),
+        "client's npz": dataset_file("train/0.npz", "client_folders:.", client, **config),
         "csv.gz": dataset_file("x.csv.gz", "csv:x.csv.gz", gzip_bomb(size, b"a,y\n")),
         "weights": file_of_kind("weights", "x.pth", zip_bomb("top/data.pkl", size)),
         "generator": file_of_kind("generator", "x.npz", zip_bomb("metadata.npy", size)),

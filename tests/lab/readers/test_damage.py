@@ -1,23 +1,22 @@
 """One wrong bit in a file that carries a sum: an error, or the same data, never other data."""
 
 import gzip
-import io
-import struct
-import tarfile
-import zipfile
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.io import savemat
 
-from fedjax_ht.lab.readers.motion import SIGNALS
 from fedjax_ht.lab.readers.raw import ReadOptions
 from fedjax_ht.lab.readers.registry import _load
 from fedjax_ht.lab.safe.torch_files import load_state_dict
-from tests.lab.readers.source_files import encoded, pixels, text, write
+from tests.lab.readers.source_files import pixels, tar, write
+from tests.lab.readers.test_idx_and_cifar import _write_cifar, _write_mnist
+from tests.lab.readers.test_motion import har_files, write_files
+from tests.lab.readers.test_photographs import _write_svhn, _write_tiny_imagenet
+from tests.lab.readers.test_photographs import _zip as _zipped
 
 CLASSES = 10
 
@@ -28,25 +27,14 @@ def _samples(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _idx(folder: Path, count: int) -> Path:
-    images, labels = _samples(count)
-    for split in ("train", "t10k"):
-        for kind, array in (("images-idx3", images[:, 2:30, 2:30, 0]), ("labels-idx1", labels)):
-            head = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
-            write(folder / f"{split}-{kind}-ubyte.gz", gzip.compress(head + array.tobytes()))
+    _write_mnist(folder, ".gz")
     return folder / "train-images-idx3-ubyte.gz"
 
 
 def _cifar(folder: Path, count: int) -> Path:
     path = folder / "cifar-10-binary.tar.gz"
-    files = {"batches.meta.txt": "\n".join(map(str, range(CLASSES))).encode()}
-    for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
-        images, labels = _samples(-(-count // 6))
-        files[name] = np.c_[labels, images.transpose(0, 3, 1, 2).reshape(len(labels), -1)].tobytes()
-    with tarfile.open(path, "w:gz") as archive:
-        for name, content in files.items():
-            info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
+    tar(_write_cifar("cifar10", "bin", folder / "made")[0], path)
+    shutil.rmtree(folder / "made")
     return path
 
 
@@ -61,34 +49,20 @@ def _npz(save: Callable) -> Callable[[Path, int], Path]:
 
 
 def _mat(folder: Path, count: int) -> Path:
-    images, labels = _samples(count)
-    for split in ("train", "test"):
-        arrays = {"X": images.transpose(1, 2, 3, 0), "y": labels[:, None]}
-        savemat(folder / f"{split}_32x32.mat", arrays, do_compression=True)
+    _write_svhn(folder)
     return folder / "train_32x32.mat"
 
 
 def _zip(folder: Path, count: int) -> Path:
     path = folder / "tiny-imagenet-200.zip"
-    images, labels = _samples(count)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("t/val/val_annotations.txt", "a.JPEG\tn0\t0\n")
-        archive.writestr("t/val/images/a.JPEG", encoded(images[0]))
-        for i, (image, label) in enumerate(zip(images, labels)):
-            archive.writestr(f"t/train/n{label}/images/{i}.JPEG", encoded(image))
+    _zipped(_write_tiny_imagenet(folder / "made")[0], path)
+    shutil.rmtree(folder / "made")
     return path
 
 
 def _har(folder: Path, count: int) -> Path:
-    path, half = folder / "UCI HAR Dataset.zip", count // 2
-    windows, labels = np.random.default_rng(0).normal(size=(half, 128)), np.arange(half) % 6 + 1
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for split in ("train", "test"):
-            for signal in SIGNALS:
-                archive.writestr(f"{split}/Inertial Signals/{signal}_{split}.txt", text(windows))
-            for what in ("y", "subject"):
-                archive.writestr(f"{split}/{what}_{split}.txt", text(labels))
-    return path
+    write_files(folder, "UCI HAR Dataset", har_files()[0], "zip")
+    return folder / "UCI HAR Dataset.zip"
 
 
 def _clients(folder: Path, count: int) -> Path:

@@ -124,13 +124,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("line", FAULTS)
-def test_a_frame_has_the_checks_of_a_table(line):
-    with pytest.raises(ValueError) as raised:
-        fl.Dataset.from_pandas(FAULTS[line], "outcome")
-    assert line in str(raised.value) and "\n" not in str(raised.value)
-
-
 NAMED = {
     "label='LABEL'; the columns are age, dose, outcome": {},
     "features is 'age'; give a list of names, ['age']": {"label": "outcome", "features": "age"},
@@ -139,13 +132,6 @@ NAMED = {
     "client is 'dose', but no rows are called train": {"label": "outcome", "client": "dose"},
     "text_length is 9, but frame has no texts": {"label": "outcome", "text_length": 9},
 }
-
-
-@pytest.mark.parametrize("line", NAMED)
-def test_arguments_that_name_columns(line):
-    with pytest.raises(ValueError) as raised:
-        fl.Dataset.from_pandas(frame(), **NAMED[line])
-    assert line in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_pairs_of_torch_are_read_once():
@@ -174,13 +160,6 @@ TORCH = {
 }
 
 
-@pytest.mark.parametrize("line", TORCH)
-def test_items_that_are_no_pairs(line):
-    with pytest.raises(ValueError) as raised:
-        fl.Dataset.from_torch(TORCH[line])
-    assert line in str(raised.value) and "\n" not in str(raised.value)
-
-
 def pictures(side: int = 8) -> list:
     pixels = RNG.integers(0, 256, (6, side, 8, 3), np.uint8)
     return [Image.fromarray(each) for each in pixels]
@@ -207,20 +186,27 @@ HF = {
         "rest": hugging_face(pictures()),
     },
     "it is a list; it must be a datasets.Dataset": [1, 2],
-    "column 'label' has -1 in row 2, which is none of its 3": hugging_face(
-        pictures(), (0, 1, -1, 1, 0, 1)
-    ),
-    "column 'image' has images of several sizes; give image_size": hugging_face(
-        [*pictures()[:3], *pictures(9)[:3]]
-    ),
+    "column 'label' has -1 in row 2, which is none": hugging_face(pictures(), (0, 1, -1, 1, 0, 1)),
+    "column 'image' has images of several": hugging_face([*pictures()[:3], *pictures(9)[:3]]),
     "row 5 has no image in column 'image'": hugging_face([*pictures()[:5], None]),
 }
 
 
-@pytest.mark.parametrize("line", HF)
-def test_objects_of_hugging_face_that_are_refused(line):
+CASES = [
+    *(
+        (line, fl.Dataset.from_pandas, table, {"label": "outcome"})
+        for line, table in FAULTS.items()
+    ),
+    *((line, fl.Dataset.from_pandas, frame(), options) for line, options in NAMED.items()),
+    *((line, fl.Dataset.from_torch, items, {}) for line, items in TORCH.items()),
+    *((line, fl.Dataset.from_hf, items, {}) for line, items in HF.items()),
+]
+
+
+@pytest.mark.parametrize(("line", "read", "given", "options"), CASES)
+def test_other_objects_and_arguments_are_refused_in_one_line(line, read, given, options):
     with pytest.raises(ValueError) as raised:
-        fl.Dataset.from_hf(HF[line])
+        read(given, **options)
     assert line in str(raised.value) and "\n" not in str(raised.value)
 
 

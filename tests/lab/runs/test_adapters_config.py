@@ -97,15 +97,11 @@ def test_a_folder_is_an_extractor(tmp_path):
 
 @pytest.mark.parametrize("text", ["2,4", "rank=", "rank=0", "rank=2,x", "rank=2.5"])
 def test_other_words_for_ranks_are_refused(text):
-    with pytest.raises(
-        ValueError, match=r"^model.lora is .*; it must be empty or ranks of at least 1"
-    ):
+    with pytest.raises(ValueError, match=r"^model.lora is .*; it must be empty or ranks"):
         adapter_ranks(text)
 
 
 def test_slices_have_no_adapters():
     config = config_of(group="conv4_quarter", rates="1,1/2", norm="static_batch")
-    with pytest.raises(
-        ValueError, match=r"model.lora is 'rank=2,4,8'; with model.rates it must be"
-    ):
+    with pytest.raises(ValueError, match=r"model.lora is 'rank=2,4,8'; with model.rates"):
         make_clients(config, TASK)

@@ -58,11 +58,8 @@ def test_the_cost_counts_every_round_through_the_evaluation_that_reaches_the_tar
     assert cost_to_reach(rows, 0.1) == (0, 0, 0, 0, 0)
     assert cost_to_reach(rows, 0.61) is None
     assert math.isnan(cost_to_reach([row for row in rows if row.pop("flops", 1)], 0.6).flops)
-    assert (
-        human_flops(math.nan) == "-"
-        and human_flops(2.5e12) == "2.50 TFLOP"
-        and human_flops(12) == "12 FLOP"
-    )
+    assert human_flops(math.nan) == "-" and human_flops(2.5e12) == "2.50 TFLOP"
+    assert human_flops(12) == "12 FLOP"
 
 
 def test_the_default_target_is_what_every_trial_of_every_method_reaches():
@@ -83,9 +80,7 @@ def test_a_target_may_be_a_share_of_the_best_and_of_the_participants():
         0.4,
         "0.5 of 80.00 %, the best of all trials",
     )
-    with pytest.raises(
-        ValueError, match="--target_score is 'accuracy_participants', which a does not have"
-    ):
+    with pytest.raises(ValueError, match="--target_score is 'accuracy_participants'"):
         choose_target(histories, "accuracy_participants", None, None)
     for name, drawn in (("a", (0.7, 0.9)), ("b", (1.0, 0.6))):
         for row, accuracy in zip(histories[name][0][1:], drawn):
@@ -101,9 +96,8 @@ def test_a_target_may_be_a_share_of_the_best_and_of_the_participants():
 
 def test_a_line_is_a_mean_over_trials():
     line = summarise(runs([0.1, 0.6, 0.8, 0.7], [0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.9, 0.7]), 0.5)
-    assert line.accuracy == pytest.approx(0.7) and line.accuracy_std == pytest.approx(
-        math.sqrt(0.14 / 3)
-    )
+    assert line.accuracy == pytest.approx(0.7)
+    assert line.accuracy_std == pytest.approx(math.sqrt(0.14 / 3))
     assert line.best_rounds == [2, 3, 2] and line.reached == 2
     assert line.cost == (1.5, 1.5 * 304, 1.5e9, 1.5 * 5, 1.5e8)
     # the program's, not each trial's
@@ -120,36 +114,22 @@ def test_the_table_says_who_did_not_get_there(tmp_path):
     text = comparison_text(lines, 0.8, "as asked").markdown()
     assert text.startswith("Target: 80.00 % (as asked).\n")
     some = "1 (1 of 2 trials) | 304 B | 1.00 GFLOP | 5 | 100.00 MFLOP | 1.00 | 2 |"
-    assert (
-        f"| some | 55.00 ± 35.00 | 1, 1 | {some}" in text
-        and "participants" not in text.split("Accuracies")[0]
-    )
+    assert f"| some | 55.00 ± 35.00 | 1, 1 | {some}" in text
+    assert "participants" not in text.split("Accuracies")[0]
     assert "| none | 30.00 | 1 |" + " not reached |" * 5 + " 1.00 | 2 |" in text
     assert "| all | 90.00 | 1 | 1 | 304 B | 1.00 GFLOP | 5 | 100.00 MFLOP | 1.00 | 2 |" in text
     rows = list(csv.DictReader(write_csv(lines, 0.8, tmp_path / "x.csv").open()))
     assert [row["bytes_to_target"] for row in rows] == ["304.0", "", "304.0"]
-    assert (
-        rows[0]["best_rounds"] == "1 1" and rows[0]["target"] == "0.8" and rows[0]["reached"] == "1"
-    )
+    assert rows[0]["best_rounds"] == "1 1" and rows[0]["target"] == "0.8"
+    assert rows[0]["reached"] == "1"
 
 
-def test_one_clients_cost_has_units_and_the_table_explains_what_it_has():
+def test_one_clients_cost_has_units():
     histories = {"a": runs([0.1, 0.9], payload=41_472 * 5), "b": runs([0.1, 0.8])}
     lines = {name: summarise(entry, 0.8) for name, entry in histories.items()}
     text = comparison_text(lines, 0.8, "as asked").markdown()
     assert "| numbers in one client's uplinks | one client's FLOPs |" in text
     assert "| 10.37 k | 100.00 MFLOP |" in text and "e+0" not in text
-    explanation = " ".join(text.partition("\n\nAccuracies")[2].split())
-    assert not any(
-        absent in explanation
-        for absent in ("over trials", "over the trials", "server", "all trials together")
-    )
-    several = {"a": runs([0.1, 0.9], [0.1, 0.8])}
-    lines = {name: summarise(entry, 0.8) for name, entry in several.items()}
-    text = " ".join(comparison_text(lines, 0.8, "as asked").markdown().split())
-    assert all(
-        phrase in text for phrase in ("standard deviation over trials", "of all trials together")
-    )
 
 
 def test_a_model_on_the_server_has_a_column_of_its_own():
@@ -162,17 +142,14 @@ def test_a_model_on_the_server_has_a_column_of_its_own():
     lines = {name: summarise(entry, 0.2) for name, entry in histories.items()}
     text = comparison_text(lines, 0.2, "as asked").markdown()
     assert "| method | accuracy % | server's model % | best round |" in text
-    assert (
-        "| with | 90.00 ± 0.00 | 65.00 | 1, 1 |" in text and "| without | 30.00 | - | 1 |" in text
-    )
+    assert "| with | 90.00 ± 0.00 | 65.00 | 1, 1 |" in text
+    assert "| without | 30.00 | - | 1 |" in text
     for row in (row for row in rows_of_all(histories) if "accuracy" in row):
         row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
     text = run_results(histories).markdown()
     assert "| accuracy % | server's model % | ± clients |" in text
-    assert (
-        "| with | 90.00 ± 0.00 | 65.00 ± 5.00 | 0.00 |" in text
-        and "| without | 30.00 | - | 0.00 |" in text
-    )
+    assert "| with | 90.00 ± 0.00 | 65.00 ± 5.00 | 0.00 |" in text
+    assert "| without | 30.00 | - | 0.00 |" in text
 
 
 def test_the_participants_score_is_the_highest_of_all_rounds_and_says_so():
@@ -185,17 +162,14 @@ def test_the_participants_score_is_the_highest_of_all_rounds_and_says_so():
     lines = {name: summarise(entry, 0.2) for name, entry in histories.items()}
     assert lines["with"].participants_accuracy == 0.75 and lines["with"].accuracy == 0.2
     text = comparison_text(lines, 0.2, "as asked").markdown()
-    assert (
-        "| with | 20.00 ± 0.00 | 75.00 | 2, 2 |" in text and "| without | 30.00 | - | 1 |" in text
-    )
+    assert "| with | 20.00 ± 0.00 | 75.00 | 2, 2 |" in text
+    assert "| without | 30.00 | - | 1 |" in text
     assert "biased upwards" in " ".join(text.split())
     for row in (row for row in rows_of_all(histories) if "accuracy" in row):
         row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
     text = run_results(histories).markdown()
-    assert (
-        "| with | 20.00 ± 0.00 | 75.00 ± 15.00 | 0.00 |" in text
-        and "biased upwards" in " ".join(text.split())
-    )
+    assert "| with | 20.00 ± 0.00 | 75.00 ± 15.00 | 0.00 |" in text
+    assert "biased upwards" in " ".join(text.split())
 
 
 def test_macro_f1_stands_beside_the_accuracy_of_its_round(tmp_path):
@@ -208,10 +182,8 @@ def test_macro_f1_stands_beside_the_accuracy_of_its_round(tmp_path):
     histories = {"with": trained, "without": older}
     lines = {name: summarise(entry, 0.2) for name, entry in histories.items()}
     text = comparison_text(lines, 0.2, "as asked").markdown()
-    assert (
-        "| with | 85.00 ± 5.00 | 42.50 | 75.00 | 1, 2 |" in text
-        and "| without | 90.00 | - | - | 1 |" in text
-    )
+    assert "| with | 85.00 ± 5.00 | 42.50 | 75.00 | 1, 2 |" in text
+    assert "| without | 90.00 | - | - | 1 |" in text
     assert '"AUC": of a client' in text
     assert '"macro F1": of a client' in text
     first, second = csv.DictReader(write_csv(lines, 0.2, tmp_path / "x.csv").open())
@@ -234,9 +206,8 @@ def test_the_picture_places_accuracies_by_bytes():
     assert curve.get_ydata() == pytest.approx([10, 60, 80])
     assert left.lines[0].get_xdata() == pytest.approx([0, 1, 3])
     dashed = [line for line in right.lines if line.get_linestyle() == "--"]
-    assert [line.get_ydata()[0] for line in dashed] == [40] and dashed[0].get_color() == left.lines[
-        2
-    ].get_color()
+    assert [line.get_ydata()[0] for line in dashed] == [40]
+    assert dashed[0].get_color() == left.lines[2].get_color()
     assert right.get_xscale() == "log" and right.lines[-1].get_ydata()[0] == 60
     assert accuracy_and_bytes({"silent": histories["silent"]}, 0.6).axes[1].get_xscale() == "linear"
 
@@ -258,7 +229,8 @@ def test_named_methods_are_as_in_their_papers():
     assert [(e.label, changes(e)) for e in entries_of(chosen)] == [
         ("local", {}),
         ("fedtgp", {}),
-    ] and chosen.trials == 3
+    ]
+    assert chosen.trials == 3
     same = entries_of(comparison(typed_config(config), None, None))
     assert [(e.label, changes(e)) for e in same] == [("fedtgp", {"tau": 3.0}), ("fedproto", {})]
     assert config.trials == 1 and config.entries == ("fedproto",)  # the argument stays
@@ -279,10 +251,7 @@ def test_methods_that_cannot_be_compared(methods, message):
         (["--target=80"], "--target is 80.0; it must be above 0 and at most 1"),
         (["--target_share=0"], "--target_share is 0.0; it must be above 0 and at most 1"),
         (["--target=0.5", "--target_share=0.5"], "both given"),
-        (
-            ["--target_score=loss"],
-            "--target_score is 'loss'; it must be accuracy or accuracy_participants",
-        ),
+        (["--target_score=loss"], "--target_score is 'loss'; it must be accuracy"),
         (["--over=training.epochs=1,10"], "--over is given without --fair"),
         (["--over=weight=1,10", "--fair=2"], "--over names 'weight'; beside --fair it must name"),
         (["--trials=0"], "trials is 0; it must be an integer of at least 1"),
@@ -305,50 +274,28 @@ def test_the_command_compares_and_goes_on(run_module, tiny_config, tmp_path):
     workdir = tmp_path / "run"
 
     def run(*arguments):
-        done = run_module("compare", f"--config={tiny_config}", f"--workdir={workdir}", *arguments)
+        shared = f"--config={tiny_config}", f"--workdir={workdir}", "--config.report.maps=none"
+        done = run_module("compare", *shared, *arguments)
         assert done.returncode == 0, done.stderr
         costs = done.stdout.partition("| entry |")[0]
         table = [line for line in costs.splitlines() if line.startswith("|")]
         return done, {line.split("|")[1].strip(): line for line in table}
 
-    first, table = run("--methods=local,fedproto", "--trials=2", "--config.rounds=1")
+    first, table = run("--methods=local,fedproto", "--config.rounds=1")
     assert list(table) == ["method", "---", "local", "fedproto"]
     assert "(the lowest best accuracy of all trials, which all reach)" in first.stdout
-    assert " ± " in table["local"] and "| 0 B |" in table["local"] and "FLOP |" in table["local"]
-    assert (
-        "| fedproto | " in first.stdout.partition("| entry |")[2]
-        and "* local: every client trains alone; it has no options" in first.stdout
-    )
-    for name in (
-        "compare.md",
-        "compare.csv",
-        "report.html",
-        "plots/compare.png",
-        "local/metrics.csv",
-        "fedproto/metrics.csv",
-    ):
+    assert "| 0 B |" in table["local"] and "FLOP |" in table["local"]
+    assert "| fedproto | " in first.stdout.partition("| entry |")[2]
+    assert "* local: every client trains alone; it has no options" in first.stdout
+    for name in ("compare.md", "compare.csv", "plots/compare.png", "fedproto/metrics.csv"):
         assert (workdir / name).stat().st_size > 0
     # the page has the comparison's table
     assert "<p>Target: " in (workdir / "report.html").read_text()
     rows = (workdir / "fedproto" / "metrics.jsonl").read_text()
-    assert [json.loads(line).get("flops", 0) > 0 for line in rows.splitlines()] == [
-        False,
-        False,
-        True,
-        True,
-    ]
-    # Another method joins; those that have run are taken as they are.
-    _, more = run(
-        "--methods=local,lg_fedavg,fedproto", "--trials=2", "--config.rounds=1", "--target=0.01"
-    )
-    assert list(more)[2:] == ["local", "lg_fedavg", "fedproto"]
+    assert [json.loads(line).get("flops", 0) > 0 for line in rows.splitlines()] == [False, True]
+    # Another entry joins; those that have run are taken as they are.
+    joins = "local:training.learning_rate=0.05"  # by the same program
+    _, more = run(f"--methods=local,{joins},fedproto", "--config.rounds=1", "--target=0.01")
+    assert list(more)[2:] == ["local", joins, "fedproto"]
     assert more["local"].split("|")[2:4] == table["local"].split("|")[2:4]
     assert (workdir / "fedproto" / "metrics.jsonl").read_text() == rows
-    # One of them goes further: the first command would set its rows beside shorter ones.
-    run("--methods=local", "--trials=2", "--config.rounds=2")
-    done = run_module(
-        *("compare", f"--config={tiny_config}", f"--workdir={workdir}", "--config.rounds=1"),
-        *("--methods=local,fedproto", "--trials=2"),
-    )
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "error: local has 2 rounds in " in done.stderr and "and rounds is 1;" in done.stderr

@@ -135,17 +135,9 @@ def test_methods_run_beside_the_entries_of_compare():
     ("objects", "changes", "line"),
     [
         ({"dataset": [1, 2]}, {}, r"dataset is \[1, 2\]; it must be a fl\.Dataset"),
-        (
-            {"models": [nn.Dense(2)]},
-            {},
-            "models is a list; it must be a dict, name -> a Flax module",
-        ),
+        ({"models": [nn.Dense(2)]}, {}, "models is a list; it must be a dict, name -> a Flax"),
         ({"methods": {}}, {}, "methods is empty; leave it out, or give one"),
-        (
-            {"methods": {"a": fl.local}},
-            {},
-            "methods is a dict; it must be a dict, name -> a method",
-        ),
+        ({"methods": {"a": fl.local}}, {}, "methods is a dict; it must be a dict, name"),
         ({"methods": {"../a": fl.local(RECIPE)}}, {}, "methods has the name '../a'; it must be"),
         ({"dataset": TABLE}, {"dataset.label": "x"}, r"dataset\.label is 'x', which an object"),
         ({"models": PAIR}, {"model.feature_dim": 8}, r"model\.feature_dim is 8, which an object"),

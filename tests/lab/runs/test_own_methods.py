@@ -175,9 +175,7 @@ def test_a_run_that_knows_no_config_file_says_what_to_do(run):
     content = json.loads((run / "config.json").read_text())
     content["run"]["own_methods"] = {"beside": None}
     (run / "config.json").write_text(json.dumps(content))
-    with pytest.raises(
-        ValueError, match=r"has noted no config file that registers it; register it"
-    ):
+    with pytest.raises(ValueError, match=r"has noted no config file that registers it; register"):
         load_run(run, trust=True)
 
 

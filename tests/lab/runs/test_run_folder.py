@@ -157,10 +157,7 @@ def test_a_config_with_fewer_fields_is_of_an_earlier_version_and_goes_on(config,
         del tree[last]
     content["partition"]["options"]["alpha"] = 2.0
     (copied / "config.json").write_text(json.dumps(content))
-    with pytest.raises(
-        ValueError,
-        match=r"another config \(partition.options.alpha: 2.0 there, 1.0 here, partition.op",
-    ):
+    with pytest.raises(ValueError, match=r"another config \(partition.options.alpha: 2.0"):
         train_and_evaluate(config, copied)  # min_samples is not at its default, alpha is another
     content["partition"]["options"] |= {"alpha": 1.0, "min_samples": 8}
     (copied / "config.json").write_text(json.dumps(content))

@@ -60,10 +60,8 @@ def test_draws_are_spread_over_a_range_and_always_the_same():
     # One in each eighth.
     exponents = sorted((math.log10(float(p["weight"])) + 2) / 4 * 8 for p in points)
     assert np.allclose(exponents, np.arange(8) + 0.5, atol=0.6)
-    assert (
-        sorted(float(p["mu"]) for p in points)[0] < 0.13
-        and sum(p["decay"] == "cosine" for p in points) == 4
-    )
+    assert sorted(float(p["mu"]) for p in points)[0] < 0.13
+    assert sum(p["decay"] == "cosine" for p in points) == 4
     assert points_of("fedssa", parse_space(["mu=uniform:0:1"]), 3)[0] == "fedssa"
 
 
@@ -138,12 +136,7 @@ def test_points_of_other_batches_or_epochs_have_programs_of_their_own(config):
 
 def run(config, folder, halvings=1, labels=POINTS, **more):
     return searched(
-        typed_config(config),
-        labels,
-        halvings,
-        workdir=folder,
-        tell=lambda line: None,
-        **more,
+        typed_config(config), labels, halvings, workdir=folder, tell=lambda line: None, **more
     )
 
 
@@ -196,25 +189,24 @@ def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
     messages, dataset = [], load_dataset(config.dataset.name)
     tell = {"points": 2, "tell": messages.append}
     tuned = fairly_tuned(
-        config, ["local", "fedtgp:server_epochs=2"], tmp_path, dataset=dataset, **tell
+        config, ["local", "fedproto:variant=released"], tmp_path, dataset=dataset, **tell
     )
-    local, fedtgp = entries_of(tuned)
-    assert [local.label, fedtgp.label] == ["local@tuned", "fedtgp@tuned"]
+    local, fedproto = entries_of(tuned)
+    assert [local.label, fedproto.label] == ["local@tuned", "fedproto@tuned"]
     budget = "2 settings, 5 rounds of training, by validation on 1 split of seed 1, seed 0"
     rate = "training.learning_rate from 0.00125 to 0.08"
     assert local.tuned == f"{budget}; searched: {rate}"
-    assert fedtgp.tuned == f"{budget}; searched: {rate}, weight from 0.01 to 10, tau from 1 to 100"
-    assert fedtgp.options["server_epochs"] == 2
-    for name in ("local", "fedtgp"):
+    assert fedproto.tuned == f"{budget}; searched: {rate}, weight from 0.01 to 10"
+    assert fedproto.options["variant"] == "released"
+    for name in ("local", "fedproto"):
         assert len(json.loads((tmp_path / "search" / name / "search.json").read_text())["1"]) == 2
     with pytest.raises(ValueError, match="each method once"):
-        fairly_tuned(config, ["fedtgp", "fedtgp:weight=1"], tmp_path, **tell)
+        fairly_tuned(config, ["fedproto", "fedproto:weight=1"], tmp_path, **tell)
     noted = json.loads((tmp_path / "search" / "local" / "config.json").read_text())
     assert noted["dataset"]["name"] == f"object:{dataset.name}" in noted["run"]["objects"]
     best = messages[4].removeprefix("chosen: ")
-    assert parse_entry(best).settings == local.settings and messages[0].startswith(
-        "local, up to round 1: "
-    )
+    assert parse_entry(best).settings == local.settings
+    assert messages[0].startswith("local, up to round 1: ")
 
 
 def test_the_recipe_is_searched_at_the_same_draws_for_all_methods(config):
@@ -229,45 +221,16 @@ def test_the_recipe_is_searched_at_the_same_draws_for_all_methods(config):
     assert sizes.count("training.batch_size=64") == sizes.count("training.batch_size=512") == 3
     text = described_space(space_of("local", typed_config(config), recipe))
     assert text.endswith(", training.batch_size 64 or 512, training.epochs 1 or 10")
-    with pytest.raises(
-        ValueError, match="--over names 'weight'; beside --fair it must name a field"
-    ):
+    with pytest.raises(ValueError, match="--over names 'weight'; beside --fair it must name"):
         fairly_tuned(config, ["fedproto"], "", recipe=parse_space(["weight=1,2"]))
 
 
-SEARCHED = {
+SEARCHED = {  # of each kind of declaration: none, powers, an interval, several
+    "local": {},
     "fedproto": {"weight": (0.01, 10, True)},
-    "fedtgp": {"weight": (0.01, 10, True), "tau": (1, 100, True)},
-    "fedktl": {"mu": (1, 100, True), "server_lr": (0.001, 0.1, True)},
     "fedssa": {"mu": (0, 1, False)},
-    "fedral": {"angle_lr": (0.001, 1, True), "init_scale": (0.3, 30, True)},
-    "fedgen": {"alpha": (0.1, 30, True), "beta": (0.1, 30, True)},
-    "fedgh": {"server_lr": (0.001, 0.1, True)},
-    "fd": {"weight": (0.01, 10, True)},
-    "fedclassavg": {"mu": (0.01, 1, True), "temperature": (10, 1000, True)},
     "fml": {"alpha": (0, 1, False), "beta": (0, 1, False)},
-    "dense": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
-    "fedftg": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
-    "dfrd": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
-    "fedprox": {"mu": (0.001, 1, True)},
-    "scaffold": {"server_lr": (0.1, 1, True)},
-    "feddyn": {"alpha": (0.01, 1, True)},
-    "moon": {"mu": (0.1, 10, True)},
-    "ditto": {"lam": (0.01, 10, True)},
-    "apfl": {"alpha": (0, 1, False)},
-    "fedala": {"weight_lr": (0.1, 10, True)},
-    "fedpac": {"lam": (0.1, 10, True)},
-    "fedl2g": {"server_lr": (0.01, 100, True)},
-    "fedre": {"server_lr": (0.0001, 0.1, True)},
-    "dsfl": {"temperature": (0.05, 1.0, True)},
-    "ktpfl": {"coefficient_lr": (0.001, 1, True)},
-    "fedhenn": {"eta": (0.001, 1, True)},
-    "fedbuff": {"server_rate": (0.1, 2, True)},
-    "fiarse": {"server_lr": (0.1, 1, True)},
-    "depthfl": {"alpha": (0.01, 1, True)},
-    "pfedes": {"mu": (0, 1, False)},
-    "pfedafm": {"alpha_rate": (0.1, 10, True)},
-    "pfedmoe": {"gate_rate": (0.1, 10, True)},
+    "fedral": {"angle_lr": (0.001, 1, True), "init_scale": (0.3, 30, True)},
     "hetlora": {"lam": (0.0001, 0.1, True)},
 }
 
@@ -277,7 +240,8 @@ def test_a_factory_declares_what_is_searched_of_its_method(config, method):
     space = space_of(method, typed_config(config))
     rate = config.training.learning_rate
     assert space.pop("training.learning_rate") == (rate / 8, rate * 8, True)
-    assert space == SEARCHED.get(method, {})
+    assert space == SEARCHED.get(method, space)
+    assert all(0 <= low < high for low, high, _ in space.values())
     config.method.name = None
     config.entries = tuple(points_of(method, space_of(method, typed_config(config)), 2))
     assert len(entries_of(typed_config(config))) == 3
@@ -326,11 +290,7 @@ def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path)
     config.rounds, messages = 2, []
     points = ["local:training.learning_rate=0.01", "local:training.learning_rate=1e30"]
     result = searched(
-        typed_config(config),
-        points,
-        0,
-        workdir=tmp_path / "both",
-        tell=messages.append,
+        typed_config(config), points, 0, workdir=tmp_path / "both", tell=messages.append
     )
     assert result.best == points[0] and math.isnan(result.scores[2][points[1]])
     assert any(
@@ -340,21 +300,11 @@ def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path)
     assert f"| {points[1]} | not finite |" in table(result)
     assert (
         searched(
-            typed_config(config),
-            points,
-            0,
-            workdir=tmp_path / "both",
-            tell=messages.append,
+            typed_config(config), points, 0, workdir=tmp_path / "both", tell=messages.append
         ).best
         == points[0]
     )
-    with pytest.raises(
-        ValueError, match="in every setting of local a client or the server stopped being finite"
-    ):
+    with pytest.raises(ValueError, match="in every setting of local a client or the server"):
         searched(
-            typed_config(config),
-            points[1:],
-            0,
-            workdir=tmp_path / "none",
-            tell=messages.append,
+            typed_config(config), points[1:], 0, workdir=tmp_path / "none", tell=messages.append
         )
