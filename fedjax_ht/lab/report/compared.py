@@ -1,4 +1,5 @@
-"""The entries of a table: the settings that their rows share, and reasons against a comparison.
+"""The entries of a table: the settings that their rows share, and reasons against a comparison; and
+report.json, by which a page is made again.
 
 Rows may be unequal: an entry is unfinished, has other rounds, or its folder came from a run with
 another recipe, other data or another split. They are shown, and nothing is concluded from them."""
@@ -11,17 +12,18 @@ from typing import Any, NamedTuple
 
 from fedjax_ht.lab.config.entries import Entry, baseline_of
 from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.report.results import Aim
 from fedjax_ht.lab.report.rows import are_evaluated
 from fedjax_ht.lab.report.statistics import best_scores, means_of, paired_difference
 from fedjax_ht.lab.runs.environment import CODE, PACKAGES
-from fedjax_ht.lab.runs.identity import (
+from fedjax_ht.lab.runs.folder import (
     SHA,
     Identity,
     differences,
     read_identity,
     some,
 )
-from fedjax_ht.lab.runs.json_files import flatten
+from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, write_json
 from fedjax_ht.lab.runs.method import ending_of
 from fedjax_ht.simulation.rows import Runs
 from fedjax_ht.simulation.runs import Reason
@@ -343,3 +345,41 @@ def _versions(identity: Identity) -> str:
         library = f"fedjax_ht {versions['fedjax_ht']} (commit {versions['commit']})"
         texts.append(f"{library} with {jax} on {versions['machine']}")
     return ", then ".join(texts)
+
+
+FILE = "report.json"
+
+
+class Page(NamedTuple):
+    """The contents of report.html.
+
+    Attributes:
+      labels: labels of the entries, in order.
+      aim: the target of a comparison's table of costs; None for a run's own table.
+      command: the instructions to repeat the run: command, versions, machine and commit, a line
+        each.
+    """
+
+    labels: tuple[str, ...]
+    aim: Aim | None
+    command: str
+
+
+def read_page(workdir: Path) -> Page | None:
+    """Reads a run's report.json; None where there is none, as in a folder of an earlier version.
+
+    Raises:
+      ValueError: it is not what a run writes. One line.
+    """
+    path = workdir / FILE
+    if not path.exists():
+        return None
+    fields = read_json(path)
+    with naming(path):
+        aim = None if fields["aim"] is None else Aim(**fields["aim"])
+        return Page(tuple(fields["labels"]), aim, fields["command"])
+
+
+def write_page(page: Page, workdir: Path) -> None:
+    """Writes report.json into a run's folder."""
+    write_json(workdir / FILE, page._asdict() | {"aim": page.aim and page.aim._asdict()})

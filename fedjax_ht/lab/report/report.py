@@ -18,7 +18,7 @@ from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers.description import describe, kind_of
 from fedjax_ht.lab.report import document
 from fedjax_ht.lab.report.bad_clients import named, outliers
-from fedjax_ht.lab.report.compared import Compared, unequal_lines
+from fedjax_ht.lab.report.compared import Compared, Page, unequal_lines
 from fedjax_ht.lab.report.document import Block, Bullets, Document, Paragraph, caption, folded
 from fedjax_ht.lab.report.figures import FEW
 from fedjax_ht.lab.report.maps import load_map, one_space
@@ -29,7 +29,6 @@ from fedjax_ht.lab.report.statistics import differences_to, gain_table, listed
 from fedjax_ht.lab.runs import devices
 from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.environment import lines as environment_lines
-from fedjax_ht.lab.runs.folder import Page
 from fedjax_ht.lab.runs.plan import Plan
 from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.history import best, merged

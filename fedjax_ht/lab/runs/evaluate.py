@@ -19,8 +19,8 @@ from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.cli import TRUST, fail
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers.description import kind_of
-from fedjax_ht.lab.runs.folder import read_folder
-from fedjax_ht.lab.runs.identity import check_identity, identity_of, read_experiment
+from fedjax_ht.lab.runs.folder import check_identity, identity_of, read_folder
+from fedjax_ht.lab.runs.own_methods import read_experiment
 from fedjax_ht.lab.runs.plan import Plan, Run
 from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.lab.safe.torch_files import save_safetensors

@@ -20,16 +20,14 @@ from absl import flags
 
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.files import refuse_links
+from fedjax_ht.lab.report.compared import Page, read_page, write_page
 from fedjax_ht.lab.runs.folder import (
     BY_ENTRY,
     FREE_FIELDS,
     NAMING,
     Folder,
-    Page,
     read_folder,
-    read_page,
     write_folder,
-    write_page,
 )
 from fedjax_ht.lab.runs.json_files import flatten, read_json, write_json
 from fedjax_ht.lab.runs.run_lock import locked

@@ -9,15 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_ht.core.user_code import names_object, user_file, user_modules_in
+from fedjax_ht.core.user_code import names_object, user_file, user_modules_in, user_place
 from fedjax_ht.data.partition.registry import LIBRARY, PARTITIONS, PLANS
 from fedjax_ht.lab.cli import BadConfigFile, config_folder
 from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.files import refuse_links
+from fedjax_ht.lab.runs.devices import files_of
 from fedjax_ht.lab.runs.environment import CODE
-from fedjax_ht.lab.runs.folder import OWN, read_run
+from fedjax_ht.lab.runs.folder import OWN, fingerprints, read_run, run_folder
 from fedjax_ht.lab.runs.json_files import naming, read_json
 from fedjax_ht.lab.runs.plan import Plan, Run, named_code
+from fedjax_ht.lab.weights.start import checksums, weights_of_model
 from fedjax_ht.methods import METHODS, is_own, method_factory, names_user_method
 
 MODULES = "own_modules"  # of `OWN`, the note whose names need no registering
@@ -136,3 +138,35 @@ def _run_config(name: str, named: str) -> None:
     raise FileNotFoundError(
         f"no {file}, which registers {name!r}; put it there, or into the current folder"
     )
+
+
+def noted(experiment: Plan, config_file: str | None = None) -> dict[str, Any]:
+    """Returns what config.json notes of a run: checksums, and places of a user's own code."""
+    models = [run.config.model for run in experiment.runs.values()]
+    weights = [*map(weights_of_model, models), *files_of(experiment.config.devices_profile)]
+    noted: dict[str, Any] = dict(fingerprints(experiment.dataset, experiment.partitions))
+    noted["weights"] = checksums(weights)
+    if experiment.object_sums:
+        noted["objects"] = experiment.object_sums
+    for note, names in own_names(experiment).items():
+        if names:
+            noted[note] = {name: user_place(name) or config_file for name in names}
+    return noted
+
+
+def read_experiment(workdir: Path, trust: bool, experiment: Plan | None) -> Plan:
+    """Returns the experiment of a run in a folder.
+
+    Args:
+      workdir: the run's folder.
+      trust: permission to run code that config.json names, see `read_trusted_run`.
+      experiment: the experiment, of a run that was given objects from Python; None builds it from
+        the run's config.json.
+
+    Raises:
+      ValueError, OSError: as of `read_trusted_run`, or the folder holds another run. One line.
+    """
+    if experiment is None or not (workdir / "config.json").exists():
+        return read_trusted_run(workdir, trust)
+    run_folder(experiment.config, experiment.entries, workdir, noted(experiment))
+    return experiment

@@ -23,7 +23,7 @@ from fedjax_ht.lab.report.figures import save
 from fedjax_ht.lab.report.maps import remember_map
 from fedjax_ht.lab.report.plots import image_grid
 from fedjax_ht.lab.runs.environment import environment
-from fedjax_ht.lab.runs.identity import begin_again, remember_rounds
+from fedjax_ht.lab.runs.folder import begin_again, remember_rounds
 from fedjax_ht.lab.runs.json_files import read_json
 from fedjax_ht.lab.runs.method import ending_of, evaluated_clients
 from fedjax_ht.lab.runs.own_methods import own_code

@@ -15,12 +15,12 @@ from tqdm import tqdm
 from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.lab.cli import TRUST
 from fedjax_ht.lab.config.entries import Entry
-from fedjax_ht.lab.report.compared import compared
+from fedjax_ht.lab.report.compared import FILE, Page, compared, read_page
 from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.report import repeat, text_of
 from fedjax_ht.lab.report.rows import are_evaluated
-from fedjax_ht.lab.runs.folder import FILE, Page, read_folder, read_page
-from fedjax_ht.lab.runs.identity import identities_of, read_experiment
+from fedjax_ht.lab.runs.folder import identities_of, read_folder
+from fedjax_ht.lab.runs.own_methods import read_experiment
 from fedjax_ht.lab.runs.plan import Plan
 from fedjax_ht.lab.runs.progress import print_files, print_result
 from fedjax_ht.lab.runs.run_lock import locked

@@ -23,7 +23,7 @@ from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.runs.folder import run_folder, write_folder
-from fedjax_ht.lab.runs.identity import noted
+from fedjax_ht.lab.runs.own_methods import noted
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.points import Done, Step, UntraceableSetting, trainer
 from fedjax_ht.lab.runs.run_lock import locked

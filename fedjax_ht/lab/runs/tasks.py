@@ -35,7 +35,7 @@ from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.runs.environment import environment
-from fedjax_ht.lab.runs.identity import remember_rounds
+from fedjax_ht.lab.runs.folder import remember_rounds
 from fedjax_ht.lab.runs.own_methods import own_code, own_names
 from fedjax_ht.lab.runs.plan import Plan, plan
 from fedjax_ht.lab.runs.play import Notify, play

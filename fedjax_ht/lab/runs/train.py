@@ -26,14 +26,14 @@ from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers.description import describe
 from fedjax_ht.lab.report import plots
 from fedjax_ht.lab.report.bad_clients import why_silent
-from fedjax_ht.lab.report.compared import Compared, compared
+from fedjax_ht.lab.report.compared import Compared, Page, compared, write_page
 from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.maps import write_maps
 from fedjax_ht.lab.report.report import repeat, setting, text_of, write_report
 from fedjax_ht.lab.report.results import Aim
-from fedjax_ht.lab.runs.folder import Page
-from fedjax_ht.lab.runs.identity import begin
+from fedjax_ht.lab.runs.folder import begin
 from fedjax_ht.lab.runs.json_files import flatten, read_json, write_json
+from fedjax_ht.lab.runs.own_methods import noted
 from fedjax_ht.lab.runs.plan import Plan, plan
 from fedjax_ht.lab.runs.play import Notify, play
 from fedjax_ht.lab.runs.run_lock import is_primary, locked
@@ -366,7 +366,10 @@ def train_and_evaluate(
                 hear(*what)
 
         page, writes = Page(tuple(experiment.runs), aim, repeat()), writable and is_primary()
-        identities = begin(experiment, page, workdir, config_file, writes=writes)
+        noted_now = noted(experiment, config_file)
+        identities = begin(experiment, workdir, noted_now, writes=writes)
+        if writes:
+            write_page(page, workdir)
         _announce(experiment, workdir, notify, writable)
         pictures = []
         try:

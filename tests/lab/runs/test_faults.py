@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from fedjax_ht.lab.config.base import method_config, typed_config
+from fedjax_ht.lab.report.compared import Page, write_page
 from fedjax_ht.lab.runs import train
-from fedjax_ht.lab.runs.folder import VERSION, Page, read_folder
-from fedjax_ht.lab.runs.identity import begin, read_identity
+from fedjax_ht.lab.runs.folder import VERSION, begin, read_folder, read_identity
+from fedjax_ht.lab.runs.own_methods import noted
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.run_lock import locked
 from fedjax_ht.lab.runs.train import train_and_evaluate
@@ -29,8 +30,8 @@ def test_a_fault_while_a_new_entry_is_noted(tmp_path, which):
 
     def note(folder):
         with locked(folder, print):
-            page = Page(tuple(experiment.runs), None, "run")
-            begin(experiment, page, folder, None, writes=True)
+            begin(experiment, folder, noted(experiment), writes=True)
+            write_page(Page(tuple(experiment.runs), None, "run"), folder)
 
     def check(folder, is_through):
         fields = read_folder(folder).fields

@@ -6,9 +6,9 @@ import pytest
 
 from experiments.run_folders import read_folder, trial_scores
 from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.report.compared import Page, read_page, write_page
 from fedjax_ht.lab.report.results import Aim
 from fedjax_ht.lab.runs.compare import comparison, share_of
-from fedjax_ht.lab.runs.folder import Page, read_page, write_page
 from fedjax_ht.lab.runs.merge import merge
 from tests.experiments.folders import history, write_run
 from tests.runs import config_of

@@ -21,8 +21,15 @@ from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.readers import registry
 from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.evaluate import client_state, load_run
-from fedjax_ht.lab.runs.folder import VERSION, check_sums, completed, fingerprints, read_folder
-from fedjax_ht.lab.runs.identity import read_identity, write_identity
+from fedjax_ht.lab.runs.folder import (
+    VERSION,
+    check_sums,
+    completed,
+    fingerprints,
+    read_folder,
+    read_identity,
+    write_identity,
+)
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.run_lock import locked
 from fedjax_ht.lab.runs.signals import Interrupted
