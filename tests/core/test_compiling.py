@@ -37,9 +37,8 @@ def test_all_buckets_in_one_program_give_the_same(monkeypatch):
     together, reports_together = two_rounds()
     # training and scoring, of both buckets together; the server's programs are of the CPU
     assert compiled.count("gpu") == 2
-    chex.assert_trees_all_close(
-        (apart.server, apart.clients), (together.server, together.clients), rtol=0, atol=1e-6
-    )
+    states = (apart.server, apart.clients), (together.server, together.clients)
+    chex.assert_trees_all_close(*states, rtol=0, atol=1e-6)
     chex.assert_trees_all_close(reports, reports_together, rtol=1e-5)
 
 
@@ -103,11 +102,8 @@ def test_a_jax_without_known_options_is_warned_of_once(with_jax, caplog):
 @pytest.fixture
 def cache_of_nobody(monkeypatch, tmp_path):
     """A process whose jax has no folder for compiled programs."""
-    names = (
-        "jax_compilation_cache_dir",
-        "jax_enable_compilation_cache",
-        "jax_persistent_cache_min_compile_time_secs",
-    )
+    names = ("jax_compilation_cache_dir", "jax_enable_compilation_cache")
+    names += ("jax_persistent_cache_min_compile_time_secs",)
     before = {name: getattr(jax.config, name) for name in names}
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     jax.config.update(names[0], None)
@@ -139,10 +135,8 @@ def test_programs_compiled_ahead_are_compiled_once_and_side_by_side(monkeypatch,
         return threads.add(threading.get_ident()) or real(self)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", noted)
-    runs, x = (
-        [jax.jit(lambda x, k=k: jnp.sin(x) + k) for k in range(3)],
-        jax.device_put(jnp.arange(5.0)),
-    )
+    runs = [jax.jit(lambda x, k=k: jnp.sin(x) + k) for k in range(3)]
+    x = jax.device_put(jnp.arange(5.0))
     compiled.clear()
     compile_ahead([(run, (x,)) for run in runs])
     assert len(compiled) == 3 and threads and threading.get_ident() not in threads

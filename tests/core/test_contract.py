@@ -28,9 +28,8 @@ WHOLE = STATE | {"w": np.zeros((2, 3), np.int32)}
 
 
 def call(function, out):
-    return getattr(guarded(METHOD._replace(**{function: lambda *arguments: out})), function)(
-        *ARGUMENTS[function]
-    )
+    method = guarded(METHOD._replace(**{function: lambda *arguments: out}))
+    return getattr(method, function)(*ARGUMENTS[function])
 
 
 @pytest.mark.parametrize(
@@ -85,9 +84,6 @@ def test_errors_name_the_method_before_any_compilation():
         fl.run(
             dataclasses.replace(simulation, init=lambda: pytest.fail("a state was made first")), 1
         )
-    note = next(
-        note
-        for note in error.value.__notes__
-        if note.startswith("while tracing client_update of 'mine' (")
-    )
+    start = "while tracing client_update of 'mine' ("
+    note = next(note for note in error.value.__notes__ if note.startswith(start))
     assert f"{__file__}, line" in note and "simulation.find_fault(state, jit=False)" in note

@@ -28,20 +28,12 @@ def test_write_runs_rewrites_all_rows(tmp_path):
     history = [
         {"round": 0, "trial": 0, "accuracy": 0.25, "clients": [0.5, None]},
         {"round": 1, "trial": 0, "loss": 2.0, "not_finite": [3, 4]},
-        {
-            "round": 2,
-            "trial": 0,
-            "loss": 1.0,
-            "accuracy": 0.5,
-            "clients": [1.0, None],
-            "not_finite": [],
-        },
+        {"round": 2, "trial": 0, "accuracy": 0.5, "clients": [1.0, None], "not_finite": []},
     ]
     for _ in range(2):
         write_runs([history], tmp_path)
-    assert [
-        json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
-    ] == history
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == history
     rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
     assert [r["round"] for r in rows] == ["0", "1", "2"]
     assert list(rows[1].values()) == ["1", "0", "", "2.0", "3 4"]
@@ -64,9 +56,8 @@ def test_only_new_rows_are_appended_until_one_brings_a_new_column(tmp_path):
         written = write_runs([history[:rows]], tmp_path / "piecewise", written)
         kept.append([(tmp_path / "piecewise" / name).stat().st_ino for name in names])
     write_runs([history], whole)
-    assert [(whole / n).read_bytes() for n in names] == [
-        (tmp_path / "piecewise" / n).read_bytes() for n in names
-    ]
+    expected = [(tmp_path / "piecewise" / n).read_bytes() for n in names]
+    assert [(whole / n).read_bytes() for n in names] == expected
     assert kept[0] != kept[1] == kept[2] == kept[3]  # round 1 brings the loss
 
 
@@ -101,9 +92,8 @@ def test_the_example_of_a_csv_runs():
 
 
 def test_a_sample_of_clients_is_named_in_the_header(tmp_path):
-    write_runs(
-        [[{"round": 0, "trial": 1, "clients": [0.5, 0.25], "client_ids": [3, 70]}]], tmp_path
-    )
+    row = {"round": 0, "trial": 1, "clients": [0.5, 0.25], "client_ids": [3, 70]}
+    write_runs([[row]], tmp_path)
     clients = list(csv.reader((tmp_path / "clients.csv").open()))
     assert clients == [["round", "trial", "client_3", "client_70"], ["0", "1", "0.5", "0.25"]]
     assert next(csv.reader((tmp_path / "metrics.csv").open())) == ["round", "trial"]

@@ -18,11 +18,8 @@ from fedjax_ht.methods import METHODS
 from tests.federations import TRAINING, federation_data, mixed_federation
 
 ROOT = Path(__file__).parents[2]
-SWITCHES = {
-    "jax_enable_x64": True,
-    "jax_numpy_dtype_promotion": "strict",
-    "jax_numpy_rank_promotion": "raise",
-}
+SWITCHES = {"jax_enable_x64": True, "jax_numpy_dtype_promotion": "strict"}
+SWITCHES["jax_numpy_rank_promotion"] = "raise"
 
 
 @pytest.fixture

@@ -22,13 +22,8 @@ NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 def test_results_depend_on_what_they_are_made_of():
     def fn(a, b, c):
         inner = jax.jit(lambda x, y: x * y)(b["x"], c)
-        return {
-            "sum": a + b["y"],
-            "product": inner,
-            "one": jnp.float32(1),
-            "same": a,
-            "shape": jnp.zeros(a.shape),
-        }
+        sums = {"sum": a + b["y"], "product": inner, "one": jnp.float32(1)}
+        return sums | {"same": a, "shape": jnp.zeros(a.shape)}
 
     shapes, sources = influences(fn, NUMBER, {"x": NUMBER, "y": NUMBER}, NUMBER)
     expected = {"sum": {0, 1}, "product": {1, 2}, "one": set(), "same": {0}, "shape": set()}

@@ -13,10 +13,7 @@ from fedjax_ht.core.reductions import sorted_rows, weighted_sum
 def stacked_arrays(clients: int):
     rng = np.random.default_rng(0)
     shapes = {"kernel": (3, 3, 2, 4), "bias": (4,), "scale": ()}
-    return {
-        name: rng.normal(size=(clients, *shape)).astype(np.float32)
-        for name, shape in shapes.items()
-    }
+    return {k: rng.normal(size=(clients, *x)).astype(np.float32) for k, x in shapes.items()}
 
 
 @pytest.mark.parametrize("form", [weighted_sum, reductions._one_by_one, reductions._fused])

@@ -36,10 +36,8 @@ def reference(rows, orders):
 
 
 def rows_of(count, seed=0):
-    return (
-        np.random.default_rng(seed).normal(size=(count, 2)).astype(np.float32)
-        + np.arange(count)[:, None]
-    )
+    drawn = np.random.default_rng(seed).normal(size=(count, 2)).astype(np.float32)
+    return drawn + np.arange(count)[:, None]
 
 
 def test_compact_puts_valid_rows_first_and_in_order():
@@ -54,9 +52,8 @@ def test_compact_puts_valid_rows_first_and_in_order():
 def test_training_equals_the_reference(count):
     rows, valid = rows_of(8), np.arange(8) < count
     shuffle_key, _ = jax.random.split(KEY)
-    orders = [
-        shuffled(jax.random.fold_in(shuffle_key, e), compact(valid))[:count] for e in range(EPOCHS)
-    ]
+    keys = [jax.random.fold_in(shuffle_key, e) for e in range(EPOCHS)]
+    orders = [shuffled(key, compact(valid))[:count] for key in keys]
     assert all(sorted(o.tolist()) == list(range(count)) for o in orders)
     assert len({tuple(o.tolist()) for o in orders}) > 1  # shuffled anew each epoch
     params, loss = train(rows, valid)

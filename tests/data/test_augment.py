@@ -36,13 +36,9 @@ BLACK = jnp.array([-2.4, -2.1, 0.3])  # of normalised pixels
 
 def test_padded_crop_shifts_by_at_most_the_padding_and_pads_black():
     out = np.asarray(padded_crop(KEY, IMAGES, BLACK, pad=2))
-    padded = np.stack(
-        [
-            np.pad(IMAGES[..., c], ((0, 0), (2, 2), (2, 2)), constant_values=BLACK[c])
-            for c in range(3)
-        ],
-        -1,
-    )
+    around = ((0, 0), (2, 2), (2, 2))
+    padded = [np.pad(IMAGES[..., c], around, constant_values=BLACK[c]) for c in range(3)]
+    padded = np.stack(padded, -1)
     shifts = []
     for image, source in zip(out, padded):
         for i, j in itertools.product(range(5), range(5)):
@@ -67,9 +63,8 @@ def test_random_erasing_blanks_one_rectangle_of_the_asked_share():
 def test_resized_crop_stretches_a_rectangle_of_the_asked_share():
     """The corners of the result, on an image of coordinates, say what was cut out."""
     n, batch = 12, 200
-    coordinates = np.stack(np.meshgrid(np.arange(n), np.arange(n), indexing="ij"), -1).astype(
-        np.float32
-    )
+    places = np.meshgrid(np.arange(n), np.arange(n), indexing="ij")
+    coordinates = np.stack(places, -1).astype(np.float32)
     out = np.asarray(resized_crop(KEY, jnp.broadcast_to(coordinates, (batch, n, n, 2))))
     first, last = out[:, 0, 0], out[:, -1, -1]
     sizes = last - first + 1

@@ -25,9 +25,8 @@ CLIENTS = (
 
 
 def federation(num_clients=3, classes=3, shape=(2, 2, 1)):
-    return make_federation(
-        {"x": mlp(classes, (4,)), "y": mlp(classes, (5,))}, shape, classes, num_clients
-    )
+    modules = {"x": mlp(classes, (4,)), "y": mlp(classes, (5,))}
+    return make_federation(modules, shape, classes, num_clients)
 
 
 def test_indices_are_padded_per_bucket():

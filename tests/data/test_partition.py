@@ -187,9 +187,8 @@ def test_official_test_set_follows_the_training_classes(kind, num_clients, val_s
         dataset.official["train"]
     )
     assert set(np.concatenate([c.test for c in partition])) <= set(dataset.official["test"])
-    np.testing.assert_array_equal(
-        sizes(partition, "train"), np.floor((1 - val_share) * fit.sum(1) + 1e-9)
-    )
+    expected = np.floor((1 - val_share) * fit.sum(1) + 1e-9)
+    np.testing.assert_array_equal(sizes(partition, "train"), expected)
     # every test sample of an owned class is dealt, to its owners only, within rounding
     owned = fit.sum(0) > 0
     available = np.bincount(dataset.labels[dataset.official["test"]])

@@ -191,10 +191,8 @@ def test_given_returns_the_split_of_the_data():
 def test_class_counts():
     labels = np.array([0, 2, 2, 1, 0, 2])
     none = np.array([], int)
-    partition = (
-        ClientIndices(np.array([1, 2, 3]), none, np.array([0])),
-        ClientIndices(np.array([4]), none, none),
-    )
+    first = ClientIndices(np.array([1, 2, 3]), none, np.array([0]))
+    partition = (first, ClientIndices(np.array([4]), none, none))
     counts = class_counts(labels, partition)
     assert counts.dtype == np.int64 and counts.tolist() == [[0, 1, 2], [1, 0, 0]]
     expected = [[1, 0, 0, 0], [0, 0, 0, 0]]

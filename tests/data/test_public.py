@@ -20,9 +20,8 @@ def images(count: int, side: int = 4) -> np.ndarray:
 
 
 DATASET = fl.Dataset("own", images(100), LABELS, tuple("abcd"))
-OFFICIAL = dataclasses.replace(
-    DATASET, official={"train": np.arange(0, 100, 2), "test": np.arange(1, 100, 2)}
-)
+SETS = {"train": np.arange(0, 100, 2), "test": np.arange(1, 100, 2)}
+OFFICIAL = dataclasses.replace(DATASET, official=SETS)
 
 
 def test_a_share_is_held_out_by_the_seed():
@@ -109,9 +108,8 @@ def test_a_set_that_holds_the_clients_samples_is_refused():
 
 
 def test_clients_that_come_with_their_samples_give_none_away():
-    dealt = dataclasses.replace(
-        DATASET, clients=(fl.ClientIndices(np.arange(50), NONE, np.arange(50, 100)),)
-    )
+    clients = (fl.ClientIndices(np.arange(50), NONE, np.arange(50, 100)),)
+    dealt = dataclasses.replace(DATASET, clients=clients)
     with pytest.raises(ValueError, match="the clients of own come with their samples"):
         held_out(dealt, 0.1, seed=1)
 

@@ -29,15 +29,8 @@ COLUMNS = set(re.findall(r"`([a-z0-9_]+)`", (ROOT / "docs" / "metrics.md").read_
 PARTITION_KINDS = [*PLANS, *PARTITIONS]
 # What is no name of a field, a method, a group, a partition, a data set or a column: ways to set
 # things, files, values.
-OTHERS = (
-    "--workdir",
-    "simulation.write_clients",
-    "CUDA_VISIBLE_DEVICES",
-    "JAX_PLATFORMS=cpu",
-    ".pkl",
-    "clients.csv",
-    "classes.csv",
-)
+OTHERS = ("--workdir", "simulation.write_clients", "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS=cpu")
+OTHERS += (".pkl", "clients.csv", "classes.csv")
 OTHERS += ("metrics.csv", "generator", "step/1/0.99", "received", "trained", "experiments.attack")
 OTHERS += ("sweep --over", "compare --fair", "compare --entries=1/8", "merge", "fl.flwr_partition")
 OTHERS += ("track=wandb", "tensorboard", "mlflow", *Method._fields)
@@ -54,11 +47,8 @@ def fields(section: object, prefix: str = "") -> list[str]:
 
 
 def rows() -> list[tuple[str, str]]:
-    cells_of_rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in PAGE.splitlines()
-        if line[:2] == "| "
-    ]
+    lines = [line.strip("|").split("|") for line in PAGE.splitlines() if line[:2] == "| "]
+    cells_of_rows = [[cell.strip() for cell in cells] for cells in lines]
     return [(cells[0], cells[-1]) for cells in cells_of_rows if cells[-1] != "here"]
 
 
@@ -96,11 +86,8 @@ def test_other_names_are_there():
 
 def test_released_variants_are_those_named():
     line = next(ours for theirs, ours in rows() if theirs == "form of a method")
-    have = [
-        name
-        for name, factory in METHODS.items()
-        if "variant" in inspect.signature(factory).parameters
-    ]
+    signatures = {name: inspect.signature(factory) for name, factory in METHODS.items()}
+    have = [name for name in METHODS if "variant" in signatures[name].parameters]
     assert sorted(re.findall(r"`(fed\w+|fml|fiarse|dense|dfrd)`", line)) == sorted(have)
 
 

@@ -34,11 +34,8 @@ def test_shipped_notebooks_are_small_and_name_no_machine(path):
     assert not re.search(r"/tmp/|/root/|/home/|/work/|Traceback|[Ww]arning", raw)
     installs = "".join(cells[1]["source"])
     assert "%pip install" in installs and 'find_spec("fedjax_ht")' in installs
-    assert all(
-        cell["outputs"] or "print" not in "".join(cell["source"])
-        for cell in cells[2:]
-        if "outputs" in cell
-    )
+    for cell in cells[2:]:
+        assert cell.get("outputs", True) or "print" not in "".join(cell["source"])
     text, pictures = shown(cells)
     assert SAYS[path.stem][0] in text and pictures == SAYS[path.stem][1]
 
