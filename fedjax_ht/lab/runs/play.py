@@ -16,7 +16,6 @@ import numpy as np
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.lab.checkpoints.checkpoint import TrialCheckpoints
 from fedjax_ht.lab.checkpoints.writers import write_runs
-from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import PASSING, atomic_open, is_caused_by
 from fedjax_ht.lab.report.bad_clients import place_of
 from fedjax_ht.lab.report.figures import save
@@ -137,7 +136,10 @@ def play(
         folder / "checkpoints", simulations, keep, background=True, numbers=numbers
     )
     states, histories = checkpointer.restore(warn)
-    if not writable and not _is_finished(states, histories, config):
+    known = [state for state in states if state is not None]
+    is_done = len(known) == len(states) and all(histories)
+    is_done = is_done and all_done(known, histories, config.rounds, ending_of(config))
+    if not writable and not is_done:
         raise ValueError(f"{folder} cannot be written to, and {label} is not finished")
     stop_if_signalled(caught)
     if not any(histories):
@@ -248,15 +250,6 @@ def _trouble_of(
         return [*lines, *divergence[row["trial"]].notes(row)]
 
     return trouble
-
-
-def _is_finished(
-    states: Sequence[SimulationState | None], histories: Sequence[list[Row]], config: Config
-) -> bool:
-    """Returns True where a run has no rounds left to do."""
-    known = [state for state in states if state is not None]
-    is_whole = len(known) == len(states) and all(histories)
-    return is_whole and all_done(known, histories, config.rounds, ending_of(config))
 
 
 def _prepare_start(run: Run, folder: Path, warn: Callable[[str], None], writes: bool) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
@@ -161,12 +161,6 @@ TRACKERS: dict[str, Callable[[TrackedRun], Sink]] = {
     "mlflow": MLflow,
 }
 """Name in `config.track` -> what opens a run; the name is that of an extra of pyproject.toml."""
-
-
-def check_trackers(names: Iterable[str]) -> None:
-    """Raises an ImportError of one line where a tracker's package is missing."""
-    for name in names:
-        require("config.track", name)
 
 
 class Tracking:
@@ -354,7 +348,8 @@ def train_and_evaluate(
     workdir = Path(workdir)
     is_made = isinstance(experiment, Plan)
     config = experiment.config if is_made else typed_config(experiment)
-    check_trackers(config.track)
+    for tracker in config.track:
+        require("config.track", tracker)
     if not is_made:
         experiment = plan(config, begun=(workdir / "config.json").exists())
     with locked(workdir, warn) as writable:
@@ -381,7 +376,8 @@ def train_and_evaluate(
             if is_primary():
                 show_result(summary)
             if writes:
-                notify("stage", _drawing(config))
+                also = " and maps (without: --config.report.maps=none)"  # they may take minutes
+                notify("stage", f"drawing plots{'' if config.report.maps == 'none' else also}")
                 warn_of_map = functools.partial(notify, "warn")
                 pictures = write_results(experiment, shown, page, workdir, warn_of_map)
         except OSError as error:
@@ -430,13 +426,6 @@ def _announce(experiment: Plan, workdir: Path, notify: Notify, writable: bool) -
     notify("stage", f"{setting(experiment)} {doing} to {workdir}.")
     for note in notes(experiment):
         notify("warn", note)
-
-
-def _drawing(config: Config) -> str:
-    """Returns the line about drawing: maps of features may take minutes."""
-    if config.report.maps == "none":
-        return "drawing plots"
-    return "drawing plots and maps (without: --config.report.maps=none)"
 
 
 def write_results(
