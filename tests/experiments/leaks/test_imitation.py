@@ -89,7 +89,7 @@ def test_the_change_is_to_what_the_client_has_made_of_the_downlink():
     assert not np.allclose(sent[2], before[2])
 
 
-@pytest.mark.parametrize("name", ["fedproto", "fedssa"])
+@pytest.mark.parametrize("name", [pytest.param("fedproto", marks=pytest.mark.slow), "fedssa"])
 def test_one_imitation_serves_images_of_any_label(name):
     victim, state = victim_of(name, tiny.linear_federation(clients=1, buckets=1))
     simulate, _ = attacked(victim, state, *image_of(2))

@@ -174,7 +174,7 @@ def rewrite(path, **entries):
         ({"convolutions/1/kernel": np.zeros(3)}, "no embedded generator"),
         ({"metadata": None}, "not an .npz with an entry metadata"),
         ({"metadata": np.array("{")}, "not an .npz with an entry metadata that is JSON"),
-        ({"metadata": np.array('{"format": "stylegan3"}')}, "holds a generator of format"),
+        ({"metadata": np.array('{"format": "stylegan3"}')}, "holds .* of format 'stylegan3'"),
         ({"metadata": np.array('{"format": "embedded"}')}, "'card' is missing"),
         ({"metadata": np.array(["x", 1], object)}, "not an .npz"),
     ],

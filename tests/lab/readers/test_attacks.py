@@ -18,9 +18,11 @@ from fedjax_ht.lab.safe.torch_files import load_state_dict
 from tests.lab.readers import attacks
 from tests.lab.readers.attacks import bombs
 
-# Not in the fast suite: bombs of 4 GB, and pickles of a million steps.
+# Not in the fast suite: bombs of 4 GB, pickles of a million steps, and millions of rows, words or
+# classes, whose limits test_texts.py and test_tables.py lower instead.
 SLOW = (
     *("bomb", "claim: a file of 1 TiB", "claim: JSON of 100 MB", "claim: table of 20"),
+    *("claim: table of a million labels", "claim: words", "claim: texts of", "claim: as many"),
     *("pickle: empty", "pickle: nested", "pickle: deep", "pickle: integers"),
 )
 

@@ -255,16 +255,16 @@ def test_pamap2(tmp_path, kind, monkeypatch):
 
 PAMAP2_DAMAGE = {
     "a file is missing": ("Optional/subject108.dat", None, "1 of 14 recordings are missing"),
-    "columns": ("Protocol/subject102.dat", "1 2 3\n", "Protocol/subject102.dat: its first line"),
+    "columns": ("Protocol/subject102.dat", "1 2 3\n", "its first line has 3 numbers, not 54"),
     "a short row": (
         "Protocol/subject102.dat",
         "1 " * 54 + "\n" + "1 " * 49 + "\n",
         "Protocol/subject102.dat: invalid column index 49 at row 2 with 49 columns",
     ),
-    "no number": ("Protocol/subject102.dat", "1 1 x 1 " + "o " * 50, "could not convert string"),
+    "no number": ("Protocol/subject102.dat", "1 1 x 1 " + "o " * 50, "string 'o' to float32"),
     "activity": ("Protocol/subject102.dat", "1 25 " + "1 " * 52, "an activity is none of 0 to 24"),
     "no activity": ("Protocol/subject102.dat", "1 NaN " + "1 " * 52, "an activity is none of 0"),
-    "infinite": ("Protocol/subject102.dat", "1 24 " + "inf " * 52, "Protocol/subject102.dat:"),
+    "infinite": ("Protocol/subject102.dat", "1 24 " + "inf " * 52, "a signal is infinite"),
 }
 
 

@@ -71,13 +71,6 @@ def run(config, folder):
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_its_report(tmp_path):
-    config = quickstart_sensors.get_config("runlocal")
-    config.update({"model.group": "harcnn1_s3", "entries": (), "rounds": 1, "training.steps": 1})
-    run(config, tmp_path)
-
-
-@pytest.mark.slow
 def test_the_first_check_of_the_quickstart(tmp_path):
     run(quickstart_sensors.get_config("runlocal"), tmp_path)
 
