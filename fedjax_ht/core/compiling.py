@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
 
@@ -149,6 +149,8 @@ def on_mesh(run: Callable, mesh: Mesh, donate: bool) -> Callable:
     return jax.jit(
         sharded,
         donate_argnums=0 if donate else (),  # argument 0 are the states
+        # On one device jax may name another sharding, and compile anew for states that have it.
+        out_shardings=NamedSharding(mesh, SHARDED),
         compiler_options=compiler_options(platform_of(mesh)),
     )
 

@@ -264,10 +264,11 @@ def require_one_feature_width(federation: Federation) -> None:
 
 
 def _head_shapes(bucket: Bucket) -> dict[str, tuple[int, ...]]:
-    def init(key):
-        return bucket.module.init(key, jnp.zeros((1, bucket.feature_dim)), method="classify")
+    def init():
+        features = jnp.zeros((1, bucket.feature_dim))
+        return bucket.module.init(jax.random.key(0), features, method="classify")
 
-    head = jax.eval_shape(init, jax.random.key(0))["params"]["head"]
+    head = jax.eval_shape(init)["params"]["head"]
     shapes = {}
     for path, leaf in jax.tree.leaves_with_path(head):
         shapes[jax.tree_util.keystr(path, simple=True, separator="/")] = leaf.shape

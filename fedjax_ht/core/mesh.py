@@ -122,15 +122,16 @@ def in_one_memory(mesh: Mesh) -> bool:
 
 
 def collect_rows(mesh: Mesh, tree: PyTree, rows: Int[np.ndarray, " m"]) -> PyTree:
-    """Gathers rows of arrays that are sharded over devices `in_one_memory` on the server's device.
+    """Gathers `fetch_rows` on the server's device; each row is copied once."""
+    return jax.device_put(fetch_rows(tree, rows), mesh.local_devices[0])
+
+
+def fetch_rows(tree: PyTree, rows: Int[np.ndarray, " m"]) -> PyTree:
+    """Returns rows of arrays that lie on devices `in_one_memory`, as NumPy [m, ...].
 
     Args:
-      mesh: the devices.
-      tree: arrays [P, ...], jax's or NumPy's.
+      tree: arrays [P, ...], jax's or NumPy's, without random keys.
       rows: int [m], of the P; negative for zeros.
-
-    Returns:
-      The arrays' rows [m, ...], each copied once.
     """
 
     def gather(x):
@@ -140,7 +141,7 @@ def collect_rows(mesh: Mesh, tree: PyTree, rows: Int[np.ndarray, " m"]) -> PyTre
             gathered[i] = lines[row] if row >= 0 else 0
         return gathered
 
-    return jax.device_put(jax.tree.map(gather, tree), mesh.local_devices[0])
+    return jax.tree.map(gather, tree)
 
 
 def _joined(x):

@@ -50,6 +50,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_ht.check.options import Count, SearchRange, Share, checked, traced
 from fedjax_ht.core.aggregation import gather_received
@@ -87,13 +88,11 @@ class Server(NamedTuple):
     newest: Array | tuple[()]
 
 
-def stabilisation(
-    t: jax.Array, mu: float, stable_rounds: int, decay: Decay = "cosine"
-) -> jax.Array:
+def stabilisation(t: Array, mu: float, stable_rounds: int, decay: Decay = "cosine") -> Array:
     """Computes mu_t, the weight of a client's history in its fused header (FedSSA Eq. 4).
 
     Args:
-      t: int, from 1.
+      t: int, from 1; of NumPy or jax, as the result is.
       mu: the first weight, mu_0.
       stable_rounds: the round T_stable from which on mu_t is 0.
       decay: "cosine" is the paper's; "linear" is mu_0 (1 - t / T), "step" mu_0 up to T.
@@ -101,27 +100,26 @@ def stabilisation(
     Returns:
       float32, of the shape of `t`.
     """
+    xp = np if isinstance(t, np.ndarray) else jnp
     share = t / stable_rounds
     factors = {
-        "cosine": jnp.cos(jnp.pi / 2 * share),
+        "cosine": xp.cos(np.pi / 2 * share),
         "linear": 1 - share,
-        "step": jnp.ones_like(share),
+        "step": xp.ones_like(share),
     }
-    return jnp.where(t < stable_rounds, mu * factors[decay], 0.0)
+    return xp.where(t < stable_rounds, mu * factors[decay], 0.0)
 
 
 def most_growth(mu: float, stable_rounds: int, decay: Decay = "cosine") -> float:
     """Computes the product of 1 + mu_t, t = 1, 2, ...: how far fusing alone can lengthen a row."""
-    # The method may be made where a program is traced (`Method.vary`); this number is needed now.
-    with jax.ensure_compile_time_eval():
-        weights = stabilisation(jnp.arange(1, stable_rounds + 1), mu, stable_rounds, decay)
-        return float(jnp.exp(jnp.sum(jnp.log1p(weights))))
+    t = np.arange(1, stable_rounds + 1, dtype=np.float32)  # NumPy: nothing is compiled or traced
+    return float(np.exp(np.sum(np.log1p(stabilisation(t, mu, stable_rounds, decay)))))
 
 
 def check_linear_heads(federation: Federation) -> None:
     """Raises a ValueError unless all heads are one equal linear layer with a bias."""
     require_equal_heads(federation)
-    head = jax.eval_shape(lambda key: init_head(federation, key), jax.random.key(0))
+    head = jax.eval_shape(lambda: init_head(federation, jax.random.key(0)))
     if set(head) != {"kernel", "bias"}:
         raise ValueError(
             "fedssa fuses the rows of one linear layer, but the head is made of "

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from fedjax_ht.core import wire
 from fedjax_ht.core.bucket import Bucket, put_weights
@@ -280,7 +280,9 @@ def first_states(method: Method, federation: Federation, bucket: Bucket, mesh: M
         out_specs=SHARDED,
         check_vma=False,
     )
-    return jax.jit(run, compiler_options=compiler_options(platform_of(mesh)))
+    # As those of `core.compiling.on_mesh`, so that both are arguments of one program.
+    sharded = NamedSharding(mesh, SHARDED)
+    return jax.jit(run, out_shardings=sharded, compiler_options=compiler_options(platform_of(mesh)))
 
 
 def training(

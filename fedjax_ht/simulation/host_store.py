@@ -3,13 +3,12 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_ht.core.mesh import scatter
 from fedjax_ht.core.trees import PyTree, take
-from fedjax_ht.simulation.roster import PADDING, ClientStore
+from fedjax_ht.simulation.roster import PADDING, ClientStore, has_keys
 
 
 def host_store(mesh: Mesh) -> ClientStore:
@@ -84,12 +83,11 @@ def _room_for(states: PyTree, rows: int) -> PyTree:
 
 
 def _refuse_keys(states: PyTree) -> None:
-    for leaf in jax.tree.leaves(states):
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            raise ValueError(
-                "client_store is 'host', but these client states hold random keys, which live on "
-                "devices only; set it to 'device'"
-            )
+    if has_keys(states):
+        raise ValueError(
+            "client_store is 'host', but these client states hold random keys, which live on "
+            "devices only; set it to 'device'"
+        )
 
 
 def _from_all(here: np.ndarray, values: np.ndarray) -> np.ndarray:

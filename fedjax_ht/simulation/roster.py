@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Int
@@ -14,7 +15,7 @@ from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.executor import Schedule, capacity_for, longest_first
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import num_steps
-from fedjax_ht.core.mesh import SHARDED, fetch
+from fedjax_ht.core.mesh import SHARDED, fetch, fetch_rows, in_one_memory
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Participant
 from fedjax_ht.core.trees import PyTree, take
@@ -319,8 +320,10 @@ def device_store(mesh: Mesh) -> ClientStore:
         return roster.device[rows] * roster.shard + roster.slot[rows]
 
     def read(stored, roster, rows):
-        states = fetch(take_on_devices(stored, position(roster, rows)[_padded(len(rows))]))
-        return take(states, slice(len(rows)))
+        where = position(roster, rows)
+        if in_one_memory(mesh) and not has_keys(stored):
+            return fetch_rows(stored, where)  # no program to compile
+        return take(fetch(take_on_devices(stored, where[_padded(len(rows))])), slice(len(rows)))
 
     def write(stored, roster, rows, tree):
         index = _padded(len(rows))
@@ -379,6 +382,11 @@ def no_store(mesh: Mesh) -> ClientStore:
         write=refuse,
         block=_whole_shard,
     )
+
+
+def has_keys(states: PyTree) -> bool:
+    """Returns whether states hold random keys, which live on devices only."""
+    return any(jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(states))
 
 
 def _padded(count: int) -> np.ndarray:

@@ -11,6 +11,7 @@ import pytest
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.mesh import SHARDED
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.wire import gaussian_noise
 from fedjax_ht.data.client_data import arranged
@@ -21,6 +22,7 @@ from fedjax_ht.simulation.simulation import Simulation, make_simulation
 from fedjax_ht.trust.defences import DEFENCES
 from fedjax_ht.trust.options import Attack
 from tests.federations import federation_data, federation_for, identical, samples
+from tests.standard import simulation_of
 
 OPTIONS = SimulationOptions(devices=1, lanes=1)
 
@@ -50,6 +52,13 @@ def reversed_split():
         fewer = int(len(client.train) > 9)
         moved.append(client._replace(train=client.train[fewer:][::-1]))
     return arranged(dataset, moved, federation_for("fedproto"))
+
+
+def test_states_keep_their_sharding():
+    """A round's states are arguments of the programs that the first states compiled."""
+    sim = simulation_of("fedssa", devices=1)
+    state, _ = sim.run_round(sim.init())
+    assert {x.sharding.spec for x in jax.tree.leaves(state.clients)} == {SHARDED}
 
 
 @pytest.mark.parametrize("what", ["again", "seed", "split", "lost uploads"])
