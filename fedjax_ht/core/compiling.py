@@ -76,18 +76,25 @@ def _warn_of_no_graphs(version: str) -> None:
     )
 
 
-def enable_compilation_cache(least_seconds: float = 1.0) -> None:
-    """Keeps compiled programs on disk, too, for later processes: below the user's cache folder,
-    unless jax has a folder already. JAX_ENABLE_COMPILATION_CACHE=0 turns it off.
+JAX_LEAST_SECONDS = 1.0  # jax's default, below which it does not keep a program
 
-    Args:
-      least_seconds: a program that compiles in less is not kept.
+
+def enable_compilation_cache() -> None:
+    """Keeps compiled programs on disk, too, for later processes: in jax's folder for them if it has
+    one, else below the user's cache folder.
+
+    JAX_ENABLE_COMPILATION_CACHE=0 keeps none. JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS leaves out
+    those that compile in less; by default none is left out, where jax itself asks for a second.
     """
     config: Any = jax.config  # declares none of its options
-    if config.jax_compilation_cache_dir is None and config.jax_enable_compilation_cache:
+    if not config.jax_enable_compilation_cache:
+        return
+    if config.jax_compilation_cache_dir is None:
         folder = Path.home() / ".cache" / "fedjax_ht" / "xla"
         jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", least_seconds)
+    name = "jax_persistent_cache_min_compile_time_secs"
+    if name.upper() not in os.environ and getattr(config, name) == JAX_LEAST_SECONDS:
+        jax.config.update(name, 0.0)
 
 
 def compiled(fn: Callable, donate_argnums: Sequence[int] = ()) -> Callable:

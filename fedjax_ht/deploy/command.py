@@ -277,7 +277,7 @@ def main(arguments: Sequence[str]) -> None:
             return
         require(f"fedjax-ht deploy {command}", "flower")
         use_all_cores()  # before the method is made, which may compute
-        enable_compilation_cache(least_seconds=0.0)
+        enable_compilation_cache()
         plan = make_plan(config, _SUMS.value)
         # before Flower is imported, which reads them
         os.environ.update(FLWR_HOME=str(workdir / "flower"), FLWR_TELEMETRY_ENABLED="0")

@@ -32,7 +32,7 @@ class SimulationOptions:
         matters for norms with statistics of the batch.
       lanes: clients side by side on a device: a number, bucket name -> number, or None, for which
         `lanes.choose_lanes` has a rule.
-      devices: number of devices to shard the clients over; None takes all.
+      devices: number of devices to shard the clients over; None: all, but one of two CPUs.
       client_store: "device" or "host", the memory of clients' states between rounds.
       uplink, downlink: transforms of the messages on the wire, in order.
       refuse_outliers: bound on the largest entry and the length of an upload, in multiples of the

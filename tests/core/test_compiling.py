@@ -107,6 +107,7 @@ def cache_of_nobody(monkeypatch, tmp_path):
     before = {name: getattr(jax.config, name) for name in names}
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     jax.config.update(names[0], None)
+    jax.config.update(names[2], 1.0)
     yield
     for name, value in before.items():
         jax.config.update(name, value)
@@ -116,10 +117,12 @@ def test_programs_are_kept_on_disk_where_jax_has_no_folder(cache_of_nobody, tmp_
     enable_compilation_cache()
     folder = str(tmp_path / ".cache" / "fedjax_ht" / "xla")
     assert jax.config.jax_compilation_cache_dir == folder
-    assert jax.config.jax_persistent_cache_min_compile_time_secs == 1.0
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == 0.0
     jax.config.update("jax_compilation_cache_dir", "elsewhere")
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 2.0)
     enable_compilation_cache()
     assert jax.config.jax_compilation_cache_dir == "elsewhere"
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == 2.0
 
 
 def test_programs_are_kept_nowhere_where_jax_says_so(cache_of_nobody):

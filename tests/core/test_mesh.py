@@ -13,7 +13,7 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.lab.readers.images import mapped
 
 def pointers(x):
-    shards = share(client_mesh(), x).addressable_shards
+    shards = share(client_mesh(2), x).addressable_shards
     return {shard.data.unsafe_buffer_pointer() for shard in shards}
 
 images = np.arange(7 * 64, dtype=np.uint8).reshape(7, 8, 8, 1)
@@ -27,7 +27,7 @@ given = given[-given.ctypes.data % 64 :][: images.size].reshape(images.shape)
 given[...] = images
 dataset = Dataset("given", given, np.zeros(7, int), ("a",))
 for x in (dataset.inputs, given[1:], np.asfortranarray(images)):
-    (pointer,), x_there = pointers(x), share(client_mesh(), x)
+    (pointer,), x_there = pointers(x), share(client_mesh(2), x)
     assert pointer != x.ctypes.data, "what somebody can write to is in use"
     np.testing.assert_array_equal(x_there, x)
 there = share(client_mesh(), dataset.inputs)
@@ -40,7 +40,8 @@ GATHERED = """
 import jax, ml_dtypes, numpy as np
 from fedjax_ht.core.mesh import client_mesh, collect, collect_rows, in_one_memory, scatter
 
-mesh = client_mesh()
+mesh = client_mesh(2)
+assert client_mesh().size == 1  # of two CPUs
 assert jax.device_count() == 2 and in_one_memory(mesh)
 uplinks = {
     "weights": np.arange(4 * 3 * 5, dtype=ml_dtypes.bfloat16).reshape(4, 3, 5),

@@ -360,8 +360,8 @@ class Config(Section):
       give_up: Rounds in a row from which nothing arrives, after which a run stops; 0: it never
         does.
       lanes: Clients side by side on a device; 0: chosen, see lanes.json in the run's folder.
-      devices: Devices to shard the clients over; 0: all that the machine has, on CPU one a core, at
-        most 8.
+      devices: Devices to shard the clients over; 0: all that the machine has. On CPU a core is a
+        device, at most 8, and on two cores one device is taken: give 2 for long runs.
       precision: Precision of matrix products and convolutions.
       client_store: Memory in which the states of clients at rest live.
       time_stages: Measurement of the seconds of a round's stages, which then wait for each other.

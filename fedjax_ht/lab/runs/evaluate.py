@@ -174,7 +174,7 @@ def main(_) -> None:
             "give --workdir and --client; for example "
             "--workdir=checkpoints/runs/quickstart-seed0-trials3 --client=3"
         )
-    enable_compilation_cache(least_seconds=0.0)
+    enable_compilation_cache()
     if _EXPORT.value:
         check_export(_EXPORT.value)
     loaded = load_run(_WORKDIR.value, _METHOD.value, _TRUST.value, trial=_TRIAL.value)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_ht.core.mesh import usual_devices
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.lab.checkpoints.checkpoint import TrialCheckpoints
 from fedjax_ht.lab.checkpoints.writers import write_runs
@@ -267,7 +268,7 @@ def _prepare_start(run: Run, folder: Path, warn: Callable[[str], None], writes: 
 
 def _compiling(run: Run) -> str:
     """Returns a line about the programs compiled in the first round."""
-    devices = run.config.devices or len(jax.devices())
+    devices = run.config.devices or usual_devices()
     num_programs = len(run.federation.buckets)
     programs = "1 architecture" if num_programs == 1 else f"{num_programs} architectures"
     kind = jax.devices()[0].device_kind

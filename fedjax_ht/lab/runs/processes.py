@@ -80,8 +80,9 @@ def local_devices(environment: Mapping[str, str]) -> list[int] | None:
 def use_all_cores() -> None:
     """Makes one CPU device a core, at most eight; accelerators stay as they are.
 
-    Whole clients then train in parallel instead of threads inside small products, which is up to
-    1.4 times faster (benchmarks/results/zoo_cpu.md). It must come before any computation.
+    Over several devices whole clients train in parallel instead of threads inside small products,
+    which is up to 1.4 times faster in long runs (benchmarks/results/zoo_cpu.md). It must come
+    before any computation.
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return

@@ -119,7 +119,7 @@ def orderly(workdir: Path) -> Iterator[Tasks | None]:
     The code is 2 for a mistake, 1 for what failed after the run had begun, and 128 + its number for
     a signal.
     """
-    enable_compilation_cache(least_seconds=0.0)
+    enable_compilation_cache()
     try:
         with _cluster() as tasks:
             yield tasks

@@ -365,7 +365,7 @@ def _prepare_process(devices: int | None) -> None:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
     use_standard_numerics()
-    enable_compilation_cache(least_seconds=0.0)
+    enable_compilation_cache()
 
 
 @functools.cache

@@ -81,7 +81,7 @@ def live(config: Path, workdir: Path, seed: int) -> None:
             die_later(rng.uniform(0, 1), "at a random moment")
 
     progress.armed = False
-    enable_compilation_cache(least_seconds=0.0)
+    enable_compilation_cache()
     train.train_and_evaluate(
         config_of(config), workdir, progress, warn=lambda line: say(f"said {line}")
     )
