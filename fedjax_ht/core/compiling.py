@@ -83,8 +83,8 @@ def enable_compilation_cache() -> None:
     """Keeps compiled programs on disk, too, for later processes: in jax's folder for them if it has
     one, else below the user's cache folder.
 
-    JAX_ENABLE_COMPILATION_CACHE=0 keeps none. JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS leaves out
-    those that compile in less; by default none is left out, where jax itself asks for a second.
+    JAX_ENABLE_COMPILATION_CACHE=0 keeps none. All programs are kept, where jax itself leaves out
+    those that compile in less than a second; JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=1 does so.
     """
     config: Any = jax.config  # declares none of its options
     if not config.jax_enable_compilation_cache:
