@@ -35,6 +35,7 @@ from fedjax_ht.data.conversion import (
 from fedjax_ht.data.indices import ClientIndices as ClientIndices
 from fedjax_ht.data.indices import Partition as Partition
 from fedjax_ht.data.indices import checked_partition, checked_sets
+from fedjax_ht.data.meaning import coding_doubts, name_doubts, refuse_twice
 from fedjax_ht.data.reading import Reading
 
 _LOGGER = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class Dataset:
         _check_kinds(self)
         name = self.name
         labels = as_labels(name, self.labels)
+        refuse_twice(name, self.class_names)
         refuse_no_label(name, labels, self.class_names)
         if len(labels) and not labels.max() < self.num_classes:
             raise ValueError(
@@ -152,8 +154,23 @@ class Dataset:
     def doubts(self) -> tuple[str, ...]:
         """Warnings on suspicious labels and images, on which training is possible."""
         lines = label_doubts(self.labels, self.class_names)
+        lines += tuple(name_doubts(self.labels, self.class_names))
+        lines += tuple(self._coding_doubts())
         if isinstance(self.preprocess, Pixels):
             lines += byte_doubts(self.inputs)
+        return lines
+
+    def _coding_doubts(self) -> list[str]:
+        lines, group_names = [], self.reading.group_names if self.reading else ()
+        if self.groups is not None:
+            numbers, owners = np.unique(self.groups, return_inverse=True)
+            names = [group_names[i] if i < len(group_names) else f"group {i}" for i in numbers]
+            lines += coding_doubts(owners, self.labels, self.class_names, names)
+        if len(self.official) > 1:
+            rows = np.concatenate(list(self.official.values()))
+            owners = np.repeat(np.arange(len(self.official)), [*map(len, self.official.values())])
+            names = list(self.official)
+            lines += coding_doubts(owners, self.labels[rows], self.class_names, names)
         return lines
 
     @property

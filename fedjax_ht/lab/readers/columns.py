@@ -5,7 +5,6 @@ which two columns would do, a feature counts the rows, or a label has as many cl
 """
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -287,7 +286,4 @@ def class_lines(name: str, labels: np.ndarray, class_names: Sequence[str]) -> li
             f"{name} has {len(alone)} of {classes} classes with one sample, such as "
             f"{listed(alone, 3)}"
         )
-    folded = Counter(class_name.casefold() for class_name in class_names)
-    if twice := [class_name for class_name in class_names if folded[class_name.casefold()] > 1]:
-        lines.append(f"{name} has classes that differ by capitals alone: {listed(twice)}")
     return lines

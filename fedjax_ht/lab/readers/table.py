@@ -18,6 +18,7 @@ from fedjax_ht.check.options import FLOAT
 from fedjax_ht.core.inputs import Standardised
 from fedjax_ht.data.conversion import as_array, as_groups, refuse_merged
 from fedjax_ht.data.indices import ClientIndices, Partition
+from fedjax_ht.data.meaning import spelling
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.columns import (
     Roles,
@@ -263,7 +264,7 @@ def codes_of(name: str, column: pa.ChunkedArray, place: Callable[[int], str]) ->
     texts = [str(value).strip() for value in encoded.dictionary.to_pylist()]
     limits.keep("a column", len(texts), limits.CLASSES, "classes or groups")
     places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    gaps = [-1, *(i for i, text in enumerate(texts) if text.lower() in _NO_NAME)]
+    gaps = [-1, *(i for i, text in enumerate(texts) if spelling(text).lower() in _NO_NAME)]
     missing = np.flatnonzero(np.isin(places, gaps))
     if missing.size:
         raise ValueError(f"{place(int(missing[0]))} has no value in column {name!r}")
