@@ -63,6 +63,7 @@ def model_group(
     norm: NormKind = "batch",
     output_relu: bool = False,
     vocabulary: int | None = None,
+    preprocess: Callable | None = None,
 ) -> Modules:
     """Builds the modules of a group, in the order of clients.
 
@@ -81,6 +82,8 @@ def model_group(
       output_relu: True adds a ReLU after the output layers of the htc4 groups' heads, as in
         HtFLlib's released code.
       vocabulary: number of token ids, which text groups need (`Dataset.vocabulary`).
+      preprocess: the data's rule (`Dataset.preprocess`), by default `Pixels()`. A warning says if
+        the folder of "hf:FOLDER" normalises its images by another one.
 
     Returns:
       {name: module}.
@@ -116,7 +119,7 @@ def model_group(
             )
         if names_folder(name):
             folder_group = pkgutil.resolve_name(_FOLDER_GROUP)
-            return folder_group(name, num_classes, input_shape, feature_dim, vocabulary)
+            return folder_group(name, num_classes, input_shape, feature_dim, vocabulary, preprocess)
         return _users_group(name, num_classes, input_shape, feature_dim)
     if name not in GROUPS:
         raise ValueError(f"unknown model group {name!r}; the groups are {', '.join(GROUPS)}")

@@ -83,6 +83,7 @@ def make_clients(
         model.norm,
         model.output_relu,
         dataset.vocabulary,
+        getattr(dataset, "preprocess", None),
     )
     if model.shared is not None and model.shared not in modules:
         rule = f"it must be empty or one of model group {model.group!r}: {', '.join(modules)}"

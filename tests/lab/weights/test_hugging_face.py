@@ -1,6 +1,9 @@
 """Folders of Hugging Face's: forwards beside NumPy's and transformers', and files that do not
 fit."""
 
+import json
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -150,6 +153,136 @@ def test_a_config_that_is_no_object_is_refused(content, tmp_path):
         federation_of(f"hf:{tmp_path}")
     with pytest.raises(FileNotFoundError, match=r"no config\.json in"):
         federation_of(f"hf:{tmp_path / 'nothing'}")
+
+
+def module(kind: str, path: str) -> dict:
+    return {"path": path, "type": f"sentence_transformers.models.{kind}"}
+
+
+ENCODER = [module("Transformer", ""), module("Pooling", "1_Pooling")]
+MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
+OTHER_FILES = {
+    "its pooling is max and mean; only cls or mean is built": {
+        "1_Pooling/config.json": {**MEAN, "pooling_mode_max_tokens": True}
+    },
+    "its pooling is cls and mean; only": {
+        "1_Pooling/config.json": {**MEAN, "pooling_mode_cls_token": True}
+    },
+    "its pooling is weightedmean; only": {
+        "1_Pooling/config.json": {"pooling_mode_weightedmean_tokens": True}
+    },
+    "its pooling is max; only": {"1_Pooling/config.json": {"pooling_mode": "max"}},
+    "its pooling is none; only": {"1_Pooling/config.json": {}},
+    "pooling_mode_max_tokens is 2; it must be true or false": {
+        "1_Pooling/config.json": {"pooling_mode_max_tokens": 2}
+    },
+    "2_Dense: a module 'Dense' is not built": {
+        "1_Pooling/config.json": MEAN,
+        "modules.json": [*ENCODER, module("Dense", "2_Dense")],
+    },
+    "3_Dense: a module 'Dense' is not built": {
+        "1_Pooling/config.json": MEAN,
+        "3_Dense/config.json": {"in_features": 8},
+    },
+    "a module 'their.Pooling' is not built": {
+        "modules.json": [ENCODER[0], {"path": "1_Pooling", "type": "their.Pooling"}]
+    },
+    "is no module of the folder": {"modules.json": [module("Pooling", "../other")]},
+    "modules.json holds no JSON list": {"modules.json": {}},
+    "truncate_dim is 4; only models with None": {
+        "config_sentence_transformers.json": {"truncate_dim": 4}
+    },
+    "default_prompt_name is 'query'; texts get no prompt": {
+        "config_sentence_transformers.json": {
+            "prompts": {"query": "query: "},
+            "default_prompt_name": "query",
+        }
+    },
+    "adapter_config.json: adapters of a folder are not read": {"adapter_config.json": {}},
+    "is_decoder is True; only": {"config.json": {"is_decoder": True}},
+    "pad_token_id is 1; only": {"config.json": {"pad_token_id": 1}},
+    "auto_map names code": {"config.json": {"auto_map": {"AutoModel": "modeling.Bert"}}},
+    "quantization_config is .*; only": {"config.json": {"quantization_config": {"bits": 4}}},
+}
+
+
+def with_files(folder, family: str, files) -> str:
+    """Writes a folder of a family, and other files beside its config.json."""
+    group = write_folder(folder, family, **files.get("config.json", {}))
+    for name, content in files.items():
+        if name != "config.json":
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(json.dumps(content))
+    return group
+
+
+@pytest.mark.parametrize("message", OTHER_FILES)
+def test_other_files_that_change_features_are_refused(message, tmp_path):
+    with pytest.raises(ValueError, match=message) as caught:
+        federation_of(with_files(tmp_path / "bert", "bert", OTHER_FILES[message]))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_decoder_pools_its_last_token_alone(tmp_path):
+    last = {"1_Pooling/config.json": {"pooling_mode_lasttoken": True}}
+    federation_of(with_files(tmp_path / "gpt2", "gpt2", last))
+    with pytest.raises(ValueError, match="its pooling is mean; only lasttoken is built"):
+        federation_of(with_files(tmp_path / "llama", "llama", {"1_Pooling/config.json": MEAN}))
+
+
+def test_an_encoders_normalisation_is_built(tmp_path):
+    """Also where the folder named is the transformer's, in the encoder's."""
+    files = {"1_Pooling/config.json": MEAN, "modules.json": ENCODER}
+    group = with_files(tmp_path / "plain", "bert", files)
+    plain = features(group, weights_file(group), TEXTS)
+    files["modules.json"] = [*ENCODER, module("Normalize", "2_Normalize")]
+    group = with_files(tmp_path / "unit", "bert", files)
+    unit = features(group, weights_file(group), TEXTS)
+    np.testing.assert_allclose(unit, plain / np.linalg.norm(plain, axis=1)[:, None], atol=1e-6)
+    inner = write_folder(tmp_path / "unit" / "0_Transformer", "bert")
+    np.testing.assert_array_equal(features(inner, weights_file(inner), TEXTS), unit)
+
+
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+RULES = {
+    "half": (HALF, fl.Pixels()),
+    "defaults": ({"size": 4}, fl.Pixels()),
+    "imagenet": (IMAGENET, fl.Pixels(*(np.array(v, np.float32) for v in IMAGENET.values()))),
+    "bytes": (
+        {"do_rescale": False, "image_mean": [127.5] * 3, "image_std": [127.5] * 3},
+        fl.Pixels(),
+    ),
+    "to [-1, 1]": ({"rescale_factor": 1 / 127.5, "image_mean": 1, "image_std": 1}, fl.Pixels()),
+    "as they are": ({"do_normalize": False}, fl.Pixels(0.0, 1.0)),
+}
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_a_folders_rule_for_pixels_is_compared(case, tmp_path):
+    processor, rule = RULES[case]
+    group = with_files(tmp_path / "vit", "vit", {"preprocessor_config.json": processor})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fl.model_group(group, CLASSES, (4, 4, 3), preprocess=rule)
+    with pytest.warns(UserWarning, match="images are normalised by image_mean .* features are"):
+        fl.model_group(group, CLASSES, (4, 4, 3), preprocess=fl.Pixels(0.4, 0.3))
+
+
+@pytest.mark.parametrize(
+    "message, processor",
+    [
+        ("image_std is .*; it must be above 0", {"image_std": [1, 0, 1]}),
+        ("image_mean is .*; it must be 3 finite numbers", {"image_mean": [0.5, 0.5]}),
+        ("image_mean is .*; it must be 3 finite numbers", {"image_mean": ["0.5"] * 3}),
+        ("do_normalize is 'no'; it must be true or false", {"do_normalize": "no"}),
+        ("do_flip_channel_order is True; only", {"do_flip_channel_order": True}),
+    ],
+)
+def test_a_rule_for_pixels_that_is_none_is_refused(message, processor, tmp_path):
+    group = with_files(tmp_path / "vit", "vit", {"preprocessor_config.json": processor})
+    with pytest.raises(ValueError, match=message):
+        federation_of(group)
 
 
 @pytest.mark.slow

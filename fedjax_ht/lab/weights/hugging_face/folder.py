@@ -2,13 +2,16 @@
 from anybody."""
 
 import json
+import re
+import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
+import numpy as np
 
-from fedjax_ht.core.inputs import InputShape, described
+from fedjax_ht.core.inputs import InputShape, Pixels, Preprocess, described
 from fedjax_ht.lab.safe.bounded import read_whole
 from fedjax_ht.lab.weights.hugging_face import transformers
 from fedjax_ht.lab.weights.hugging_face.names import Names
@@ -24,21 +27,31 @@ _LARGEST = 1 << 20  # of a size in config.json, such as a number of token ids
 _LAYERS = 1000
 
 
+T = TypeVar("T")
+
+
 class Settings(NamedTuple):
-    """A folder and the fields of its config.json.
+    """A folder and the fields of its config.json, or of another file.
 
     Attributes:
       folder: the folder.
       fields: name -> value of JSON.
+      file: name of the file.
     """
 
     folder: Path
     fields: dict[str, Any]
+    file: str = "config.json"
 
     @property
     def place(self) -> str:
         """The file's path, which begins messages."""
-        return str(self.folder / "config.json")
+        return str(self.folder / self.file)
+
+    def beside(self, file: str) -> "Settings":
+        """Returns the fields of another file of the folder, none where it is missing."""
+        place = self.folder / file
+        return Settings(self.folder, read_json(place, dict) if place.exists() else {}, file)
 
     def count(
         self, field: str, default: int | None = None, *, divisor: int = 1, most: int = _LARGEST
@@ -104,18 +117,23 @@ class Settings(NamedTuple):
             fields = fields | values
         return Settings(self.folder, fields).number("rope_theta", 10_000.0)
 
-    def pooling(self) -> Literal["cls", "mean"]:
-        """Returns how the features of a text are made: as 1_Pooling/config.json says, of which the
-        folders of sentence encoders have one; else the class token's."""
-        place = self.folder / "1_Pooling" / "config.json"
-        if not place.exists():
-            return "cls"
-        fields = read_object(place)
-        if fields.get("pooling_mode_mean_tokens") is True:
-            return "mean"
-        if fields.get("pooling_mode_cls_token") is True:
-            return "cls"
-        raise ValueError(f"{place}: neither the mean of tokens nor the class token is its pooling")
+    def flag(self, field: str, default: bool) -> bool:
+        """Returns true or false."""
+        value = self.fields.get(field)
+        if value not in (None, True, False):
+            raise ValueError(f"{self.place}: {field} is {value!r:.60}; it must be true or false")
+        return default if value is None else bool(value)
+
+    def by_channel(self, field: str, channels: int) -> np.ndarray:
+        """Returns a number of each channel, 0.5 where the field is left out."""
+        value = self.fields.get(field)
+        values = [0.5 if value is None else value] if not isinstance(value, list) else value
+        plain = all(type(x) in (int, float) and abs(x) < float("inf") for x in values)
+        if not plain or len(values) not in (1, channels):
+            raise ValueError(
+                f"{self.place}: {field} is {value!r:.60}; it must be {channels} finite numbers"
+            )
+        return np.array(values * (channels // len(values)), np.float64)
 
 
 def read_settings(folder: Path) -> Settings:
@@ -131,39 +149,161 @@ def read_settings(folder: Path) -> Settings:
             f"no config.json in {folder}; name a folder of Hugging Face's, with config.json and "
             "model.safetensors"
         )
-    return Settings(folder, read_object(place))
+    settings = Settings(folder, read_json(place, dict))
+    settings.require("quantization_config", None)
+    if "AutoModel" in (settings.fields.get("auto_map") or ()):
+        raise ValueError(f"{place}: auto_map names code of the folder's own, which is not run")
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(f"{folder / 'adapter_config.json'}: adapters of a folder are not read")
+    return settings
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Reads a small JSON object.
+def read_json(path: Path, kind: type[T]) -> T:
+    """Reads a small JSON object or list.
 
     Raises:
-      ValueError: the file is too large, not a regular file, or holds no JSON object. One line.
+      ValueError: the file is too large, not a regular file, or holds none. One line.
     """
     try:
-        fields = json.loads(read_whole(path, _BYTES))
+        value = json.loads(read_whole(path, _BYTES))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not readable as JSON ({error})") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{path} holds no JSON object")
-    return fields
+    if not isinstance(value, kind):
+        raise ValueError(f"{path} holds no JSON {'object' if kind is dict else 'list'}")
+    return value
+
+
+def _modules(root: Path) -> list[tuple[str, str]]:
+    """Returns the (kind, folder) of the modules of a sentence encoder behind its transformer."""
+    place, modules = root / "modules.json", []
+    if place.exists():
+        for entry in read_json(place, list):
+            fields = entry if isinstance(entry, dict) else {}
+            path, kind = fields.get("path"), str(fields.get("type"))
+            if not isinstance(path, str) or Path(path).name != path or path == "..":
+                raise ValueError(f"{place}: {entry!r:.60} is no module of the folder")
+            if kind.startswith("sentence_transformers."):
+                kind = kind.rpartition(".")[2]
+            modules.append((kind, path))
+    else:
+        for path in sorted(child.name for child in root.iterdir() if child.is_dir()):
+            if match := re.fullmatch(r"\d+_([A-Z]\w*)", path):
+                modules.append((match[1], path))
+    return [module for module in modules if module[0] != "Transformer"]
+
+
+def pooling(settings: Settings, known: Collection[str], default: str) -> tuple[str, bool]:
+    """Returns how the features of a text are made, and whether their length is made 1.
+
+    Args:
+      settings: the folder's settings.
+      known: the modes that the family has.
+      default: the mode where the folder is no sentence encoder's.
+
+    Raises:
+      ValueError: the folder has another mode, several, or another module. One line.
+    """
+    root = settings.folder
+    if re.match(r"\d+_", root.name) and (root.parent / "modules.json").exists():
+        root = root.parent  # 0_Transformer of an encoder's folder
+    modules, mode = _modules(root), default
+    kinds = [kind for kind, _ in modules]
+    for i, (kind, path) in enumerate(modules):
+        if kind != ("Pooling", "Normalize")[min(i, 1)] or i > 1 or not known:
+            raise ValueError(
+                f"{root / path}: a module {kind!r:.60} is not built; only a Transformer is, with "
+                "Pooling and Normalize behind it in texts' models"
+            )
+        if kind == "Pooling":
+            mode = _mode(settings._replace(folder=root).beside(f"{path}/config.json"), known)
+    encoder = settings._replace(folder=root).beside("config_sentence_transformers.json")
+    encoder.require("truncate_dim", None)
+    prompts = encoder.fields.get("prompts")
+    prompt = encoder.fields.get("default_prompt_name")
+    if prompt is not None and (not isinstance(prompts, dict) or prompts.get(prompt) != ""):
+        raise ValueError(
+            f"{encoder.place}: default_prompt_name is {prompt!r:.60}; texts get no prompt here"
+        )
+    return mode, "Normalize" in kinds
+
+
+def _mode(settings: Settings, known: Collection[str]) -> str:
+    """Returns the one mode of a Pooling module, by its name without "_token" or "_tokens"."""
+    value = settings.fields.get("pooling_mode") or ()
+    modes = {value} if isinstance(value, str) else set(map(str, value))
+    for field in settings.fields:
+        if field.startswith("pooling_mode_") and settings.flag(field, False):
+            modes.add(field.removeprefix("pooling_mode_"))
+    modes = {re.sub("_tokens?$", "", mode) for mode in modes}
+    if len(modes) != 1 or not modes <= set(known):
+        raise ValueError(
+            f"{settings.place}: its pooling is {' and '.join(sorted(modes)) or 'none'}; only "
+            f"{' or '.join(known)} is built"
+        )
+    return modes.pop()
+
+
+def image_rule(settings: Settings, channels: int) -> Pixels | None:
+    """Returns the rule by which preprocessor_config.json normalises images; None without one."""
+    beside = settings.beside("preprocessor_config.json")
+    if not beside.fields:
+        return None
+    beside.require("do_flip_channel_order", False)
+    white = 255.0  # of which a model's processor sees a share
+    if beside.flag("do_rescale", True):
+        white *= beside.number("rescale_factor", 1 / 255)
+    if not beside.flag("do_normalize", True):
+        return Pixels(np.zeros(channels), np.full(channels, 1 / white))
+    mean, std = (beside.by_channel(field, channels) for field in ("image_mean", "image_std"))
+    if not (std > 0).all():
+        raise ValueError(f"{beside.place}: image_std is {std.tolist()}; it must be above 0")
+    return Pixels(mean / white, std / white)
+
+
+def _compare_rules(settings: Settings, channels: int, given: Preprocess | None) -> None:
+    """Warns where the data's rule for pixels is not the model's."""
+    rule, given = image_rule(settings, channels), given or Pixels()
+    given = getattr(given, "rule", given)
+    if rule is None:
+        return
+    if isinstance(given, Pixels) and all(
+        np.allclose(np.asarray(a, np.float64), b, atol=1e-3) for a, b in zip(given, rule)
+    ):
+        return
+    mean, std = (np.round(values, 4).tolist() for values in rule)
+    has = "another rule"
+    if isinstance(given, Pixels):
+        has = " and ".join(str(np.round(np.asarray(x), 4).tolist()) for x in given)
+    warnings.warn(
+        f"{settings.folder / 'preprocessor_config.json'}: the model's images are normalised by "
+        f"image_mean {mean} and image_std {std} of pixels in [0, 1], the data by {has}; features "
+        f"are others then; give the data preprocess=fl.Pixels({mean}, {std}) (ImageNet's are "
+        "dataset.normalisation=imagenet)",
+        stacklevel=3,
+    )
 
 
 def bert(settings: Settings) -> nn.Module:
     """Builds the encoder of a config.json of BERT."""
     settings.require("position_embedding_type", "absolute")
+    settings.require("is_decoder", False)
+    settings.require("pad_token_id", 0)
+    settings.require("pruned_heads", {})
+    mode, normalised = pooling(settings, ("cls", "mean"), "cls")
     return transformers.Bert(
         vocabulary=settings.count("vocab_size"),
         positions=settings.count("max_position_embeddings"),
         segments=settings.count("type_vocab_size"),
         sizes=_encoder_sizes(settings),
-        pooling=settings.pooling(),
+        pooling="mean" if mode == "mean" else "cls",
+        normalised=normalised,
     )
 
 
 def vit(settings: Settings) -> nn.Module:
     """Builds the extractor of a config.json of ViT."""
     settings.require("qkv_bias", True)
+    pooling(settings, (), "cls")
     patch = settings.count("patch_size", 16)
     side = settings.count("image_size", 224, divisor=patch)
     image = side, side, settings.count("num_channels", 3)
@@ -188,6 +328,7 @@ def gpt2(settings: Settings) -> nn.Module:
     settings.require("scale_attn_weights", True)
     settings.require("scale_attn_by_inverse_layer_idx", False)
     settings.require("add_cross_attention", False)
+    normalised = pooling(settings, ("lasttoken",), "lasttoken")[1]
     heads = settings.count("n_head")
     width = settings.count("n_embd", divisor=heads)
     sizes = Sizes(
@@ -198,13 +339,18 @@ def gpt2(settings: Settings) -> nn.Module:
         epsilon=settings.number("layer_norm_epsilon", 1e-5),
         activation=settings.choice("activation_function", "gelu_new", ACTIVATIONS),
     )
-    return transformers.Gpt2(settings.count("vocab_size"), settings.count("n_positions"), sizes)
+    vocabulary, positions = settings.count("vocab_size"), settings.count("n_positions")
+    return transformers.Gpt2(vocabulary, positions, sizes, normalised)
 
 
 def llama(settings: Settings) -> nn.Module:
     """Builds the extractor of a config.json of Llama."""
     settings.require("attention_bias", False)
     settings.require("mlp_bias", False)
+    settings.require("is_causal", True)
+    settings.require("use_bidirectional_attention", False)
+    settings.require("partial_rotary_factor", 1.0)
+    normalised = pooling(settings, ("lasttoken",), "lasttoken")[1]
     heads = settings.count("num_attention_heads")
     key_heads = settings.count("num_key_value_heads", heads)
     settings.count("num_attention_heads", divisor=key_heads)
@@ -223,8 +369,11 @@ def llama(settings: Settings) -> nn.Module:
         head_size=head_size,
         base=settings.rotary_base(),
     )
-    vocabulary = settings.count("vocab_size")
-    return transformers.Llama(vocabulary, settings.count("max_position_embeddings"), sizes)
+    vocabulary, positions = (
+        settings.count("vocab_size"),
+        settings.count("max_position_embeddings"),
+    )
+    return transformers.Llama(vocabulary, positions, sizes, normalised)
 
 
 class Family(NamedTuple):
@@ -275,12 +424,13 @@ def folder_group(
     input_shape: InputShape,
     feature_dim: int | None,
     vocabulary: int | None,
+    preprocess: Preprocess | None = None,
 ) -> dict[str, nn.Module]:
     """Builds the extractor that a folder describes, with a linear head.
 
     Args:
       group: "hf:FOLDER".
-      num_classes, input_shape, feature_dim, vocabulary: arguments as for
+      num_classes, input_shape, feature_dim, vocabulary, preprocess: arguments as for
         `models.registry.model_group`.
 
     Returns:
@@ -297,6 +447,7 @@ def folder_group(
         _check_tokens(group, base.vocabulary, input_shape, vocabulary)
     else:
         _check_image(group, base.image, input_shape)
+        _compare_rules(settings, base.image[-1], preprocess)
     return {name: SplitModel(base, Linear(num_classes), feature_dim=feature_dim)}
 
 

@@ -143,6 +143,7 @@ class Bert(nn.Module):
       vocabulary, positions, segments: number of token ids, of positions, and of kinds of segments.
       sizes: sizes of the layers.
       pooling: "cls" for the features of the class token, "mean" for the mean over the tokens.
+      normalised: whether features are divided by their length.
     """
 
     vocabulary: int
@@ -150,6 +151,7 @@ class Bert(nn.Module):
     segments: int
     sizes: Sizes
     pooling: Literal["cls", "mean"] = "cls"
+    normalised: bool = False
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -163,9 +165,9 @@ class Bert(nn.Module):
         layer = BertLayer(self.sizes, name="layers_blocks")
         x = scan_blocks(layer, x, seen, length=self.sizes.layers)
         if self.pooling == "cls":
-            return x[:, 0]
+            return _of_length_one(x[:, 0], self.normalised)
         count = jnp.maximum(seen.sum(1), 1)[:, None]
-        return jnp.where(seen[..., None], x, 0).sum(1) / count
+        return _of_length_one(jnp.where(seen[..., None], x, 0).sum(1) / count, self.normalised)
 
 
 BERT_NAMES = Names(
@@ -281,11 +283,13 @@ class Gpt2(nn.Module):
     Attributes:
       vocabulary, positions: number of token ids and of positions.
       sizes: sizes of the layers.
+      normalised: whether features are divided by their length.
     """
 
     vocabulary: int
     positions: int
     sizes: Sizes
+    normalised: bool = False
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -294,7 +298,8 @@ class Gpt2(nn.Module):
         x = embedding(self.vocabulary, self.sizes.width, "wte")(tokens)
         x = x + embedding(self.positions, self.sizes.width, "wpe")(places)
         x = scan_blocks(Gpt2Layer(self.sizes, name="layers_blocks"), x, length=self.sizes.layers)
-        return _at_the_end(layer_norm(self.sizes.epsilon, "ln_f")(x), tokens)
+        x = _at_the_end(layer_norm(self.sizes.epsilon, "ln_f")(x), tokens)
+        return _of_length_one(x, self.normalised)
 
 
 GPT2_NAMES = Names(
@@ -348,6 +353,7 @@ class Llama(nn.Module):
     vocabulary: int
     positions: int
     sizes: Sizes
+    normalised: bool = False
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -355,7 +361,8 @@ class Llama(nn.Module):
         positions_of(tokens, self.positions)
         x = embedding(self.vocabulary, self.sizes.width, "embed_tokens")(tokens)
         x = scan_blocks(LlamaLayer(self.sizes, name="layers_blocks"), x, length=self.sizes.layers)
-        return _at_the_end(_rms_norm(self.sizes.epsilon, "norm")(x), tokens)
+        x = _at_the_end(_rms_norm(self.sizes.epsilon, "norm")(x), tokens)
+        return _of_length_one(x, self.normalised)
 
 
 LLAMA_NAMES = Names(
@@ -403,3 +410,8 @@ def _rms_norm(epsilon: float, name: str) -> nn.RMSNorm:
 def _at_the_end(x: jax.Array, tokens: jax.Array) -> jax.Array:
     """Takes each text's last token: float [B, L, D] -> [B, D]."""
     return x[jnp.arange(len(x)), last_token(tokens)]
+
+
+def _of_length_one(x: jax.Array, asked: bool) -> jax.Array:
+    """Divides features [B, D] by their length where that is asked."""
+    return x * jax.lax.rsqrt(jnp.maximum((x * x).sum(1, keepdims=True), 1e-24)) if asked else x
