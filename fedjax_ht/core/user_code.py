@@ -6,7 +6,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 from fedjax_ht.check.names import meant
 
 _FOLDERS: ContextVar[tuple[str, ...]] = ContextVar("folders of a user's modules", default=())
+# None allows every name
+_ALLOWED: ContextVar[frozenset[str] | None] = ContextVar("code that may run", default=None)
 
 
 OBJECT = "object:"
@@ -44,6 +46,34 @@ def user_modules_in(*folders: str) -> Iterator[None]:
         _FOLDERS.reset(token)
 
 
+@contextlib.contextmanager
+def trusting(trust: bool, *names: str) -> Iterator[None]:
+    """Without `trust`, no code of a user's own is imported within the block, except what `names`
+    name. What a folder from somebody else names is read in such a block."""
+    before = _ALLOWED.get()
+    allowed = before
+    if not trust:
+        allowed = frozenset(names) if before is None else before & frozenset(names)
+    token = _ALLOWED.set(allowed)
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def refuse_code(names: Collection[str]) -> None:
+    """Raises a ValueError for code of a user's own that may not be imported here; see
+    `trusting`."""
+    allowed = _ALLOWED.get()
+    refused = [] if allowed is None else sorted(set(names) - allowed)
+    if refused:
+        raise ValueError(
+            f"the config names {', '.join(refused)}, which would be imported from "
+            f"{' or '.join(module_folders())} or where it is installed, and run; if you know whose "
+            "code that is, allow it by --trust, from Python by trust=True"
+        )
+
+
 def user_function(purpose: str, name: str, hint: str = "") -> Callable[..., Any]:
     """Returns a function of a module in a folder of `user_modules_in`, in the current one, or of
     one that is installed.
@@ -54,8 +84,10 @@ def user_function(purpose: str, name: str, hint: str = "") -> Callable[..., Any]
       hint: end of the message where there is no such module, such as "; did you mean 'x'?".
 
     Raises:
-      ValueError: there is no such module or function, or the module raises something. One line.
+      ValueError: there is no such module or function, or the module raises something, or it may
+        not be imported (`trusting`). One line.
     """
+    refuse_code([name])
     place, _, function_name = name.partition(":")
     with importable_from(*module_folders()):
         module = _module(purpose, name, place, hint)

@@ -16,7 +16,7 @@ from absl import flags
 
 from fedjax_ht.check.names import unknown, unknown_option
 from fedjax_ht.check.options import hints_of, kind_of
-from fedjax_ht.core.user_code import importable_from, user_modules_in
+from fedjax_ht.core.user_code import importable_from, refuse_code, user_modules_in
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.lab.cli import SEE_HELP, BadConfigFile, config_folder
 from fedjax_ht.lab.config.base import ToDict, base_config, method_options, option_kind, typed_config
@@ -190,6 +190,7 @@ def read_config_file(named: str) -> Config:
     Raises:
       BadConfigFile: there is no such file, or it raises something, or returns something else.
     """
+    refuse_code([named])
     file, colon, argument = named.partition(":")
     file = config_path(file)
     get_config = made = None

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_ht.core.user_code import trusting
 from fedjax_ht.lab.config.entries import Entry, baseline_of
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.report.results import Aim
@@ -178,7 +179,8 @@ def compared(
         label, runs = entry.label, histories.get(entry.label, [])
         if are_evaluated(runs):
             shown[label], rounds[label] = runs, rounds_done(runs)
-        identity = read_identity(workdir / entry.folder)
+        with trusting(False, entry.method):
+            identity = read_identity(workdir / entry.folder)
         reasons = _progress(runs, config)
         if runs or identity is not None:  # else nothing has begun
             reasons += _origin(identity, identities[label])

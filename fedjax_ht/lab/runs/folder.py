@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_ht.check.names import short
 from fedjax_ht.core.keys import check_generator, random_generator
-from fedjax_ht.core.user_code import names_object
+from fedjax_ht.core.user_code import names_object, trusting
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.lab.checkpoints import sealed
@@ -98,6 +99,9 @@ may lie; None where that is not known."""
 BY_ENTRY = (*OWN, "weights", "objects")
 """The notes of what only some entries were made of."""
 
+NOTES = {"data": str, "split": str, "random": dict} | dict.fromkeys(BY_ENTRY, dict)
+"""The notes of a run, and their types."""
+
 # Fields that name the entries and their settings: those are recorded entry by entry.
 NAMING = ("method", "compare", "entries", "given", "tuned", "tuned_on", "searched")
 # Fields that change nothing about the numbers of a round: a run may go on with others.
@@ -153,7 +157,7 @@ def run_folder(
     about = {"version": VERSION, "random": random_generator(), **notes}
     if (path / CONFIG).exists():
         earlier = read_folder(path)
-        with naming(path / CONFIG):
+        with naming(path / CONFIG), trusting(False, *(entry["method"] for entry in now.values())):
             before, noted = earlier.entries, earlier.notes
             both = {label: _as_json(recorded(before[label])) for label in now if label in before}
             again = {label: now[label] for label in both}
@@ -196,6 +200,9 @@ def read_folder(path: Path) -> Folder:
                 f"{path} is of version {notes['version']}, and this program reads {VERSION}; use "
                 "the fedjax_ht that wrote it, or choose another --workdir"
             )
+        for note in notes.keys() & NOTES.keys():
+            if not isinstance(notes[note], NOTES[note]):
+                raise TypeError(f"run.{note} is {short(notes[note])}")
         return Folder(path, completed(fields), notes)
 
 
@@ -212,9 +219,9 @@ def read_run(workdir: Path, trust: bool = False) -> Plan:
     """
     refuse_links(workdir)
     folder = read_folder(workdir)
-    with naming(workdir / CONFIG):
+    with naming(workdir / CONFIG), trusting(trust):
         config = typed_config(folder.fields)
-        experiment = plan(config, begun=True, trust=trust)
+        experiment = plan(config, begun=True)
     prints = fingerprints(experiment.dataset, experiment.partitions)
     check_sums(folder.notes, prints, config, workdir)
     return experiment
@@ -420,7 +427,8 @@ def check_identity(label: str, folder: Path, expected: Identity) -> None:
       folder: the entry's folder, which need not exist.
       expected: the identity of the entry in this run.
     """
-    stored = read_identity(folder)
+    with trusting(False, expected.method["name"]):
+        stored = read_identity(folder)
     if stored is not None:
         lines = differences(stored, expected)
         if lines:

@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_ht.core.user_code import names_object, user_file, user_modules_in, user_place
+from fedjax_ht.core.user_code import (
+    names_object,
+    trusting,
+    user_file,
+    user_modules_in,
+    user_place,
+)
 from fedjax_ht.data.partition.registry import LIBRARY, PARTITIONS, PLANS
 from fedjax_ht.lab.cli import BadConfigFile, config_folder
 from fedjax_ht.lab.config.config_files import read_config_file
@@ -42,8 +48,9 @@ def read_trusted_run(workdir: Path, trust: bool) -> Plan:
         with naming(workdir / "config.json"):
             notes = {note: dict(content.get("run", {}).get(note, {})) for note in OWN}
         modules = notes.pop(MODULES)
-        for note, noted in notes.items():
-            _register(note, noted, trust)
+        with trusting(trust):
+            for note, noted in notes.items():
+                _register(note, noted, trust)
         folders = {config_folder(str(file)) for file in modules.values() if file is not None}
         with user_modules_in(*sorted(folders)):
             return read_run(workdir, trust)

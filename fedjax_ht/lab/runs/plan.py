@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -14,7 +14,7 @@ from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.user_code import module_folders, names_user_function
+from fedjax_ht.core.user_code import names_user_function, refuse_code
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import check_partition, make_partition, partition_options
 from fedjax_ht.data.partition.notes import check_split
@@ -23,7 +23,7 @@ from fedjax_ht.data.selection import of_classes, subset
 from fedjax_ht.data.shift import parse_shift, shifted
 from fedjax_ht.data.standardise import is_pending, standardised, with_scale
 from fedjax_ht.lab.config.base import AnyConfig, typed_config
-from fedjax_ht.lab.config.entries import Entry, as_run, entries_of, method_of, only
+from fedjax_ht.lab.config.entries import Entry, as_run, entries_of, only
 from fedjax_ht.lab.config.sections import Config, DatasetConfig, PartitionConfig, TrainingConfig
 from fedjax_ht.lab.readers import dataset_names, load_dataset, names_user_data, unknown_dataset
 from fedjax_ht.lab.readers.registry import normalised
@@ -110,7 +110,6 @@ class Plan(NamedTuple):
 def plan(
     config: AnyConfig,
     begun: bool = False,
-    trust: bool = True,
     *,
     dataset: Dataset | None = None,
     models: Mapping[str, nn.Module] | None = None,
@@ -121,7 +120,6 @@ def plan(
     Args:
       config: the config.
       begun: True for runs that have begun: weights that models started from may be gone.
-      trust: False refuses a config by which a user's own code is imported, see `settle`.
       dataset, models, methods: objects in place of names, see `make_experiment`.
 
     Raises:
@@ -129,7 +127,7 @@ def plan(
         right.
       ImportError: a package that the config needs is not installed. One line.
     """
-    settled = settle(config, trust, dataset=dataset, models=models, methods=methods)
+    settled = settle(config, dataset=dataset, models=models, methods=methods)
     config = settled.config
     recipes = [run.config.training for run in settled.runs.values()]
     read = make_dataset(config.dataset, config.partition, recipes, loaded=dataset)
@@ -182,7 +180,6 @@ def make_experiment(
 
 def settle(
     config: AnyConfig,
-    trust: bool = True,
     *,
     dataset: Dataset | None = None,
     models: Mapping[str, nn.Module] | None = None,
@@ -192,8 +189,6 @@ def settle(
 
     Args:
       config: the config to check.
-      trust: False refuses a config by which a user's own code is imported, before it is; see
-        `named_code`.
       dataset, models, methods: objects in place of names, see `make_experiment`.
 
     Raises:
@@ -204,8 +199,6 @@ def settle(
     config = with_names(typed_config(config), dataset, models, methods)
     check_together(config)
     options = simulation_options(config)
-    if not trust:  # before the options of its methods are asked for, which imports them
-        _refuse_code(_method_code(config))
     entries = entries_of(config)
     if options.privacy is not None:
         accounting()  # it is imported now, and not after the first round
@@ -213,8 +206,7 @@ def settle(
     for entry_config in configs:
         width_rates(entry_config.model.rates, config.partition.num_clients)
         check_group(entry_config.model.group)
-    if not trust:
-        _refuse_code(set().union(*map(named_code, entries, configs)))
+    refuse_code(set().union(*map(named_code, entries, configs)))
     codes, runs = uplink_steps(config, CODES), {}
     for entry, entry_config in zip(entries, configs):
         method = make_method(entry, entry_config.training, codes, objects=methods or {})
@@ -239,32 +231,10 @@ def named_code(entry: Entry, config: Config) -> set[str]:
     of_method = [value for value in entry.options.values() if isinstance(value, str)]
     texts = [*of_method, *itertools.filterfalse(names_folder, of_model)]
     names = set(filter(names_user_function, texts))
-    if names_user_data(config.dataset.name):
-        names.add(config.dataset.name)
+    names |= set(filter(names_user_data, (config.dataset.name, config.dataset.public or "")))
     if names_user_method(entry.method):
         names.add(entry.method)
     return names
-
-
-def _method_code(config: Config) -> set[str]:
-    """Returns every method that is a "module:function", of a config whose entries are not read."""
-    names = {str(config.method.name)}
-    for spec in config.entries:
-        if isinstance(spec, Entry):
-            names.add(spec.method)
-        else:
-            names.add(str(spec.get("method")) if isinstance(spec, Mapping) else method_of(spec))
-    return set(filter(names_user_method, names))
-
-
-def _refuse_code(names: Collection[str]) -> None:
-    """Refuses code of a user's own that nobody has allowed to be run."""
-    if names:
-        raise ValueError(
-            f"the config names {', '.join(sorted(names))}, which would be imported from "
-            f"{' or '.join(module_folders())} or where it is installed, and run; if you know whose "
-            "code that is, allow it by --trust, from Python by trust=True"
-        )
 
 
 def check_together(config: Config) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_ht as fl
+from fedjax_ht.core.user_code import trusting
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.data.selection import subset
 from fedjax_ht.lab.config.base import base_config
@@ -173,6 +174,7 @@ def test_a_file_of_a_prefix_comes_before_a_module(folder):
 def test_code_is_not_imported_without_trust(folder):
     config = base_config()
     config.dataset.name = "data_of_a_user:dataset"
-    with pytest.raises(ValueError, match=r"the config names data_of_a_user:dataset, which .*trust"):
-        settle(config, trust=False)
+    line = r"the config names data_of_a_user:dataset, which .*trust"
+    with trusting(False), pytest.raises(ValueError, match=line):
+        settle(config)
     assert "data_of_a_user" not in sys.modules

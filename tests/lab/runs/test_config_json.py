@@ -1,14 +1,17 @@
 """A run's config.json is checked, and imports code only where it is trusted."""
 
+import dataclasses
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from fedjax_ht.lab.config.base import base_config, typed_config
+from fedjax_ht.lab.config.entries import Entry
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.runs import evaluate, report
-from fedjax_ht.lab.runs.folder import VERSION, run_folder
+from fedjax_ht.lab.runs.folder import VERSION, identity_of, run_folder
 
 
 def folder_with(tmp_path, **changes):
@@ -96,6 +99,57 @@ def test_code_that_a_config_json_names_is_imported_if_it_is_trusted(tmp_path, ma
     with pytest.raises(ValueError, match="'spy_of_a_run:make' returns"):
         evaluate.load_run(folder, trust=True)
     assert marker.exists()
+
+
+def places_of(tree, place=()):
+    """Yields the path of every value in nested mappings and lists."""
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield (*place, key)
+        if isinstance(value, dict | list):
+            yield from places_of(value, (*place, key))
+
+
+def test_no_value_of_a_folder_is_imported_without_trust(tmp_path, marker, monkeypatch):
+    """Whatever a config.json or identity.json names, and whichever list of fields forgets it."""
+    data = np.zeros((400, 16, 16), np.uint8), np.arange(400) % 4
+    np.savez(tmp_path / "d.npz", images=data[0], labels=data[1])
+    config = base_config()
+    config.dataset.name, config.partition.num_clients = f"npz:{tmp_path}/d.npz", 2
+    fields = to_json(config) | {
+        "entries": [ENTRY | {"method": "local", "label": "local"}],
+        "run": {"version": VERSION, "data": "", "own_modules": {"a:b": "c"}, "objects": {}},
+    }
+    contents: dict = {"config.json": fields, "local/identity.json": None}
+    made = identity_of(Entry("local", "local", {}, {}, {}), typed_config(config), {})
+    contents["local/identity.json"] = json.loads(json.dumps(dataclasses.asdict(made)))
+    (tmp_path / "local").mkdir()
+
+    def write(changed):
+        for name, content in changed.items():
+            (tmp_path / name).write_text(json.dumps(content))
+
+    def reached(*_):  # all that may import code has come before
+        raise FileNotFoundError("reached")
+
+    monkeypatch.setattr(evaluate, "simulate", reached)
+    write(contents)
+    with pytest.raises(FileNotFoundError, match="reached"):
+        evaluate.load_run(tmp_path)
+    tried = 0
+    for name, content in contents.items():
+        for path in places_of(content):
+            changed = json.loads(json.dumps(content))
+            inner = changed
+            for key in path[:-1]:
+                inner = inner[key]
+            is_list = isinstance(inner[path[-1]], list)
+            inner[path[-1]] = ["spy_of_a_run:make"] if is_list else "spy_of_a_run:make"
+            write(contents | {name: changed})
+            with pytest.raises((ValueError, OSError)):
+                evaluate.load_run(tmp_path)
+            assert not marker.exists() and "spy_of_a_run" not in sys.modules, (name, path)
+            tried += 1
+    assert tried > 150
 
 
 def test_a_file_of_a_config_json_is_no_module(tmp_path, marker):

@@ -6,6 +6,7 @@ import pytest
 import fedjax_ht as fl
 from experiments.configs import ag_news
 from fedjax_ht.core.bucket import count_parameters
+from fedjax_ht.core.user_code import trusting
 from fedjax_ht.lab.runs.plan import plan, settle
 from fedjax_ht.lab.weights.start import weights_of_model
 from tests.hugging_face import write_folder
@@ -77,5 +78,6 @@ def test_a_folders_model_needs_its_tokenizer(tmp_path):
     config.model.group, config.method = group, fl.method_config("local")
     with pytest.raises(ValueError, match=r"the tokens of its own tokenizer alone; give"):
         plan(config)
-    settled = settle(config, trust=False)  # a folder runs no code
+    with trusting(False):  # a folder runs no code
+        settled = settle(config)
     assert weights_of_model(settled.config.model) == str(tmp_path / "bert" / "model.safetensors")
