@@ -82,6 +82,22 @@ class LocalTraining:
                 f"optimizer is {self.optimizer!r}; it must be an optax optimizer, such as "
                 "optax.adam(1e-3)"
             )
+        try:
+            trial_step(self.optimizer)
+        except TypeError as error:
+            if "required keyword-only argument" in str(error):
+                raise ValueError(
+                    f"optimizer needs {str(error).rpartition(': ')[2]} in each step, and clients "
+                    "give gradients alone; choose another, such as optax.adam(1e-3)"
+                ) from None
+        except Exception:  # of an optimiser for parameters of another form, such as of parts
+            return
+
+
+def trial_step(optimizer: optax.GradientTransformation) -> None:
+    """Traces a step of one weight: some of optax's optimisers need more than gradients."""
+    weight = jnp.zeros(1)
+    jax.eval_shape(lambda: optimizer.update(weight, optimizer.init(weight), weight))
 
 
 class Loss(NamedTuple):

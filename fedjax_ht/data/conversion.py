@@ -23,7 +23,8 @@ _MERGED = 0.01  # share of a column's values that float32 may make equal: chance
 
 
 def as_array(name: str, values: Any) -> np.ndarray:
-    """Returns an array-like as a NumPy array; an array itself, not a copy.
+    """Returns an array-like as a NumPy array without a mask or a matrix's rules; an array itself,
+    not a copy.
 
     Args:
       name: the name of the values, for the error.
@@ -31,17 +32,30 @@ def as_array(name: str, values: Any) -> np.ndarray:
         with `to_numpy`, or a list of numbers or of such arrays, all of one shape.
 
     Raises:
-      ValueError: it is none of these, or its parts have several shapes.
+      ValueError: it is none of these, its parts have several shapes, or a value is masked.
     """
-    if isinstance(values, np.ndarray):
-        return values
+    array = _any_array(name, values)
+    if masked := np.ma.count_masked(array):
+        raise ValueError(
+            f"{name} has {masked} masked values of {array.size}, which a device would read; fill "
+            "them in, values.filled(0), or leave their samples out"
+        )
+    return array if isinstance(array, np.memmap) else np.asarray(array)
+
+
+def _any_array(name: str, values: Any) -> np.ndarray:
+    """An array-like as an array of NumPy, which may be masked, or a matrix."""
     try:
+        if isinstance(values, np.ndarray):
+            return values
         if hasattr(values, "to_numpy"):
-            return np.asarray(values.to_numpy())
+            return np.asanyarray(values.to_numpy())
         if hasattr(values, "__array__"):
-            return np.asarray(values)
+            return np.asanyarray(values)
         if isinstance(values, Sequence) and not isinstance(values, str | bytes):
-            return np.asarray(list(values))
+            rows = list(values)
+            is_masked = any(isinstance(row, np.ma.MaskedArray) for row in rows)
+            return np.ma.array(rows) if is_masked else np.asarray(rows)
     except (ValueError, TypeError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(
@@ -263,8 +277,10 @@ def as_labels(name: str, labels: Any) -> np.ndarray:
         )
     if values.ndim != 1:
         hint = ""
-        if values.ndim == 2:
+        if values.ndim == 2 and np.isin(values, (0, 1)).all():
             hint = "; labels.argmax(1) makes them of a one for the class and zeros"
+            if several := np.count_nonzero(np.count_nonzero(values, 1) != 1):
+                hint = f", and {several} of {len(values)} rows have several ones, or none"
         raise ValueError(
             f"{name}: labels of shape {values.shape}; they must be one number a sample, [N]{hint}"
         )

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ht.check.names import kind_of_value
+from fedjax_ht.data.conversion import as_array
 
 
 class ClientIndices(NamedTuple):
@@ -74,9 +75,11 @@ def checked_sets(place: str, sets: Mapping[str, Any], num_samples: int) -> dict[
 def _as_indices(place: str, value: Any, num_samples: int) -> np.ndarray:
     """Returns indices as int64 [M]."""
     try:
-        indices = np.asarray(value)
-    except ValueError:  # lists of several lengths in each other
-        indices = np.array(None)
+        indices = as_array(place, value)
+    except ValueError:
+        if np.ma.isMaskedArray(value):
+            raise
+        indices = np.array(None)  # lists of several lengths in each other, or no array
     if indices.dtype == bool:
         raise ValueError(
             f"{place} is a boolean mask of {indices.size} entries; it must be the indices of the "

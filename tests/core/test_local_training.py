@@ -324,3 +324,13 @@ def test_take_batch_normalises_and_masks():
     want = (np.asarray(data.inputs)[[2, 6]] / 255 - 0.25) / 0.5
     assert batch.x.dtype == jnp.float32 and batch.x.shape == (3, 2, 2, 1)
     np.testing.assert_allclose(batch.x[:2], want, rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimiser_that_needs_more_than_gradients_is_refused_at_once():
+    for optimizer in (optax.lbfgs(0.1), optax.chain(optax.clip(1.0), optax.polyak_sgd())):
+        with pytest.raises(
+            ValueError, match=r"optimizer needs 'value'.* clients give gradients alone"
+        ):
+            LocalTraining(optimizer)
+    parts = {"a": optax.sgd(0.1), "b": optax.adam(0.1)}  # of parameters of its own form
+    LocalTraining(optax.multi_transform(parts, {"a": "a", "b": "b"}))

@@ -139,7 +139,9 @@ def test_grey_images_of_bytes_need_no_axis_of_channels():
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (np.eye(4, 2), r"labels of shape \(4, 2\); they must be one number a sample"),
+        (np.eye(2)[[0, 1, 1, 0]], r"shape \(4, 2\); .* a sample, \[N\]; labels.argmax"),
+        (np.ones((4, 2)), r"a sample, \[N\], and 4 of 4 rows have several ones, or none$"),
+        (np.full((4, 2), 0.5), r"a sample, \[N\]$"),
         ([0, 1, 1 << 40, 0], r"labels run from 0 to 1.09951e\+12; they must be from 0 to 99,999"),
         (np.array([0, 1, 1 << 63, 0], np.uint64), "they must be from 0 to 99,999"),
         ([0, 1, -1, 0], "labels run from -1 to 1"),
@@ -152,6 +154,38 @@ def test_grey_images_of_bytes_need_no_axis_of_channels():
 def test_labels_that_are_no_classes_are_refused(labels, message):
     with pytest.raises(ValueError, match=message):
         fl.Dataset("d", ROWS, labels, NAMES)
+
+
+MASKED = np.ma.array([0, 1, 1, 0], mask=[0, 0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"labels": MASKED},
+        {"labels": list(MASKED)},
+        {"inputs": np.ma.array(ROWS, mask=np.array(ROWS) > 8)},
+        {"inputs": [np.ma.array(row, mask=np.array(row) > 8) for row in ROWS]},
+        {"inputs": {"x": Frame(ROWS), "y": MASKED}},
+        {"groups": MASKED},
+        {"official": {"train": np.ma.array([0, 1], mask=[0, 1]), "test": [2]}},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Warning. converting a masked element")
+def test_masked_values_are_refused(given):
+    with pytest.raises(ValueError, match=r"has 1 masked values of .*values.filled\(0\), or leave"):
+        fl.Dataset("d", **{"inputs": ROWS, "labels": LABELS, "class_names": NAMES} | given)
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_arrays_without_masked_values_and_matrices_are_plain_arrays():
+    for rows, labels in (
+        (np.ma.array(ROWS), np.ma.array(LABELS)),
+        (np.asmatrix(ROWS), np.asmatrix(LABELS).T),
+    ):
+        dataset = fl.Dataset("d", rows, labels, NAMES)
+        assert type(dataset.inputs) is np.ndarray and dataset.inputs[0].shape == (2,)
+        assert dataset.labels.tolist() == LABELS
 
 
 def test_labels_of_other_forms_are_taken():

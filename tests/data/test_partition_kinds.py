@@ -272,12 +272,19 @@ def test_check_accepts_defaults():
         ("few_shot", 3, {"shots": 4}, "class 0 has 10 samples, but 4 shots for 3 clients are 12"),
         ("few_shot", 3, {"shots": 2, "test_shots": 2}, "class 0 has 10 samples, but 2 shots and"),
         ("pathological", 15, {}, "class 0 has 10 samples, too few for the 15 clients that share"),
-        ("iid", 21, {}, "leaves client 0 of 21 without training samples; toy has 20 samples"),
+        ("iid", 21, {}, "leaves some of 21 clients without training samples; toy has 20 samples"),
     ],
 )
 def test_data_that_does_not_fit(kind, num_clients, options, message):
     with pytest.raises(ValueError, match=message):
         make_partition(kind, make_dataset([10, 10]), num_clients, **options)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "practical", "pathological"])
+def test_more_clients_than_samples_are_refused_at_once(kind):
+    with pytest.raises(ValueError, match=f"{kind}' leaves some of 20000 clients without .* works"):
+        make_partition(kind, make_dataset([5000, 5000]), 20_000)
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,9 @@ def _even_rows(indices: np.ndarray, num_rows: int) -> np.ndarray:
     return indices[: num_rows * width].reshape(num_rows, width)
 
 
+_HOPELESS = 10
+
+
 def _draw(
     labels: np.ndarray,
     num_clients: int,
@@ -209,6 +212,8 @@ def _draw(
 ) -> Plan:
     """Draws until every client has the minimum; a client that holds `capacity` takes no more."""
     largest = 0
+    if num_clients * min_samples > len(labels):  # tries show what would be possible, nothing more
+        max_tries = min(max_tries, _HOPELESS)
     for _ in range(max_tries):
         plan = _try(labels, num_clients, num_classes, rng=rng, alpha=alpha, capacity=capacity)
         if plan is None:

@@ -153,6 +153,12 @@ def _split(
     if dataset.public is not None:
         private, kept = private_part(dataset)
         return at_places(_split(kind, private, num_clients, seed, options), kept)
+    place = f"{dataset.name} has {len(dataset.labels)} samples"
+    if (kind in PLANS or kind == "dfrd") and num_clients > len(dataset.labels):
+        raise ValueError(
+            f"partition {kind!r} leaves some of {num_clients} clients without training samples; "
+            f"{place}"
+        )
     rng, planned, shares = np.random.RandomState(seed), dict(options), {}
     if kind in PLANS:
         for name in _options(split_plan):
@@ -166,12 +172,11 @@ def _split(
         if not len(client.train):
             raise ValueError(
                 f"partition {kind!r} leaves client {i} of {num_clients} without training samples; "
-                f"{dataset.name} has {len(dataset.labels)} samples"
+                f"{place}"
             )
     if not any(len(client.test) for client in partition):
         raise ValueError(
-            f"partition {kind!r} leaves none of {num_clients} clients a test sample; "
-            f"{dataset.name} has {len(dataset.labels)} samples"
+            f"partition {kind!r} leaves none of {num_clients} clients a test sample; {place}"
         )
     return partition
 
@@ -189,6 +194,9 @@ def _what_works(
     values |= options
     for change in remedies(dataset, num_clients, values, drawn):
         changed = {"num_clients": num_clients} | options | change
+        least = (values | change).get("min_samples") or 1
+        if kind in PLANS and changed["num_clients"] * least > len(dataset.labels):
+            continue
         try:
             check_partition(kind, num_classes=dataset.num_classes, **changed)
             tries = {}

@@ -28,6 +28,7 @@ from fedjax_ht.lab.safe.archive import Origin, files_below
 from fedjax_ht.lab.safe.bounded import open_regular, read_whole
 from fedjax_ht.lab.safe.limits import numbered_classes
 
+_READ_AGAIN = 50  # items of a data set of PyTorch: a random transform may leave some as they are
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -82,12 +83,14 @@ def from_torch(dataset: Any, class_names: Sequence[str] | None, name: str) -> Da
     pairs = [_pair(name, i, dataset) for i in range(count)]
     if not pairs:
         raise ValueError(f"{name} has no samples")
-    again = _pair(name, 0, dataset)[0]
-    if again.shape == pairs[0][0].shape and not np.array_equal(again, pairs[0][0]):
-        raise ValueError(
-            f"{name}: sample 0 differs when it is read again, as of a random transform; leave that "
-            "out, since samples are read once (training.augmentation augments in training)"
-        )
+    for i in np.unique(np.linspace(0, count - 1, _READ_AGAIN, dtype=int)).tolist():
+        again = _pair(name, i, dataset)
+        if not all(np.array_equal(x, y, equal_nan=True) for x, y in zip(pairs[i], again)):
+            raise ValueError(
+                f"{name}: sample {i} differs when it is read again, as of a random transform; "
+                "leave that out, since samples are read once (training.augmentation augments in "
+                "training)"
+            )
     labels = as_labels(name, [label for _, label in pairs])
     x = as_array(f"{name}: samples", [sample for sample, _ in pairs])
     names = class_names or getattr(dataset, "classes", None)
@@ -224,7 +227,12 @@ def hugging_face_table(dataset: Any, own_files: bool = False) -> Table:
 def _arrow(part: Any, columns: Sequence[str], own_files: bool) -> pa.Table:
     """The table of a set; images are the content of their files."""
     if not hasattr(part, "with_format"):  # an object with the columns of a datasets.Dataset
-        return pa.table({name: arrow_column(name, part[name]) for name in columns})
+        return pa.table({name: _column(part, name) for name in columns})
+    if dict(getattr(part, "format", {})).get("type") == "custom":
+        raise ValueError(
+            "it has a transform of its own (set_transform), which is not applied; map() its rows, "
+            "or take it off with reset_format()"
+        )
     # a list of Python's objects takes fifty times as long
     data = part.with_format("arrow")[:].select(columns)
     for i, field in enumerate(data.schema):
@@ -236,6 +244,22 @@ def _arrow(part: Any, columns: Sequence[str], own_files: bool) -> pa.Table:
                 images.append(image and {"bytes": image["bytes"]})
             data = data.set_column(i, field.name, pa.array(images))
     return data
+
+
+def _column(part: Any, name: str) -> pa.Array | pa.ChunkedArray:
+    """A column of an object, which gives the same values again."""
+    try:
+        columns = [arrow_column(name, part[name]) for _ in range(2)]
+    except (LookupError, TypeError, OSError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(f"column {name!r} cannot be read ({reason})") from error
+    first, again = columns
+    if not first.equals(again) and str(first.to_pylist()) != str(again.to_pylist()):  # NaN is NaN
+        raise ValueError(
+            f"column {name!r} differs when it is read again, as of a random transform; leave that "
+            "out, since samples are read once"
+        )
+    return first
 
 
 def _official(sets: Mapping[str, Any]) -> dict[str, np.ndarray]:

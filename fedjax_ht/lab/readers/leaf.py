@@ -215,6 +215,8 @@ def _samples(users: Sequence[_User]) -> Raw:
     if len(widths) > 1:
         first, second = sorted(widths)[:2]
         raise ValueError(f"some users have samples of shape {first} and others of {second}")
+    if kind == "images":
+        return Raw(_pixels([user.inputs for user in users]), labels, names)
     inputs = np.concatenate([user.inputs for user in users])
     if kind != "letters":
         return Raw(inputs, labels, names)
@@ -274,20 +276,34 @@ def _converted_numbers(owner: str, x: list, labels: np.ndarray) -> _User:
         raise ValueError(f"{owner} has samples that are neither texts nor numbers alone")
     values = as_array(f"{owner}: x", x)
     if values.shape[1:] == (SIDE * SIDE,):
-        return _User("images", _pixels(owner, values), labels)
+        top = 1 if values.dtype.kind == "f" else 255
+        if not (values.min() >= 0 and values.max() <= top):  # NaN fails both
+            raise ValueError(
+                f"{owner} has pixels from {values.min():g} to {values.max():g}; they must be "
+                "floats in [0, 1] or integers from 0 to 255"
+            )
+        # int16 remembers that it has integers, until all users are known
+        inputs = np.round(values * 255).astype(np.uint8) if top == 1 else values.astype(np.int16)
+        return _User("images", inputs, labels)
     return _User("rows", as_stored(f"{owner}: x", values.astype(np.float64)), labels)
 
 
-def _pixels(owner: str, values: np.ndarray) -> np.ndarray:
-    """Images uint8 [n, 28, 28, 1] of rows of pixels, floats in [0, 1] or integers up to 255."""
-    top = 1 if values.dtype.kind == "f" else 255
-    if not (values.min() >= 0 and values.max() <= top):  # NaN fails both
-        raise ValueError(
-            f"{owner} has pixels from {values.min():g} to {values.max():g}; they must be floats in "
-            "[0, 1] or integers from 0 to 255"
-        )
-    scaled = np.round(values * (255 // top)).astype(np.uint8)
-    return scaled.reshape(-1, SIDE, SIDE, 1)
+def _pixels(users: Sequence[np.ndarray]) -> np.ndarray:
+    """Images uint8 [N, 28, 28, 1] of all users' rows of pixels, uint8 of floats in [0, 1] and int16
+    of integers. Beside floats, integers of 0 and 1 are floats that a writer has shortened.
+
+    Raises:
+      ValueError: some users have floats, and others larger integers. One line.
+    """
+    whole = [x for x in users if x.dtype == np.int16]
+    if 0 < len(whole) < len(users):
+        if large := [x.max() for x in whole if x.max() > 1]:
+            raise ValueError(
+                f"pixels of {len(users) - len(whole)} users are floats in [0, 1], and of "
+                f"{len(large)} integers up to {max(large)}; write all of them on one scale"
+            )
+        users = [x * 255 if x.dtype == np.int16 else x for x in users]
+    return np.concatenate([x.astype(np.uint8) for x in users]).reshape(-1, SIDE, SIDE, 1)
 
 
 def _letters(owner: str, x: list, y: list) -> tuple[np.ndarray, np.ndarray]:

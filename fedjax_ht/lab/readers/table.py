@@ -403,11 +403,13 @@ def arrow_column(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
     Raises:
       ValueError: its values are of several kinds, or arrays of several shapes. One line.
     """
+    if np.ma.isMaskedArray(values):
+        values = as_array(f"column {name!r}", values)
     first = next((value for value in values if value is not None), None)
     if hasattr(first, "getbands"):  # an image of Pillow
         values = [image and {"bytes": _encoded(image)} for image in values]
     elif first is not None and np.ndim(first) > 0 and not isinstance(first, str | bytes | Mapping):
-        x = as_array(f"column {name!r}", [np.asarray(value) for value in values])
+        x = as_array(f"column {name!r}", [as_array(f"column {name!r}", v) for v in values])
         flat = pa.array(x.reshape(-1))
         for side in reversed(x.shape[1:]):
             flat = pa.FixedSizeListArray.from_arrays(flat, side)

@@ -194,10 +194,10 @@ def adapter_ranks(text: str) -> tuple[int, ...]:
         numbers = tuple(int(rank) for rank in ranks)
     except ValueError:
         numbers = ()
-    if not text.startswith("rank=") or not numbers or min(numbers) < 1:
+    if not text.startswith("rank=") or not numbers or not 1 <= min(numbers) <= max(numbers) < 1e5:
         raise ValueError(
-            f"model.lora is {text!r}; it must be empty or ranks of at least 1 that clients take in "
-            "turn, such as rank=2,4,8"
+            f"model.lora is {text!r}; it must be empty or ranks from 1 to 99,999 that clients take "
+            "in turn, such as rank=2,4,8"
         )
     return numbers
 

@@ -8,17 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from fedjax_ht.check.named_numbers import read_spec
 from fedjax_ht.check.names import kind_of_value, meant, unknown, unknown_option
-from fedjax_ht.check.options import Count, Part
+from fedjax_ht.check.options import Count, NonNegative, Part, Rest, check_value
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.keys import Purpose, host_generator
-from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.local_training import LocalTraining, trial_step
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.recipes import OTHERS, by_architecture
 from fedjax_ht.core.user_code import OBJECT, failure, names_object
@@ -189,6 +187,10 @@ def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
     return optax.chain(*steps)
 
 
+_DECAYS = ("b1", "b2", "b3", "decay", "momentum", "rho")
+"""Options of optax that are shares of a mean or of a trace; all others are at least 0."""
+
+
 def _of_optax(training: TrainingConfig) -> optax.GradientTransformation:
     """Returns the optimiser that "optax:NAME/OPTION=NUMBER/..." names."""
     text = training.optimizer
@@ -209,11 +211,11 @@ def _of_optax(training: TrainingConfig) -> optax.GradientTransformation:
                 f"name its own number behind it, such as optax:{name}/b1=0.8"
             )
     numbers = dict(_option(text, name, list(options), setting) for setting in settings)
+    if len(numbers) < len(settings):
+        raise ValueError(f"training.optimizer is {text!r}; give each of its numbers once")
     try:
         made = factory(learning_rate=training.learning_rate, **numbers)
-        # a step of one weight; some of optax's need more than gradients
-        weight = jnp.zeros(1)
-        jax.eval_shape(lambda: made.update(weight, made.init(weight), weight))
+        trial_step(made)
     except Exception as error:
         line = str(error).partition("\n")[0]
         raise ValueError(f"training.optimizer is {text!r}, which cannot be used: {line}") from error
@@ -227,9 +229,11 @@ def _option(text: str, name: str, known: list[str], setting: str) -> tuple[str, 
     if option not in known:
         raise ValueError(unknown_option(f"optax.{name}", option, known))
     try:
-        return option, float(number)
+        value = float(number)
     except ValueError:
         raise ValueError(f"training.optimizer is {text!r}; {setting!r} is no number") from None
+    check_value(f"training.optimizer: {option}", value, Rest if option in _DECAYS else NonNegative)
+    return option, value
 
 
 def schedule(text: str) -> optax.Schedule | None:

@@ -28,7 +28,7 @@ from fedjax_ht.lab.config.sections import Config, DatasetConfig, PartitionConfig
 from fedjax_ht.lab.readers import dataset_names, load_dataset, names_user_data, unknown_dataset
 from fedjax_ht.lab.readers.registry import normalised
 from fedjax_ht.lab.runs.devices import client_values
-from fedjax_ht.lab.runs.federation import check_group, make_clients, width_rates
+from fedjax_ht.lab.runs.federation import adapter_ranks, check_group, make_clients, width_rates
 from fedjax_ht.lab.runs.method import (
     check_pretraining,
     make_method,
@@ -206,6 +206,7 @@ def settle(
     for entry_config in configs:
         width_rates(entry_config.model.rates, config.partition.num_clients)
         check_group(entry_config.model.group)
+        adapter_ranks(entry_config.model.lora or "rank=1")
     refuse_code(set().union(*map(named_code, entries, configs)))
     codes, runs = uplink_steps(config, CODES), {}
     for entry, entry_config in zip(entries, configs):

@@ -149,7 +149,21 @@ class Jittered(list):
         return RNG.normal(size=3), i % 2
 
 
+class Flipped(list):
+    """A transform that leaves the first items as they are, and changes the last."""
+
+    def __getitem__(self, i):
+        return np.arange(3.0) + i, int(RNG.integers(1 << 30)) if i == len(self) - 1 else 0
+
+
+class Broken(list):
+    def __getitem__(self, i):
+        raise OSError("image file is truncated")
+
+
 TORCH = {
+    "sample 79 differs when it is read again": Flipped([0] * 80),
+    "item 0 cannot be read (image file is truncated)": Broken([0]),
     "it must have a length and samples by index": iter([1]),
     "item 0 is a tuple; it must be a pair of sample and label": [(1, 2, 3)],
     "torch has no samples": [],
@@ -180,6 +194,19 @@ def test_a_dict_of_hugging_face_by_set():
     assert dataset.official["test"].tolist() == list(range(6, 12))
 
 
+class Hidden(HuggingFace):
+    column_names = property(lambda self: ["image", "label"], lambda self, names: None)
+
+
+class Drawn(HuggingFace):
+    def __getitem__(self, name):
+        return RNG.normal(size=2)
+
+
+class Transformed(HuggingFace):
+    format, with_format = {"type": "custom"}, None
+
+
 HF = {
     "its sets are train, rest, of which rest is not called": {
         "train": hugging_face(pictures()),
@@ -188,6 +215,11 @@ HF = {
     "it is a list; it must be a datasets.Dataset": [1, 2],
     "column 'label' has -1 in row 2, which is none": hugging_face(pictures(), (0, 1, -1, 1, 0, 1)),
     "column 'image' has images of several": hugging_face([*pictures()[:3], *pictures(9)[:3]]),
+    "column 'image' cannot be read ('image')": Hidden({"label": [0]}, hugging_face([]).features),
+    "column 'x' differs when it is read again": Drawn(
+        {"x": [0], "label": [0]}, {"x": 0, "label": 0}
+    ),
+    "it has a transform of its own (set_transform)": Transformed({"label": [0]}, {"label": 0}),
     "row 5 has no image in column 'image'": hugging_face([*pictures()[:5], None]),
 }
 

@@ -67,6 +67,15 @@ def test_integers_are_pixels_too(tmp_path):
     assert load_dataset("leaf:leaf/all_data_0.json", tmp_path).groups.tolist() == [0, 0]
 
 
+def test_pixels_of_all_users_have_one_scale(tmp_path):
+    (tmp_path / "leaf").mkdir()
+    ones, floats = ([1] * 784, 0), ([1.0] * 784, 1)
+    (tmp_path / "leaf" / "a.json").write_text(leaf(a=[floats], b=[ones]))
+    assert load_dataset("leaf:leaf", tmp_path).inputs.min() == 255
+    (tmp_path / "leaf" / "a.json").write_text(leaf(a=[floats], b=[([7] * 784, 0)]))
+    refused("1 users are floats in [0, 1], and of 1 integers up to 7", "leaf:leaf", tmp_path)
+
+
 def test_sent140(tmp_path):
     dataset = load_dataset(*made(tmp_path, SENT140), None, 3)
     assert dataset.class_names == ("negative", "positive") and dataset.vocabulary == 5

@@ -95,7 +95,9 @@ def test_a_folder_is_an_extractor(tmp_path):
     assert set(layers) == {"query", "value"} and layers["query"]["lora_a"].shape == (2, 2, 8)
 
 
-@pytest.mark.parametrize("text", ["2,4", "rank=", "rank=0", "rank=2,x", "rank=2.5"])
+@pytest.mark.parametrize(
+    "text", ["2,4", "rank=", "rank=0", "rank=2,x", "rank=2.5", "rank=nan", "rank=100000"]
+)
 def test_other_words_for_ranks_are_refused(text):
     with pytest.raises(ValueError, match=r"^model.lora is .*; it must be empty or ranks"):
         adapter_ranks(text)

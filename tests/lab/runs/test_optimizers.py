@@ -1,6 +1,7 @@
 """Optimisers by their names in optax, and recipes of single architectures."""
 
 import dataclasses
+import inspect
 
 import chex
 import jax.numpy as jnp
@@ -47,12 +48,24 @@ def test_decay_of_the_config_comes_before_it():
         ("optax:adamw/learning_rate=1", "optax.adamw has no option 'learning_rate'"),
         ("optax:adamw/b1=much", "'b1=much' is no number"),
         ("optax:lbfgs", "which cannot be used: "),
+        ("optax:lion/b1=0.9/b1=0.8", "'optax:lion/b1=0.9/b1=0.8'; give each of its numbers once"),
     ],
 )
 def test_what_is_no_optimiser_is_said_in_a_line(text, message):
     with pytest.raises(ValueError, match=message) as error:
         optimizer(TrainingConfig(optimizer=text))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lion", "rmsprop", "novograd", "adadelta"])
+def test_numbers_in_its_text_are_bounded(name):
+    for option, parameter in inspect.signature(getattr(optax, name)).parameters.items():
+        if option == "learning_rate" or type(parameter.default) is not float:
+            continue
+        is_share = option in ("b1", "b2", "decay", "rho")
+        for number in ("nan", "inf", "-inf", "1e999", "-0.1", *["1", "2", "1_0"] * is_share):
+            with pytest.raises(ValueError, match=rf"optimizer: {option} is .*; it must be a numb"):
+                optimizer(TrainingConfig(optimizer=f"optax:{name}/{option}={number}"))
 
 
 @pytest.mark.parametrize("field", ["momentum", "beta1"])
