@@ -1,5 +1,11 @@
-"""What the labels of a set mean: doubts on the names of its classes."""
+"""What the numbers of a set mean: names of classes and columns, texts of token ids.
 
+Sets are joined where these agree (`meaning_sums`). Names of classes that are probably one, or none,
+give a warning (`name_doubts`, `coding_doubts`).
+"""
+
+import hashlib
+import json
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -8,6 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_ht.check.names import listed
+from fedjax_ht.data.reading import Reading
+
+MEANING = ("classes", "columns", "tokens")
+"""What has names, the checksums of which two sides compare."""
 
 _MISSING = {
     *("", "?", "-", "--", ".", "na", "n/a", "n.a.", "nan", "nat", "none", "null", "nil", "<na>"),
@@ -142,3 +152,13 @@ def coding_doubts(
         f"classes are joined by name, and differ: {'; '.join(parts)}; if these are two codings of "
         "the same classes, bring them into one"
     ]
+
+
+def meaning_sums(class_names: Sequence[str], reading: Reading | None) -> dict[str, str | None]:
+    """Returns a SHA-256 of the names of classes, of columns, and of token texts, in order; None
+    where columns or tokens have none."""
+    record = reading or Reading()
+    sums: dict[str, str | None] = {}
+    for what, names in zip(MEANING, (class_names, record.features, record.token_texts)):
+        sums[what] = hashlib.sha256(json.dumps(list(names)).encode()).hexdigest() if names else None
+    return sums

@@ -10,8 +10,10 @@ import dataclasses
 import jax
 import numpy as np
 
+from fedjax_ht.check.names import listed
 from fedjax_ht.core.inputs import described
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.selection import of_samples
 
 HOLD_OUT = "hold_out:"
@@ -71,16 +73,21 @@ def held_out(dataset: Dataset, share: float, seed: int) -> Dataset:
 def beside(dataset: Dataset, other: Dataset) -> Dataset:
     """Puts another set beside a dataset as its public set.
 
-    Its labels count if its classes have the same names; they are hidden as 0 otherwise.
+    Its labels count if its classes have the same names, in any order; they are hidden as 0
+    otherwise. Columns of a table are found by their names.
 
     Raises:
-      ValueError: its samples have another shape, dtype or vocabulary, or some of them are samples
-        of the dataset, which clients may test on. One line.
+      ValueError: its samples have another shape, dtype, vocabulary or other columns, or some of
+        them are samples of the dataset, which clients may test on. One line.
     """
+    other = _in_columns_of(dataset, other)
     _check_alike(dataset, other)
     first = len(dataset.labels)
-    same_classes = dataset.class_names == other.class_names
-    labels = other.labels if same_classes else np.zeros_like(other.labels)
+    same_classes = set(dataset.class_names) == set(other.class_names)
+    labels = np.zeros_like(other.labels)
+    if same_classes:
+        labels = np.array([dataset.class_names.index(name) for name in other.class_names])
+        labels = labels[other.labels]
     groups = dataset.groups
     if groups is not None:
         groups = np.pad(groups, (0, len(labels)))  # of no client, and never read
@@ -92,6 +99,38 @@ def beside(dataset: Dataset, other: Dataset) -> Dataset:
         public=np.arange(first, first + len(labels)),
         public_is_labelled=same_classes,
     )
+
+
+def _in_columns_of(dataset: Dataset, other: Dataset) -> Dataset:
+    """The other set with the columns of a table, or the token ids, of the dataset.
+
+    Raises:
+      ValueError: it has other columns, or its ids stand for other tokens. One line.
+    """
+    (columns, tokens), (of_other, other_tokens) = map(_names, (dataset, other))
+    place = f"public is {other.name!r}, whose"
+    if tokens and other_tokens and tokens != other_tokens:
+        raise ValueError(
+            f"{place} token ids are of other tokens than those of {dataset.name}; give "
+            "dataset.tokenizer, which numbers the tokens of both"
+        )
+    if not columns or not of_other or columns == of_other:
+        return other
+    if different := set(columns) ^ set(of_other):
+        raise ValueError(
+            f"{place} columns are not those of {dataset.name}: only one of the two has "
+            f"{listed(sorted(different))}; both must have the same"
+        )
+    order = [of_other.index(column) for column in columns]
+    return dataclasses.replace(other, inputs=other.inputs[:, order])
+
+
+def _names(dataset: Dataset) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the columns of a table of numbers, and the texts of tokens; () without."""
+    reading, inputs = dataset.reading or Reading(), dataset.inputs
+    is_table = isinstance(inputs, np.ndarray) and inputs.shape[1:] == (len(reading.features),)
+    columns = reading.features if is_table and dataset.vocabulary is None else ()
+    return columns, reading.token_texts
 
 
 def _check_alike(dataset: Dataset, other: Dataset) -> None:

@@ -23,6 +23,7 @@ from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.trees import PyTree, take
 from fedjax_ht.data.client_data import mixed, stack
 from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.data.meaning import meaning_sums
 from fedjax_ht.data.public import beside
 from fedjax_ht.deploy.noise import (
     LEDGER_FILE,
@@ -139,6 +140,7 @@ def make_client(
         "client": client_id,
         "counts": PLACEHOLDER_COUNTS if plan.unit == "upload" else counts,
         "task": task_as_json(task),
+        "meaning": meaning_sums(dataset.class_names, dataset.reading),
         "flops": _round_flops(plan, federation, bucket, stacked),
         **description(plan),
     }

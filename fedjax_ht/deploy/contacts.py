@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ht.data.meaning import MEANING
 from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.headers import invalid_hello, printable
 from fedjax_ht.deploy.messages import Envelope
@@ -16,7 +17,7 @@ from fedjax_ht.lab.report.bad_clients import named
 from fedjax_ht.lab.runs.folder import read_json
 
 CLIENTS_FILE = "clients.json"
-KEPT_ENTRIES = ("client", "counts", "flops", "task")
+KEPT_ENTRIES = ("client", "counts", "flops", "task", "meaning")
 """Entries of a reply to "hello" that a run keeps, of all its clients."""
 MOST_SAMPLES = 10_000_000
 """By default, of each split of a client."""
@@ -69,16 +70,28 @@ def all_headers(
         )
     if absent := sorted(set(headers) - set(present)):
         warn(f"going on without {named(absent)}: not to be reached")
-    task = headers[0]["task"]
-    for client, header in headers.items():
-        if header["task"] != task:
-            raise ValueError(
-                f"client {client} has samples of {printable(str(header['task']))}, client 0 of "
-                f"{printable(str(task))}; all must be alike"
-            )
+    for client, header in (*headers.items(), *present.items()):
+        _refuse_unlike(client, header, headers[0])
     if not known:
         write_clients(folder / CLIENTS_FILE, headers)
     return headers
+
+
+def _refuse_unlike(client: int, header: dict[str, Any], first: dict[str, Any]) -> None:
+    """Refuses a client whose samples, or what their numbers mean, are not those of client 0."""
+    if header["task"] != first["task"]:
+        raise ValueError(
+            f"client {client} has samples of {printable(str(header['task']))}, client 0 of "
+            f"{printable(str(first['task']))}; all must be alike"
+        )
+    for what in MEANING:
+        pair = header["meaning"][what], first["meaning"][what]
+        if None not in pair and pair[0] != pair[1]:
+            raise ValueError(
+                f"client {client} has other names of {what} than client 0, or another order of "
+                "them; every client's data need the same, in one order (class_names of an .npz, "
+                "columns of a table, one tokenizer)"
+            )
 
 
 def hello(plan: Plan) -> Envelope:

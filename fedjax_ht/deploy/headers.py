@@ -6,11 +6,13 @@ client's) or `answers.read_request` (a server's) before it is used.
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
+from fedjax_ht.data.meaning import MEANING
 from fedjax_ht.lab.runs.json_files import MAX_LEVELS, deeper
 
 HEADER_BYTES = 1 << 16  # of a header's JSON text, at most
@@ -90,6 +92,7 @@ class Expected(NamedTuple):
 def invalid_hello(header: dict[str, Any]) -> str:
     """Names the first entry of a reply to "hello" that is missing or invalid; "" without any."""
     checks = {"client": is_count, "counts": _is_counts, "flops": _is_amount, "task": _is_task}
+    checks["meaning"] = _is_meaning
     for name, is_valid in checks.items():
         if not is_valid(header.get(name)):
             return name
@@ -178,6 +181,14 @@ def _is_task(x: Any) -> bool:
     if not all(is_count(n) and n > 0 for n in shape + sizes):
         return False
     return math.prod(shape) < 2**31 and max(sizes) < 2**24
+
+
+def _is_meaning(x: Any) -> bool:
+    """Returns whether a value has the form of `meaning_sums`."""
+    if not isinstance(x, dict) or set(x) != set(MEANING) or x["classes"] is None:
+        return False
+    sums = [value for value in x.values() if value is not None]
+    return all(isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) for value in sums)
 
 
 def _is_scores(x: Any, splits: Sequence[str], expected: Expected) -> bool:

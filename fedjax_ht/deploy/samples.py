@@ -147,6 +147,8 @@ def write_samples(path: Path, dataset: Dataset, indices: ClientIndices) -> None:
     if isinstance(taken.preprocess, Standardised):
         arrays["standard_mean"] = np.asarray(taken.preprocess.mean)
         arrays["standard_std"] = np.asarray(taken.preprocess.std)
+    if taken.reading and taken.inputs.shape[1:] == (len(taken.reading.features),):
+        arrays["column_names"] = np.array(taken.reading.features)
     for part in ("val", "test"):
         arrays[f"official_{part}"] = np.isin(np.arange(len(taken.labels)), getattr(parts, part))
     if taken.vocabulary is not None:

@@ -8,6 +8,7 @@ import pytest
 import fedjax_ht as fl
 from fedjax_ht.core.federation import PublicSet
 from fedjax_ht.data.public import beside, check_apart, held_out, hold_out_share
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.selection import subset
 
 RNG = np.random.default_rng(0)
@@ -79,6 +80,37 @@ def test_labels_of_other_classes_are_hidden():
     joined = beside(DATASET, foreign)
     assert joined.public_set == PublicSet(6, False)
     assert not joined.labels[joined.public].any() and joined.class_names == DATASET.class_names
+
+
+def test_classes_in_another_order_are_found_by_name():
+    other = fl.Dataset("other", images(6), np.arange(6) % 4, tuple("dcba"))
+    joined = beside(DATASET, other)
+    assert joined.labels[joined.public].tolist() == [3, 2, 1, 0, 3, 2] and joined.public_is_labelled
+
+
+def table(name: str, columns: str, **fields) -> fl.Dataset:
+    rows = RNG.normal(size=(6, len(columns)))
+    record = Reading(features=tuple(columns), **fields)
+    return fl.Dataset(name, rows, np.arange(6) % 2, ("a", "b"), reading=record)
+
+
+def test_columns_are_found_by_name_and_others_are_refused():
+    mine, other = table("mine", "uvw"), table("other", "wuv")
+    joined = beside(mine, other)
+    np.testing.assert_array_equal(joined.inputs[joined.public], other.inputs[:, [1, 2, 0]])
+    with pytest.raises(ValueError, match="only one of the two has w, z"):
+        beside(mine, table("other", "uvz"))
+
+
+def test_ids_of_other_tokens_are_refused():
+    def texts(word: str, first: int) -> fl.Dataset:
+        record = Reading(features=("text",), token_texts=("", "?", word))
+        fields = {"vocabulary": 3, "reading": record}
+        return fl.Dataset("t", np.array([[first, 1], [first, 2]]), [0, 1], ("a", "b"), **fields)
+
+    assert beside(texts("cat", 0), texts("cat", 1)).public_is_labelled
+    with pytest.raises(ValueError, match="token ids are of other tokens"):
+        beside(texts("cat", 0), texts("dog", 1))
 
 
 def colours(count: int) -> np.ndarray:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_ht.deploy.answers import read_request
-from fedjax_ht.deploy.contacts import Transport, contact_clients
+from fedjax_ht.deploy.audit import no_audit
+from fedjax_ht.deploy.contacts import Transport, all_headers, contact_clients
 from fedjax_ht.deploy.headers import (
     HEADER_BYTES,
     INTEGER_DIGITS,
@@ -29,8 +30,10 @@ TEST = {"test": {"correct": {"head": 2}, "count": 3}}
 ALL = {split: {"correct": {"head": 0}, "count": 0} for split in ("train", "val")} | TEST
 TASK = {"shape": [28, 28, 1], "dtype": "float32", "num_classes": 10, "vocabulary": None}
 COUNTS = {"train": 3, "val": 0, "test": 2}
+MEANING = {"classes": "0" * 64, "columns": None, "tokens": "f" * 64}
+HELLO = {"client": 0, "counts": COUNTS, "flops": 1e3, "task": TASK, "meaning": MEANING}
 GOOD = {
-    "hello": {"client": 0, "counts": COUNTS, "flops": 1e3, "task": TASK},
+    "hello": HELLO,
     "train": {"finite": True, "metrics": {"loss": NAN}, "scores": TEST, "seconds": 0.1},
     "evaluate": {"scores": ALL},
 }
@@ -52,6 +55,8 @@ BAD = [
     ("hello", "task", [None, "images", {}, task(shape=[HUGE]), task(shape=[2**20, 2**20])]),
     ("hello", "task", [task(shape=[1] * 9), task(shape=[0]), task(shape="28"), task(more=1)]),
     ("hello", "task", [task(dtype="object"), task(dtype=["float32"]), task(num_classes=2**30)]),
+    ("hello", "meaning", [None, {}, MEANING | {"classes": None}, MEANING | {"more": None}]),
+    ("hello", "meaning", [MEANING | {"tokens": x} for x in (1, "f" * 63, "F" * 64, ["f"] * 64)]),
     ("train", "finite", [1, None]),
     ("train", "metrics", [None, [1], *({"loss": x} for x in ("0", HUGE, INF, -1e39, True))]),
     ("train", "scores", [scores(4, 4), scores(4), scores(1.5), {}, ALL]),
@@ -106,6 +111,21 @@ def test_with_noise_it_says_epsilon_and_less():
     assert invalid(hidden, "train", **by_upload) == ""
     assert invalid({"scores": {}}, "evaluate", **by_upload) == ""
     assert invalid(hidden | {"scores": TEST}, "train", **by_upload) == "scores"
+
+
+@pytest.mark.parametrize("what", ["classes", "columns", "tokens"])
+def test_a_client_whose_numbers_mean_something_else_is_refused(tmp_path, what):
+    plan = make_plan(small_config())
+    headers = {i: HELLO | {"client": i} for i in range(plan.num_clients)}
+    transport = Transport(lambda hello, min_clients: headers, None, None)
+    options = {"folder": tmp_path, "most_samples": 10, "audit": no_audit}
+    headers[0] |= {"meaning": MEANING | {"columns": "a" * 64}}  # client 1's columns have no names
+    assert all_headers(plan, transport, print, **options) == headers
+    headers[1] |= {"meaning": headers[0]["meaning"] | {what: "b" * 64}}
+    for folder in (tmp_path, tmp_path / "new"):  # the first has the headers of another start
+        folder.mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match=f"client 1 has other names of {what} than client 0"):
+            all_headers(plan, transport, print, **options | {"folder": folder})
 
 
 def test_clients_with_unreadable_headers_are_left_out():

@@ -93,7 +93,7 @@ def from_torch(dataset: Any, class_names: Sequence[str] | None, name: str) -> Da
             )
     labels = as_labels(name, [label for _, label in pairs])
     x = as_array(f"{name}: samples", [sample for sample, _ in pairs])
-    names = class_names or getattr(dataset, "classes", None)
+    names = class_names or _classes(name, dataset)
     if not names:
         names = numbered_classes(int(labels.max()) + 1)
     if x.ndim == 1:
@@ -107,6 +107,24 @@ def from_torch(dataset: Any, class_names: Sequence[str] | None, name: str) -> Da
         reading=Reading(converted=samples.converted, warnings=samples.warnings),
     )
     return _told(name, raw, ReadOptions())
+
+
+def _classes(name: str, dataset: Any) -> Sequence[str]:
+    """The classes of a data set, or of all parts of a `ConcatDataset`; () without.
+
+    Raises:
+      ValueError: parts have other classes, or another order of them. One line.
+    """
+    parts = getattr(dataset, "datasets", None)
+    parts = parts if isinstance(parts, list) else [dataset]
+    each = [tuple(map(str, getattr(part, "classes", None) or ())) for part in parts]
+    known = sorted(set(filter(None, each)))
+    if len(known) > 1:
+        raise ValueError(
+            f"{name}: its parts have other classes, or another order of them "
+            f"({'; '.join(map(listed, known))}); number the labels of all alike"
+        )
+    return known[0] if known and () not in each else ()
 
 
 def _pair(name: str, i: int, dataset: Any) -> tuple[np.ndarray, Any]:

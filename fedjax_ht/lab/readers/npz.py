@@ -51,7 +51,8 @@ _NAME = re.compile(
 )
 _SETS = ("train", "val", "test")
 _SCALE = ("standard_mean", "standard_std")
-_ABOUT = ("class_names", "classes", "vocabulary", "official_test", "official_val", *_SCALE)
+_NAMES = ("class_names", "classes"), ("column_names",)  # of the classes, and of columns
+_ABOUT = (*_NAMES[0], *_NAMES[1], "vocabulary", "official_test", "official_val", *_SCALE)
 
 
 class NamedArrays(NamedTuple):
@@ -83,8 +84,8 @@ def read_npz(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     Images are [N, H, W], [N, H, W, C] or [N, C, H, W], C 1 or 3, of bytes or floats in [0, 1] or
     [-1, 1], and are kept as bytes (`image_arrays.to_bytes`). What is as it is has two axes or more,
     and `AsStored` for a model. Labels are whole numbers from 0. Classes are named by "class_names"
-    or "classes", else by number. Images may also be JPEG files, see `read_jpegs`, whose classes
-    have names.
+    or "classes", else by number, and columns of rows by "column_names". Images may also be JPEG
+    files, see `read_jpegs`, whose classes have names.
     """
     file = user_path(path, data_dir)
     with opened_npz(file) as arrays:
@@ -92,7 +93,8 @@ def read_npz(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
             inputs = read_jpegs(arrays)
             names = tuple(arrays["wnid"].tolist())
             return Raw(inputs, arrays["label"], names, reading=Reading(path=str(file)))
-        found, names = select(arrays), _class_names(arrays)
+        found = select(arrays)
+        names, columns = (_texts(arrays, keys) for keys in _NAMES)
         vocabulary = int(arrays["vocabulary"]) if "vocabulary" in arrays else None
         scale = [arrays[name] for name in _SCALE if name in arrays]
     labels = as_labels("it", found.labels)
@@ -108,6 +110,11 @@ def read_npz(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
         names = numbered_classes(int(labels.max(initial=-1)) + 1)
         values, present = np.unique(labels, return_inverse=True)
         warnings += class_lines("labels", present, list(map(str, values)))
+    if columns and samples.inputs.shape[1:] != (len(columns),):
+        raise ValueError(
+            f"column_names has {len(columns)} names, and a sample is "
+            f"{list(samples.inputs.shape[1:])}; give a name for each number of a row"
+        )
     groups, group_names = None, ()
     if found.groups is not None:
         groups = as_groups("group", found.groups)
@@ -123,6 +130,7 @@ def read_npz(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
         vocabulary=vocabulary,
         reading=Reading(
             path=str(file),
+            features=columns,
             group_names=group_names,
             left_out=left_out,
             converted=samples.converted,
@@ -169,13 +177,13 @@ def select(arrays: Mapping[str, np.ndarray]) -> NamedArrays:
     )
 
 
-def _class_names(arrays: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    """The names of the classes; () where they have only numbers."""
-    for name in ("class_names", "classes"):
-        if name in arrays:
-            values = arrays[name]
+def _texts(arrays: Mapping[str, np.ndarray], keys: Sequence[str]) -> tuple[str, ...]:
+    """The names in the first of these arrays that is there; () without one."""
+    for key in keys:
+        if key in arrays:
+            values = arrays[key]
             if values.dtype.kind != "U" or values.ndim != 1:
-                raise ValueError(f"{name} is {values.dtype} {values.shape}, not text [classes]")
+                raise ValueError(f"{key} is {values.dtype} {values.shape}, not text [N]")
             return tuple(values.tolist())
     return ()
 

@@ -134,6 +134,21 @@ NAMED = {
 }
 
 
+def test_parts_of_a_concatenation_need_the_same_classes():
+    def joined(*classes) -> fl.Dataset:
+        pairs = Pairs([(row, i % 2) for i, row in enumerate(AGE[:8, None])])
+        pairs.datasets = []
+        for names in classes:
+            pairs.datasets.append(Pairs([]))
+            pairs.datasets[-1].classes = names
+        return fl.Dataset.from_torch(pairs)
+
+    assert joined(["cat", "dog"], ["cat", "dog"]).class_names == ("cat", "dog")
+    assert joined(["cat", "dog"], None).class_names == ("0", "1")
+    with pytest.raises(ValueError, match="parts have other classes, or another order"):
+        joined(["cat", "dog"], ["dog", "cat"])
+
+
 def test_pairs_of_torch_are_read_once():
     images = RNG.integers(0, 256, (8, 3, 12, 12), np.uint8)
     floats = (images / 255).astype(np.float32)
