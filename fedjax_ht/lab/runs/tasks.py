@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import pickle
+import secrets
 import signal
 import socket
 import time
@@ -60,6 +61,7 @@ class Cancelled(Exception):
     """A task was taken back before it began."""
 
 
+RAY = (2, 52)  # the first version with tokens; the floor of pyproject.toml, too
 RETRIES = 3  # times that a task whose process or machine died is started again
 ACCELERATORS = ("GPU", "TPU")  # as Ray names them
 
@@ -200,12 +202,17 @@ def open_ray(cores: int | None) -> Iterator[RayCluster]:
       cores: number of cores of a task, see `resources_of`.
 
     Raises:
-      ImportError: Ray is missing. One line.
-      ConnectionError: there is no cluster at RAY_ADDRESS.
+      ImportError: Ray is missing, or too old. One line.
+      ConnectionError: there is no cluster at RAY_ADDRESS, or none can be started. One line.
       ValueError: no machine has so many cores. One line.
     """
     with needing("--on=ray"):
         import ray
+    if tuple(map(int, ray.__version__.split(".")[:2])) < RAY:
+        raise ImportError(
+            f"--on=ray needs ray {'.'.join(map(str, RAY))} or newer, which asks for a token; found "
+            f"{ray.__version__}; run pip install -U 'fedjax_ht[ray]'"
+        )
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     began = not ray.is_initialized()
     if began:
@@ -213,7 +220,7 @@ def open_ray(cores: int | None) -> Iterator[RayCluster]:
         with warnings.catch_warnings():
             # it starts other programs, which is no fork that goes on with this one's threads
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            _connect(ray)
         for number, handler in handlers.items():  # Ray would end the driver by SIGTERM
             signal.signal(number, handler)
     try:
@@ -221,6 +228,28 @@ def open_ray(cores: int | None) -> Iterator[RayCluster]:
     finally:
         if began:
             ray.shutdown()
+
+
+def _connect(ray: Any) -> None:
+    """Connects to a running cluster, or starts one that only this user of this machine enters."""
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    found = os.environ.get("RAY_ADDRESS") or ray._private.services.canonicalize_bootstrap_address(
+        None
+    )
+    if found in (None, "local"):
+        os.environ["RAY_AUTH_MODE"] = "token"
+        # kept for later clusters of this process, since Ray reads it once
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        # Ray's switch for clusters of one machine, which listen at the loopback address alone
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
+        ray._raylet.Config.initialize("")  # the mode was read at the import
+        options |= {"address": "local", "include_dashboard": False}
+    try:
+        ray.init(**options)
+    except Exception as error:  # Ray raises many kinds
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConnectionError(f"--on=ray: no Ray cluster can be used ({reason})") from error
 
 
 class Tasks(NamedTuple):

@@ -207,6 +207,69 @@ def rounds_in(folder: Path) -> int:
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
+class StartedRay(SimpleNamespace):
+    """A Ray module that notes how it is started."""
+
+    def __init__(self, found=None, version="2.52.0", error=None):
+        services = SimpleNamespace(canonicalize_bootstrap_address=lambda address: found)
+        constants = SimpleNamespace(ENABLE_RAY_CLUSTER=True)
+        private = SimpleNamespace(services=services, ray_constants=constants)
+        config = SimpleNamespace(initialize=lambda text: None)
+        super().__init__(_private=private, __version__=version, started=None, error=error)
+        self._raylet = SimpleNamespace(Config=config)
+
+    def is_initialized(self):
+        return False
+
+    def init(self, **options):
+        if self.error:
+            raise self.error
+        self.started = options | {"token": os.environ.get("RAY_AUTH_TOKEN")}
+
+    def shutdown(self):
+        pass
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Returns a function (ray) -> how `open_ray` starts it."""
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(name, "")  # so that what is set is undone
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1")
+    monkeypatch.setattr(tasks, "RayCluster", lambda cores: None)
+
+    def start(ray):
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        with tasks.open_ray(None):
+            return ray
+
+    return start
+
+
+def test_a_cluster_that_is_started_asks_for_a_token_and_listens_on_loopback(started):
+    ray = started(StartedRay())
+    assert ray.started["address"] == "local" and len(ray.started["token"]) == 64
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert ray._private.ray_constants.ENABLE_RAY_CLUSTER is False
+
+
+def test_a_cluster_that_runs_keeps_its_settings(started, monkeypatch):
+    for address in ("", "10.0.0.1:6379"):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        ray = started(StartedRay(found="10.0.0.1:6379"))
+        assert "address" not in ray.started and ray.started["token"] is None
+        assert ray._private.ray_constants.ENABLE_RAY_CLUSTER is True
+
+
+def test_a_ray_without_tokens_or_that_does_not_start_is_one_line(started):
+    with pytest.raises(ImportError, match=r"needs ray 2\.52 or newer.* found 2\.40\.0; run pip"):
+        started(StartedRay(version="2.40.0"))
+    with pytest.raises(ConnectionError, match=r"no Ray cluster can be used \(no room\)$"):
+        started(StartedRay(error=RuntimeError("no room\nTraceback")))
+
+
 ROUNDS = "--config.rounds=60"
 
 
@@ -235,6 +298,23 @@ def test_a_worker_that_is_killed_and_ctrl_c_leave_the_folder_of_one_process(tiny
     assert (tmp_path / "many" / "trials.csv").read_text() == (
         tmp_path / "one" / "trials.csv"
     ).read_text()
+
+
+LISTENING = """
+import os
+from fedjax_ht.lab.runs.tasks import open_ray
+with open_ray(1):
+    os.system("ss -tlnpH | grep -E 'gcs_server|raylet|ray::'")
+"""
+
+
+@pytest.mark.slow
+def test_ports_are_at_the_loopback_address(tmp_path):
+    pytest.importorskip("ray")
+    command = [sys.executable, "-c", LISTENING]
+    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    ports = [line.split()[3] for line in text.splitlines()]
+    assert ports and all("127.0.0.1" in port for port in ports), text
 
 
 @pytest.mark.slow
