@@ -1,12 +1,13 @@
 """Tokenises texts: words and punctuation, by a vocabulary of the training texts, or by a tokenizer
 of a folder of Hugging Face's."""
 
+import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -137,17 +138,19 @@ class Tokenizer:
     def __init__(self, path: Path):
         with needing("a tokenizer"):
             import tokenizers
-        try:
+        self._path = path
+        with _one_line(f"{path} is no tokenizer"):
             content = read_whole(path, limits.TEXT_BYTES).decode()
+            settings = _settings(path)
             if path.suffix == ".json":
                 self._tokenizer = tokenizers.Tokenizer.from_str(content)
+                if getattr(self._tokenizer.model, "dropout", None):  # other ids at every call
+                    self._tokenizer.model.dropout = None
+                added = self._tokenizer.encode("").tokens
+                _compare(json.loads(content), settings, added)
             else:
-                self._tokenizer = _word_piece(path, content)
+                self._tokenizer = _word_piece(content, settings)
             ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        # the package raises plain exceptions for every fault of a file
-        except Exception as error:
-            line = str(error).partition("\n")[0]
-            raise ValueError(f"{path} is no tokenizer ({short(line, 200)})") from error
         size = max(ids.values(), default=-1) + 1
         if not size:
             raise ValueError(f"{path} has no tokens")
@@ -163,22 +166,40 @@ class Tokenizer:
         Raises:
           ValueError: the special tokens alone are more.
         """
-        special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        with self._named():
+            special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         if length <= special:
             raise ValueError(
                 f"texts are cut to {length} tokens, of which {special} are the tokenizer's special "
                 "ones; set text_length higher"
             )
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(length)
-        return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
+        with self._named():
+            self._tokenizer.no_padding()
+            self._tokenizer.enable_truncation(length)
+            return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
 
     def encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns all token ids of texts, without special tokens."""
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        with self._named():
+            self._tokenizer.no_padding()
+            self._tokenizer.no_truncation()
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+            return [encoding.ids for encoding in encodings]
+
+    def _named(self) -> contextlib.AbstractContextManager[None]:
+        return _one_line(f"{self._path} cannot encode the texts")
+
+
+@contextlib.contextmanager
+def _one_line(begin: str) -> Iterator[None]:
+    """Turns the package's errors into one line: plain exceptions, and panics, which are none."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        line = str(error).partition("\n")[0]
+        raise ValueError(f"{begin} ({short(line, 200)})") from error
 
 
 def tokenizer_file(path: str | os.PathLike) -> Path:
@@ -197,16 +218,74 @@ def tokenizer_file(path: str | os.PathLike) -> Path:
     )
 
 
-def _word_piece(path: Path, content: str):
-    """Builds BERT's tokenizer of a vocabulary, a line each, in small letters unless the folder's
-    tokenizer_config.json says otherwise."""
+def _settings(path: Path) -> dict[str, Any]:
+    """Returns the fields of the files beside a tokenizer; special tokens are texts."""
+    fields: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        beside = path.with_name(name)
+        if beside.is_file():
+            fields |= json.loads(read_whole(beside, limits.TEXT_BYTES))
+    encoder = path.with_name("sentence_bert_config.json")
+    if encoder.is_file() and json.loads(read_whole(encoder, limits.TEXT_BYTES)).get(
+        "do_lower_case"
+    ):
+        fields["do_lower_case"] = True
+    for name, value in fields.items():
+        if name.endswith("_token") and isinstance(value, dict):
+            fields[name] = value.get("content")
+    return fields
+
+
+_TOLD_TWICE = {
+    ("normalizer", "lowercase"): "do_lower_case",
+    ("normalizer", "strip_accents"): "strip_accents",
+    ("normalizer", "handle_chinese_chars"): "tokenize_chinese_chars",
+    ("pre_tokenizer", "add_prefix_space"): "add_prefix_space",
+}
+"""A part of tokenizer.json and its field -> the field of tokenizer_config.json."""
+
+
+def _compare(content: dict[str, Any], settings: dict[str, Any], added: Sequence[str]) -> None:
+    """Refuses a tokenizer.json that differs from tokenizer_config.json, which overrides it in
+    transformers.
+
+    Args:
+      content: fields of tokenizer.json.
+      settings: fields of the files beside it.
+      added: tokens that it adds to a text.
+    """
+    pairs = []
+    for (part, field), name in _TOLD_TWICE.items():
+        pairs.append((name, (content.get(part) or {}).get(field)))
+    if str(settings.get("tokenizer_class")).startswith("Llama"):
+        for name in ("bos_token", "eos_token"):
+            pairs.append((f"add_{name}", settings.get(name) in added))
+    for name, has in pairs:
+        asked = settings.get(name)
+        if isinstance(has, bool) and isinstance(asked, bool) and has != asked:
+            raise ValueError(
+                f"tokenizer_config.json has {name} {asked}, and this file {has}; make them equal"
+            )
+
+
+def _word_piece(content: str, settings: dict[str, Any]):
+    """Builds BERT's tokenizer of a vocabulary, a line each, in small letters unless the settings
+    say otherwise."""
     from tokenizers.implementations import BertWordPieceTokenizer
 
-    beside, lowercase = path.with_name("tokenizer_config.json"), True
-    if beside.is_file():
-        settings = json.loads(read_whole(beside, limits.TEXT_BYTES))
-        lowercase = settings.get("do_lower_case") is not False
+    if settings.get("do_basic_tokenize") is False or settings.get("never_split"):
+        raise ValueError("tokenizer_config.json has do_basic_tokenize or never_split")
     # not splitlines, which takes characters of some pieces for the ends of lines
     lines = content.replace("\r\n", "\n").removesuffix("\n").split("\n")
     ids = {piece: i for i, piece in enumerate(lines)}
-    return BertWordPieceTokenizer(ids, lowercase=lowercase)
+    special = {}
+    for name in ("unk_token", "sep_token", "cls_token", "pad_token", "mask_token"):
+        if settings.get(name) is not None:
+            special[name] = settings[name]
+    return BertWordPieceTokenizer(
+        ids,
+        **special,
+        lowercase=settings.get("do_lower_case") is not False,
+        strip_accents=settings.get("strip_accents"),
+        handle_chinese_chars=settings.get("tokenize_chinese_chars") is not False,
+    )

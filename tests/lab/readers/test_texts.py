@@ -222,6 +222,61 @@ def test_files_that_are_no_tokenizers_are_refused(folder):
         load(folder, tokenizer=folder, text_length=2)
 
 
+class PanicException(BaseException):
+    """As the package has one, which is no Exception."""
+
+
+@pytest.mark.parametrize("error", [PanicException, RuntimeError])
+def test_errors_of_the_package_are_one_line(error):
+    line = r"^x is no tokenizer \('index out of range'\)$"
+    with pytest.raises(ValueError, match=line), tokens_module._one_line("x is no tokenizer"):
+        raise error("index out of range\nbacktrace")
+    with pytest.raises(KeyboardInterrupt), tokens_module._one_line("x"):
+        raise KeyboardInterrupt
+
+
+DIFFERENT = {
+    "do_lower_case False": ({"do_lower_case": False}, {"normalizer": {"lowercase": True}}),
+    "strip_accents True": ({"strip_accents": True}, {"normalizer": {"strip_accents": False}}),
+    "add_prefix_space True": (
+        {"add_prefix_space": True},
+        {"pre_tokenizer": {"add_prefix_space": False}},
+    ),
+    "add_bos_token True": (
+        {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>"},
+        {"normalizer": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("message", DIFFERENT)
+def test_two_files_of_a_tokenizer_agree(message):
+    settings, content = DIFFERENT[message]
+    with pytest.raises(ValueError, match=f"tokenizer_config.json has {message}, and this file"):
+        tokens_module._compare(content, settings, ["[CLS]"])
+    tokens_module._compare({"normalizer": {"lowercase": None}}, {"do_lower_case": True}, [])
+
+
+def test_a_word_piece_has_the_special_tokens_of_its_folder(folder):
+    pytest.importorskip("tokenizers")
+    (folder / "vocab.txt").write_text("\n".join(("<pad>", "<unk>", "<s>", "</s>", "caf\u00e9")))
+    names = {"unk_token": "<unk>", "cls_token": {"content": "<s>"}, "sep_token": "</s>"}
+    (folder / "special_tokens_map.json").write_text(json.dumps(names))
+    (folder / "tokenizer_config.json").write_text('{"strip_accents": false}')
+    assert Tokenizer(folder / "vocab.txt").encode(["Caf\u00e9 zzz"], 6) == [[2, 4, 1, 3]]
+    (folder / "tokenizer_config.json").write_text('{"never_split": ["oil"]}')
+    with pytest.raises(ValueError, match=r"vocab.txt is no tokenizer \('tokenizer_config.json has"):
+        Tokenizer(folder / "vocab.txt")
+
+
+def test_dropout_of_a_tokenizer_is_off(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.9)
+    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    trained = Tokenizer(tmp_path / "tokenizer.json")
+    assert trained.encode(["ab"] * 50, 6) == [[2]] * 50
+
+
 def test_a_tokenizer_that_is_not_there(folder, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"no tokenizer at .*; name a tokenizer.json, or"):
         tokenizer_file(folder.parent / "other")
