@@ -272,24 +272,33 @@ class Dataset:
 
     @classmethod
     def from_torch(
-        cls, dataset: Any, class_names: Sequence[str] | None = None, *, name: str = "torch"
+        cls,
+        dataset: Any,
+        class_names: Sequence[str] | None = None,
+        *,
+        groups: Any = None,
+        name: str = "torch",
     ) -> "Dataset":
         """Returns the set of a map-style `torch.utils.data.Dataset`, whose items are pairs of a
         sample and its label. It is read once, and kept as NumPy arrays.
 
-        Images, [C, H, W] or [H, W, C], are kept as bytes if their values have the 256 steps of
-        bytes.
+        Images, [C, H, W] or [H, W, C], are kept as bytes [H, W, C] if their values have the 256
+        steps of bytes. Others, such as those of torchvision's Normalize, are kept as floats
+        [H, W, C], and models see them as they are.
 
         Args:
-          dataset: an object with a length and items by index.
+          dataset: an object with a length and items by index; or a dict of such by set ("train",
+            "val", "test"), which are then the official sets.
           class_names: names of the classes; None for the dataset's own (its attribute
             `classes`), else numbers.
+          groups: the person, hospital or domain of each sample, [N], in the order of the sets.
           name: the set's name.
 
         Raises:
-          ValueError: an item is not such a pair, or differs when it is read again. One line.
+          ValueError: an item is not such a pair, or differs when it is read again, or sets have
+            other classes. One line.
         """
-        return _readers().from_torch(dataset, class_names, name)
+        return _readers().from_torch(dataset, class_names, groups, name)
 
 
 # Checks of the fields, each in one line

@@ -6,7 +6,7 @@ None of these libraries is imported here: an object is read by the few methods t
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from fedjax_ht.check.names import kind_of_value, listed
 from fedjax_ht.check.packages import needing
+from fedjax_ht.core.inputs import channels_first
 from fedjax_ht.data.conversion import as_array, as_labels
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
@@ -72,8 +73,40 @@ def from_hugging_face(
     return _told(name or (f"hf:{path}" if path else "hf"), raw, chosen)
 
 
-def from_torch(dataset: Any, class_names: Sequence[str] | None, name: str) -> Dataset:
-    """Returns the set of a map-style data set of pairs; see `Dataset.from_torch`."""
+def from_torch(dataset: Any, class_names: Sequence[str] | None, groups: Any, name: str) -> Dataset:
+    """Returns the set of map-style data sets of pairs; see `Dataset.from_torch`."""
+    sets, official = {name: dataset}, {}
+    if isinstance(dataset, Mapping):
+        called = _called(dataset)
+        sets = {f"{name}[{key!r}]": part for key, part in dataset.items()}
+    pairs = {key: _pairs(key, part) for key, part in sets.items()}
+    if isinstance(dataset, Mapping):
+        counts = zip((called[str(key)] for key in dataset), map(len, pairs.values()))
+        official = one_after_another(counts)
+    every = [pair for part in pairs.values() for pair in part]
+    labels = as_labels(name, [label for _, label in every])
+    x = as_array(f"{name}: samples", [sample for sample, _ in every])
+    names = class_names or _classes(name, sets.values()) or numbered_classes(int(labels.max()) + 1)
+    if x.ndim == 1:
+        x = x[:, None]  # one number a sample
+    samples = image_or_stored("x", x)
+    inputs, converted = samples.inputs, samples.converted
+    if inputs.ndim == 4 and channels_first(inputs.shape):  # normalised or resized images
+        inputs, converted = inputs.transpose(0, 2, 3, 1), ("images turned to channels last",)
+    raw = Raw(
+        np.ascontiguousarray(inputs),
+        labels,
+        tuple(map(str, names)),
+        official=official,
+        groups=groups,
+        preprocess=samples.preprocess,
+        reading=Reading(converted=converted),  # a tensor has no name by which to call it images
+    )
+    return _told(name, raw, ReadOptions())
+
+
+def _pairs(name: str, dataset: Any) -> list[tuple[np.ndarray, Any]]:
+    """Reads all items of a data set, and some of them again."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ValueError(
             f"{name} is {kind_of_value(dataset)}; it must have a length and samples by index, as a "
@@ -91,32 +124,19 @@ def from_torch(dataset: Any, class_names: Sequence[str] | None, name: str) -> Da
                 "leave that out, since samples are read once (training.augmentation augments in "
                 "training)"
             )
-    labels = as_labels(name, [label for _, label in pairs])
-    x = as_array(f"{name}: samples", [sample for sample, _ in pairs])
-    names = class_names or _classes(name, dataset)
-    if not names:
-        names = numbered_classes(int(labels.max()) + 1)
-    if x.ndim == 1:
-        x = x[:, None]  # one number a sample
-    samples = image_or_stored("x", x)
-    raw = Raw(
-        np.ascontiguousarray(samples.inputs),
-        labels,
-        tuple(map(str, names)),
-        preprocess=samples.preprocess,
-        reading=Reading(converted=samples.converted, warnings=samples.warnings),
-    )
-    return _told(name, raw, ReadOptions())
+    return pairs
 
 
-def _classes(name: str, dataset: Any) -> Sequence[str]:
-    """The classes of a data set, or of all parts of a `ConcatDataset`; () without.
+def _classes(name: str, sets: Iterable[Any]) -> Sequence[str]:
+    """The classes of data sets, or of all parts of a `ConcatDataset`; () without.
 
     Raises:
       ValueError: parts have other classes, or another order of them. One line.
     """
-    parts = getattr(dataset, "datasets", None)
-    parts = parts if isinstance(parts, list) else [dataset]
+    parts: list[Any] = []
+    for dataset in sets:
+        joined = getattr(dataset, "datasets", None)
+        parts += joined if isinstance(joined, list) else [dataset]
     each = [tuple(map(str, getattr(part, "classes", None) or ())) for part in parts]
     known = sorted(set(filter(None, each)))
     if len(known) > 1:
@@ -280,16 +300,22 @@ def _column(part: Any, name: str) -> pa.Array | pa.ChunkedArray:
     return first
 
 
-def _official(sets: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The rows of each set, which are joined in order; {} for data without sets."""
-    if list(sets) == [""]:
-        return {}
+def _called(sets: Mapping[str, Any]) -> dict[str, str]:
+    """Returns which of the official sets each set is called like."""
     called = sets_of(map(str, sets))
-    if other := [key for key in sets if key not in called]:
+    if other := [str(key) for key in sets if key not in called]:
         raise ValueError(
             f"its sets are {listed(list(map(str, sets)))}, of which {listed(other)} is not "
             "called like train, val or test; give a dict of those that are"
         )
+    return called
+
+
+def _official(sets: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The rows of each set, which are joined in order; {} for data without sets."""
+    if list(sets) == [""]:
+        return {}
+    called = _called(sets)
     columns = {key: set(part.column_names) for key, part in sets.items()}
     different = set.union(*columns.values()) - set.intersection(*columns.values())
     if different:

@@ -159,6 +159,17 @@ def test_pairs_of_torch_are_read_once():
     assert rows.inputs.shape == (COUNT, 1) and rows.class_names == ("0", "1", "2")
 
 
+def test_pipelines_of_torchvision_are_kept_as_floats_channels_last():
+    """Normalize by the statistics of a set, of official sets, with a group a sample."""
+    images = RNG.integers(0, 256, (8, 3, 12, 12), np.uint8)
+    floats = ((images / 255 - 0.4914) / 0.247).astype(np.float32)
+    part = Pairs(zip(floats, [0, 1] * 4))
+    dataset = fl.Dataset.from_torch({"test": part[:2], "train": part[2:]}, groups=[0, 0, 1, 1] * 2)
+    np.testing.assert_array_equal(dataset.inputs, floats.transpose(0, 2, 3, 1))
+    assert list(dataset.official["test"]) == [0, 1] and len(dataset.official["train"]) == 6
+    assert list(dataset.groups) == [0, 0, 1, 1] * 2
+
+
 class Jittered(list):
     def __getitem__(self, i):
         return RNG.normal(size=3), i % 2
@@ -169,6 +180,10 @@ class Flipped(list):
 
     def __getitem__(self, i):
         return np.arange(3.0) + i, int(RNG.integers(1 << 30)) if i == len(self) - 1 else 0
+
+
+class Swapped(list):
+    classes = ("b", "a")
 
 
 class Broken(list):
@@ -182,6 +197,11 @@ TORCH = {
     "it must have a length and samples by index": iter([1]),
     "item 0 is a tuple; it must be a pair of sample and label": [(1, 2, 3)],
     "torch has no samples": [],
+    "its sets are train, extra, of which extra is not": {"train": [], "extra": []},
+    "torch: its parts have other classes, or another order of them": {
+        "train": Pairs([(1, 0)]),
+        "test": Swapped([(1, 0)]),
+    },
     "sample 0 differs when it is read again, as of a random transform": Jittered([0, 0]),
     "the label of sample 0 is [2], not one number": [(np.zeros(3), np.eye(2)[0])] * 2,
     "samples cannot be made an array": [(np.zeros(3), 0), (np.zeros(4), 1)],
