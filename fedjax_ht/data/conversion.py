@@ -292,9 +292,12 @@ def as_labels(name: str, labels: Any) -> np.ndarray:
                 "from 0"
             )
     if values.size and not 0 <= int(values.min()) <= int(values.max()) < CLASSES:
+        hint = (
+            "; -1 often marks a sample without one: leave those out" if values.min() == -1 else ""
+        )
         raise ValueError(
             f"{name}: labels run from {values.min():g} to {values.max():g}; they must be from 0 to "
-            f"{CLASSES - 1:,}"
+            f"{CLASSES - 1:,}{hint}"
         )
     return values.astype(np.int64)
 

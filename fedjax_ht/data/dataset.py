@@ -161,16 +161,19 @@ class Dataset:
         return lines
 
     def _coding_doubts(self) -> list[str]:
-        lines, group_names = [], self.reading.group_names if self.reading else ()
+        """Warnings on groups, or clients, and on sets that may code their classes differently."""
+        lines, of_groups = [], self.reading.group_names if self.reading else ()
         if self.groups is not None:
             numbers, owners = np.unique(self.groups, return_inverse=True)
-            names = [group_names[i] if i < len(group_names) else f"group {i}" for i in numbers]
+            names = [of_groups[i] if 0 <= i < len(of_groups) else f"group {i}" for i in numbers]
             lines += coding_doubts(owners, self.labels, self.class_names, names)
-        if len(self.official) > 1:
-            rows = np.concatenate(list(self.official.values()))
-            owners = np.repeat(np.arange(len(self.official)), [*map(len, self.official.values())])
-            names = list(self.official)
-            lines += coding_doubts(owners, self.labels[rows], self.class_names, names)
+        parts = [dict(self.official)]
+        if self.groups is None and self.clients is not None:
+            parts.append({f"client {i}": np.concatenate(x) for i, x in enumerate(self.clients)})
+        for sets in filter(None, parts):
+            rows = np.concatenate(list(sets.values()))
+            owners = np.repeat(np.arange(len(sets)), [*map(len, sets.values())])
+            lines += coding_doubts(owners, self.labels[rows], self.class_names, list(sets))
         return lines
 
     @property

@@ -71,12 +71,14 @@ def name_doubts(labels: np.ndarray, class_names: Sequence[str]) -> list[str]:
     alike, counts = defaultdict(list), np.bincount(labels, minlength=len(class_names))
     for class_name in class_names:
         plain = spelling(class_name)  # single letters are classes of their own, large and small
+        if re.fullmatch(r"[-+]?[0-9]+(\.0*)?", plain):
+            plain = str(int(plain.partition(".")[0]))
         alike[plain.casefold() if len(plain) > 1 else plain].append(class_name)
     lines = []
     if same := [ascii(x) for names in alike.values() if len(names) > 1 for x in names]:
         lines.append(
-            f"classes {listed(same)} differ by capitals, spaces or the form of letters alone; make "
-            "them one if they are the same"
+            f"classes {listed(same)} differ by capitals, spaces or the form of letters or numbers "
+            "alone; make them one if they are the same"
         )
     present = [class_names[c] for c in np.flatnonzero(counts).tolist()]
     for marker in (*_markers(present), *_outlier(present)):

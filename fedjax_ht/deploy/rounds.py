@@ -407,7 +407,8 @@ def evaluate(server: Server, state: SimulationState, only: np.ndarray | None = N
 
 
 def reachable_clients(server: Server, min_clients: int = 0) -> ClientHeaders:
-    """Returns the clients that can be reached and have as many samples as when the run began.
+    """Returns the clients that can be reached and have samples as when the run began: as many, of
+    the same shape, classes and columns.
 
     Waits for `min_clients` of them, see `Transport.meet`.
     """
@@ -421,13 +422,15 @@ def reachable_clients(server: Server, min_clients: int = 0) -> ClientHeaders:
     )
     unchanged = {}
     for client, header in headers.items():
-        before = {split: int(counts[client]) for split, counts in server.counts.items()}
-        if header["counts"] == before:
-            unchanged[client] = header
-        else:
-            reason = f"it began with {before} samples and has {header['counts']}"
+        before = server.headers[client]
+        if changed := [x for x in ("counts", "task", "meaning") if header[x] != before[x]]:
+            reason = f"it began with {before['counts']} samples and has {header['counts']}"
+            if changed[0] != "counts":
+                reason = f"the {changed[0]} of its samples is not what it was when the run began"
             server.warn(f"client {client} is left out: {reason}")
             server.audit("left_out", client=client, reason=reason)
+        else:
+            unchanged[client] = header
     return unchanged
 
 

@@ -24,7 +24,7 @@ from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy.audit import Audit, no_audit
-from fedjax_ht.deploy.contacts import MOST_SAMPLES, Transport, all_headers
+from fedjax_ht.deploy.contacts import MOST_SAMPLES, ClientHeaders, Transport, all_headers
 from fedjax_ht.deploy.headers import Expected, is_run_name
 from fedjax_ht.deploy.noise import (
     LEDGER_FILE,
@@ -49,6 +49,7 @@ class Server(NamedTuple):
     Attributes:
       plan: the config.
       federation: the models, and the clients of each.
+      headers: each client's header when the run began.
       counts: split -> number of samples, int64 [num_clients].
       flops: FLOPs of a round of each client, float64 [num_clients].
       run: name of this run, for the clients' folders.
@@ -74,6 +75,7 @@ class Server(NamedTuple):
 
     plan: Plan
     federation: Federation
+    headers: ClientHeaders
     counts: dict[str, np.ndarray]
     flops: np.ndarray
     run: str
@@ -167,6 +169,7 @@ def make_server(
     return Server(
         plan=plan,
         federation=federation,
+        headers=headers,
         counts=counts,
         flops=np.array([headers[i]["flops"] for i in range(plan.num_clients)]),
         run=run,

@@ -32,6 +32,8 @@ def of_names(*names: str) -> str:
         ("a", "\uff41"),
         ("sun", "sun\ufe0f"),
         ("sun", "su\x00n"),
+        ("1", "1.0"),
+        ("7", "007"),
     ],
 )
 def test_classes_that_print_alike_are_said(first, second):
@@ -47,7 +49,7 @@ def test_classes_that_print_alike_are_said(first, second):
         ("A", "a", "B", "b"),
         ("\u0441\u0442\u043e\u043b", "\u0441\u0442\u0443\u043b"),
         ("\u732b", "\u72ac"),
-        ("1", "01", "10"),
+        ("1", "1.5", "10"),
         ("t shirt", "t-shirt"),
         ("nun", "one", "nano", "missed"),
         ("!", "?", "-", "."),
@@ -80,13 +82,21 @@ def test_a_number_that_marks_a_missing_label_is_said(names):
     assert f"samples have the class '{odd}'" in of_names(*names)
 
 
+def test_a_label_of_minus_one_is_named():
+    with pytest.raises(ValueError, match="; -1 often marks a sample without one"):
+        fl.Dataset("d", ROWS[:3], [0, 1, -1], ("a", "b"))
+
+
 def in_sites(*lists: str, **sets) -> str:
     """Doubts on files whose classes are the letters of a text each."""
     names = sorted(set("".join(lists)))
     owners = np.repeat(np.arange(len(lists)), 12)
     labels = [names.index(of_file[i % len(of_file)]) for of_file in lists for i in range(12)]
     fields = {"groups": owners}
-    if sets:
+    if sets.pop("clients", False):
+        rows = [np.flatnonzero(owners == i) for i in range(len(lists))]
+        fields = {"clients": [fl.ClientIndices(x[:8], x[8:8], x[8:]) for x in rows]}
+    elif sets:
         fields = {"official": {name: np.flatnonzero(owners == i) for i, name in enumerate(sets)}}
     return "\n".join(fl.Dataset("d", ROWS[: len(labels)], labels, tuple(names), **fields).doubts)
 
@@ -109,6 +119,7 @@ def test_sites_of_several_codings_are_said(lists):
     assert "classes are joined by name, and differ: group 0 has" in line
     if len(lists) == 2:
         assert "train has" in in_sites(*lists, train=0, test=1)
+        assert "client 0 has" in in_sites(*lists, clients=True)
 
 
 @pytest.mark.parametrize(

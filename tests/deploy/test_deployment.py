@@ -94,6 +94,26 @@ def test_a_server_goes_on_without_a_client_that_is_gone(federation, simulated, s
         served()
 
 
+def test_a_client_that_comes_back_with_other_classes_is_left_out(federation, served):
+    """The server lives on; started again, it refuses the client."""
+    _, _, sites = federation
+    meaning = sites[3].hello["meaning"] | {"classes": "0" * 64}
+    clients, began = dict(sites), []
+
+    def changed(client, reply):
+        if not began:
+            began.append(client)
+            clients[3] = sites[3]._replace(hello=sites[3].hello | {"meaning": meaning})
+        return reply
+
+    rows, lines = served(clients=clients, changed=changed)
+    reason = "the meaning of its samples is not what it was when the run began"
+    assert f"client 3 is left out: {reason}" in lines
+    assert [row["arrived"] for row in rows[1:]] == [3, 3]
+    with pytest.raises(ValueError, match="client 3 has other names of classes than client 0"):
+        served(clients=clients)
+
+
 @pytest.mark.parametrize("attempts", [1, 4, 100])
 @pytest.mark.parametrize("name", ["save", "write_runs"])
 def test_files_that_cannot_be_written_are_tried_again(

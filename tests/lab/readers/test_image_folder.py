@@ -100,8 +100,8 @@ def test_sets_that_lack_a_class_are_said(tmp_path, caplog):
     assert [line.partition(": ")[2] for line in caplog.messages] == [
         "set test has no images of 1 of the classes: bee",
         "set train has no images of 1 of the classes: Bee",
-        "classes 'Bee', 'bee' differ by capitals, spaces or the form of letters alone; make them "
-        "one if they are the same",
+        "classes 'Bee', 'bee' differ by capitals, spaces or the form of letters or numbers "
+        "alone; make them one if they are the same",
     ]
 
 
