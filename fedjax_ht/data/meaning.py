@@ -30,8 +30,8 @@ _LOOKS = str.maketrans(
     "\u0410\u0412\u0415\u041a\u041c\u041d\u041e\u0420\u0421\u0422\u0425"
     "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0458\u0455"
     "\u0391\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7\u03bf"
-    "\u2010\u2011\u2012\u2013\u2212\u2018\u2019\u02bc",
-    "ABEKMHOPCTXaeopcyxijsABEZHIKMNOPTYXo-----'''",
+    "\u2010\u2011\u2012\u2013\u2014\u2212\u2018\u2019\u02bc",
+    "ABEKMHOPCTXaeopcyxijsABEZHIKMNOPTYXo------'''",
 )
 """Cyrillic and Greek letters, dashes and apostrophes, and the ASCII that looks like them."""
 
@@ -41,10 +41,12 @@ _CODINGS = 3  # of more files or sets, each has some classes of its own by chanc
 
 def spelling(name: str) -> str:
     """Returns a name as it is seen: accents composed, without signs that do not print and white
-    space at its ends, and with Latin letters for others of their form."""
-    text = _UNSEEN.sub("", unicodedata.normalize("NFKC", name).translate(_LOOKS))
+    space at its ends, and whole numbers without zeros."""
+    text = _UNSEEN.sub("", unicodedata.normalize("NFKC", name))
     seen = (c for c in text if c.isspace() or unicodedata.category(c) not in ("Cc", "Cf"))
-    return " ".join("".join(seen).split())
+    plain = " ".join("".join(seen).split())
+    is_whole = re.fullmatch(r"[-+]?[0-9]{1,18}(\.0*)?", plain)
+    return str(int(plain.partition(".")[0])) if is_whole else plain
 
 
 def refuse_twice(name: str, class_names: Sequence[str]) -> None:
@@ -68,18 +70,19 @@ def name_doubts(labels: np.ndarray, class_names: Sequence[str]) -> list[str]:
       labels: the samples' classes, int [N].
       class_names: names of all classes.
     """
-    alike, counts = defaultdict(list), np.bincount(labels, minlength=len(class_names))
+    alike, lines = defaultdict(dict), []
     for class_name in class_names:
-        plain = spelling(class_name)  # single letters are classes of their own, large and small
-        if re.fullmatch(r"[-+]?[0-9]+(\.0*)?", plain):
-            plain = str(int(plain.partition(".")[0]))
-        alike[plain.casefold() if len(plain) > 1 else plain].append(class_name)
-    lines = []
-    if same := [ascii(x) for names in alike.values() if len(names) > 1 for x in names]:
+        plain = spelling(class_name)
+        for form in (plain, plain.translate(_LOOKS)):
+            # single letters are classes of their own, large and small
+            alike[form.casefold() if len(form) > 1 else form][class_name] = None
+    same = dict.fromkeys(x for names in alike.values() if len(names) > 1 for x in names)
+    if same := list(map(ascii, same)):
         lines.append(
             f"classes {listed(same)} differ by capitals, spaces or the form of letters or numbers "
             "alone; make them one if they are the same"
         )
+    counts = np.bincount(labels, minlength=len(class_names))
     present = [class_names[c] for c in np.flatnonzero(counts).tolist()]
     for marker in (*_markers(present), *_outlier(present)):
         count = counts[list(class_names).index(marker)]
@@ -92,7 +95,7 @@ def name_doubts(labels: np.ndarray, class_names: Sequence[str]) -> list[str]:
 
 def _markers(names: Sequence[str]) -> list[str]:
     """The names that mark a missing label; no signs where others, such as "!", are classes."""
-    missing = {name for name in names if spelling(name).lower() in _MISSING}
+    missing = {name for name in names if spelling(name).translate(_LOOKS).lower() in _MISSING}
     signs = {name for name in names if spelling(name) and not re.search(r"\w", name)}
     return [name for name in names if name in (missing - signs if signs - missing else missing)]
 

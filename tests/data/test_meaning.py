@@ -34,6 +34,7 @@ def of_names(*names: str) -> str:
         ("sun", "su\x00n"),
         ("1", "1.0"),
         ("7", "007"),
+        ("\u043a\u043e\u0442", "\u041a\u043e\u0442"),
     ],
 )
 def test_classes_that_print_alike_are_said(first, second):
@@ -54,6 +55,7 @@ def test_classes_that_print_alike_are_said(first, second):
         ("nun", "one", "nano", "missed"),
         ("!", "?", "-", "."),
         ("-1", "1"),
+        ("1" * 5000, "2" * 5000),
         ("-2", "-1", "0", "1", "2"),
         ("0", "1", "2", "3"),
         ("1", "5", "9"),
@@ -69,7 +71,9 @@ def test_one_name_twice_is_refused():
         of_names("a", "a", "b")
 
 
-@pytest.mark.parametrize("name", ["?", "NA", "n/a", "None", "NULL", "", " ", "\u200b", "-", "NaN"])
+@pytest.mark.parametrize(
+    "name", ["?", "\u2014", "NA", "n/a", "None", "NULL", "", " ", "\u200b", "-", "NaN"]
+)
 def test_a_name_that_marks_a_missing_label_is_said(name):
     assert f"20 of 60 samples have the class {name!r}" in of_names("cat", name, "dog")
 
