@@ -120,6 +120,15 @@ def short(value: object, length: int = 60) -> str:
     return text if len(text) <= length else f"{text[:length]}..."
 
 
+# cursor up, which progress bars write, stays
+_CONTROL = re.compile("(?!\x1b\\[A)[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Escapes the characters of a text that would steer a terminal; line ends and tabs stay."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def listed(names: Sequence[str], most: int = 5) -> str:
     """Lists names in a message: the first of them, and how many more there are.
 

@@ -1,13 +1,14 @@
 """Runs `fedjax-ht COMMAND`, the one program of the library; python -m experiments.main is
 fedjax-ht run."""
 
+import contextlib
 import functools
 import importlib
 import io
 import os
 import sys
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_ht.lab.runs.signals import end_on_signals
 from fedjax_ht.lab.version import library_version
@@ -102,7 +103,25 @@ def main(command: str | None = None) -> None:
         show(usage(name, module))
         sys.exit(0)
     parse = functools.partial(parse_flags, takes_words=COMMANDS[name].takes_words)
-    app.run(orderly_main(module.main), argv=[f"fedjax-ht {name}", *rest], flags_parser=parse)
+    out, err = _Printable(sys.stdout), _Printable(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        app.run(orderly_main(module.main), argv=[f"fedjax-ht {name}", *rest], flags_parser=parse)
+
+
+class _Printable:
+    """A stream whose text cannot steer the terminal: labels, class names and messages may come
+    from a file of somebody else."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        from fedjax_ht.check.names import printable
+
+        return self._stream.write(printable(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def print_any_text() -> None:

@@ -272,11 +272,10 @@ def read(
         waiting=waiting,
     )
     rows = {segment: entry["rows"] for segment, entry in held.items()}
-    return (
-        state,
-        segments.Placement(state.round, where, rows),
-        sealed.read_json(path, "history.json"),
-    )
+    history = sealed.read_json(path, "history.json")
+    if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
+        raise ValueError(f"{path / 'history.json'} is no list of rows")
+    return state, segments.Placement(state.round, where, rows), history
 
 
 def _read_segment(
@@ -299,6 +298,8 @@ def _read_segment(
     template = {}
     for name, count in counts.items():
         example = simulation.read_clients(state, name, np.zeros(1, np.int64))
+        if not 0 <= count <= len(where[name]):
+            raise ValueError(f"{folder} has {count} rows of {name}")
         template[name] = (np.zeros(count, np.int32), _repeated(example, count))
     for name, (rows, states) in segments.load_tree(folder, template).items():
         rows = rows.astype(np.int64)

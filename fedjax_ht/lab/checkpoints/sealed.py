@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_ht.lab.files import named, plain_open, sync_folder
+from fedjax_ht.lab.safe import limits
+from fedjax_ht.lab.safe.bounded import open_regular, read_whole
 
 SEAL = "seal.json"
 _HALF_WRITTEN = re.compile(r"[0-9]+\.tmp")
@@ -97,7 +99,8 @@ def read_json(folder: Path, name: str) -> Any:
     Raises:
       ValueError, OSError: the file has changed since, or is missing. One line.
     """
-    text = (folder / name).read_bytes()
+    with open_regular(folder / name) as opened:
+        text = opened.read()
     if hashlib.sha256(text).hexdigest() != _checksums(folder).get(name):
         raise ValueError(f"{folder / name} has changed since it was written")
     return json.loads(text)
@@ -152,18 +155,21 @@ def set_aside(paths: Iterable[Path], root: Path) -> Path | None:
 
 def _checksums(folder: Path) -> dict[str, str]:
     try:
-        seal = json.loads((folder / SEAL).read_bytes())
+        seal = json.loads(read_whole(folder / SEAL, limits.TEXT_BYTES))
         if seal["sha256"] != _sha256_of(seal["files"]):
             raise ValueError
+        for name in seal["files"]:
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ValueError
     except FileNotFoundError:
         raise ValueError(f"{folder} has no {SEAL}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{folder / SEAL} has changed since it was written") from None
     return seal["files"]
 
 
 def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 

@@ -21,6 +21,7 @@ from jax.experimental import multihost_utils
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.files import plain_open
+from fedjax_ht.lab.safe.arrays import opened_npz
 
 ARRAYS = "arrays.npz"
 
@@ -56,10 +57,9 @@ def load_tree(path: Path, template: PyTree) -> PyTree:
     Raises:
       Exception: of any kind, if a file is missing, damaged or of another tree.
     """
-    with np.load(path / ARRAYS, allow_pickle=False) as arrays:
-        stored = dict(arrays)
     leaves, structure = jax.tree.flatten(template)
-    restored = [_restored(stored.get(_name(i)), leaf) for i, leaf in enumerate(leaves)]
+    with opened_npz(path / ARRAYS) as stored:
+        restored = [_restored(stored.get(_name(i)), leaf) for i, leaf in enumerate(leaves)]
     return jax.tree.unflatten(structure, restored)
 
 

@@ -9,7 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_ht.check.names import short
 from fedjax_ht.lab.files import atomic_open, csv_text, named, plain_open
+from fedjax_ht.lab.safe import limits
+from fedjax_ht.lab.safe.bounded import open_regular
 from fedjax_ht.simulation.history import merged
 from fedjax_ht.simulation.rows import TRAINED, Row, Runs
 
@@ -89,21 +92,75 @@ def read_runs(workdir: Path | str) -> list[list[Row]]:
     A last line that was cut off is left out.
 
     Raises:
-      ValueError: another line is broken.
+      ValueError: another line is broken, or no row of a run. One line.
     """
     path = Path(workdir) / "metrics.jsonl"
     if not path.exists():
         return []
-    lines, runs = path.read_text().splitlines(), defaultdict(list)
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if number == len(lines):
+    runs, broken = defaultdict(list), None
+    with open_regular(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(limits.TEXT_BYTES + 1), b""), 1):
+            if broken is not None:  # only the last line may have been cut off
                 break
-            raise ValueError(f"{path}, line {number} is not readable as JSON ({error})") from None
-        runs[row["trial"]].append(row)
+            limits.keep(f"{path}: line {number}", len(line), limits.TEXT_BYTES)
+            limits.keep(f"{path}: it", number, limits.TABLE_ROWS, "rows")
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                broken = f"{path}, line {number} is not readable as JSON ({error})"
+                continue
+            if wrong := _wrong_column(row):
+                raise ValueError(f"{path}, line {number} is no row of a run: {wrong}")
+            runs[row["trial"]].append(row)
+        else:
+            broken = None
+    if broken is not None:
+        raise ValueError(broken)
     return [runs[trial] for trial in sorted(runs)]
+
+
+_COUNTS = ("trial", "round", "participants", "arrived")
+_OF_CLIENTS = ("not_finite", "refused", "miscounted", "late", "arrived_late")
+
+
+def _wrong_column(row: Any) -> str:
+    """Names what in a row is of another type than runs write; "" where nothing is."""
+    if not isinstance(row, dict):
+        return f"it is {short(row)}, no object"
+    for name in ("trial", "round"):
+        if name not in row:
+            return f"it has no {name}"
+    for name, value in row.items():
+        column = name.removeprefix(TRAINED)
+        if column in _COUNTS:
+            right = _is_number(value) and isinstance(value, int) and 0 <= value < 2**31
+        elif column == "client_class_counts":
+            right = isinstance(value, list) and all(map(_is_counts, value))
+        elif column == "far_off":
+            right = isinstance(value, list) and all(_are_numbers(x) and len(x) == 2 for x in value)
+        elif column in (*LISTS, *_OF_CLIENTS):
+            right = _are_numbers(value)
+        else:
+            right = isinstance(value, bool) or _is_number(value)
+        if not right:
+            return f"{short(name)} is {short(value)}"
+    lengths = {len(row[name]) for name in ("clients", "client_ids") if name in row}
+    return "it has other clients than client_ids" if len(lengths) > 1 else ""
+
+
+def _is_number(value: Any) -> bool:
+    # NaN is what a diverged run has; an int beyond float64 cannot be computed with
+    return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(x is None or _is_number(x) for x in value)
+
+
+def _is_counts(value: Any) -> bool:
+    if not isinstance(value, dict) or not all(map(str.isdecimal, value)):
+        return False
+    return all(_are_numbers(x) and len(x) == 2 and None not in x for x in value.values())
 
 
 def columns_of(rows: Iterable[Row]) -> list[str]:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from fedjax_ht.check.names import meant, unknown_option
+from fedjax_ht.check.names import meant, printable, unknown_option
 from fedjax_ht.core.user_code import names_object
 from fedjax_ht.lab.config.base import method_options, option_kind, option_values
 from fedjax_ht.lab.config.sections import (
@@ -209,7 +209,8 @@ def recorded(entry: Mapping[str, Any]) -> Entry:
       ValueError: an option is unknown today, or the label is no name of a folder.
     """
     label, name, options = entry["label"], entry["method"], entry["options"]
-    if folder_of(label) in ("", ".", ".."):  # such a folder lies outside of the run's
+    # such a folder lies outside of the run's, or its name steers a terminal
+    if folder_of(label) in ("", ".", "..") or printable(label) != label:
         raise ValueError(f"label is {label!r}, which cannot be the name of a folder")
     parameters = method_options(name)
     if unexpected := sorted(set(options) - set(parameters)):

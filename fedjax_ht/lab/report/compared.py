@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_ht.check.options import Part, check_value
 from fedjax_ht.core.user_code import trusting
 from fedjax_ht.lab.config.entries import Entry, baseline_of
 from fedjax_ht.lab.config.sections import Config
@@ -379,7 +380,15 @@ def read_page(workdir: Path) -> Page | None:
     fields = read_json(path)
     with naming(path):
         aim = None if fields["aim"] is None else Aim(**fields["aim"])
-        return Page(tuple(fields["labels"]), aim, fields["command"])
+        page = Page(tuple(fields["labels"]), aim, fields["command"])
+        texts = (page.command, *page.labels, aim.score if aim else "")
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("labels, score and command are texts")
+        if len(set(page.labels)) < len(page.labels):
+            raise ValueError("labels has one label twice")
+        for name in ("target", "share"):
+            check_value(name, getattr(aim, name, None), Part | None)
+        return page
 
 
 def write_page(page: Page, workdir: Path) -> None:

@@ -22,6 +22,7 @@ from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.figures import MARKERS, save, subplots
 from fedjax_ht.lab.runs.folder import MAP
 from fedjax_ht.lab.runs.plan import Plan, Run
+from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 CLIENTS, CLASSES, IMAGES = 6, 10, 120  # at most, of each of an entry's maps
@@ -150,13 +151,33 @@ def save_map(feature_map: FeatureMap, folder: Path) -> None:
 def load_map(folder: Path) -> FeatureMap | None:
     """Reads a map that `save_map` wrote; None where there is none, or none that can be read."""
     try:
-        with np.load(folder / MAP, allow_pickle=False) as file:
-            stored = {name: file[name] for name in file.files}
-        features = [stored.pop(f"features_{i}") for i in range(len(stored["clients"]))]
-        others = {name: stored[name] for name in FeatureMap._fields if name in stored}
-        return FeatureMap(**others | {"round": int(stored["round"]), "features": tuple(features)})
+        with opened_npz(folder / MAP) as file:
+            names = [name for name in FeatureMap._fields if name != "features"]
+            stored: dict[str, Any] = {name: file[name] for name in names}
+            numbers = range(min(len(stored["clients"]), CLIENTS))
+            features = tuple(file[f"features_{i}"] for i in numbers)
+        found = FeatureMap(**stored | {"round": int(stored["round"]), "features": features})
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
         return None
+    return found if _is_map(found) else None
+
+
+def _is_map(found: FeatureMap) -> bool:
+    """Returns whether arrays of a file fit together as `FeatureMap` has them."""
+    whole = (found.labels, found.clients, found.prototype_labels)
+    if not all(x.ndim == 1 and x.dtype.kind == "i" and np.all(x >= 0) for x in whole):
+        return False
+    features = (*found.features, found.prototypes)
+    if not all(x.ndim == 2 and x.dtype.kind == "f" for x in features):
+        return False
+    classes = found.trains_on.shape[-1] if found.trains_on.ndim == 2 else 0
+    return (
+        0 < len(found.labels) <= IMAGES
+        and 0 < len(found.clients) == len(found.features) == len(found.trains_on)
+        and all(len(x) == len(found.labels) for x in found.features)
+        and len(found.prototypes) == len(found.prototype_labels)
+        and max(found.labels.max(), found.prototype_labels.max(initial=0)) < classes
+    )
 
 
 def principal(rows: np.ndarray) -> tuple[Projection, float]:

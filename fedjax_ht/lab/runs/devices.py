@@ -2,6 +2,7 @@
 that fits the memory of each."""
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -12,6 +13,8 @@ from fedjax_ht.check.names import unknown
 from fedjax_ht.check.options import Part, Positive, Within
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.lab.config.sections import DevicesConfig
+from fedjax_ht.lab.safe import limits
+from fedjax_ht.lab.safe.bounded import read_whole
 from fedjax_ht.simulation.profile import Available, Profile, by_chance, by_trace
 
 # The position of a quantity selects the generator that its values are drawn from.
@@ -228,10 +231,12 @@ def _lines(field: str, path: str) -> list[list[str]]:
     """Returns the lines that are not empty, the header first; at least one, without a header []."""
     try:
         # utf-8-sig: spreadsheets begin their files with a byte order mark
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            return [row for row in csv.reader(file) if row] or [[]]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = getattr(error, "strerror", None) or "it is no CSV file"
+        text = read_whole(path, limits.TEXTS_BYTES).decode("utf-8-sig")
+        return [row for row in csv.reader(io.StringIO(text, newline="")) if row] or [[]]
+    except (UnicodeDecodeError, csv.Error):
+        raise ValueError(f"{field}: {path} cannot be read (it is no CSV file)") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
         raise ValueError(f"{field}: {path} cannot be read ({why})") from None
 
 

@@ -28,6 +28,7 @@ from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.files import refuse_links
 from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, write_json
 from fedjax_ht.lab.runs.plan import Plan, plan
+from fedjax_ht.lab.safe import limits
 
 
 def fingerprints(dataset: Dataset, partitions: Sequence[Partition]) -> dict[str, str]:
@@ -86,6 +87,8 @@ def check_sums(
 VERSION = 3
 """Version of a run's folder, the only one that is read. A new field of the config must have a
 default that leaves earlier runs as they were: `completed` relies on it."""
+
+MOST = 1 << 12  # entries, and trials, of a folder that is read
 
 CONFIG = "config.json"
 MAP = "features.npz"  # of an entry, see lab/report/maps.py
@@ -220,7 +223,15 @@ def read_run(workdir: Path, trust: bool = False) -> Plan:
     refuse_links(workdir)
     folder = read_folder(workdir)
     with naming(workdir / CONFIG), trusting(trust):
+        limits.keep("entries", len(folder.fields["entries"]), MOST, "entries")
         config = typed_config(folder.fields)
+        limits.keep("trials", config.trials, MOST, "trials")
+        # anybody's file could otherwise become part of a page that is passed on
+        if not trust and ":" in config.dataset.name and not folder.notes.get("data"):
+            raise ValueError(
+                f"it has no checksum of the data that it names, {config.dataset.name}; if that is "
+                "what the run was trained on, allow it by --trust, from Python by trust=True"
+            )
         experiment = plan(config, begun=True)
     prints = fingerprints(experiment.dataset, experiment.partitions)
     check_sums(folder.notes, prints, config, workdir)

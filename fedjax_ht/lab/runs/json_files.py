@@ -9,6 +9,8 @@ from typing import Any
 
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.runs.run_lock import is_primary
+from fedjax_ht.lab.safe import limits
+from fedjax_ht.lab.safe.bounded import read_whole
 
 MAX_LEVELS = 32
 """Objects and arrays in each other in a JSON file of a run's folder, at most."""
@@ -21,7 +23,7 @@ def read_json(path: Path) -> dict[str, Any]:
       ValueError: it holds none, or one that is nested too deep. One line.
     """
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_whole(path, limits.TEXT_BYTES).decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is not readable as JSON ({error}); choose another --workdir"

@@ -11,7 +11,8 @@ from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.config.entries import Entry
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.runs import evaluate, report
-from fedjax_ht.lab.runs.folder import VERSION, identity_of, run_folder
+from fedjax_ht.lab.runs.folder import VERSION, fingerprints, identity_of, run_folder
+from fedjax_ht.lab.runs.plan import plan
 
 
 def folder_with(tmp_path, **changes):
@@ -117,8 +118,10 @@ def test_no_value_of_a_folder_is_imported_without_trust(tmp_path, marker, monkey
     config.dataset.name, config.partition.num_clients = f"npz:{tmp_path}/d.npz", 2
     fields = to_json(config) | {
         "entries": [ENTRY | {"method": "local", "label": "local"}],
-        "run": {"version": VERSION, "data": "", "own_modules": {"a:b": "c"}, "objects": {}},
+        "run": {"version": VERSION, "own_modules": {"a:b": "c"}, "objects": {}},
     }
+    made = plan(config)
+    fields["run"] |= fingerprints(made.dataset, made.partitions)
     contents: dict = {"config.json": fields, "local/identity.json": None}
     made = identity_of(Entry("local", "local", {}, {}, {}), typed_config(config), {})
     contents["local/identity.json"] = json.loads(json.dumps(dataclasses.asdict(made)))
