@@ -6,6 +6,7 @@ their indices: no program holds a second copy.
 """
 
 import dataclasses
+import logging
 
 import jax
 import numpy as np
@@ -13,8 +14,11 @@ import numpy as np
 from fedjax_ht.check.names import listed
 from fedjax_ht.core.inputs import described
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
+from fedjax_ht.data.meaning import spelling
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.selection import of_samples
+
+_LOGGER = logging.getLogger(__name__)
 
 HOLD_OUT = "hold_out:"
 
@@ -88,6 +92,11 @@ def beside(dataset: Dataset, other: Dataset) -> Dataset:
     if same_classes:
         labels = np.array([dataset.class_names.index(name) for name in other.class_names])
         labels = labels[other.labels]
+    elif _plain(dataset) & _plain(other):
+        _LOGGER.warning(
+            f"public is {other.name!r}: its labels are hidden, since its classes are "
+            f"{listed(other.class_names)}, and not {listed(dataset.class_names)}"
+        )
     groups = dataset.groups
     if groups is not None:
         groups = np.pad(groups, (0, len(labels)))  # of no client, and never read
@@ -99,6 +108,10 @@ def beside(dataset: Dataset, other: Dataset) -> Dataset:
         public=np.arange(first, first + len(labels)),
         public_is_labelled=same_classes,
     )
+
+
+def _plain(dataset: Dataset) -> set[str]:
+    return {spelling(name).casefold() for name in dataset.class_names}
 
 
 def _in_columns_of(dataset: Dataset, other: Dataset) -> Dataset:

@@ -75,11 +75,15 @@ def test_another_set_lies_beside_the_samples():
             np.testing.assert_array_equal(indices, expected)
 
 
-def test_labels_of_other_classes_are_hidden():
+def test_labels_of_other_classes_are_hidden(caplog):
     foreign = fl.Dataset("foreign", images(6), np.arange(6), tuple("uvwxyz"))
     joined = beside(DATASET, foreign)
     assert joined.public_set == PublicSet(6, False)
     assert not joined.labels[joined.public].any() and joined.class_names == DATASET.class_names
+    assert not caplog.messages
+    alike = fl.Dataset("alike", images(6), np.arange(6) % 3, tuple("abC"))
+    assert not beside(DATASET, alike).public_is_labelled
+    assert "its labels are hidden, since its classes are a, b, C, and not a, b, c, d" in caplog.text
 
 
 def test_classes_in_another_order_are_found_by_name():

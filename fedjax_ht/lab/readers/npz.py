@@ -110,10 +110,10 @@ def read_npz(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
         names = numbered_classes(int(labels.max(initial=-1)) + 1)
         values, present = np.unique(labels, return_inverse=True)
         warnings += class_lines("labels", present, list(map(str, values)))
-    if columns and samples.inputs.shape[1:] != (len(columns),):
+    if columns and samples.inputs.shape[1:] != (len(set(columns)),):
         raise ValueError(
-            f"column_names has {len(columns)} names, and a sample is "
-            f"{list(samples.inputs.shape[1:])}; give a name for each number of a row"
+            f"column_names has {len(set(columns))} different names, and a sample is "
+            f"{list(samples.inputs.shape[1:])}; give each number of a row its own"
         )
     groups, group_names = None, ()
     if found.groups is not None:

@@ -380,3 +380,14 @@ def test_no_npz(tmp_path):
         assert load_error(ValueError, "npz:own.npz", tmp_path).startswith(str(tmp_path / "own.npz"))
     np.save(tmp_path / "own.npy", BYTES)
     refused("single array", "npz:own.npy", tmp_path)
+
+
+def test_columns_have_names(tmp_path):
+    arrays = {"x": np.random.default_rng(0).normal(size=(4, 2)), "y": [0, 1, 0, 1]}
+    np.savez(tmp_path / "own.npz", **arrays, column_names=["u", "v"])
+    assert load_dataset("npz:own.npz", tmp_path).reading.features == ("u", "v")
+    for names in (["u"], ["u", "u"], ["u", "v", "w"]):
+        np.savez(tmp_path / "own.npz", **arrays, column_names=names)
+        assert "different names, and a sample is [2]" in load_error(
+            ValueError, "npz:own.npz", tmp_path
+        )
