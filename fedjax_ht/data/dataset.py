@@ -1,6 +1,7 @@
 """The data of one federation before it is split: samples, labels and the rule of preprocessing."""
 
 import dataclasses
+import functools
 import importlib
 import logging
 import os
@@ -32,9 +33,10 @@ from fedjax_ht.data.conversion import (
     label_doubts,
     refuse_no_label,
 )
+from fedjax_ht.data.copies import copied
 from fedjax_ht.data.indices import ClientIndices as ClientIndices
 from fedjax_ht.data.indices import Partition as Partition
-from fedjax_ht.data.indices import checked_partition, checked_sets
+from fedjax_ht.data.indices import all_of, checked_partition, checked_sets
 from fedjax_ht.data.meaning import coding_doubts, name_doubts, refuse_twice
 from fedjax_ht.data.reading import Reading
 
@@ -152,8 +154,8 @@ class Dataset:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Warnings on suspicious labels and images, on which training is possible."""
-        lines = label_doubts(self.labels, self.class_names)
+        """Warnings on suspicious labels, images and sets, on which training is possible."""
+        lines = label_doubts(self.labels, self.class_names) + self.copied
         lines += tuple(name_doubts(self.labels, self.class_names))
         lines += tuple(self._coding_doubts())
         if isinstance(self.preprocess, Pixels):
@@ -175,6 +177,18 @@ class Dataset:
             owners = np.repeat(np.arange(len(sets)), [*map(len, sets.values())])
             lines += coding_doubts(owners, self.labels[rows], self.class_names, list(sets))
         return lines
+
+    @functools.cached_property
+    def copied(self) -> tuple[str, ...]:
+        """Warnings on samples of its own sets, or of its clients', that stand in two of them.
+
+        Raises:
+          ValueError: the test set is the training set. One line.
+        """
+        sets = self.official
+        if not sets and self.clients is not None:
+            sets = all_of(self.clients)
+        return copied(self.name, self.inputs, sets, self.labels)
 
     @property
     def public_set(self) -> PublicSet | None:

@@ -24,6 +24,14 @@ class ClientIndices(NamedTuple):
 Partition = tuple[ClientIndices, ...]  # position i is the client with id i
 
 
+def all_of(partition: Partition) -> dict[str, np.ndarray]:
+    """Returns the samples of each set of all clients, ascending: "train", "val" and "test"."""
+    return {
+        name: np.unique(np.concatenate([getattr(client, name) for client in partition]))
+        for name in ClientIndices._fields
+    }
+
+
 def checked_partition(name: str, partition: Any, num_samples: int) -> Partition:
     """Returns a split with its indices as int64 arrays.
 

@@ -54,6 +54,10 @@ def parse_flags(arguments: list[str], takes_words: bool = False) -> list[str]:
         rest = flags.FLAGS([arguments[0], QUIET, *arguments[1:]])
     except flags.UnrecognizedFlagError as error:
         fail(ValueError(unknown_flag(error.flagname, error.flagvalue or "")))
+    except flags.IllegalFlagValueError as error:
+        # absl passes on what Python's int() says
+        name, is_int, value = str(error).partition(": invalid literal for int() with base 10: ")
+        fail(ValueError(f"{name}: it is {value}; it must be an integer") if is_int else error)
     except (BadConfigFile, flags.Error, ValueError, TypeError, OSError) as error:
         fail(error)
     if len(rest) > 1 and not takes_words:

@@ -280,10 +280,13 @@ def test_data_that_does_not_fit(kind, num_clients, options, message):
         make_partition(kind, make_dataset([10, 10]), num_clients, **options)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", ["iid", "dirichlet", "practical", "pathological"])
 def test_more_clients_than_samples_are_refused_at_once(kind):
-    with pytest.raises(ValueError, match=f"{kind}' leaves some of 20000 clients without .* works"):
+    remedy = "(lower num_clients|num_clients=[0-9]+ works)$"
+    with pytest.raises(
+        ValueError, match=f"{kind}' leaves some of 20000 clients without.*; {remedy}"
+    ):
         make_partition(kind, make_dataset([5000, 5000]), 20_000)
 
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_ht.check.names import listed_clients as clients
+from fedjax_ht.data.copies import copied
 from fedjax_ht.data.dataset import Dataset, Partition
+from fedjax_ht.data.indices import all_of
 from fedjax_ht.data.partition.splits import class_counts
 
 FOREIGN, ALONE = 0.02, 0.1
@@ -49,6 +51,7 @@ def split_notes(dataset: Dataset, partition: Partition) -> list[str]:
     test = class_counts(dataset.labels, partition, "test", dataset.num_classes)
     return [
         *_shared_notes(partition),
+        *_copied_notes(dataset, partition),
         *_idle_notes(train, test),
         *_class_notes(train, test),
     ]
@@ -79,6 +82,13 @@ def _shared_notes(partition: Partition) -> list[str]:
                 "unless clients are meant to share data"
             )
     return notes
+
+
+def _copied_notes(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
+    """Returns lines on copies of training samples, where the data set has not told of its own."""
+    if dataset.copied:
+        return ()
+    return copied(dataset.name, dataset.inputs, all_of(partition))
 
 
 def _owners(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -272,7 +272,8 @@ def test_labels_that_start_at_1(tmp_path, caplog):
     for split in ("train", "test"):
         np.savez(tmp_path / f"made/{split}/0.npz", data=GOOD | {"y": np.array([1, 3])})
     assert load_dataset("client_folders:made", tmp_path).num_classes == 4
-    of_npz, of_clients = caplog.messages
+    of_npz, of_clients, of_copies = caplog.messages
+    assert "2 of 2 test samples (100.0%) are train samples, too" in of_copies
     assert of_npz.startswith(
         "npz:own.npz: 1 of 3 classes have no sample: class 0; labels run from 1"
     )
