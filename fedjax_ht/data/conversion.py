@@ -35,7 +35,8 @@ def as_array(name: str, values: Any) -> np.ndarray:
       ValueError: it is none of these, its parts have several shapes, or a value is masked.
     """
     array = _any_array(name, values)
-    if masked := np.ma.count_masked(array):
+    masked = np.count_nonzero(np.ma.getmask(array)) if array.dtype.names is None else 0
+    if masked:
         raise ValueError(
             f"{name} has {masked} masked values of {array.size}, which a device would read; fill "
             "them in, values.filled(0), or leave their samples out"

@@ -100,6 +100,7 @@ def test_pandas_is_taken():
         (np.array(ROWS) + 2**33, "place 0 of its last axis has 4 different values"),
         (np.full((4, 2), 1 << 40), "inputs runs from 1099511627776 to 1099511627776, beyond int32"),
         (np.full((4, 2), 1 << 63, np.uint64), "beyond int32"),
+        (np.rec.array([(1, 2.0)] * 4), r"inputs are .*f1.*; they must be integers or floats"),
         (np.full((4, 128, 9), 7, np.uint8), r"uint8 \[4, 128, 9\] are neither images"),
     ],
 )

@@ -429,9 +429,12 @@ def save(
       history: all rows until that state, as `fl.run` returns them.
 
     Raises:
+      ValueError: there is a file in the folder's place. One line.
       OSError: the folder cannot be written to.
     """
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"folder is {str(folder)!r}, a file; give a folder, which may be new")
     rows = list(history)
     checkpointer = Checkpointer(folder / CHECKPOINTS, simulation)
     checkpointer.follow(rows)

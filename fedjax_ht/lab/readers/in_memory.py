@@ -47,6 +47,10 @@ def _frame_table(frame: Any) -> Table:
         data = pa.table(frame)
         names = data.column_names
     else:  # pandas, whose columns of objects Arrow takes one by one
+        if hasattr(frame, "collect") and not hasattr(frame, "__len__"):
+            raise ValueError(
+                f"the frame is {kind_of_value(frame)}, which has no rows yet; give frame.collect()"
+            )
         if not hasattr(frame, "columns") or not hasattr(frame, "__getitem__"):
             raise ValueError(
                 f"the frame is {kind_of_value(frame)}; it must be a pandas.DataFrame, or another "
@@ -117,8 +121,11 @@ def _pairs(name: str, dataset: Any) -> list[tuple[np.ndarray, Any]]:
     if not pairs:
         raise ValueError(f"{name} has no samples")
     for i in np.unique(np.linspace(0, count - 1, _READ_AGAIN, dtype=int)).tolist():
-        again = _pair(name, i, dataset)
-        if not all(np.array_equal(x, y, equal_nan=True) for x, y in zip(pairs[i], again)):
+        first, again = (
+            [np.asarray(part).tobytes() for part in pair]
+            for pair in (pairs[i], _pair(name, i, dataset))
+        )
+        if first != again:
             raise ValueError(
                 f"{name}: sample {i} differs when it is read again, as of a random transform; "
                 "leave that out, since samples are read once (training.augmentation augments in "
@@ -158,7 +165,10 @@ def _pair(name: str, i: int, dataset: Any) -> tuple[np.ndarray, Any]:
         raise ValueError(
             f"{name}: item {i} is {kind_of_value(item)}; it must be a pair of sample and label"
         )
-    sample, label = (as_array(f"{name}: item {i}", _plain(part)) for part in item)
+    kinds = ("sample", "label")
+    sample, label = (
+        as_array(f"{name}: the {kind} of item {i}", _plain(x)) for kind, x in zip(kinds, item)
+    )
     if sample.dtype.kind not in "biuf":
         raise ValueError(
             f"{name}: sample {i} is {kind_of_value(item[0])}; it must be a tensor, an image or "

@@ -36,3 +36,9 @@ def test_another_course_is_set_aside(tmp_path):
 def test_a_folder_without_a_checkpoint(tmp_path):
     with pytest.raises(ValueError, match=r"has no checkpoint of this simulation .* fl\.save\("):
         load(tmp_path / "none", toy_simulation())
+
+
+def test_a_file_in_the_folders_place_is_refused(tmp_path):
+    (tmp_path / "mine").write_text("a file")
+    with pytest.raises(ValueError, match="mine', a file; give a folder"):
+        save(tmp_path / "mine", toy_simulation(), COURSE[2], ROWS)

@@ -186,12 +186,24 @@ class Swapped(list):
     classes = ("b", "a")
 
 
+class Lazy:
+    """A stand-in for a LazyFrame of Polars, which has no rows until it is collected."""
+
+    columns, collect = ["x", "label"], None
+
+    def __getitem__(self, name):
+        raise TypeError("'LazyFrame' object is not subscriptable")
+
+
 class Broken(list):
     def __getitem__(self, i):
         raise OSError("image file is truncated")
 
 
 TORCH = {
+    "the label of item 0 is a NoneType": [(np.zeros(3), None)],
+    "labels are <U1; they must be integers": [(np.zeros(3), "a"), (np.ones(3), "b")],
+    "the sample of item 0 has 1 masked values": [(np.ma.array([0.0, 1], mask=[0, 1]), 0)],
     "sample 79 differs when it is read again": Flipped([0] * 80),
     "item 0 cannot be read (image file is truncated)": Broken([0]),
     "it must have a length and samples by index": iter([1]),
@@ -260,6 +272,7 @@ HF = {
 
 
 CASES = [
+    ("has no rows yet; give frame.collect()", fl.Dataset.from_pandas, Lazy(), {}),
     *(
         (line, fl.Dataset.from_pandas, table, {"label": "outcome"})
         for line, table in FAULTS.items()

@@ -92,6 +92,7 @@ WRONG = {  # behind --config=quickstart_fedtgp
     "--training.epochs": NO_FLAG + "--training.epochs; training.epochs is a field of the config",
     "--ruonds=3": NO_FLAG + "'ruonds'; did you mean 'rounds'? `--help` shows the flags",
     "--learning_rate=3": NO_FLAG + "'learning_rate'; did you mean 'training.learning_rate'?",
+    "--verbosity=1,1": "flag --verbosity=1,1: it is '1,1'; it must be an integer",
     "--wrkdir=a": NO_FLAG + "'wrkdir'; did you mean 'workdir'?",
     "--zzz": NO_FLAG + "'zzz'; `--help` shows the flags, and a field of the config is set by",
 }
