@@ -27,7 +27,7 @@ from fedjax_ht.lab.readers.source import Source
 from fedjax_ht.lab.readers.table import Table, arrow_column, table_raw
 from fedjax_ht.lab.safe.archive import Origin, files_below
 from fedjax_ht.lab.safe.bounded import open_regular, read_whole
-from fedjax_ht.lab.safe.limits import numbered_classes
+from fedjax_ht.lab.safe.limits import TEXT_BYTES, numbered_classes
 
 _READ_AGAIN = 50  # items of a data set of PyTorch: a random transform may leave some as they are
 _LOGGER = logging.getLogger(__name__)
@@ -225,13 +225,29 @@ def from_disk(place: str | os.PathLike) -> Any:
     """
     with needing("reading a folder of Hugging Face's save_to_disk"):
         from datasets import load_from_disk
-    for file in files_below(Path(place)):  # datasets opens them by itself
-        open_regular(file).close()
-        if file.name == "state.json":
-            names = [entry["filename"] for entry in json.loads(read_whole(file))["_data_files"]]
-            if any(Path(name).name != name for name in names):
-                raise ValueError(f"{file} names data outside of its folder")
+    refuse_foreign(Path(place))
     return load_from_disk(os.fspath(place))
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Refuses a folder of save_to_disk whose files `datasets`, which opens them, must not open.
+
+    Raises:
+      ValueError: a file is none, such as a pipe, or a list names one outside of the folder.
+    """
+    for file in files_below(folder):
+        open_regular(file).close()
+        if file.name not in ("state.json", "dataset_dict.json"):
+            continue
+        try:
+            fields = json.loads(read_whole(file, TEXT_BYTES))
+            names = fields["splits"] if "splits" in fields else fields["_data_files"]
+            names = [name if isinstance(name, str) else name["filename"] for name in names]
+            are_own = all(name and Path(name).name == name != ".." for name in names)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise ValueError(f"{file} lists no files of data") from None
+        if not are_own:
+            raise ValueError(f"{file} names data outside of its folder")
 
 
 def hugging_face_table(dataset: Any, own_files: bool = False) -> Table:

@@ -347,21 +347,66 @@ def read_parquet(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     return table_raw(table, named_in(path, options))
 
 
+_WIDTHS = {"INT_8": 1, "UINT_8": 1, "INT_16": 2, "UINT_16": 2, "BOOLEAN": 1, "INT32": 4, "FLOAT": 4}
+
+
 def _bounded(place: Path) -> pa.Table:
-    """The table of a file, part by part: few bytes may stand for many rows of one long text."""
-    with parquet.ParquetFile(place, page_checksum_verification=True) as file:
-        about = file.metadata
-        limits.keep("the table", about.num_rows, limits.TABLE_ROWS, "rows")
-        limits.keep("the table", about.num_rows * about.num_columns, limits.TABLE_CELLS, "cells")
-        groups = [about.row_group(i) for i in range(about.num_row_groups)]
-        most = limits.decompressed(place.stat().st_size)
-        limits.keep("the table", sum(group.total_byte_size for group in groups), most)
-        size, batches = 0, []
+    """The table of a file, part by part: few bytes may stand for many rows of one long text.
+
+    Texts are read as numbers of a part's different texts, and decoded when their size is known.
+    """
+    with parquet.ParquetFile(place) as file:
+        about, schema, most = (
+            file.metadata,
+            _without_views(file.schema_arrow),
+            limits.decompressed(place.stat().st_size),
+        )
+    leaves = [about.schema.column(i) for i in range(len(about.schema))]
+    texts = [
+        leaf.path
+        for leaf in leaves
+        if leaf.physical_type == "BYTE_ARRAY" and leaf.logical_type.type != "DECIMAL"
+    ]
+    limits.keep("the table", about.num_rows, limits.TABLE_ROWS, "rows")
+    limits.keep("the table", about.num_rows * about.num_columns, limits.TABLE_CELLS, "cells")
+    groups = [about.row_group(i) for i in range(about.num_row_groups)]
+    limits.keep("the table", sum(group.total_byte_size for group in groups), most)
+    size = 0
+    for i, leaf in enumerate(leaves):
+        width = _WIDTHS.get(leaf.converted_type) or _WIDTHS.get(leaf.physical_type) or 8
+        size += max(width, leaf.length) * sum(group.column(i).num_values for group in groups)
+    limits.keep("the table", size, most)
+    size, parts = 0, [schema.empty_table()]
+    with parquet.ParquetFile(place, read_dictionary=texts, page_checksum_verification=True) as file:
         for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
-            size += batch.nbytes
+            size += sum(map(_decoded, batch.columns))
             limits.keep("the table", size, most)
-            batches.append(batch)
-        return pa.Table.from_batches(batches, file.schema_arrow)
+            parts.append(pa.Table.from_batches([batch]).cast(schema))
+    return pa.concat_tables(parts)
+
+
+def _without_views(schema: pa.Schema) -> pa.Schema:
+    """The schema with plain texts for views, which texts by number are not turned into."""
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    return pa.schema([field.with_type(plain.get(field.type, field.type)) for field in schema])
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    tests = pa.types.is_string, pa.types.is_binary, pa.types.is_large_string
+    return any(test(kind) for test in (*tests, pa.types.is_large_binary))
+
+
+def _decoded(column: pa.Array) -> int:
+    """The bytes of a column without dictionaries."""
+    if isinstance(column, pa.DictionaryArray) and _is_text(column.type.value_type):
+        lengths = pc.binary_length(column.dictionary)
+        return column.indices.nbytes + (pc.sum(lengths.take(column.indices)).as_py() or 0)
+    if isinstance(column, pa.MapArray):
+        return _decoded(column.keys) + _decoded(column.items)
+    if isinstance(column, pa.StructArray | pa.ListArray | pa.LargeListArray):
+        parts = column.flatten()
+        return sum(map(_decoded, parts)) if isinstance(parts, list) else _decoded(parts)
+    return column.nbytes
 
 
 PARQUET = Source(

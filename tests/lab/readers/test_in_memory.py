@@ -1,14 +1,19 @@
 """Frames, data sets of PyTorch and of Hugging Face, and .parquet files, which those write."""
 
 import io
+import json
+import os
+from decimal import Decimal
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 import fedjax_ht as fl
 from fedjax_ht.core.inputs import AsStored, Pixels, Standardised
-from fedjax_ht.lab.readers import load_dataset
+from fedjax_ht.lab.readers import in_memory, load_dataset, table_files
 from tests.lab.readers.source_files import write
 
 RNG = np.random.default_rng(0)
@@ -306,10 +311,7 @@ def test_a_folder_of_save_to_disk(tmp_path):
 
 
 def test_parquet(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    table = pyarrow.table({"age": AGE, "dose": DOSE, "outcome": OUTCOME, "__index_level_0__": AGE})
+    table = pa.table({"age": AGE, "dose": DOSE, "outcome": OUTCOME, "__index_level_0__": AGE})
     parquet.write_table(table, tmp_path / "own.parquet")
     dataset = load_dataset("parquet:own.parquet:outcome", tmp_path)
     np.testing.assert_array_equal(dataset.inputs, np.stack([AGE, DOSE], 1).astype(np.float32))
@@ -317,7 +319,7 @@ def test_parquet(tmp_path):
         "column __index_level_0__ (the index of pandas)"
     ]
     files = [{"bytes": _png(image), "path": None} for image in pictures()]
-    table = pyarrow.table({"image": files, "label": [0, 1] * 3})
+    table = pa.table({"image": files, "label": [0, 1] * 3})
     parquet.write_table(table, tmp_path / "hub.parquet")  # as the hub of Hugging Face has images
     assert load_dataset("parquet:hub.parquet", tmp_path, 4).inputs.shape == (6, 4, 4, 3)
 
@@ -328,8 +330,129 @@ def _png(image) -> bytes:
     return content.getvalue()
 
 
+def one_text(rows: int, size: int) -> pa.Array:
+    """One text of so many bytes in every row, which takes few bytes in a file."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), ["x" * size])
+
+
+def lists(rows: int, values: pa.Array) -> pa.Array:
+    each = len(values) // rows
+    return pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32) * each, values)
+
+
+BOMBS = {
+    "many rows": lambda: one_text(400_000, 20_000),
+    "long texts": lambda: one_text(4000, 2_000_000),
+    "structs": lambda: pa.StructArray.from_arrays([one_text(4000, 100_000)], ["bytes"]),
+    "lists of texts": lambda: lists(4000, one_text(40_000, 10_000)),
+    "lists of numbers": lambda: lists(2000, pa.nulls(40_000_000, pa.float64()).fill_null(0.0)),
+}
+
+
+@pytest.mark.parametrize("with_schema", [True, False])
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_small_parquet_of_much_content_is_refused_before_it_is_decoded(
+    bomb, with_schema, tmp_path
+):
+    column = BOMBS[bomb]()
+    table = pa.table({"label": np.arange(len(column)) % 2, "x": column})
+    file = tmp_path / "bomb.parquet"
+    parquet.write_table(table, file, compression="zstd", store_schema=with_schema)
+    assert file.stat().st_size < 100_000
+    before = pa.total_allocated_bytes()
+    pool = pa.default_memory_pool()
+    with pytest.raises(ValueError, match=r"the table has [\d,]+ bytes, more than the 268,435,456"):
+        load_dataset("parquet:bomb.parquet", tmp_path)
+    assert pool.bytes_allocated() - before < 300 << 20
+
+
+def test_columns_of_a_parquet_are_those_of_the_file(tmp_path):
+    table = pa.table(
+        {
+            "pairs": pa.array([[("k", "v")], None], pa.map_(pa.string(), pa.string())),
+            "lists": [["a", None], []],
+            "structs": [[{"a": "x"}], []],
+            "category": pa.array(["a", "b"]).dictionary_encode(),
+            "large": pa.array(["a", None], pa.large_string()),
+            "number": pa.array([Decimal("1.5"), None], pa.decimal256(60, 2)),
+            "fixed": pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2)),
+        }
+    )
+    parquet.write_table(table, tmp_path / "all.parquet")
+    read = table_files._bounded(tmp_path / "all.parquet")
+    assert read.equals(table) and read.schema.equals(table.schema)
+    views = pa.table({"view": pa.array(["a", None], pa.string_view())})
+    parquet.write_table(views, tmp_path / "views.parquet")
+    assert table_files._bounded(tmp_path / "views.parquet")["view"].to_pylist() == ["a", None]
+
+
+def test_wrong_bits_in_a_parquet_with_sums_are_no_other_data(tmp_path):
+    file = tmp_path / "sums.parquet"
+    table = pa.table({"label": np.arange(200) % 2, "a": RNG.normal(size=200)})
+    parquet.write_table(table, file, write_page_checksum=True)
+    content, whole = file.read_bytes(), load_dataset("parquet:sums.parquet", tmp_path)
+    for place in RNG.integers(len(content), size=40):
+        damaged = bytearray(content)
+        damaged[place] ^= 4
+        file.write_bytes(damaged)
+        try:
+            read = load_dataset("parquet:sums.parquet", tmp_path)
+        except (ValueError, OSError):
+            continue
+        np.testing.assert_array_equal(read.inputs, whole.inputs)
+        np.testing.assert_array_equal(read.labels, whole.labels)
+
+
+def private_folder(tmp_path, **image):
+    """A folder of save_to_disk whose images are named, not held."""
+    datasets = pytest.importorskip("datasets")
+    kind = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+    features = datasets.Features({"image": kind, "label": datasets.ClassLabel(names=["a", "b"])})
+    rows = {"image": [{"bytes": None, "path": None} | image] * 4, "label": [0, 1, 0, 1]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "saved")
+    info = tmp_path / "saved" / "dataset_info.json"
+    fields = json.loads(info.read_text())
+    fields["features"]["image"] = {"_type": "Image"}
+    info.write_text(json.dumps(fields))
+    return tmp_path / "saved"
+
+
+def test_a_folders_images_by_path_are_not_opened(tmp_path):
+    (tmp_path / "private.png").write_bytes(_png(pictures()[0]))
+    for path in (str(tmp_path / "private.png"), "http://127.0.0.1:9/a.png"):
+        folder = private_folder(tmp_path, path=path)
+        for read in (lambda f: load_dataset(f"hf:{f}"), fl.Dataset.from_hf):
+            with pytest.raises(ValueError, match="row 0 has no image in column 'image'"):
+                read(str(folder))
+
+
+@pytest.mark.parametrize(
+    "state, message",
+    [
+        ({"_data_files": [{"filename": "../private.arrow"}]}, "names data outside of its folder"),
+        ({"_data_files": [{"filename": "/etc/passwd"}]}, "names data outside of its folder"),
+        ({"_data_files": [{"filename": ".."}]}, "names data outside of its folder"),
+        ({"_data_files": [{}]}, "lists no files of data"),
+        ({"_data_files": 3}, "lists no files of data"),
+        ([], "lists no files of data"),
+    ],
+)
+def test_a_folder_of_save_to_disk_names_its_own_files(state, message, tmp_path):
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(ValueError, match=message):
+        in_memory.refuse_foreign(tmp_path)
+
+
+def test_a_dict_of_save_to_disk_names_its_own_folders(tmp_path):
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["../other"]}')
+    with pytest.raises(ValueError, match=r"dataset_dict.json names data outside of its folder"):
+        in_memory.refuse_foreign(tmp_path)
+    os.mkfifo(tmp_path / "pipe.arrow")
+    with pytest.raises(ValueError, match=r"pipe\.arrow is not a regular file|outside"):
+        in_memory.refuse_foreign(tmp_path)
+
+
 def test_damaged_parquet_is_one_line(tmp_path):
-    pytest.importorskip("pyarrow")
     write(tmp_path / "own.parquet", "PAR1 or not")
     with pytest.raises(ValueError, match=r"own\.parquet: .*; expected a \.parquet file") as raised:
         load_dataset("parquet:own.parquet", tmp_path)
