@@ -37,9 +37,10 @@ import numpy as np
 from jax.core import Tracer
 
 from fedjax_ht.check.classes import is_kind, is_named_tuple, is_of_kind, kind_text
-from fedjax_ht.check.names import kind_of_value, meant, with_article
+from fedjax_ht.check.names import kind_of_value, meant, unknown_option, with_article
 
 F = TypeVar("F", bound=Callable)
+T = TypeVar("T")
 
 SHOWN = 100  # characters of a value in a message
 NAMES = {bool: "True or False", str: "text", None: "None", types.NoneType: "None"}
@@ -446,6 +447,7 @@ def checked(function: F) -> F:
         try:
             arguments = signature.bind(*args, **kwargs).arguments | kwargs
         except TypeError:  # an argument too many or too few: Python's message says it best
+            refuse_unknown(function.__name__, kwargs, signature)
             return function(*args, **kwargs)
         for name, annotation in annotations_of(function).items():
             if name in arguments and not allows(annotation, arguments[name]):
@@ -455,6 +457,30 @@ def checked(function: F) -> F:
     marked: Any = call  # functions declare no attributes
     marked.checks_its_arguments = True
     return marked
+
+
+def named_options(kind: type[T]) -> type[T]:
+    """Makes a dataclass name its fields where it is given another keyword."""
+    make = kind.__init__
+    signature = inspect.signature(kind)
+
+    @functools.wraps(make)
+    def init(self, *args, **kwargs):
+        refuse_unknown(kind.__name__, kwargs, signature)
+        make(self, *args, **kwargs)
+
+    kind.__init__ = init
+    return kind
+
+
+def refuse_unknown(owner: str, kwargs: Mapping[str, Any], signature: inspect.Signature) -> None:
+    """Raises a TypeError of one line where a keyword is none of a signature's."""
+    parameters = signature.parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for name in kwargs:
+        if name not in parameters:
+            raise TypeError(unknown_option(owner, name, list(parameters)))
 
 
 def _refuse(function: Callable, name: str, arguments: Mapping[str, Any]) -> None:

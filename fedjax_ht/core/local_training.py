@@ -13,7 +13,7 @@ import optax
 from jax import lax
 from jaxtyping import Float, Int, Key, Num
 
-from fedjax_ht.check.options import Count, check_fields
+from fedjax_ht.check.options import Count, check_fields, named_options
 from fedjax_ht.core.batches import (
     Batch,
     ClassSums,
@@ -33,6 +33,7 @@ For inputs that are no images it is called with these and 0.0.
 """
 
 
+@named_options
 @dataclasses.dataclass(frozen=True)
 class LocalTraining:
     """The recipe by which every client trains.

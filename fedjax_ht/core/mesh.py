@@ -25,7 +25,7 @@ def client_mesh(devices: int | None = None) -> Mesh:
     Raises:
       ValueError: there are not so many devices, or not the same number from every process.
     """
-    available = jax.devices()
+    available = found_devices()
     if devices is not None and not 1 <= devices <= len(available):
         raise ValueError(
             f"devices is {devices}; it must be from 1 to {len(available)}, the number of devices "
@@ -47,9 +47,26 @@ def usual_devices() -> int:
 
     There one device with threads is the faster for short runs: less is compiled.
     """
-    available = jax.devices()
+    available = found_devices()
     are_two_cpus = len(available) == 2 and available[0].platform == "cpu"
     return 1 if are_two_cpus and jax.process_count() == 1 else len(available)
+
+
+def found_devices() -> list:
+    """Returns jax's devices.
+
+    Raises:
+      ValueError: the platform that JAX_PLATFORMS asks for has none. One line.
+    """
+    try:
+        return jax.devices()
+    except (AssertionError, RuntimeError) as error:
+        asked = getattr(jax.config, "jax_platforms", None)
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"jax finds no device of JAX_PLATFORMS={asked}{f' ({reason})' if reason else ''}; "
+            "install jax for that platform (BUILD.md), or set JAX_PLATFORMS=cpu"
+        ) from None
 
 
 def scatter(mesh: Mesh, tree: PyTree) -> PyTree:

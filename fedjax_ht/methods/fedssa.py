@@ -46,7 +46,7 @@ Settled here:
 """
 
 import math
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +88,9 @@ class Server(NamedTuple):
     newest: Array | tuple[()]
 
 
-def stabilisation(t: Array, mu: float, stable_rounds: int, decay: Decay = "cosine") -> Array:
+def stabilisation(
+    t: jax.Array | np.ndarray, mu: float, stable_rounds: int, decay: Decay = "cosine"
+) -> Any:
     """Computes mu_t, the weight of a client's history in its fused header (FedSSA Eq. 4).
 
     Args:

@@ -6,7 +6,15 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_ht.check.options import Count, NonNegative, Part, Rest, Seed, check_fields
+from fedjax_ht.check.options import (
+    Count,
+    NonNegative,
+    Part,
+    Rest,
+    Seed,
+    check_fields,
+    named_options,
+)
 from fedjax_ht.core import wire
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.keys import Purpose, host_generator
@@ -17,6 +25,7 @@ Lanes = Count | Mapping[str, Count]
 """Clients that run side by side: a number for all buckets, or one a bucket."""
 
 
+@named_options
 @dataclasses.dataclass(frozen=True)
 class SimulationOptions:
     """The options of a federation.

@@ -282,6 +282,23 @@ def test_the_library_refuses_bad_options(make, message):
     assert str(error.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fl.fedproto(TRAINING, lam=1), "fedproto has no option 'lam'; it has training, w"),
+        (
+            lambda: fl.LocalTraining(optax.sgd(0.1), batchsize=4),
+            "LocalTraining has no option 'batchsize'; did you mean 'batch_size'?",
+        ),
+        (lambda: fl.SimulationOptions(device=1), "SimulationOptions has no option 'device'; did"),
+    ],
+)
+def test_an_unknown_keyword_is_told_the_known_ones(make, message):
+    with pytest.raises(TypeError) as error:
+        make()
+    assert str(error.value).startswith(message)
+
+
 def test_a_registered_method_is_checked_wherever_it_comes_from():
     def of_a_user(training, weight: float = 1.0):
         return fl.local(training)

@@ -5,6 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import pytest
+
+from fedjax_ht.core.mesh import found_devices
+
 SHARED = """
 import sys
 import jax, numpy as np
@@ -69,3 +74,14 @@ def test_images_are_in_memory_once_and_rows_of_both_devices_are_gathered(tmp_pat
     call, root = [sys.executable, "-c", code, tmp_path / "x.npy"], Path(__file__).parents[2]
     done = subprocess.run(call, capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("no plugin\nfor it")])
+def test_a_platform_without_devices_is_one_line(monkeypatch, error):
+    def absent():
+        raise error
+
+    monkeypatch.setattr(jax, "devices", absent)
+    with pytest.raises(ValueError, match="jax finds no device of JAX_PLATFORMS=") as raised:
+        found_devices()
+    assert "\n" not in str(raised.value) and "set JAX_PLATFORMS=cpu" in str(raised.value)

@@ -79,14 +79,13 @@ def from_hugging_face(
 
 def from_torch(dataset: Any, class_names: Sequence[str] | None, groups: Any, name: str) -> Dataset:
     """Returns the set of map-style data sets of pairs; see `Dataset.from_torch`."""
-    sets, official = {name: dataset}, {}
+    sets, names_of_sets = {name: dataset}, []
     if isinstance(dataset, Mapping):
         called = _called(dataset)
+        names_of_sets = [called[str(key)] for key in dataset]
         sets = {f"{name}[{key!r}]": part for key, part in dataset.items()}
     pairs = {key: _pairs(key, part) for key, part in sets.items()}
-    if isinstance(dataset, Mapping):
-        counts = zip((called[str(key)] for key in dataset), map(len, pairs.values()))
-        official = one_after_another(counts)
+    official = one_after_another(zip(names_of_sets, map(len, pairs.values())))
     every = [pair for part in pairs.values() for pair in part]
     labels = as_labels(name, [label for _, label in every])
     x = as_array(f"{name}: samples", [sample for sample, _ in every])

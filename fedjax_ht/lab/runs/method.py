@@ -203,7 +203,8 @@ def _of_optax(training: TrainingConfig) -> optax.GradientTransformation:
             "it must be sgd, adam, or an optimiser of optax that takes a learning rate, with "
             "numbers of its own, such as optax:adamw/b1=0.8"
         )
-        raise ValueError(f"training.optimizer is {text!r}{meant(text, ('sgd', 'adam'), rule)}")
+        known = [f"optax:{text}"] if hasattr(optax, text) else ["sgd", "adam"]
+        raise ValueError(f"training.optimizer is {text!r}{meant(text, known, rule)}")
     for field, usual in (("momentum", 0.0), ("beta1", 0.9)):
         if getattr(training, field) != usual:
             raise ValueError(

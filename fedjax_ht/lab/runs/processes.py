@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import jax
 
+from fedjax_ht.core.mesh import found_devices
+
 JOIN_SECONDS = 60
 """How long the processes of a run wait for each other."""
 
@@ -83,6 +85,9 @@ def use_all_cores() -> None:
     Over several devices whole clients train in parallel instead of threads inside small products,
     which is up to 1.4 times faster in long runs (benchmarks/results/zoo_cpu.md). It must come
     before any computation.
+
+    Raises:
+      ValueError: jax finds no device of the platform that it is asked for.
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
@@ -90,6 +95,7 @@ def use_all_cores() -> None:
     if hasattr(os, "sched_getaffinity"):  # a container may have fewer than the machine
         cores = len(os.sched_getaffinity(0))
     jax.config.update("jax_num_cpu_devices", min(cores, 8))
+    found_devices()
 
 
 def use_cpu() -> None:

@@ -169,9 +169,9 @@ def test_pipelines_of_torchvision_are_kept_as_floats_channels_last():
     images = RNG.integers(0, 256, (8, 3, 12, 12), np.uint8)
     floats = ((images / 255 - 0.4914) / 0.247).astype(np.float32)
     part = Pairs(zip(floats, [0, 1] * 4))
-    dataset = fl.Dataset.from_torch({"test": part[:2], "train": part[2:]}, groups=[0, 0, 1, 1] * 2)
+    dataset = fl.Dataset.from_torch({"train": part[:6], "test": part[6:]}, groups=[0, 0, 1, 1] * 2)
     np.testing.assert_array_equal(dataset.inputs, floats.transpose(0, 2, 3, 1))
-    assert list(dataset.official["test"]) == [0, 1] and len(dataset.official["train"]) == 6
+    assert list(dataset.official["test"]) == [6, 7] and len(dataset.official["train"]) == 6
     assert list(dataset.groups) == [0, 0, 1, 1] * 2
 
 
