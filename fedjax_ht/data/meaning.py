@@ -19,11 +19,11 @@ from fedjax_ht.data.reading import Reading
 MEANING = ("classes", "columns", "tokens")
 """What has names, the checksums of which two sides compare."""
 
-_MISSING = {
+MISSING = {
     *("", "?", "-", "--", ".", "na", "n/a", "n.a.", "nan", "nat", "none", "null", "nil", "<na>"),
     *("#n/a", "#na", "<null>", "(null)", "<none>", "\\n", "missing", "unlabeled", "unlabelled"),
 }
-"""Names, in small letters, that mark a missing label in the files of many programs."""
+"""Cells, in small letters, that mark a missing value in the files of many programs."""
 
 _UNSEEN = re.compile("[\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f]")  # but no Cf
 _LOOKS = str.maketrans(
@@ -55,8 +55,7 @@ def refuse_twice(name: str, class_names: Sequence[str]) -> None:
     Raises:
       ValueError: a name occurs twice. One line.
     """
-    counts = Counter(class_names)
-    if twice := [class_name for class_name, count in counts.items() if count > 1]:
+    if twice := [each for each, count in Counter(class_names).items() if count > 1]:
         raise ValueError(
             f"{name}: class_names has {listed(twice)} more than once; give each class a name of "
             "its own, or make them one class"
@@ -76,11 +75,10 @@ def name_doubts(labels: np.ndarray, class_names: Sequence[str]) -> list[str]:
         for form in (plain, plain.translate(_LOOKS)):
             # single letters are classes of their own, large and small
             alike[form.casefold() if len(form) > 1 else form][class_name] = None
-    same = dict.fromkeys(x for names in alike.values() if len(names) > 1 for x in names)
-    if same := list(map(ascii, same)):
+    if same := {ascii(x): None for names in alike.values() if len(names) > 1 for x in names}:
         lines.append(
-            f"classes {listed(same)} differ by capitals, spaces or the form of letters or numbers "
-            "alone; make them one if they are the same"
+            f"classes {listed(list(same))} differ by capitals, spaces or the form of letters or "
+            "numbers alone; make them one if they are the same"
         )
     counts = np.bincount(labels, minlength=len(class_names))
     present = [class_names[c] for c in np.flatnonzero(counts).tolist()]
@@ -95,7 +93,7 @@ def name_doubts(labels: np.ndarray, class_names: Sequence[str]) -> list[str]:
 
 def _markers(names: Sequence[str]) -> list[str]:
     """The names that mark a missing label; no signs where others, such as "!", are classes."""
-    missing = {name for name in names if spelling(name).translate(_LOOKS).lower() in _MISSING}
+    missing = {name for name in names if spelling(name).translate(_LOOKS).lower() in MISSING}
     signs = {name for name in names if spelling(name) and not re.search(r"\w", name)}
     return [name for name in names if name in (missing - signs if signs - missing else missing)]
 

@@ -18,7 +18,7 @@ from fedjax_ht.check.options import FLOAT
 from fedjax_ht.core.inputs import Standardised
 from fedjax_ht.data.conversion import as_array, as_groups, refuse_merged
 from fedjax_ht.data.indices import ClientIndices, Partition
-from fedjax_ht.data.meaning import spelling
+from fedjax_ht.data.meaning import MISSING, spelling
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.columns import (
     Roles,
@@ -38,9 +38,6 @@ pc: Any = pyarrow.compute  # type checkers do not know its functions, which are 
 FILL = "fill in such values, or leave out the row or the column"
 _IMAGES = ("image", "images", "img", "imgs")
 """Names of columns, in small letters, of images: of other arrays their values tell."""
-
-_NO_NUMBER = ("", "?", "-", "na", "n/a", "nan", "null", "none")
-"""Cells, in small letters, that say of a number that it is missing."""
 
 _NO_NAME = ("", "nan", "<na>")
 """Cells, in small letters, that say of a class, group, set or client that it is missing."""
@@ -388,7 +385,7 @@ def _spelt_numbers(
             is_number = False
         if is_number:
             continue
-        if cell.lower() in _NO_NUMBER:
+        if spelling(cell).lower() in MISSING:
             raise ValueError(f"{table.place(row)} has no value in column {name!r}; {FILL}")
         raise ValueError(
             f"column {name!r} holds text, {short(cell)} in {table.place(row)}; make it numbers, or "

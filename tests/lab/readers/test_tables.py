@@ -370,6 +370,7 @@ def test_columns_that_are_named(tmp_path):
     [
         (TABLE.replace("40", ""), "", "line 3 has no value in column 'age'; fill in such values"),
         (TABLE.replace("40", "NA"), "", "line 3 has no value in column 'age'"),
+        (TABLE.replace("40", "#N/A"), "", "line 3 has no value in column 'age'"),
         (TABLE.replace("40", "nan"), "", "line 3 has nan in column 'age'"),
         (TABLE.replace("40", "1e99"), "", "line 3 has 1e+99 in column 'age'"),
         (TABLE.replace("no", " "), "", "line 3 has no value in column 'label'"),
