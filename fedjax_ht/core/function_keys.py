@@ -66,6 +66,14 @@ def checksum_of(value: Any) -> str:
     return hashlib.sha256(repr(_Walk(as_text=True).of(value)).encode()).hexdigest()
 
 
+def add_array(digest: Any, array: Any) -> None:
+    """Adds dtype, shape and content of an array, which may be larger than the memory, to a
+    digest."""
+    digest.update(f"{array.dtype.str}{array.shape}".encode())
+    for start in range(0, len(array), 4096):
+        digest.update(np.ascontiguousarray(array[start : start + 4096]))
+
+
 class _Same:
     """An object that equals itself alone, whatever its class says; it lives as long as its key."""
 

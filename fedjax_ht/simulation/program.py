@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from fedjax_ht.core.bucket import frozen_of
 from fedjax_ht.core.contract import require_public_set
 from fedjax_ht.core.evaluation import EvaluationRequest, ScoredState
 from fedjax_ht.core.federation import Federation, with_frozen_variables
+from fedjax_ht.core.function_keys import add_array, checksum_of
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import RunServer
@@ -141,6 +143,7 @@ class Program(NamedTuple):
       server: the server, as a round serves it.
       pooled: all clients' samples as one split, for scoring a model that only the server holds.
       flops: () -> `client_flops` of the simulation; counted once.
+      sums: () -> `simulation_sums`; computed once.
     """
 
     engine: Engine
@@ -160,6 +163,7 @@ class Program(NamedTuple):
     server: Server
     pooled: dict[str, Split]
     flops: Callable[[], np.ndarray]
+    sums: Callable[[], dict[str, str]]
 
     @property
     def method(self) -> Method:
@@ -184,6 +188,7 @@ def bind(
     """Binds the parts that a run keeps. Arguments as of `simulation.make_simulation`; `beside` has
     arrays on the devices, which are taken where they are copies of the same."""
     numbers = _checked_settings(method, settings)
+    sums = functools.partial(simulation_sums, method, federation, data, options, numbers)
     federation, data = _for_method(method, with_frozen_variables(federation), data)
     mesh = client_mesh(options.devices)
     batch_size = evaluation_batch(federation, options, data)
@@ -233,7 +238,40 @@ def bind(
         server=server,
         pooled=pooled,
         flops=functools.cache(functools.partial(client_flops, engine, federation, data)),
+        sums=functools.cache(sums),
     )
+
+
+def simulation_sums(
+    method: Method,
+    federation: Federation,
+    data: FederationData,
+    options: SimulationOptions,
+    settings: PyTree,
+) -> dict[str, str]:
+    """Returns part -> SHA-256 of all that the numbers of a simulation depend on; arguments as of
+    `bind`. The execution of the clients changes none."""
+    of_any = next(iter(data.buckets.values()))  # all have the same inputs and labels
+    samples, split = hashlib.sha256(), hashlib.sha256()
+    for array in (*jax.tree.leaves(of_any.inputs), of_any.labels):
+        add_array(samples, array)
+    splits = [(name, data.buckets[name].splits) for name in sorted(data.buckets)]
+    for array in jax.tree.leaves((splits, data.public)):
+        if not isinstance(array, str):
+            add_array(split, np.atleast_1d(array))
+    buckets = [(x.name, x.module, x.shared, x.width, x.weights) for x in federation.buckets]
+    chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    for name in ("lanes", "devices", "client_store", "time_stages"):
+        del chosen[name]
+    chosen["scoring"] = options.scoring.state, options.scoring.global_statistics
+    return {
+        "data": f"{samples.hexdigest()} {checksum_of(of_any.preprocess)}",
+        "split": split.hexdigest(),
+        "models": checksum_of((buckets, tuple(federation.assignment))),
+        "training": checksum_of(method.training),
+        "method": checksum_of(method),
+        "options": checksum_of((chosen, settings)),
+    }
 
 
 def _for_method(

@@ -18,8 +18,10 @@ they are looked at before anything is read. What cannot be read is passed over, 
 the run goes on; it is never deleted."""
 
 import contextlib
+import importlib.metadata
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +36,7 @@ from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.checkpoints import sealed, segments
 from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.files import PASSING, is_caused_by
+from fedjax_ht.lab.version import library_version
 from fedjax_ht.simulation.rows import Row, Runs
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
@@ -47,6 +50,14 @@ SEGMENT_BYTES = 64 << 20
 
 RANDOM = "random.json"
 """File of a checkpoint with the random generator of its run; the oldest of this format lack it."""
+
+
+SUMS = "simulation.json"
+"""File of a checkpoint that `save` wrote, with the checksums of its simulation."""
+
+
+class OtherSimulation(ValueError):
+    """A checkpoint is of another course than the simulation that it is read for. One line."""
 
 
 class Copied(NamedTuple):
@@ -80,6 +91,8 @@ class Checkpointer:
         than `COPIED_BYTES` to write, the run waits all the same.
       trial: number of the run among those of its entry; of another than the first the name of the
         folder ends in it.
+      sums: checksums of the simulation, see `program.simulation_sums`, which a checkpoint carries
+        and must have; None for a run whose folder has an identity.
     """
 
     def __init__(
@@ -90,7 +103,9 @@ class Checkpointer:
         *,
         background: bool = False,
         trial: int = 0,
+        sums: Mapping[str, str] | None = None,
     ):
+        self._sums = sums
         self._directory = of_trial(Path(directory).absolute(), trial)
         self._segments = segments.segments_of(self._directory)
         self._simulation, self._keep = simulation, keep
@@ -146,14 +161,17 @@ class Checkpointer:
         Raises:
           OtherGenerator: this process draws other random numbers than the run: states of clients
             that never took part, which no checkpoint holds, would be others.
+          OtherSimulation: the checkpoint is of a simulation with other sums.
           OSError: too much is open to read it, or the like; see `PASSING`.
         """
         self.wait()
         for step in reversed(sealed.numbers(self._directory)):
             path = self._directory / str(step)
             try:
+                if self._sums is not None:
+                    check_sums(path, self._sums)
                 state, placed, history = read(path, self._simulation)
-            except OtherGenerator:
+            except (OtherGenerator, OtherSimulation):
                 raise
             # whatever is wrong with one file, an older checkpoint may be whole
             except Exception as error:
@@ -204,6 +222,8 @@ class Checkpointer:
             sealed.write_json(half / "segments.json", held)
             sealed.write_json(half / "history.json", copied.history)
             sealed.write_json(half / RANDOM, random_generator())
+            if self._sums is not None:
+                sealed.write_json(half / SUMS, {"sums": self._sums, "versions": _versions()})
             sealed.place(path)
             # the checkpoint is in place; what cannot be deleted goes before the next one, which
             # names it if it cannot be deleted then either
@@ -276,6 +296,30 @@ def read(
     if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
         raise ValueError(f"{path / 'history.json'} is no list of rows")
     return state, segments.Placement(state.round, where, rows), history
+
+
+def check_sums(path: Path, sums: Mapping[str, str]) -> None:
+    """Raises an OtherSimulation where a checkpoint was saved from a simulation of other data,
+    another split, models, method, training or options; earlier versions noted none."""
+    if not (path / SUMS).exists():
+        return
+    noted = sealed.read_json(path, SUMS)
+    # functions of another version have other sums
+    parts = list(sums) if noted["versions"] == _versions() else ["data", "split"]
+    differing = [name for name in parts if noted["sums"].get(name) != sums[name]]
+    if "training" in differing and "method" in differing:
+        differing.remove("method")  # which has the training in it
+    if differing:
+        raise OtherSimulation(
+            f"{path} was saved from a simulation of another {', '.join(differing)}; load it "
+            "with the simulation that was saved, whose state another may start from: "
+            "fl.run(other, rounds, state=state)"
+        )
+
+
+def _versions() -> dict[str, str]:
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "flax", "optax")}
+    return versions | {"fedjax_ht": library_version(), "python": platform.python_version()}
 
 
 def _read_segment(
@@ -436,7 +480,7 @@ def save(
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"folder is {str(folder)!r}, a file; give a folder, which may be new")
     rows = list(history)
-    checkpointer = Checkpointer(folder / CHECKPOINTS, simulation)
+    checkpointer = Checkpointer(folder / CHECKPOINTS, simulation, sums=simulation.program.sums())
     checkpointer.follow(rows)
     checkpointer.save(state, rows)
     write_runs([rows], folder)
@@ -446,16 +490,19 @@ def load(folder: Path | str, simulation: Simulation) -> tuple[SimulationState, l
     """Reads the newest readable state of a folder that `save` wrote, and its rows.
 
     A run resumed from them equals an uninterrupted run, bit for bit. Make the simulation in the
-    same way as the saved one: shapes are compared, data and settings are not.
+    same way as the saved one: checksums of data, split, models, method, training and options are
+    compared. The execution of clients (lanes, devices, store) may differ.
 
     Args:
       folder: the folder.
       simulation: a simulation of the same method, federation, data and options.
 
     Raises:
-      ValueError: the folder has no readable checkpoint that fits the simulation. One line.
+      ValueError: the folder has no readable checkpoint that fits the simulation, or one of another
+        simulation. One line.
     """
-    restored = Checkpointer(Path(folder) / CHECKPOINTS, simulation).restore()
+    sums = simulation.program.sums()
+    restored = Checkpointer(Path(folder) / CHECKPOINTS, simulation, sums=sums).restore()
     if restored is None:
         raise ValueError(
             f"{folder} has no checkpoint of this simulation that can be read; fl.save(folder, "

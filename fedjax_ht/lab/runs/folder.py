@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from fedjax_ht.check.names import short
+from fedjax_ht.core.function_keys import add_array
 from fedjax_ht.core.keys import check_generator, random_generator
 from fedjax_ht.core.user_code import names_object, trusting
 from fedjax_ht.data.dataset import Dataset, Partition
@@ -36,20 +37,13 @@ def fingerprints(dataset: Dataset, partitions: Sequence[Partition]) -> dict[str,
     clients' samples in every trial."""
     data, split = hashlib.sha256(), hashlib.sha256()
     for array in (*jax.tree.leaves(dataset.inputs), dataset.labels):
-        _add(data, array)
+        add_array(data, array)
     # trials without a split of their own share one object, which counts once
     for partition in {id(partition): partition for partition in partitions}.values():
         for client in partition:
             for part in client:
-                _add(split, np.asarray(part, np.int64))
+                add_array(split, np.asarray(part, np.int64))
     return {"data": data.hexdigest(), "split": split.hexdigest()}
-
-
-def _add(digest, array: np.ndarray) -> None:
-    digest.update(f"{array.dtype.str}{array.shape}".encode())
-    # in pieces: the images may be a memory map of a file that is larger than the memory
-    for start in range(0, len(array), 4096):
-        digest.update(np.ascontiguousarray(array[start : start + 4096]))
 
 
 SUMS = {

@@ -1,9 +1,20 @@
 """A simulation made in Python is saved and goes on."""
 
+import json
+import os
+import subprocess
+import sys
+
+import flax.linen as nn
+import numpy as np
+import optax
 import pytest
 
+import fedjax_ht as fl
+from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.checkpoints.checkpoint import load, save
 from fedjax_ht.lab.checkpoints.writers import read_runs
+from fedjax_ht.trust.defences import median
 from tests.lab.checkpoints.toy import COURSE, assert_same, toy_simulation
 
 ROWS = [{"round": 2, "trial": 0, "accuracy": 0.1 + 0.2, "clients": [None, 1 / 3]}]
@@ -31,6 +42,92 @@ def test_another_course_is_set_aside(tmp_path):
     save(tmp_path, toy_simulation(), COURSE[1], [ROWS[0] | {"accuracy": 0.5}])
     assert_same(load(tmp_path, toy_simulation())[0], COURSE[1])
     assert len(list(tmp_path.glob("set_aside_1/**/2"))) == 1
+
+
+LABELS = np.arange(60) % 3
+INPUTS = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+
+
+class Net(nn.Module):
+    act: str = "relu"
+
+    @nn.compact
+    def __call__(self, x):
+        return getattr(nn, self.act)(nn.Dense(4)(x))
+
+
+def simulation_of(
+    method=fl.fedavg, x=INPUTS, y=LABELS, *, seed=0, act="relu", options=None, **recipe
+):
+    rate = recipe.pop("rate", 0.1)
+    optimizer = recipe.pop("optimizer", optax.sgd(rate))
+    data = fl.Dataset("d", x, y, ("a", "b", "c"))
+    models = {"net": fl.SplitModel(Net(act), nn.Dense(3))}
+    federation = fl.make_federation(models, data.input_shape, 3, num_clients=3)
+    split = fl.make_partition("iid", data, 3, seed=seed)
+    placed = fl.make_federation_data(data, split, federation)
+    training = fl.LocalTraining(optimizer, **{"batch_size": 5} | recipe)
+    return fl.make_simulation(method(training), federation, placed, options)
+
+
+OTHERS = {
+    "labels": ({"y": (LABELS + 1) % 3}, "data"),
+    "inputs": ({"x": 2 * INPUTS}, "data"),
+    "split": ({"seed": 1}, "split"),
+    "activation": ({"act": "tanh"}, "models"),
+    "rate": ({"rate": 0.2}, "training"),
+    "optimiser": ({"optimizer": optax.adam(0.1)}, "training"),
+    "batch": ({"batch_size": 10}, "training"),
+    "epochs": ({"epochs": 2}, "training"),
+    "method": ({"method": fl.fedprox}, "method"),
+    "option": ({"method": lambda t: fl.fedprox(t, mu=0.5)}, "method"),
+    "seed": ({"options": fl.SimulationOptions(seed=1)}, "options"),
+    "defence": ({"options": fl.SimulationOptions(robust=(median(),))}, "options"),
+    "participation": ({"options": fl.SimulationOptions(participation=0.5)}, "options"),
+}
+
+
+def test_a_checkpoint_of_another_simulation_is_refused(tmp_path):
+    simulation = simulation_of()
+    save(tmp_path, simulation, simulation.init(), [])
+    for name, (other, part) in OTHERS.items():
+        with pytest.raises(ValueError, match=rf"a simulation of another {part}; load") as error:
+            load(tmp_path, simulation_of(**other))
+        assert "\n" not in str(error.value), name
+    same = fl.SimulationOptions(lanes=1, devices=1, client_store="host", time_stages=True)
+    load(tmp_path, simulation_of())
+    load(tmp_path, simulation_of(x=INPUTS.copy(), options=same))
+    # what an earlier version saved has no sums
+    later = tmp_path / "checkpoints" / "0"
+    (later / "simulation.json").unlink()
+    seal = json.loads((later / "seal.json").read_text())
+    del seal["files"]["simulation.json"]
+    seal["sha256"] = sealed._sha256_of(seal["files"])
+    (later / "seal.json").write_text(json.dumps(seal))
+    load(tmp_path, simulation_of(rate=0.2))
+
+
+def test_sums_are_the_same_in_another_process():
+    """Also behind a round. The tests' own process has types checked by wrappers of functions."""
+    code = (
+        "import fedjax_ht as fl; from tests.lab.checkpoints.test_from_python import simulation_of;"
+    )
+    code += "import sys; s = simulation_of(getattr(fl, sys.argv[1]));"
+    code += "len(sys.argv) > 2 and fl.run(s, 1);"
+    code += "print(simulation_of(getattr(fl, sys.argv[1])).program.sums())"
+    for method in ("fedprox", "fedproto"):
+        calls = []
+        for seed, further in (("1", []), ("2", ["run"])):
+            calls.append(
+                subprocess.run(
+                    [sys.executable, "-c", code, method, *further],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                    env=os.environ | {"PYTHONHASHSEED": seed},
+                ).stdout
+            )
+        assert calls[0] == calls[1] != ""
 
 
 def test_a_folder_without_a_checkpoint(tmp_path):

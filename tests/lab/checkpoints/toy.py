@@ -39,7 +39,8 @@ def toy_simulation(width=4):
     def read(state, name, rows):
         return jax.tree.map(lambda x: x[rows], state.clients[name])
 
-    return types.SimpleNamespace(init=init, read_clients=read, write_clients=write)
+    program = types.SimpleNamespace(sums=lambda: {"data": "toy"})
+    return types.SimpleNamespace(init=init, read_clients=read, write_clients=write, program=program)
 
 
 def _put(x, rows, new):
