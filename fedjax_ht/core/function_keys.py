@@ -71,7 +71,7 @@ def add_array(digest: Any, array: Any) -> None:
     digest."""
     digest.update(f"{array.dtype.str}{array.shape}".encode())
     for start in range(0, len(array), 4096):
-        digest.update(np.ascontiguousarray(array[start : start + 4096]))
+        digest.update(np.asarray(array[start : start + 4096]).tobytes())
 
 
 class _Same:
