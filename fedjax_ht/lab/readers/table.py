@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from fedjax_ht.check.names import listed, short, unknown
+from fedjax_ht.check.names import kind_of_value, listed, short, unknown
 from fedjax_ht.check.options import FLOAT
 from fedjax_ht.core.inputs import Standardised
 from fedjax_ht.data.conversion import as_array, as_groups, refuse_merged
@@ -404,9 +404,16 @@ def arrow_column(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
         values = as_array(f"column {name!r}", values)
     first = next((value for value in values if value is not None), None)
     if hasattr(first, "getbands"):  # an image of Pillow
+        for row, image in enumerate(values):
+            if image is not None and not hasattr(image, "getbands"):
+                raise ValueError(
+                    f"column {name!r} holds images, and in row {row} {kind_of_value(image)}; make "
+                    "it an image, or leave the row out"
+                )
         values = [image and {"bytes": _encoded(image)} for image in values]
     elif first is not None and np.ndim(first) > 0 and not isinstance(first, str | bytes | Mapping):
-        x = as_array(f"column {name!r}", [as_array(f"column {name!r}", v) for v in values])
+        arrays = [as_array(f"row {i} of column {name!r}", value) for i, value in enumerate(values)]
+        x = as_array(f"column {name!r}", arrays)
         flat = pa.array(x.reshape(-1))
         for side in reversed(x.shape[1:]):
             flat = pa.FixedSizeListArray.from_arrays(flat, side)

@@ -267,6 +267,8 @@ HF = {
     "it is a list; it must be a datasets.Dataset": [1, 2],
     "column 'label' has -1 in row 2, which is none": hugging_face(pictures(), (0, 1, -1, 1, 0, 1)),
     "column 'image' has images of several": hugging_face([*pictures()[:3], *pictures(9)[:3]]),
+    "column 'image' holds images, and in row 5 ": hugging_face([*pictures()[:5], "a.png"]),
+    "row 1 of column 'image' is a NoneType; give": hugging_face([np.zeros(3), None] * 3),
     "column 'image' cannot be read ('image')": Hidden({"label": [0]}, hugging_face([]).features),
     "column 'x' differs when it is read again": Drawn(
         {"x": [0], "label": [0]}, {"x": 0, "label": 0}
