@@ -103,10 +103,12 @@ def make_clients(
             bucket.name: training_memory(bucket, training_of(bucket.name)) for bucket in buckets
         }
         federation = federation_of(assignment=fitting(needed, memory))
-    return _weighted(model, federation, begun)
+    return _weighted(model, federation, begun, getattr(dataset, "class_names", None))
 
 
-def _weighted(model: ModelConfig, federation: Federation, begun: bool) -> Federation:
+def _weighted(
+    model: ModelConfig, federation: Federation, begun: bool, class_names: Sequence[str] | None
+) -> Federation:
     """Starts models from the files of `config.model`, as far as they are needed."""
     weights = weights_of_model(model)
     if weights is None and model.lora and not begun:
@@ -119,7 +121,7 @@ def _weighted(model: ModelConfig, federation: Federation, begun: bool) -> Federa
     unneeded = begun and missing(weights) and not model.lora
     if weights is None or unneeded:
         return federation
-    return with_weights(federation, weights, model.weights_head)
+    return with_weights(federation, weights, model.weights_head, class_names)
 
 
 def sliced_federation(

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_ht.check.names import unknown
+from fedjax_ht.check.names import listed, unknown
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation
@@ -28,7 +28,7 @@ from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.config.sections import ModelConfig
 from fedjax_ht.lab.safe.torch_files import load_state_dict
-from fedjax_ht.lab.weights.hugging_face.folder import names_of, weights_file
+from fedjax_ht.lab.weights.hugging_face.folder import head_classes, names_of, weights_file
 from fedjax_ht.lab.weights.hugging_face.names import head_arrays, own_arrays
 from fedjax_ht.models import model_group, torchvision
 from fedjax_ht.models.adapters import frozen_weights, is_adapted, unadapted
@@ -253,6 +253,7 @@ def with_weights(
     federation: Federation,
     weights: Path | str | Mapping[str, Source],
     head: bool | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> Federation:
     """Returns the federation with given initial weights: for every client, for an auxiliary model
     of the same architecture, and thus for a server that averages them.
@@ -266,6 +267,8 @@ def with_weights(
         model alone.
       head: True also loads heads if they compute the same here; else they stay random. None keeps
         them random, with a warning if the weights have any.
+      class_names: the data's classes. A head that is loaded from a folder of Hugging Face's must
+        have its rows in this order; a warning says so where they are not given.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -300,6 +303,8 @@ def with_weights(
             arrays = own_names(dict(arrays))  # of names, they stay as they are
         else:
             arrays, origin = read[str(arrays)], str(arrays)
+            if head and names_of(bucket.module) is not None:
+                _compare_classes(origin, bucket.num_classes, class_names)
         if head is None and has_head(arrays, bucket.module, _variables(bucket)):
             unused.add(name)
         fitted = _fitted(origin, arrays, bucket, federation, bool(head))
@@ -317,6 +322,23 @@ def with_weights(
             stacklevel=4,  # behind the numerics and the check of arguments
         )
     return dataclasses.replace(federation, buckets=buckets)
+
+
+def _compare_classes(file: str, count: int, given: Sequence[str] | None) -> None:
+    """Refuses a head whose rows are the data's classes in another order; warns if others are."""
+    rows = head_classes(file)
+    if rows is None or len(rows) != count:
+        return
+    plain, own = ([n.strip().casefold() for n in names] for names in (rows, given or ()))
+    if plain == own:
+        return
+    line = f"{file}: the rows of its head are {listed(list(rows))} (id2label of config.json)"
+    if sorted(plain) == sorted(own):
+        raise ValueError(
+            f"{line}, the data's classes {listed(list(given or ()))}; put these in the same order, "
+            "or leave the head out"
+        )
+    warnings.warn(f"{line}; the data's classes must be these, in this order", stacklevel=6)
 
 
 def weights_of_model(model: ModelConfig) -> Weights:

@@ -1,6 +1,7 @@
 """Folders of Hugging Face's: forwards beside NumPy's and transformers', and files that do not
 fit."""
 
+import functools
 import json
 import warnings
 
@@ -86,6 +87,27 @@ def test_heads_that_fit_are_loaded(tmp_path):
     head = federation.buckets[0].weights["params"]["head"]
     np.testing.assert_array_equal(head["kernel"], made_up("gpt2")["wte.weight"].T)
     assert not head["bias"].any()
+
+
+def test_a_heads_rows_are_the_datas_classes(tmp_path):
+    arrays = {f"vit.{name}": array for name, array in made_up("vit").items()}
+    arrays |= {"classifier.weight": np.ones((CLASSES, 8), np.float32)}
+    labels = {"id2label": {"0": "Cat", "1": "dog", "2": "emu"}}
+    group = write_folder(tmp_path / "vit", "vit", arrays, **labels)
+    start = functools.partial(fl.with_weights, federation_of(group), weights_file(group))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start(head=True, class_names=("cat", "dog", "emu"))
+        start(head=False)
+    with pytest.raises(
+        ValueError, match=r"rows of its head are Cat, dog.* classes dog, cat.* same"
+    ):
+        start(head=True, class_names=("dog", "cat", "emu"))
+    for given in (None, ("a", "b", "c")):
+        with pytest.warns(UserWarning, match="Cat, dog.*; the data's classes must be these, in"):
+            start(head=True, class_names=given)
+    group = write_folder(tmp_path / "vit", "vit", arrays, id2label={"0": "LABEL_0"})
+    start(head=True)
 
 
 def changed(**arrays):
@@ -199,6 +221,10 @@ OTHER_FILES = {
         }
     },
     "adapter_config.json: adapters of a folder are not read": {"adapter_config.json": {}},
+    "its pooling is 3; only": {"1_Pooling/config.json": {"pooling_mode": 3}},
+    r"default_prompt_name is \['a'\]; texts get no prompt": {
+        "config_sentence_transformers.json": {"prompts": {}, "default_prompt_name": ["a"]}
+    },
     "is_decoder is True; only": {"config.json": {"is_decoder": True}},
     "pad_token_id is 1; only": {"config.json": {"pad_token_id": 1}},
     "auto_map names code": {"config.json": {"auto_map": {"AutoModel": "modeling.Bert"}}},

@@ -151,7 +151,7 @@ def read_settings(folder: Path) -> Settings:
         )
     settings = Settings(folder, read_json(place, dict))
     settings.require("quantization_config", None)
-    if "AutoModel" in (settings.fields.get("auto_map") or ()):
+    if "AutoModel" in str(settings.fields.get("auto_map")).replace("AutoModelFor", ""):
         raise ValueError(f"{place}: auto_map names code of the folder's own, which is not run")
     if (folder / "adapter_config.json").exists():
         raise ValueError(f"{folder / 'adapter_config.json'}: adapters of a folder are not read")
@@ -220,7 +220,7 @@ def pooling(settings: Settings, known: Collection[str], default: str) -> tuple[s
     encoder.require("truncate_dim", None)
     prompts = encoder.fields.get("prompts")
     prompt = encoder.fields.get("default_prompt_name")
-    if prompt is not None and (not isinstance(prompts, dict) or prompts.get(prompt) != ""):
+    if prompt is not None and (not isinstance(prompts, dict) or prompts.get(str(prompt)) != ""):
         raise ValueError(
             f"{encoder.place}: default_prompt_name is {prompt!r:.60}; texts get no prompt here"
         )
@@ -229,8 +229,8 @@ def pooling(settings: Settings, known: Collection[str], default: str) -> tuple[s
 
 def _mode(settings: Settings, known: Collection[str]) -> str:
     """Returns the one mode of a Pooling module, by its name without "_token" or "_tokens"."""
-    value = settings.fields.get("pooling_mode") or ()
-    modes = {value} if isinstance(value, str) else set(map(str, value))
+    value = settings.fields.get("pooling_mode") or []
+    modes = set(map(str, value if isinstance(value, list) else [value]))
     for field in settings.fields:
         if field.startswith("pooling_mode_") and settings.flag(field, False):
             modes.add(field.removeprefix("pooling_mode_"))
@@ -407,6 +407,17 @@ def folder_of(group: str) -> Path:
 def weights_file(group: str) -> str:
     """Returns the path of the file of weights in the folder that a group names."""
     return str(folder_of(group) / WEIGHTS)
+
+
+def head_classes(file: str) -> tuple[str, ...] | None:
+    """Returns the classes of a head's rows, as `id2label` of the config.json beside a file of
+    weights names them; None where it does not, or only numbers them."""
+    place = Path(file).expanduser().with_name("config.json")
+    labels = read_json(place, dict).get("id2label") if place.is_file() else None
+    if not isinstance(labels, dict) or set(labels) != set(map(str, range(len(labels)))):
+        return None
+    names = tuple(str(labels[str(i)]) for i in range(len(labels)))
+    return None if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
 
 
 def names_of(module: nn.Module) -> Names | None:
