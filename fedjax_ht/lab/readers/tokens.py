@@ -176,7 +176,14 @@ class Tokenizer:
         with self._named():
             self._tokenizer.no_padding()
             self._tokenizer.enable_truncation(length)
-            return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
+            rows = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
+        highest = max((max(row, default=0) for row in rows), default=0)
+        if highest >= len(self.pieces):
+            raise ValueError(
+                f"{self._path}: it adds a token of id {highest}, and its vocabulary has "
+                f"{len(self.pieces)}"
+            )
+        return rows
 
     def encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns all token ids of texts, without special tokens."""

@@ -269,6 +269,15 @@ def test_a_word_piece_has_the_special_tokens_of_its_folder(folder):
         Tokenizer(folder / "vocab.txt")
 
 
+def test_added_tokens_are_of_the_vocabulary(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, "a"))
+    made.post_processor = tokenizers.processors.TemplateProcessing("X $A", None, [("X", 70_000)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match="adds a token of id 70000, and its vocabulary has 1"):
+        Tokenizer(tmp_path / "tokenizer.json").encode(["a"], 6)
+
+
 def test_dropout_of_a_tokenizer_is_off(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     model = tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.9)
