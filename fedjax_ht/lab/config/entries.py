@@ -201,6 +201,13 @@ def as_run(entry: Entry, config: Config) -> Config:
     return dataclasses.replace(config, **sections)
 
 
+def check_label(label: str) -> None:
+    """Raises a ValueError for a label of a config.json whose folder would lie outside of the run's,
+    or whose text steers a terminal."""
+    if folder_of(label) in ("", ".", "..") or printable(label) != label:
+        raise ValueError(f"label is {label!r}, which cannot be the name of a folder")
+
+
 def recorded(entry: Mapping[str, Any]) -> Entry:
     """Reads an entry of a run's config.json; an option that the run's version did not have gets its
     default.
@@ -209,9 +216,7 @@ def recorded(entry: Mapping[str, Any]) -> Entry:
       ValueError: an option is unknown today, or the label is no name of a folder.
     """
     label, name, options = entry["label"], entry["method"], entry["options"]
-    # such a folder lies outside of the run's, or its name steers a terminal
-    if folder_of(label) in ("", ".", "..") or printable(label) != label:
-        raise ValueError(f"label is {label!r}, which cannot be the name of a folder")
+    check_label(label)
     parameters = method_options(name)
     if unexpected := sorted(set(options) - set(parameters)):
         message = unknown_option(name, unexpected[0], list(parameters))

@@ -23,7 +23,7 @@ from fedjax_ht.data.partition import partition_options
 from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.checkpoints.writers import FILES
 from fedjax_ht.lab.config.base import option_values, typed_config
-from fedjax_ht.lab.config.entries import Entry, as_run, folder_of, recorded
+from fedjax_ht.lab.config.entries import Entry, as_run, check_label, folder_of, recorded
 from fedjax_ht.lab.config.sections import Config, MethodConfig, PartitionConfig
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.files import refuse_links
@@ -82,7 +82,8 @@ VERSION = 3
 """Version of a run's folder, the only one that is read. A new field of the config must have a
 default that leaves earlier runs as they were: `completed` relies on it."""
 
-MOST = 1 << 12  # entries, and trials, of a folder that is read
+# of a folder that is read: each entry and each trial has a federation or a split to build
+MOST, MOST_CLIENTS = 1 << 10, 1 << 20  # entries and trials; clients
 
 CONFIG = "config.json"
 MAP = "features.npz"  # of an entry, see lab/report/maps.py
@@ -132,7 +133,10 @@ class Folder(NamedTuple):
     @property
     def entries(self) -> dict[str, dict[str, Any]]:
         """Label -> entry, as JSON values."""
-        return {entry["label"]: entry for entry in self.fields["entries"]}
+        with naming(self.path / CONFIG):
+            for entry in self.fields["entries"]:
+                check_label(entry["label"])
+            return {entry["label"]: entry for entry in self.fields["entries"]}
 
 
 def run_folder(
@@ -220,6 +224,7 @@ def read_run(workdir: Path, trust: bool = False) -> Plan:
         limits.keep("entries", len(folder.fields["entries"]), MOST, "entries")
         config = typed_config(folder.fields)
         limits.keep("trials", config.trials, MOST, "trials")
+        limits.keep("num_clients", config.partition.num_clients, MOST_CLIENTS, "clients")
         # anybody's file could otherwise become part of a page that is passed on
         if not trust and ":" in config.dataset.name and not folder.notes.get("data"):
             raise ValueError(

@@ -17,6 +17,7 @@ from fedjax_ht.lab.report.maps import load_map
 from fedjax_ht.lab.runs.devices import read_rows
 from fedjax_ht.lab.runs.folder import read_run
 from fedjax_ht.lab.runs.json_files import read_json
+from fedjax_ht.lab.runs.merge import merge
 
 STORED = Path(__file__).parent / "stored"
 
@@ -138,6 +139,7 @@ def test_a_seal_names_files_of_its_own_folder(tmp_path):
 CONFIGS = {
     "entries has 5,000 entries": lambda c: c.update(entries=c["entries"] * 5000),
     "trials has 1,000,000 trials": lambda c: c.update(trials=10**6),
+    "num_clients has 2,000,000 clients": lambda c: c["partition"].update(num_clients=2 * 10**6),
     "no checksum of the data that it names, npz:data.npz; .* --trust": lambda c: c["run"].pop(
         "data"
     ),
@@ -153,6 +155,15 @@ def test_a_config_json_that_asks_for_too_much_is_refused(run, line):
     (run / "config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=line):
         read_run(run)
+
+
+@pytest.mark.parametrize("entry", ["evil:f", 5, {}, {"label": ".."}, {"label": "\x1b[2J"}])
+def test_entries_of_folders_to_merge_are_checked(run, entry):
+    content = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(content | {"entries": [entry]}))
+    with pytest.raises(ValueError, match=r"run/config\.json"):
+        merge([run, run], Path("merged"))
+    assert not Path("merged").exists()
 
 
 def test_what_is_printed_does_not_steer_the_terminal():
