@@ -221,8 +221,8 @@ def read_run(workdir: Path, trust: bool = False) -> Plan:
     refuse_links(workdir)
     folder = read_folder(workdir)
     with naming(workdir / CONFIG), trusting(trust):
-        limits.keep("entries", len(folder.fields["entries"]), MOST, "entries")
         config = typed_config(folder.fields)
+        limits.keep("entries", len(config.entries), MOST, "entries")
         limits.keep("trials", config.trials, MOST, "trials")
         limits.keep("num_clients", config.partition.num_clients, MOST_CLIENTS, "clients")
         # anybody's file could otherwise become part of a page that is passed on
