@@ -97,8 +97,12 @@ class LocalTraining:
 
 def trial_step(optimizer: optax.GradientTransformation) -> None:
     """Traces a step of one weight: some of optax's optimisers need more than gradients."""
-    weight = jnp.zeros(1)
-    jax.eval_shape(lambda: optimizer.update(weight, optimizer.init(weight), weight))
+
+    def step():
+        weight = jnp.zeros(1)  # here: an array outside a trace would claim the devices
+        return optimizer.update(weight, optimizer.init(weight), weight)
+
+    jax.eval_shape(step)
 
 
 class Loss(NamedTuple):

@@ -164,10 +164,13 @@ class Dataset:
 
     def _coding_doubts(self) -> list[str]:
         """Warnings on groups, or clients, and on sets that may code their classes differently."""
-        lines, of_groups = [], self.reading.group_names if self.reading else ()
+        lines: list[str] = []
+        of_groups: Sequence[str] = self.reading.group_names if self.reading else ()
         if self.groups is not None:
             numbers, owners = np.unique(self.groups, return_inverse=True)
-            names = [of_groups[i] if 0 <= i < len(of_groups) else f"group {i}" for i in numbers]
+            names = [
+                str(of_groups[i]) if 0 <= i < len(of_groups) else f"group {i}" for i in numbers
+            ]
             lines += coding_doubts(owners, self.labels, self.class_names, names)
         parts = [dict(self.official)]
         if self.groups is None and self.clients is not None:

@@ -126,12 +126,14 @@ def coding_doubts(
       names: names of the files or sets.
     """
     pairs = np.unique(owners.astype(np.int64) * len(class_names) + labels)
-    lists, held = defaultdict(list), {}
+    lists: dict[int, list[int]] = defaultdict(list)
+    held: dict[frozenset[int], str] = {}
     for owner, label in zip(*(part.tolist() for part in np.divmod(pairs, len(class_names)))):
         lists[owner].append(label)
     for owner, classes in lists.items():
         held.setdefault(frozenset(classes), names[owner])
-    codings, kinds = [], {}
+    codings: list[tuple[str, frozenset[int]]] = []
+    kinds: dict[frozenset[bool], tuple[str, frozenset[int]]] = {}
     for classes, owner in held.items():
         kind = frozenset(class_names[c].lstrip("-").isdecimal() for c in classes)
         kinds.setdefault(kind, (owner, classes))

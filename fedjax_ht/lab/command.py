@@ -103,7 +103,8 @@ def main(command: str | None = None) -> None:
         show(usage(name, module))
         sys.exit(0)
     parse = functools.partial(parse_flags, takes_words=COMMANDS[name].takes_words)
-    out, err = _Printable(sys.stdout), _Printable(sys.stderr)
+    out: Any = _Printable(sys.stdout)
+    err: Any = _Printable(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         app.run(orderly_main(module.main), argv=[f"fedjax-ht {name}", *rest], flags_parser=parse)
 

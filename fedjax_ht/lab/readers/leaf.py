@@ -216,7 +216,7 @@ def _samples(users: Sequence[_User]) -> Raw:
         first, second = sorted(widths)[:2]
         raise ValueError(f"some users have samples of shape {first} and others of {second}")
     if kind == "images":
-        return Raw(_pixels([user.inputs for user in users]), labels, names)
+        return Raw(_pixels([np.asarray(user.inputs) for user in users]), labels, names)
     inputs = np.concatenate([user.inputs for user in users])
     if kind != "letters":
         return Raw(inputs, labels, names)

@@ -418,8 +418,9 @@ def read_identity(folder: Path) -> Identity | None:
         data, split = stored["data"]["name"], stored["split"]["kind"]
         config = completed({"dataset": {"name": data}, "partition": {"kind": split}})
         defaults = identity_of(recorded(entry), typed_config(config), {})
-        fields = filled(stored, dataclasses.asdict(defaults))
-        return Identity(**fields | {"versions": tuple(map(dict, stored["versions"]))})
+        fields: dict[str, Any] = filled(stored, dataclasses.asdict(defaults))
+        fields["versions"] = tuple(map(dict, stored["versions"]))
+        return Identity(**fields)
 
 
 def identities_of(

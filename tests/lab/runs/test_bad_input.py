@@ -97,7 +97,7 @@ BAD = {
     "training.schedule is 'cosine'; it must be constant": {"training.schedule": "cosine"},
     "training.schedule is 'step/0/0.1'": {"training.schedule": "step/0/0.1"},
     "training.schedule is 'step/10/x'": {"training.schedule": "step/10/x"},
-    "training.optimizer is 'lamb'; it must be sgd, adam, or an": {"training.optimizer": "lamb"},
+    "training.optimizer is 'lamb'; did you mean 'optax:lamb'": {"training.optimizer": "lamb"},
     "scoring.state is 'never'; it must be 'received', 'trained'": {"scoring.state": "never"},
     "client_store is 'disk'": {"client_store": "disk"},
     "precision is 'float16'": {"precision": "float16"},
