@@ -66,12 +66,15 @@ def checksum_of(value: Any) -> str:
     return hashlib.sha256(repr(_Walk(as_text=True).of(value)).encode()).hexdigest()
 
 
-def add_array(digest: Any, array: Any) -> None:
-    """Adds dtype, shape and content of an array, which may be larger than the memory, to a
-    digest."""
-    digest.update(f"{array.dtype.str}{array.shape}".encode())
-    for start in range(0, len(array), 4096):
-        digest.update(np.asarray(array[start : start + 4096]).tobytes())
+def sum_of_arrays(arrays: Iterable[Any]) -> str:
+    """Returns a SHA-256 of the dtypes, shapes and contents of arrays with an axis, in order; each
+    may be larger than the memory."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        for start in range(0, len(array), 4096):
+            digest.update(np.asarray(array[start : start + 4096]).tobytes())
+    return digest.hexdigest()
 
 
 class _Same:

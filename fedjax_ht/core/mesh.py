@@ -162,10 +162,11 @@ def fetch_rows(tree: PyTree, rows: Int[np.ndarray, " m"]) -> PyTree:
     """
 
     def gather(x):
-        lines = [line for part in _parts(x) for line in np.asarray(part)]
+        parts = [np.asarray(part) for part in _parts(x)]
+        of_part = len(parts[0])  # as many in each
         gathered = _aligned((len(rows), *x.shape[1:]), x.dtype)
         for i, row in enumerate(rows):
-            gathered[i] = lines[row] if row >= 0 else 0
+            gathered[i] = parts[row // of_part][row % of_part] if row >= 0 else 0
         return gathered
 
     return jax.tree.map(gather, tree)

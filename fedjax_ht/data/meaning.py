@@ -1,4 +1,4 @@
-"""What the numbers of a set mean: names of classes and columns, texts of token ids.
+"""Meanings of the numbers of a set: names of classes and columns, texts of token ids.
 
 Sets are joined where these agree (`meaning_sums`). Names of classes that are probably one, or none,
 give a warning (`name_doubts`, `coding_doubts`).
@@ -17,7 +17,7 @@ from fedjax_ht.check.names import listed
 from fedjax_ht.data.reading import Reading
 
 MEANING = ("classes", "columns", "tokens")
-"""What has names, the checksums of which two sides compare."""
+"""The named parts of a set; two sides compare a checksum of the names of each."""
 
 MISSING = {
     *("", "?", "-", "--", ".", "na", "n/a", "n.a.", "nan", "nat", "none", "null", "nil", "<na>"),

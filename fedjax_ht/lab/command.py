@@ -7,6 +7,7 @@ import importlib
 import io
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -83,7 +84,7 @@ def main(command: str | None = None) -> None:
         sys.exit(0)
     from absl import app
 
-    from fedjax_ht.check.names import unknown
+    from fedjax_ht.check.names import printable, unknown
     from fedjax_ht.check.packages import require
     from fedjax_ht.lab.cli import fail, orderly_main, parse_flags
 
@@ -103,8 +104,8 @@ def main(command: str | None = None) -> None:
         show(usage(name, module))
         sys.exit(0)
     parse = functools.partial(parse_flags, takes_words=COMMANDS[name].takes_words)
-    out: Any = _Printable(sys.stdout)
-    err: Any = _Printable(sys.stderr)
+    out: Any = _Printable(sys.stdout, printable)
+    err: Any = _Printable(sys.stderr, printable)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         app.run(orderly_main(module.main), argv=[f"fedjax-ht {name}", *rest], flags_parser=parse)
 
@@ -113,13 +114,11 @@ class _Printable:
     """A stream whose text cannot steer the terminal: labels, class names and messages may come
     from a file of somebody else."""
 
-    def __init__(self, stream: Any):
-        self._stream = stream
+    def __init__(self, stream: Any, printable: Callable[[str], str]):
+        self._stream, self._printable = stream, printable
 
     def write(self, text: str) -> int:
-        from fedjax_ht.check.names import printable
-
-        return self._stream.write(printable(text))
+        return self._stream.write(self._printable(text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

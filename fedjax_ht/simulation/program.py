@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from fedjax_ht.core.bucket import frozen_of
 from fedjax_ht.core.contract import require_public_set
 from fedjax_ht.core.evaluation import EvaluationRequest, ScoredState
 from fedjax_ht.core.federation import Federation, with_frozen_variables
-from fedjax_ht.core.function_keys import add_array, checksum_of
+from fedjax_ht.core.function_keys import checksum_of, sum_of_arrays
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import RunServer
@@ -252,21 +251,17 @@ def simulation_sums(
     """Returns part -> SHA-256 of all that the numbers of a simulation depend on; arguments as of
     `bind`. The execution of the clients changes none."""
     of_any = next(iter(data.buckets.values()))  # all have the same inputs and labels
-    samples, split = hashlib.sha256(), hashlib.sha256()
-    for array in (*jax.tree.leaves(of_any.inputs), of_any.labels):
-        add_array(samples, array)
-    splits = [(name, data.buckets[name].splits) for name in sorted(data.buckets)]
-    for array in jax.tree.leaves((splits, data.public)):
-        if not isinstance(array, str):
-            add_array(split, np.atleast_1d(array))
+    samples = sum_of_arrays((*jax.tree.leaves(of_any.inputs), of_any.labels))
+    splits = [data.buckets[name].splits for name in sorted(data.buckets)]
+    split = sum_of_arrays(map(np.atleast_1d, jax.tree.leaves((splits, data.public))))
     buckets = [(x.name, x.module, x.shared, x.width, x.weights) for x in federation.buckets]
     chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     for name in ("lanes", "devices", "client_store", "time_stages"):
         del chosen[name]
     chosen["scoring"] = options.scoring.state, options.scoring.global_statistics
     return {
-        "data": f"{samples.hexdigest()} {checksum_of(of_any.preprocess)}",
-        "split": split.hexdigest(),
+        "data": f"{samples} {checksum_of(of_any.preprocess)}",
+        "split": split,
         "models": checksum_of((buckets, tuple(federation.assignment))),
         "training": checksum_of(method.training),
         "method": checksum_of(method),

@@ -148,7 +148,7 @@ def table_of(
 
 
 Column = Callable[..., str | None]
-"""What a column writes of a row; None of a row that lacks it."""
+"""Function of a row that returns the text of its cell, or None if the row has none."""
 
 
 def columns_table(

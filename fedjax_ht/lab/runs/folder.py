@@ -5,7 +5,6 @@ and a table sets its rows beside others', only where they are those of the run's
 """
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 
 from fedjax_ht.check.names import short
-from fedjax_ht.core.function_keys import add_array
+from fedjax_ht.core.function_keys import sum_of_arrays
 from fedjax_ht.core.keys import check_generator, random_generator
 from fedjax_ht.core.user_code import names_object, trusting
 from fedjax_ht.data.dataset import Dataset, Partition
@@ -35,15 +34,13 @@ from fedjax_ht.lab.safe import limits
 def fingerprints(dataset: Dataset, partitions: Sequence[Partition]) -> dict[str, str]:
     """Returns SHA-256 sums of a run's data: "data" of inputs and labels, "split" of the
     clients' samples in every trial."""
-    data, split = hashlib.sha256(), hashlib.sha256()
-    for array in (*jax.tree.leaves(dataset.inputs), dataset.labels):
-        add_array(data, array)
     # trials without a split of their own share one object, which counts once
-    for partition in {id(partition): partition for partition in partitions}.values():
-        for client in partition:
-            for part in client:
-                add_array(split, np.asarray(part, np.int64))
-    return {"data": data.hexdigest(), "split": split.hexdigest()}
+    different = {id(partition): partition for partition in partitions}.values()
+    parts = (part for partition in different for client in partition for part in client)
+    return {
+        "data": sum_of_arrays((*jax.tree.leaves(dataset.inputs), dataset.labels)),
+        "split": sum_of_arrays(np.asarray(part, np.int64) for part in parts),
+    }
 
 
 SUMS = {
@@ -296,7 +293,7 @@ def _refuse_other(before: dict[str, Any], now: dict[str, Any], workdir: Path) ->
 
 SHA = "sha256"
 PLACES = ("data.data_dir", "data.name")
-"""Where data are found: the same data may lie elsewhere, as their checksum tells."""
+"""Fields of the place of the data. The same data may lie elsewhere, as their checksum tells."""
 
 
 @dataclasses.dataclass(frozen=True)
