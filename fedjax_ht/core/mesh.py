@@ -69,6 +69,20 @@ def found_devices() -> list:
         ) from None
 
 
+def free_bytes(mesh: Mesh) -> int | None:
+    """Returns the memory that is free on each device, in bytes, or None where nothing tells. CPU
+    devices share that of the machine."""
+    if _is_cpu(mesh):
+        try:
+            with open("/proc/meminfo") as file:
+                lines = dict(line.split(":") for line in file)
+            return int(lines["MemAvailable"].split()[0]) * 1024 // mesh.local_mesh.size
+        except (OSError, KeyError):
+            return None
+    known = mesh.local_devices[0].memory_stats() or {}
+    return known["bytes_limit"] - known["bytes_in_use"] if "bytes_limit" in known else None
+
+
 def scatter(mesh: Mesh, tree: PyTree) -> PyTree:
     """Shards host arrays over their leading client axis, a multiple of the devices."""
     return _place(tree, NamedSharding(mesh, SHARDED))

@@ -15,7 +15,7 @@ from fedjax_ht.core.contract import public_bytes
 from fedjax_ht.core.evaluation import EvaluationRequest
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import all_weights
-from fedjax_ht.core.mesh import collect, fetch, scatter, share, spread
+from fedjax_ht.core.mesh import collect, fetch, free_bytes, scatter, share, spread
 from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.round import Participant, RunServer
 from fedjax_ht.core.trees import PyTree, join_trees, take
@@ -73,9 +73,15 @@ class BucketPlan(NamedTuple):
 
 
 def first_state(program: Program) -> SimulationState:
-    """Returns the state before the first round."""
+    """Returns the state before the first round.
+
+    Raises:
+      ValueError: the clients' states do not fit into the devices' memory.
+    """
     seed, settings = spread(program.mesh, (program.seed, program.settings))
     weights = {b.name: share(program.mesh, weights_of(b)) for b in program.federation.buckets}
+    if program.options.client_store == "device":
+        _require_memory(program, seed, settings, weights)
 
     def first_states(name: str, clients: Clients, layout: np.ndarray) -> PyTree:
         ids = clients.roster.members[np.where(layout == PADDING, 0, layout)]
@@ -113,6 +119,24 @@ def first_state(program: Program) -> SimulationState:
             _devices(program, profile), program.engine.uplink_forms(), clients_info(program, state)
         )
     )
+
+
+def _require_memory(program: Program, seed, settings: PyTree, weights: dict[str, PyTree]) -> None:
+    """Refuses states that the devices have no room for, where their memory is known: a kernel would
+    end the process without a word."""
+    needed = 0
+    for name, clients in program.clients.items():
+        if clients.programs.keeps:
+            ids = jax.ShapeDtypeStruct((program.mesh.size * clients.roster.shard,), "int32")
+            form = jax.eval_shape(clients.programs.first_states, ids, seed, settings, weights[name])
+            needed += sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(form))
+    needed, free = needed // program.mesh.size, free_bytes(program.mesh)
+    if free is not None and needed > free:
+        raise ValueError(
+            f"the states of {program.federation.num_clients} clients take {needed / 1e9:.1f} GB on "
+            f"a device, where {free / 1e9:.1f} GB are free; set client_store to 'host' on a GPU, "
+            "or take fewer clients or smaller models"
+        )
 
 
 def compiled_round(program: Program) -> Round:

@@ -11,6 +11,7 @@ from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.method import Needs, Pretrained
 from fedjax_ht.core.samples import PUBLIC
 from fedjax_ht.core.wire import gaussian_noise
+from fedjax_ht.simulation import compiled
 from fedjax_ht.simulation.host_store import host_store
 from fedjax_ht.simulation.roster import make_roster
 from fedjax_ht.simulation.simulation import make_simulation
@@ -183,6 +184,16 @@ def test_host_store_with_fewer_rows_than_clients():
     assert len(set(a.last_round)) > 3
     expected = host.evaluate(b).accuracy["test"]["cap"]
     np.testing.assert_array_equal(device.evaluate(a).accuracy["test"]["cap"], expected)
+
+
+def test_states_that_no_memory_holds_are_refused(monkeypatch):
+    room = 2 * sum(x.nbytes for x in jax.tree.leaves(simulation().init().clients))
+    monkeypatch.setattr(compiled, "free_bytes", lambda mesh: room)
+    simulation().init()
+    monkeypatch.setattr(compiled, "free_bytes", lambda mesh: 8)
+    with pytest.raises(ValueError, match=f"states of {NUM_CLIENTS} clients .*client_store"):
+        simulation().init()
+    simulation(client_store="host").init()
 
 
 def test_nothing_compiles_after_the_first_round_with_states_on_the_host(caplog):
