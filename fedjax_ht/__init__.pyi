@@ -78,6 +78,7 @@ from .lab.runs.search import fairly_tuned as fairly_tuned
 from .lab.runs.train import train_and_evaluate as train_and_evaluate
 from .lab.safe.torch_files import load_state_dict as load_state_dict
 from .lab.weights.start import with_weights as with_weights
+from .lab.weights.torch_modules import weights_from_torch as weights_from_torch
 from .methods import METHODS as METHODS
 from .methods import method_factory as method_factory
 from .methods import register_method as register_method

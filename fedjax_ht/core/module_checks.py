@@ -104,12 +104,13 @@ def traced(name: str, module: nn.Module, input_shape: InputShape) -> Traced:
       ValueError: it keeps, draws or asks for what clients do not give. One line.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
-    with _told(name, module, input_shape):
+    refuse = functools.partial(_refuse_unbatched, name)
+    with _told(name, input_shape), nn.intercept_methods(refuse):
         variables = jax.eval_shape(lambda key: module.init(key, zeros(input_shape)), key)
     _check_variables(name, variables)
     flat_norms: list[str] = []
     trace = functools.partial(_trace, name, module, input_shape, flat_norms)
-    with _told(name, module, input_shape):
+    with _told(name, input_shape):
         try:
             features, logits = jax.eval_shape(functools.partial(trace, None), variables)
             draws = False
@@ -151,6 +152,24 @@ def _trace(
         )
     logits: Any = module.apply(variables, features, method="classify")  # nothing is mutable
     return features, logits
+
+
+def _refuse_unbatched(
+    name: str, next_function: Callable, args: tuple, kwargs: dict, context: Any
+) -> Any:
+    """Intercepts layers that would read the batch as an axis of a sample, and mix its samples."""
+    module = context.module
+    is_layer = isinstance(module, nn.Conv | nn.ConvTranspose | nn.RNN)
+    if is_layer and context.method_name == "__call__" and args:
+        shape = args[0].shape
+        axes = len(getattr(module, "kernel_size", (1,)))  # a recurrent layer has no kernel
+        if len(shape) < axes + 2 and shape[0] == 1:  # a longer first axis is that of a vmap
+            raise ValueError(
+                f"model {name!r}: {'/'.join(module.path)} takes samples with {axes + 1} axes, "
+                f"channels last; found {shape[1:]}; give inputs an axis of channels, "
+                "inputs[..., None], or use another module"
+            )
+    return next_function(*args, **kwargs)
 
 
 def _note_flat_norm(
@@ -207,32 +226,25 @@ def _rewrites(variables: PyTree, changed: PyTree) -> bool:
 
 
 @contextlib.contextmanager
-def _told(name: str, module: nn.Module, input_shape: InputShape) -> Iterator[None]:
-    """Turns errors of Flax and JAX about a module into one line; others get a note that names the
-    model."""
+def _told(name: str, input_shape: InputShape) -> Iterator[None]:
+    """Turns errors of a module into one line that names the model."""
     try:
         yield
-    except ValueError as error:
-        if str(error).startswith(f"model {name!r}"):
-            raise
-        _add_note(error, name, input_shape)
-        raise
     except Exception as error:
-        reason = _reason(error)
-        if reason is None:
-            _add_note(error, name, input_shape)
+        line = (str(error).splitlines() or [""])[0]
+        if isinstance(error, ValueError) and line.startswith(f"model {name!r}"):
             raise
-        raise ValueError(f"model {name!r}: {reason}") from error
+        if reason := _reason(error, line):
+            raise ValueError(f"model {name!r}: {reason}") from error
+        raise ValueError(
+            f"model {name!r} fails on a sample of shape {described(input_shape)}, "
+            f"{type(error).__name__}: {line.rstrip('. ')}; give a module for such samples"
+        ) from error
 
 
-def _add_note(error: Exception, name: str, input_shape: InputShape) -> None:
-    error.add_note(f"while tracing model {name!r} on one sample {described(input_shape)}")
-
-
-def _reason(error: Exception) -> str | None:
-    """Translates an error of Flax or JAX to the library's terms, with the remedy; None for
-    others."""
-    line = (str(error).splitlines() or [""])[0]
+def _reason(error: Exception, line: str) -> str | None:
+    """Translates an error of Flax or JAX, and its first line, to the library's terms, with the
+    remedy; None for others."""
     drawn = re.match(r'(\S+) needs PRNG for "(\w+)"', line)
     if drawn and drawn[2] == STREAM:
         return (

@@ -63,7 +63,7 @@ class Dataset:
         if you write to the array, the set changes.
       labels: the samples' classes, int32 [N], values in [0, num_classes); [N, 1] and whole numbers
         as floats are accepted.
-      class_names: names of the classes, in the order of the labels.
+      class_names: names of the classes, in the order of the labels; () for their numbers.
       preprocess: the conversion of stored inputs to a model's, a pure function that is traced; see
         `core.inputs`. The default is `Pixels(0.5, 0.5)`, (x / 255 - 0.5) / 0.5, for images of
         bytes, and else `AsStored`. `Standardised()` subtracts the mean of a partition's training
@@ -85,7 +85,7 @@ class Dataset:
     name: str
     inputs: Any
     labels: np.ndarray
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...] = ()
     preprocess: Preprocess | Callable | None = None
     official: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     clients: Partition | None = None
@@ -99,6 +99,8 @@ class Dataset:
         _check_kinds(self)
         name = self.name
         labels = as_labels(name, self.labels)
+        if not len(self.class_names):
+            object.__setattr__(self, "class_names", _numbered(name, labels))
         refuse_twice(name, self.class_names)
         refuse_no_label(name, labels, self.class_names)
         if len(labels) and not labels.max() < self.num_classes:
@@ -340,6 +342,17 @@ def _check_kinds(dataset: Any) -> None:
             f"{name}: official is {kind_of_value(dataset.official)}; it must be a dict, such as "
             '{"train": indices, "test": indices}'
         )
+
+
+def _numbered(name: str, labels: np.ndarray) -> tuple[str, ...]:
+    """Returns the names "0", "1", ... of classes that have only numbers."""
+    highest = int(labels.max(initial=0))
+    if highest >= max(len(labels), 2):
+        raise ValueError(
+            f"{name}: labels run to {highest} in {len(labels)} samples; number the classes from 0, "
+            "or give class_names"
+        )
+    return tuple(map(str, range(highest + 1)))
 
 
 def _check_samples(name: str, inputs: Any, labels: np.ndarray) -> None:

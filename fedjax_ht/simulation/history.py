@@ -22,6 +22,14 @@ class Best(NamedTuple):
     on_val: Row | None
     last: Row
 
+    def __repr__(self) -> str:
+        rows = {"by test": self.on_test, "by validation": self.on_val, "last": self.last}
+        parts = []
+        for name, row in rows.items():
+            if row is not None:
+                parts.append(f"{name} {row['accuracy']:.2%} (round {row['round']})")
+        return f"<Best accuracy: {', '.join(parts)}>"
+
 
 def wire_bytes(row: Row, *ways: str) -> int:
     """Returns the bytes, payload and metadata, of a row's "uplink" or "downlink"; without `ways`

@@ -179,7 +179,57 @@ def test_a_frozen_norm_in_a_base_is_taken():
     assert bucket_of(fl.SplitModel(Plain(FROZEN), HEAD)).feature_dim == 8
 
 
-def test_other_errors_of_a_module_name_the_model():
-    with pytest.raises(ValueError, match="must have shape") as error:
-        bucket_of(fl.SplitModel(nn.Sequential((nn.Dense(4), jnp.linalg.inv)), HEAD))
-    assert "while tracing model 'm' on one sample (6,)" in error.value.__notes__
+class Four(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        _, height, width, channels = x.shape
+        return nn.Dense(4)(x.reshape(-1, height * width * channels))
+
+
+UNFIT = {  # base, shape of a sample -> start of the message
+    "rows for a convolution": (
+        nn.Conv(4, (3, 3)),
+        (6,),
+        "model 'm': base takes samples with 3 axes, channels last; found (6,); give inputs an axis",
+    ),
+    "images without channels": (
+        nn.Conv(4, (3, 3)),
+        (8, 8),
+        "model 'm': base takes samples with 3 axes, channels last; found (8, 8); give",
+    ),
+    "rows for a recurrent layer": (
+        nn.RNN(nn.LSTMCell(3)),
+        (6,),
+        "model 'm': base takes samples with 2 axes, channels last; found (6,)",
+    ),
+    "other axes": (
+        Four(),
+        (6,),
+        "model 'm' fails on a sample of shape (6,), ValueError: not enough values to unpack",
+    ),
+    "other error": (
+        nn.Sequential((nn.Dense(4), jnp.linalg.inv)),
+        (6,),
+        "model 'm' fails on a sample of shape (6,), ValueError: Argument to inv must have shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_module_that_does_not_fit_is_one_line_with_its_name_and_the_shape(case):
+    base, shape, message = UNFIT[case]
+    with pytest.raises(ValueError) as error:
+        fl.make_federation({"m": fl.SplitModel(base, HEAD)}, shape, 3, num_clients=1)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+class Mapped(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        shared = {"variable_axes": {"params": None}, "split_rngs": {"params": False}}
+        return nn.vmap(nn.Conv, **shared)(4, (3, 3))(x).mean((1, 2))
+
+
+def test_a_convolution_of_single_samples_under_a_vmap_is_taken():
+    module = fl.SplitModel(Mapped(), HEAD)
+    assert fl.make_federation({"m": module}, (8, 8, 1), 3, num_clients=1).feature_dim == 4

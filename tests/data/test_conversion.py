@@ -194,6 +194,12 @@ def test_labels_of_other_forms_are_taken():
         assert fl.Dataset("d", ROWS, labels, NAMES).labels.tolist() == LABELS
 
 
+def test_classes_without_names_are_their_numbers():
+    assert fl.Dataset("d", ROWS, LABELS).class_names == ("0", "1")
+    with pytest.raises(ValueError, match=r"d: labels run to 4 in 4 samples; number"):
+        fl.Dataset("d", ROWS, [0, 1, 4, 0])
+
+
 def test_255_behind_other_labels_marks_samples_without_one(caplog):
     numbers = tuple(map(str, range(256)))
     with pytest.raises(ValueError, match="labels are 0 to 1 and, 2 times, 255, which marks"):

@@ -138,6 +138,10 @@ def test_validation_chooses_where_there_is_one():
     accuracies = [(0.1, 0.9), (0.8, 0.2)]
     rows = [{"round": i, "accuracy": a, "val_accuracy": v} for i, (a, v) in enumerate(accuracies)]
     assert best(rows).on_test["round"] == 1 and best(rows).on_val["round"] == 0
+    assert repr(best(rows)) == (
+        "<Best accuracy: by test 80.00% (round 1), by validation 10.00% (round 0), "
+        "last 80.00% (round 1)>"
+    )
     assert Ending(patience=1).reason(rows) == "patience" and Ending(patience=2).reason(rows) is None
 
 

@@ -1,0 +1,97 @@
+"""Weights of a PyTorch module by flax's names."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_ht.check.names import kind_of_value, listed
+from fedjax_ht.check.options import checked
+from fedjax_ht.data.conversion import as_array
+
+_PRODUCT = {"weight": "kernel", "bias": "bias"}  # torch's name of an array -> flax's
+_NORM = {"weight": "scale", "bias": "bias"}
+_BATCH_NORM = _NORM | {"running_mean": "mean", "running_var": "var"}
+_LAYERS = {"Embedding": {"weight": "embedding"}, "GroupNorm": _NORM, "LayerNorm": _NORM}
+_LAYERS |= {"Linear": _PRODUCT, "Conv1d": _PRODUCT, "Conv2d": _PRODUCT}
+_LAYERS |= {"BatchNorm1d": _BATCH_NORM, "BatchNorm2d": _BATCH_NORM}
+
+
+@checked
+def weights_from_torch(
+    module: Any,
+    layers: Mapping[str, str | None],
+    flattened: Mapping[str, Sequence[int]] | None = None,
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of a `torch.nn.Module` by flax's names and in its layouts, for
+    `fl.with_weights`.
+
+    Layers are Linear, Conv, BatchNorm, GroupNorm, LayerNorm and Embedding. Their settings are the
+    flax module's own: epsilon, padding, stride and the order of layers are not compared.
+
+    Args:
+      module: the module.
+      layers: name of each layer with weights -> path of the flax layer, {"conv1": "base/Conv_0"};
+        None skips a layer, such as a classifier of other classes.
+      flattened: [C, H, W] of the image whose flattened values a Linear takes, by the Linear's name.
+        Flax flattens [H, W, C], so that its kernel has another order.
+
+    Raises:
+      ValueError: a layer is missing from `layers` or from the module, or of another kind, or takes
+        flattened images whose shape is not given. One line.
+
+    Example:
+      >>> layers = {"0": "base/Conv_0", "3": "base/Dense_0"}
+      >>> arrays = fl.weights_from_torch(net, layers, {"3": (8, 4, 4)})  # doctest: +SKIP
+      >>> federation = fl.with_weights(federation, {"cnn": arrays})  # doctest: +SKIP
+    """
+    if not hasattr(module, "named_modules"):
+        raise ValueError(f"module is {kind_of_value(module)}; it must be a torch.nn.Module")
+    sources: dict[str, dict[str, np.ndarray]] = {}
+    for key, value in module.state_dict().items():
+        name, _, leaf = key.rpartition(".")
+        if leaf != "num_batches_tracked":
+            sources.setdefault(name, {})[leaf] = as_array(key, value)
+    images = flattened or {}
+    if wrong := sorted((layers.keys() ^ sources.keys()) | (images.keys() - sources.keys())):
+        raise ValueError(
+            f"layers: {wrong[0]!r} is missing or unknown; weights are in {listed(list(sources))}; "
+            "give each the path of its flax layer, such as 'base/Dense_0', or None to skip it"
+        )
+    kinds = {name: type(layer).__name__ for name, layer in module.named_modules()}
+    arrays: dict[str, np.ndarray] = {}
+    channels = None  # of the last convolution
+    for name, source in sources.items():
+        kind, path = kinds[name], layers[name]
+        names = _LAYERS.get(kind, {})
+        if path is None:
+            continue
+        if not source.keys() <= names.keys():
+            found = f"{name!r} is a {kind} with {listed(list(source))}"
+            raise ValueError(f"{found}, which cannot be converted; {', '.join(_LAYERS)} can")
+        if kind.startswith("Conv"):
+            channels = len(source["weight"])
+        elif kind == "Linear":
+            source["weight"] = _channels_last(name, source["weight"], channels, images.get(name))
+            channels = None
+        for leaf, value in source.items():
+            if names[leaf] == "kernel":  # [out, in, *size] -> [*size, in, out]
+                value = value.transpose(*range(2, value.ndim), 1, 0)
+            collection = "stats" if leaf.startswith("running") else "params"
+            if arrays.setdefault(f"{collection}/{path}/{names[leaf]}", value) is not value:
+                raise ValueError(f"layers has the path {path!r} more than once")
+    return arrays
+
+
+def _channels_last(
+    name: str, weight: np.ndarray, channels: int | None, image: Sequence[int] | None
+) -> np.ndarray:
+    """Returns a Linear's weight with its inputs in the order of a flattened [H, W, C]."""
+    outputs, inputs = weight.shape
+    if image is None and channels in (None, inputs):
+        return weight
+    if image is None or len(image) != 3 or math.prod(image) != inputs:
+        found = f"{name!r} takes {inputs} values of a flattened image; its shape is {image}"
+        raise ValueError(f"{found}; give flattened={{{name!r}: (C, H, W)}}")
+    return weight.reshape(outputs, *image).transpose(0, 2, 3, 1).reshape(outputs, inputs)
