@@ -35,6 +35,7 @@ PACKAGES = {
     "wandb": Package("wandb", "wandb"),
     "mlflow": Package("mlflow", "mlflow"),
     "ray": Package("ray", "ray"),
+    "tensorflow_datasets": Package("tensorflow-datasets", "tfds"),
 }
 """By the name of their module."""
 

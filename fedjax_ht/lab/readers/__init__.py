@@ -2,10 +2,9 @@
 
 from fedjax_ht.lab.readers.registry import (
     dataset_names,
-    find_dataset,
     load_dataset,
     names_user_data,
     unknown_dataset,
 )
 
-__all__ = ["dataset_names", "find_dataset", "load_dataset", "names_user_data", "unknown_dataset"]
+__all__ = ["dataset_names", "load_dataset", "names_user_data", "unknown_dataset"]

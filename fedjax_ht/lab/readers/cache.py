@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.files import is_caused_by
 from fedjax_ht.lab.readers.images import mapped
-from fedjax_ht.lab.readers.raw import Raw
+from fedjax_ht.lab.readers.source import Raw
 from fedjax_ht.lab.safe.archive import stamp_of
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.lab.safe.bounded import open_regular
@@ -29,25 +29,23 @@ _DAY = 86_400  # seconds
 
 def cached(
     name: str,
-    image_size: int | None,
-    data_dir: Path | None,
+    place: Path,
     sources: Sequence[Path],
     build: Callable[[Path | None], Raw],
 ) -> Raw:
     """Returns `build(target)`, or its last result if the files of `sources` are the same.
 
-    They are the same by their stamp, see `stamp_of`. There are two files per set and size, in
-    `.fedjax_ht_cache` of `data_dir`, or in the user's cache folder if that is not writable: the
-    images as an .npy, which the set maps, and an .npz of the rest, which has their SHA-256 and is
-    renamed into place last. `target` is where `build` stacks the images (`pile.Pile`); without a
+    They are the same by their stamp, see `stamp_of`. There are two files per name, which is that of
+    a set and a size, in `.fedjax_ht_cache` of the folder `place`, or in the user's cache folder if
+    that is not writable: the images as an .npy, which the set maps, and an .npz of the rest, which
+    has their SHA-256 and is renamed into place last. `target` is where `build` stacks the images
+    (`images.Pile`); without a
     writable folder, or room in it, it is None, nothing is kept, and the images are in memory.
     """
-    assert data_dir is not None  # where the sources were found
-    place = str(sources[0].resolve()).encode("utf-8", "surrogatepass")
-    key = hashlib.sha256(place).hexdigest()[:16]
-    stem = f"{name.partition(':')[0]}-{image_size or 'native'}-{key}"
+    first = str(sources[0].resolve()).encode("utf-8", "surrogatepass")
+    stem = f"{name}-{hashlib.sha256(first).hexdigest()[:16]}"
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedjax_ht"
-    folders = (data_dir / ".fedjax_ht_cache", user_cache)
+    folders = (place / ".fedjax_ht_cache", user_cache)
     stamp = hashlib.sha256(f"{_FORMAT} {stamp_of(sources)}".encode()).hexdigest()
     for folder in folders:
         if raw := _load(folder / f"{stem}.npz", stamp):

@@ -13,9 +13,16 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
-from fedjax_ht.lab.readers.source import CIFAR100_MOMENTS, Moments, Source, check_sum
-from fedjax_ht.lab.safe.archive import Origin, archive_or_folder, members, reading, take
+from fedjax_ht.lab.readers.source import (
+    CIFAR100_MOMENTS,
+    Moments,
+    Raw,
+    ReadOptions,
+    Source,
+    check_sum,
+    one_after_another,
+)
+from fedjax_ht.lab.safe.archive import Origin, members, take
 from fedjax_ht.lab.safe.safe_pickle import load_pickle
 
 _PIXELS = 3 * 32 * 32  # bytes of an image, plane by plane
@@ -66,33 +73,25 @@ _LAYOUTS = {
 
 
 def _origin(name: str) -> Origin:
-    stem = _LAYOUTS[name].stem
+    """The archive or the extracted folder."""
+    layout, stem = _LAYOUTS[name], _LAYOUTS[name].stem
+    kinds = [(version, end) for version in ("python", "binary") for end in ("tar.gz", "tar")]
     return Origin(
         f"{stem}-python.tar.gz, {stem}-binary.tar.gz or the extracted folder of one",
         f"download it from the dataset's page (Krizhevsky, {stem.upper()} python version)",
+        names=(*layout.folders, *(f"{stem}-{version}.{end}" for version, end in kinds)),
+        markers=layout.meta,
     )
 
 
-def find_cifar(name: str, data_dir: Path | None) -> tuple[Path, ...]:
-    """The archive or the folder; see `archive.archive_or_folder`."""
-    layout = _LAYOUTS[name]
-    archives = []
-    for version in ("python", "binary"):
-        archives += [f"{layout.stem}-{version}.tar.gz", f"{layout.stem}-{version}.tar"]
-    files = (*layout.folders, *archives)
-    return archive_or_folder(name, data_dir, files, layout.meta, _origin(name))
-
-
-def read_cifar(name: str, data_dir: Path | None, options: ReadOptions) -> Raw:
+def read_cifar(name: str, source: Path, options: ReadOptions) -> Raw:
     """Reads CIFAR-10 or CIFAR-100; official sets train and test, 32x32x3.
 
     `name` is "cifar10" or "cifar100", which has its 100 fine classes.
     """
     layout = _LAYOUTS[name]
-    (source,) = find_cifar(name, data_dir)
-    with reading(source, _origin(name)):
-        contents, warnings = _contents(name, source)
-        class_names, batches = _parse(layout, contents)
+    contents, warnings = _contents(name, source)
+    class_names, batches = _parse(layout, contents)
     images = np.concatenate([images for images, _ in batches])
     labels = np.concatenate([labels for _, labels in batches])
     images = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -203,7 +202,7 @@ CIFAR10 = Source(
     name="cifar10",
     about="60,000 photographs, 32x32, 10 classes",
     read=functools.partial(read_cifar, "cifar10"),
-    find=functools.partial(find_cifar, "cifar10"),
+    origins=(_origin("cifar10"),),
     home="https://www.cs.toronto.edu/~kriz/",
     files={"cifar-10-python.tar.gz": 170_498_071},
     md5=MD5["cifar10"],
@@ -213,7 +212,7 @@ CIFAR100 = Source(
     name="cifar100",
     about="60,000 photographs, 32x32, 100 classes",
     read=functools.partial(read_cifar, "cifar100"),
-    find=functools.partial(find_cifar, "cifar100"),
+    origins=(_origin("cifar100"),),
     home="https://www.cs.toronto.edu/~kriz/",
     files={"cifar-100-python.tar.gz": 169_001_437},
     md5=MD5["cifar100"],

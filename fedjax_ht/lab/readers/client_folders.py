@@ -14,10 +14,9 @@ from fedjax_ht.data.conversion import as_array, as_labels
 from fedjax_ht.data.indices import ClientIndices
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.image_arrays import to_bytes, to_nhwc
-from fedjax_ht.lab.readers.raw import Raw, ReadOptions, as_stored
-from fedjax_ht.lab.readers.source import Source
+from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, as_stored
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin, reading, user_path
+from fedjax_ht.lab.safe.archive import Origin, reading
 from fedjax_ht.lab.safe.bounded import opened_zip, read_whole
 from fedjax_ht.lab.safe.safe_pickle import load_npy
 
@@ -37,8 +36,8 @@ class _Part(NamedTuple):
     labels: np.ndarray
 
 
-def read_client_folders(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
-    """Reads PATH/train/ID.npz and PATH/test/ID.npz, PATH one of the current folder or `data_dir`.
+def read_client_folders(root: Path, options: ReadOptions) -> Raw:
+    """Reads train/ID.npz and test/ID.npz of a folder.
 
     Samples are those of client 0 (train, then test), of client 1 and so on; `clients` says which,
     without validation sets. Nothing in the pickled files is run. x and y are arrays, or lists of
@@ -65,7 +64,6 @@ def read_client_folders(path: str, data_dir: Path | None, options: ReadOptions) 
     where it counts the labels that there are (generate_iWildCam.py), are numbered anew, and classes
     have the labels for names.
     """
-    root = user_path(path, data_dir)
     num_clients, num_classes = _sizes(root)
     parts, clients, start = [], [], 0
     for client in range(num_clients):
@@ -274,9 +272,8 @@ def _texts(pairs: list) -> np.ndarray:
 
 CLIENT_FOLDERS = Source(
     name="client_folders:PATH",
-    place=user_path,
     about="PFLlib's and HtFLlib's generate_*.py scripts make these folders, and they have no "
     "address",
     read=read_client_folders,
-    origin=_ORIGIN,
+    origins=(_ORIGIN,),
 )

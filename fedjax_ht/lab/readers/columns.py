@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.check.names import listed, short, unknown
-from fedjax_ht.lab.readers.raw import ReadOptions
+from fedjax_ht.lab.readers.source import ReadOptions
 
 LABELS = ("label", "labels", "target", "class", "class index", "y")
 """Names of columns, in small letters, that are the label if none is named."""
@@ -44,34 +44,12 @@ class Roles(NamedTuple):
     sentence: str
 
 
-def named_in(text: str, options: ReadOptions) -> ReadOptions:
-    """Adds the columns named in PATH, PATH:LABEL or PATH:LABEL:GROUP to the options.
-
-    Raises:
-      ValueError: more columns are named, or a column differently in two places.
-    """
-    _, *names = text.split(":")
-    if len(names) > 2:
-        raise ValueError(
-            f"{len(names)} columns are named, {', '.join(names)}; name a label and a group at "
-            "most, as PATH:LABEL:GROUP"
-        )
-    for role, name in zip(("label", "group"), names):
-        other = getattr(options, role)
-        if name and other and name != other:
-            raise ValueError(f"the {role} is named {name!r} and {other!r}; name it once")
-        options = options._replace(**{role: name or other})
-    return options
-
-
-def roles_of(columns: Sequence[str], named: ReadOptions, name: str) -> Roles:
+def roles_of(columns: Sequence[str], named: ReadOptions) -> Roles:
     """Finds the role of each column.
 
     Args:
       columns: names of the columns, in order.
       named: the columns that the user named.
-      name: the name of the set without columns, "csv:mine.csv", for the messages; "" for a table in
-        memory, whose columns are named by arguments.
 
     Raises:
       ValueError: a column that is named is not there, or none is called like a label, or several
@@ -81,14 +59,14 @@ def roles_of(columns: Sequence[str], named: ReadOptions, name: str) -> Roles:
         raise ValueError(
             f"its first line names the columns {short(columns)}; each needs a name of its own"
         )
-    label = _column("label", named.label, columns, label_candidates(columns), name)
-    group = _group(named, columns, label, name)
+    label = _column("label", named, columns, label_candidates(columns))
+    group = _group(named, columns, label)
     if label == group:
         raise ValueError(f"column {label!r} is named twice")
     special = [label, group] if group else [label]
     features = _features(named.features, columns, special)
     if not features:
-        kind = "texts" if name.startswith("text:") else "numbers"
+        kind = "texts" if named.name.startswith("text:") else "numbers"
         raise ValueError(f"it has no column of {kind} beside {' and '.join(special)}")
     are_named = bool(named.features) and not _are_out(named.features, columns)
     if not are_named:
@@ -98,7 +76,7 @@ def roles_of(columns: Sequence[str], named: ReadOptions, name: str) -> Roles:
         about_group = f", and {group!r} for the group" if group else ""
         sentence = (
             f"column {label!r} is taken for the label, and {listed(features)} for features"
-            f"{about_group}; {_naming('label', label, name)} names it and ends this line"
+            f"{about_group}; {_naming('label', label, named.name)} names it and ends this line"
         )
     return Roles(
         label=label,
@@ -109,13 +87,13 @@ def roles_of(columns: Sequence[str], named: ReadOptions, name: str) -> Roles:
     )
 
 
-def _group(named: ReadOptions, columns: Sequence[str], label: str, name: str) -> str:
+def _group(named: ReadOptions, columns: Sequence[str], label: str) -> str:
     """The column of the groups; "" where none is named, or called so."""
     taken = [label, *(feature.removeprefix("-") for feature in named.features)]
     candidates = [column for column in _called(columns, GROUPS) if column not in taken]
     if not named.group and not candidates:
         return ""
-    return _column("group", named.group, columns, candidates, name)
+    return _column("group", named, columns, candidates)
 
 
 def label_candidates(columns: Sequence[str]) -> list[str]:
@@ -157,15 +135,16 @@ def _naming(role: str, columns: str, name: str) -> str:
 
 
 def _column(
-    role: str, chosen: str, columns: Sequence[str], candidates: Sequence[str], name: str
+    role: str, named: ReadOptions, columns: Sequence[str], candidates: Sequence[str]
 ) -> str:
     """The column of the labels or groups: the one that is named, or that has a usual name."""
     known = f"the columns are {listed([column or repr(column) for column in columns], most=20)}"
+    chosen = getattr(named, role)
     if chosen and chosen not in columns:
         raise ValueError(unknown("column", chosen, columns, known))
     if chosen:
         return chosen
-    form = _naming(role, "LABEL" if role == "label" else "LABEL:GROUP", name)
+    form = _naming(role, "LABEL" if role == "label" else "LABEL:GROUP", named.name)
     if not candidates:
         raise ValueError(
             f"no column is called {', '.join(LABELS)}; name the {role} as {form}; {known}"

@@ -67,7 +67,7 @@ def get(
         if not path.exists():
             say(f"{source.home}{path.name}, {source.files[path.name]:,} bytes, to {path}")
             _fetch(source, path)
-    return _find(source, root)
+    return source.places("", root.resolve())
 
 
 def _downloadable(name: str, sources: Mapping[str, Source]) -> Source:
@@ -115,15 +115,10 @@ def listing(data_dir: str | os.PathLike) -> list[Listed]:
     return lines
 
 
-def _find(source: Source, root: Path) -> tuple[Path, ...]:
-    assert source.find is not None  # as of every set that can be downloaded
-    return tuple(source.find(root.resolve()))
-
-
 def _present(source: Source, root: Path) -> tuple[Path, ...]:
     """The files and folders of a set; () if one is missing."""
     try:
-        return _find(source, root)
+        return source.places("", root.resolve())
     except FileNotFoundError:
         return ()
 

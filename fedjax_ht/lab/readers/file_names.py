@@ -10,8 +10,8 @@ import numpy as np
 
 from fedjax_ht.check.names import listed
 from fedjax_ht.data.reading import LeftOut
-from fedjax_ht.lab.readers.raw import one_after_another
-from fedjax_ht.lab.safe.archive import printable, user_path
+from fedjax_ht.lab.readers.source import one_after_another
+from fedjax_ht.lab.safe.archive import printable
 
 _SET_NAME = re.compile(
     r"(?:seg|imgs?|images?|data|dataset)?[ _.-]*"
@@ -88,11 +88,6 @@ class Owners(NamedTuple):
     groups: np.ndarray | None
     names: tuple[str, ...]
     official: dict[str, np.ndarray]
-
-
-def table_place(text: str, data_dir: Path | None) -> Path:
-    """The file or folder in PATH, PATH:LABEL or PATH:LABEL:GROUP."""
-    return user_path(text.partition(":")[0], data_dir)
 
 
 def files_of(place: Path, endings: Sequence[str]) -> tuple[list[Path], tuple[LeftOut, ...]]:

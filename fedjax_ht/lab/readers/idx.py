@@ -7,15 +7,22 @@ is uint8), the number of dimensions, the dimensions as big-endian uint32, the va
 
 import functools
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
-from fedjax_ht.lab.readers.source import IN_PACKAGE, SHIPPED, Moments, Source, check_sum
-from fedjax_ht.lab.safe.archive import Origin, reading, search
+from fedjax_ht.lab.readers.source import (
+    IN_PACKAGE,
+    SHIPPED,
+    Moments,
+    Raw,
+    ReadOptions,
+    Source,
+    check_sum,
+    one_after_another,
+)
+from fedjax_ht.lab.safe.archive import Origin, reading
 from fedjax_ht.lab.safe.bounded import read_whole
 
 FASHION_CLASSES = (
@@ -23,43 +30,41 @@ FASHION_CLASSES = (
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 _CLASSES = {"mnist": tuple("0123456789"), "fashion_mnist": FASHION_CLASSES}
-_FOLDERS = {"mnist": ("mnist", "MNIST"), "fashion_mnist": ("fashion_mnist", "FashionMNIST")}
 _FILES = {  # file -> dimensions of its array
     "train-images-idx3-ubyte": 3,
     "train-labels-idx1-ubyte": 1,
     "t10k-images-idx3-ubyte": 3,
     "t10k-labels-idx1-ubyte": 1,
 }
-_PAGES = {"mnist": "LeCun, MNIST", "fashion_mnist": "Zalando Research, Fashion-MNIST"}
 
 
-def _origin(name: str, file: str) -> Origin:
-    return Origin(f"{file} or {file}.gz", f"download it from the dataset's page ({_PAGES[name]})")
+def _origins(page: str, *folders: str) -> tuple[Origin, ...]:
+    """The four files; two sets have the same names, so a folder of the set's name comes first."""
+    how = f"download it from the dataset's page ({page})"
+    places = tuple(f"{folder}/{raw}" for folder in (*folders, ".") for raw in (".", "raw"))
+    return tuple(
+        Origin(f"{file} or {file}.gz", how, names=(file, f"{file}.gz"), folders=places)
+        for file in _FILES
+    )
 
 
-def find_idx(name: str, data_dir: Path | None) -> Iterator[Path]:
-    """Yields the four files, each looked for when it is asked for; see `archive.search`."""
-    folders = [f"{folder}/{raw}" for folder in (*_FOLDERS[name], ".") for raw in (".", "raw")]
-    for file in _FILES:
-        yield search(name, data_dir, folders, (file, f"{file}.gz"), _origin(name, file))
+_ORIGINS = {
+    "mnist": _origins("LeCun, MNIST", "mnist", "MNIST"),
+    "fashion_mnist": _origins("Zalando Research, Fashion-MNIST", "fashion_mnist", "FashionMNIST"),
+}
 
 
-def read_idx(name: str, data_dir: Path | None, options: ReadOptions) -> Raw:
-    """`name` is "mnist" or "fashion_mnist"; official sets train and test, 28x28x1.
-
-    The two sets have the same file names, so a folder of the set's name is looked at before
-    `data_dir` itself.
-    """
-    parts, warnings, folder = [], (), ""
-    for path, (file, ndim) in zip(find_idx(name, data_dir), _FILES.items()):
-        with reading(path, _origin(name, file)):
+def read_idx(name: str, *files: Path, options: ReadOptions) -> Raw:
+    """`name` is "mnist" or "fashion_mnist"; official sets train and test, 28x28x1."""
+    parts, warnings = [], ()
+    for path, origin, (file, ndim) in zip(files, _ORIGINS[name], _FILES.items()):
+        with reading(path, origin):
             content = read_whole(path)
             parts.append(_parse(content, ndim))
             if ndim == 1 and len(parts[-1]) != len(parts[-2]):
                 raise ValueError(f"{len(parts[-1])} labels for {len(parts[-2])} images")
             # gzip writes one content in many ways, so the content is compared
             warnings += check_sum(MD5[name], path.with_name(file), content)
-            folder = str(path.parent)
     images = np.concatenate(parts[::2])[..., None]
     official = one_after_another(zip(("train", "test"), map(len, parts[::2])))
     return Raw(
@@ -67,7 +72,7 @@ def read_idx(name: str, data_dir: Path | None, options: ReadOptions) -> Raw:
         np.concatenate(parts[1::2]),
         _CLASSES[name],
         official=official,
-        reading=Reading(path=folder, warnings=warnings),
+        reading=Reading(path=str(files[0].parent), warnings=warnings),
     )
 
 
@@ -112,7 +117,7 @@ MNIST = Source(
     name="mnist",
     about="70,000 digits, 28x28 grey, 10 classes",
     read=functools.partial(read_idx, "mnist"),
-    find=functools.partial(find_idx, "mnist"),
+    origins=_ORIGINS["mnist"],
     home="https://ossci-datasets.s3.amazonaws.com/mnist/",  # a mirror, which torchvision uses too
     files={
         "train-images-idx3-ubyte.gz": 9_912_422,
@@ -127,7 +132,7 @@ FASHION_MNIST = Source(
     name="fashion_mnist",
     about="70,000 pieces of clothing, 28x28 grey, 10 classes",
     read=functools.partial(read_idx, "fashion_mnist"),
-    find=functools.partial(find_idx, "fashion_mnist"),
+    origins=_ORIGINS["fashion_mnist"],
     home="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     files={
         "train-images-idx3-ubyte.gz": 26_421_880,
@@ -140,10 +145,10 @@ FASHION_MNIST = Source(
 )
 
 
-def read_fashion_mnist_10k(data_dir: Path | None, options: ReadOptions) -> Raw:
+def read_fashion_mnist_10k(options: ReadOptions) -> Raw:
     """The 10,000 test images of Fashion-MNIST, 28x28x1 (Xiao et al. 2017, MIT licence).
 
-    It has no official sets, since all of it is one; `data_dir` is not looked at.
+    It has no official sets, since all of it is one.
     """
     with np.load(SHIPPED / "fashion_mnist_10k.npz") as arrays:
         return Raw(arrays["images"], arrays["labels"], FASHION_CLASSES)

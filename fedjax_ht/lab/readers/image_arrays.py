@@ -12,7 +12,7 @@ from fedjax_ht.core.inputs import (
     looks_like_image,
 )
 from fedjax_ht.data.conversion import refuse_not_finite
-from fedjax_ht.lab.readers.raw import as_stored
+from fedjax_ht.lab.readers.source import as_stored
 
 _STEP = 1 / 512  # half a step of 8 bits: rounding alone takes a value so far beyond 0 or 1
 _FEWEST = 0.01  # share of negative values that says [-1, 1]; a stray value says nothing

@@ -6,7 +6,6 @@ each also below folders that are the only ones at their level, as archives unpac
 out without being counted, and classes that are called like sets are refused.
 """
 
-import functools
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +16,6 @@ import numpy as np
 
 from fedjax_ht.check.names import listed, short
 from fedjax_ht.data.reading import LeftOut, Reading
-from fedjax_ht.lab.readers.cache import cached
 from fedjax_ht.lab.readers.file_names import (
     SETS,
     left_out_line,
@@ -27,10 +25,9 @@ from fedjax_ht.lab.readers.file_names import (
     sorted_out,
 )
 from fedjax_ht.lab.readers.images import decode_files
-from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
-from fedjax_ht.lab.readers.source import Source
+from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, one_after_another
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin, listing, printable, user_path
+from fedjax_ht.lab.safe.archive import Origin, listing, printable
 from fedjax_ht.lab.safe.bounded import read_whole
 
 _ORIGIN = Origin(
@@ -40,10 +37,10 @@ _ORIGIN = Origin(
 )
 
 
-def read_folder(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
-    """Reads PATH/CLASS/... or PATH/SET/CLASS/..., see `layout_of`.
+def read_folder(root: Path, options: ReadOptions) -> Raw:
+    """Reads CLASS/... or SET/CLASS/... of a folder, see `layout_of`.
 
-    PATH is one of the current folder, or below `data_dir`. Sets are train, test and val by any
+    Sets are train, test and val by any
     usual name (`split_names.set_of`); they become official sets. Classes are sorted by name. Images
     keep their size, which must be one size then, and are grey only if all are.
 
@@ -51,17 +48,9 @@ def read_folder(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
       ValueError: there are no images, their sizes differ, or the folders may be classes as well as
         sets.
     """
-    root = user_path(path, data_dir)
-    if not root.is_dir():
-        raise FileNotFoundError("no such folder")
-    build = functools.partial(_decode, root, options.image_size)
-    return cached("folder", options.image_size, root, (root,), build)
-
-
-def _decode(root: Path, image_size: int | None, target: Path | None) -> Raw:
     files = sorted_out(*listing(root))
     layout = layout_of(files.images)
-    pile, _, converted = decode_files(root, layout.images, image_size, target)
+    pile, _, converted = decode_files(root, layout.images, options.image_size, options.target)
     classes = sorted(set(layout.classes))
     sets = np.array(layout.sets)
     official = {name: np.flatnonzero(sets == name) for name in SETS if name in layout.sets}
@@ -306,10 +295,10 @@ def _strays(counts: Mapping[str, int], why: str) -> tuple[LeftOut, ...]:
 
 FOLDER = Source(
     name="folder:PATH",
-    place=user_path,
     about="it is a folder of your own, and nothing is to be downloaded",
     read=read_folder,
-    origin=_ORIGIN,
+    origins=(_ORIGIN,),
+    is_kept=True,
 )
 
 
@@ -320,25 +309,6 @@ _DOMAINS_ORIGIN = Origin(
 )
 _LISTS = "splits"  # the folder of DomainNet's lists
 _SPLITS = ("train", "test")
-_DOMAINS_SIZE = 64  # of DomainNet in PFLlib and HtFLlib
-
-
-def read_domains(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
-    """Reads PATH/DOMAIN/CLASS/... or PATH/DOMAIN/images/CLASS/...
-
-    PATH is one of the current folder, or below `data_dir`. `Dataset.groups` are the domains,
-    numbered by their names in sorted order. Classes are those of all domains, sorted by name; a
-    domain need not have each, and a warning says which has not. With DomainNet's lists, lines
-    "DOMAIN/CLASS/FILE NUMBER" in PATH/splits/DOMAIN_train.txt and _test.txt, the set is the images
-    that they name, numbers are those of the lists, and the lists are the official sets. Images are
-    64 by 64 unless `image_size` is given, and grey only if all are.
-    """
-    root = user_path(path, data_dir)
-    if not root.is_dir():
-        raise FileNotFoundError("no such folder")
-    size = options.image_size or _DOMAINS_SIZE
-    build = functools.partial(_decode_domains, root, size)
-    return cached("domains", size, root, (root,), build)
 
 
 class _DomainPlaces(NamedTuple):
@@ -349,7 +319,16 @@ class _DomainPlaces(NamedTuple):
     strays: tuple[LeftOut, ...]
 
 
-def _decode_domains(root: Path, image_size: int, target: Path | None) -> Raw:
+def read_domains(root: Path, options: ReadOptions) -> Raw:
+    """Reads DOMAIN/CLASS/... or DOMAIN/images/CLASS/... of a folder.
+
+    `Dataset.groups` are the domains,
+    numbered by their names in sorted order. Classes are those of all domains, sorted by name; a
+    domain need not have each, and a warning says which has not. With DomainNet's lists, lines
+    "DOMAIN/CLASS/FILE NUMBER" in splits/DOMAIN_train.txt and _test.txt, the set is the images
+    that they name, numbers are those of the lists, and the lists are the official sets. Images are
+    64 by 64 unless `image_size` is given, and grey only if all are.
+    """
     files = sorted_out(*listing(root))
     places = _domain_places(files.images)
     domains = sorted(set(places.domains.values()))
@@ -372,7 +351,7 @@ def _decode_domains(root: Path, image_size: int, target: Path | None) -> Raw:
     number = dict(zip(classes, range(len(classes))))
     labels = np.array([number[name] for name in names])
     of_images = [places.domains[key] for key in keys]
-    pile, _, converted = decode_files(root, keys, image_size, target)
+    pile, _, converted = decode_files(root, keys, options.image_size, options.target)
     return Raw(
         pile.stack(keys),
         labels,
@@ -475,8 +454,9 @@ def _numbered(names: list[str], numbers: list[int]) -> list[str]:
 
 DOMAINS = Source(
     name="domains:PATH",
-    place=user_path,
     about="they are folders of your own, and nothing is to be downloaded",
     read=read_domains,
-    origin=_DOMAINS_ORIGIN,
+    origins=(_DOMAINS_ORIGIN,),
+    is_kept=True,
+    size=64,  # of DomainNet in PFLlib and HtFLlib
 )

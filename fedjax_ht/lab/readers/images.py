@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from fedjax_ht.check.packages import needing
 from fedjax_ht.lab.safe import limits
@@ -67,25 +68,36 @@ class Pile:
         """
         places = take(self.places, keys, "images")
         shape = common_shape([place.shape for place in places])
-        images = (np.broadcast_to(self._read(place), shape) for place in places)
+        images = (np.broadcast_to(self._read(place), shape)[None] for place in places)
         with self._file:
-            if self.target is None:
-                stacked = np.empty((len(places), *shape), np.uint8)
-                for row, image in zip(stacked, images):
-                    row[...] = image
-                return stacked
-            with open(self.target, "wb") as file:
-                header = {"descr": "|u1", "fortran_order": False, "shape": (len(places), *shape)}
-                np.lib.format.write_array_header_1_0(file, header)
-                for image in images:
-                    file.write(image.tobytes())
-        return mapped(self.target)
+            return write_stacked(self.target, (len(places), *shape), np.uint8, images)
 
     def _read(self, place: _Place) -> np.ndarray:
         self._file.seek(place.start)
         return np.frombuffer(self._file.read(int(np.prod(place.shape))), np.uint8).reshape(
             place.shape
         )
+
+
+def write_stacked(
+    target: Path | None,
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    parts: Iterable[np.ndarray],
+) -> np.ndarray:
+    """Joins arrays to one of this shape; with a target, a read-only map of that .npy file."""
+    if target is None:
+        joined, start = np.empty(shape, dtype), 0
+        for part in parts:
+            joined[start : start + len(part)] = part.reshape(-1, *shape[1:])
+            start += len(part)
+        return joined
+    with open(target, "wb") as file:
+        header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in parts:
+            file.write(part.tobytes())
+    return mapped(target)
 
 
 def mapped(path: Path) -> np.ndarray:

@@ -19,11 +19,16 @@ from fedjax_ht.core.inputs import channels_first
 from fedjax_ht.data.conversion import as_array, as_labels
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.readers.columns import named_in
-from fedjax_ht.lab.readers.file_names import sets_of, table_place
+from fedjax_ht.lab.readers.file_names import sets_of
 from fedjax_ht.lab.readers.image_arrays import image_or_stored
-from fedjax_ht.lab.readers.raw import Raw, ReadOptions, dataset_of, one_after_another, read_options
-from fedjax_ht.lab.readers.source import Source
+from fedjax_ht.lab.readers.source import (
+    Raw,
+    ReadOptions,
+    Source,
+    dataset_of,
+    one_after_another,
+    read_options,
+)
 from fedjax_ht.lab.readers.table import Table, arrow_column, table_raw
 from fedjax_ht.lab.safe.archive import Origin, files_below
 from fedjax_ht.lab.safe.bounded import open_regular, read_whole
@@ -198,8 +203,8 @@ _ORIGIN = Origin(
 )
 
 
-def read_hf(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
-    """Reads PATH, PATH:LABEL or PATH:LABEL:GROUP, PATH one of the current folder or `data_dir`.
+def read_hf(place: Path, options: ReadOptions) -> Raw:
+    """Reads a folder of save_to_disk.
 
     Splits of a DatasetDict are official sets. Columns have roles, and samples are numbers, texts or
     images, as `table.table_raw` says.
@@ -208,10 +213,8 @@ def read_hf(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
       ValueError: it is no such folder, or columns cannot be what they are taken for. One line.
       ImportError: `datasets` is not installed. One line.
     """
-    place = table_place(path, data_dir)
-    table = hugging_face_table(from_disk(place))
-    table = table._replace(shown=f"hf:{path.partition(':')[0]}", path=str(place))
-    return table_raw(table, named_in(path, options))
+    table = hugging_face_table(from_disk(place))._replace(path=str(place))
+    return table_raw(table, options)
 
 
 def from_disk(place: str | os.PathLike) -> Any:
@@ -352,6 +355,6 @@ HF = Source(
     name="hf:PATH",
     about="it is a folder of your own that save_to_disk wrote, and nothing is to be downloaded",
     read=read_hf,
-    place=table_place,
-    origin=_ORIGIN,
+    origins=(_ORIGIN,),
+    has_columns=True,
 )

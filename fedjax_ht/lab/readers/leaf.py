@@ -17,10 +17,15 @@ from fedjax_ht.check.names import listed, short
 from fedjax_ht.data.conversion import as_array, as_labels
 from fedjax_ht.data.indices import ClientIndices, Partition
 from fedjax_ht.data.reading import LeftOut, Reading
-from fedjax_ht.lab.readers.raw import Raw, ReadOptions, as_stored, one_after_another
-from fedjax_ht.lab.readers.source import Source
+from fedjax_ht.lab.readers.source import (
+    Raw,
+    ReadOptions,
+    Source,
+    as_stored,
+    one_after_another,
+)
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin, reading, search, user_path
+from fedjax_ht.lab.safe.archive import Origin, reading
 from fedjax_ht.lab.safe.bounded import read_whole
 
 SIDE = 28  # of FEMNIST's images
@@ -41,11 +46,16 @@ _ORIGIN = Origin(
 )
 
 
-_SHAKESPEARE = Origin(
-    "shakespeare/train/*.json and shakespeare/test/*.json of LEAF, with users and user_data",
-    "make them with LEAF's data/shakespeare/preprocess.sh -s niid -t sample, of at most "
-    f"{limits.FILE_BYTES >> 20} MiB each (--sf 0.1)",
-    fetched=False,
+_SHAKESPEARE = tuple(
+    Origin(
+        "shakespeare/train/*.json and shakespeare/test/*.json of LEAF, with users and user_data",
+        "make them with LEAF's data/shakespeare/preprocess.sh -s niid -t sample, of at most "
+        f"{limits.FILE_BYTES >> 20} MiB each (--sf 0.1)",
+        fetched=False,
+        names=(part,),
+        folders=("shakespeare", "shakespeare/data"),
+    )
+    for part in ("train", "test")
 )
 
 
@@ -65,9 +75,8 @@ class _User(NamedTuple):
     missing: int = 0
 
 
-def read_leaf(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
-    """Reads PATH/train/*.json and PATH/test/*.json, or PATH/*.json, PATH one of the current folder
-    or `data_dir`.
+def read_leaf(root: Path, options: ReadOptions) -> Raw:
+    """Reads train/*.json and test/*.json of a folder, or its *.json.
 
     `groups` are the users. Where train and test have the same users (LEAF's -t sample), `clients`
     is that split, user after user; the official sets train and test are there in any case. A folder
@@ -84,24 +93,14 @@ def read_leaf(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     Raises:
       ValueError, FileNotFoundError: the files are of another form, or damaged. One line.
     """
-    return _read(user_path(path, data_dir))
+    return _read(root)
 
 
-def find_shakespeare(data_dir: Path | None) -> tuple[Path, ...]:
-    """The folders train and test; see `archive.search`."""
-    folders = ("shakespeare", "shakespeare/data")
-    return tuple(
-        search("shakespeare", data_dir, folders, (part,), _SHAKESPEARE)
-        for part in ("train", "test")
-    )
-
-
-def read_shakespeare(data_dir: Path | None, options: ReadOptions) -> Raw:
+def read_shakespeare(train: Path, test: Path, options: ReadOptions) -> Raw:
     """Roles as LEAF makes them: 80 characters of a role's lines, and the next one is the label."""
-    root = find_shakespeare(data_dir)[0].parent
-    raw = _read(root)
+    raw = _read(train.parent)
     if raw.vocabulary is None:
-        raise ValueError(f"{root}: its samples are not 80 characters and the next one")
+        raise ValueError("its samples are not 80 characters and the next one")
     return raw
 
 
@@ -330,12 +329,11 @@ LEAF = Source(
     name="leaf:PATH",
     about="LEAF's preprocess.sh makes its files, and they have no address",
     read=read_leaf,
-    place=user_path,
-    origin=_ORIGIN,
+    origins=(_ORIGIN,),
 )
 SHAKESPEARE = Source(
     name="shakespeare",
     about="LEAF's preprocess.sh makes its files, and they have no address",
     read=read_shakespeare,
-    find=find_shakespeare,
+    origins=_SHAKESPEARE,
 )

@@ -25,12 +25,17 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.readers.cache import cached
-from fedjax_ht.lab.readers.images import mapped
-from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
-from fedjax_ht.lab.readers.source import IN_PACKAGE, SHIPPED, Source
+from fedjax_ht.lab.readers.images import write_stacked
+from fedjax_ht.lab.readers.source import (
+    IN_PACKAGE,
+    SHIPPED,
+    Raw,
+    ReadOptions,
+    Source,
+    one_after_another,
+)
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin, archive_or_folder, members, reading, take
+from fedjax_ht.lab.safe.archive import Origin, members, take
 
 SIGNALS = tuple(
     f"{quantity}_{axis}" for quantity in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
@@ -46,6 +51,8 @@ _HAR = Origin(
     "Recognition Using "
     "Smartphones) and unpack human+activity+recognition+using+smartphones.zip, which has it inside",
     fetched=False,
+    names=("UCI HAR Dataset", "UCI HAR Dataset.zip"),
+    markers=("train/y_train.txt",),
 )
 _HAR_PATTERN = re.compile(
     rf"(?:^|/)(?P<split>train|test)/(?:Inertial "
@@ -53,26 +60,18 @@ _HAR_PATTERN = re.compile(
 )
 
 
-def find_har(data_dir: Path | None) -> tuple[Path, ...]:
-    """The archive or the folder; see `archive.archive_or_folder`."""
-    names = ("UCI HAR Dataset", "UCI HAR Dataset.zip")
-    return archive_or_folder("har", data_dir, names, ("train/y_train.txt",), _HAR)
-
-
-def read_har(data_dir: Path | None, options: ReadOptions) -> Raw:
+def read_har(source: Path, options: ReadOptions) -> Raw:
     """Windows, float32 [128, 9], of the signals in `SIGNALS`.
 
     Official sets train and test are of other persons; groups are persons 1 to 30.
     """
-    (source,) = find_har(data_dir)
-    with reading(source, _HAR):
-        tables = {}
-        for match, content in members(source, _HAR_PATTERN):
-            file = match[0].strip("/")
-            limits.keep(file, len(content), limits.TEXT_BYTES)
-            columns, dtype = (_HAR_STEPS, np.float32) if match["what"] in SIGNALS else (1, np.int64)
-            tables[match["split"], match["what"]] = read_table(file, content, columns, dtype=dtype)
-        windows, labels, persons = zip(*(_har_split(tables, split) for split in ("train", "test")))
+    tables = {}
+    for match, content in members(source, _HAR_PATTERN):
+        file = match[0].strip("/")
+        limits.keep(file, len(content), limits.TEXT_BYTES)
+        columns, dtype = (_HAR_STEPS, np.float32) if match["what"] in SIGNALS else (1, np.int64)
+        tables[match["split"], match["what"]] = read_table(file, content, columns, dtype=dtype)
+    windows, labels, persons = zip(*(_har_split(tables, split) for split in ("train", "test")))
     return Raw(
         np.concatenate(windows),
         np.concatenate(labels),
@@ -112,16 +111,16 @@ HAR = Source(
     about="windows of motion sensors, 30 persons; no sums of it are published: download it by hand "
     "(UCI, set 240)",
     read=read_har,
-    find=find_har,
+    origins=(_HAR,),
 )
 
 
-def read_packaged_har(files: Sequence[str], data_dir: Path | None, options: ReadOptions) -> Raw:
+def read_packaged_har(files: Sequence[str], options: ReadOptions) -> Raw:
     """Windows of persons of UCI HAR (CC BY 4.0).
 
     About a third of theirs, as of set "har" but float16 [128, 9]; groups are the persons. It has no
     official sets; partition "natural" splits each person's windows. LICENSE-har_10persons.txt says
-    how it was selected, and what about it is not quite sure. `data_dir` is not looked at.
+    how it was selected, and what about it is not quite sure.
     """
     parts = []
     for file in files:
@@ -171,29 +170,18 @@ _PAMAP2 = Origin(
     "download it from the dataset's page (UCI Machine Learning Repository, 231, PAMAP2 Physical "
     "Activity Monitoring) and unpack pamap2+physical+activity+monitoring.zip, which has it inside",
     fetched=False,
+    names=("PAMAP2_Dataset", "PAMAP2_Dataset.zip"),
+    markers=("Protocol/subject101.dat",),
 )
 _PAMAP2_PATTERN = re.compile(r"(?:^|/)(?P<part>Protocol|Optional)/subject(?P<person>10[1-9])\.dat$")
 
 
-def find_pamap2(data_dir: Path | None) -> tuple[Path, ...]:
-    """The archive or the folder; see `archive.archive_or_folder`."""
-    names = ("PAMAP2_Dataset", "PAMAP2_Dataset.zip")
-    return archive_or_folder("pamap2", data_dir, names, ("Protocol/subject101.dat",), _PAMAP2)
-
-
-def read_pamap2(data_dir: Path | None, options: ReadOptions) -> Raw:
+def read_pamap2(source: Path, options: ReadOptions) -> Raw:
     """Windows, float32 [256, 3, 9], in [-1, 1].
 
     The units are on hand, chest and ankle; each has acceleration, angular velocity and magnetic
-    field, x y z each. Groups are the persons, 1 to 9; there are no official sets. The files are
-    read once, see `cache.cached`.
+    field, x y z each. Groups are the persons, 1 to 9; there are no official sets.
     """
-    (source,) = find_pamap2(data_dir)
-    with reading(source, _PAMAP2):
-        return cached("pamap2", None, data_dir, (source,), lambda target: _build(source, target))
-
-
-def _build(source: Path, target: Path | None) -> Raw:
     recordings = {}
     for match, content in members(source, _PAMAP2_PATTERN):
         key = match["person"], match["part"]
@@ -209,7 +197,8 @@ def _build(source: Path, target: Path | None) -> Raw:
     counts = list(map(len, windows))
     if not any(counts):
         raise ValueError(f"no window of {STEPS} steps of the {len(ACTIVITIES)} activities")
-    inputs = _joined(windows, (sum(counts), STEPS, UNITS, len(_SIGNALS) // UNITS), target)
+    shape = (sum(counts), STEPS, UNITS, len(_SIGNALS) // UNITS)
+    inputs = write_stacked(options.target, shape, _DTYPE, windows)
     groups = np.repeat(persons, counts)
     return Raw(
         inputs,
@@ -218,20 +207,6 @@ def _build(source: Path, target: Path | None) -> Raw:
         groups=groups,
         reading=Reading(path=str(source)),
     )
-
-
-def _joined(
-    windows: Sequence[np.ndarray], shape: tuple[int, ...], target: Path | None
-) -> np.ndarray:
-    """All windows as one array of this shape; with a target, a map of that .npy file."""
-    if target is None:
-        return np.concatenate(windows).reshape(shape)
-    header = {"descr": _DTYPE.str, "fortran_order": False, "shape": shape}
-    with open(target, "wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for part in windows:
-            file.write(part.tobytes())
-    return mapped(target)
 
 
 def _recording(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -267,7 +242,8 @@ PAMAP2 = Source(
     about="windows of motion sensors, 9 persons; no sums of it are published: download it by hand "
     "(UCI, set 231)",
     read=read_pamap2,
-    find=find_pamap2,
+    origins=(_PAMAP2,),
+    is_kept=True,
 )
 
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.file_names import files_of, owners_of
-from fedjax_ht.lab.readers.raw import Raw, ReadOptions
-from fedjax_ht.lab.readers.source import Source
+from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source
 from fedjax_ht.lab.readers.tokens import (
     PADDING,
     UNKNOWN,
@@ -24,7 +23,7 @@ from fedjax_ht.lab.readers.tokens import (
     words,
 )
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin, user_path
+from fedjax_ht.lab.safe.archive import Origin
 from fedjax_ht.lab.safe.bounded import read_whole
 
 LENGTH = 32  # tokens of a window where no text_length is given
@@ -66,10 +65,10 @@ def windows_of(ids: Sequence[int], length: int) -> Windows:
     return Windows(tokens, following)
 
 
-def read_next_token(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
-    """Reads PATH, one of the current folder or `data_dir`.
+def read_next_token(place: Path, options: ReadOptions) -> Raw:
+    """Reads a .txt file, or a folder of them.
 
-    It is a .txt file, or a folder of them: one file per client, whose samples are a group, or, if
+    Of a folder there is one file per client, whose samples are a group, or, if
     every file is named train, val or test, one per official set. Tokens are those of the tokenizer,
     without its special ones, or words of the training texts. Classes are the tokens that follow
     some window, in the order of their ids.
@@ -77,7 +76,6 @@ def read_next_token(path: str, data_dir: Path | None, options: ReadOptions) -> R
     Raises:
       ValueError: a file is too large, no UTF-8 or too short. One line.
     """
-    place = user_path(path, data_dir)
     files, left_out = files_of(place, (".txt",))
     texts = [_text(file) for file in files]
     ids, pieces = _ids(files, texts, options.tokenizer)
@@ -142,6 +140,5 @@ NEXT_TOKEN = Source(
     name="next_token:PATH",
     about="it is a text of your own, or a folder of them, and nothing is to be downloaded",
     read=read_next_token,
-    place=user_path,
-    origin=_ORIGIN,
+    origins=(_ORIGIN,),
 )

@@ -25,9 +25,8 @@ from fedjax_ht.lab.readers.columns import class_lines
 from fedjax_ht.lab.readers.file_names import set_of
 from fedjax_ht.lab.readers.image_arrays import image_or_stored
 from fedjax_ht.lab.readers.images import decode_all, stack
-from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
-from fedjax_ht.lab.readers.source import Source
-from fedjax_ht.lab.safe.archive import Origin, user_path
+from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, one_after_another
+from fedjax_ht.lab.safe.archive import Origin
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.lab.safe.limits import numbered_classes
 
@@ -75,8 +74,8 @@ class NamedArrays(NamedTuple):
     left_out: tuple[str, ...]
 
 
-def read_npz(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
-    """Reads samples and labels of an .npz, PATH one of the current folder or `data_dir`.
+def read_npz(file: Path, options: ReadOptions) -> Raw:
+    """Reads samples and labels of an .npz.
 
     `select` says by which names. What the samples are goes by the name: images are
     images, or an error; inputs are as they are; of x `image_arrays.guess` tells by type and axes.
@@ -87,7 +86,6 @@ def read_npz(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     or "classes", else by number, and columns of rows by "column_names". Images may also be JPEG
     files, see `read_jpegs`, whose classes have names.
     """
-    file = user_path(path, data_dir)
     with opened_npz(file) as arrays:
         if "jpeg" in arrays:
             inputs = read_jpegs(arrays)
@@ -316,6 +314,5 @@ NPZ = Source(
     name="npz:PATH",
     about="it is a file of your own, and nothing is to be downloaded",
     read=read_npz,
-    place=user_path,
-    origin=_ORIGIN,
+    origins=(_ORIGIN,),
 )

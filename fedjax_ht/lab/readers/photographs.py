@@ -5,12 +5,11 @@ SVHN (Netzer et al. 2011), Flowers-102 (Nilsback and Zisserman 2008), Food-101 (
 et al. 2021).
 """
 
-import functools
 import io
 import re
 import struct
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,19 +18,20 @@ import numpy as np
 from fedjax_ht.check.names import short
 from fedjax_ht.check.packages import needing
 from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.readers.cache import cached
 from fedjax_ht.lab.readers.images import decode_members
-from fedjax_ht.lab.readers.raw import Raw, ReadOptions, one_after_another
 from fedjax_ht.lab.readers.source import (
     CIFAR100_MOMENTS,
     IMAGENET_MOMENTS,
     Moments,
+    Raw,
+    ReadOptions,
     Source,
     check_sum,
+    one_after_another,
 )
 from fedjax_ht.lab.readers.table_files import table_with_head
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin, archive_or_folder, reading, search, take
+from fedjax_ht.lab.safe.archive import Origin, reading, take
 from fedjax_ht.lab.safe.bounded import read_whole
 
 _SIZE = 64  # pixels, of sets of many sizes
@@ -54,50 +54,33 @@ class _Listed(NamedTuple):
 
 
 def _archive(
-    name: str,
-    origin: Origin,
-    names: Sequence[str],
-    marker: str,
-    *,
     pattern: re.Pattern,
     listed: Callable[[Collection[str], dict[str, str]], _Listed],
-    size: int | None,
+    md5: Mapping[str, str],
     **published: Any,
 ) -> Source:
     """Declares a set that is one archive or its extracted folder; classes are sorted by name.
 
     Args:
-      name, origin, names, marker: arguments of `archive.archive_or_folder`.
       pattern: the pattern of `images.decode_members`.
       listed: a function (keys of all images, text files) -> `_Listed`.
-      size: height and width where a user names none; None for the native ones.
-      **published: other fields of the `Source`.
+      md5, **published: other fields of the `Source`.
     """
 
-    def find(data_dir: Path | None) -> tuple[Path, ...]:
-        return archive_or_folder(name, data_dir, names, (marker,), origin)
+    def read(source: Path, options: ReadOptions) -> Raw:
+        warnings = check_sum(md5, source)
+        pile, texts, _ = decode_members(source, pattern, options.image_size, options.target)
+        keys, of_images, counts = listed(pile.places, texts)
+        classes = sorted(set(of_images))
+        return Raw(
+            pile.stack(keys),
+            np.searchsorted(classes, of_images),
+            tuple(classes),
+            official=one_after_another(counts),
+            reading=Reading(path=str(source), warnings=warnings),
+        )
 
-    def read(data_dir: Path | None, options: ReadOptions) -> Raw:
-        (source,) = find(data_dir)
-        side = options.image_size or size
-
-        def build(target: Path | None) -> Raw:
-            warnings = check_sum(published["md5"], source)
-            pile, texts, _ = decode_members(source, pattern, side, target)
-            keys, of_images, counts = listed(pile.places, texts)
-            classes = sorted(set(of_images))
-            return Raw(
-                pile.stack(keys),
-                np.searchsorted(classes, of_images),
-                tuple(classes),
-                official=one_after_another(counts),
-                reading=Reading(path=str(source), warnings=warnings),
-            )
-
-        with reading(source, origin):
-            return cached(name, side, data_dir, (source,), build)
-
-    return Source(name=name, read=read, find=find, **published)
+    return Source(read=read, md5=md5, is_kept=True, **published)
 
 
 def _food101(images: Collection[str], texts: dict[str, str]) -> _Listed:
@@ -110,17 +93,20 @@ def _food101(images: Collection[str], texts: dict[str, str]) -> _Listed:
 
 
 FOOD101 = _archive(
-    "food101",
-    Origin(
-        "food-101.tar.gz or its extracted folder, with images/, meta/train.txt and meta/test.txt",
-        "download it from the dataset's page (ETH Zurich, Food-101)",
-    ),
-    ("food-101", "food-101.tar.gz", "food-101.tar"),
-    "meta/train.txt",
-    pattern=re.compile(
+    re.compile(
         r"(?:^|/)(?:images/(?P<image>[^/]+/[^/.][^/]*)\.jpg|(?P<text>meta/(?:train|test)\.txt))$"
     ),
-    listed=_food101,
+    _food101,
+    name="food101",
+    origins=(
+        Origin(
+            "food-101.tar.gz or its extracted folder, with images/, meta/train.txt and "
+            "meta/test.txt",
+            "download it from the dataset's page (ETH Zurich, Food-101)",
+            names=("food-101", "food-101.tar.gz", "food-101.tar"),
+            markers=("meta/train.txt",),
+        ),
+    ),
     size=_SIZE,
     about="101,000 photographs of dishes, many sizes, 101 classes",
     home="http://data.vision.ee.ethz.ch/cvl/",
@@ -149,19 +135,21 @@ def _tiny_imagenet(images: Collection[str], texts: dict[str, str]) -> _Listed:
 
 
 TINY_IMAGENET = _archive(
-    "tiny_imagenet",
-    Origin(
-        "tiny-imagenet-200.zip or its extracted folder, with train/ and val/val_annotations.txt",
-        "download it from the dataset's page (Stanford CS231n, Tiny ImageNet)",
-    ),
-    ("tiny-imagenet-200", "tiny-imagenet-200.zip"),
-    "val/val_annotations.txt",
-    pattern=re.compile(
+    re.compile(
         r"(?:^|/)(?:(?P<image>(?:train/n\d+|val)/images/[^/.][^/]*\.JPEG)"
         r"|(?P<text>val/val_annotations\.txt))$"
     ),
-    listed=_tiny_imagenet,
-    size=None,
+    _tiny_imagenet,
+    name="tiny_imagenet",
+    origins=(
+        Origin(
+            "tiny-imagenet-200.zip or its extracted folder, with train/ and "
+            "val/val_annotations.txt",
+            "download it from the dataset's page (Stanford CS231n, Tiny ImageNet)",
+            names=("tiny-imagenet-200", "tiny-imagenet-200.zip"),
+            markers=("val/val_annotations.txt",),
+        ),
+    ),
     about="110,000 photographs, 64x64, 200 classes",
     home="http://cs231n.stanford.edu/",
     files={"tiny-imagenet-200.zip": 248_100_043},
@@ -174,41 +162,32 @@ TINY_IMAGENET = _archive(
 
 _TISSUES = ("normal", "tumor")
 _COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center", "split")
-_CAMELYON17 = Origin(
-    "the folder camelyon17_v1.0, with metadata.csv and patches/patient_P_node_N/*.png",
-    "download it from the dataset's page (WILDS, Camelyon17-wilds)",
-    fetched=False,
+_CAMELYON17 = tuple(
+    Origin(
+        "the folder camelyon17_v1.0, with metadata.csv and patches/patient_P_node_N/*.png",
+        "download it from the dataset's page (WILDS, Camelyon17-wilds)",
+        fetched=False,
+        names=(name,),
+        folders=("camelyon17", "camelyon17_v1.0", "camelyon17/camelyon17_v1.0", ""),
+    )
+    for name in ("metadata.csv", "patches")
 )
 _PATCH = re.compile(
-    r"^(?P<image>patches/patient_\w+_node_\w+/patch_patient_\w+_node_\w+_x_\w+_y_\w+\.png)$"
+    r"^(?P<image>patient_\w+_node_\w+/patch_patient_\w+_node_\w+_x_\w+_y_\w+\.png)$"
 )
 _VAL, _TEST = 1, 2  # hospitals, of which nothing trains
 
 
-def find_camelyon17(data_dir: Path | None) -> tuple[Path, ...]:
-    """The table and the folder of the patches; see `archive.search`."""
-    folders = ("camelyon17", "camelyon17_v1.0", "camelyon17/camelyon17_v1.0", "")
-    table = search("camelyon17", data_dir, folders, ("metadata.csv",), _CAMELYON17)
-    return table, table.parent / "patches"
-
-
-def read_camelyon17(data_dir: Path | None, options: ReadOptions) -> Raw:
+def read_camelyon17(table: Path, patches: Path, options: ReadOptions) -> Raw:
     """455,954 patches of 96x96x3 by the publisher's table, normal or tumor in the central 32x32.
 
     `Dataset.groups` are the hospitals, 0 to 4. Official sets are those of WILDS: "val" and "test"
     are all patches of hospitals 1 and 2, "train" and "id_val" those of the other three, by the
     column split (0 and 1).
     """
-    table, patches = find_camelyon17(data_dir)
-    with reading(table.parent, _CAMELYON17):
-        build = functools.partial(_decode_camelyon, table, options.image_size)
-        return cached("camelyon17", options.image_size, data_dir, (table, patches), build)
-
-
-def _decode_camelyon(table: Path, image_size: int | None, target: Path | None) -> Raw:
     keys, values = _patches(table)
     labels, hospitals, splits = np.array(values).T
-    pile, *_ = decode_members(table.parent, _PATCH, image_size, target)
+    pile, *_ = decode_members(patches, _PATCH, options.image_size, options.target)
     official = _wilds_sets(hospitals, splits)
     return Raw(
         pile.stack(keys),
@@ -232,7 +211,7 @@ def _patches(table: Path) -> tuple[list[str], list[list[int]]]:
             raise ValueError(f"row {i + 1} of metadata.csv is {short(cells)}")
         patient, node, x, y = cells[:4]
         name = f"patient_{patient}_node_{node}"
-        keys.append(f"patches/{name}/patch_{name}_x_{x}_y_{y}.png")
+        keys.append(f"{name}/patch_{name}_x_{x}_y_{y}.png")
         values.append(list(map(int, cells[4:])))
     if not keys:
         raise ValueError("metadata.csv has no rows")
@@ -254,7 +233,8 @@ CAMELYON17 = Source(
     name="camelyon17",
     about="patches of lymph nodes of five hospitals, 96x96; download them from the page of WILDS",
     read=read_camelyon17,
-    find=find_camelyon17,
+    origins=_CAMELYON17,
+    is_kept=True,
 )
 
 # MATLAB files
@@ -308,37 +288,32 @@ def _check_elements(content: bytes) -> None:
 
 
 _SVHN_FILES = ("train_32x32.mat", "test_32x32.mat")
-_SVHN = Origin(
-    " and ".join(_SVHN_FILES),
-    "download it from the dataset's page (Netzer et al., SVHN format 2, cropped digits)",
+_SVHN = tuple(
+    Origin(
+        " and ".join(_SVHN_FILES),
+        "download it from the dataset's page (Netzer et al., SVHN format 2, cropped digits)",
+        names=(file,),
+        folders=("svhn", "SVHN", ""),
+    )
+    for file in _SVHN_FILES
 )
 
 
-def find_svhn(data_dir: Path | None) -> Iterator[Path]:
-    """Yields the two files, each looked for when it is asked for; see `archive.search`."""
-    for file in _SVHN_FILES:
-        yield search("svhn", data_dir, ("svhn", "SVHN", ""), (file,), _SVHN)
-
-
-def read_svhn(data_dir: Path | None, options: ReadOptions) -> Raw:
+def read_svhn(*files: Path, options: ReadOptions) -> Raw:
     """Official sets train and test, 32x32x3; the publisher's label 10, or 0, is the digit 0."""
-    parts, folder = [], ""
-    for path in find_svhn(data_dir):
-        parts.append(_svhn_split(path))
-        folder = str(path.parent)
-    images, labels, warnings = zip(*parts)
+    images, labels, warnings = zip(*map(_svhn_split, files))
     return Raw(
         np.ascontiguousarray(np.concatenate(images)),
         np.concatenate(labels),
         tuple("0123456789"),
         official=one_after_another(zip(("train", "test"), map(len, labels))),
-        reading=Reading(path=folder, warnings=sum(warnings, ())),
+        reading=Reading(path=str(files[0].parent), warnings=sum(warnings, ())),
     )
 
 
 def _svhn_split(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Images, labels, and lines on values that look wrong."""
-    with reading(path, _SVHN):
+    with reading(path, _SVHN[0]):
         warnings = check_sum(_SVHN_MD5, path)
         images, labels = take(load_mat("svhn", path), ("X", "y"), "arrays")
         if images.dtype != np.uint8 or images.shape != (32, 32, 3, labels.size):
@@ -361,7 +336,7 @@ SVHN = Source(
     name="svhn",
     about="99,289 house numbers, 32x32, 10 classes",
     read=read_svhn,
-    find=find_svhn,
+    origins=_SVHN,
     home="http://ufldl.stanford.edu/housenumbers/",
     files={"train_32x32.mat": 182_040_794, "test_32x32.mat": 64_275_384},
     md5=_SVHN_MD5,
@@ -369,7 +344,6 @@ SVHN = Source(
 )
 
 
-_FLOWERS102 = "download it from the dataset's page (Oxford VGG, 102 Category Flower Dataset)"
 # fmt: off
 _FLOWERS = (  # of the categories on the set's page, in the order of its labels
     "pink primrose", "hard-leaved pocket orchid", "canterbury bells", "sweet pea",
@@ -392,53 +366,42 @@ _FLOWERS = (  # of the categories on the set's page, in the order of its labels
     "mexican petunia", "bromelia", "blanket flower", "trumpet creeper", "blackberry lily",
 )
 # fmt: on
-_FOLDERS = ("flowers102", "flowers-102", "102flowers", "")
-
-
-def find_flowers102(data_dir: Path | None) -> tuple[Path, ...]:
-    """The images, their labels and the sets; see `archive.search`."""
-    files = (("jpg", "102flowers.tgz"), ("imagelabels.mat",), ("setid.mat",))
-    return tuple(
-        search(
-            "flowers102",
-            data_dir,
-            _FOLDERS,
-            names,
-            Origin(" or ".join(names), _FLOWERS102),
-        )
-        for names in files
+_FLOWERS_FILES = {  # names -> what is in the file
+    ("jpg", "102flowers.tgz"): "image_00001.jpg and so on, one a label",
+    ("imagelabels.mat",): "labels [1, n] from 1 to 102",
+    ("setid.mat",): "trnid, valid and tstid",
+}
+_FLOWERS_ORIGINS = tuple(
+    Origin(
+        f"{' or '.join(names)}, with {content}",
+        "download it from the dataset's page (Oxford VGG, 102 Category Flower Dataset)",
+        names=names,
+        folders=("flowers102", "flowers-102", "102flowers", ""),
     )
+    for names, content in _FLOWERS_FILES.items()
+)
 
 
-def read_flowers102(data_dir: Path | None, options: ReadOptions) -> Raw:
+def read_flowers102(source: Path, labels_file: Path, sets_file: Path, options: ReadOptions) -> Raw:
     """Central squares, 64x64x3 or of `image_size`; official sets train, val and test."""
-    images, labels, sets = find_flowers102(data_dir)
-    size = options.image_size or _SIZE
-    build = functools.partial(_decode_flowers, images, labels, sets, size)
-    return cached("flowers102", size, data_dir, (images, labels, sets), build)
-
-
-def _decode_flowers(
-    source: Path, labels_file: Path, sets_file: Path, size: int, target: Path | None
-) -> Raw:
-    with reading(labels_file, Origin("labels [1, n] from 1 to 102", _FLOWERS102)):
+    of_images, of_labels, of_sets = _FLOWERS_ORIGINS
+    with reading(labels_file, of_labels):
         warnings = check_sum(_FLOWERS_MD5, labels_file)
         labels = (
             take(load_mat("flowers102", labels_file), ("labels",), "arrays")[0]
             .ravel()
             .astype(np.int64)
         )
-    with reading(sets_file, Origin("trnid, valid and tstid", _FLOWERS102)):
+    with reading(sets_file, of_sets):
         warnings += check_sum(_FLOWERS_MD5, sets_file)
         arrays = take(load_mat("flowers102", sets_file), ("trnid", "valid", "tstid"), "arrays")
         train, val, test = (array.ravel().astype(np.int64) - 1 for array in arrays)
         if not all(0 <= i < len(labels) for i in (*train, *val, *test)):
             raise ValueError(f"an image number is not in 1 to {len(labels)}")
-    with reading(source, Origin("image_00001.jpg and so on, one a label", _FLOWERS102)):
+    with reading(source, of_images):
         warnings += check_sum(_FLOWERS_MD5, source)
-        pile, *_ = decode_members(
-            source, re.compile(r"(?:^|/)(?P<image>image_\d{5})\.jpg$"), size, target
-        )
+        pattern = re.compile(r"(?:^|/)(?P<image>image_\d{5})\.jpg$")
+        pile, *_ = decode_members(source, pattern, options.image_size, options.target)
         images = pile.stack([f"image_{i:05d}" for i in range(1, len(labels) + 1)])
     return Raw(
         images,
@@ -458,7 +421,9 @@ FLOWERS102 = Source(
     name="flowers102",
     about="8,189 photographs of flowers, many sizes, 102 classes",
     read=read_flowers102,
-    find=find_flowers102,
+    origins=_FLOWERS_ORIGINS,
+    is_kept=True,
+    size=_SIZE,
     home="https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
     files={"102flowers.tgz": 344_862_509, "imagelabels.mat": 502, "setid.mat": 14_989},
     md5=_FLOWERS_MD5,

@@ -20,8 +20,15 @@ from fedjax_ht.core.user_code import (
 )
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.readers.raw import ReadOptions, dataset_of, read_options
-from fedjax_ht.lab.readers.source import IMAGENET_MOMENTS, Source
+from fedjax_ht.lab.readers.cache import cached
+from fedjax_ht.lab.readers.source import (
+    IMAGENET_MOMENTS,
+    ReadOptions,
+    Source,
+    dataset_of,
+    named_in,
+    read_options,
+)
 from fedjax_ht.lab.safe.archive import reading, stamp_of, two_places, user_path
 
 _LOGGER = logging.getLogger(__name__)
@@ -133,20 +140,6 @@ def _listed() -> str:
     return f"there are {', '.join(dataset_names())}, or module:function of your own"
 
 
-def find_dataset(name: str, data_dir: str | os.PathLike) -> tuple[Path, ...]:
-    """The files and folders in `data_dir` that `load_dataset` would read of a publisher's set.
-
-    Raises:
-      ValueError: no such set.
-      FileNotFoundError: a file is missing; the line says how to get it.
-    """
-    source = SOURCES.get(name)
-    if source is None or source.find is None:
-        findable = ", ".join(source.name for source in SOURCES.values() if source.find)
-        raise ValueError(f"{name!r} is no set with files of a publisher; those are {findable}")
-    return tuple(source.find(Path(data_dir).expanduser().resolve()))
-
-
 @checked
 def load_dataset(
     name: str,
@@ -207,7 +200,7 @@ def load_dataset(
     if source is None:
         raise ValueError(unknown_dataset(name, root))
     argument = name.partition(":")[2]
-    files = source.files_of(argument, root)
+    files = source.places(argument, root)
     stamp = stamp_of((*files, options.tokenizer) if options.tokenizer else files)
     dataset = _load(name, root, options, stamp)
     record = dataset.reading or Reading()
@@ -224,15 +217,25 @@ def _load(name: str, data_dir: Path | None, options: ReadOptions, stamp: str) ->
     del stamp
     prefix, _, argument = name.partition(":")
     source = SOURCES[prefix]
-    if source.place is not None and source.origin is not None:
-        with reading(source.place(argument, data_dir), source.origin):
-            return dataset_of(name, source.read(argument, data_dir, options), options)
-    raw = source.read(*([argument] if argument else []), data_dir, options)
-    try:
+    places = source.places(argument, data_dir)
+    if not places:
+        return dataset_of(name, source.read(options=options), options)
+    with reading(places[0] if len(places) == 1 else places[0].parent, source.origins[0]):
+        if source.has_columns:
+            options = named_in(name, options)
+        if source.is_kept and argument and not places[0].is_dir():
+            raise FileNotFoundError("no such folder")
+        if not source.is_kept:
+            return dataset_of(name, source.read(*places, options=options), options)
+        sized = options._replace(image_size=options.image_size or source.size)
+        folder = data_dir if data_dir and not argument else places[0]
+        raw = cached(
+            f"{prefix}-{sized.image_size or 'native'}",
+            folder,
+            places,
+            lambda target: source.read(*places, options=sized._replace(target=target)),
+        )
         return dataset_of(name, raw, options)
-    except ValueError as error:
-        path = f"{raw.reading.path}: " if raw.reading.path else ""
-        raise ValueError(f"{path}{error}") from error
 
 
 def _user_data(name: str, options: ReadOptions) -> Dataset:

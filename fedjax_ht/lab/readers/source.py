@@ -1,15 +1,218 @@
-"""Declarations of data sets, and the sums that their publishers give."""
+"""What readers take and return, and the declarations of data sets."""
 
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
-from fedjax_ht.lab.readers.raw import Raw
-from fedjax_ht.lab.safe.archive import Origin
+import numpy as np
+
+from fedjax_ht.core.inputs import Preprocess
+from fedjax_ht.data.conversion import fits_device
+from fedjax_ht.data.dataset import Dataset, Partition
+from fedjax_ht.data.reading import Reading
+from fedjax_ht.lab.readers.images import resize
+from fedjax_ht.lab.readers.tokens import tokenised, tokenizer_file
+from fedjax_ht.lab.safe.archive import Origin, search, user_path
 from fedjax_ht.lab.safe.bounded import open_regular
+
+_LONGEST = 1 << 14  # tokens of a text
+
+
+class ReadOptions(NamedTuple):
+    """How a user wants a set to be read.
+
+    Attributes:
+      image_size: height and width of images in pixels; None as they are.
+      text_length: number of tokens of a text; None for the usual number.
+      tokenizer: file of a trained tokenizer; None for words of the training texts.
+      label: column of the labels; "" for the usual names.
+      features: columns of the samples; () for all others; with "-" before every name, all others
+        but these.
+      group: column of the samples' groups; "" for the usual names.
+      name: name of a table without its columns, "csv:mine.csv", for messages; "" in memory.
+      target: file in which a reader of images stacks them; None keeps them in memory.
+    """
+
+    image_size: int | None = None
+    text_length: int | None = None
+    tokenizer: Path | None = None
+    label: str = ""
+    features: tuple[str, ...] = ()
+    group: str = ""
+    name: str = ""
+    target: Path | None = None
+
+
+def read_options(
+    image_size: int | None = None,
+    text_length: int | None = None,
+    *,
+    tokenizer: str | os.PathLike | None = None,
+    label: str | None = None,
+    features: Sequence[str] = (),
+    group: str | None = None,
+) -> ReadOptions:
+    """Checks options as a user gives them.
+
+    Raises:
+      ValueError: a size is not a positive integer, or features are one text. One line.
+      FileNotFoundError: there is no such tokenizer. One line.
+    """
+    # `type is int`: True is an int, but no size
+    if image_size is not None and (type(image_size) is not int or image_size < 1):
+        raise ValueError(f"image_size is {image_size!r}; it must be a positive integer or None")
+    whole = type(text_length) is int and 1 <= text_length <= _LONGEST
+    if text_length is not None and not whole:
+        raise ValueError(
+            f"text_length is {text_length!r}; it must be a positive integer up to {_LONGEST}, "
+            "or None"
+        )
+    if isinstance(features, str):
+        raise ValueError(f"features is {features!r}; give a list of names, [{features!r}]")
+    return ReadOptions(
+        image_size=image_size,
+        text_length=text_length,
+        tokenizer=tokenizer_file(tokenizer) if tokenizer else None,
+        label=label or "",
+        features=tuple(features),
+        group=group or "",
+    )
+
+
+def named_in(name: str, options: ReadOptions) -> ReadOptions:
+    """Adds a table's name, PREFIX:PATH[:LABEL[:GROUP]], and the columns in it, to the options.
+
+    Raises:
+      ValueError: more columns are named, or a column differently in two places.
+    """
+    prefix, path, *names = name.split(":")
+    if len(names) > 2:
+        raise ValueError(
+            f"{len(names)} columns are named, {', '.join(names)}; name a label and a group at "
+            "most, as PATH:LABEL:GROUP"
+        )
+    for role, column in zip(("label", "group"), names):
+        other = getattr(options, role)
+        if column and other and column != other:
+            raise ValueError(f"the {role} is named {column!r} and {other!r}; name it once")
+        options = options._replace(**{role: column or other})
+    return options._replace(name=f"{prefix}:{path}")
+
+
+class Raw(NamedTuple):
+    """A set as it was read, with the fields of `Dataset` that a reader knows.
+
+    Attributes:
+      inputs: samples [N, ...]; bytes without a `preprocess` are images of their native size. Or N
+        texts, which become tokens.
+      used_tokenizer: True if the reader itself has made the tokens by the options.
+    """
+
+    inputs: np.ndarray | list[str]
+    labels: np.ndarray
+    class_names: Sequence[str]
+    official: Mapping[str, np.ndarray] = MappingProxyType({})
+    clients: Partition | None = None
+    groups: np.ndarray | None = None
+    vocabulary: int | None = None
+    preprocess: Preprocess | None = None
+    reading: Reading = Reading()
+    used_tokenizer: bool = False
+
+
+def dataset_of(name: str, raw: Raw, options: ReadOptions) -> Dataset:
+    """Returns the data set: images of one size, texts as tokens, anything else as it is.
+
+    Raises:
+      ValueError: an option is for samples of another kind, or `Dataset` refuses the arrays.
+    """
+    inputs, vocabulary, reading = raw.inputs, raw.vocabulary, raw.reading
+    if isinstance(inputs, list):
+        learned = raw.official.get("train", range(len(inputs)))
+        tokens = tokenised(inputs, learned, options.text_length, options.tokenizer)
+        inputs, vocabulary = tokens.ids, len(tokens.texts)
+        reading = dataclasses.replace(
+            reading, token_texts=tokens.texts, warnings=reading.warnings + tokens.warnings
+        )
+    else:
+        _refuse_text_options(name, raw, options)
+    is_image = inputs.dtype == np.uint8 and raw.preprocess is None
+    if is_image:
+        inputs = resize(inputs, options.image_size)
+    elif options.image_size is not None:
+        raise ValueError(
+            f"image_size is {options.image_size}, but {name} has no images; leave it at 0 (None)"
+        )
+    for field in ("label", "features", "group"):
+        if not reading.label and getattr(options, field):
+            raise ValueError(
+                f"{field} is {getattr(options, field)!r}, but {name} has no columns with names"
+            )
+    return Dataset(
+        name,
+        inputs,
+        raw.labels,
+        tuple(raw.class_names),
+        preprocess=raw.preprocess,
+        official=raw.official,
+        clients=raw.clients,
+        groups=raw.groups,
+        vocabulary=vocabulary,
+        reading=reading,
+    )
+
+
+def _refuse_text_options(name: str, raw: Raw, options: ReadOptions) -> None:
+    """Refuses options of texts where nothing is left to tokenise."""
+    if raw.used_tokenizer:
+        return
+    if options.tokenizer is not None:
+        raise ValueError(
+            f"tokenizer is {str(options.tokenizer)!r}, but {name} has no texts to tokenise"
+        )
+    length = None if raw.vocabulary is None else np.shape(raw.inputs)[-1]
+    if options.text_length not in (None, length):
+        raise ValueError(
+            f"text_length is {options.text_length}, but {name} has no texts to tokenise"
+        )
+
+
+def one_after_another(counts: Iterable[tuple[str, int]]) -> dict[str, np.ndarray]:
+    """Returns the indices of sets of which one follows the other, by their numbers of samples."""
+    official, start = {}, 0
+    for name, count in counts:
+        official[name] = np.arange(start, start + count)
+        start += count
+    return official
+
+
+def as_stored(name: str, x: np.ndarray) -> np.ndarray:
+    """Samples [N, ...] that a model sees as they are.
+
+    Args:
+      name: the name of the array, for the error.
+      x: floats of 64 bits become float32, integers of more than 16 bits int32; all else keeps its
+        type.
+
+    Raises:
+      ValueError: of fewer than two axes, of another type, too large, NaN or infinite, or float64
+        that float32 cannot tell apart.
+    """
+    if x.ndim < 2 or x.dtype.kind not in "iuf":
+        raise ValueError(
+            f"{name} is {x.dtype} {x.shape}; samples are floats or integers of at least two axes"
+        )
+    fits_device(name, x)
+    if x.dtype.kind == "f":
+        return x.astype(np.float16 if x.dtype.itemsize == 2 else np.float32, copy=False)
+    if x.dtype.itemsize <= 2:
+        return x.astype(x.dtype.newbyteorder("="), copy=False)
+    return x.astype(np.int32, copy=False)
 
 
 class Moments(NamedTuple):
@@ -35,13 +238,12 @@ class Source:
       name: the set's name, such as "cifar10"; of a kind, a prefix and the kind of text behind the
         colon, such as "npz:PATH".
       about: a description of the set in one line, or the reason why it has no address.
-      read: the reader, (data_dir, options) -> Raw; of a kind, (text behind the colon, data_dir,
-        options).
-      find: a function data_dir -> the files and folders that `read` takes; None where there is no
-        publisher.
-      place: the file or folder that `read` takes, of a kind, as a function of (text behind the
-        colon, data_dir).
-      origin: the files that are expected at `place`, for errors.
+      read: the reader, (*places, options=options) -> Raw.
+      origins: the files and folders that it takes; of a kind one, which the name tells.
+      place: path of that one, a function of (text behind the colon, data_dir).
+      has_columns: True for a kind whose names may end in :LABEL or :LABEL:GROUP.
+      is_kept: True for a set that is kept on disk as it was read, see `cache.cached`.
+      size: height and width of its images where a user names none; None for the native ones.
       home: URL of the folder with the files to download; "" where there is no such address.
       files: sizes in bytes of the files to download into a folder of the set's name, by name.
       md5: file name -> published MD5 sum, of the files to download and of those that they hold; the
@@ -52,29 +254,30 @@ class Source:
     name: str
     about: str
     read: Callable[..., Raw]
-    find: Callable[[Path | None], Iterable[Path]] | None = None
-    place: Callable[[str, Path | None], Path] | None = None
-    origin: Origin | None = None
+    origins: tuple[Origin, ...] = ()
+    place: Callable[[str, Path | None], Path] = user_path
+    has_columns: bool = False
+    is_kept: bool = False
+    size: int | None = None
     home: str = ""
     files: Mapping[str, int] = dataclasses.field(default_factory=dict)
     md5: Mapping[str, str] = dataclasses.field(default_factory=dict)
     moments: Moments | None = None
 
-    def files_of(self, argument: str, data_dir: Path | None) -> tuple[Path, ...]:
-        """The files and folders that `read` takes; () where they are not there, or in the package.
+    def places(self, argument: str, data_dir: Path | None) -> tuple[Path, ...]:
+        """The files and folders that `read` takes; () for a set in the package.
 
         Args:
           argument: the text behind the colon, of a kind.
           data_dir: the folder of the sets.
+
+        Raises:
+          ValueError, FileNotFoundError: a publisher's file is not found, see `archive.search`.
         """
-        if self.place is not None:
-            return (self.place(argument, data_dir),)
-        if self.find is None:
-            return ()
-        try:
-            return tuple(self.find(data_dir))
-        except (ValueError, FileNotFoundError):  # which `read` raises again
-            return ()
+        if self.argument:
+            path = argument.partition(":")[0] if self.has_columns else argument
+            return (self.place(path, data_dir),)
+        return tuple(search(self.name, data_dir, origin) for origin in self.origins)
 
     @property
     def argument(self) -> str:

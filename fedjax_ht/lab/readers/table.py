@@ -30,7 +30,7 @@ from fedjax_ht.lab.readers.columns import (
 from fedjax_ht.lab.readers.file_names import set_of
 from fedjax_ht.lab.readers.image_arrays import image_or_stored
 from fedjax_ht.lab.readers.images import decode, stack
-from fedjax_ht.lab.readers.raw import Raw, ReadOptions
+from fedjax_ht.lab.readers.source import Raw, ReadOptions
 from fedjax_ht.lab.safe import limits
 
 pc: Any = pyarrow.compute  # type checkers do not know its functions, which are made at import
@@ -53,7 +53,6 @@ class Table(NamedTuple):
       columns: the columns by name; `table_raw` takes each feature out, so that it is freed.
       counts: rows of each file or set that it was joined from.
       place: the place of a row by its number, for messages.
-      shown: the set's name without columns, "parquet:mine.parquet", for messages; "" in memory.
       path: the file that it was read from; "" in memory.
       roles: roles of the columns; None to find them by name.
       official: name of a set -> indices of its rows, where files are sets.
@@ -67,7 +66,6 @@ class Table(NamedTuple):
     columns: dict[str, pa.ChunkedArray]
     counts: Sequence[int]
     place: Callable[[int], str] = "row {}".format
-    shown: str = ""
     path: str = ""
     roles: Roles | None = None
     official: Mapping[str, np.ndarray] = MappingProxyType({})
@@ -102,7 +100,7 @@ def table_raw(
     if not sum(table.counts):
         raise ValueError("it has no rows")
     rest = _without(list(columns), split=split, client=client)
-    roles = table.roles or roles_of(rest, options, table.shown)
+    roles = table.roles or roles_of(rest, options)
     official, clients = table.official, None
     if split:
         official = _sets(split, codes_of(split, columns[split], place))

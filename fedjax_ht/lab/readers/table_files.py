@@ -6,7 +6,6 @@ Every cell is read as text: types that are guessed would turn 007 into 7, and bl
 import codecs
 import csv
 import dataclasses
-import functools
 import io
 import itertools
 from collections.abc import Iterator, Sequence
@@ -21,13 +20,12 @@ from pyarrow import parquet
 
 from fedjax_ht.check.names import listed, short
 from fedjax_ht.data.reading import LeftOut
-from fedjax_ht.lab.readers.columns import Roles, label_candidates, named_in
-from fedjax_ht.lab.readers.file_names import files_of, owners_of, table_place
-from fedjax_ht.lab.readers.raw import Raw, ReadOptions
-from fedjax_ht.lab.readers.source import Source, check_sum
+from fedjax_ht.lab.readers.columns import Roles, label_candidates
+from fedjax_ht.lab.readers.file_names import files_of, owners_of
+from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, check_sum
 from fedjax_ht.lab.readers.table import Table, table_raw
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin, reading, search
+from fedjax_ht.lab.safe.archive import Origin
 from fedjax_ht.lab.safe.bounded import open_regular, read_whole
 
 pc: Any = pyarrow.compute  # type checkers do not know its functions, which are made at import
@@ -51,8 +49,8 @@ _TEXTS += ("message",)
 """Names of columns, in small letters, that show that a line is a head."""
 
 
-def read_csv(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
-    """Reads PATH, PATH:LABEL or PATH:LABEL:GROUP, PATH one of the current folder or `data_dir`.
+def read_csv(place: Path, options: ReadOptions) -> Raw:
+    """Reads a table of numbers.
 
     It is a .csv, .tsv or either with .gz, or a folder of them with the same columns: one file per
     client, whose rows are a group, or, if every file is named train, val or test, one per official
@@ -66,13 +64,11 @@ def read_csv(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
       ValueError: there is no such column, a value is missing, a column holds text, or a column
         counts the rows. The line says which.
     """
-    place = table_place(path, data_dir)
-    table = _joined(place, named_in(path, options), f"csv:{path.partition(':')[0]}")
-    return table_raw(table, named_in(path, options), numbers_only=True)
+    return table_raw(_joined(place, options), options, numbers_only=True)
 
 
-def read_text(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
-    """Reads PATH, PATH:LABEL or PATH:LABEL:GROUP as `read_csv`, but the samples are texts.
+def read_text(place: Path, options: ReadOptions) -> Raw:
+    """Reads what `read_csv` does, but the samples are texts.
 
     In a file without a head the class is the first column and the text is in those behind it. The
     vocabulary is that of all texts, or of the training set where files are sets.
@@ -80,14 +76,7 @@ def read_text(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     Raises:
       ValueError: the columns cannot be what they are taken for, or the file is damaged. One line.
     """
-    place = table_place(path, data_dir)
-    table = _joined(place, named_in(path, options), f"text:{path.partition(':')[0]}")
-    return _texts(table, named_in(path, options))
-
-
-def texts_of_files(files: Sequence[Path], options: ReadOptions) -> Raw:
-    """Returns the set of files of texts without a head; those called train and test are sets."""
-    return _texts(_table_of(files, options, "text:"), options)
+    return _texts(_joined(place, options), options)
 
 
 def _texts(table: Table, options: ReadOptions) -> Raw:
@@ -135,18 +124,18 @@ def _named(data: pa.Table) -> pa.Table:
     return data.slice(1).rename_columns(names)
 
 
-def _joined(place: Path, options: ReadOptions, shown: str) -> Table:
+def _joined(place: Path, options: ReadOptions) -> Table:
     files, left_out = files_of(place, _ENDINGS)
-    table = _table_of(files, options, shown)._replace(path=str(place), left_out=left_out)
+    table = _table_of(files, options)._replace(path=str(place), left_out=left_out)
     if left_out:
         table = table._replace(warnings=(f"left out: {listed(list(map(str, left_out)))}",))
     return table
 
 
-def _table_of(files: Sequence[Path], options: ReadOptions, shown: str) -> Table:
+def _table_of(files: Sequence[Path], options: ReadOptions) -> Table:
     """The rows of all files, which have the same columns in any order."""
     tables: list[pa.Table] = []
-    are_texts, has_head = not shown.startswith("csv:"), False
+    are_texts, has_head = not options.name.startswith("csv:"), False
     for file in files:
         try:
             data = _cells(file, are_texts)
@@ -170,7 +159,6 @@ def _table_of(files: Sequence[Path], options: ReadOptions, shown: str) -> Table:
         dict(zip(names, data.columns)),
         counts,
         place=place,
-        shown=shown,
         path=str(files[0].parent),
         roles=None if has_head else _headless(names),
         official=owners.official,
@@ -299,15 +287,15 @@ CSV = Source(
     name="csv:PATH",
     about="it is a table of your own, or a folder of them, and nothing is to be downloaded",
     read=read_csv,
-    place=table_place,
-    origin=_TABLE,
+    origins=(_TABLE,),
+    has_columns=True,
 )
 TEXT = Source(
     name="text:PATH",
     about="it is a file of your own, or a folder of them, and nothing is to be downloaded",
     read=read_text,
-    place=table_place,
-    origin=_TEXT,
+    origins=(_TEXT,),
+    has_columns=True,
 )
 
 
@@ -320,8 +308,8 @@ _INDEX = "__index_level_"  # begins the names of columns in which pandas keeps i
 _BATCH_ROWS = 1 << 12  # rows that are decoded between two looks at their size
 
 
-def read_parquet(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
-    """Reads PATH, PATH:LABEL or PATH:LABEL:GROUP, PATH one of the current folder or `data_dir`.
+def read_parquet(place: Path, options: ReadOptions) -> Raw:
+    """Reads a .parquet file.
 
     Columns have roles, and samples are numbers, texts or arrays, as `table.table_raw` says. The
     index of pandas is left out.
@@ -329,7 +317,6 @@ def read_parquet(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     Raises:
       ValueError: the file is damaged or too large, or columns cannot be what they are taken for.
     """
-    place = table_place(path, data_dir)
     open_regular(place).close()  # Arrow opens it by itself
     try:
         data = _bounded(place)
@@ -340,11 +327,10 @@ def read_parquet(path: str, data_dir: Path | None, options: ReadOptions) -> Raw:
     table = Table(
         dict(zip(data.column_names, data.columns)),
         counts=[len(data)],
-        shown=f"parquet:{path.partition(':')[0]}",
         path=str(place),
         left_out=tuple(LeftOut(0, f"column {name}", "the index of pandas") for name in index),
     )
-    return table_raw(table, named_in(path, options))
+    return table_raw(table, options)
 
 
 _WIDTHS = {"INT_8": 1, "UINT_8": 1, "INT_16": 2, "UINT_16": 2, "BOOLEAN": 1, "INT32": 4, "FLOAT": 4}
@@ -413,52 +399,38 @@ PARQUET = Source(
     name="parquet:PATH",
     about="it is a table of your own, and nothing is to be downloaded",
     read=read_parquet,
-    place=table_place,
-    origin=_PARQUET_ORIGIN,
+    origins=(_PARQUET_ORIGIN,),
+    has_columns=True,
 )
 
 
 _TOPIC_NUMBERS = ("1", "2", "3", "4")  # of the classes, in their order
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
-_FOLDERS = ("ag_news", "ag_news_csv")
 _AG_NEWS = Origin(
     "ag_news/train.csv and ag_news/test.csv, rows of class (1 to 4), title and description",
     "take them out of the authors' ag_news_csv.tar.gz",
     fetched=False,
+    folders=("ag_news", "ag_news_csv"),
 )
 
 
-def find_ag_news(data_dir: Path | None) -> tuple[Path, ...]:
-    """train.csv and test.csv; see `archive.search`."""
-    files = ("train.csv", "test.csv")
-    return tuple(search("ag_news", data_dir, _FOLDERS, (file,), _AG_NEWS) for file in files)
-
-
-def find_ag_news_test(data_dir: Path | None) -> tuple[Path, ...]:
-    """The file of the test set; see `archive.search`."""
-    files = ("ag_news_test.csv", "test.csv")
-    return (search("ag_news_test", data_dir, (*_FOLDERS, ""), files, _AG_NEWS),)
-
-
-def read_ag_news(find, data_dir: Path | None, options: ReadOptions) -> Raw:
+def read_ag_news(*files: Path, options: ReadOptions) -> Raw:
     """Texts of title and description; official sets train and test, or the test set alone.
 
     The vocabulary is that of train.csv, or of the test set where it is alone.
     """
-    files = find(data_dir)
-    with reading(files[0] if len(files) == 1 else files[0].parent, _AG_NEWS):
-        raw = texts_of_files(files, options)
-        for i, name in enumerate(raw.class_names):
-            if name not in _TOPIC_NUMBERS:
-                first = np.flatnonzero(raw.labels == i)[0]
-                file = files[int("test" in raw.official and first in raw.official["test"])]
-                raise ValueError(f"{file.name}: a class is {short(name)}, not 1 to 4")
-        numbers = np.array([_TOPIC_NUMBERS.index(name) for name in raw.class_names])
-        warnings = raw.reading.warnings
-        for file in files:
-            warnings += check_sum(AG_NEWS_MD5, file)
-        record = dataclasses.replace(raw.reading, warnings=warnings)
-        return raw._replace(labels=numbers[raw.labels], class_names=TOPICS, reading=record)
+    raw = _texts(_table_of(files, options), options)
+    for i, name in enumerate(raw.class_names):
+        if name not in _TOPIC_NUMBERS:
+            first = np.flatnonzero(raw.labels == i)[0]
+            file = files[int("test" in raw.official and first in raw.official["test"])]
+            raise ValueError(f"{file.name}: a class is {short(name)}, not 1 to 4")
+    numbers = np.array([_TOPIC_NUMBERS.index(name) for name in raw.class_names])
+    warnings = raw.reading.warnings
+    for file in files:
+        warnings += check_sum(AG_NEWS_MD5, file)
+    record = dataclasses.replace(raw.reading, warnings=warnings)
+    return raw._replace(labels=numbers[raw.labels], class_names=TOPICS, reading=record)
 
 
 AG_NEWS_MD5 = {
@@ -469,14 +441,16 @@ AG_NEWS = Source(
     name="ag_news",
     about="its authors' folder has no address that a program could ask; put its train.csv and "
     "test.csv into DIR/ag_news",
-    read=functools.partial(read_ag_news, find_ag_news),
-    find=find_ag_news,
+    read=read_ag_news,
+    origins=tuple(_AG_NEWS._replace(names=(file,)) for file in ("train.csv", "test.csv")),
     md5=AG_NEWS_MD5,
 )
 AG_NEWS_TEST = Source(
     name="ag_news_test",
     about="as for ag_news; test.csv alone serves",
-    read=functools.partial(read_ag_news, find_ag_news_test),
-    find=find_ag_news_test,
+    read=read_ag_news,
+    origins=(
+        _AG_NEWS._replace(names=("ag_news_test.csv", "test.csv"), folders=(*_AG_NEWS.folders, "")),
+    ),
     md5=AG_NEWS_MD5,
 )

@@ -22,17 +22,22 @@ class Origin(NamedTuple):
       expected: the files by name, as a phrase.
       how: the way to get them.
       fetched: True if `download.get` knows where they are.
+      names: names of a publisher's file or folder, the first that exists counts.
+      folders: folders of the data folder that may hold it, "" for itself; () for that of the set's
+        name, and then itself.
+      markers: paths by which a folder of any other name is known.
     """
 
     expected: str
     how: str
     fetched: bool = True
+    names: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    markers: tuple[str, ...] = ()
 
 
-def search(
-    name: str, data_dir: Path | None, folders: Sequence[str], files: Sequence[str], origin: Origin
-) -> Path:
-    """The first of `files` that exists in one of the `folders` of `data_dir`, "" for itself.
+def search(name: str, data_dir: Path | None, origin: Origin) -> Path:
+    """The file or folder of a publisher's set in `data_dir`.
 
     Raises:
       ValueError: no `data_dir`.
@@ -47,34 +52,12 @@ def search(
         raise ValueError(
             f"{name}: data_dir is None; give the folder that holds {origin.expected}; {how}"
         )
-    for folder in folders:
-        for file in files:
-            if (data_dir / folder / file).exists():
-                return data_dir / folder / file
+    for folder in origin.folders or (name, ""):
+        for file in (*origin.names, *origin.markers):
+            path = data_dir / folder / file
+            if path.exists():
+                return path.parents[file.count("/")] if file in origin.markers else path
     raise FileNotFoundError(f"{name}: not found in {data_dir}; expected {origin.expected}; {how}")
-
-
-def archive_or_folder(
-    name: str,
-    data_dir: Path | None,
-    names: Sequence[str],
-    markers: Sequence[str],
-    origin: Origin,
-) -> tuple[Path]:
-    """The archive of a set or its extracted folder, which may be `data_dir` under any name.
-
-    Args:
-      names: names of the archive and of the folder, in the order in which they are looked for.
-      markers: paths of files by which the extracted folder is known.
-
-    Raises:
-      ValueError, FileNotFoundError: as of `search`.
-    """
-    path = search(name, data_dir, (name, ""), (*names, *markers), origin)
-    for marker in markers:
-        if path.name == Path(marker).name:
-            return (path.parents[marker.count("/")],)
-    return (path,)
 
 
 def fetch(name: str, data_dir: Path) -> str:

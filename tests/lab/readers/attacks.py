@@ -454,9 +454,13 @@ def read(folder: Path, kind: str, argument: str) -> None:
     """Reads a "dataset" of this name in a folder, or a file of "weights" or of a "generator"."""
     from fedjax_ht.lab.generators import open_generator
     from fedjax_ht.lab.readers import load_dataset
+    from fedjax_ht.lab.readers.registry import SOURCES
     from fedjax_ht.lab.safe.torch_files import load_state_dict
 
     if kind == "dataset":
+        for file in SOURCES[argument].files if argument in ("mnist", "svhn") else ():
+            if not (folder / file).exists() and not (folder / Path(file).stem).exists():
+                (folder / file).touch()  # no file of the set is missing
         load_dataset(argument, folder)
     else:
         {"weights": load_state_dict, "generator": open_generator}[kind](argument)

@@ -14,8 +14,8 @@ import pytest
 
 from fedjax_ht.lab.readers import images as pile_module
 from fedjax_ht.lab.readers.images import Pile, decode_all
-from fedjax_ht.lab.readers.raw import ReadOptions
 from fedjax_ht.lab.readers.registry import _load
+from fedjax_ht.lab.readers.source import ReadOptions
 from tests.lab.readers.source_files import encoded, pixels, sets, write
 
 ROOT = Path(__file__).parents[3]

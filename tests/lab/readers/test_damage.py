@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_ht.lab.readers.raw import ReadOptions
 from fedjax_ht.lab.readers.registry import _load
+from fedjax_ht.lab.readers.source import ReadOptions
 from fedjax_ht.lab.safe.torch_files import load_state_dict
 from tests.lab.readers.source_files import pixels, tar, write
 from tests.lab.readers.test_idx_and_cifar import _write_cifar, _write_mnist

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_ht.lab.readers import dataset_names, find_dataset, load_dataset
+from fedjax_ht.lab.readers import dataset_names, load_dataset
 from fedjax_ht.lab.readers import download as module
 from fedjax_ht.lab.readers.download import get, listing
 from fedjax_ht.lab.readers.registry import SOURCES
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 def test_a_download_lies_where_the_reader_looks(tmp_path, server, svhn):
     lines = []
     paths = get("svhn", tmp_path / "data", lines.append, svhn)
-    assert paths == find_dataset("svhn", tmp_path / "data")
+    assert paths == SOURCES["svhn"].places("", tmp_path / "data")
     assert files(tmp_path / "data") == {"svhn/train_32x32.mat": TRAIN, "svhn/test_32x32.mat": TEST}
     assert len(lines) == 2 and f"{server.home}train_32x32.mat, 400,000 bytes" in lines[0]
     assert server.requests == [("train_32x32.mat", None), ("test_32x32.mat", None)]
@@ -76,7 +76,7 @@ def test_a_cut_download_goes_on_by_the_same_command(tmp_path, server, svhn, monk
     assert "the same command goes on" in message
     assert files(tmp_path / "svhn") == {"train_32x32.mat.part": TRAIN[:150_000]}
     with pytest.raises(FileNotFoundError):
-        find_dataset("svhn", tmp_path)
+        SOURCES["svhn"].places("", tmp_path)
     get("svhn", tmp_path, sources=svhn)
     assert server.requests[1] == ("train_32x32.mat", "bytes=150000-")
     assert files(tmp_path / "svhn") == {"train_32x32.mat": TRAIN, "test_32x32.mat": TEST}
@@ -264,7 +264,7 @@ def test_tensorflow_datasets_fetches_its_own(tmp_path, monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     assert "pip install 'fedjax_ht[tfds]'" in error_of(ImportError, "tfds:emnist", tmp_path)
-    refused("get tfds:emnist --data_dir=", "tfds:emnist", tmp_path, kind=FileNotFoundError)
+    refused("data get tfds:NAME", "tfds:emnist", tmp_path, kind=FileNotFoundError)
 
 
 # The command line

@@ -247,7 +247,7 @@ def test_pamap2(tmp_path, kind, monkeypatch):
     assert third[7, 0, 0] == -1 and np.count_nonzero(third) == 1  # what is missing is 0
 
     registry._load.cache_clear()
-    monkeypatch.setattr("fedjax_ht.lab.readers.motion._build", None)  # kept on disk
+    monkeypatch.setattr("fedjax_ht.lab.readers.motion._recording", None)  # kept on disk
     again = load_dataset("pamap2", tmp_path)
     for field in ("inputs", "labels", "groups"):
         np.testing.assert_array_equal(getattr(again, field), getattr(dataset, field))

@@ -194,7 +194,7 @@ def test_damaged_camelyon17(tmp_path):
         (
             "3200",
             "3201",
-            "1 of 5 images are missing, such as patches/patient_004_node_4/patch_patient_004_node_4_x_3201",
+            "1 of 5 images are missing, such as patient_004_node_4/patch_patient_004_node_4_x_3201",
         ),
     ):
         write(tmp_path / "metadata.csv", table.replace(old, new))

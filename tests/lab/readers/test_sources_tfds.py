@@ -70,7 +70,7 @@ def test_tfds_not_prepared(tmp_path):
 
 
 def test_tfds_in_a_format_of_tensorflow(prepared, tmp_path):
-    for path in (prepared / "tiny/1.0.0").iterdir():
+    for path in (prepared / "tiny/1.0.0").glob("[!.]*"):
         content = path.read_bytes()
         if path.name == "dataset_info.json":
             assert b'"array_record"' in content

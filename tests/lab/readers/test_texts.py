@@ -11,9 +11,10 @@ import fedjax_ht as fl
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.selection import subset
-from fedjax_ht.lab.readers import find_dataset, load_dataset
+from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.readers import tokens as tokens_module
 from fedjax_ht.lab.readers.next_token import windows_of
+from fedjax_ht.lab.readers.registry import SOURCES
 from fedjax_ht.lab.readers.tokens import Tokenizer, encode, tokenizer_file, vocabulary, words
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.models import model_group
@@ -68,7 +69,8 @@ def test_ag_news(ag_news, caplog):
     assert texts[1] == "the race a second team a rocket , a rocket a\\team"
     assert texts[3:] == ["the ? a ? ? ?", "rocket ? ?"]  # of the training texts alone
     assert caplog.text.count("its MD5 sum is") == 2
-    assert [path.name for path in find_dataset("ag_news", ag_news)] == ["train.csv", "test.csv"]
+    places = SOURCES["ag_news"].places("", ag_news)
+    assert [path.name for path in places] == ["train.csv", "test.csv"]
 
 
 def test_how_long_texts_are(ag_news):
