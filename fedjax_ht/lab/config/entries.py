@@ -18,22 +18,25 @@ and presets, which run only where a text names them:
 import ast
 import dataclasses
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from fedjax_ht.check.names import meant, printable, unknown_option
 from fedjax_ht.core.user_code import names_object
+from fedjax_ht.data.partition import partition_options
 from fedjax_ht.lab.config.base import method_options, option_kind, option_values
 from fedjax_ht.lab.config.sections import (
     Config,
+    DatasetConfig,
     Entry,
     MethodConfig,
     ModelConfig,
+    PartitionConfig,
     TrainingConfig,
     folder_of,
 )
-from fedjax_ht.lab.config.typed import changed, to_plain
+from fedjax_ht.lab.config.typed import changed, to_json, to_plain
 from fedjax_ht.methods import LIBRARY, METHODS, is_own, names_user_method
 
 BASELINE = "local"
@@ -44,7 +47,11 @@ OVERRIDDEN = ("training", "model")
 
 
 def preset(
-    text: str, tuned: str = "", known: Mapping[str, Entry] = MappingProxyType({}), **options
+    text: str,
+    tuned: str = "",
+    known: Mapping[str, Entry] = MappingProxyType({}),
+    on: Config | None = None,
+    **options,
 ) -> Entry:
     """Returns settings for a config's entries that start with NAME, or with NAME@tuned.
 
@@ -52,6 +59,7 @@ def preset(
       text: the settings as an entry, `NAME[:KEY=VALUE]...`.
       tuned: a description of the search; the settings are then those of NAME@tuned.
       known: presets by label, with which `text` may start.
+      on: the config whose data, split and models the search used. A run on others says so.
       **options: more options of the method.
 
     Raises:
@@ -60,7 +68,46 @@ def preset(
     entry = parse_entry(text, known)
     chosen = option_values(entry.method, method_options(entry.method), entry.options | options)
     label = f"{entry.method}@tuned" if tuned else entry.method
-    return entry._replace(label=label, options=chosen, tuned=tuned)
+    searched_on = () if on is None else bound_to(as_run(entry, on))
+    return entry._replace(label=label, options=chosen, tuned=tuned, searched_on=searched_on)
+
+
+def bound_to(config: Config) -> tuple[str, str, str]:
+    """Returns the data, the split and the models of a config: each a name, and the fields that are
+    not at their defaults. Seeds and places of files are left out."""
+    split = to_json(config.partition)
+    usual = to_json(PartitionConfig()) | {
+        name: option.default for name, option in partition_options(split["kind"]).items()
+    }
+    return (
+        _changed(to_json(config.dataset), to_json(DatasetConfig()), "name", "data_dir"),
+        _changed(split | split.pop("options"), usual, "kind", "seed", "per_trial"),
+        _changed(to_json(config.model), to_json(ModelConfig()), "group"),
+    )
+
+
+def _changed(fields: Mapping[str, Any], usual: Mapping[str, Any], name: str, *left_out: str) -> str:
+    texts = [str(fields[name])]
+    for field, value in sorted(fields.items()):
+        if field not in (name, *left_out) and value != usual.get(field):
+            texts.append(f"{field} {value}")
+    return ", ".join(texts)
+
+
+ELSEWHERE = (
+    "searched on {}, not on these data",
+    "searched on the split {}, not on this one",
+    "searched with the models {}, not with these",
+)
+
+
+def elsewhere(entry: Entry, config: Config) -> str:
+    """Says where an entry's settings were searched, if not on a config's data, split and models;
+    "" where they were, or where it is not recorded."""
+    for then, now, words in zip(entry.searched_on, bound_to(as_run(entry, config)), ELSEWHERE):
+        if then != now:
+            return words.format(then)
+    return ""
 
 
 def presets_of(entries: Iterable[Any]) -> dict[str, Entry]:
@@ -87,7 +134,7 @@ def entries_of(config: Config) -> tuple[Entry, ...]:
       ValueError: an entry is wrong, or there is none. One line.
     """
     presets = presets_of(config.entries)
-    origins = [(preset.settings, preset.tuned) for preset in presets.values() if preset.tuned]
+    searched = [preset for preset in presets.values() if preset.tuned]
     entries: list[Entry] = []
     if config.method.name is not None:
         entries.append(_configured(config.method))
@@ -100,8 +147,10 @@ def entries_of(config: Config) -> tuple[Entry, ...]:
         raise ValueError("the config has neither a method.name nor entries; nothing would run")
     by_label: dict[str, Entry] = {}
     for entry in entries:
-        tuned = [origin for settings, origin in origins if settings == entry.settings]
-        by_label.setdefault(entry.label, entry._replace(tuned=tuned[0] if tuned else entry.tuned))
+        for preset in searched:
+            if preset.settings == entry.settings and not entry.tuned:
+                entry = entry._replace(tuned=preset.tuned, searched_on=preset.searched_on)
+        by_label.setdefault(entry.label, entry)
     return tuple(by_label.values())
 
 
@@ -228,6 +277,7 @@ def recorded(entry: Mapping[str, Any]) -> Entry:
         training=_without_lists(entry["training"]),
         model=_without_lists(entry["model"]),
         tuned=entry.get("tuned", ""),
+        searched_on=tuple(entry.get("searched_on", ())),
     )
 
 
@@ -289,18 +339,17 @@ def changes(entry: Entry) -> dict[str, Any]:
     return differing
 
 
-def described(entries: Sequence[Entry]) -> str:
-    """Returns a Markdown list of entries: their changes to the defaults, and their tuning."""
-    lines = []
-    for entry in entries:
-        differing = ", ".join(f"{key}={value}" for key, value in changes(entry).items())
-        origin = ""
-        if entry.tuned:
-            origin = f"; tuned on {entry.tuned}"
-        elif differing:
-            origin = "; on what that was chosen is not recorded"
-        lines.append(f"* {entry.label}: {differing or _defaults(entry.method)}{origin}")
-    return "\n".join(lines)
+def described(entry: Entry, config: Config) -> str:
+    """Describes an entry of a config: its label, its changes to the defaults, and its tuning."""
+    differing = ", ".join(f"{key}={value}" for key, value in changes(entry).items())
+    origin = ""
+    if other := elsewhere(entry, config):
+        origin = f"; {other}"
+    elif entry.tuned:
+        origin = f"; tuned on {entry.tuned}"
+    elif differing:
+        origin = "; on what that was chosen is not recorded"
+    return f"{entry.label}: {differing or _defaults(entry.method)}{origin}"
 
 
 def _defaults(method: str) -> str:

@@ -41,6 +41,7 @@ class Entry(NamedTuple):
       options: all options of the method's factory; None where a number may be set and is not.
       training, model: plain values of the section's fields that the entry changes.
       tuned: how the settings were searched: data, number of tries, space; "" where they were not.
+      searched_on: data, split and models of the search, see `bound_to`; () where not recorded.
     """
 
     label: str
@@ -49,6 +50,7 @@ class Entry(NamedTuple):
     training: dict[str, Any]
     model: dict[str, Any]
     tuned: str = ""
+    searched_on: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:

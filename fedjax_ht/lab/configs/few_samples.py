@@ -50,7 +50,7 @@ def get_config(argument=None):
     config.method = method_config("local")
     config.partition = partition_config("practical", alpha=1.0, **SHARES)
     config.partition.per_trial = True
-    config.entries = entries(TUNED)
+    config.entries = entries(TUNED, config)
     config.training.learning_rate = 0.05
     config.rounds = 24
     config.evaluate.every = 6
@@ -63,13 +63,15 @@ def set_classes(config, value):
         raise ValueError(f"classes is {value!r}; it must be an integer, such as 4")
     config.partition = partition_config("pathological", classes_per_client=int(value), **SHARES)
     config.partition.per_trial = True
-    config.entries = entries(TUNED_ON_FOUR_CLASSES if value == "4" else {})
+    config.entries = entries(TUNED_ON_FOUR_CLASSES if value == "4" else {}, config)
 
 
-def entries(tuned):
-    """Returns the methods beside local training, and their settings in `tuned`."""
+def entries(tuned, config):
+    """Returns the methods beside local training, and their settings in `tuned`, which were searched
+    on the config's data, split and models."""
     given = preset("fedktl:generator=natural_32:latents=spread")  # in which mu was searched
     presets = [given]
     for method, text in tuned.items():
-        presets.append(preset(text, HOW + SEARCHED.get(method, ""), {"fedktl": given}))
+        searched = HOW + SEARCHED.get(method, "")
+        presets.append(preset(text, searched, {"fedktl": given}, on=config))
     return (*presets, *(method for method in TUNED if method != "local"))

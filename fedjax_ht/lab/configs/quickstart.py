@@ -27,16 +27,16 @@ SEARCHED = (
 def get_config(argument=None):
     config = base_config()
     config.method = method_config("fedapen")
-    presets = (
-        preset("fedapen", SEARCHED),
-        preset("fedssa:mu=0.75", f"{SEARCHED}, mu from 0 to 1"),
-        preset("local:training.learning_rate=0.11", SEARCHED),
-    )
-    config.entries = (*presets, "fedssa@tuned", "local@tuned")
     config.dataset.name = "fashion_mnist_10k"
     config.partition = partition_config("practical", alpha=1.0, train_share=0.2, val_share=0.2)
     config.partition.per_trial = True
     config.model.group = "mlp2"
+    presets = (
+        preset("fedapen", SEARCHED, on=config),
+        preset("fedssa:mu=0.75", f"{SEARCHED}, mu from 0 to 1", on=config),
+        preset("local:training.learning_rate=0.11", SEARCHED, on=config),
+    )
+    config.entries = (*presets, "fedssa@tuned", "local@tuned")
     config.training.learning_rate = 0.041
     config.trials = 3
     config.rounds = 20

@@ -19,11 +19,12 @@ from fedjax_ht.lab.config.entries import preset
 def get_config(argument=None):
     config = base_config()
     config.method = method_config("fedtgp", variant="released", weight=3.0, tau=3.0)
-    tuned = "this split's test images, seed 0, some 25 settings"
-    config.entries = (preset("fedtgp:variant=released:weight=3.0:tau=3.0", tuned), "local")
     config.dataset.name = "fashion_mnist_10k"
     config.partition = partition_config("practical", alpha=1.0)
     config.model.group = "cnn5"
+    tuned = "this split's test images, seed 0, some 25 settings"
+    fedtgp = preset("fedtgp:variant=released:weight=3.0:tau=3.0", tuned, on=config)
+    config.entries = (fedtgp, "local")
     config.training.learning_rate = 0.05
     config.rounds = 40
     config.evaluate.every = 2

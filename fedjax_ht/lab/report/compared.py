@@ -101,6 +101,7 @@ class Compared(NamedTuple):
     """The entries of a table.
 
     Attributes:
+      config: the config of the run that the table is of.
       entries: the entries in the order of the table, those without rows included.
       histories: label -> runs, of the entries that have an evaluation.
       unequal: label -> what sets its rows apart from those of the run that the table is of; a label
@@ -111,6 +112,7 @@ class Compared(NamedTuple):
         trained the entries; "" where there is one of each.
     """
 
+    config: Config
     entries: tuple[Entry, ...]
     histories: dict[str, Runs]
     unequal: dict[str, list[str]]
@@ -193,6 +195,7 @@ def compared(
     if len(shown) > 1:
         shared = shared_by(trained, rounds)
     return Compared(
+        config=config,
         entries=entries,
         histories=shown,
         unequal=unequal,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ht.core.user_code import names_object
-from fedjax_ht.lab.config.entries import Entry, described
+from fedjax_ht.lab.config.entries import described, elsewhere
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers.description import describe, kind_of
@@ -42,9 +42,19 @@ MOST_NAMED = 5  # clients
 
 
 def to_watch(shown: Compared) -> list[str]:
-    """Returns the lines that a reader of a result should not miss: how rows are unequal, and
-    `warnings`."""
-    return [*unequal_lines(shown.unequal), *warnings(shown.histories)]
+    """Returns the lines that a reader of a result should not miss: how rows are unequal, settings
+    that were searched on other data, and `warnings`."""
+    return [*unequal_lines(shown.unequal), *searched(shown), *warnings(shown.histories)]
+
+
+def searched(shown: Compared) -> list[str]:
+    """Returns a line for the entries whose settings were searched on other data, another split or
+    other models."""
+    labels: dict[str, list[str]] = {}
+    for entry in shown.entries:
+        if origin := elsewhere(entry, shown.config):
+            labels.setdefault(origin, []).append(entry.label)
+    return [f"{listed(entries)}: settings {origin}" for origin, entries in labels.items()]
 
 
 def warnings(histories: Mapping[str, Runs]) -> list[str]:
@@ -365,9 +375,9 @@ def comparisons(shown: Compared) -> Document:
     return Document([differences_to(shown.baseline, shown.histories), gain_table(shown.histories)])
 
 
-def entry_settings(entries: Iterable[Entry]) -> Bullets:
+def entry_settings(shown: Compared) -> Bullets:
     """Lists each entry's changes to the defaults, and its tuning."""
-    return Bullets([described([entry]).removeprefix("* ") for entry in entries])
+    return Bullets([described(entry, shown.config) for entry in shown.entries])
 
 
 def text_of(shown: Compared, aim: Aim | None) -> Document:
@@ -381,7 +391,7 @@ def text_of(shown: Compared, aim: Aim | None) -> Document:
     blocks += [results(shown, aim), *map(Paragraph, remarks(shown))]
     if aim is not None:
         blocks += comparisons(shown).blocks
-    return Document([*blocks, entry_settings(shown.entries)])
+    return Document([*blocks, entry_settings(shown)])
 
 
 RESULT = "Accuracy is the mean over clients, each on its own test samples, in the best round."
@@ -429,7 +439,7 @@ def write_report(experiment: Plan, shown: Compared, page: Page, workdir: Path) -
     sections["Images made by the servers"] = newest_images(folders)
     about_run = Paragraph(setting(experiment, histories)).html()
     command = f"<pre>{html.escape(page.command)}</pre>"
-    sections["How to repeat it"] = command + about_run + entry_settings(shown.entries).html()
+    sections["How to repeat it"] = command + about_run + entry_settings(shown).html()
     labels = listed(shown.labels) if len(shown.entries) <= FEW else f"{len(shown.entries)} entries"
     about = f"{labels} on {experiment.dataset.name}"
     title = shown.headline.removesuffix(".") or about

@@ -272,7 +272,8 @@ def _compared(fields: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]
     """Returns the values that a resumed run must share: fields, and the settings of entries that
     both courses have."""
     shared = {name: value for name, value in fields.items() if name not in NAMING}
-    return flatten(shared | {label: entry | {"tuned": ""} for label, entry in entries.items()})
+    origin = {"tuned": "", "searched_on": ()}
+    return flatten(shared | {label: entry | origin for label, entry in entries.items()})
 
 
 def _refuse_other(before: dict[str, Any], now: dict[str, Any], workdir: Path) -> None:

@@ -23,6 +23,7 @@ from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.runs.folder import run_folder, write_folder
+from fedjax_ht.lab.runs.objects import with_names
 from fedjax_ht.lab.runs.own_methods import noted
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.points import Done, Step, UntraceableSetting, trainer
@@ -457,7 +458,7 @@ def fairly_tuned(
     single = dataclasses.replace(config, trials=1)
     halvings = min(HALVINGS, config.rounds.bit_length() - 1)
     spaces = {name: space_of(name, config, recipe) for name in names}
-    known = presets_of(config.entries)
+    known, named = presets_of(config.entries), with_names(config, dataset, models, None)
     tuned = []
     for method, (name, space) in zip(methods, spaces.items()):
         folder = workdir / "search" / name
@@ -476,7 +477,7 @@ def fairly_tuned(
             file.write(table(result) + "\n")
         tell(f"chosen: {result.best}")
         origin = f"{budget(single, points, halvings)}; searched: {described_space(space)}"
-        tuned.append(preset(result.best, origin, known))
+        tuned.append(preset(result.best, origin, known, on=named))
     config = dataclasses.replace(config, entries=(*known.values(), *tuned))
     return only(config, [entry.label for entry in tuned])
 

@@ -44,6 +44,7 @@ def runs(*accuracies, trials=1, **columns):
 def entries_shown(experiment, histories):
     """Equal rows of the experiment's entries."""
     return Compared(
+        config=experiment.config,
         entries=tuple(experiment.runs[label].entry for label in histories),
         histories=histories,
         unequal={},

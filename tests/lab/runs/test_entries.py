@@ -6,8 +6,8 @@ import json
 import pytest
 
 from fedjax_ht.lab.config.base import base_config, method_config, typed_config
-from fedjax_ht.lab.config.entries import changes, described, entries_of, preset
-from fedjax_ht.lab.configs import quickstart_fedtgp
+from fedjax_ht.lab.config.entries import changes, described, elsewhere, entries_of, preset
+from fedjax_ht.lab.configs import quickstart, quickstart_fedtgp
 from fedjax_ht.lab.runs.folder import read_folder, run_folder, write_folder
 from fedjax_ht.lab.runs.plan import plan
 
@@ -51,13 +51,37 @@ def test_tuned_entries_are_marked_in_every_spelling():
     plain, tuned, written, beyond = entries_of(typed_config(config_of(*names)))
     assert tuned.settings == written.settings and tuned.tuned == "validation, 9 settings"
     assert plain.tuned == beyond.tuned == "" and beyond.training == {"learning_rate": 0.05}
-    lines = described([plain, tuned, beyond]).splitlines()
-    assert lines[0] == "* fedtgp: as its paper has it"
+    lines = [described(entry, base_config()) for entry in (plain, tuned, beyond)]
+    assert lines[0] == "fedtgp: as its paper has it"
     assert (
         lines[1]
-        == "* fedtgp@tuned: tau=3.0, training.learning_rate=0.05; tuned on validation, 9 settings"
+        == "fedtgp@tuned: tau=3.0, training.learning_rate=0.05; tuned on validation, 9 settings"
     )
     assert lines[2].endswith("; on what that was chosen is not recorded")
+
+
+PLAYED = {
+    "": {"partition.seed": 7, "rounds": 3, "dataset.data_dir": "elsewhere"},
+    "searched on fashion_mnist_10k, not on these data": {"dataset.name": "csv:mine.csv"},
+    "searched on fashion_mnist_10k, not on these data ": {"dataset.subset": 500},
+    "searched on the split practical, alpha 1.0, train_share 0.2, val_share 0.2, not on this one": {
+        "partition.options.alpha": 0.1
+    },
+    "searched with the models mlp2, not with these": {"model.group": "cnn5"},
+}
+
+
+@pytest.mark.parametrize("origin", PLAYED)
+def test_settings_that_were_searched_elsewhere_say_so(tmp_path, origin):
+    config = typed_config(quickstart.get_config())
+    config.update(PLAYED[origin])
+    origin = origin.strip()
+    remembered = remember(config, tmp_path)
+    for played in (config, remembered):
+        for entry in entries_of(played):
+            assert elsewhere(entry, played) == origin
+            line = described(entry, played)
+            assert line.endswith(f"; {origin}") if origin else "; tuned on 9 settings" in line
 
 
 def test_without_entries_it_is_the_method_and_what_it_is_compared_with():

@@ -198,6 +198,7 @@ def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
     assert local.tuned == f"{budget}; searched: {rate}"
     assert fedproto.tuned == f"{budget}; searched: {rate}, weight from 0.01 to 10"
     assert fedproto.options["variant"] == "released"
+    assert local.searched_on[0] == f"object:{dataset.name}"
     for name in ("local", "fedproto"):
         assert len(json.loads((tmp_path / "search" / name / "search.json").read_text())["1"]) == 2
     with pytest.raises(ValueError, match="each method once"):
@@ -273,9 +274,10 @@ def test_a_registered_method_is_searched_as_the_others_are(config, tmp_path, mon
     assert len(shares) == 4
     config.method.name = None
     config.entries = ("fedmine", "local")
-    assert described(entries_of(typed_config(config))).splitlines() == [
-        "* fedmine: at its defaults",
-        "* local: every client trains alone; it has no options",
+    config = typed_config(config)
+    assert [described(entry, config) for entry in entries_of(config)] == [
+        "fedmine: at its defaults",
+        "local: every client trains alone; it has no options",
     ]
 
 
