@@ -134,6 +134,9 @@ class TrainingResult(NamedTuple):
     class_sums: ClassSums | None
 
 
+BATCH_OF = "batch_of_{}"
+"""Scope in which a training step reads its batch, by which `metrics.flops` knows its samples."""
+
 Counts = Num[HostNumber, "..."] | int
 """Numbers of samples or steps: of one client, or of several."""
 
@@ -213,7 +216,9 @@ def train(
 
     def step(order, number, state):
         params, opt_state, stats, total, sums = state
-        batch = take_batch(data, order, source.count, number % per_epoch * size, size)
+        first = number % per_epoch * size
+        with jax.named_scope(BATCH_OF.format(size)):
+            batch = take_batch(data, order, source.count, first, size)
         if training.augmentation is not None:
             view_key = jax.random.fold_in(augment_key, number)
             batch = batch._replace(x=training.augmentation(view_key, batch.x, black))

@@ -9,9 +9,11 @@ A loop whose length only the run knows counts once.
 Not counted: elementwise work (activations, normalisation, pooling, the optimiser's update, and
 depthwise convolutions, which are sums of shifted products in `ops.patches`), sorting,
 factorisations, evaluation, and what the server does. XLA's count of a training step, which has all
-of that, is 2 to 5 % above this one for CNN-1..5, perceptrons and ResNets, 21 % for MobileNetV2. A
-masked partial batch counts as the whole one that it is (what a prototype method collects in batches
-by the device's taste, `batches.forward_batch`); lanes that wait for others count nothing.
+of that, is 2 to 5 % above this one for CNN-1..5, perceptrons and ResNets, 21 % for MobileNetV2.
+
+A training step on a partial batch counts by the share of its samples that are real. A pass that
+collects prototypes or statistics counts whole batches, whose size is the device's
+(`batches.forward_batch`). Lanes that wait for others count nothing.
 """
 
 import functools
@@ -29,6 +31,7 @@ from fedjax_ht.core.bucket import Bucket, features, init_variables, logits, trac
 from fedjax_ht.core.context import ClientInfo, Context
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import abstract, on_device
+from fedjax_ht.core.local_training import BATCH_OF
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.programs import call_of, called_programs, has_loop, jaxpr_of, scan_constants
 from fedjax_ht.core.round import any_state
@@ -253,13 +256,31 @@ def _while(equation: JaxprEqn, values: list[Known]) -> Flops:
     if counter is None:
         return _program(body, [*constants, *carry])[0]
     rounds = np.maximum(np.asarray(counter.end) - counter.start, 0)
+    share = _real_share(body, constants, rounds)
     if not has_loop(body, ("while",)):  # every pass costs the same
-        return rounds * _program(body, [*constants, *carry])[0]
+        return share * rounds * _program(body, [*constants, *carry])[0]
     total = 0.0
     for number in range(int(np.max(rounds))):
         carry[counter.place] = counter.start + number
         total += np.where(number < rounds, _program(body, [*constants, *carry])[0], 0.0)
-    return total
+    return share * total
+
+
+def _real_share(body: ClosedJaxpr | Jaxpr, constants: list[Known], rounds: Known) -> Flops:
+    """Returns the share of real samples in the batches of a loop of training steps; 1 for other
+    loops. A loop reads an epoch's first batches, of which the last may be partial."""
+    jaxpr = jaxpr_of(body)
+    values = dict(zip(jaxpr.invars, constants))
+    for equation in jaxpr.eqns:
+        scope = re.search(BATCH_OF.format(r"(\d+)"), str(equation.source_info.name_stack))
+        if scope is None:
+            continue
+        for variable in equation.invars:  # the client's number of samples is compared with places
+            count = None if isinstance(variable, Literal) else values.get(variable)
+            if count is not None:
+                places = np.maximum(rounds * int(scope[1]), 1)
+                return np.minimum(count, places) / places
+    return 1.0
 
 
 class _Counter(NamedTuple):

@@ -159,14 +159,14 @@ def test_a_step_costs_what_xla_says(name, group):
 
 
 def test_clients_of_a_federation():
-    """ "narrow" by hand: batches of four, a client below one batch takes one step, without samples
-    none."""
+    """ "narrow" by hand: batches of four; a client below one batch takes one step on its samples,
+    without samples none."""
     federation = mixed_federation()
     flops = make_simulation(
         METHODS["local"](TRAINING), federation, federation_data(federation)
     ).client_flops()
     # of 11, 9, 3, 0 and 16 samples
-    narrow = np.array([2, 2, 1, 0, np.nan, 4, np.nan, np.nan]) * STEP
+    narrow = np.array([2, 2, 3 / 4, 0, np.nan, 4, np.nan, np.nan]) * STEP
     members = list(federation.members(federation.buckets[0]))
     np.testing.assert_array_equal(flops[members], narrow[members])
     assert (flops[[4, 6]] == 2 / 1 * flops[7]).all()
@@ -180,13 +180,23 @@ def test_epochs_steps_and_the_collection_of_prototypes():
         method = METHODS[name](LocalTraining(optax.sgd(0.1), batch_size=4, **recipe))
         return bucket_flops(method, federation, bucket, data)
 
-    np.testing.assert_array_equal(
-        flops("local", epochs=3, drop_remainder=False) / STEP, [9, 9, 3, 0, 12]
+    of_sample = STEP / 4
+    np.testing.assert_allclose(
+        flops("local", epochs=3, drop_remainder=False) / of_sample, [33, 27, 9, 0, 48], rtol=1e-12
     )
-    np.testing.assert_array_equal(flops("local", steps=5) / STEP, [5, 5, 5, 0, 5])
+    np.testing.assert_allclose(flops("local", steps=5) / of_sample, [20, 20, 15, 0, 20], rtol=1e-12)
     # One batch in evaluation mode, its features summed by class; and in every step the class means
     # of the batch, there and back.
     collection = 2 * forward_batch() * (PIXELS * FEATURE_DIM + NUM_CLASSES * FEATURE_DIM)
     extra = flops("fedproto", steps=5) - flops("local", steps=5)
-    np.testing.assert_array_equal(extra - extra[0], [0, 0, 0, -extra[0], 0])
-    assert extra[0] == collection + 5 * 2 * (2 * 4 * NUM_CLASSES * FEATURE_DIM)
+    means = 5 * 2 * (2 * 4 * NUM_CLASSES * FEATURE_DIM)
+    whole = collection + means
+    np.testing.assert_allclose(extra, [whole, whole, collection + 3 / 4 * means, 0, whole])
+
+
+def test_a_batch_larger_than_a_client_costs_its_samples():
+    federation = mixed_federation()
+    bucket, data = federation.buckets[0], federation_data(federation).buckets["narrow"]
+    method = METHODS["local"](LocalTraining(optax.sgd(0.1), batch_size=4096))
+    flops = bucket_flops(method, federation, bucket, data)
+    np.testing.assert_allclose(flops / (STEP / 4), [11, 9, 3, 0, 16], rtol=1e-12)
