@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.partition import PARTITIONS, PLANS, class_counts, make_partition
+from fedjax_ht.data.partition.notes import split_notes
 from fedjax_ht.data.selection import subset
 from tests.lab.readers.toy_dataset import make_dataset
 
@@ -258,6 +259,15 @@ def test_several_clients_a_group_and_few_of_the_groups():
     assert [groups_of(c) for c in clients] == [{2}, {2}, {5}, {5}, {7}, {7}]
     assert len(set(np.concatenate([np.concatenate(c) for c in clients]))) == 24
     assert len(make_partition("natural", OWNED, 1)[0].train) in (3, 6, 9)
+
+
+def test_groups_without_a_client_are_counted():
+    line = "groups have no client: their samples are not used"
+    found = [split_notes(OWNED, make_partition("natural", OWNED, n)) for n in (1, 2, 3, 6)]
+    counted = [[note for note in notes if line in note] for notes in found]
+    assert counted == [[f"2 of 3 {line}"], [f"1 of 3 {line}"], [], []]
+    strangers = make_partition("natural", OWNED, 2, tested="new_groups")
+    assert not any(line in note for note in split_notes(OWNED, strangers))
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def split_notes(dataset: Dataset, partition: Partition) -> list[str]:
     test = class_counts(dataset.labels, partition, "test", dataset.num_classes)
     return [
         *_shared_notes(partition),
+        *_group_notes(dataset, partition),
         *_copied_notes(dataset, partition),
         *_idle_notes(train, test),
         *_class_notes(train, test),
@@ -82,6 +83,18 @@ def _shared_notes(partition: Partition) -> list[str]:
                 "unless clients are meant to share data"
             )
     return notes
+
+
+def _group_notes(dataset: Dataset, partition: Partition) -> list[str]:
+    """Returns a line on groups, such as persons, of which no client has a sample."""
+    if dataset.groups is None:
+        return []
+    held = np.concatenate(list(all_of(partition).values()))
+    groups, present = np.unique(dataset.groups), np.unique(dataset.groups[held])
+    if len(present) == len(groups):
+        return []
+    absent = len(groups) - len(present)
+    return [f"{absent} of {len(groups)} groups have no client: their samples are not used"]
 
 
 def _copied_notes(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
