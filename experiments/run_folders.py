@@ -15,7 +15,7 @@ from fedjax_ht.lab.report.compared import compared, unequal_lines
 from fedjax_ht.lab.report.statistics import SCORES
 from fedjax_ht.lab.runs import folder as folders
 from fedjax_ht.lab.runs.folder import identities_of
-from fedjax_ht.lab.runs.json_files import flatten, naming
+from fedjax_ht.lab.runs.workdir import flatten, naming
 from fedjax_ht.simulation.history import best_by
 from fedjax_ht.simulation.rows import Row
 

@@ -39,8 +39,8 @@ from fedjax_ht.lab.readers.description import describe
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.processes import check_port, use_all_cores
 from fedjax_ht.lab.runs.run import configured
-from fedjax_ht.lab.runs.run_lock import locked
 from fedjax_ht.lab.runs.signals import catch_signals
+from fedjax_ht.lab.runs.workdir import locked
 from fedjax_ht.lab.version import library_version
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "This side's own folder.", allow_override=True)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 from fedjax_ht.data.meaning import MEANING
-from fedjax_ht.lab.runs.json_files import MAX_LEVELS, deeper
+from fedjax_ht.lab.runs.workdir import MAX_LEVELS, deeper
 
 HEADER_BYTES = 1 << 16  # of a header's JSON text, at most
 INTEGER_DIGITS = 19  # of an integer in a header, at most: 64 bits

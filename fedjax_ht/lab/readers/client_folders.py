@@ -16,8 +16,7 @@ from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.image_arrays import to_bytes, to_nhwc
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, as_stored
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin, reading
-from fedjax_ht.lab.safe.bounded import opened_zip, read_whole
+from fedjax_ht.lab.safe.bounded import Origin, opened_zip, read_whole, reading
 from fedjax_ht.lab.safe.safe_pickle import load_npy
 
 _ORIGIN = Origin(

@@ -10,7 +10,7 @@ from fedjax_ht.check.names import listed
 from fedjax_ht.core.inputs import Pixels, Standardised
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import LeftOut, Reading
-from fedjax_ht.lab.safe.archive import printable
+from fedjax_ht.lab.safe.bounded import printable
 
 _STANDARDISED = "each feature standardised by the training samples"
 _MOST = 8  # classes, columns or groups that a line names

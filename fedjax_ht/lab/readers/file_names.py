@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_ht.check.names import listed
 from fedjax_ht.data.reading import LeftOut
 from fedjax_ht.lab.readers.source import one_after_another
-from fedjax_ht.lab.safe.archive import printable
+from fedjax_ht.lab.safe.bounded import printable
 
 _SET_NAME = re.compile(
     r"(?:seg|imgs?|images?|data|dataset)?[ _.-]*"

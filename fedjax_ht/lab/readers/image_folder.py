@@ -27,8 +27,7 @@ from fedjax_ht.lab.readers.file_names import (
 from fedjax_ht.lab.readers.images import decode_files
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, one_after_another
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin, listing, printable
-from fedjax_ht.lab.safe.bounded import read_whole
+from fedjax_ht.lab.safe.bounded import Origin, listing, printable, read_whole
 
 _ORIGIN = Origin(
     "CLASS/*.png (or .jpg, .jpeg, .jfif, .gif, .bmp, .ppm, .pgm, .webp, .tif), or the same below "

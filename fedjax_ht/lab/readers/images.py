@@ -15,8 +15,7 @@ from numpy.typing import DTypeLike
 
 from fedjax_ht.check.packages import needing
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import members, take
-from fedjax_ht.lab.safe.bounded import read_whole
+from fedjax_ht.lab.safe.bounded import members, read_whole, take
 
 # sets of arrays are read without Pillow: functions import it that decode or resize
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from fedjax_ht.lab.readers.source import (
     read_options,
 )
 from fedjax_ht.lab.readers.table import Table, arrow_column, table_raw
-from fedjax_ht.lab.safe.archive import Origin, files_below
-from fedjax_ht.lab.safe.bounded import open_regular, read_whole
+from fedjax_ht.lab.safe.bounded import Origin, files_below, open_regular, read_whole
 from fedjax_ht.lab.safe.limits import TEXT_BYTES, numbered_classes
 
 _READ_AGAIN = 50  # items of a data set of PyTorch: a random transform may leave some as they are

@@ -25,8 +25,7 @@ from fedjax_ht.lab.readers.source import (
     one_after_another,
 )
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin, reading
-from fedjax_ht.lab.safe.bounded import read_whole
+from fedjax_ht.lab.safe.bounded import Origin, read_whole, reading
 
 SIDE = 28  # of FEMNIST's images
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)

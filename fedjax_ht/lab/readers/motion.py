@@ -35,7 +35,7 @@ from fedjax_ht.lab.readers.source import (
     one_after_another,
 )
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin, members, take
+from fedjax_ht.lab.safe.bounded import Origin, members, take
 
 SIGNALS = tuple(
     f"{quantity}_{axis}" for quantity in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"

@@ -23,8 +23,7 @@ from fedjax_ht.lab.readers.tokens import (
     words,
 )
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin
-from fedjax_ht.lab.safe.bounded import read_whole
+from fedjax_ht.lab.safe.bounded import Origin, read_whole
 
 LENGTH = 32  # tokens of a window where no text_length is given
 _ORIGIN = Origin(

@@ -26,8 +26,8 @@ from fedjax_ht.lab.readers.file_names import set_of
 from fedjax_ht.lab.readers.image_arrays import image_or_stored
 from fedjax_ht.lab.readers.images import decode_all, stack
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, one_after_another
-from fedjax_ht.lab.safe.archive import Origin
 from fedjax_ht.lab.safe.arrays import opened_npz
+from fedjax_ht.lab.safe.bounded import Origin
 from fedjax_ht.lab.safe.limits import numbered_classes
 
 _ORIGIN = Origin(

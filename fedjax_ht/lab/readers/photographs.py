@@ -31,8 +31,7 @@ from fedjax_ht.lab.readers.source import (
 )
 from fedjax_ht.lab.readers.table_files import table_with_head
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin, reading, take
-from fedjax_ht.lab.safe.bounded import read_whole
+from fedjax_ht.lab.safe.bounded import Origin, read_whole, reading, take
 
 _SIZE = 64  # pixels, of sets of many sizes
 

@@ -17,8 +17,7 @@ from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.images import resize
 from fedjax_ht.lab.readers.tokens import tokenised, tokenizer_file
-from fedjax_ht.lab.safe.archive import Origin, search, user_path
-from fedjax_ht.lab.safe.bounded import open_regular
+from fedjax_ht.lab.safe.bounded import Origin, open_regular, search, user_path
 
 _LONGEST = 1 << 14  # tokens of a text
 
@@ -242,7 +241,7 @@ class Source:
       origins: the files and folders that it takes; of a kind one, which the name tells.
       place: path of that one, a function of (text behind the colon, data_dir).
       has_columns: True for a kind whose names may end in :LABEL or :LABEL:GROUP.
-      is_kept: True for a set that is kept on disk as it was read, see `cache.cached`.
+      is_kept: True for a set that is kept on disk as it was read, see `registry.cached`.
       size: height and width of its images where a user names none; None for the native ones.
       home: URL of the folder with the files to download; "" where there is no such address.
       files: sizes in bytes of the files to download into a folder of the set's name, by name.
@@ -272,7 +271,7 @@ class Source:
           data_dir: the folder of the sets.
 
         Raises:
-          ValueError, FileNotFoundError: a publisher's file is not found, see `archive.search`.
+          ValueError, FileNotFoundError: a publisher's file is not found, see `bounded.search`.
         """
         if self.argument:
             path = argument.partition(":")[0] if self.has_columns else argument

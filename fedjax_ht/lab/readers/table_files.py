@@ -25,8 +25,7 @@ from fedjax_ht.lab.readers.file_names import files_of, owners_of
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, check_sum
 from fedjax_ht.lab.readers.table import Table, table_raw
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.archive import Origin
-from fedjax_ht.lab.safe.bounded import open_regular, read_whole
+from fedjax_ht.lab.safe.bounded import Origin, open_regular, read_whole
 
 pc: Any = pyarrow.compute  # type checkers do not know its functions, which are made at import
 

@@ -10,8 +10,7 @@ from fedjax_ht.check.packages import needing
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.images import Pile, decode_all
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, one_after_another
-from fedjax_ht.lab.safe.archive import Origin, files_below
-from fedjax_ht.lab.safe.bounded import open_regular
+from fedjax_ht.lab.safe.bounded import Origin, files_below, open_regular
 
 _SPLITS = {"train": "train", "validation": "val", "test": "test"}
 _ORIGIN = Origin(

@@ -25,8 +25,8 @@ from fedjax_ht.lab.runs.folder import (
     read_identity,
     some,
 )
-from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, write_json
 from fedjax_ht.lab.runs.method import ending_of
+from fedjax_ht.lab.runs.workdir import flatten, naming, read_json, write_json
 from fedjax_ht.simulation.rows import Runs
 from fedjax_ht.simulation.runs import Reason
 

@@ -51,10 +51,10 @@ from fedjax_ht.lab.runs.run import (
     execute,
     orderly,
 )
-from fedjax_ht.lab.runs.run_lock import is_primary
 from fedjax_ht.lab.runs.search import check_recipe, fairly_tuned, parse_space
 from fedjax_ht.lab.runs.tasks import Tasks
 from fedjax_ht.lab.runs.train import Result
+from fedjax_ht.lab.runs.workdir import is_primary
 from fedjax_ht.methods import METHODS
 
 _METHODS = flags.DEFINE(

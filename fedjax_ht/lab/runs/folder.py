@@ -26,8 +26,8 @@ from fedjax_ht.lab.config.entries import Entry, as_run, check_label, folder_of, 
 from fedjax_ht.lab.config.sections import Config, MethodConfig, PartitionConfig
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.files import refuse_links
-from fedjax_ht.lab.runs.json_files import flatten, naming, read_json, write_json
 from fedjax_ht.lab.runs.plan import Plan, plan
+from fedjax_ht.lab.runs.workdir import flatten, naming, read_json, write_json
 from fedjax_ht.lab.safe import limits
 
 

@@ -29,8 +29,7 @@ from fedjax_ht.lab.runs.folder import (
     read_folder,
     write_folder,
 )
-from fedjax_ht.lab.runs.json_files import flatten, read_json, write_json
-from fedjax_ht.lab.runs.run_lock import locked
+from fedjax_ht.lab.runs.workdir import flatten, locked, read_json, write_json
 
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "The folder to make of the runs.", allow_override=True

@@ -23,8 +23,8 @@ from fedjax_ht.lab.files import refuse_links
 from fedjax_ht.lab.runs.devices import files_of
 from fedjax_ht.lab.runs.environment import CODE
 from fedjax_ht.lab.runs.folder import OWN, fingerprints, read_run, run_folder
-from fedjax_ht.lab.runs.json_files import naming, read_json
 from fedjax_ht.lab.runs.plan import Plan, Run, named_code
+from fedjax_ht.lab.runs.workdir import naming, read_json
 from fedjax_ht.lab.weights.start import checksums, weights_of_model
 from fedjax_ht.methods import METHODS, is_own, method_factory, names_user_method
 

@@ -24,12 +24,11 @@ from fedjax_ht.lab.report.maps import remember_map
 from fedjax_ht.lab.report.plots import image_grid
 from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.folder import begin_again, remember_rounds
-from fedjax_ht.lab.runs.json_files import read_json
 from fedjax_ht.lab.runs.method import ending_of, evaluated_clients
 from fedjax_ht.lab.runs.own_methods import own_code
 from fedjax_ht.lab.runs.plan import Run
-from fedjax_ht.lab.runs.run_lock import agreed, is_primary
 from fedjax_ht.lab.runs.signals import Interrupted
+from fedjax_ht.lab.runs.workdir import agreed, is_primary, read_json
 from fedjax_ht.lab.weights.start import missing, weights_of_model
 from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.lanes import simulation_lanes

@@ -27,9 +27,9 @@ from fedjax_ht.lab.runs.objects import with_names
 from fedjax_ht.lab.runs.own_methods import noted
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.points import Done, Step, UntraceableSetting, trainer
-from fedjax_ht.lab.runs.run_lock import locked
 from fedjax_ht.lab.runs.signals import catch_signals
 from fedjax_ht.lab.runs.tasks import Tasks
+from fedjax_ht.lab.runs.workdir import locked
 from fedjax_ht.methods import method_factory
 from fedjax_ht.simulation.rows import Runs
 

@@ -84,17 +84,17 @@ def kept(folder: Path) -> list[str]:
     ("where", "left"),
     [
         ("images.mapped", [".tmp"]),  # the images are written
-        ("cache.np.savez", [".tmp", ".tmp"]),
-        ("cache._sweep", [".npy", ".npz"]),
-        ("cache.Path.replace", [".npy", ".tmp"]),  # the second one
+        ("registry.np.savez", [".tmp", ".tmp"]),
+        ("registry._sweep", [".npy", ".npz"]),
+        ("registry.Path.replace", [".npy", ".tmp"]),  # the second one
     ],
 )
 def test_a_process_that_is_killed_leaves_nothing_wrong(folder, where, left):
     module, _, attribute = where.partition(".")
     code = f"""
 import os, signal
-from fedjax_ht.lab.readers import cache, images, load_dataset
-replace = cache.Path.replace
+from fedjax_ht.lab.readers import registry, images, load_dataset
+replace = registry.Path.replace
 def kill(*arguments, **options):
     if {"replace" in where} and str(arguments[1]).endswith(".npy"):
         return replace(*arguments)

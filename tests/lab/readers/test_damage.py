@@ -13,10 +13,10 @@ from fedjax_ht.lab.readers.registry import _load
 from fedjax_ht.lab.readers.source import ReadOptions
 from fedjax_ht.lab.safe.torch_files import load_state_dict
 from tests.lab.readers.source_files import pixels, tar, write
-from tests.lab.readers.test_idx_and_cifar import _write_cifar, _write_mnist
 from tests.lab.readers.test_motion import har_files, write_files
 from tests.lab.readers.test_photographs import _write_svhn, _write_tiny_imagenet
 from tests.lab.readers.test_photographs import _zip as _zipped
+from tests.lab.readers.test_small_images import _write_cifar, _write_mnist
 
 CLASSES = 10
 

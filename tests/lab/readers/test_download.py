@@ -23,7 +23,7 @@ from fedjax_ht.lab.readers.download import get, listing
 from fedjax_ht.lab.readers.registry import SOURCES
 from tests.lab.readers.download_server import TEST, TRAIN, error_of, files, made
 from tests.lab.readers.source_files import refused, tar
-from tests.lab.readers.test_idx_and_cifar import _write_cifar, _write_mnist
+from tests.lab.readers.test_small_images import _write_cifar, _write_mnist
 
 pytestmark = pytest.mark.usefixtures("no_network")
 ROOT = Path(__file__).parents[3]

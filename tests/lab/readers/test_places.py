@@ -12,7 +12,7 @@ import pytest
 import fedjax_ht as fl
 from fedjax_ht.lab.readers import load_dataset, registry
 from fedjax_ht.lab.runs.plan import plan
-from fedjax_ht.lab.safe.archive import stamp_of
+from fedjax_ht.lab.safe.bounded import stamp_of
 from tests.lab.readers.source_files import encoded, load_error, write
 
 ROOT = Path(__file__).parents[3]
@@ -166,7 +166,7 @@ def test_images_whose_files_change_places_are_decoded_again(tmp_path):
 
 
 def test_sets_of_publishers_are_read_again(tmp_path):
-    from tests.lab.readers.test_idx_and_cifar import _write_mnist
+    from tests.lab.readers.test_small_images import _write_mnist
 
     _write_mnist(tmp_path)
     first = load_dataset("mnist", tmp_path)

@@ -13,8 +13,8 @@ from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.folder import VERSION, begin, read_folder, read_identity
 from fedjax_ht.lab.runs.own_methods import noted
 from fedjax_ht.lab.runs.plan import plan
-from fedjax_ht.lab.runs.run_lock import locked
 from fedjax_ht.lab.runs.train import train_and_evaluate
+from fedjax_ht.lab.runs.workdir import locked
 from tests.faults import some_or_all, try_faults
 from tests.runs import config_of, metrics
 

@@ -31,9 +31,9 @@ from fedjax_ht.lab.runs.folder import (
     write_identity,
 )
 from fedjax_ht.lab.runs.plan import plan
-from fedjax_ht.lab.runs.run_lock import locked
 from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.lab.runs.train import Unwritable, train_and_evaluate
+from fedjax_ht.lab.runs.workdir import locked
 from tests.runs import ROOT, config_of, metrics
 
 STORED = Path(__file__).parent / "stored"
@@ -83,7 +83,7 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
 
 def test_a_lock_of_a_dead_process_does_not_block(tmp_path):
     holding = (
-        "from fedjax_ht.lab.runs.run_lock import locked; import pathlib, time\n"
+        "from fedjax_ht.lab.runs.workdir import locked; import pathlib, time\n"
         "with locked(pathlib.Path(r'{}'), print): print('held', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_ht.lab.readers import cifar, idx, load_dataset, photographs
+from fedjax_ht.lab.readers import load_dataset, photographs, small_images
 from fedjax_ht.lab.readers.registry import _load
 from fedjax_ht.lab.readers.source import check_sum
 from tests.lab.readers.source_files import load_error, pixels, sets, tar, write
@@ -262,8 +262,8 @@ def sums_said(caplog) -> list[str]:
 def test_another_sum_is_one_line(tmp_path):
     path = tmp_path / "cifar-10-python.tar.gz"
     path.write_bytes(b"abc")
-    lines = check_sum(cifar.MD5["cifar10"], path)
-    lines += check_sum(cifar.MD5["cifar10"], tmp_path / "data_batch_1", b"abc")
+    lines = check_sum(small_images.CIFAR_MD5["cifar10"], path)
+    lines += check_sum(small_images.CIFAR_MD5["cifar10"], tmp_path / "data_batch_1", b"abc")
     abc = "900150983cd24fb0d6963f7d28e17f72"
     assert list(lines) == [
         f"{path}: its MD5 sum is {abc}, the publisher's file has c58f30108f718f92721af3b95e74349a; it is read all the same",
@@ -275,7 +275,7 @@ def test_the_right_sum_and_other_names_say_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(photographs.SVHN.md5, "train_32x32.mat", hashlib.md5(b"abc").hexdigest())
     (tmp_path / "train_32x32.mat").write_bytes(b"abc")
     assert check_sum(photographs.SVHN.md5, tmp_path / "train_32x32.mat") == ()
-    assert check_sum(idx.MD5["mnist"], tmp_path / "train_32x32.mat") == ()
+    assert check_sum(small_images.IDX_MD5["mnist"], tmp_path / "train_32x32.mat") == ()
     assert check_sum({tmp_path.name: "0" * 32}, tmp_path) == ()  # an extracted folder
 
 
@@ -285,12 +285,14 @@ def test_readers_check_what_they_read(tmp_path, caplog, monkeypatch, compresslev
     _write_mnist(tmp_path)
     for path in tmp_path.iterdir():
         content = path.read_bytes()
-        monkeypatch.setitem(idx.MD5["mnist"], path.name, hashlib.md5(content).hexdigest())
+        monkeypatch.setitem(
+            small_images.IDX_MD5["mnist"], path.name, hashlib.md5(content).hexdigest()
+        )
         path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(content, compresslevel))
         path.unlink()
     load_dataset("mnist", tmp_path)
     assert not sums_said(caplog)
-    monkeypatch.setitem(idx.MD5["mnist"], "t10k-labels-idx1-ubyte", "0" * 32)
+    monkeypatch.setitem(small_images.IDX_MD5["mnist"], "t10k-labels-idx1-ubyte", "0" * 32)
     _load.cache_clear()
     for _ in range(2):  # the second from memory: the line is there each time
         load_dataset("mnist", tmp_path)
