@@ -1,8 +1,7 @@
 """Sets and clients by the names of files and folders, and the images among files."""
 
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,25 +50,6 @@ def sets_of(names: Iterable[str]) -> dict[str, str]:
         if of_name:
             sets[name] = of_name
     return sets
-
-
-def refuse_set_names(names: Collection[str], what: str, layout: str) -> None:
-    """Refuses classes, or domains, that are called like sets, unless it is one of several.
-
-    Args:
-      names: names of the classes or domains.
-      what: the kind of the names, "classes" or "domains", for the error.
-      layout: a layout of folders that is read, or another remedy, for the error.
-
-    Raises:
-      ValueError: more than one name is that of a set, or all are.
-    """
-    alike = sorted(filter(set_of, names))
-    if len(alike) > 1 or (alike and len(alike) == len(names)):
-        raise ValueError(
-            f"its {what} would be {listed(sorted(names))}, of which {listed(alike)} are called "
-            f"like sets; sort the folders, {layout}"
-        )
 
 
 SETS = ("train", "val", "test")
@@ -136,78 +116,3 @@ def owners_of(files: Sequence[Path], counts: Sequence[int]) -> Owners:
     sets = sets_of(names)
     official = one_after_another((sets[name], count) for name, count in zip(names, counts))
     return Owners(None, (), official)
-
-
-ENDINGS = (
-    *("png", "jpg", "jpeg", "jpe", "jfif", "bmp", "webp", "tif", "tiff", "gif"),
-    *("ppm", "pgm", "pbm", "pnm"),
-)
-"""Endings of the files that are read, in small letters."""
-
-_BESIDE = (
-    *("txt", "csv", "tsv", "json", "xml", "yaml", "yml"),
-    *("md", "html", "pdf", "db", "ini", "py"),
-)
-"""Endings of files that stand beside images and say something about them."""
-
-
-class Files(NamedTuple):
-    """The files of a folder, sorted by kind.
-
-    Attributes:
-      images: name of each image -> the folders above it.
-      left_out: files that are no images, by their ending, and folders without images.
-      is_doubtful: True if some of those left out may be samples.
-    """
-
-    images: dict[str, tuple[str, ...]]
-    left_out: tuple[LeftOut, ...]
-    is_doubtful: bool
-
-
-def sorted_out(names: Sequence[str], folders: Sequence[str]) -> Files:
-    """Sorts the files of a folder out.
-
-    Args:
-      names: relative paths of all files, with "/" between folders.
-      folders: relative paths of all folders, with "/" between them.
-
-    Raises:
-      ValueError: there are no images.
-    """
-    images, endings = {}, Counter()
-    for name in names:
-        *above, file = name.split("/")
-        ending = file.rpartition(".")[2].lower() if "." in file else ""
-        if ending in ENDINGS:
-            images[name] = tuple(above)
-        else:
-            endings[ending] += 1
-    left_out = []
-    for ending, count in sorted(endings.items()):
-        what = f"file .{ending}" if ending else "file without an ending"
-        left_out.append(LeftOut(count, printable(what), "no kind of image that is read"))
-    if not images:
-        only = f", only {listed(list(map(str, left_out)))}" if left_out else ""
-        raise ValueError(f"no images{only}")
-    empty = _empty(images, folders)
-    is_doubtful = bool(empty) or bool(set(endings) - set(_BESIDE))
-    return Files(images, (*left_out, *empty), is_doubtful)
-
-
-def _empty(images: Mapping[str, tuple[str, ...]], folders: Sequence[str]) -> list[LeftOut]:
-    """The topmost folders that have no images, nor in a folder in them."""
-    parents = {above[:i] for above in images.values() for i in range(len(above) + 1)}
-    empty = []
-    for folder in folders:
-        above = tuple(folder.split("/"))
-        if above not in parents and above[:-1] in parents:
-            empty.append(LeftOut(0, printable(f"folder {folder}"), "no images in it"))
-    return empty
-
-
-def left_out_line(files: Files, strays: Sequence[LeftOut] = ()) -> tuple[str, ...]:
-    """Returns a line on the files left out, where some of them may be samples."""
-    if not files.is_doubtful and not strays:
-        return ()
-    return (f"left out: {', '.join(map(str, (*files.left_out, *strays)))}",)

@@ -1,6 +1,6 @@
-"""Any folder of images with one folder per class.
+"""Any folder of images with one folder per class, or with one per domain and class.
 
-    CLASS/*.png                     SET/CLASS/*.png
+    CLASS/*.png        SET/CLASS/*.png        DOMAIN/CLASS/*.png
 
 each also below folders that are the only ones at their level, as archives unpack. Nothing is left
 out without being counted, and classes that are called like sets are refused.
@@ -8,7 +8,7 @@ out without being counted, and classes that are called like sets are refused.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,14 +16,7 @@ import numpy as np
 
 from fedjax_ht.check.names import listed, short
 from fedjax_ht.data.reading import LeftOut, Reading
-from fedjax_ht.lab.readers.file_names import (
-    SETS,
-    left_out_line,
-    refuse_set_names,
-    set_of,
-    sets_of,
-    sorted_out,
-)
+from fedjax_ht.lab.readers.file_names import SETS, set_of, sets_of
 from fedjax_ht.lab.readers.images import decode_files
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, one_after_another
 from fedjax_ht.lab.safe import limits
@@ -36,156 +29,193 @@ _ORIGIN = Origin(
 )
 
 
-def read_folder(root: Path, options: ReadOptions) -> Raw:
-    """Reads CLASS/... or SET/CLASS/... of a folder, see `layout_of`.
+_PLAIN = ("images", "imgs", "image", "img", "data")  # folders that are neither set nor class
 
-    Sets are train, test and val by any
-    usual name (`split_names.set_of`); they become official sets. Classes are sorted by name. Images
-    keep their size, which must be one size then, and are grey only if all are.
+
+def read_folder(root: Path, options: ReadOptions) -> Raw:
+    """Reads CLASS/... or SET/CLASS/... of a folder.
+
+    Sets are train, test and val by any usual name (`file_names.set_of`); they become official sets.
+    Classes are sorted by name. Images keep their size, which must be one size then, and are grey
+    only if all are.
 
     Raises:
       ValueError: there are no images, their sizes differ, or the folders may be classes as well as
         sets.
     """
-    files = sorted_out(*listing(root))
-    layout = layout_of(files.images)
-    pile, _, converted = decode_files(root, layout.images, options.image_size, options.target)
-    classes = sorted(set(layout.classes))
-    sets = np.array(layout.sets)
-    official = {name: np.flatnonzero(sets == name) for name in SETS if name in layout.sets}
+    files = _files_of(root)
+    below = _common(list(files.images.values()), 1)
+    common = [set_of(folder) for folder in below if set_of(folder)]
+    inner = [above[len(below) :] for above in files.images.values()]
+    sets = {} if common else _first_sets([above for above in inner if above])
+
+    def place(above: tuple[str, ...]) -> _Place:
+        above = above[len(below) :]
+        if not sets:
+            return _Place(common[-1] if common else "", above)
+        if not above or above[0] not in sets:
+            return _Place("", ())
+        return _Place(sets[above[0]], _below_set(above))
+
+    places, strays = _placed(files, place, "in no folder of a class")
+    doubts = _inner(places.values())
+    owners = [place.owner for place in places.values()]
+    names = [printable(place.classes[0]) for place in places.values()]
+    classes = sorted(set(names))
+    refuse_set_names(classes, "classes", "SET/CLASS/IMAGE")
+    alike = [
+        f"class {x} is called like a set, and is read as a class" for x in classes if set_of(x)
+    ]
+    notes = []
+    if below:
+        notes.append(f"classes are the folders below {printable('/'.join(below))}")
+    if any(folder != of_folder for folder, of_folder in sets.items()):
+        pairs = [f"{of_folder} from {printable(folder)}" for folder, of_folder in sets.items()]
+        notes.append(f"sets by folders: {', '.join(pairs)}")
+    pile, _, converted = decode_files(root, places, options.image_size, options.target)
     return Raw(
-        pile.stack(layout.images),
-        np.searchsorted(classes, layout.classes),
+        pile.stack(list(places)),
+        np.searchsorted(classes, names),
         tuple(classes),
-        official=official,
+        official={x: np.flatnonzero(np.array(owners) == x) for x in SETS if x in owners},
         reading=Reading(
             path=str(root),
-            left_out=(*files.left_out, *layout.left_out),
-            converted=(*layout.converted, *converted),
-            warnings=(*left_out_line(files, layout.left_out), *layout.warnings),
-        ),
-    )
-
-
-_PLAIN = ("images", "imgs", "image", "img", "data")  # folders that are neither set nor class
-
-
-class Layout(NamedTuple):
-    """The classes and sets of a folder of images.
-
-    Attributes:
-      images: names of the images, in the order of the folder.
-      classes: class of each image.
-      sets: set of each image, "train", "val" or "test"; empty for a folder without sets.
-      left_out: images that are in no class.
-      converted: lines on the roles of folders, where these are a guess.
-      warnings: lines on folders that may be meant otherwise.
-    """
-
-    images: tuple[str, ...]
-    classes: tuple[str, ...]
-    sets: tuple[str, ...]
-    left_out: tuple[LeftOut, ...] = ()
-    converted: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-def layout_of(images: Mapping[str, tuple[str, ...]]) -> Layout:
-    """Finds classes and sets.
-
-    Args:
-      images: name of each image -> the folders above it.
-
-    Raises:
-      ValueError: no images are in folders, or folders may be classes as well as sets, or domains.
-    """
-    inside = [above for above in images.values() if above]
-    if not inside:
-        raise ValueError(f"its {len(images)} images are in no folder of a class")
-    below = _common(inside)
-    paths = {}
-    for name, above in images.items():
-        if len(above) > len(below):
-            paths[name] = above[len(below) :]
-    places, converted = _in_sets(paths, below)
-    if not any(place.classes for place in places.values()):
-        raise ValueError("its sets have images, but no folders of classes; make a folder a class")
-    kept = {name: place for name, place in places.items() if place.classes}
-    classes = tuple(printable(place.classes[0]) for place in kept.values())
-    sets = tuple(place.of_set for place in kept.values() if place.of_set)
-    strays = Counter("/".join(above) for name, above in images.items() if name not in kept)
-    if below:
-        where = printable("/".join(below))
-        converted = (f"classes are the folders below {where}", *converted)
-    return Layout(
-        images=tuple(kept),
-        classes=classes,
-        sets=sets,
-        left_out=_strays(strays, "in no folder of a class"),
-        converted=converted,
-        warnings=(
-            *_alike(sorted(set(classes))),
-            *_missing("set", sets, classes),
-            *_inner(kept.values()),
+            left_out=(*files.left_out, *strays),
+            converted=(*notes, *converted),
+            warnings=(
+                *_left_out_line(files, strays),
+                *alike,
+                *_missing("set", owners, names),
+                *doubts,
+            ),
         ),
     )
 
 
 class _Place(NamedTuple):
-    """The set of an image, "" without sets, and its class with the folders below that."""
+    """The set or domain of an image, "" for none, and its class with the folders below that."""
 
-    of_set: str
+    owner: str
     classes: tuple[str, ...]
 
 
-def _in_sets(
-    paths: Mapping[str, tuple[str, ...]], below: Sequence[str]
-) -> tuple[dict[str, _Place], tuple[str, ...]]:
-    """Finds the set of each image, and says which folders are sets.
+ENDINGS = (
+    *("png", "jpg", "jpeg", "jpe", "jfif", "bmp", "webp", "tif", "tiff", "gif"),
+    *("ppm", "pgm", "pbm", "pnm"),
+)
+"""Endings of the files that are read, in small letters."""
 
-    Args:
-      paths: name of each image -> the folders above it that are not common to all.
-      below: the folders above that are common to all.
+_BESIDE = (
+    *("txt", "csv", "tsv", "json", "xml", "yaml", "yml"),
+    *("md", "html", "pdf", "db", "ini", "py"),
+)
+"""Endings of files that stand beside images and say something about them."""
+
+
+class _Files(NamedTuple):
+    """The files of a folder, sorted by kind.
+
+    Attributes:
+      images: name of each image -> the folders above it.
+      left_out: files that are no images, by their ending, and folders without images.
+      is_doubtful: True if some of those left out may be samples.
     """
-    places = {}
-    if common_sets := list(filter(None, map(set_of, below))):
-        for name, above in paths.items():
-            places[name] = _Place(common_sets[-1], above)
-        return places, ()
-    if sets := _first_sets(paths):
-        for name, above in paths.items():
-            if above[0] in sets:
-                places[name] = _Place(sets[above[0]], _below_set(above))
-        return places, _named(sets)
-    _refuse_domains(paths)
-    for name, above in paths.items():
-        places[name] = _Place("", above)
-    return places, ()
+
+    images: dict[str, tuple[str, ...]]
+    left_out: tuple[LeftOut, ...]
+    is_doubtful: bool
 
 
-def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """The folders that most images are below, one a level, but for that of the images
-    themselves."""
+def _files_of(root: Path) -> _Files:
+    """Sorts the files of a folder out.
+
+    Raises:
+      ValueError: there are no images.
+    """
+    images, endings = {}, Counter()
+    names, folders = listing(root)
+    for name in names:
+        *above, file = name.split("/")
+        ending = file.rpartition(".")[2].lower() if "." in file else ""
+        if ending in ENDINGS:
+            images[name] = tuple(above)
+        else:
+            endings[ending] += 1
+    left_out = []
+    for ending, count in sorted(endings.items()):
+        what = f"file .{ending}" if ending else "file without an ending"
+        left_out.append(LeftOut(count, printable(what), "no kind of image that is read"))
+    if not images:
+        only = f", only {listed(list(map(str, left_out)))}" if left_out else ""
+        raise ValueError(f"no images{only}")
+    empty = _empty(images, folders)
+    return _Files(images, (*left_out, *empty), bool(empty) or bool(set(endings) - set(_BESIDE)))
+
+
+def _empty(images: Mapping[str, tuple[str, ...]], folders: Sequence[str]) -> list[LeftOut]:
+    """The topmost folders that have no images, nor in a folder in them."""
+    parents = {above[:i] for above in images.values() for i in range(len(above) + 1)}
+    empty = []
+    for folder in folders:
+        above = tuple(folder.split("/"))
+        if above not in parents and above[:-1] in parents:
+            empty.append(LeftOut(0, printable(f"folder {folder}"), "no images in it"))
+    return empty
+
+
+def _left_out_line(files: _Files, strays: Sequence[LeftOut]) -> tuple[str, ...]:
+    """Returns a line on the files left out, where some of them may be samples."""
+    if not files.is_doubtful and not strays:
+        return ()
+    return (f"left out: {', '.join(map(str, (*files.left_out, *strays)))}",)
+
+
+def _placed(
+    files: _Files, place: Callable[[tuple[str, ...]], _Place], why: str
+) -> tuple[dict[str, _Place], tuple[LeftOut, ...]]:
+    """The place of each image by the folders above it, and those that are in no class, by folder.
+
+    Raises:
+      ValueError: none is in a class.
+    """
+    places, strays = {}, Counter()
+    for name, above in files.images.items():
+        found = place(above)
+        if found.classes:
+            places[name] = found
+        else:
+            strays["/".join(above)] += 1
+    left_out = []
+    for folder, count in strays.items():
+        what = f"image in {printable(folder)}" if folder else "image outside of folders"
+        left_out.append(LeftOut(count, what, why))
+    if not places:
+        raise ValueError(f"no images of classes, only {', '.join(map(str, left_out))}")
+    return places, tuple(left_out)
+
+
+def _common(paths: Sequence[tuple[str, ...]], levels: int) -> tuple[str, ...]:
+    """The folders that most images are below, one a level, with as many levels or more below."""
     common: tuple[str, ...] = ()
     while True:
         depth = len(common)
         inside = [above for above in paths if above[:depth] == common and len(above) > depth]
-        deeper = [above for above in inside if len(above) > depth + 1]
+        deeper = [above for above in inside if len(above) > depth + levels]
         if len({above[depth] for above in inside}) != 1 or 2 * len(deeper) <= len(inside):
             return common
         common = inside[0][: depth + 1]
 
 
-def _first_sets(paths: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def _first_sets(paths: Collection[tuple[str, ...]]) -> dict[str, str]:
     """Folder -> set, of the first level; {} where that has the classes.
 
     Raises:
       ValueError: it may be either.
     """
-    firsts = {above[0] for above in paths.values()}
+    firsts = {above[0] for above in paths}
     if not any(map(set_of, firsts)):
         return {}
-    deep = {above[0] for above in paths.values() if len(above) > 1}
+    deep = {above[0] for above in paths if len(above) > 1}
     named = sorted(folder for folder in firsts if set_of(folder))
     if len(named) == 1 and named[0] not in deep and len(firsts) > 1:
         return {}  # a class that is called so, such as a train among vehicles
@@ -211,65 +241,51 @@ def _below_set(above: tuple[str, ...]) -> tuple[str, ...]:
     return inner
 
 
-def _named(sets: Mapping[str, str]) -> tuple[str, ...]:
-    """Says which folders are sets, unless they are called exactly so."""
-    if all(folder == of_folder for folder, of_folder in sets.items()):
-        return ()
-    pairs = [f"{of_folder} from {printable(folder)}" for folder, of_folder in sets.items()]
-    return (f"sets by folders: {', '.join(pairs)}",)
-
-
-def _refuse_domains(paths: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuses folders that all have the same folders in them: those are the classes."""
-    inner: dict[str, set[str]] = {}
-    for first, *more in paths.values():
-        inner.setdefault(first, set()).add(more[0] if more else "")
-    same = next(iter(inner.values()))
-    if (
-        len(inner) > 1
-        and len(same) > 1
-        and "" not in same
-        and all(x == same for x in inner.values())
-    ):
-        raise ValueError(
-            f"{listed(sorted(inner))} each have the folders {listed(sorted(same))}: if these are "
-            "the classes, read them as domains:PATH, or call the sets train and test; if they are "
-            "none, take away that level"
-        )
-
-
-def _alike(classes: Sequence[str]) -> list[str]:
-    """A line on a class that is called like a set.
+def _inner(places: Collection[_Place]) -> list[str]:
+    """A line on folders of one name in several classes, which may be the classes.
 
     Raises:
-      ValueError: several are, or all.
+      ValueError: all classes, outside of sets, have the same folders in them.
     """
-    refuse_set_names(classes, "classes", "SET/CLASS/IMAGE")
-    return [
-        f"class {name} is called like a set, and is read as a class"
-        for name in classes
-        if set_of(name)
-    ]
-
-
-def _inner(places: Collection[_Place]) -> list[str]:
-    """A line on folders of one name in several classes, which may be the classes."""
-    above: dict[str, set[str]] = {}
+    inner: dict[str, set[str]] = {}
     for place in places:
         if len(place.classes) == 1:
             return []
-        above.setdefault(place.classes[1], set()).add(place.classes[0])
-    shared = []
-    for name, classes in sorted(above.items()):
-        if len(classes) > 1:
-            shared.append(name)
+        inner.setdefault(place.classes[0], set()).add(place.classes[1])
+    counts = Counter(folder for folders in inner.values() for folder in folders)
+    shared = sorted(folder for folder, count in counts.items() if count > 1)
     if not shared:
         return []
-    names = sorted({place.classes[0] for place in places})
+    names, folders = printable(listed(sorted(inner))), printable(listed(shared))
+    is_owned = any(place.owner for place in places)
+    if not is_owned and len(shared) > 1 and set(counts.values()) == {len(inner)}:
+        raise ValueError(
+            f"{names} each have the folders {folders}: if these are the classes, read them as "
+            "domains:PATH, or call the sets train and test; if they are none, take away that level"
+        )
     return [
-        f"{printable(listed(names))} are taken for classes, and have folders of one name, "
-        f"{printable(listed(shared))}: if those are the classes, read domains:PATH"
+        f"{names} are taken for classes, and have folders of one name, {folders}: if those are the "
+        "classes, read domains:PATH"
     ]
+
+
+def refuse_set_names(names: Collection[str], what: str, layout: str) -> None:
+    """Refuses classes, or domains, that are called like sets, unless it is one of several.
+
+    Args:
+      names: names of the classes or domains.
+      what: the kind of the names, "classes" or "domains", for the error.
+      layout: a layout of folders that is read, or another remedy, for the error.
+
+    Raises:
+      ValueError: more than one name is that of a set, or all are.
+    """
+    alike = sorted(filter(set_of, names))
+    if len(alike) > 1 or (alike and len(alike) == len(names)):
+        raise ValueError(
+            f"its {what} would be {listed(sorted(names))}, of which {listed(alike)} are called "
+            f"like sets; sort the folders, {layout}"
+        )
 
 
 def _missing(kind: str, owners: Sequence[str], classes: Sequence[str]) -> list[str]:
@@ -281,15 +297,6 @@ def _missing(kind: str, owners: Sequence[str], classes: Sequence[str]) -> list[s
             names = listed(missing)
             lines.append(f"{kind} {owner} has no images of {len(missing)} of the classes: {names}")
     return lines
-
-
-def _strays(counts: Mapping[str, int], why: str) -> tuple[LeftOut, ...]:
-    """Images that are in no class, by their folder."""
-    left_out = []
-    for folder, count in counts.items():
-        place = f"image in {printable(folder)}" if folder else "image outside of folders"
-        left_out.append(LeftOut(count, place, why))
-    return tuple(left_out)
 
 
 FOLDER = Source(
@@ -310,98 +317,64 @@ _LISTS = "splits"  # the folder of DomainNet's lists
 _SPLITS = ("train", "test")
 
 
-class _DomainPlaces(NamedTuple):
-    """The domain and the class of each image, by its name, and the images that are in no class."""
-
-    domains: dict[str, str]
-    classes: dict[str, str]
-    strays: tuple[LeftOut, ...]
-
-
 def read_domains(root: Path, options: ReadOptions) -> Raw:
     """Reads DOMAIN/CLASS/... or DOMAIN/images/CLASS/... of a folder.
 
-    `Dataset.groups` are the domains,
-    numbered by their names in sorted order. Classes are those of all domains, sorted by name; a
-    domain need not have each, and a warning says which has not. With DomainNet's lists, lines
-    "DOMAIN/CLASS/FILE NUMBER" in splits/DOMAIN_train.txt and _test.txt, the set is the images
-    that they name, numbers are those of the lists, and the lists are the official sets. Images are
-    64 by 64 unless `image_size` is given, and grey only if all are.
+    `Dataset.groups` are the domains, numbered by their names in sorted order. Classes are those of
+    all domains, sorted by name; a domain need not have each, and a warning says which has not. With
+    DomainNet's lists, lines "DOMAIN/CLASS/FILE NUMBER" in splits/DOMAIN_train.txt and _test.txt,
+    the set is the images that they name, numbers are those of the lists, and the lists are the
+    official sets. Images are 64 by 64 unless `image_size` is given, and grey only if all are.
     """
-    files = sorted_out(*listing(root))
-    places = _domain_places(files.images)
-    domains = sorted(set(places.domains.values()))
+    files = _files_of(root)
+    paths = {name: tuple(x for x in above if x != "images") for name, above in files.images.items()}
+    depth = len(_common(list(paths.values()), 2))
+
+    def place(above: tuple[str, ...]) -> _Place:
+        domain = "".join(above[depth : depth + 1])
+        return _Place(domain, () if domain == _LISTS else above[depth + 1 :])
+
+    why = "in no folder of a class of a domain"
+    places, strays = _placed(files._replace(images=paths), place, why)
+    domains = sorted({place.owner for place in places.values()})
     lists = _lists(root, domains)
-    listed = lists["train"] | lists["test"]
-    keys = list(listed or places.classes)
-    if missing := [key for key in listed if key not in places.classes]:
+    in_lists = lists["train"] | lists["test"]
+    keys = list(in_lists or places)
+    if missing := [key for key in in_lists if key not in places]:
         raise ValueError(
-            f"{len(missing)} of {len(listed)} images of the lists are missing, such as {missing[0]}"
+            f"{len(missing)} of {len(in_lists)} images of the lists are missing, such as "
+            f"{missing[0]}"
         )
-    names = [places.classes[key] for key in keys]
-    classes, official, unlisted = sorted(set(names)), {}, ()
-    if listed:
-        classes = _numbered(names, list(listed.values()))
+    owners = [places[key].owner for key in keys]
+    names = [places[key].classes[0] for key in keys]
+    classes, official = sorted(set(names)), {}
+    if in_lists:
+        classes = _numbered(names, list(in_lists.values()))
         official = one_after_another((split, len(lists[split])) for split in _SPLITS)
-        if more := len(places.classes) - len(listed):
-            unlisted = (LeftOut(more, "image", "in no list of splits/"),)
+        if more := len(places) - len(in_lists):
+            strays = (*strays, LeftOut(more, "image", "in no list of splits/"))
     refuse_set_names(classes, "classes", "DOMAIN/CLASS/IMAGE")
     refuse_set_names(domains, "domains", "and read sets as folder:PATH")
     number = dict(zip(classes, range(len(classes))))
-    labels = np.array([number[name] for name in names])
-    of_images = [places.domains[key] for key in keys]
     pile, _, converted = decode_files(root, keys, options.image_size, options.target)
     return Raw(
         pile.stack(keys),
-        labels,
+        np.array([number[name] for name in names]),
         tuple(map(printable, classes)),
         official=official,
-        groups=np.searchsorted(domains, of_images),
+        groups=np.searchsorted(domains, owners),
         reading=Reading(
             path=str(root),
             group_names=tuple(map(printable, domains)),
-            left_out=(*files.left_out, *places.strays, *unlisted),
+            left_out=(*files.left_out, *strays),
             converted=converted,
             warnings=(
-                *left_out_line(files, places.strays),
+                *_left_out_line(files, strays),
                 *([f"all images are of one domain, {domains[0]}"] if len(domains) == 1 else []),
-                *_missing("domain", of_images, names),
+                *_missing("domain", owners, names),
             ),
         ),
     )
-
-
-def _domain_places(images: Mapping[str, tuple[str, ...]]) -> _DomainPlaces:
-    """Finds the domain and class of each image by the folders above it."""
-    domains, classes, strays = {}, {}, Counter()
-    depth = _above_domains(list(images.values()))
-    for name, folders in images.items():
-        above = list(folders[depth:])
-        if above[:1] == [_LISTS]:
-            strays[_LISTS] += 1
-            continue
-        inner = above[1:]
-        if inner[:1] == ["images"]:
-            inner = inner[1:]
-        if inner:
-            domains[name], classes[name] = above[0], inner[0]
-        else:
-            strays["/".join(above)] += 1
-    left_out = _strays(strays, "in no folder of a class of a domain")
-    if not classes:
-        raise ValueError(f"no images, only {', '.join(map(str, left_out))}")
-    return _DomainPlaces(domains, classes, left_out)
-
-
-def _above_domains(paths: Sequence[tuple[str, ...]]) -> int:
-    """The number of folders above the domains, which are the only ones at their level."""
-    depth = 0
-    while len({above[: depth + 1] for above in paths}) == 1:
-        inner = {above[depth + 1 : depth + 2] for above in paths}
-        if inner == {("images",)} or any(len(above) < depth + 3 for above in paths):
-            break
-        depth += 1
-    return depth
 
 
 def _lists(root: Path, domains: list[str]) -> dict[str, dict[str, int]]:
