@@ -19,16 +19,26 @@ from fedjax_ht.core.keys import check_generator, random_generator
 from fedjax_ht.core.user_code import names_object, trusting
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import partition_options
+from fedjax_ht.data.public import hold_out_share
 from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.checkpoints.writers import FILES
 from fedjax_ht.lab.config.base import option_values, typed_config
-from fedjax_ht.lab.config.entries import Entry, as_run, check_label, folder_of, recorded
+from fedjax_ht.lab.config.entries import (
+    Entry,
+    as_run,
+    check_label,
+    entries_of,
+    folder_of,
+    recorded,
+)
 from fedjax_ht.lab.config.sections import Config, MethodConfig, PartitionConfig
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.files import refuse_links
+from fedjax_ht.lab.runs.devices import files_of
 from fedjax_ht.lab.runs.plan import Plan, plan
 from fedjax_ht.lab.runs.workdir import flatten, naming, read_json, write_json
 from fedjax_ht.lab.safe import limits
+from fedjax_ht.lab.weights.start import checksums, weights_of_model
 
 
 def fingerprints(dataset: Dataset, partitions: Sequence[Partition]) -> dict[str, str]:
@@ -222,15 +232,21 @@ def read_run(workdir: Path, trust: bool = False) -> Plan:
         limits.keep("entries", len(config.entries), MOST, "entries")
         limits.keep("trials", config.trials, MOST, "trials")
         limits.keep("num_clients", config.partition.num_clients, MOST_CLIENTS, "clients")
+        sets = {config.dataset.name, config.dataset.public or ""}
+        read = [name for name in sets if ":" in name and hold_out_share(name) is None]
+        models = (as_run(entry, config).model for entry in entries_of(config))
+        files = [*map(weights_of_model, models), *files_of(config.devices_profile)]
+        unknown = [] if folder.notes.get("data") else sorted(read)
+        unknown += sorted(checksums(files).keys() - folder.notes.get("weights", {}).keys())
         # anybody's file could otherwise become part of a page that is passed on
-        if not trust and ":" in config.dataset.name and not folder.notes.get("data"):
+        if unknown and not trust:
             raise ValueError(
-                f"it has no checksum of the data that it names, {config.dataset.name}; if that is "
-                "what the run was trained on, allow it by --trust, from Python by trust=True"
+                f"it has no checksum of what it names, {', '.join(unknown)}; if the run was "
+                "trained on that, allow it by --trust, from Python by trust=True"
             )
         experiment = plan(config, begun=True)
-    prints = fingerprints(experiment.dataset, experiment.partitions)
-    check_sums(folder.notes, prints, config, workdir)
+    prints: dict[str, Any] = dict(fingerprints(experiment.dataset, experiment.partitions))
+    check_sums(folder.notes, prints | {"weights": checksums(files)}, config, workdir)
     return experiment
 
 

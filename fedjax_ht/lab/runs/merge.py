@@ -63,6 +63,7 @@ def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
         check_alike(parts[0], part)
     entries, notes = distinct_entries(parts), joined_notes(parts)
     workdir.parent.mkdir(parents=True, exist_ok=True)
+    check_space(parts, workdir.parent)
     with tempfile.TemporaryDirectory(prefix=f".{workdir.name}-", dir=workdir.parent) as new:
         made = Path(new) / workdir.name
         made.mkdir()
@@ -130,6 +131,15 @@ def distinct_entries(parts: Sequence[Folder]) -> dict[str, Mapping[str, Any]]:
                 raise ValueError(f"{label} is in {places[label]} and in {part.path}; take one away")
             places[label], entries[label] = part.path, entry
     return entries
+
+
+def check_space(parts: Sequence[Folder], parent: Path) -> None:
+    """Raises a ValueError where the entries' files do not fit on the disk of a folder."""
+    folders = [part.path / folder_of(label) for part in parts for label in part.entries]
+    needed = sum(file.stat().st_size for folder in folders for file in folder.rglob("*"))
+    free = shutil.disk_usage(parent).free
+    if needed > free:
+        raise ValueError(f"the runs have {needed:,} bytes, and {parent} has {free:,} bytes left")
 
 
 def copy_entries(part: Folder, workdir: Path) -> None:

@@ -140,8 +140,16 @@ CONFIGS = {
     "entries has 5,000 entries": lambda c: c.update(entries=c["entries"] * 5000),
     "trials has 1,000,000 trials": lambda c: c.update(trials=10**6),
     "num_clients has 2,000,000 clients": lambda c: c["partition"].update(num_clients=2 * 10**6),
-    "no checksum of the data that it names, npz:data.npz; .* --trust": lambda c: c["run"].pop(
-        "data"
+    "no checksum of what it names, npz:data.npz; .* --trust": lambda c: c["run"].pop("data"),
+    "no checksum of what it names, csv:mine.csv; .* --trust": lambda c: (
+        c["run"].pop("data"),
+        c["dataset"].update(name="fashion_mnist_10k", public="csv:mine.csv"),
+    ),
+    "no checksum of what it names, data.npz; .* --trust": lambda c: c["model"].update(
+        weights="data.npz"
+    ),
+    "no checksum of what it names, data.npz; .*": lambda c: c["devices_profile"].update(
+        csv="data.npz"
     ),
     r"run\.weights is \[\]": lambda c: c["run"].update(weights=[]),
 }
@@ -154,6 +162,18 @@ def test_a_config_json_that_asks_for_too_much_is_refused(run, line):
     CONFIGS[line](content)
     (run / "config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=line):
+        read_run(run)
+
+
+def test_weights_are_those_of_the_run(run, monkeypatch):
+    """A sum that somebody wrote stands for no other file."""
+    planned = read_run(run)
+    monkeypatch.setattr("fedjax_ht.lab.runs.folder.plan", lambda *_, **__: planned)
+    content = json.loads((run / "config.json").read_text())
+    content["model"]["weights"] = "data.npz"
+    content["run"]["weights"] = {"data.npz": "0" * 64}
+    (run / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"that began from another data\.npz"):
         read_run(run)
 
 
