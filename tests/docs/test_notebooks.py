@@ -10,10 +10,11 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SAYS = {  # name -> what its output has, and how many pictures
     "quickstart": ("| fedapen |", 2),
-    "write_a_method": ("fedcos", 1),
+    "write_a_method": ("fedduo", 1),
     "fedktl_pictures": ("mmd", 5),
     "from_htfllib": ("Averaged Test Accuracy", 0),
-    "fair_comparison": ("done", 0),
+    "fair_comparison": ("fedssa@tuned", 0),
+    "my_data": ("fedapen is ahead of local by", 2),
 }
 
 
