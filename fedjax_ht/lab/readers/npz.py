@@ -13,7 +13,6 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from fedjax_ht.core.inputs import Standardised
 from fedjax_ht.data.conversion import as_groups, as_labels
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.columns import class_lines
-from fedjax_ht.lab.readers.file_names import set_of
+from fedjax_ht.lab.readers.file_names import SETS, set_of
 from fedjax_ht.lab.readers.image_arrays import image_or_stored
 from fedjax_ht.lab.readers.images import decode_all, stack
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, one_after_another
@@ -41,67 +40,63 @@ _ORIGIN = Origin(
 _ROLES = {
     "samples": ("images", "image", "inputs", "input", "x", "data", "features"),
     "labels": ("labels", "label", "targets", "target", "y"),
-    "groups": ("group", "groups", "person"),
+    "groups": ("groups", "group", "person"),
 }
-_NAME = re.compile(
-    r"(?:(?P<before>[a-z]+)_)?"
-    r"(?P<name>images?|inputs?|x|data|features|labels?|targets?|y|groups?|person)"
-    r"(?:_(?P<behind>[a-z]+))?"
-)
-_SETS = ("train", "val", "test")
+_ROLE = {name: role for role, names in _ROLES.items() for name in names}
+_NAME = re.compile(rf"(?:(?P<before>[a-z]+)_)?(?P<name>{'|'.join(_ROLE)})(?:_(?P<behind>[a-z]+))?")
+_IS_IMAGE = {"image": True, "input": False}  # of others the values tell
 _SCALE = ("standard_mean", "standard_std")
 _NAMES = ("class_names", "classes"), ("column_names",)  # of the classes, and of columns
 _ABOUT = (*_NAMES[0], *_NAMES[1], "vocabulary", "official_test", "official_val", *_SCALE)
 
 
-class NamedArrays(NamedTuple):
-    """The arrays of a file by role, of one set or of several that are joined in order.
-
-    Attributes:
-      key: name of the samples' array, in small letters: "images", "inputs" or any other.
-      inputs: the samples [N, ...].
-      labels: the samples' labels [N], as stored.
-      official: name of a set -> indices of its samples.
-      groups: the samples' groups as stored, [N], or None.
-      left_out: names of the arrays that are none of these.
-    """
-
-    key: str
-    inputs: np.ndarray
-    labels: np.ndarray
-    official: dict[str, np.ndarray]
-    groups: np.ndarray | None
-    left_out: tuple[str, ...]
-
-
 def read_npz(file: Path, options: ReadOptions) -> Raw:
     """Reads samples and labels of an .npz.
 
-    `select` says by which names. What the samples are goes by the name: images are
-    images, or an error; inputs are as they are; of x `image_arrays.guess` tells by type and axes.
+    What the samples are goes by the name: images are images, or an error; inputs are as they are;
+    of x `image_arrays.guess` tells by type and axes.
 
     Images are [N, H, W], [N, H, W, C] or [N, C, H, W], C 1 or 3, of bytes or floats in [0, 1] or
     [-1, 1], and are kept as bytes (`image_arrays.to_bytes`). What is as it is has two axes or more,
     and `AsStored` for a model. Labels are whole numbers from 0. Classes are named by "class_names"
     or "classes", else by number, and columns of rows by "column_names". Images may also be JPEG
     files, see `read_jpegs`, whose classes have names.
+
+    Raises:
+      ValueError: samples or labels are missing, or two arrays may be the same. One line.
     """
     with opened_npz(file) as arrays:
         if "jpeg" in arrays:
             inputs = read_jpegs(arrays)
             names = tuple(arrays["wnid"].tolist())
             return Raw(inputs, arrays["label"], names, reading=Reading(path=str(file)))
-        found = select(arrays)
+        found = _found(list(arrays))
+        sets = [name for name in ("", *SETS) if name in found["samples"]]
+        # each is read once, which decompresses it
+        parts, part_labels, part_groups = (
+            [arrays[of_sets[name]] for name in sets if of_sets] for of_sets in found.values()
+        )
+        part_labels = list(map(_column, part_labels))
+        for name, part, of_part in zip(sets, parts, part_labels):
+            if part.shape[:1] != of_part.shape[:1] or not part.ndim:
+                raise ValueError(
+                    f"{found['samples'][name]}: {len(part) if part.ndim else 'no axis of'} samples "
+                    f"but labels of shape {of_part.shape}"
+                )
+        official = _official(arrays, sets, list(map(len, parts)))
         names, columns = (_texts(arrays, keys) for keys in _NAMES)
         vocabulary = int(arrays["vocabulary"]) if "vocabulary" in arrays else None
         scale = [arrays[name] for name in _SCALE if name in arrays]
-    labels = as_labels("it", found.labels)
-    is_image = {"images": True, "inputs": False}.get(found.key)
-    samples = image_or_stored(found.key, found.inputs, is_image)
+        known = {*_ABOUT, *(name for of_sets in found.values() for name in of_sets.values())}
+        others = [name for name in arrays if name not in known]
+    labels = as_labels("it", _joined(part_labels))
+    key = found["samples"][sets[0]]
+    is_image = next((_IS_IMAGE[stem] for stem in _IS_IMAGE if stem in key.lower()), None)
+    samples = image_or_stored(key, _joined(parts), is_image)
     rule, warnings = samples.preprocess, list(samples.warnings)
     if rule is not None and len(scale) == len(_SCALE):
         rule = Standardised(*scale)
-    left_out = tuple(LeftOut(0, f"array {x}", "of no name that is read") for x in found.left_out)
+    left_out = tuple(LeftOut(0, f"array {name}", "of no name that is read") for name in others)
     if left_out:
         warnings.append(f"left out: {listed(list(map(str, left_out)))}")
     if not names:
@@ -114,16 +109,17 @@ def read_npz(file: Path, options: ReadOptions) -> Raw:
             f"{list(samples.inputs.shape[1:])}; give each number of a row its own"
         )
     groups, group_names = None, ()
-    if found.groups is not None:
-        groups = as_groups("group", found.groups)
-        if found.groups.dtype.kind == "U":
-            group_names = tuple(np.unique(found.groups).tolist())
+    if part_groups:
+        stored = _joined(part_groups)
+        groups = as_groups("group", stored)
+        if stored.dtype.kind == "U":
+            group_names = tuple(np.unique(stored).tolist())
     return Raw(
         np.ascontiguousarray(samples.inputs),
         labels,
         names,
         preprocess=rule,
-        official=found.official,
+        official=official,
         groups=groups,
         vocabulary=vocabulary,
         reading=Reading(
@@ -134,44 +130,6 @@ def read_npz(file: Path, options: ReadOptions) -> Raw:
             converted=samples.converted,
             warnings=tuple(warnings),
         ),
-    )
-
-
-def select(arrays: Mapping[str, np.ndarray]) -> NamedArrays:
-    """Finds the arrays of a set.
-
-    Raises:
-      ValueError: samples or labels are missing, or two arrays may be the same. One line.
-    """
-    roles = _roles(list(arrays))
-    samples, labels = _of_role(roles, "samples", arrays), _of_role(roles, "labels", arrays)
-    if list(samples) != list(labels):
-        raise ValueError(
-            f"its arrays are {listed(list(arrays), 20)}: samples of {' and '.join(samples)}, and "
-            f"labels of {' and '.join(labels)}; each set needs both"
-        )
-    # each is read once, which decompresses it
-    parts = [arrays[name] for name in samples.values()]
-    part_labels = [_column(arrays[name]) for name in labels.values()]
-    for name, part, of_part in zip(samples.values(), parts, part_labels):
-        if part.shape[:1] != of_part.shape[:1] or not part.ndim:
-            raise ValueError(
-                f"{name}: {len(part) if part.ndim else 'no axis of'} samples but labels of shape "
-                f"{of_part.shape}"
-            )
-    groups = None
-    if any(role == "groups" for role, _ in roles.values()):
-        names = _of_role(roles, "groups", arrays)
-        if list(names) != list(samples):
-            raise ValueError(f"groups are there of {' and '.join(names)}; every set needs them")
-        groups = _joined([arrays[name] for name in names.values()])
-    return NamedArrays(
-        key=_key(samples),
-        inputs=_joined(parts),
-        labels=_joined(part_labels),
-        official=_official(arrays, list(samples), list(map(len, parts))),
-        groups=groups,
-        left_out=tuple(name for name in arrays if name not in {*roles, *_ABOUT}),
     )
 
 
@@ -186,58 +144,41 @@ def _texts(arrays: Mapping[str, np.ndarray], keys: Sequence[str]) -> tuple[str, 
     return ()
 
 
-def _roles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Name of an array -> its role and set, "" for all sets together."""
-    roles = {}
+def _found(names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Role -> set, "" for all of them together -> name of its array.
+
+    Raises:
+      ValueError: samples or labels are missing, of some set perhaps, or two arrays may be the same.
+    """
+    found: dict[str, dict[str, str]] = {role: {} for role in _ROLES}
     for name in names:
         match = _NAME.fullmatch(name.lower())
         if match is None or name in _ABOUT:
             continue
-        parts = [part for part in (match["before"], match["behind"]) if part]
-        sets = [set_of(part) for part in parts]
-        if len(parts) > 1 or not all(sets):
+        parts = list(filter(None, (match["before"], match["behind"])))
+        of_set = set_of("".join(parts[:1]))
+        if len(parts) > 1 or (parts and not of_set):
             continue
-        role = next(role for role, known in _ROLES.items() if match["name"] in known)
-        roles[name] = (role, sets[0] if sets else "")
-    return roles
-
-
-def _of_role(
-    roles: Mapping[str, tuple[str, str]], role: str, arrays: Mapping[str, np.ndarray]
-) -> dict[str, str]:
-    """Set -> name of the array of a role; the sets in their order, or "" alone.
-
-    Raises:
-      ValueError: there is none, or several for one set.
-    """
-    names: dict[str, list[str]] = {}
-    for name, (of_name, of_set) in roles.items():
-        if of_name == role:
-            names.setdefault(of_set, []).append(name)
-    is_whole = list(names) == [""]
-    is_split = "train" in names and "" not in names
-    if not is_whole and not is_split:
-        raise ValueError(
-            f"its arrays are {listed(list(arrays), 20) or 'none'}, of which none, or not all, are "
-            f"{role}; call them images or inputs, and labels"
-        )
-    for of_set in names.values():
-        if len(of_set) > 1:
+        role = _ROLE[match["name"]]
+        if (other := found[role].setdefault(of_set, name)) != name:
             raise ValueError(
-                f"its arrays {' and '.join(of_set)} may both be the {role}; leave one of them out"
+                f"its arrays {other} and {name} may both be the {role}; leave one of them out"
             )
-    order = [name for name in ("", *_SETS) if name in names]
-    return {name: names[name][0] for name in order}
-
-
-def _key(samples: Mapping[str, str]) -> str:
-    """The name of the samples' array without the set, "images", "inputs", or as it is."""
-    name = next(iter(samples.values()))
-    match = _NAME.fullmatch(name.lower())
-    plain = match["name"] if match else name
-    if plain in ("image", "input"):
-        return f"{plain}s"
-    return plain if plain in ("images", "inputs") else name
+    samples, labels, groups = found.values()
+    for role, of_sets in (("samples", samples), ("labels", labels)):
+        if list(of_sets) != [""] and ("train" not in of_sets or "" in of_sets):
+            raise ValueError(
+                f"its arrays are {listed(names, 20) or 'none'}, of which none, or not all, are "
+                f"{role}; call them images or inputs, and labels"
+            )
+    if samples.keys() != labels.keys():
+        raise ValueError(
+            f"its arrays are {listed(names, 20)}: samples of {' and '.join(samples)}, and labels "
+            f"of {' and '.join(labels)}; each set needs both"
+        )
+    if groups and groups.keys() != samples.keys():
+        raise ValueError(f"groups are there of {' and '.join(groups)}; every set needs them")
+    return found
 
 
 def _column(labels: np.ndarray) -> np.ndarray:
