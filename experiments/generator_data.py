@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_ht.core.inputs import described, is_image
 from fedjax_ht.lab.generators.embedded import SIZE
-from fedjax_ht.lab.generators.npz import one_line
+from fedjax_ht.lab.generators.npz import in_one_line
 from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.readers.npz import read_jpegs
 from fedjax_ht.lab.safe.arrays import opened_npz
@@ -83,11 +83,8 @@ def _read_dataset(name: str, data_dir: str | None) -> Pictures:
 def _read_jpegs(path: Path) -> Pictures:
     if not path.is_file():
         raise FileNotFoundError(f"no images at {path}")
-    try:
-        with opened_npz(path) as file:
-            images, labels, names = read_jpegs(file), file["label"], file["wnid"]
-    except Exception as error:  # zipfile, zlib and numpy each have their own for a damaged file
-        raise ValueError(f"{path}: {one_line(error)}") from error
+    with in_one_line(str(path)), opened_npz(path) as file:
+        images, labels, names = read_jpegs(file), file["label"], file["wnid"]
     if images.shape[1:] != (SIZE, SIZE, 3):
         raise ValueError(f"{path}: images must be {SIZE}x{SIZE}")
     return Pictures(images, labels.astype(np.int32), tuple(map(str, names)))

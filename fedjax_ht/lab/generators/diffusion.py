@@ -19,7 +19,7 @@ import numpy as np
 from fedjax_ht.check.packages import needing
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.generators.npz import one_line
+from fedjax_ht.lab.generators.npz import in_one_line
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.models.generator import Card, Generator
 
@@ -112,26 +112,17 @@ def _pretrained(kind: Any, folder: Path) -> Any:
     others."""
     files = [file.name for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
     half = bool(files) and all(".fp16." in name for name in files)
-    try:
+    with in_one_line(f"{folder}: no {kind.__name__} can be read from it"):
         network = kind.from_pretrained(
             folder, local_files_only=True, variant="fp16" if half else None
         )
-    # diffusers, safetensors and torch each raise exceptions of their own for a damaged folder.
-    except Exception as error:
-        raise ValueError(
-            f"{folder}: no {kind.__name__} can be read from it: {one_line(error)}"
-        ) from error
     return network.float().eval()
 
 
 def _load_scheduler(diffusers: Any, folder: Path) -> Any:
-    try:
+    with in_one_line(f"{folder}: no scheduler_config.json with a _class_name"):
         config = json.loads((folder / "scheduler_config.json").read_text())
         name = config["_class_name"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{folder}: no scheduler_config.json with a _class_name: {one_line(error)}"
-        ) from error
     if name not in _SCHEDULERS:
         raise ValueError(
             f"{folder}: the scheduler is a {name}; only {' and '.join(_SCHEDULERS)} are supported"
@@ -146,14 +137,9 @@ def _prompt_embedding(path: Path, prompt: str) -> np.ndarray:
     """
     cache = path / PROMPT_FILE
     if cache.is_file():
-        try:
-            with opened_npz(cache) as file:
-                kept, embedding = str(file["prompt"]), np.asarray(file["embedding"], np.float32)
-        # zipfile, zlib and numpy each raise exceptions of their own for a damaged file.
-        except Exception as error:
-            raise ValueError(
-                f"{cache}: damaged; without it the prompt is encoded anew ({one_line(error)})"
-            ) from error
+        about = f"{cache}: damaged, and without it the prompt is encoded anew"
+        with in_one_line(about), opened_npz(cache) as file:
+            kept, embedding = str(file["prompt"]), np.asarray(file["embedding"], np.float32)
         if kept == prompt:
             return embedding
     embedding = _encode(path, prompt)
@@ -171,17 +157,10 @@ def _encode(path: Path, prompt: str) -> np.ndarray:
         raise ImportError(
             f"{path}: needs transformers to encode {prompt!r}, once; pip install transformers"
         ) from error
-    try:
+    with in_one_line(f"{path}: no text_encoder and tokenizer can be read from it"):
         tokenizer = CLIPTokenizer.from_pretrained(path / "tokenizer", local_files_only=True)
-        encoder = (
-            CLIPTextModel.from_pretrained(path / "text_encoder", local_files_only=True)
-            .float()
-            .eval()
-        )
-    except Exception as error:  # as _pretrained
-        raise ValueError(
-            f"{path}: no text_encoder and tokenizer can be read from it: {one_line(error)}"
-        ) from error
+        encoder = CLIPTextModel.from_pretrained(path / "text_encoder", local_files_only=True)
+        encoder = encoder.float().eval()
     length = tokenizer.model_max_length
     tokens = tokenizer(
         ["", prompt], padding="max_length", max_length=length, truncation=True, return_tensors="pt"

@@ -196,7 +196,7 @@ def load_embedded(path: Path | str) -> Generator:
         raise ValueError(
             f"{path}: holds a generator of format {metadata['format']!r}; expected {FORMAT}"
         )
-    try:
+    with npz.in_one_line(f"{path}: no embedded generator"):
         arrays = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
         channels = tuple(arrays[f"convolutions/{i}/kernel"].shape[2] for i in (0, 2, 4, 5))
         latent_dim = len(arrays["average"])
@@ -217,8 +217,6 @@ def load_embedded(path: Path | str) -> Generator:
             if not np.isfinite(arrays[_name(key)]).all():
                 raise ValueError(f"{_name(key)} holds values that are not finite")
         card = npz.card(metadata)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path}: no embedded generator: {npz.one_line(error)}") from error
     variables = jax.tree.unflatten(
         structure, [jnp.asarray(arrays[_name(key)]) for key, _ in leaves]
     )

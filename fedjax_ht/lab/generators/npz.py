@@ -1,7 +1,8 @@
 """Reads and writes generators as .npz: arrays, and a JSON object with their format and card."""
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +48,11 @@ def read(path: Path | str, arrays: bool = True) -> tuple[dict[str, Any], dict[st
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no generator at {path}")
-    try:
-        with opened_npz(path) as file:
-            metadata = json.loads(str(file[METADATA]))
-            names = [name for name in file if name != METADATA] if arrays else []
-            values = {name: file[name] for name in names}
-    # zipfile, zlib, numpy and json each raise exceptions of their own for a damaged file.
-    except Exception as error:
-        raise ValueError(
-            f"{path}: not an .npz with an entry {METADATA} that is JSON ({one_line(error)})"
-        ) from error
+    about = f"{path}: not an .npz with an entry {METADATA} that is JSON"
+    with in_one_line(about), opened_npz(path) as file:
+        metadata = json.loads(str(file[METADATA]))
+        names = [name for name in file if name != METADATA] if arrays else []
+        values = {name: file[name] for name in names}
     if not isinstance(metadata, dict) or not isinstance(metadata.get("format"), str):
         raise ValueError(f"{path}: its metadata does not say of what format the generator is")
     return metadata, values
@@ -69,7 +65,15 @@ def card(metadata: Mapping[str, Any]) -> Card:
     return Card(**fields)
 
 
-def one_line(error: Exception) -> str:
-    """Returns the first line of an exception's message, or its type where there is none."""
-    message = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-    return (message.splitlines() or [type(error).__name__])[0]
+@contextlib.contextmanager
+def in_one_line(about: str) -> Iterator[None]:
+    """Turns any error of the block into a ValueError "ABOUT: REASON" of one line.
+
+    zipfile, numpy, json, torch and diffusers each raise exceptions of their own for a damaged file.
+    """
+    try:
+        yield
+    except Exception as error:
+        message = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        reason = (message.splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{about}: {reason}") from error

@@ -124,7 +124,7 @@ def open_snapshot(path: Path | str) -> Module:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"no snapshot at {path}")
-    try:
+    with npz.in_one_line(str(path)):
         with open_regular(path) as file, safe_pickle.damage_is_a_value_error():
             content = safe_pickle.Recorder(file, _ALLOWED, "", other_names=_Ignored).load()
         if not isinstance(content, dict) or "G_ema" not in content:
@@ -133,8 +133,6 @@ def open_snapshot(path: Path | str) -> Module:
                 "StyleGAN3 and StyleGAN-XL write it"
             )
         return _module("G_ema", content["G_ema"])
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def _module(name: str, value: Any) -> Module:
@@ -197,12 +195,10 @@ def load_converted(path: Path | str) -> Generator:
     """
     path = Path(path)
     metadata, arrays = npz.read(path)
-    try:
+    with npz.in_one_line(f"{path}: no converted StyleGAN3"):
         network = _network_from_json(metadata["network"])
         card = npz.card(metadata)
         variables = _checked(network, arrays)
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path}: no converted StyleGAN3: {npz.one_line(error)}") from error
     return stylegan3.make_generator(network, variables, card)
 
 
@@ -221,7 +217,7 @@ def read_snapshot(path: Path | str) -> tuple[stylegan3.Network, stylegan3.Variab
       FileNotFoundError, ValueError: as `load_snapshot`.
     """
     root = open_snapshot(path)
-    try:
+    with npz.in_one_line(str(path)):
         if root.class_name not in _CLASSES:
             raise ValueError(
                 f"G_ema is a {root.class_name}; only {' and '.join(_CLASSES)} are supported"
@@ -233,8 +229,6 @@ def read_snapshot(path: Path | str) -> tuple[stylegan3.Network, stylegan3.Variab
                 "StyleGAN3 or StyleGAN-XL"
             )
         return _read(root, synthesis)
-    except (IndexError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {npz.one_line(error)}") from error
 
 
 def _read(root: Module, synthesis: Module) -> tuple[stylegan3.Network, stylegan3.Variables]:

@@ -1,7 +1,6 @@
 """Client folders of PFLlib and HtFLlib: a split that another federated library has made."""
 
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.image_arrays import to_bytes, to_nhwc
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, as_stored
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.bounded import Origin, opened_zip, read_whole, reading
+from fedjax_ht.lab.safe.bounded import Origin, opened_zip, read_json, reading
 from fedjax_ht.lab.safe.safe_pickle import load_npy
 
 _ORIGIN = Origin(
@@ -133,9 +132,7 @@ def _sizes(root: Path) -> tuple[int, int | None]:
     with reading(root / "config.json", _ORIGIN):
         if not (root / "config.json").exists() and (root / "train/0.npz").exists():
             return len(list((root / "train").glob("*.npz"))), None
-        config = json.loads(read_whole(root / "config.json", limits.TEXT_BYTES))
-        if not isinstance(config, dict):
-            raise ValueError("not a JSON object")
+        config = read_json(root / "config.json", dict)
         num_clients, num_classes = _count(config, "num_clients"), None
         if "num_classes" in config:  # PFLlib's first versions wrote none
             num_classes = _count(config, "num_classes")

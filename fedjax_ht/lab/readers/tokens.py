@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_ht.check.names import short
 from fedjax_ht.check.packages import needing
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.bounded import read_whole
+from fedjax_ht.lab.safe.bounded import read_json, read_whole
 
 PADDING, UNKNOWN = 0, 1  # ids; the vocabulary's words follow
 WORDS = 32_000
@@ -231,11 +231,9 @@ def _settings(path: Path) -> dict[str, Any]:
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         beside = path.with_name(name)
         if beside.is_file():
-            fields |= json.loads(read_whole(beside, limits.TEXT_BYTES))
+            fields |= read_json(beside, dict)
     encoder = path.with_name("sentence_bert_config.json")
-    if encoder.is_file() and json.loads(read_whole(encoder, limits.TEXT_BYTES)).get(
-        "do_lower_case"
-    ):
+    if encoder.is_file() and read_json(encoder, dict).get("do_lower_case"):
         fields["do_lower_case"] = True
     for name, value in fields.items():
         if name.endswith("_token") and isinstance(value, dict):

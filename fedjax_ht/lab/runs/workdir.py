@@ -16,8 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fedjax_ht.lab.files import atomic_open, named, plain_open, refuse_links
-from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.bounded import read_whole
+from fedjax_ht.lab.safe import bounded
 
 MAX_LEVELS = 32
 """Objects and arrays in each other in a JSON file of a run's folder, at most."""
@@ -30,17 +29,11 @@ def read_json(path: Path) -> dict[str, Any]:
       ValueError: it holds none, or one that is nested too deep. One line.
     """
     try:
-        content = json.loads(read_whole(path, limits.TEXT_BYTES).decode())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is not readable as JSON ({error}); choose another --workdir"
-        ) from None
-    if deeper(content, MAX_LEVELS):  # functions that walk through it are recursive
-        raise ValueError(
-            f"{path} has values in more than {MAX_LEVELS} levels; choose another --workdir"
-        )
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object; choose another --workdir")
+        content = bounded.read_json(path, dict)
+        if deeper(content, MAX_LEVELS):  # functions that walk through it are recursive
+            raise ValueError(f"{path} has values in more than {MAX_LEVELS} levels")
+    except ValueError as error:
+        raise ValueError(f"{error}; choose another --workdir") from None
     return content
 
 

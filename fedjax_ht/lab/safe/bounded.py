@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import hashlib
 import io
+import json
 import math
 import os
 import re
@@ -20,7 +21,7 @@ import time
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple, cast
+from typing import IO, Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from fedjax_ht.check.names import short
 from fedjax_ht.lab.safe import limits
@@ -101,6 +102,24 @@ def _all_of(file: IO[bytes], limit: float = math.inf) -> bytearray:
         content += chunk
         limits.keep("it", len(content), limit)
     return content
+
+
+T = TypeVar("T")
+
+
+def read_json(path: Path, kind: type[T], limit: int = limits.TEXT_BYTES) -> T:
+    """Reads a JSON object (dict) or list from a file of at most `limit` bytes.
+
+    Raises:
+      ValueError: the file is too large, not a regular file, or holds none. One line.
+    """
+    try:
+        value = json.loads(read_whole(path, limit).decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not readable as JSON ({error})") from None
+    if not isinstance(value, kind):
+        raise ValueError(f"{path} holds no JSON {'object' if kind is dict else 'list'}")
+    return value
 
 
 _MANY = 1 << 16

@@ -1,18 +1,17 @@
 """Model groups `hf:FOLDER`: the extractor that a folder's config.json describes. The file may come
 from anybody."""
 
-import json
 import re
 import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import numpy as np
 
 from fedjax_ht.core.inputs import InputShape, Pixels, Preprocess, described
-from fedjax_ht.lab.safe.bounded import read_whole
+from fedjax_ht.lab.safe.bounded import read_json
 from fedjax_ht.lab.weights.hugging_face import transformers
 from fedjax_ht.lab.weights.hugging_face.names import Names
 from fedjax_ht.lab.weights.hugging_face.transformers import ACTIVATIONS, Sizes
@@ -25,9 +24,6 @@ WEIGHTS = "model.safetensors"
 _BYTES = 1 << 20  # of a JSON file; those of models have a few thousand
 _LARGEST = 1 << 20  # of a size in config.json, such as a number of token ids
 _LAYERS = 1000
-
-
-T = TypeVar("T")
 
 
 class Settings(NamedTuple):
@@ -48,10 +44,14 @@ class Settings(NamedTuple):
         """The file's path, which begins messages."""
         return str(self.folder / self.file)
 
+    def wrong(self, field: str, rule: str) -> ValueError:
+        """Returns the error of a field whose value does not keep to a rule."""
+        return ValueError(f"{self.place}: {field} is {self.fields.get(field)!r:.60}; {rule}")
+
     def beside(self, file: str) -> "Settings":
         """Returns the fields of another file of the folder, none where it is missing."""
         place = self.folder / file
-        return Settings(self.folder, read_json(place, dict) if place.exists() else {}, file)
+        return Settings(self.folder, read_json(place, dict, _BYTES) if place.exists() else {}, file)
 
     def count(
         self, field: str, default: int | None = None, *, divisor: int = 1, most: int = _LARGEST
@@ -62,28 +62,21 @@ class Settings(NamedTuple):
         value = default if value is None else value
         if type(value) is not int or not 0 < value <= most or value % divisor:
             multiple = f", a multiple of {divisor}" if divisor > 1 else ""
-            raise ValueError(
-                f"{self.place}: {field} is {value!r:.60}; it must be a positive integer of at most "
-                f"{most:,}{multiple}"
-            )
+            raise self.wrong(field, f"it must be a positive integer of at most {most:,}{multiple}")
         return value
 
     def number(self, field: str, default: float) -> float:
         """Returns a positive finite number."""
         value = self.fields.get(field, default)
         if type(value) not in (int, float) or not 0 < value < float("inf"):
-            raise ValueError(
-                f"{self.place}: {field} is {value!r:.60}; it must be a positive number"
-            )
+            raise self.wrong(field, "it must be a positive number")
         return float(value)
 
     def choice(self, field: str, default: str, known: Collection[str]) -> str:
         """Returns one of `known`."""
         value = self.fields.get(field, default)
         if not isinstance(value, str) or value not in known:
-            raise ValueError(
-                f"{self.place}: {field} is {value!r:.60}; it must be one of {', '.join(known)}"
-            )
+            raise self.wrong(field, f"it must be one of {', '.join(known)}")
         return value
 
     def require(self, field: str, value: Any) -> None:
@@ -91,9 +84,7 @@ class Settings(NamedTuple):
         that is left out or null has it."""
         actual = self.fields.get(field)
         if actual is not None and actual != value:
-            raise ValueError(
-                f"{self.place}: {field} is {actual!r:.60}; only models with {value!r} are built"
-            )
+            raise self.wrong(field, f"only models with {value!r} are built")
 
     def rotary_base(self) -> float:
         """Returns the base of rotated positions, which newer files have in "rope_parameters".
@@ -110,10 +101,7 @@ class Settings(NamedTuple):
             if isinstance(values, dict):
                 kind = values.get("rope_type", values.get("type", "default"))
             if kind != "default":
-                raise ValueError(
-                    f"{self.place}: {name} is {values!r:.60}; only rotated positions without a "
-                    "scale are built"
-                )
+                raise self.wrong(name, "only rotated positions without a scale are built")
             fields = fields | values
         return Settings(self.folder, fields).number("rope_theta", 10_000.0)
 
@@ -121,7 +109,7 @@ class Settings(NamedTuple):
         """Returns true or false."""
         value = self.fields.get(field)
         if value not in (None, True, False):
-            raise ValueError(f"{self.place}: {field} is {value!r:.60}; it must be true or false")
+            raise self.wrong(field, "it must be true or false")
         return default if value is None else bool(value)
 
     def by_channel(self, field: str, channels: int) -> np.ndarray:
@@ -130,9 +118,7 @@ class Settings(NamedTuple):
         values = [0.5 if value is None else value] if not isinstance(value, list) else value
         plain = all(type(x) in (int, float) and abs(x) < float("inf") for x in values)
         if not plain or len(values) not in (1, channels):
-            raise ValueError(
-                f"{self.place}: {field} is {value!r:.60}; it must be {channels} finite numbers"
-            )
+            raise self.wrong(field, f"it must be {channels} finite numbers")
         return np.array(values * (channels // len(values)), np.float64)
 
 
@@ -149,7 +135,7 @@ def read_settings(folder: Path) -> Settings:
             f"no config.json in {folder}; name a folder of Hugging Face's, with config.json and "
             "model.safetensors"
         )
-    settings = Settings(folder, read_json(place, dict))
+    settings = Settings(folder, read_json(place, dict, _BYTES))
     settings.require("quantization_config", None)
     if "AutoModel" in str(settings.fields.get("auto_map")).replace("AutoModelFor", ""):
         raise ValueError(f"{place}: auto_map names code of the folder's own, which is not run")
@@ -158,26 +144,11 @@ def read_settings(folder: Path) -> Settings:
     return settings
 
 
-def read_json(path: Path, kind: type[T]) -> T:
-    """Reads a small JSON object or list.
-
-    Raises:
-      ValueError: the file is too large, not a regular file, or holds none. One line.
-    """
-    try:
-        value = json.loads(read_whole(path, _BYTES))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not readable as JSON ({error})") from None
-    if not isinstance(value, kind):
-        raise ValueError(f"{path} holds no JSON {'object' if kind is dict else 'list'}")
-    return value
-
-
 def _modules(root: Path) -> list[tuple[str, str]]:
     """Returns the (kind, folder) of the modules of a sentence encoder behind its transformer."""
     place, modules = root / "modules.json", []
     if place.exists():
-        for entry in read_json(place, list):
+        for entry in read_json(place, list, _BYTES):
             fields = entry if isinstance(entry, dict) else {}
             path, kind = fields.get("path"), str(fields.get("type"))
             if not isinstance(path, str) or Path(path).name != path or path == "..":
@@ -221,9 +192,7 @@ def pooling(settings: Settings, known: Collection[str], default: str) -> tuple[s
     prompts = encoder.fields.get("prompts")
     prompt = encoder.fields.get("default_prompt_name")
     if prompt is not None and (not isinstance(prompts, dict) or prompts.get(str(prompt)) != ""):
-        raise ValueError(
-            f"{encoder.place}: default_prompt_name is {prompt!r:.60}; texts get no prompt here"
-        )
+        raise encoder.wrong("default_prompt_name", "texts get no prompt here")
     return mode, "Normalize" in kinds
 
 
@@ -413,7 +382,7 @@ def head_classes(file: str) -> tuple[str, ...] | None:
     """Returns the classes of a head's rows, as `id2label` of the config.json beside a file of
     weights names them; None where it does not, or only numbers them."""
     place = Path(file).expanduser().with_name("config.json")
-    labels = read_json(place, dict).get("id2label") if place.is_file() else None
+    labels = read_json(place, dict, _BYTES).get("id2label") if place.is_file() else None
     if not isinstance(labels, dict) or set(labels) != set(map(str, range(len(labels)))):
         return None
     names = tuple(str(labels[str(i)]) for i in range(len(labels)))
