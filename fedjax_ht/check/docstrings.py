@@ -53,6 +53,11 @@ def meanings(documented: Any) -> dict[str, str]:
     return texts | _entries(inspect.getdoc(documented) or "")
 
 
+def first_paragraph(docstring: str | None) -> str:
+    """Returns the first paragraph of a docstring on one line; "" without one."""
+    return " ".join(inspect.cleandoc(docstring or "").split("\n\n")[0].split())
+
+
 def _entries(docstring: str) -> dict[str, str]:
     """Returns the entries of a docstring without indentation, as `inspect.getdoc` returns it."""
     lines: dict[str, list[str]] = {}

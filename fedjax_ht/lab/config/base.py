@@ -14,16 +14,18 @@ of its options can be overridden: --config.method.options.tau=50,
 
 import copy
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from fedjax_ht.check.docstrings import first_paragraph
 from fedjax_ht.check.names import kind_of_value, unknown, unknown_option
 from fedjax_ht.check.options import kind_of, options_of
 from fedjax_ht.core.user_code import names_object
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.lab.config.sections import Config, MethodConfig, PartitionConfig
 from fedjax_ht.lab.config.typed import Options
-from fedjax_ht.methods import method_factory
+from fedjax_ht.methods import method_factory, names_user_method
 
 
 @runtime_checkable
@@ -87,6 +89,18 @@ def method_options(name: str) -> dict[str, inspect.Parameter]:
     # the config has a section of local training; the name BASE+METHOD sets `base`
     fixed = {"training"} | getattr(factory, "keywords", {}).keys()
     return {option: p for option, p in options_of(factory).items() if option not in fixed}
+
+
+def method_summary(name: str) -> str:
+    """Returns what a method is, in the words of its module, or of a user's own factory."""
+    if names_object(name):
+        return ""
+    factory = method_factory(name)
+    factory = inspect.unwrap(getattr(factory, "func", factory))  # of BASE+METHOD the latter
+    texts = [sys.modules[factory.__module__].__doc__]
+    if names_user_method(name):
+        texts.insert(0, factory.__doc__)
+    return next(filter(None, map(first_paragraph, texts)), "")
 
 
 def option_kind(parameter: inspect.Parameter) -> type:

@@ -73,12 +73,12 @@ def preset(
 
 
 def bound_to(config: Config) -> tuple[str, str, str]:
-    """Returns the data, the split and the models of a config: each a name, and the fields that are
-    not at their defaults. Seeds and places of files are left out."""
-    split = to_json(config.partition)
-    usual = to_json(PartitionConfig()) | {
-        name: option.default for name, option in partition_options(split["kind"]).items()
-    }
+    """Returns the data, the split and the models of a config: each a name, the fields that are not
+    at their defaults, and a split's shares. Seeds and places of files are left out."""
+    split, usual = to_json(config.partition), to_json(PartitionConfig())
+    for name, option in partition_options(config.partition.kind).items():
+        if not isinstance(option.default, float):
+            usual[name] = option.default
     return (
         _changed(to_json(config.dataset), to_json(DatasetConfig()), "name", "data_dir"),
         _changed(split | split.pop("options"), usual, "kind", "seed", "per_trial"),

@@ -30,6 +30,9 @@ from fedjax_ht.lab.runs.workdir import flatten, naming, read_json, write_json
 from fedjax_ht.simulation.rows import Runs
 from fedjax_ht.simulation.runs import Reason
 
+LEVEL = 0.5
+"""Points below which a headline calls a difference that is no lead level."""
+
 
 def headline(histories: Mapping[str, Runs], baseline: str) -> str:
     """States the result of equal rows in a sentence, by the best rounds: the best entry beside the
@@ -44,15 +47,15 @@ def headline(histories: Mapping[str, Runs], baseline: str) -> str:
     best, next_best = ranking(histories)[:2]
     beside = baseline if best != baseline else next_best
     lead = paired_difference(scores[best], scores[beside])
-    points = f"{lead.interval.mean:.1f}"
-    if points == "0.0":
-        return f"{best} and {beside} are level at {means[best]:.1f} %."
-    by_points = f"by {points} points, in one trial"
-    if lead.trials > 1:
-        by_points = f"by {points} points on average, in {lead.ahead} of {lead.trials} trials"
+    points = f"{abs(lead.interval.mean):.1f}"
+    if not lead.leads:
+        ahead = "ahead " if lead.trials > 1 else ""
+        state = "level" if lead.interval.mean < LEVEL else "not told apart"
+        score = f"{means[best]:.1f} %, difference {points}"
+        return f"{best} and {beside} are {state}: {score}, {ahead}{lead.evidence}."
     if beside == baseline or len(means) == 2:
-        return f"{best} is ahead of {beside} {by_points}."
-    return f"{best} is ahead of the others; of the next, {beside}, {by_points}."
+        return f"{best} is ahead of {beside} by {points} points, {lead.evidence}."
+    return f"{best} is ahead of all others, and of {beside} by {points} points, {lead.evidence}."
 
 
 def reached(histories: Mapping[str, Runs]) -> str:
@@ -79,15 +82,12 @@ def ranking(histories: Mapping[str, Runs]) -> list[str]:
 
 
 def winner(histories: Mapping[str, Runs]) -> str | None:
-    """Returns the entry that is ahead of all others by at least a tenth of a point, as `headline`
-    rounds; None where none is."""
+    """Returns the entry that leads the next best; None where none does."""
     if len(histories) < 2:
         return None
-    means = means_of(best_scores(histories))
+    scores = best_scores(histories)
     best, next_best = ranking(histories)[:2]
-    lead = means[best] - means[next_best]
-    is_ahead = not math.isnan(lead) and f"{lead:.1f}" != "0.0"
-    return best if is_ahead else None
+    return best if paired_difference(scores[best], scores[next_best]).leads else None
 
 
 MOST_NAMED = 2
@@ -108,6 +108,7 @@ class Compared(NamedTuple):
         without a line has the rows of that run.
       shared: a sentence on what all rows share, and in what they differ; "" of one entry alone.
       ended: a sentence on the entries that patience ended before the last round; "" for none.
+      made: the date of the last round, and the versions of the library that trained the entries.
       mixed: sentences on different versions of the library, its packages or a user's own code that
         trained the entries; "" where there is one of each.
     """
@@ -118,6 +119,7 @@ class Compared(NamedTuple):
     unequal: dict[str, list[str]]
     shared: str
     ended: str
+    made: str
     mixed: str
 
     @property
@@ -201,6 +203,7 @@ def compared(
         unequal=unequal,
         shared=shared,
         ended=_ended(rounds, shown, config),
+        made=_made(trained.values()),
         mixed=" ".join(_mixed(trained.values())),
     )
 
@@ -333,6 +336,18 @@ def _mixed(identities: Iterable[Identity]) -> list[str]:
     return sentences
 
 
+def _made(identities: Iterable[Identity]) -> str:
+    """Writes the last date of the entries and their versions: "2026-11-28, fedjax_ht 0.2.0"."""
+    identities = list(identities)
+    dates = sorted(filter(None, (identity.ended for identity in identities)))
+    versions = itertools.chain(*(identity.versions for identity in identities))
+    return ", ".join([*dates[-1:], *dict.fromkeys(map(_library, versions))])
+
+
+def _library(versions: Mapping[str, str]) -> str:
+    return f"fedjax_ht {versions['fedjax_ht']} (commit {versions['commit']})"
+
+
 def _programs(identity: Identity) -> tuple:
     """Returns the versions that trained an entry, without machine and own code; () where not
     known."""
@@ -348,8 +363,7 @@ def _versions(identity: Identity) -> str:
     texts = []
     for versions in identity.versions:
         jax = f"{PACKAGES[0]} {versions[PACKAGES[0]]}"
-        library = f"fedjax_ht {versions['fedjax_ht']} (commit {versions['commit']})"
-        texts.append(f"{library} with {jax} on {versions['machine']}")
+        texts.append(f"{_library(versions)} with {jax} on {versions['machine']}")
     return ", then ".join(texts)
 
 

@@ -19,7 +19,7 @@ from fedjax_ht.simulation.rows import History, Runs, evaluated
 
 ACCURACY = "test accuracy, mean over clients (%)"
 MARKS = 10  # small marks on a curve, about
-EARLY = 0.2  # share of the rounds whose differences may leave their panel
+EARLY = 0.2  # share of the rounds whose accuracies and differences may leave their panel
 
 
 def accuracy_curves(histories: Mapping[str, Runs], baseline: str | None = None) -> Figure:
@@ -34,9 +34,9 @@ def accuracy_curves(histories: Mapping[str, Runs], baseline: str | None = None) 
       baseline: label of the entry that the others are compared with; None compares none.
     """
     extra = [baseline is not None, has_clock(histories)].count(True)
-    width = 11 if extra else 6.4
-    room = legend_room(len(histories))
-    figure, panels = subplots(1, 1 + extra, figsize=(width + room, 4), squeeze=False)
+    few = len(histories) <= FEW  # whose legend lies within the axes
+    width = (11 if extra else 6.4) + (0 if few else 2)
+    figure, panels = subplots(1, 1 + extra, figsize=(width, 4), squeeze=False)
     first, *further = panels[0]
     draw_rounds(first, histories)
     if baseline is not None:
@@ -45,7 +45,7 @@ def accuracy_curves(histories: Mapping[str, Runs], baseline: str | None = None) 
         further[-1].sharey(first)
         draw_accuracy(further[-1], histories, simulated_seconds)
         further[-1].set(xlabel="simulated seconds")
-    two_panels_legend(first, panels[0][-1], len(histories))
+    legend(first if few else panels[0][-1], len(histories))
     return figure
 
 
@@ -74,7 +74,7 @@ def draw_differences(axes: Axes, histories: Mapping[str, Runs], baseline: str) -
 def scale_rounds(axes: Axes, histories: Mapping[str, Runs]) -> None:
     """Scales an axis of rounds, from 0 to the last one."""
     last = max(values(rows_of_all(histories), "round"))
-    axes.set(xlabel="round", xlim=(0, max(1, last)))
+    axes.set(xlabel="round", xlim=(0, 1.02 * max(1, last)))  # with room for the last mark
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
@@ -94,46 +94,13 @@ def paired_points(runs: Runs, baseline: Runs) -> tuple[np.ndarray, np.ndarray]:
     return np.array(rounds), np.array(points)
 
 
-def legend_room(entries: int) -> float:
-    """Returns the inches that a legend of so many entries takes beside the axes."""
-    return 0.0 if entries <= FEW else 2.0
-
-
-def two_panels_legend(left: Axes, right: Axes, entries: int) -> None:
-    """Draws the legend of two panels: within the left one for a few entries, beside the right one
-    for more."""
-    legend(left if entries <= FEW else right, entries)
-
-
-def accuracy_and_bytes(histories: Mapping[str, Runs], target: float) -> Figure:
-    """Draws accuracy against rounds and, beside it, against the bytes sent until then, by all
-    clients, up and down.
-
-    The dotted line is the target, a share in [0, 1]. An entry that sends nothing is a dashed line
-    at its best accuracy.
-    """
-    width = 11 + legend_room(len(histories))
-    figure, (left, right) = subplots(1, 2, sharey=True, figsize=(width, 4))
-    draw_rounds(left, histories)
-    draw_accuracy(right, histories, mebibytes_sent)
-    scale_bytes(right, histories)
-    right.set(xlabel="MiB sent, up and down, all clients together")
-    for axes in (left, right):
-        axes.axhline(100 * target, color="grey", ls=":", lw=1)
-    two_panels_legend(left, right, len(histories))
-    return figure
-
-
 def costs(histories: Mapping[str, Runs]) -> Figure:
     """Draws accuracy against the costs until then, of all clients together: bytes both ways,
-    training FLOPs, seconds. Of several entries the broad grey line is the frontier: the highest
-    accuracy of any that had taken no more."""
+    training FLOPs, seconds."""
     figure, axes = subplots(1, 3, sharey=True, figsize=(11, 4))
     labels = ("MiB sent, up and down", "TFLOP of training", "seconds of rounds, this machine")
     for place, position, label in zip(axes, (mebibytes_sent, teraflop, seconds), labels):
-        curves = draw_accuracy(place, histories, position)
-        if len(curves) > 1:
-            draw_frontier(place, curves)
+        draw_accuracy(place, histories, position)
         place.set(xlabel=label)
         place.xaxis.set_major_locator(MaxNLocator(5))
     scale_bytes(axes[0], histories)
@@ -153,8 +120,6 @@ def draw_rounds(axes: Axes, histories: Mapping[str, Runs]) -> None:
     draw_accuracy(axes, histories, rounds_evaluated)
     scale_rounds(axes, histories)
     axes.set(ylabel=ACCURACY)
-    for line in axes.lines:
-        line.set_clip_on(False)  # marks at the ends of the axis are drawn in full
 
 
 def scale_bytes(axes: Axes, histories: Mapping[str, Runs]) -> None:
@@ -170,14 +135,6 @@ def scale_bytes(axes: Axes, histories: Mapping[str, Runs]) -> None:
 
 def _plain(value: float, _: int) -> str:
     return f"{value:g}"
-
-
-def draw_frontier(axes: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Draws the highest of all curves (places, scores) up to each place, as steps."""
-    places, scores = map(np.concatenate, zip(*curves))
-    order = np.argsort(places, kind="stable")
-    highest = np.maximum.accumulate(scores[order])
-    axes.step(places[order], highest, where="post", color="0.8", lw=4, zorder=0)
 
 
 def until_evaluations(history: History, spent: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -215,7 +172,7 @@ def draw_accuracy(
     histories: Mapping[str, Runs],
     position: Callable[[History], Sequence[float] | np.ndarray],
     score: str = "accuracy",
-) -> list[tuple[np.ndarray, np.ndarray]]:
+) -> None:
     """Draws the curves of `accuracy_curves`.
 
     Args:
@@ -223,17 +180,13 @@ def draw_accuracy(
       histories: label of an entry -> its runs.
       position: rows of a run -> where its evaluations lie; the mean over runs is taken.
       score: the accuracy that is drawn.
-
-    Returns:
-      (places, scores in percent) of each entry, float [evaluations].
     """
-    curves, looks = [], styles(histories)
+    looks = styles(histories)
     for i, (name, runs) in enumerate(histories.items()):
         places = np.mean([np.asarray(position(history)) for history in runs], axis=0)
         scores = 100 * np.array([values(evaluated(history), score) for history in runs])
         mean, look = scores.mean(0), looks[name]
         colour = look["color"]
-        curves.append((places, mean))
         if not places.any():  # an entry that has sent nothing has no place on a log scale
             axes.axhline(mean.max(), label=name, lw=1.8, color=colour, ls="--")
             continue
@@ -246,8 +199,19 @@ def draw_accuracy(
         best = mean.argmax()
         mark = {"color": colour, "ms": 9, "mfc": "white", "mew": 1.8}
         axes.plot(places[best], mean[best], look["marker"], **mark)
+    axes.set(ylim=late_range(histories, score))
     axes.grid(alpha=0.3)
-    return curves
+
+
+def late_range(histories: Mapping[str, Runs], score: str) -> tuple[float, float]:
+    """Returns the range of a score in percent after the first rounds, and of each run's best; of
+    few rounds the range of all."""
+    last = max(values(rows_of_all(histories), "round"))
+    first = EARLY * last if last > 3 else 0
+    late = values([row for row in rows_of_all(histories) if row["round"] >= first], score)
+    late += [max(values(history, score)) for runs in histories.values() for history in runs]
+    margin = max(0.5, 5 * np.ptp(late))
+    return 100 * min(late) - margin, 100 * max(late) + margin
 
 
 WIDE = 11  # inches, so that a page need not shrink a picture until its words are too small

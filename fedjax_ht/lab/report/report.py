@@ -2,8 +2,10 @@
 
 The page is one file that needs no network."""
 
+import datetime
 import html
 import itertools
+import math
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,19 +13,23 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_ht.check.docstrings import first_paragraph
 from fedjax_ht.core.user_code import names_object
-from fedjax_ht.lab.config.entries import described, elsewhere
+from fedjax_ht.data.partition import PARTITIONS, PLANS, class_counts
+from fedjax_ht.lab.config.base import method_summary
+from fedjax_ht.lab.config.entries import bound_to, described, elsewhere
 from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.config.typed import to_plain
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers.description import describe, kind_of
 from fedjax_ht.lab.report import document
 from fedjax_ht.lab.report.bad_clients import named, outliers
-from fedjax_ht.lab.report.compared import Compared, Page, unequal_lines
+from fedjax_ht.lab.report.compared import Compared, Page, differing, unequal_lines
 from fedjax_ht.lab.report.document import Block, Bullets, Document, Paragraph, caption, folded
 from fedjax_ht.lab.report.figures import FEW
 from fedjax_ht.lab.report.maps import load_map, one_space
 from fedjax_ht.lab.report.plots import ROOM, evaluated_ids, mean_of_clients
-from fedjax_ht.lab.report.results import Aim, class_table, costs, run_results, sent
+from fedjax_ht.lab.report.results import Aim, class_table, costs, run_results
 from fedjax_ht.lab.report.rows import has_clock, reporting, rows_of_all, values
 from fedjax_ht.lab.report.statistics import differences_to, gain_table, listed
 from fedjax_ht.lab.runs import devices
@@ -36,6 +42,7 @@ from fedjax_ht.simulation.rows import Row, Runs, evaluated
 
 FAR = 3  # Tukey's "far out", in lengths of the box
 LEAST_POINTS = 5.0  # percentage points that a client must be outside the box
+SECONDS = ("seconds_round", "seconds_evaluation")
 WASTED = 0.3  # share of lanes' steps
 FALL = 0.03  # of accuracy, from the best round to the last
 MOST_NAMED = 5  # clients
@@ -199,19 +206,17 @@ def setting(experiment: Plan, labels: Iterable[str] | None = None) -> str:
     """
     config = experiment.config
     labels = list(experiment.runs if labels is None else labels)
-    sizes = [len(client.train) for client in experiment.partitions[0]]
-    kind = kind_of(experiment.dataset)
     public = ""
     if experiment.dataset.public_set is not None:
-        public = f", and {experiment.dataset.public_set.samples} public ones"
+        public = f" {experiment.dataset.public_set.samples} samples are public."
     seeds = f"seed {config.seed}"
     if config.trials > 1:
         seeds = f"seeds {config.seed} to {config.seed + config.trials - 1}"
     return (
         f"{config.partition.num_clients} clients on {experiment.dataset.name}"
-        f"{participation(config)}: {sum(sizes)} training {kind}, {min(sizes)} to {max(sizes)} a "
-        f"client{public}; {split(config)}. Models: {', '.join(architectures(experiment, labels))}. "
-        f"Training: {trained(experiment, labels)} a round. {config.rounds} rounds, {seeds}."
+        f"{participation(config)}. {holdings(experiment)} {split(config)}{public} "
+        f"Models: {', '.join(architectures(experiment, labels))}. "
+        f"Training: {trained(experiment, labels)}. {config.rounds} rounds, {seeds}."
         f"{devices.described(config.devices_profile)}"
     )
 
@@ -226,13 +231,29 @@ def participation(config: Config) -> str:
     return text
 
 
+def holdings(experiment: Plan) -> str:
+    """Says how many samples a client trains and tests on, in the first trial."""
+    dataset, partition = experiment.dataset, experiment.partitions[0]
+    counts = class_counts(dataset.labels, partition, num_classes=dataset.num_classes)
+    tests = np.array([len(client.test) for client in partition])
+    samples = f"{_span(counts.sum(1))} {kind_of(dataset)} of {_span((counts > 0).sum(1))} classes"
+    trial = ", in the first trial" if len(set(map(id, experiment.partitions))) > 1 else ""
+    return f"A client trains on {samples}, and tests on {_span(tests)}{trial}."
+
+
+def _span(counts: np.ndarray) -> str:
+    low, high = counts.min(), counts.max()
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
 def split(config: Config) -> str:
-    """Names the split with its options and seed."""
-    parts = [f"split {config.partition.kind}"]
-    for name, value in sorted(config.partition.options.items()):
-        if value is not None:
-            parts.append(f"{name} {value}")
-    return ", ".join([*parts, f"seed {config.partition.seed}"])
+    """Describes the split in a sentence, with its options and seeds."""
+    partition = config.partition
+    seeds = f"seed {partition.seed}"
+    if partition.per_trial and config.trials > 1:
+        seeds = f"seeds {partition.seed} to {partition.seed + config.trials - 1}, one a trial"
+    about = first_paragraph((PLANS | PARTITIONS)[partition.kind].__doc__)
+    return f"Split {bound_to(config)[1]} ({seeds}): {about}"
 
 
 def architectures(experiment: Plan, labels: Iterable[str]) -> list[str]:
@@ -244,30 +265,18 @@ def architectures(experiment: Plan, labels: Iterable[str]) -> list[str]:
 
 
 def trained(experiment: Plan, labels: Sequence[str]) -> str:
-    """Lists the settings of local training: those that entries share once, else each value with the
-    entries that set it."""
-    parts: tuple[dict[str, list[str]], ...] = ({}, {}, {})  # text -> labels
-    for label in labels:
-        training = experiment.runs[label].config.training
-        length = f"{training.epochs} local epochs"
-        if training.steps:
-            length = f"{training.steps} steps"
-        optimizer = f"{training.optimizer} at {training.learning_rate}"
-        if names_object(training.optimizer):
-            optimizer = "an optimiser given from Python"
-        batches = f"batches of {training.batch_size}"
-        texts = [optimizer, batches, length]
-        if training.of:
-            texts[2] += f" (otherwise {', '.join(training.of)})"
-        for shared, text in zip(parts, texts):
-            shared.setdefault(text, []).append(label)
-    texts = []
-    for shared in parts:
-        for text, entries in shared.items():
-            if len(shared) > 1:
-                text = f"{text} ({', '.join(entries)})"
-            texts.append(text)
-    return ", ".join(texts)
+    """Lists the settings of local training of the first entry, and those in which others differ."""
+    recipes = {label: experiment.runs[label].config.training for label in labels}
+    training = recipes[labels[0]]
+    optimizer = f"{training.optimizer} at {training.learning_rate:g}"
+    if names_object(training.optimizer):
+        optimizer = "an optimiser given from Python"
+    count, unit = training.steps or training.epochs, "step" if training.steps else "local epoch"
+    length = f"{count} {unit}{'s' if count > 1 else ''}"
+    other = f" (otherwise {', '.join(training.of)})" if training.of else ""
+    lines = differing({label: to_plain(recipe) for label, recipe in recipes.items()})
+    differences = f"; entries differ in {', '.join(lines)}" if lines else ""
+    return f"{optimizer}, batches of {training.batch_size}, {length} a round{other}{differences}"
 
 
 def repeat() -> str:
@@ -395,6 +404,7 @@ def text_of(shown: Compared, aim: Aim | None) -> Document:
 
 
 RESULT = "Accuracy is the mean over clients, each on its own test samples, in the best round."
+LATE = "The axes of accuracy leave out the first rounds."
 MAPS = (
     "Some clients of all architectures look at the same test samples with their models of the last "
     "round; marks of one colour that lie together show that the clients' features agree."
@@ -418,32 +428,33 @@ def write_report(experiment: Plan, shown: Compared, page: Page, workdir: Path) -
     """
     histories = shown.histories
     folders = {entry.label: workdir / entry.folder for entry in shown.entries}
-    watch = document.warning_box(to_watch(shown))
-    result = document.caption(RESULT) + results(shown, page.aim).html()
-    result += "".join(map(document.caption, remarks(shown)))
-    sections = {"Result": result + comparisons(shown).html() + watch}
     baseline = shown.baseline if shown.compares else None
+    about_methods = methods(shown).html() + entry_settings(shown).html()
+    sections = {"Result": "", "Methods": about_methods}
     for heading, pictures in captions(histories, baseline).items():
         figures = []
         for name, text in pictures.items():
             path = workdir / "plots" / f"{name}.svg"
             figures.append(document.figure(path, text))
         sections[heading] = "".join(figures)
+    result = document.warning_box(to_watch(shown)) + document.caption(RESULT)
+    result += results(shown, page.aim).html() + "".join(map(document.caption, remarks(shown)))
+    sections["Result"] += result + comparisons(shown).html()
     by_class = class_table(histories, experiment.dataset.class_names)
     if by_class.rows:
         sections["Clients"] += folded("Accuracy by class", by_class.html())
     sections["Clients"] += client_class_tables(histories, experiment.dataset.class_names)
-    sections["Cost"] += folded("What each entry sent", sent(histories).html())
     if experiment.config.report.maps != "none":
         sections["Features and prototypes"] = maps(folders)
     sections["Images made by the servers"] = newest_images(folders)
-    about_run = Paragraph(setting(experiment, histories)).html()
+    sections["Data and split"] += "".join(map(document.caption, describe(experiment.dataset).lines))
     command = f"<pre>{html.escape(page.command)}</pre>"
-    sections["How to repeat it"] = command + about_run + entry_settings(shown).html()
+    sections["How to repeat it"] = command + Paragraph(setting(experiment, histories)).html()
     labels = listed(shown.labels) if len(shown.entries) <= FEW else f"{len(shown.entries)} entries"
     about = f"{labels} on {experiment.dataset.name}"
     title = shown.headline.removesuffix(".") or about
-    lead = (f"{about}: {size(experiment.config)}", *describe(experiment.dataset).lines)
+    data = f"{holdings(experiment)} {split(experiment.config)}"
+    lead = (f"{about}: {size(experiment.config)}", data, f"{shown.made}, {duration(histories)}")
     text = document.page(about, title, lead, sections)
     path = workdir / "report.html"
     with atomic_open(path) as file:
@@ -457,13 +468,26 @@ def size(config: Config) -> str:
     return f"{config.partition.num_clients} clients, {config.rounds} rounds, {trials}"
 
 
+def duration(histories: Mapping[str, Runs]) -> str:
+    """Writes the time of all rounds and evaluations, which an entry's runs share: "0:03:20"."""
+    rows = [row for runs in histories.values() for row in runs[0]]
+    spent = math.fsum(row.get(key, 0.0) for row in rows for key in SECONDS)
+    return f"{datetime.timedelta(seconds=round(spent))} of training and evaluation"
+
+
+def methods(shown: Compared) -> Bullets:
+    """Lists the entries' methods, each with its paper and idea; a user's own may have none."""
+    names = dict.fromkeys(entry.method for entry in shown.entries)
+    return Bullets(list(filter(None, map(method_summary, names))))
+
+
 def captions(
     histories: Mapping[str, Runs], baseline: str | None = None
 ) -> dict[str, dict[str, str]]:
     """Returns heading -> figure of plots/ -> its caption, which explains only the figure's own
     marks; arguments as of `accuracy_curves`."""
     runs = list(itertools.chain(*histories.values()))
-    accuracy = "The large mark is the best round, each small one an evaluation"
+    accuracy = f"{LATE} The large mark is the best round, each small one an evaluation"
     costs = (
         "The same accuracy against what all clients had sent, computed and waited for until then"
     )
@@ -477,23 +501,18 @@ def captions(
         accuracy += "; curves are means over trials, bands reach from the lowest to the highest"
         split += ", of the first trial"
     if baseline is not None:
-        accuracy += (
-            f"; beside it the difference to {baseline}, trial by trial, where the first rounds may "
-            "leave the panel"
-        )
+        accuracy += f"; beside it the difference to {baseline}, trial by trial"
     if has_clock(histories):
         accuracy += "; on the right against the seconds of the rounds on the simulated devices"
-    if len(histories) > 1:
-        costs += "; the grey line is the highest accuracy that any entry had for so much"
     if max(values(rows_of_all(histories), "round")) > 1:
         costs += "; without the compilation of the first round, which counts as the median round"
     if any(len(row["clients"]) > ROOM for history in runs for row in evaluated(history)[:1]):
         clients = "The same, each entry's clients from worst to best."
     return {
-        "Accuracy": {"accuracy": f"{accuracy}."},
+        "Result": {"accuracy": f"{accuracy}."},
         "Cost": {"costs": f"{costs}."},
         "Clients": {"spread": spread, "clients": clients},
-        "Split": {"split": f"{split}."},
+        "Data and split": {"split": f"{split}."},
     }
 
 

@@ -17,7 +17,6 @@ from fedjax_ht.lab.report.rows import (
     PARTICIPANTS,
     after_start,
     mean,
-    reporting,
     tops_of,
     values,
 )
@@ -194,30 +193,6 @@ def mean_bytes(rows: Sequence[Row], *ways: str) -> float:
 def mean_of_all(rows: Sequence[Row], key: str) -> float:
     """Returns the mean of a value over rows; NaN unless all of them have it."""
     return mean([row.get(key, math.nan) for row in rows], math.nan)
-
-
-SENT: dict[str, Column] = {
-    "entry": lambda label, _: label,
-    "up a round": COLUMNS["uplink"],
-    "down a round": COLUMNS["downlink"],
-    "up, one client": lambda _, of: document.human_bytes(mean(_uplinks(of.rounds), 0.0)),
-    "the whole run": lambda _, of: document.human_bytes(
-        math.fsum(map(wire_bytes, of.rounds)) / len(of.runs)
-    ),
-}
-
-
-def _uplinks(rounds: Sequence[Row]) -> list[float]:
-    """Returns the bytes of one client's uplink in each round in which any arrived."""
-    return [wire_bytes(row, "uplink") / row["arrived"] for row in reporting(rounds, "arrived")]
-
-
-def sent(histories: Mapping[str, Runs]) -> Table:
-    """Makes a table of what each entry sent, payload and metadata: means per round over rounds and
-    trials, of all clients together and of one whose uplink arrived; and a trial's whole run."""
-    return document.columns_table(
-        SENT, [(label, scored(runs)) for label, runs in histories.items()]
-    )
 
 
 def class_table(histories: Mapping[str, Runs], class_names: Sequence[str]) -> Table:

@@ -59,6 +59,24 @@ class Difference(NamedTuple):
     ahead: int
     trials: int
 
+    @property
+    def leads(self) -> bool:
+        """False for a tie: the interval includes 0, or without one some trial is not ahead; or the
+        mean difference is below 0.05."""
+        mean, low, _ = self.interval
+        return mean >= 0.05 and (self.ahead == self.trials if math.isnan(low) else low > 0)
+
+    @property
+    def evidence(self) -> str:
+        """The trials in words: "in 5 of 6 trials (95 % interval 0.4 to 4.9)"."""
+        if self.trials == 1:
+            return "in one trial"
+        _, low, high = self.interval
+        interval = f"{self.trials} trials: no interval"
+        if not math.isnan(low):
+            interval = f"95 % interval {low:.1f} to {high:.1f}"
+        return f"in {self.ahead} of {self.trials} trials ({interval})"
+
 
 def mean_interval(values: Sequence[float], least: int = LEAST) -> Interval:
     """Computes Student's interval of a mean; `least` values or more have one."""
@@ -214,12 +232,11 @@ def write_trials(
 ERRORS = 2
 """Standard errors that a gain or a loss must have to be more than noise."""
 NOTE = (
-    "Gains of single clients are an entry's accuracy minus local training's on the same test "
-    "samples, of the same seed and split, each in its best round; of several trials means. A "
-    f"client gains or loses where the difference is beyond {ERRORS} standard errors of a "
-    "difference of two shares of its test samples, each share with one sample more that is right "
-    "and one that is wrong (Agresti and Caffo, 2000). The worst tenth are the clients that lose "
-    "most."
+    "A client's gain is its accuracy minus its accuracy under local training, each in the best "
+    "round, on the same test samples and from the same seed. Gains are means over trials. A client "
+    f"gains or loses if the difference exceeds {ERRORS} standard errors, after adding one correct "
+    "and one wrong prediction to each count (Agresti and Caffo, 2000). The worst tenth are the "
+    "clients that lose most."
 )
 NO_BASELINE = (
     f"Whom an entry helps or hurts is not shown: no entry is {BASELINE!r}, whose clients train "

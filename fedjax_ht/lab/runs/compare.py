@@ -38,8 +38,6 @@ from fedjax_ht.lab.config.entries import baseline_of, entries_of, only
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.document import Document, Paragraph, Table
-from fedjax_ht.lab.report.figures import VECTOR, save
-from fedjax_ht.lab.report.plots import accuracy_and_bytes
 from fedjax_ht.lab.report.results import Aim, costs, write_csv
 from fedjax_ht.lab.report.rows import PARTICIPANTS
 from fedjax_ht.lab.report.statistics import best_scores, client_gains, write_trials
@@ -167,9 +165,7 @@ def write_comparison(config: Config, result: Result, aim: Aim, workdir: Path) ->
     step = int(config.partition.per_trial)
     splits = [config.partition.seed + step * trial for trial in range(config.trials)]
     trials = write_trials(result.histories, config.seed, splits, workdir / "trials.csv")
-    picture = workdir / "plots" / "compare.png"
-    save(accuracy_and_bytes(result.histories, target), picture, VECTOR)
-    return [workdir / "compare.md", sheet, trials, picture, workdir / "report.html"]
+    return [workdir / "compare.md", sheet, trials, workdir / "report.html"]
 
 
 NOTE = (

@@ -5,6 +5,7 @@ and a table sets its rows beside others', only where they are those of the run's
 """
 
 import dataclasses
+import datetime
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -329,6 +330,7 @@ class Identity:
       seed: the root seed of the first trial.
       trials: number of seeds that were trained.
       rounds: number of rounds saved.
+      ended: ISO date on which the last of them was saved; "" before the first.
       versions: programs and machines that trained it, see `environment`, the first of them first.
     """
 
@@ -342,6 +344,7 @@ class Identity:
     seed: int
     trials: int
     rounds: int = 0
+    ended: str = ""
     versions: tuple[Mapping[str, str], ...] = ()
 
 
@@ -399,7 +402,7 @@ def differences(stored: Identity, expected: Identity) -> list[str]:
 
 def _settings(identity: Identity) -> dict[str, Any]:
     fields = dataclasses.asdict(identity)
-    for name in ("rounds", "versions"):
+    for name in ("rounds", "ended", "versions"):
         del fields[name]
     return flatten(fields)
 
@@ -476,7 +479,7 @@ def begin_again(folder: Path) -> Path | None:
         maps = folder.glob(f"{Path(MAP).stem}.*")
         aside = sealed.set_aside([*results, *maps, folder / IDENTITY], folder)
     if identity is not None:
-        write_identity(dataclasses.replace(identity, rounds=0, versions=()), folder)
+        write_identity(dataclasses.replace(identity, rounds=0, ended="", versions=()), folder)
     return aside
 
 
@@ -494,7 +497,9 @@ def remember_rounds(folder: Path, rounds: int, environment: Mapping[str, str]) -
     versions = identity.versions
     if environment not in versions:
         versions = (*versions, environment)
-    write_identity(dataclasses.replace(identity, rounds=rounds, versions=versions), folder)
+    today = datetime.date.today().isoformat()
+    identity = dataclasses.replace(identity, rounds=rounds, ended=today, versions=versions)
+    write_identity(identity, folder)
 
 
 def begin(

@@ -13,7 +13,6 @@ Fields are set by --config.FIELD=VALUE; options by --config.method.options.NAME=
 
 import ast
 import dataclasses
-import importlib
 import inspect
 import shutil
 import textwrap
@@ -22,14 +21,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_ht.check.docstrings import meanings
+from fedjax_ht.check.docstrings import first_paragraph, meanings
 from fedjax_ht.check.names import unknown
 from fedjax_ht.check.options import SearchRange, describe, extra_of, hints_of
 from fedjax_ht.core.inputs import InputShape, abstract
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.data.partition.splits import split_plan
 from fedjax_ht.lab.command import show
-from fedjax_ht.lab.config.base import method_options
+from fedjax_ht.lab.config.base import method_options, method_summary
 from fedjax_ht.lab.config.config_files import shipped
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.config.typed import plain_hint, to_plain, unknown_field
@@ -70,11 +69,7 @@ def methods() -> dict[str, Listing]:
 
 
 def listed_method(name: str) -> Listing:
-    factory = inspect.unwrap(method_factory(name))
-    places = [importlib.import_module(factory.__module__)]
-    if names_user_method(name):
-        places.insert(0, factory)
-    return Listing(next(filter(None, map(first_paragraph, places)), ""), of_method(name))
+    return Listing(method_summary(name), of_method(name))
 
 
 def groups() -> dict[str, Listing]:
@@ -113,7 +108,7 @@ def _inputs(shape: InputShape, vocabulary: int | None) -> str:
 def partitions() -> dict[str, Listing]:
     entries = {}
     for name, function in (PLANS | PARTITIONS).items():
-        entries[name] = Listing(first_paragraph(function), of_partition(name))
+        entries[name] = Listing(first_paragraph(function.__doc__), of_partition(name))
     return entries
 
 
@@ -122,7 +117,11 @@ def datasets() -> dict[str, Listing]:
 
 
 def configs() -> dict[str, Listing]:
-    return {path.stem: Listing(first_paragraph(path.read_text())) for path in shipped().values()}
+    entries = {}
+    for path in shipped().values():
+        docstring = ast.get_docstring(ast.parse(path.read_text()))
+        entries[path.stem] = Listing(first_paragraph(docstring))
+    return entries
 
 
 def generators() -> dict[str, Listing]:
@@ -138,12 +137,6 @@ KINDS: Mapping[str, Callable[[], dict[str, Listing]]] = {
     "configs": configs,
     "generators": generators,
 }
-
-
-def first_paragraph(thing: object) -> str:
-    """Returns the first paragraph of an object's docstring, or of that of a source's text."""
-    text = ast.get_docstring(ast.parse(thing)) if isinstance(thing, str) else inspect.getdoc(thing)
-    return " ".join((text or "").split("\n\n")[0].split())
 
 
 def listed(arguments: Sequence[str], width: int) -> str:

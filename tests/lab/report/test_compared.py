@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from fedjax_ht.lab.config.base import base_config, typed_config
-from fedjax_ht.lab.config.entries import entries_of
+from fedjax_ht.lab.config.entries import entries_of, preset
 from fedjax_ht.lab.report.compared import compared
 from fedjax_ht.lab.report.report import text_of, to_watch
 from fedjax_ht.lab.runs.folder import identities_of, write_identity
@@ -38,7 +38,8 @@ def shown(config, histories, folder, changes=None):
     entries = entries_of(config)
     identities = identities_of(entries, config, NOTED)
     for entry in entries:
-        stored = dataclasses.replace(identities[entry.label], rounds=2, versions=(VERSIONS,))
+        played = {"rounds": 2, "ended": "2026-11-28", "versions": (VERSIONS,)}
+        stored = dataclasses.replace(identities[entry.label], **played)
         stored = (changes or {}).get(entry.label, dataclasses.replace)(stored)
         if stored is not None:
             write_identity(stored, folder / entry.folder)
@@ -53,6 +54,7 @@ def test_equal_rows_have_a_conclusion_and_say_what_they_share(tmp_path):
     # the baseline is local training wherever it stands
     assert result.headline == "fedssa is ahead of local by 30.0 points, in one trial."
     assert result.winner == "fedssa" and not result.unequal
+    assert result.made == "2026-11-28, fedjax_ht 0.1.0 (commit abc)"
     assert result.shared == (
         "All rows share data fashion_mnist_10k (SHA-256 dddddddddddd), split practical of seed 1 "
         "(SHA-256 555555555555), models cnn5, the federation's options, seed 0, 2 rounds, "
@@ -128,6 +130,17 @@ def test_an_entry_alone_says_how_far_it_is(tmp_path):
         "asked for: local has 1 of 2 rounds."
     )
     assert shown(config_of("local"), {"local": runs(0.1, 0.5, 0.4)}, tmp_path).shared == ""
+
+
+def test_settings_of_a_search_on_other_data_are_named(tmp_path):
+    tuned = preset("fedssa:mu=0.5", "9 settings", on=config_of(**{"dataset.name": "har_10persons"}))
+    config = config_of(tuned, "local", "fedssa@tuned")
+    histories = {"local": runs(0.1, 0.5, 0.6), "fedssa@tuned": runs(0.1, 0.5, 0.7)}
+    result = shown(config, histories, tmp_path)
+    line = "searched on har_10persons, not on these data"
+    assert to_watch(result) == [f"fedssa@tuned: settings {line}"]
+    text = " ".join(text_of(result, None).markdown().split())
+    assert f"fedssa@tuned: as its paper has it; {line}" in text and "tuned on" not in text
 
 
 def test_a_headline_names_two_differences_and_the_lines_below_all(tmp_path):

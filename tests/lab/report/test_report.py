@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import itertools
 import re
 import sys
 import types
@@ -19,7 +18,7 @@ from fedjax_ht.lab.report.compared import Compared, Page
 from fedjax_ht.lab.report.figures import FEW
 from fedjax_ht.lab.report.maps import FeatureMap, save_map, write_maps
 from fedjax_ht.lab.report.report import repeat, setting, warnings, write_report
-from fedjax_ht.lab.report.results import class_table, sent
+from fedjax_ht.lab.report.results import class_table
 from fedjax_ht.lab.runs import environment
 from fedjax_ht.lab.runs.plan import plan
 
@@ -50,6 +49,7 @@ def entries_shown(experiment, histories):
         unequal={},
         shared="All rows share the split.",
         ended="",
+        made="2026-11-28, fedjax_ht 0.2.0 (commit abc)",
         mixed="",
     )
 
@@ -88,14 +88,14 @@ def test_the_page_stands_by_itself(experiment, tmp_path):
     contents = Page(tuple(histories), None, "run 1 < 2")
     page = write_report(experiment, shown, contents, tmp_path).read_text()
     assert re.findall("<h2>(.*?)</h2>", page) == [
-        *("Result", "Accuracy", "Cost", "Clients", "Split", "Features and prototypes"),
+        *("Result", "Methods", "Cost", "Clients", "Data and split", "Features and prototypes"),
         *("Images made by the servers", "How to repeat it"),
     ]
     assert "<h1>fedproto:weight=2.0 is ahead of local by 10.0 points, in one trial</h1>" in page
     assert page.count('<tr><td>fedproto:weight=2.0</td><td class="best">70.00') == 1
     assert re.findall("<details><summary>(.*?)</summary>", page) == [
         "More columns",
-        *("Differences to local, paired by trial", "What each entry sent", "local"),
+        *("Differences to local, paired by trial", "local"),
         "How to read the maps",
     ]
     assert '<aside class="warning"><h3>To watch</h3>' in page
@@ -106,6 +106,14 @@ def test_the_page_stands_by_itself(experiment, tmp_path):
     assert all(page.count(base64.b64encode(file.read_bytes()).decode()) == 1 for file in drawn)
     assert page.count("After round 7, trial 0.") == page.count(": no map, for want") == 1
     assert page.count("data:image/png;base64,bWFkZQ==") == 1
+    top, _, rest = page.partition("</header>")
+    assert "<p>2026-11-28, fedjax_ht 0.2.0 (commit abc), 0:00:04 of training" in top
+    assert re.search(
+        r"A client trains on \d+ to \d+ images of \d+ to \d+ classes, and tests on", top
+    )
+    assert ". Split practical, alpha 0.1, " in top and "(seed 1): Dirichlet shares" in top
+    assert rest.startswith("<main><section><h2>Result</h2><figure")
+    assert "<li>FedProto (Tan et al., AAAI 2022): clients share class prototypes.</li>" in rest
     assert "<pre>run 1 &lt; 2</pre>" in page and "+10.00" in page
     assert "weight=2.0; on what that was chosen is not recorded" in page
     assert (
@@ -147,8 +155,9 @@ def test_entries_with_a_training_of_their_own_are_named_with_it(experiment):
     experiment = experiment._replace(runs={"local": changed, "a": local, "b": local})
     text = setting(experiment)
     assert (
-        "Training: sgd at 0.21 (local), sgd at 0.01 (a, b), batches of 10, 3 local epochs a" in text
-    )
+        "Training: sgd at 0.21, batches of 10, 3 local epochs a round; entries differ in "
+        "learning_rate 0.21 (local), 0.01 (a, b)."
+    ) in text
     assert "Training: sgd at 0.21, batches of 10, 3 local" in setting(experiment, ["local"])
 
 
@@ -211,21 +220,6 @@ def test_accuracy_by_class_is_that_of_the_best_rounds():
     assert table.head == ["class", "a"]
     assert table.rows == [["cat", "30.0"], ["dog", "-"], ["owl", "22.5"]]
     assert class_table({"older": runs(0.1)}, ("cat",)).rows == []
-
-
-def test_sent_bytes_are_means_over_rounds():
-    spent = {
-        "uplink_payload_bytes": 3072,
-        "uplink_metadata_bytes": 1024,
-        "downlink_payload_bytes": 2048,
-        "arrived": 2,
-    }
-    both = runs(0.1, 0.5, 0.6, trials=2)
-    for row in itertools.chain(*both):
-        row |= spent if row["round"] else {}
-    head, _, line = sent({"a": both}).markdown().splitlines()
-    assert head == "| entry | up a round | down a round | up, one client | the whole run |"
-    assert line == "| a | 4.00 KiB | 2.00 KiB | 2.00 KiB | 12.00 KiB |"
 
 
 def test_many_entries_are_counted_in_the_title(experiment, tmp_path, blank_pictures):

@@ -123,27 +123,49 @@ def test_four_trials_have_intervals():
     )
 
 
+@pytest.mark.parametrize(
+    "percents, sentence",
+    [
+        (
+            (61, 61, 61, 62),
+            "b is ahead of a by 1.2 points, in 4 of 4 trials (95 % interval 1.0 to ",
+        ),
+        (
+            (61, 59, 61, 60),
+            "b and a are level: 60.2 %, difference 0.2, ahead in 2 of 4 trials (95 ",
+        ),
+    ],
+)
+def test_a_lead_is_one_whose_interval_leaves_out_zero(percents, sentence):
+    histories = {"a": runs(*[[0.1, 0.6]] * 4), "b": runs(*([0.1, x / 100] for x in percents))}
+    assert headline(histories, "a").startswith(sentence)
+    assert winner(histories) == ("b" if "ahead of a" in sentence else None)
+
+
 def test_the_result_in_a_sentence():
     a, b, c = (
         runs([0.1, 0.5], [0.1, 0.6]),
         runs([0.1, 0.7], [0.1, 0.58]),
         runs([0.1, 0.55], [0.1, 0.56]),
     )
-    assert (
-        headline({"a": a, "b": b, "c": c}, "a")
-        == "b is ahead of a by 9.0 points on average, in 1 of 2 trials."
+    mixed = (
+        "b and a are not told apart: 64.0 %, difference 9.0, ahead in 1 of 2 trials (2 trials: no "
+        "interval)."
     )
-    assert (
-        headline({"b": b, "a": a}, "a")
-        == "b is ahead of a by 9.0 points on average, in 1 of 2 trials."
-    )
-    ahead = "b is ahead of the others; of the next, c, by 8.5 points on average, in 2 of 2 trials."
+    assert headline({"a": a, "b": b, "c": c}, "a") == headline({"b": b, "a": a}, "a") == mixed
+    ahead = "b is ahead of all others, and of c by 8.5 points, in 2 of 2 trials (2 trials: no interval)."
     assert headline({"b": b, "a": a, "c": c}, "b") == ahead
-    assert ranking({"a": a, "c": c, "b": b}) == ["b", "c", "a"] and winner({"a": a, "b": b}) == "b"
+    assert ranking({"a": a, "c": c, "b": b}) == ["b", "c", "a"]
+    assert winner({"b": b, "c": c}) == "b" and winner({"a": a, "b": b}) is None
     assert headline({"a": runs([0.1, 0.5]), "b": runs([0.7, 0.2])}, "a").endswith(
         "by 20.0 points, in one trial."
     )
-    assert headline({"a": a, "same": a}, "same") == "a and same are level at 55.0 %."
+    level = "a and same are level: 55.0 %, difference 0.0, ahead in 0 of 2 trials (2 trials: no "
+    assert headline({"a": a, "same": a}, "same").startswith(level)
+    one = runs([0.1, 0.5])
+    assert headline({"a": one, "b": one}, "a") == (
+        "a and b are level: 50.0 %, difference 0.0, in one trial."
+    )
     assert winner({"a": a, "same": a}) is winner({"a": a}) is None
     assert (
         headline({"a": a}, "a")

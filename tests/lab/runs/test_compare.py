@@ -11,7 +11,6 @@ import pytest
 from fedjax_ht.lab.config.base import base_config, method_config, typed_config
 from fedjax_ht.lab.config.entries import changes, entries_of
 from fedjax_ht.lab.report.document import human_flops
-from fedjax_ht.lab.report.plots import accuracy_and_bytes
 from fedjax_ht.lab.report.results import (
     choose_target,
     comparison_text,
@@ -194,24 +193,6 @@ def test_macro_f1_stands_beside_the_accuracy_of_its_round(tmp_path):
     assert "| 42.50 ± 2.50 | 75.00 ± 0.00 | 1, 2 |" in text
 
 
-def test_the_picture_places_accuracies_by_bytes():
-    histories = {
-        "talks": runs([0.1, 0.5, None, 0.7], [0.1, 0.7, None, 0.9]),
-        "silent": runs([0.1, 0.4], payload=0),
-    }
-    figure = accuracy_and_bytes(histories, 0.6)
-    left, right = figure.axes
-    curve = right.lines[0]
-    assert curve.get_xdata() == pytest.approx([0, 304 / 2**20, 3 * 304 / 2**20])
-    assert curve.get_ydata() == pytest.approx([10, 60, 80])
-    assert left.lines[0].get_xdata() == pytest.approx([0, 1, 3])
-    dashed = [line for line in right.lines if line.get_linestyle() == "--"]
-    assert [line.get_ydata()[0] for line in dashed] == [40]
-    assert dashed[0].get_color() == left.lines[2].get_color()
-    assert right.get_xscale() == "log" and right.lines[-1].get_ydata()[0] == 60
-    assert accuracy_and_bytes({"silent": histories["silent"]}, 0.6).axes[1].get_xscale() == "linear"
-
-
 def test_bytes_of_one_way_or_both():
     row = runs([0, 0])[0][1]
     assert (wire_bytes(row, "uplink"), wire_bytes(row, "downlink"), wire_bytes(row)) == (
@@ -287,7 +268,7 @@ def test_the_command_compares_and_goes_on(run_module, tiny_config, tmp_path):
     assert "| 0 B |" in table["local"] and "FLOP |" in table["local"]
     assert "| fedproto | " in first.stdout.partition("| entry |")[2]
     assert "* local: every client trains alone; it has no options" in first.stdout
-    for name in ("compare.md", "compare.csv", "plots/compare.png", "fedproto/metrics.csv"):
+    for name in ("compare.md", "compare.csv", "fedproto/metrics.csv"):
         assert (workdir / name).stat().st_size > 0
     # the page has the comparison's table
     assert "<p>Target: " in (workdir / "report.html").read_text()

@@ -50,7 +50,7 @@ def test_the_samples_of_another_set_lie_behind_the_clients(tmp_path):
 
 def test_the_setting_of_a_run_names_its_public_samples():
     config = config_of(public_per_round=20)
-    assert "a client, and 30 public ones; split iid" in setting(plan(config))
+    assert "30 samples are public." in setting(plan(config))
 
 
 def test_a_public_set_that_nothing_reads_is_said():

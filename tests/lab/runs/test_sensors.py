@@ -28,7 +28,7 @@ def test_persons_are_clients_and_the_second_time_tests():
     names = [bucket.name for bucket in experiment.runs["fedtgp"].federation.buckets]
     assert tuple(names) == SENSORS[config.model.group]
     text = setting(experiment)
-    assert "10 clients on har_10persons: 516 training windows, 38 to 62 a client" in text
+    assert "10 clients on har_10persons. A client trains on 38 to 62 windows of 6 classes" in text
 
 
 def test_a_client_is_scored_on_windows(capsys):
