@@ -4,8 +4,11 @@ import copy
 import dataclasses
 import functools
 from pathlib import Path
+from unittest import mock
 
-from fedjax_ht.core.function_keys import Keyed, key_of
+from fedjax_ht.core.function_keys import Keyed, key_of, keyed
+from fedjax_ht.core.message_forms import result_form
+from fedjax_ht.deploy import server as server_module
 from fedjax_ht.deploy.answers import answer
 from fedjax_ht.deploy.client import make_client
 from fedjax_ht.deploy.contacts import Transport
@@ -163,9 +166,17 @@ def _first_alike(server: Keyed) -> Server:
     return server.value
 
 
+@functools.lru_cache(32)
+def _first_form(arguments: Keyed):
+    return result_form(*arguments.value)
+
+
 def make_server_once(*args, **options) -> Server:
-    """`make_server`, with the compiled programs of an earlier one of the same plan and models."""
-    server = make_server(*args, **options)
+    """`make_server`, with the traced forms and compiled programs of an earlier one of the same plan
+    and models."""
+    forms = mock.patch.object(server_module, "result_form", lambda *of: _first_form(keyed(of)))
+    with forms:
+        server = make_server(*args, **options)
     first = _first_alike(Keyed(server, key_of((server.plan, server.federation))))
     return server._replace(send=first.send, serve=first.serve, first=first.first)
 
