@@ -116,6 +116,7 @@ def test_no_value_of_a_folder_is_imported_without_trust(tmp_path, marker, monkey
     np.savez(tmp_path / "d.npz", images=data[0], labels=data[1])
     config = base_config()
     config.dataset.name, config.partition.num_clients = f"npz:{tmp_path}/d.npz", 2
+    config.model.group = "mlp2"  # its models are traced for every value
     fields = to_json(config) | {
         "entries": [ENTRY | {"method": "local", "label": "local"}],
         "run": {"version": VERSION, "own_modules": {"a:b": "c"}, "objects": {}},
