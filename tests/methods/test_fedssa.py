@@ -215,7 +215,7 @@ def test_one_owner_a_class_and_no_history_is_local_training():
         ClientIndices(np.arange(2 * each * i, 2 * each * (i + 1)), nothing, nothing)
         for i in range(clients)
     ]
-    federation = tiny.linear_federation(2 * clients, K, clients)
+    federation = tiny.linear_federation(2 * clients, K, clients, buckets=1)
     data = arranged(Dataset("toy", images, labels, tuple("abcd")), tuple(split), federation)
     training = dataclasses.replace(TRAINING, shuffle=True)
     options = SimulationOptions(devices=1)
@@ -265,7 +265,7 @@ def lengths(method: Method, rounds: int, participation: float) -> list[float]:
     """The longest row of the header after each round, of clients that start alike and learn
     nothing."""
     clients = 10
-    federation = tiny.linear_federation(C, K, clients)
+    federation = tiny.linear_federation(C, K, clients, buckets=1)
     labels = np.tile(np.arange(C), clients)
     images = np.zeros((len(labels), 2, 2, 1), np.uint8)
     nothing = np.array([], int)
