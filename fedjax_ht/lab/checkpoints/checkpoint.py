@@ -49,7 +49,7 @@ SEGMENT_BYTES = 64 << 20
 
 
 RANDOM = "random.json"
-"""File of a checkpoint with the random generator of its run; the oldest of this format lack it."""
+"""File of a checkpoint with the random generator of its run."""
 
 
 SUMS = "simulation.json"
@@ -273,8 +273,7 @@ def read(
     """
     held = segments.held_segments(path)
     sealed.check(path)
-    if (path / RANDOM).exists():
-        check_generator(dict(sealed.read_json(path, RANDOM)), str(path))
+    check_generator(dict(sealed.read_json(path, RANDOM)), str(path))
     state = simulation.init()
     for segment, entry in held.items():
         sealed.check(segments.segments_of(path.parent) / str(segment), entry["seal"])

@@ -67,7 +67,9 @@ def load_diffusion(
                 f"no {name} in {path}; a folder of Stable Diffusion has unet, vae and scheduler"
             )
     networks = _load_networks(path, prompt)
-    shape = _latent_shape(networks.unet)
+    size = networks.unet.config.sample_size  # of a latent, one side or both
+    sides = (size, size) if isinstance(size, int) else size
+    shape = (networks.unet.config.in_channels, *sides)
     prompt_width = networks.unet.config.cross_attention_dim
     channels, width = networks.vae.config.latent_channels, networks.prompts.shape[-1]
     if channels != shape[0] or width != prompt_width:
@@ -167,13 +169,6 @@ def _encode(path: Path, prompt: str) -> np.ndarray:
     )
     with torch.inference_mode():
         return encoder(tokens.input_ids)[0].numpy()
-
-
-def _latent_shape(unet: Any) -> tuple[int, int, int]:
-    """Returns (channels, height, width) of a latent."""
-    size = unet.config.sample_size
-    height, width = (size, size) if isinstance(size, int) else size
-    return unet.config.in_channels, height, width
 
 
 def _denoise(networks: Networks, latent: np.ndarray, steps: int, guidance: float) -> np.ndarray:

@@ -206,10 +206,8 @@ def _images_or_windows(x: np.ndarray) -> tuple[str, np.ndarray]:
 
 def _is_pair(sample: object) -> bool:
     """Returns whether a sample is a list of tokens and its length."""
-    match sample:
-        case (list() | tuple(), int()):
-            return True
-    return False
+    is_two = isinstance(sample, list | tuple) and len(sample) == 2
+    return is_two and isinstance(sample[0], list | tuple) and isinstance(sample[1], int)
 
 
 def _stacked(samples: list) -> np.ndarray:

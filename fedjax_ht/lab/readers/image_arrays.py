@@ -20,14 +20,7 @@ _DARK = 32  # bytes up to here are of another scale than 0 to 255
 _CHUNK = 1 << 22  # values that are looked at together
 
 
-class Guess(NamedTuple):
-    """An answer whether an array is of images, and a line on it; "" where there is no doubt."""
-
-    is_image: bool
-    line: str = ""
-
-
-def guess(key: str, x: np.ndarray) -> Guess:
+def guess(key: str, x: np.ndarray) -> tuple[bool, str]:
     """Guesses whether samples whose name does not tell are images.
 
         uint8, 3 or 4 axes, of the proportions of an image      images
@@ -41,6 +34,9 @@ def guess(key: str, x: np.ndarray) -> Guess:
     Args:
       key: name of the array, for the lines.
       x: samples [N, ...].
+
+    Returns:
+      Whether they are images, and a line on it; "" where there is no doubt.
 
     Raises:
       ValueError: bytes of other proportions, or floats that are bytes.
@@ -59,27 +55,26 @@ def guess(key: str, x: np.ndarray) -> Guess:
             f"{form}, bytes of other proportions than an image's; call it images if they are, or "
             f"inputs if they are not{hint}"
         )
-    return Guess(x.dtype == np.uint8 or x.ndim != 2)
+    return x.dtype == np.uint8 or x.ndim != 2, ""
 
 
-def _guess_of_floats(form: str, x: np.ndarray) -> Guess:
+def _guess_of_floats(form: str, x: np.ndarray) -> tuple[bool, str]:
     if not x.size or not _may_be_images(x.shape):
-        return Guess(False)
+        return False, ""
     is_small = -1 <= x.min() <= x.max() <= 1
     if _is_stepped(x):
         line = f"{form} within -1 to 1: grey images. Call it inputs if it is none"
-        return Guess(True, line if x.ndim == 3 else "")
+        return True, line if x.ndim == 3 else ""
     if x.ndim == 4 and not is_small and is_whole(x, 0, 255):
         raise ValueError(
             f"{form} of whole numbers from {x.min():g} to {x.max():g}; give images as "
             "x.astype(np.uint8), from 0 to 255, or call it inputs"
         )
     if x.ndim == 3 and not is_small:
-        return Guess(False)
-    return Guess(
-        False,
+        return False, ""
+    return False, (
         f"{form}, kept as floats: its values are not those of 8-bit images. Call it images if it "
-        "is, or inputs to end this line",
+        "is, or inputs to end this line"
     )
 
 
@@ -142,9 +137,11 @@ def image_or_stored(key: str, x: np.ndarray, is_image: bool | None = None) -> Sa
     Raises:
       ValueError: the values are neither. One line.
     """
-    kind = guess(key, x) if is_image is None else Guess(is_image)
-    warnings = (kind.line,) if kind.line else ()
-    if not kind.is_image:
+    line = ""
+    if is_image is None:
+        is_image, line = guess(key, x)
+    warnings = (line,) if line else ()
+    if not is_image:
         return Samples(as_stored(key, x), AsStored(), (), warnings)
     images, change = to_bytes(to_nhwc(x))
     return Samples(images, None, (change,) if change else (), warnings)

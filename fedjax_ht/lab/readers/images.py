@@ -266,20 +266,15 @@ def pixels_of(image: "Image.Image", size: int | None, *, as_shown: bool = False)
     image.load()
     mode = "L" if image.mode in _GREY_MODES else "RGB"
     if as_shown:
-        image = _as_shown(image, mode, changes)
+        if getattr(image, "n_frames", 1) > 1:
+            changes.append(FIRST)
+        image = _opaque(_upright(image, changes), mode, changes)
     if image.mode != mode:
         image = image.convert(mode)
     if size is not None:
         image = _central_square(image, size)
     pixels = np.asarray(image)
     return Decoded(pixels.reshape(*pixels.shape[:2], -1), tuple(changes))
-
-
-def _as_shown(image: "Image.Image", mode: str, changes: list[str]) -> "Image.Image":
-    """Turns and blends an image as viewers do; adds its changes to `changes`."""
-    if getattr(image, "n_frames", 1) > 1:
-        changes.append(FIRST)
-    return _opaque(_upright(image, changes), mode, changes)
 
 
 def _upright(image: "Image.Image", changes: list[str]) -> "Image.Image":

@@ -92,12 +92,35 @@ def read_leaf(root: Path, options: ReadOptions) -> Raw:
     Raises:
       ValueError, FileNotFoundError: the files are of another form, or damaged. One line.
     """
-    return _read(root)
+    parts = {name: _read_users(folder) for name, folder in _folders(root).items()}
+    users = tuple(dict.fromkeys(itertools.chain(*parts.values())))
+    numbers = dict(zip(users, range(len(users))))
+    every = list(itertools.chain(*(of_part.values() for of_part in parts.values())))
+    counts = [len(user.labels) for user in every]
+    if not sum(counts):
+        raise ValueError("no user has a sample")
+    owners = [numbers[user] for of_part in parts.values() for user in of_part]
+    groups = np.repeat(owners, counts).astype(np.int32)
+    official, clients, warnings = {}, None, ()
+    if "" not in parts:
+        sizes = [sum(len(user.labels) for user in of_part.values()) for of_part in parts.values()]
+        official = one_after_another(zip(parts, sizes))
+        clients, warnings = _clients(parts, users, groups, official)
+    raw = _samples([user for user in every if len(user.labels)])
+    missing = sum(user.missing for user in every)
+    left_out = ()
+    if missing:
+        left_out = (LeftOut(missing, "sample", "their next character is none of LEAF's 80"),)
+        warnings += (f"left out: {left_out[0]}",)
+    record = dataclasses.replace(
+        raw.reading, path=str(root), group_names=users, left_out=left_out, warnings=warnings
+    )
+    return raw._replace(official=official, clients=clients, groups=groups, reading=record)
 
 
 def read_shakespeare(train: Path, test: Path, options: ReadOptions) -> Raw:
     """Roles as LEAF makes them: 80 characters of a role's lines, and the next one is the label."""
-    raw = _read(train.parent)
+    raw = read_leaf(train.parent, options)
     if raw.vocabulary is None:
         raise ValueError("its samples are not 80 characters and the next one")
     return raw
@@ -147,34 +170,6 @@ def _users(file: Path) -> dict[str, object]:
                 raise ValueError("users are not the keys of user_data")
             return {user: data[user] for user in users}
     raise ValueError("no object with users and user_data")
-
-
-def _read(root: Path) -> Raw:
-    """Returns the set of all parts, each user by user."""
-    parts = {name: _read_users(folder) for name, folder in _folders(root).items()}
-    users = tuple(dict.fromkeys(itertools.chain(*parts.values())))
-    numbers = dict(zip(users, range(len(users))))
-    every = list(itertools.chain(*(of_part.values() for of_part in parts.values())))
-    counts = [len(user.labels) for user in every]
-    if not sum(counts):
-        raise ValueError("no user has a sample")
-    owners = [numbers[user] for of_part in parts.values() for user in of_part]
-    groups = np.repeat(owners, counts).astype(np.int32)
-    official, clients, warnings = {}, None, ()
-    if "" not in parts:
-        sizes = [sum(len(user.labels) for user in of_part.values()) for of_part in parts.values()]
-        official = one_after_another(zip(parts, sizes))
-        clients, warnings = _clients(parts, users, groups, official)
-    raw = _samples([user for user in every if len(user.labels)])
-    missing = sum(user.missing for user in every)
-    left_out = ()
-    if missing:
-        left_out = (LeftOut(missing, "sample", "their next character is none of LEAF's 80"),)
-        warnings += (f"left out: {left_out[0]}",)
-    record = dataclasses.replace(
-        raw.reading, path=str(root), group_names=users, left_out=left_out, warnings=warnings
-    )
-    return raw._replace(official=official, clients=clients, groups=groups, reading=record)
 
 
 def _clients(

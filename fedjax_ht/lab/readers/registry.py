@@ -356,7 +356,8 @@ def cached(
             try:
                 raw = build(target)
             except Exception as error:
-                if _is_full(error):
+                # a disk without room, whatever a reader has made of it
+                if is_caused_by(error, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
                     continue
                 raise
             with contextlib.suppress(OSError):  # the map outlives the name
@@ -448,8 +449,3 @@ def _sweep(path: Path, stamp: str) -> None:
 def _sha256(path: Path) -> str:
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _is_full(error: BaseException) -> bool:
-    """Returns whether a disk without room caused the error, whatever a reader has made of it."""
-    return is_caused_by(error, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))

@@ -149,7 +149,9 @@ def _table_of(files: Sequence[Path], options: ReadOptions) -> Table:
 
     def place(row: int) -> str:
         number = int(np.searchsorted(np.cumsum(counts), row, "right"))
-        line = _line(files[number], are_texts, row - sum(counts[:number]) + has_head)
+        # by a second reading, since only errors ask for it
+        lines = (line for line, _ in _text(files[number], are_texts).rows())
+        line = next(itertools.islice(lines, row - sum(counts[:number]) + has_head, None))
         return f"line {line}" if len(files) == 1 else f"{files[number].name}, line {line}"
 
     names = tables[0].column_names
@@ -159,7 +161,8 @@ def _table_of(files: Sequence[Path], options: ReadOptions) -> Table:
         counts,
         place=place,
         path=str(files[0].parent),
-        roles=None if has_head else _headless(names),
+        # of columns without names the first is the class
+        roles=None if has_head else Roles(names[0], tuple(names[1:]), "", False, ""),
         official=owners.official,
         groups=owners.groups,
         group_names=owners.names,
@@ -176,12 +179,6 @@ def _refuse_other_columns(
             f"{file.name} has other columns than {first.name}: only one of them has "
             f"{listed(different)}; all files of a folder need the same"
         )
-
-
-def _headless(columns: Sequence[str]) -> Roles:
-    """The roles of columns without names: the first is the class."""
-    label, *features = columns
-    return Roles(label, tuple(features), group="", are_named=False, sentence="")
 
 
 def _has_head(data: pa.Table, options: ReadOptions) -> bool:
@@ -274,12 +271,6 @@ def _checked_rows(text: _Text, columns: int) -> int:
         if len(cells) != columns:
             raise ValueError(f"line {line} has {len(cells)} cells for {columns} columns")
     return count
-
-
-def _line(file: Path, are_texts: bool, row: int) -> int:
-    """The line of a row, found by a second reading, since only errors ask for it."""
-    lines = (line for line, _ in _text(file, are_texts).rows())
-    return next(itertools.islice(lines, row, None))
 
 
 CSV = Source(

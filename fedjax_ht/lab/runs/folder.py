@@ -258,8 +258,6 @@ def completed(fields: dict[str, Any]) -> dict[str, Any]:
     kind = fields.get("partition", {}).get("kind") or PartitionConfig.kind
     options = option_values(f"partition {kind!r}", partition_options(kind), {})
     known["partition"] |= {"kind": kind, "options": json.loads(json.dumps(options))}
-    if str(fields.get("dataset", {}).get("name")).startswith("csv:"):
-        known["dataset"]["standardise"] = "off"  # as tables were before there was this field
     of_run = {name: value for name, value in fields.items() if name not in NAMING}
     none = to_json(MethodConfig(None))
     return filled(of_run, known) | {"method": none, "entries": fields.get("entries", [])}

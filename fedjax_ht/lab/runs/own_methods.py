@@ -22,7 +22,7 @@ from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.files import refuse_links
 from fedjax_ht.lab.runs.devices import files_of
 from fedjax_ht.lab.runs.environment import CODE
-from fedjax_ht.lab.runs.folder import OWN, fingerprints, read_run, run_folder
+from fedjax_ht.lab.runs.folder import CONFIG, OWN, fingerprints, read_run, run_folder
 from fedjax_ht.lab.runs.plan import Plan, Run, named_code
 from fedjax_ht.lab.runs.workdir import naming, read_json
 from fedjax_ht.lab.weights.start import checksums, weights_of_model
@@ -42,19 +42,18 @@ def read_trusted_run(workdir: Path, trust: bool) -> Plan:
     Raises:
       ValueError, OSError: as of `read_run`, or a method or partition is not registered. One line.
     """
-    if (workdir / "config.json").exists():
-        refuse_links(workdir)
-        content = read_json(workdir / "config.json")
-        with naming(workdir / "config.json"):
-            notes = {note: dict(content.get("run", {}).get(note, {})) for note in OWN}
-        modules = notes.pop(MODULES)
-        with trusting(trust):
-            for note, noted in notes.items():
-                _register(note, noted, trust)
-        folders = {config_folder(str(file)) for file in modules.values() if file is not None}
-        with user_modules_in(*sorted(folders)):
-            return read_run(workdir, trust)
-    return read_run(workdir, trust)
+    refuse_links(workdir)
+    file = workdir / CONFIG
+    content = read_json(file) if file.exists() else {}
+    with naming(file):
+        names = {note: dict(content.get("run", {}).get(note, {})) for note in OWN}
+    modules = names.pop(MODULES)
+    with trusting(trust):
+        for note, noted in names.items():
+            _register(note, noted, trust)
+    folders = {config_folder(str(file)) for file in modules.values() if file is not None}
+    with user_modules_in(*sorted(folders)):
+        return read_run(workdir, trust)
 
 
 def own_code(run: Run) -> dict[str, str]:
