@@ -56,7 +56,7 @@ def reversed_split():
 
 def test_states_keep_their_sharding():
     """A round's states are arguments of the programs that the first states compiled."""
-    sim = simulation_of("fedssa", devices=1)
+    sim = simulation_of("fedproto", devices=1, lanes=1)
     state, _ = sim.run_round(sim.init())
     assert {x.sharding.spec for x in jax.tree.leaves(state.clients)} == {SHARDED}
 

@@ -14,20 +14,20 @@ from tests.federations import (
     identical,
     mixed_federation,
     to_host,
+    uniform_federation,
 )
 
-FEDERATION = mixed_federation()
-DATA = federation_data(FEDERATION)
-BUCKET = {i: b.name for b in FEDERATION.buckets for i in FEDERATION.members(b)}
+MIXED, UNIFORM = mixed_federation(), uniform_federation()
+BUCKET = {i: b.name for b in MIXED.buckets for i in MIXED.members(b)}
 
 
-def first_fault(ids, jit=True, name="fedproto", uplink=(), **changes):
+def first_fault(ids, jit=True, name="fedproto", *, uplink=(), federation=UNIFORM, **changes):
     """The fault of the first round, of these participants, with some of the method's functions
     changed."""
-    method = METHODS[name](TRAINING)
+    method, data = METHODS[name](TRAINING), federation_data(federation)
     fields = {field: change(getattr(method, field)) for field, change in changes.items()}
     method = method._replace(**fields)
-    sim = make_simulation(method, FEDERATION, DATA, SimulationOptions(devices=1, uplink=uplink))
+    sim = make_simulation(method, federation, data, SimulationOptions(devices=1, uplink=uplink))
     state = sim.init()
     before = to_host(state)
     with chosen(ids):
@@ -51,24 +51,22 @@ def spoiled_update(client: int):
     return change
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("fedktl", "lg_fedavg")]
-
-
-@pytest.mark.parametrize("name", ["fedproto", *SLOW])
+@pytest.mark.slow  # of FedProto the next test has one, too
+@pytest.mark.parametrize("name", ["fedktl", "lg_fedavg"])
 def test_a_sound_round_has_none(name):
     settings = {"fedktl": {"source": "noise"}}.get(name, {})
     method, options = METHODS[name](TRAINING, **settings), SimulationOptions(devices=1)
-    sim = make_simulation(method, FEDERATION, DATA, options)
+    sim = make_simulation(method, MIXED, federation_data(MIXED), options)
     with chosen([0, 4]):
         assert sim.find_fault(sim.init()) is None
 
 
 def test_a_value_that_is_not_finite_is_named_by_stage_client_and_array():
-    fault = first_fault([0, 4], client_update=spoiled_update(4))
+    fault = first_fault([0, 4], federation=MIXED, client_update=spoiled_update(4))
     assert (fault.stage, fault.bucket, fault.client) == ("client_update", BUCKET[4], 4)
     assert fault.where.startswith("[0]['params']")
     assert str(fault).startswith("client_update of client 4 in bucket")
-    assert first_fault([5], client_update=spoiled_update(4)) is None
+    assert first_fault([5, 6], federation=MIXED, client_update=spoiled_update(4)) is None
 
 
 def test_without_jit_a_method_sees_numbers():
