@@ -45,7 +45,11 @@ def flat(tree):
     return flatten_dict(tree, sep="/")
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize(
+    "name",
+    ["conv4", "preact_resnet18"]
+    + [pytest.param(f"preact_resnet{n}", marks=pytest.mark.slow) for n in (20, 34)],
+)
 def test_published_sizes(name):
     network = sliced_network(name, 10, (32, 32, 3))
     sizes = [

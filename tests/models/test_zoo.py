@@ -79,7 +79,11 @@ def test_parameters_of_every_architecture(name):
 
 
 @pytest.mark.parametrize("name", ["resnet4", "resnet18", "resnet50", "googlenet", "mobilenet_v2"])
-@pytest.mark.parametrize("input_shape", [(28, 28, 1), (32, 32, 3), (64, 64, 3)], ids=str)
+@pytest.mark.parametrize(
+    "input_shape",
+    [(28, 28, 1), (32, 32, 3), pytest.param((64, 64, 3), marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_features_for_every_size_of_image(name, input_shape):
     features, _ = shapes(build(name).base, input_shape)
     assert (features.shape, features.dtype) == ((1, 512), jnp.float32)
