@@ -13,6 +13,7 @@ import optax
 from jax import lax
 from jaxtyping import Float, Int, Key, Num
 
+from fedjax_ht.check.names import kind_of_value
 from fedjax_ht.check.options import Count, check_fields, named_options
 from fedjax_ht.core.batches import (
     Batch,
@@ -79,9 +80,9 @@ class LocalTraining:
     def __post_init__(self):
         check_fields(self)
         if not (hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")):
+            found = kind_of_value(self.optimizer)  # one of torch prints many lines
             raise ValueError(
-                f"optimizer is {self.optimizer!r}; it must be an optax optimizer, such as "
-                "optax.adam(1e-3)"
+                f"optimizer is {found}; it must be an optax optimizer, such as optax.adam(1e-3)"
             )
         try:
             trial_step(self.optimizer)

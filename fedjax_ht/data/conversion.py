@@ -51,7 +51,7 @@ def _any_array(name: str, values: Any) -> np.ndarray:
             return values
         if hasattr(values, "to_numpy"):
             return np.asanyarray(values.to_numpy())
-        if hasattr(values, "__array__"):
+        if hasattr(values, "__array__") or hasattr(values, "__array_interface__"):  # Pillow's
             return np.asanyarray(values)
         if isinstance(values, Sequence) and not isinstance(values, str | bytes):
             rows = list(values)

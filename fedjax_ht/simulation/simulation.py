@@ -119,8 +119,9 @@ def make_simulation(
       settings: the numbers of a `varied` method.
 
     Raises:
-      ValueError: the method cannot run on this federation.
+      ValueError: the method cannot run on this federation, or the data are of another one.
     """
+    _check_clients(federation, data)
     _warn(method, federation, data)
     return bound_simulation(method, federation, data, options=options, settings=settings)
 
@@ -147,6 +148,17 @@ def bound_simulation(
             beside=beside.program.placed if beside is not None else None,
         )
     )
+
+
+def _check_clients(federation: Federation, data: FederationData) -> None:
+    """Refuses data that were arranged for the clients of another federation."""
+    expected = {bucket.name: len(federation.members(bucket)) for bucket in federation.buckets}
+    found = {name: np.size(part.splits["train"].count) for name, part in data.buckets.items()}
+    if found != expected:
+        raise ValueError(
+            f"data have the clients {found}, and the federation has {expected}; give "
+            "make_federation_data the same federation"
+        )
 
 
 def _warn(method: Method, federation: Federation, data: FederationData) -> None:

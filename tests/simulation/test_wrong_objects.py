@@ -1,5 +1,6 @@
 """Objects in the wrong place are refused in one line, in the first lines of a public call."""
 
+import flax.linen as nn
 import numpy as np
 import optax
 import pytest
@@ -28,6 +29,14 @@ def simulation():
         (lambda: fl.make_simulation("fedproto", FEDERATION, DATA), "method is 'fedproto'; it must"),
         (lambda: fl.make_simulation(FEDERATION, METHOD, DATA), "method is a Federation; it must"),
         (lambda: fl.make_simulation(METHOD, FEDERATION, DATASET), "data is a Dataset; it must be"),
+        (
+            lambda: fl.make_simulation(METHOD, fl.make_federation(MODELS, (4, 4, 1), 5, 2), DATA),
+            "data have the clients {",
+        ),
+        (
+            lambda: fl.LocalTraining(nn.Sequential([nn.relu, nn.relu])),  # many lines
+            "optimizer is a flax.Sequential; it must be an optax optimizer",
+        ),
         (
             lambda: fl.make_simulation(METHOD, FEDERATION, DATA, {"seed": 1}),
             "options is {'seed': 1}; it must be a SimulationOptions(...) or None",

@@ -166,7 +166,7 @@ def _pair(name: str, i: int, dataset: Any) -> tuple[np.ndarray, Any]:
         raise ValueError(f"{name}: item {i} cannot be read ({reason})") from error
     if not isinstance(item, Sequence) or isinstance(item, str) or len(item) != 2:
         raise ValueError(
-            f"{name}: item {i} is {kind_of_value(item)}; it must be a pair of sample and label"
+            f"{name}: item {i} is {kind_of_value(item)}; it must be a pair, (sample, label)"
         )
     kinds = ("sample", "label")
     sample, label = (

@@ -167,6 +167,9 @@ def test_pairs_of_torch_are_read_once():
     dataset = fl.Dataset.from_torch(Pairs(zip(floats, [0, 1] * 4)))
     np.testing.assert_array_equal(dataset.inputs, images.transpose(0, 2, 3, 1))
     assert dataset.class_names == ("a", "b") and isinstance(dataset.preprocess, Pixels)
+    pictures = [Image.fromarray(image) for image in images.transpose(0, 2, 3, 1)]
+    dataset = fl.Dataset.from_torch(Pairs(zip(pictures, [0, 1] * 4)))  # without any transform
+    np.testing.assert_array_equal(dataset.inputs, images.transpose(0, 2, 3, 1))
     rows = fl.Dataset.from_torch([(row, np.int64(i % 3)) for i, row in enumerate(AGE[:, None])])
     assert rows.inputs.shape == (COUNT, 1) and rows.class_names == ("0", "1", "2")
 
@@ -219,7 +222,7 @@ TORCH = {
     "sample 79 differs when it is read again": Flipped([0] * 80),
     "item 0 cannot be read (image file is truncated)": Broken([0]),
     "it must have a length and samples by index": iter([1]),
-    "item 0 is a tuple; it must be a pair of sample and label": [(1, 2, 3)],
+    "item 0 is a tuple; it must be a pair": [(1, 2, 3)],
     "torch has no samples": [],
     "its sets are train, extra, of which extra is not": {"train": [], "extra": []},
     "torch: its parts have other classes, or another order of them": {
