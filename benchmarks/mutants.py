@@ -40,7 +40,7 @@ TESTS: Mapping[str, Sequence[str]] = {
     "core/wire": ["core/test_wire.py"],
     "data/partition/kinds": ["data/test_partition.py", "data/test_partition_kinds.py"],
     "data/partition/splits": ["data/test_partition.py", "data/test_partition_kinds.py"],
-    "lab/readers/columns": ["lab/readers/test_tables.py"],
+    "lab/readers/roles": ["lab/readers/test_tables.py"],
     "models/text": ["models/test_text.py"],
     "lab/config/config_files": ["lab/runs/test_field_values.py", "lab/runs/test_flags.py"],
     "simulation/rows": ["simulation/test_history.py", "simulation/test_accuracies.py"],

@@ -209,13 +209,7 @@ def load_embedded(path: Path | str) -> Generator:
             jax.random.key(0),
         )
         leaves, structure = jax.tree_util.tree_flatten_with_path(expected)
-        for key, leaf in leaves:
-            if arrays[_name(key)].shape != leaf.shape:
-                raise ValueError(
-                    f"{_name(key)} is of shape {arrays[_name(key)].shape}, expected {leaf.shape}"
-                )
-            if not np.isfinite(arrays[_name(key)]).all():
-                raise ValueError(f"{_name(key)} holds values that are not finite")
+        npz.check(arrays, {_name(key): leaf.shape for key, leaf in leaves})
         card = npz.card(metadata)
     variables = jax.tree.unflatten(
         structure, [jnp.asarray(arrays[_name(key)]) for key, _ in leaves]

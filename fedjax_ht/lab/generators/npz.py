@@ -58,6 +58,19 @@ def read(path: Path | str, arrays: bool = True) -> tuple[dict[str, Any], dict[st
     return metadata, values
 
 
+def check(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses arrays of other shapes, or with values that are not finite.
+
+    Raises:
+      ValueError, KeyError: an array is wrong, or missing. One line.
+    """
+    for name, shape in shapes.items():
+        if arrays[name].shape != shape:
+            raise ValueError(f"{name} is of shape {arrays[name].shape}; expected {shape}")
+        if not np.isfinite(arrays[name]).all():
+            raise ValueError(f"{name} holds values that are not finite")
+
+
 def card(metadata: Mapping[str, Any]) -> Card:
     """Returns the card in a generator's metadata; fields that cards lack are left out."""
     fields = {name: value for name, value in metadata["card"].items() if name in Card._fields}

@@ -359,11 +359,7 @@ def _checked(network: stylegan3.Network, arrays: dict[str, np.ndarray]) -> style
     expected = stylegan3.expected_shapes(network)
     if unknown := arrays.keys() ^ expected.keys():
         raise ValueError(f"the arrays {', '.join(sorted(unknown))} are missing or unknown")
-    for name, shape in expected.items():
-        if arrays[name].shape != shape:
-            raise ValueError(f"{name} is of shape {arrays[name].shape}; expected {shape}")
-        if not np.isfinite(arrays[name]).all():
-            raise ValueError(f"{name} holds values that are not finite")
+    npz.check(arrays, expected)
     return {name: jnp.asarray(arrays[name], jnp.float32) for name in expected}
 
 

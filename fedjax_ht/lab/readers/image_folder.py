@@ -16,8 +16,8 @@ import numpy as np
 
 from fedjax_ht.check.names import listed, short
 from fedjax_ht.data.reading import LeftOut, Reading
-from fedjax_ht.lab.readers.file_names import SETS, set_of, sets_of
 from fedjax_ht.lab.readers.images import decode_files
+from fedjax_ht.lab.readers.roles import SETS, set_of, sets_of
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, one_after_another
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.bounded import Origin, listing, printable, read_whole
@@ -35,7 +35,7 @@ _PLAIN = ("images", "imgs", "image", "img", "data")  # folders that are neither 
 def read_folder(root: Path, options: ReadOptions) -> Raw:
     """Reads CLASS/... or SET/CLASS/... of a folder.
 
-    Sets are train, test and val by any usual name (`file_names.set_of`); they become official sets.
+    Sets are train, test and val by any usual name (`roles.set_of`); they become official sets.
     Classes are sorted by name. Images keep their size, which must be one size then, and are grey
     only if all are.
 

@@ -19,8 +19,8 @@ from fedjax_ht.core.inputs import channels_first
 from fedjax_ht.data.conversion import as_array, as_labels
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.readers.file_names import sets_of
 from fedjax_ht.lab.readers.image_arrays import image_or_stored
+from fedjax_ht.lab.readers.roles import sets_of
 from fedjax_ht.lab.readers.source import (
     Raw,
     ReadOptions,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.data.reading import LeftOut, Reading
-from fedjax_ht.lab.readers.file_names import files_of, owners_of
+from fedjax_ht.lab.readers.roles import files_of, owners_of
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source
 from fedjax_ht.lab.readers.tokens import (
     PADDING,

@@ -20,10 +20,9 @@ from fedjax_ht.check.names import listed
 from fedjax_ht.core.inputs import Standardised
 from fedjax_ht.data.conversion import as_groups, as_labels
 from fedjax_ht.data.reading import LeftOut, Reading
-from fedjax_ht.lab.readers.columns import class_lines
-from fedjax_ht.lab.readers.file_names import SETS, set_of
 from fedjax_ht.lab.readers.image_arrays import image_or_stored
 from fedjax_ht.lab.readers.images import decode_all, stack
+from fedjax_ht.lab.readers.roles import SETS, class_lines, set_of
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, one_after_another
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.lab.safe.bounded import Origin

@@ -20,16 +20,16 @@ from fedjax_ht.data.conversion import as_array, as_groups, refuse_merged
 from fedjax_ht.data.indices import ClientIndices, Partition
 from fedjax_ht.data.meaning import MISSING, spelling
 from fedjax_ht.data.reading import LeftOut, Reading
-from fedjax_ht.lab.readers.columns import (
+from fedjax_ht.lab.readers.image_arrays import image_or_stored
+from fedjax_ht.lab.readers.images import decode, stack
+from fedjax_ht.lab.readers.roles import (
     Roles,
     class_lines,
     index_lines,
     refuse_two_owners,
     roles_of,
+    set_of,
 )
-from fedjax_ht.lab.readers.file_names import set_of
-from fedjax_ht.lab.readers.image_arrays import image_or_stored
-from fedjax_ht.lab.readers.images import decode, stack
 from fedjax_ht.lab.readers.source import Raw, ReadOptions
 from fedjax_ht.lab.safe import limits
 

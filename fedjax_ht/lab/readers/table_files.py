@@ -20,8 +20,7 @@ from pyarrow import parquet
 
 from fedjax_ht.check.names import listed, short
 from fedjax_ht.data.reading import LeftOut
-from fedjax_ht.lab.readers.columns import Roles, label_candidates
-from fedjax_ht.lab.readers.file_names import files_of, owners_of
+from fedjax_ht.lab.readers.roles import Roles, files_of, label_candidates, owners_of
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, check_sum
 from fedjax_ht.lab.readers.table import Table, table_raw
 from fedjax_ht.lab.safe import limits
@@ -54,7 +53,7 @@ def read_csv(place: Path, options: ReadOptions) -> Raw:
     It is a .csv, .tsv or either with .gz, or a folder of them with the same columns: one file per
     client, whose rows are a group, or, if every file is named train, val or test, one per official
     set. GROUP is the column that identifies the owner of each row. Columns that are not named are
-    found by `columns.LABELS` and `columns.GROUPS`. All other columns are the samples, float32 as
+    found by `roles.LABELS` and `roles.GROUPS`. All other columns are the samples, float32 as
     stored, and a model sees them standardised by the training samples. Classes are named by the
     labels, in sorted order, by value if all are whole numbers without leading zeros; so are groups,
     which keep their numbers if they have some.

@@ -61,16 +61,26 @@ def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
     parts = list(map(read_folder, runs))
     for part in parts[1:]:
         check_alike(parts[0], part)
-    entries, notes = distinct_entries(parts), joined_notes(parts)
+    entries, notes = joined(parts)
     workdir.parent.mkdir(parents=True, exist_ok=True)
     check_space(parts, workdir.parent)
     with tempfile.TemporaryDirectory(prefix=f".{workdir.name}-", dir=workdir.parent) as new:
-        made = Path(new) / workdir.name
+        made, lanes = Path(new) / workdir.name, {}
         made.mkdir()
         for part in parts:
             with locked(part.path, print):
-                copy_entries(part, made)
-        write_merged(parts, entries, notes, made)
+                for folder in map(folder_of, part.entries):
+                    if (part.path / folder).exists():  # of an entry that has begun
+                        shutil.copytree(part.path / folder, made / folder)
+            if (part.path / LANES).exists():
+                lanes = read_json(part.path / LANES) | lanes
+        write_folder(Folder(made, parts[0].fields | {"entries": list(entries.values())}, notes))
+        if lanes:
+            write_json(made / LANES, lanes)
+        pages = [page for page in (read_page(part.path) for part in parts) if page is not None]
+        if pages:
+            commands = "\n".join(dict.fromkeys(page.command for page in pages))
+            write_page(Page(tuple(entries), pages[0].aim, commands), made)
         made.replace(workdir)
     return list(entries)
 
@@ -95,42 +105,29 @@ def compared(part: Folder) -> dict[str, Any]:
     return flat | {f"the run's {name}": value for name, value in notes.items()}
 
 
-def joined_notes(parts: Sequence[Folder]) -> dict[str, Any]:
-    """Returns the notes of the merged run: of the files that entries were made of, weights and
-    methods of a user's own, a part knows those of its own entries alone.
+def joined(parts: Sequence[Folder]) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
+    """Returns label -> entry, and the notes, of the merged run. Of the files that entries were made
+    of, weights and methods of a user's own, a part knows those of its own entries alone.
 
     Raises:
-      ValueError: two parts were made of different files of one name. One line.
-    """
-    notes = dict(parts[0].notes)
-    for note in BY_ENTRY:
-        files: dict[str, Any] = {}
-        for part in parts:
-            for name, content in part.notes.get(note, {}).items():
-                if files.setdefault(name, content) != content:
-                    raise ValueError(
-                        f"{part.path} is no part of the others' run: its {name} ({note}) was "
-                        "another file"
-                    )
-        if files:
-            notes[note] = files
-    return notes
-
-
-def distinct_entries(parts: Sequence[Folder]) -> dict[str, Mapping[str, Any]]:
-    """Returns label -> entry of all parts.
-
-    Raises:
-      ValueError: an entry is in two of them. One line.
+      ValueError: an entry is in two parts, or two were made of different files of one name. One
+        line.
     """
     places: dict[str, Path] = {}
-    entries = {}
+    entries, files = {}, {note: {} for note in BY_ENTRY}
     for part in parts:
         for label, entry in part.entries.items():
             if label in places:
                 raise ValueError(f"{label} is in {places[label]} and in {part.path}; take one away")
             places[label], entries[label] = part.path, entry
-    return entries
+        for note, known in files.items():
+            for name, content in part.notes.get(note, {}).items():
+                if known.setdefault(name, content) != content:
+                    raise ValueError(
+                        f"{part.path} is no part of the others' run: its {name} ({note}) was "
+                        "another file"
+                    )
+    return entries, parts[0].notes | {note: known for note, known in files.items() if known}
 
 
 def check_space(parts: Sequence[Folder], parent: Path) -> None:
@@ -140,35 +137,6 @@ def check_space(parts: Sequence[Folder], parent: Path) -> None:
     free = shutil.disk_usage(parent).free
     if needed > free:
         raise ValueError(f"the runs have {needed:,} bytes, and {parent} has {free:,} bytes left")
-
-
-def copy_entries(part: Folder, workdir: Path) -> None:
-    """Copies the folders of a run's entries, with their checkpoints; of those that have begun."""
-    for label in part.entries:
-        folder = folder_of(label)
-        if (part.path / folder).exists():
-            shutil.copytree(part.path / folder, workdir / folder)
-
-
-def write_merged(
-    parts: Sequence[Folder],
-    entries: Mapping[str, Mapping[str, Any]],
-    notes: Mapping[str, Any],
-    workdir: Path,
-) -> None:
-    """Writes the files that a run's folder has beside its entries' folders."""
-    fields = parts[0].fields | {"entries": list(entries.values())}
-    write_folder(Folder(workdir, fields, dict(notes)))
-    lanes = {}
-    for part in reversed(parts):
-        if (part.path / LANES).exists():
-            lanes = lanes | read_json(part.path / LANES)
-    if lanes:
-        write_json(workdir / LANES, lanes)
-    pages = [page for page in (read_page(part.path) for part in parts) if page is not None]
-    if pages:
-        commands = "\n".join(dict.fromkeys(page.command for page in pages))
-        write_page(Page(tuple(entries), pages[0].aim, commands), workdir)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -75,7 +75,7 @@ def trainer(
       tell: called with a line about every point.
       caught: numbers of signals; one in it stops the search when the round in progress is saved.
     """
-    points = points_by_program(experiment, trace)
+    points = {run.label: run for family in families(experiment, trace) for run in family}
 
     def train_here(steps: Sequence[Step], done: Done) -> None:
         beside: list[Simulation] = []
@@ -105,8 +105,8 @@ def trainer(
     return list(points), train_here if tasks is None else functools.partial(train_far, tasks)
 
 
-def points_by_program(experiment: Plan, trace: bool = True) -> dict[str, Run]:
-    """Returns label -> run of an experiment's points, one family after another.
+def families(experiment: Plan, trace: bool = True) -> list[list[Run]]:
+    """Returns the runs of an experiment's points by program, one family each.
 
     The runs of a family have one method, whose varying settings are arguments of its functions.
 
@@ -114,14 +114,6 @@ def points_by_program(experiment: Plan, trace: bool = True) -> dict[str, Run]:
       experiment: the experiment, with the points as its entries.
       trace: False compiles each point for itself.
     """
-    points = {}
-    for family in families(experiment, trace):
-        points |= {run.label: run for run in family}
-    return points
-
-
-def families(experiment: Plan, trace: bool = True) -> list[list[Run]]:
-    """Returns the runs of `points_by_program`, grouped by program."""
     runs = experiment.runs
     settings = {label: _settings(run) for label, run in runs.items()}
     differing = _differing(list(settings.values()))
@@ -281,4 +273,5 @@ def point_task(
 
 def _built_points(config: bytes, trace: bool) -> tuple[dict[str, Run], list[Simulation]]:
     """Builds the points of a pickled config, and the list of the simulation beside them."""
-    return points_by_program(plan(pickle.loads(config)), trace), []
+    every = families(plan(pickle.loads(config)), trace)
+    return {run.label: run for family in every for run in family}, []

@@ -169,7 +169,7 @@ def rewrite(path, **entries):
     ("entries", "message"),
     [
         ({"constant": None}, "no embedded generator: 'constant' is missing"),
-        ({"average": np.zeros(9)}, r"is of shape \(7, 6\), expected \(9, 6\)"),
+        ({"average": np.zeros(9)}, r"is of shape \(7, 6\); expected \(9, 6\)"),
         ({"image/bias": np.full(1, np.nan)}, "image/bias holds values that are not finite"),
         ({"convolutions/1/kernel": np.zeros(3)}, "no embedded generator"),
         ({"metadata": None}, "not an .npz with an entry metadata"),
