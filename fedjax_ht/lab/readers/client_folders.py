@@ -236,16 +236,10 @@ def _is_numbers(sample: object) -> bool:
 
 def _texts(pairs: list) -> np.ndarray:
     """int32 [n, L] of n pairs of a list of L tokens and how many of them are no padding."""
-    for pair in pairs:
-        match pair:
-            # Types before numpy sees them: among texts of any length it would give each number the
-            # longest one's room.
-            case (list() | tuple() as tokens, int()) if set(map(type, tokens)) <= {int}:
-                pass
-            case _:
-                raise ValueError(
-                    "x holds something else than pairs of a list of integers and its length"
-                )
+    # Types before numpy sees them: among texts of any length it would give each number the longest
+    # one's room.
+    if not all(_is_pair(pair) and set(map(type, pair[0])) <= {int} for pair in pairs):
+        raise ValueError("x holds something else than pairs of a list of integers and its length")
     if len(sizes := {len(tokens) for tokens, _ in pairs}) > 1:
         raise ValueError(
             f"x has texts of {min(sizes)} to {max(sizes)} tokens, padding counted; all must be as "

@@ -308,15 +308,12 @@ def _letters(owner: str, x: list, y: list) -> tuple[np.ndarray, np.ndarray]:
     for texts, length in ((x, LENGTH), (y, 1)):
         if not all(type(text) is str and len(text) == length for text in texts):
             raise ValueError(f"{owner} has a text that is not of {length} characters")
-    return _encode(x).reshape(-1, LENGTH), _encode(y)
-
-
-def _encode(texts: list[str]) -> np.ndarray:
-    """Ids of the characters of all texts, uint8 [characters]; 0 for none of LEAF's letters."""
-    code = np.zeros(129, np.uint8)  # the last place is of all characters beyond ASCII
+    # 0 for none of LEAF's letters; the last place is of all characters beyond ASCII
+    code = np.zeros(129, np.uint8)
     code[list(map(ord, LETTERS))] = np.arange(1, len(LETTERS) + 1)
-    characters = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
-    return code[np.minimum(characters, 128)]
+    encoded = ("".join(texts).encode("utf-32-le", "surrogatepass") for texts in (x, y))
+    letters, following = (code[np.minimum(np.frombuffer(x, np.uint32), 128)] for x in encoded)
+    return letters.reshape(-1, LENGTH), following
 
 
 LEAF = Source(

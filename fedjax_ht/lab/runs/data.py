@@ -14,8 +14,9 @@ so on.
 import html
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -132,11 +133,9 @@ def class_counts_picture(counts: Mapping[str, np.ndarray], class_names: Sequence
     names = [name if len(name) <= 24 else f"{name[:23]}…" for name in class_names]
     axes.set_yticks(range(len(class_names)), names, fontsize=8)
     axes.invert_yaxis()  # the first class on top
-    axes.set(xlabel="samples")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3, axis="x")
-    if len(counts) > 1:
-        legend(axes, FEW + 1)
+    _label(axes, counts, "samples")
+    axes.grid(visible=False, axis="y")
     return figure
 
 
@@ -144,11 +143,16 @@ def _sizes_picture(counts: Mapping[str, np.ndarray]) -> Figure:
     figure, axes = subplots(figsize=(WIDTH, 2.6))
     colours = list(map(_colour, range(len(counts))))
     axes.hist(list(counts.values()), BINS, label=list(counts), color=colours)
-    axes.set(xlabel="samples of a class", ylabel="classes")
-    axes.grid(alpha=0.3)
-    if len(counts) > 1:
-        legend(axes, FEW + 1)
+    _label(axes, counts, "samples of a class", "classes")
     return figure
+
+
+def _label(axes: Any, names: Collection[str], xlabel: str, ylabel: str = "") -> None:
+    """Gives a picture its labels, a grid, and a legend of several names."""
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.grid(alpha=0.3)
+    if len(names) > 1:
+        legend(axes, FEW + 1)
 
 
 def values_picture(values: Mapping[str, np.ndarray], label: str) -> Figure:
@@ -163,10 +167,7 @@ def values_picture(values: Mapping[str, np.ndarray], label: str) -> Figure:
     for i, (name, each) in enumerate(values.items()):
         counts, _ = np.histogram(each, edges)
         axes.stairs(counts / max(1, counts.sum()), edges, label=name, color=_colour(i))
-    axes.set(xlabel=label, ylabel="share of the values")
-    axes.grid(alpha=0.3)
-    if len(values) > 1:
-        legend(axes, FEW + 1)
+    _label(axes, values, label, "share of the values")
     return figure
 
 

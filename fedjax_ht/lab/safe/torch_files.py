@@ -67,14 +67,8 @@ def build_tensor(name: Any, value: Any, storage: Callable[[Any], np.ndarray]) ->
 
 def kind_and_key(persistent_id: Any) -> tuple[str, str]:
     match persistent_id:
-        case ("storage", type() as kind, str() as key, _, _) | (
-            "storage",
-            type() as kind,
-            str() as key,
-            _,
-            _,
-            None,
-        ):
+        # files of torch.save have five parts, streams of one storage a None behind them
+        case ("storage", type() as kind, str() as key, _, _, *rest) if rest in ([], [None]):
             return kind.__name__, key
     raise ValueError("a tensor's storage is in none of torch's formats")
 
@@ -150,7 +144,7 @@ def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
         raise ValueError(f"{path}: weights are read from files that end in {', '.join(readers)}")
     try:
         return _unprefixed(readers[path.suffix](path))
-    except ValueError as error:
+    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
@@ -179,11 +173,8 @@ def _unprefixed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with opened_npz(path) as file:
-            return {name: file[name] for name in file}
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"no .npz file of numbers: {error}") from error
+    with opened_npz(path) as file:
+        return dict(file)
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
@@ -217,22 +208,14 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
         return _tensors(content, storage, limits.decompressed(size_of(file)))
 
 
-def _unwrapped(content: Any) -> Any:
-    """The state dict inside a training script's checkpoint; anything else as it is."""
-    if isinstance(content, dict):
-        for key in _WRAPPERS:
-            if isinstance(content.get(key), dict):
-                return content[key]
-    return content
-
-
 def _tensors(
     content: Any, storage: Callable[[Any], np.ndarray], limit: int
 ) -> dict[str, np.ndarray]:
-    for _ in _WRAPPERS:  # a dict may hold itself, so not for as long as there is one inside
-        content = _unwrapped(content)
     if not isinstance(content, dict):
         raise ValueError(f"holds a {type(content).__name__}; expected tensors by name")
+    for _ in _WRAPPERS:  # a dict may hold itself, so not for as long as there is one inside
+        inner = [content[key] for key in _WRAPPERS if isinstance(content.get(key), dict)]
+        content = inner[0] if inner else content
     tensors, size = {}, 0
     for name, value in content.items():
         tensors[name] = build_tensor(name, value, storage)

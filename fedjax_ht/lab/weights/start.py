@@ -109,19 +109,6 @@ def starting_weights(
     return weights
 
 
-def has_head(arrays: Arrays, module: nn.Module, variables: Variables) -> bool:
-    """Returns whether `starting_weights` would find a head for the model."""
-    return _head(arrays, module, variables["params"]["head"]) is not None
-
-
-def size(arrays: Arrays, module: nn.Module, variables: Variables) -> tuple[int, int]:
-    """Returns how many arrays of a model a file has, and how many the model would be written as."""
-    if torchvision.has_flax_names(arrays):
-        stored = [key for key in arrays if key.startswith(("params/", "stats/"))]
-        return len(stored), len(own_names(variables))
-    return len(arrays), len(state_dict(module, _blank(variables)))
-
-
 def looks_like(arrays: Arrays, known: Mapping[str, Variables]) -> str | None:
     """Returns the architecture whose extractor has arrays of the same names as a file.
 
@@ -305,7 +292,8 @@ def with_weights(
             arrays, origin = read[str(arrays)], str(arrays)
             if head and names_of(bucket.module) is not None:
                 _compare_classes(origin, bucket.num_classes, class_names)
-        if head is None and has_head(arrays, bucket.module, _variables(bucket)):
+        own_head = _variables(bucket)["params"]["head"]
+        if head is None and _head(arrays, bucket.module, own_head) is not None:
             unused.add(name)
         fitted = _fitted(origin, arrays, bucket, federation, bool(head))
         return frozen_weights(fitted) if bucket is not adapted else fitted
@@ -397,12 +385,9 @@ def _fitted(
     try:
         return starting_weights(arrays, bucket.module, variables, head)
     except ValueError as error:
-        num_given, num_needed = size(arrays, bucket.module, variables)
         architecture = looks_like(arrays, _known(federation))
-        line = (
-            f"{origin}: this looks like {architecture or 'no known architecture'} ({num_given} "
-            f"tensors); the model is {bucket.name} ({num_needed})"
-        )
+        looks = architecture or "no known architecture"
+        line = f"{origin}: this looks like {looks}; the model is {bucket.name}"
         # what does not fit says more only where the architecture is not another one
         if architecture in (None, re.sub(r"_head\d+$", "", bucket.name)):
             line += f": {error}"

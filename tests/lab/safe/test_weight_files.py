@@ -22,7 +22,7 @@ def test_other_files(tmp_path):
     with pytest.raises(ValueError, match=r"read from files that end in \.pth, \.pt, \.tar"):
         load_state_dict(tmp_path / "x.ckpt")
     (tmp_path / "x.npz").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"x\.npz: no \.npz file of numbers: "):
+    with pytest.raises(ValueError, match=r"x\.npz: "):
         load_state_dict(tmp_path / "x.npz")
     (tmp_path / "old.pth").write_bytes(
         pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2)
