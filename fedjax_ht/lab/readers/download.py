@@ -12,7 +12,6 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -80,39 +79,10 @@ def _downloadable(name: str, sources: Mapping[str, Source]) -> Source:
     raise ValueError(f"unknown dataset {name!r}; there are {known}, tfds:NAME")
 
 
-class Listed(NamedTuple):
-    """A line of `listing`.
-
-    Attributes:
-      name: the set's name, as `load_dataset` takes it.
-      about: a description of the set, or the reason why there is nothing to download.
-      size: bytes to download; None if there is nothing.
-      home: address of the folder that it is downloaded from; "" if there is none.
-      present: the set's files and folders in the data folder.
-    """
-
-    name: str
-    about: str
-    size: int | None
-    home: str
-    present: tuple[Path, ...]
-
-
-def listing(data_dir: str | os.PathLike) -> list[Listed]:
-    """Every name that `load_dataset` knows, and the files of it that are in a folder."""
-    lines = []
-    for source in SOURCES.values():
-        present = _present(source, Path(data_dir)) if source.files else ()
-        lines.append(
-            Listed(
-                name=source.name,
-                about=source.about,
-                size=sum(source.files.values()) or None,
-                home=source.home,
-                present=present,
-            )
-        )
-    return lines
+def listing(data_dir: str | os.PathLike) -> list[tuple[Source, tuple[Path, ...]]]:
+    """Every set or kind that `load_dataset` knows, and the files of it that are in a folder."""
+    root = Path(data_dir)
+    return [(each, _present(each, root) if each.files else ()) for each in SOURCES.values()]
 
 
 def _present(source: Source, root: Path) -> tuple[Path, ...]:

@@ -72,7 +72,7 @@ def read_folder(root: Path, options: ReadOptions) -> Raw:
     if any(folder != of_folder for folder, of_folder in sets.items()):
         pairs = [f"{of_folder} from {printable(folder)}" for folder, of_folder in sets.items()]
         notes.append(f"sets by folders: {', '.join(pairs)}")
-    pile, _, converted = decode_files(root, places, options.image_size, options.target)
+    pile, converted = decode_files(root, places, options.image_size, options.target)
     return Raw(
         pile.stack(list(places)),
         np.searchsorted(classes, names),
@@ -356,7 +356,7 @@ def read_domains(root: Path, options: ReadOptions) -> Raw:
     refuse_set_names(classes, "classes", "DOMAIN/CLASS/IMAGE")
     refuse_set_names(domains, "domains", "and read sets as folder:PATH")
     number = dict(zip(classes, range(len(classes))))
-    pile, _, converted = decode_files(root, keys, options.image_size, options.target)
+    pile, converted = decode_files(root, keys, options.image_size, options.target)
     return Raw(
         pile.stack(keys),
         np.array([number[name] for name in names]),

@@ -136,20 +136,6 @@ class Decoded(NamedTuple):
     changes: tuple[str, ...]
 
 
-class Members(NamedTuple):
-    """The images and texts of a folder or archive.
-
-    Attributes:
-      pile: the images, decoded and stacked.
-      texts: the text files' content, key -> content.
-      converted: counts of changes on the way to pixels, a phrase each.
-    """
-
-    pile: Pile
-    texts: dict[str, str]
-    converted: tuple[str, ...] = ()
-
-
 TURNED, BLENDED, FIRST = CHANGES = (
     "turned by their EXIF orientation",
     "with transparency blended on white",
@@ -159,7 +145,7 @@ TURNED, BLENDED, FIRST = CHANGES = (
 
 def decode_members(
     source: Path, pattern: re.Pattern, size: int | None, target: Path | None
-) -> Members:
+) -> tuple[Pile, dict[str, str]]:
     """Decodes the images and reads the text files of a publisher's folder or archive, in one pass.
 
     Args:
@@ -168,6 +154,9 @@ def decode_members(
         exist, match the keys.
       size: height and width; None for the native ones.
       target: file in which the pile will be stacked; see `Pile`.
+
+    Returns:
+      The images, decoded, and the text files' content, key -> content.
     """
     texts = {}
 
@@ -181,18 +170,21 @@ def decode_members(
                 texts[groups["text"]] = content.decode()
 
     decoded = decode_all(encoded(), size)
-    return Members(Pile(((key, image.pixels) for key, image in decoded), target), texts)
+    return Pile(((key, image.pixels) for key, image in decoded), target), texts
 
 
 def decode_files(
     folder: Path, names: Iterable[str], size: int | None, target: Path | None
-) -> Members:
+) -> tuple[Pile, tuple[str, ...]]:
     """Decodes image files of anyone's folder as a viewer shows them, and counts the changes.
 
     Args:
       folder: the folder of the files.
       names: relative paths of the files, which are the keys.
       size, target: size of the images and file of the pile, as for `decode_members`.
+
+    Returns:
+      The images, and counts of changes on the way to pixels, a phrase each.
     """
     encoded = ((name, read_whole(folder / name)) for name in names)
     counts: Counter[str] = Counter()
@@ -208,7 +200,7 @@ def decode_files(
         if counts[change]:
             images = "image" if counts[change] == 1 else "images"
             converted.append(f"{counts[change]:,} {images} {change}")
-    return Members(pile, {}, tuple(converted))
+    return pile, tuple(converted)
 
 
 def decode_all(

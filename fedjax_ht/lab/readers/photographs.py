@@ -68,7 +68,7 @@ def _archive(
 
     def read(source: Path, options: ReadOptions) -> Raw:
         warnings = check_sum(md5, source)
-        pile, texts, _ = decode_members(source, pattern, options.image_size, options.target)
+        pile, texts = decode_members(source, pattern, options.image_size, options.target)
         keys, of_images, counts = listed(pile.places, texts)
         classes = sorted(set(of_images))
         return Raw(
@@ -186,7 +186,7 @@ def read_camelyon17(table: Path, patches: Path, options: ReadOptions) -> Raw:
     """
     keys, values = _patches(table)
     labels, hospitals, splits = np.array(values).T
-    pile, *_ = decode_members(patches, _PATCH, options.image_size, options.target)
+    pile, _ = decode_members(patches, _PATCH, options.image_size, options.target)
     official = _wilds_sets(hospitals, splits)
     return Raw(
         pile.stack(keys),
@@ -400,7 +400,7 @@ def read_flowers102(source: Path, labels_file: Path, sets_file: Path, options: R
     with reading(source, of_images):
         warnings += check_sum(_FLOWERS_MD5, source)
         pattern = re.compile(r"(?:^|/)(?P<image>image_\d{5})\.jpg$")
-        pile, *_ = decode_members(source, pattern, options.image_size, options.target)
+        pile, _ = decode_members(source, pattern, options.image_size, options.target)
         images = pile.stack([f"image_{i:05d}" for i in range(1, len(labels) + 1)])
     return Raw(
         images,

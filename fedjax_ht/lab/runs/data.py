@@ -13,6 +13,7 @@ so on.
 
 import html
 import io
+import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,8 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.readers.description import Description, describe
-from fedjax_ht.lab.readers.download import Listed, get, listing
+from fedjax_ht.lab.readers.download import get, listing
+from fedjax_ht.lab.readers.source import Source
 from fedjax_ht.lab.report import document
 from fedjax_ht.lab.report.document import Bullets, Table
 from fedjax_ht.lab.report.figures import COLOURS, FEW, legend, rendered, subplots
@@ -65,7 +67,7 @@ def command(arguments: Sequence[str], data_dir: str, page: str | None = None, **
         case ["show", name]:
             show(load_dataset(name, data_dir, **options), Path(page or page_name(name)))
         case ["list"]:
-            print("\n".join(line(listed) for listed in listing(data_dir)))
+            print("\n".join(itertools.starmap(line, listing(data_dir))))
         case ["get", name]:
             get(name, data_dir)
             print(f"read it by --config.dataset.name={name} --config.dataset.data_dir={data_dir}")
@@ -87,13 +89,13 @@ def page_name(name: str) -> str:
     return f"data-{re.sub(r'[^0-9A-Za-z_-]+', '-', stem)}.html"
 
 
-def line(listed: Listed) -> str:
+def line(source: Source, present: Sequence[Path]) -> str:
     """Returns the line of a data set: its name, its kind, and whether it is there."""
-    if listed.size is None:  # nothing is downloaded
-        return f"{listed.name:<20}{listed.about}"
-    state = f"is there: {listed.present[0]}" if listed.present else "is not there"
-    size = f"{listed.size / 1e6:,.0f} MB"
-    return f"{listed.name:<20}{listed.about}; {size} from {listed.home}; {state}"
+    if not source.files:  # nothing is downloaded
+        return f"{source.name:<20}{source.about}"
+    state = f"is there: {present[0]}" if present else "is not there"
+    size = f"{sum(source.files.values()) / 1e6:,.0f} MB"
+    return f"{source.name:<20}{source.about}; {size} from {source.home}; {state}"
 
 
 def main(arguments: list[str]) -> None:
