@@ -32,10 +32,8 @@ _HEAD = 1 << 16  # bytes of it in which separators are counted
 _BLOCK = 1 << 22  # bytes that are parsed at once; a row is in one or two of them
 _ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _TABLE = Origin(
-    "a header line, a column of labels, and columns of numbers, separated by commas, semicolons or "
-    "tabs",
-    "name the columns as csv:PATH:LABEL or csv:PATH:LABEL:GROUP if they are not called label and "
-    "group",
+    "a header, labels and columns of numbers",
+    "as csv:PATH:LABEL:GROUP or csv:PATH:LABEL",
 )
 _TEXT = Origin(
     "a CSV file in UTF-8, rows of a class and one or more columns of text, or a head that names "

@@ -326,7 +326,7 @@ def reading(path: Path, origin: Origin) -> Iterator[None]:
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
         # the system's, not a reader's own
         if isinstance(error, FileNotFoundError) and error.errno:
-            line += "; it was looked for in the current folder and below data_dir"
+            line = "there is no such file, in the current folder or below data_dir"
         named: Any = kind(f"{path}: {line}; expected {origin.expected}, {origin.how}")
         named.names_its_file = True
         raise named from error
