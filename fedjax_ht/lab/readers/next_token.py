@@ -128,7 +128,7 @@ def _ids(
     """Token ids of whole texts, and the text of each id."""
     if tokenizer is not None:
         trained = Tokenizer(tokenizer)
-        return trained.encode_whole(texts), ("", *trained.pieces[1:])
+        return trained.encode(texts, None), ("", *trained.pieces[1:])
     trains = owners_of(files, [1] * len(files)).official.get("train", range(len(files)))
     numbers = vocabulary(texts[i] for i in trains)
     ids = [[numbers.get(word, UNKNOWN) for word in words(text)] for text in texts]

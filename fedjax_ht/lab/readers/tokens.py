@@ -160,23 +160,29 @@ class Tokenizer:
             pieces[number] = piece
         self.pieces = tuple(pieces)
 
-    def encode(self, texts: Sequence[str], length: int) -> list[list[int]]:
-        """Returns the token ids of texts, at most `length` of each.
+    def encode(self, texts: Sequence[str], length: int | None) -> list[list[int]]:
+        """Returns the token ids of texts, at most `length` of each; None for all of them, without
+        special tokens.
 
         Raises:
           ValueError: the special tokens alone are more.
         """
         with self._named():
             special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        if length <= special:
+        if length is not None and length <= special:
             raise ValueError(
                 f"texts are cut to {length} tokens, of which {special} are the tokenizer's special "
                 "ones; set text_length higher"
             )
         with self._named():
             self._tokenizer.no_padding()
-            self._tokenizer.enable_truncation(length)
-            rows = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
+            if length is None:
+                self._tokenizer.no_truncation()
+            else:
+                self._tokenizer.enable_truncation(length)
+            is_cut = length is not None
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=is_cut)
+        rows = [encoding.ids for encoding in encodings]
         highest = max((max(row, default=0) for row in rows), default=0)
         if highest >= len(self.pieces):
             raise ValueError(
@@ -184,14 +190,6 @@ class Tokenizer:
                 f"{len(self.pieces)}"
             )
         return rows
-
-    def encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns all token ids of texts, without special tokens."""
-        with self._named():
-            self._tokenizer.no_padding()
-            self._tokenizer.no_truncation()
-            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-            return [encoding.ids for encoding in encodings]
 
     def _named(self) -> contextlib.AbstractContextManager[None]:
         return _one_line(f"{self._path} cannot encode the texts")

@@ -263,7 +263,7 @@ def bert(settings: Settings) -> nn.Module:
         vocabulary=settings.count("vocab_size"),
         positions=settings.count("max_position_embeddings"),
         segments=settings.count("type_vocab_size"),
-        sizes=_encoder_sizes(settings),
+        sizes=_sizes(settings),
         pooling="mean" if mode == "mean" else "cls",
         normalised=normalised,
     )
@@ -276,19 +276,27 @@ def vit(settings: Settings) -> nn.Module:
     patch = settings.count("patch_size", 16)
     side = settings.count("image_size", 224, divisor=patch)
     image = side, side, settings.count("num_channels", 3)
-    return transformers.HuggingFaceViT(image, patch, _encoder_sizes(settings))
+    return transformers.HuggingFaceViT(image, patch, _sizes(settings))
 
 
-def _encoder_sizes(settings: Settings) -> Sizes:
-    """Reads the fields that BERT's config.json and ViT's share."""
+def _sizes(
+    settings: Settings,
+    epsilon: str = "layer_norm_eps",
+    usual: float = 1e-12,
+    *,
+    activation: str = "gelu",
+    has_head_size: bool = False,
+) -> Sizes:
+    """Reads the fields that the config.json of BERT, ViT and Llama share; where heads have a size
+    of their own, they need not divide the width."""
     heads = settings.count("num_attention_heads")
     return Sizes(
-        width=settings.count("hidden_size", divisor=heads),
+        width=settings.count("hidden_size", divisor=1 if has_head_size else heads),
         layers=settings.count("num_hidden_layers", most=_LAYERS),
         heads=heads,
         hidden=settings.count("intermediate_size"),
-        epsilon=settings.number("layer_norm_eps", 1e-12),
-        activation=settings.choice("hidden_act", "gelu", ACTIVATIONS),
+        epsilon=settings.number(epsilon, usual),
+        activation=settings.choice("hidden_act", activation, ACTIVATIONS),
     )
 
 
@@ -320,28 +328,14 @@ def llama(settings: Settings) -> nn.Module:
     settings.require("use_bidirectional_attention", False)
     settings.require("partial_rotary_factor", 1.0)
     normalised = pooling(settings, ("lasttoken",), "lasttoken")[1]
-    heads = settings.count("num_attention_heads")
-    key_heads = settings.count("num_key_value_heads", heads)
+    has_head_size = settings.fields.get("head_dim") is not None
+    sizes = _sizes(settings, "rms_norm_eps", 1e-6, activation="silu", has_head_size=has_head_size)
+    key_heads = settings.count("num_key_value_heads", sizes.heads)
     settings.count("num_attention_heads", divisor=key_heads)
-    if settings.fields.get("head_dim") is None:
-        head_size = settings.count("hidden_size", divisor=heads) // heads
-    else:
-        head_size = settings.count("head_dim", divisor=2)
-    sizes = Sizes(
-        width=settings.count("hidden_size"),
-        layers=settings.count("num_hidden_layers", most=_LAYERS),
-        heads=heads,
-        hidden=settings.count("intermediate_size"),
-        epsilon=settings.number("rms_norm_eps", 1e-6),
-        activation=settings.choice("hidden_act", "silu", ACTIVATIONS),
-        key_heads=key_heads,
-        head_size=head_size,
-        base=settings.rotary_base(),
-    )
-    vocabulary, positions = (
-        settings.count("vocab_size"),
-        settings.count("max_position_embeddings"),
-    )
+    head_size = settings.count("head_dim", sizes.width // sizes.heads, divisor=2)
+    vocabulary = settings.count("vocab_size")
+    positions = settings.count("max_position_embeddings")
+    sizes = sizes._replace(key_heads=key_heads, head_size=head_size, base=settings.rotary_base())
     return transformers.Llama(vocabulary, positions, sizes, normalised)
 
 
