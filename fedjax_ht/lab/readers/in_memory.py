@@ -20,7 +20,7 @@ from fedjax_ht.data.conversion import as_array, as_labels
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.image_arrays import image_or_stored
-from fedjax_ht.lab.readers.roles import sets_of
+from fedjax_ht.lab.readers.roles import refuse_same_names, sets_of
 from fedjax_ht.lab.readers.source import (
     Raw,
     ReadOptions,
@@ -61,8 +61,7 @@ def _frame_table(frame: Any) -> Table:
                 "frame that Arrow reads"
             )
         data, names = None, list(map(str, frame.columns))
-    if len(set(names)) < len(names):
-        raise ValueError(f"its columns are {listed(names)}; each needs its own name")
+    refuse_same_names(names)
     if data is None:
         data = pa.table({str(c): arrow_column(str(c), frame[c]) for c in frame.columns})
     return Table(dict(zip(data.column_names, data.columns)), counts=[len(data)])

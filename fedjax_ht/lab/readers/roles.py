@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.check.names import listed, short, unknown
+from fedjax_ht.check.names import listed, unknown
 from fedjax_ht.data.reading import LeftOut
 from fedjax_ht.lab.readers.source import ReadOptions, one_after_another
 from fedjax_ht.lab.safe.bounded import printable
@@ -48,6 +48,12 @@ class Roles(NamedTuple):
     sentence: str
 
 
+def refuse_same_names(columns: Sequence[str]) -> None:
+    """Refuses a table of which two columns have one name."""
+    if len(set(columns)) < len(columns):
+        raise ValueError(f"its columns are {listed(columns, 20)}; each needs a name of its own")
+
+
 def roles_of(columns: Sequence[str], named: ReadOptions) -> Roles:
     """Finds the role of each column.
 
@@ -59,10 +65,6 @@ def roles_of(columns: Sequence[str], named: ReadOptions) -> Roles:
       ValueError: a column that is named is not there, or none is called like a label, or several
         are, or no feature is left. One line.
     """
-    if len(set(columns)) < len(columns):
-        raise ValueError(
-            f"its first line names the columns {short(columns)}; each needs a name of its own"
-        )
     label = _column("label", named, columns, label_candidates(columns))
     group = _group(named, columns, label)
     if label == group:

@@ -20,7 +20,13 @@ from pyarrow import parquet
 
 from fedjax_ht.check.names import listed, short
 from fedjax_ht.data.reading import LeftOut
-from fedjax_ht.lab.readers.roles import Roles, files_of, label_candidates, owners_of
+from fedjax_ht.lab.readers.roles import (
+    Roles,
+    files_of,
+    label_candidates,
+    owners_of,
+    refuse_same_names,
+)
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, check_sum
 from fedjax_ht.lab.readers.table import Table, table_raw
 from fedjax_ht.lab.safe import limits
@@ -111,10 +117,7 @@ def table_with_head(file: Path) -> pa.Table:
 def _named(data: pa.Table) -> pa.Table:
     """The table with its first row for the columns' names."""
     names = [column[0].as_py().strip() for column in data.columns]
-    if len(set(names)) < len(names):
-        raise ValueError(
-            f"its first line names the columns {short(tuple(names))}; each needs a name of its own"
-        )
+    refuse_same_names(names)
     if len(data) == 1:
         raise ValueError("it has no rows")
     return data.slice(1).rename_columns(names)
@@ -309,6 +312,7 @@ def read_parquet(place: Path, options: ReadOptions) -> Raw:
         data = _bounded(place)
     except pa.ArrowException as error:
         raise ValueError(str(error).partition("\n")[0]) from error
+    refuse_same_names(data.column_names)
     index = [name for name in data.column_names if name.startswith(_INDEX)]
     data = data.drop_columns(index)
     table = Table(
