@@ -19,7 +19,7 @@ from fedjax_ht.simulation.rows import History, Runs, evaluated
 
 ACCURACY = "test accuracy, mean over clients (%)"
 MARKS = 10  # small marks on a curve, about
-EARLY = 0.2  # share of the rounds whose accuracies and differences may leave their panel
+EARLY = 0.3  # share of the rounds whose accuracies and differences may leave their panel
 
 
 def accuracy_curves(histories: Mapping[str, Runs], baseline: str | None = None) -> Figure:
