@@ -12,11 +12,13 @@ class LeftOut(NamedTuple):
       number: number of the files; 0 for an entry that is named itself.
       what: the kind of one of them, such as "file .heic", or a folder.
       why: the reason, "no kind of image that is read".
+      is_usual: True for what usually stands beside samples, which is no reason for a warning.
     """
 
     number: int
     what: str
     why: str
+    is_usual: bool = False
 
     def __str__(self) -> str:
         word, *more = self.what.split(" ", 1)

@@ -86,7 +86,7 @@ def read_client_folders(root: Path, options: ReadOptions) -> Raw:
             path=str(root),
             left_out=left_out,
             converted=converted,
-            warnings=(*map("left out: {}".format, left_out), *converted),
+            warnings=converted,
         ),
     )
 

@@ -83,7 +83,6 @@ def read_folder(root: Path, options: ReadOptions) -> Raw:
             left_out=(*files.left_out, *strays),
             converted=(*notes, *converted),
             warnings=(
-                *_left_out_line(files, strays),
                 *alike,
                 *_missing("set", owners, names),
                 *doubts,
@@ -118,12 +117,10 @@ class _Files(NamedTuple):
     Attributes:
       images: name of each image -> the folders above it.
       left_out: files that are no images, by their ending, and folders without images.
-      is_doubtful: True if some of those left out may be samples.
     """
 
     images: dict[str, tuple[str, ...]]
     left_out: tuple[LeftOut, ...]
-    is_doubtful: bool
 
 
 def _files_of(root: Path) -> _Files:
@@ -144,12 +141,12 @@ def _files_of(root: Path) -> _Files:
     left_out = []
     for ending, count in sorted(endings.items()):
         what = f"file .{ending}" if ending else "file without an ending"
-        left_out.append(LeftOut(count, printable(what), "no kind of image that is read"))
+        is_usual = ending in _BESIDE
+        left_out.append(LeftOut(count, printable(what), "no kind of image that is read", is_usual))
     if not images:
         only = f", only {listed(list(map(str, left_out)))}" if left_out else ""
         raise ValueError(f"no images{only}")
-    empty = _empty(images, folders)
-    return _Files(images, (*left_out, *empty), bool(empty) or bool(set(endings) - set(_BESIDE)))
+    return _Files(images, (*left_out, *_empty(images, folders)))
 
 
 def _empty(images: Mapping[str, tuple[str, ...]], folders: Sequence[str]) -> list[LeftOut]:
@@ -161,13 +158,6 @@ def _empty(images: Mapping[str, tuple[str, ...]], folders: Sequence[str]) -> lis
         if above not in parents and above[:-1] in parents:
             empty.append(LeftOut(0, printable(f"folder {folder}"), "no images in it"))
     return empty
-
-
-def _left_out_line(files: _Files, strays: Sequence[LeftOut]) -> tuple[str, ...]:
-    """Returns a line on the files left out, where some of them may be samples."""
-    if not files.is_doubtful and not strays:
-        return ()
-    return (f"left out: {', '.join(map(str, (*files.left_out, *strays)))}",)
 
 
 def _placed(
@@ -369,7 +359,6 @@ def read_domains(root: Path, options: ReadOptions) -> Raw:
             left_out=(*files.left_out, *strays),
             converted=converted,
             warnings=(
-                *_left_out_line(files, strays),
                 *([f"all images are of one domain, {domains[0]}"] if len(domains) == 1 else []),
                 *_missing("domain", owners, names),
             ),

@@ -189,7 +189,7 @@ def _plain(part: Any) -> Any:
 def _told(name: str, raw: Raw, options: ReadOptions) -> Dataset:
     """Makes the data set, and logs its warnings as `load_dataset` does."""
     dataset = dataset_of(name, raw, options)
-    for line in (*raw.reading.warnings, *dataset.doubts):
+    for line in (*(dataset.reading or Reading()).warnings, *dataset.doubts):
         _LOGGER.warning(f"{dataset.name}: {line}")
     return dataset
 

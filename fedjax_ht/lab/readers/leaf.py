@@ -111,7 +111,6 @@ def read_leaf(root: Path, options: ReadOptions) -> Raw:
     left_out = ()
     if missing:
         left_out = (LeftOut(missing, "sample", "their next character is none of LEAF's 80"),)
-        warnings += (f"left out: {left_out[0]}",)
     record = dataclasses.replace(
         raw.reading, path=str(root), group_names=users, left_out=left_out, warnings=warnings
     )

@@ -110,7 +110,6 @@ def read_next_token(place: Path, options: ReadOptions) -> Raw:
             group_names=owners.names,
             token_texts=pieces,
             left_out=left_out,
-            warnings=tuple(f"left out: {entry}" for entry in left_out),
         ),
     )
 

@@ -96,8 +96,6 @@ def read_npz(file: Path, options: ReadOptions) -> Raw:
     if rule is not None and len(scale) == len(_SCALE):
         rule = Standardised(*scale)
     left_out = tuple(LeftOut(0, f"array {name}", "of no name that is read") for name in others)
-    if left_out:
-        warnings.append(f"left out: {listed(list(map(str, left_out)))}")
     if not names:
         names = numbered_classes(int(labels.max(initial=-1)) + 1)
         values, present = np.unique(labels, return_inverse=True)

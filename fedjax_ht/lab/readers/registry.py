@@ -320,7 +320,7 @@ def normalised(dataset: Dataset, kind: Normalisation) -> Dataset:
     return dataclasses.replace(dataset, preprocess=Pixels(*source.moments))
 
 
-_FORMAT = 3  # raise it when decoding changes, so that older files are not used
+_FORMAT = 4  # raise it when decoding changes, so that older files are not used
 _DAY = 86_400  # seconds
 
 

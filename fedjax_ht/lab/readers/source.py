@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ht.check.names import listed
 from fedjax_ht.core.inputs import Preprocess
 from fedjax_ht.data.conversion import fits_device
 from fedjax_ht.data.dataset import Dataset, Partition
@@ -152,6 +153,9 @@ def dataset_of(name: str, raw: Raw, options: ReadOptions) -> Dataset:
             raise ValueError(
                 f"{field} is {getattr(options, field)!r}, but {name} has no columns with names"
             )
+    if not all(each.is_usual for each in reading.left_out):
+        line = f"left out: {listed(list(map(str, reading.left_out)), 20)}"
+        reading = dataclasses.replace(reading, warnings=(*reading.warnings, line))
     return Dataset(
         name,
         inputs,

@@ -60,7 +60,6 @@ class Table(NamedTuple):
       group_names: names of these groups.
       class_names: names of the classes of each column whose labels are numbered.
       left_out: columns and files that are no data.
-      warnings: lines on the files.
     """
 
     columns: dict[str, pa.ChunkedArray]
@@ -73,7 +72,6 @@ class Table(NamedTuple):
     group_names: tuple[str, ...] = ()
     class_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     left_out: tuple[LeftOut, ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
 def table_raw(
@@ -141,7 +139,7 @@ def table_raw(
             group_names=group_names,
             left_out=table.left_out,
             converted=tuple(converted),
-            warnings=tuple(filter(None, [*lines, *warnings, *table.warnings])),
+            warnings=tuple(filter(None, [*lines, *warnings])),
         ),
     )
 

@@ -125,10 +125,7 @@ def _named(data: pa.Table) -> pa.Table:
 
 def _joined(place: Path, options: ReadOptions) -> Table:
     files, left_out = files_of(place, _ENDINGS)
-    table = _table_of(files, options)._replace(path=str(place), left_out=left_out)
-    if left_out:
-        table = table._replace(warnings=(f"left out: {listed(list(map(str, left_out)))}",))
-    return table
+    return _table_of(files, options)._replace(path=str(place), left_out=left_out)
 
 
 def _table_of(files: Sequence[Path], options: ReadOptions) -> Table:
@@ -319,7 +316,7 @@ def read_parquet(place: Path, options: ReadOptions) -> Raw:
         dict(zip(data.column_names, data.columns)),
         counts=[len(data)],
         path=str(place),
-        left_out=tuple(LeftOut(0, f"column {name}", "the index of pandas") for name in index),
+        left_out=tuple(LeftOut(0, f"column {name}", "the index of pandas", True) for name in index),
     )
     return table_raw(table, options)
 
