@@ -3,7 +3,7 @@
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -204,7 +204,7 @@ def _images_or_windows(x: np.ndarray) -> tuple[str, np.ndarray]:
     return "windows", np.ascontiguousarray(windows)
 
 
-def _is_pair(sample: object) -> bool:
+def _is_pair(sample: Any) -> bool:
     """Returns whether a sample is a list of tokens and its length."""
     is_two = isinstance(sample, list | tuple) and len(sample) == 2
     return is_two and isinstance(sample[0], list | tuple) and isinstance(sample[1], int)

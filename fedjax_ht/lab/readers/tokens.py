@@ -274,7 +274,7 @@ def _compare(content: dict[str, Any], settings: dict[str, Any], added: Sequence[
 def _word_piece(content: str, settings: dict[str, Any]):
     """Builds BERT's tokenizer of a vocabulary, a line each, in small letters unless the settings
     say otherwise."""
-    from tokenizers.implementations import BertWordPieceTokenizer
+    from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 
     if settings.get("do_basic_tokenize") is False or settings.get("never_split"):
         raise ValueError("tokenizer_config.json has do_basic_tokenize or never_split")
