@@ -280,9 +280,9 @@ NOTED = {
     ),
     "client 1 of 2 without training samples": (FIRST, SECOND._replace(train=[])),
     "client 0 of 2 without test samples": (FIRST._replace(test=[]), SECOND),
-    "client 0 of 2 with test samples of classes that the client never trains on, 16.7 points of "
-    "the mean accuracy": (FIRST._replace(train=np.array([0, 1])), client([6, 7, 8], [9, 10, 11])),
-    "client 1 of 2 with one class alone, in training and in testing": (FIRST, client([6], [9])),
+    "client 0 of 2 with test samples of classes without training samples there, 16.7 points of the "
+    "mean accuracy": (FIRST._replace(train=np.array([0, 1])), client([6, 7, 8], [9, 10, 11])),
+    "client 1 of 2 with a single class": (FIRST, client([6], [9])),
 }
 
 

@@ -123,13 +123,13 @@ def _idle_notes(train: np.ndarray, test: np.ndarray) -> list[str]:
     untrained, untested = np.flatnonzero(train.sum(1) == 0), np.flatnonzero(test.sum(1) == 0)
     if len(untrained):
         notes.append(
-            f"{clients(untrained)} of {len(train)} without training samples: what is scored there "
-            "was never trained there; give them some, or leave them out"
+            f"{clients(untrained)} of {len(train)} without training samples, which are scored "
+            "untrained; give them some, or leave them out"
         )
     if len(untested):
         notes.append(
-            f"{clients(untested)} of {len(test)} without test samples: mean accuracies leave them "
-            "out; a smaller train_share or more samples a client gives them some"
+            f"{clients(untested)} of {len(test)} without test samples, which no mean accuracy "
+            "counts; a smaller train_share or more samples a client give them some"
         )
     return notes
 
@@ -142,16 +142,15 @@ def _class_notes(train: np.ndarray, test: np.ndarray) -> list[str]:
     of_mean = (foreign / np.maximum(test.sum(1), 1)).sum() / max(1, has_both.sum())
     if of_mean >= FOREIGN:
         notes.append(
-            f"{clients(np.flatnonzero(foreign))} of {len(test)} with test samples of classes that "
-            f"the client never trains on, {100 * of_mean:.3g} points of the mean accuracy: only "
-            "what other clients send can get these right; stratified=True, where the partition has "
-            "it, gives each class of a client its share of training and testing"
+            f"{clients(np.flatnonzero(foreign))} of {len(test)} with test samples of classes "
+            "without training samples there, "
+            f"{100 * of_mean:.3g} points of the mean accuracy: only other clients can teach them; "
+            "stratified=True, if the partition has it, puts each class of a client into both sets"
         )
     alone = np.flatnonzero(has_both & (((train > 0) | (test > 0)).sum(1) == 1))
     if len(alone) and len(alone) >= ALONE * len(train):
         notes.append(
-            f"{clients(alone)} of {len(test)} with one class alone, in training and in testing: a "
-            "model that always answers it scores 100 % there; a larger alpha or "
-            "classes_per_client mixes classes"
+            f"{clients(alone)} of {len(test)} with a single class: a constant prediction scores "
+            "100 % there; a larger alpha or classes_per_client mixes classes"
         )
     return notes

@@ -348,7 +348,7 @@ def described(entry: Entry, config: Config) -> str:
     elif entry.tuned:
         origin = f"; tuned on {entry.tuned}"
     elif differing:
-        origin = "; on what that was chosen is not recorded"
+        origin = "; their origin is not recorded"
     return f"{entry.label}: {differing or _defaults(entry.method)}{origin}"
 
 
@@ -358,4 +358,4 @@ def _defaults(method: str) -> str:
         return "every client trains alone; it has no options"
     if names_object(method):
         return "a method given from Python"
-    return "at its defaults" if is_own(method) else "as its paper has it"
+    return "at its defaults" if is_own(method) else "the settings of its paper"

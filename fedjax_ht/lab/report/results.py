@@ -25,18 +25,18 @@ from fedjax_ht.simulation.history import best, merged, wire_bytes
 from fedjax_ht.simulation.rows import History, Row, Runs, evaluated
 
 PARTICIPANTS_NOTE = """\
-"participants": the mean over one round's participants, freshly trained, in the round where it is \
-highest. FedSSA's code reports this score; as a maximum over rounds and over draws of participants \
-it is biased upwards (docs/results.md)."""
+"participants": the mean over a round's participants after their training, in its best round. \
+FedSSA's code reports it. As a maximum over rounds and draws of participants, it is biased upwards \
+(docs/results.md)."""
 
 NOTES = {
     "macro F1 %": """\
-"macro F1": of a client the mean of the F1 of the classes that its test samples or its predictions \
-have, in the round of the accuracy beside it; as a mean over clients.""",
+"macro F1": the mean F1 score of a client's classes, those of its test samples and predictions, \
+and then over clients, in the round of the accuracy.""",
     "AUC %": """\
-"AUC": of a client the mean, over the classes of its test samples, of the area under the ROC curve \
-of the class against the others, by the scores that predictions are chosen by, in the round of the \
-accuracy beside it; as a mean over the clients with test samples of two classes or more.""",
+"AUC": the area under the ROC curve of a class against the others, in the round of the accuracy. \
+It is a mean over the classes of a client's test samples, and then over clients with two classes \
+or more. It uses the scores that choose the predictions.""",
     "participants %": PARTICIPANTS_NOTE,
 }
 """Title of a column -> its meaning."""

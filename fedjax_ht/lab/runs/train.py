@@ -375,7 +375,7 @@ def train_and_evaluate(
             if is_primary():
                 show_result(summary)
             if writes:
-                also = " and maps (without: --config.report.maps=none)"  # they may take minutes
+                also = " and maps (--config.report.maps=none skips maps)"  # they may take minutes
                 notify("stage", f"drawing plots{'' if config.report.maps == 'none' else also}")
                 warn_of_map = functools.partial(notify, "warn")
                 pictures = write_results(experiment, shown, page, workdir, warn_of_map)

@@ -115,7 +115,7 @@ def test_the_page_stands_by_itself(experiment, tmp_path):
     assert rest.startswith("<main><section><h2>Result</h2><figure")
     assert "<li>FedProto (Tan et al., AAAI 2022): clients share class prototypes.</li>" in rest
     assert "<pre>run 1 &lt; 2</pre>" in page and "+10.00" in page
-    assert "weight=2.0; on what that was chosen is not recorded" in page
+    assert "weight=2.0; their origin is not recorded" in page
     assert (
         "results that were not finite were left out in 2 rounds, first of client 2 in round 0"
         in page

@@ -55,7 +55,7 @@ def test_a_run_writes_what_it_says(finished):
     assert setting.startswith("4 clients on ") and setting.endswith(f" Writing to {workdir}.")
     compiling = [line for line in lines if "compiling 2 architectures for " in line]
     assert [line.partition(":")[0] for line in compiling] == list(METHODS)
-    assert lines.pop() == "drawing plots and maps (without: --config.report.maps=none)"
+    assert lines.pop() == "drawing plots and maps (--config.report.maps=none skips maps)"
     evaluated = [f"{name}, round {i} of 3: acc " for name in METHODS for i in range(4)]
     assert [line for line in lines if line not in compiling] == [
         line for start in evaluated for line in lines if line.startswith(start) and ", up " in line
@@ -165,7 +165,7 @@ def test_the_result_comes_before_the_pictures_and_maps_can_be_left_out(
     assert not list(folder.glob("local/features.*"))
     config.report.maps = "auto"
     shown()  # the run goes on, and there is nothing to train
-    assert happened[-1] == "drawing plots and maps (without: --config.report.maps=none)"
+    assert happened[-1] == "drawing plots and maps (--config.report.maps=none skips maps)"
     assert len(list(folder.glob("local/features.*"))) == 3
 
 
