@@ -9,7 +9,7 @@ import io
 import re
 import struct
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ from fedjax_ht.lab.readers.source import (
     Raw,
     ReadOptions,
     Source,
-    check_sum,
     one_after_another,
 )
 from fedjax_ht.lab.readers.table_files import table_with_head
@@ -55,7 +54,6 @@ class _Listed(NamedTuple):
 def _archive(
     pattern: re.Pattern,
     listed: Callable[[Collection[str], dict[str, str]], _Listed],
-    md5: Mapping[str, str],
     **published: Any,
 ) -> Source:
     """Declares a set that is one archive or its extracted folder; classes are sorted by name.
@@ -63,11 +61,10 @@ def _archive(
     Args:
       pattern: the pattern of `images.decode_members`.
       listed: a function (keys of all images, text files) -> `_Listed`.
-      md5, **published: other fields of the `Source`.
+      **published: other fields of the `Source`.
     """
 
     def read(source: Path, options: ReadOptions) -> Raw:
-        warnings = check_sum(md5, source)
         pile, texts = decode_members(source, pattern, options.image_size, options.target)
         keys, of_images, counts = listed(pile.places, texts)
         classes = sorted(set(of_images))
@@ -76,10 +73,10 @@ def _archive(
             np.searchsorted(classes, of_images),
             tuple(classes),
             official=one_after_another(counts),
-            reading=Reading(path=str(source), warnings=warnings),
+            reading=Reading(path=str(source)),
         )
 
-    return Source(read=read, md5=md5, is_kept=True, **published)
+    return Source(read=read, is_kept=True, **published)
 
 
 def _food101(images: Collection[str], texts: dict[str, str]) -> _Listed:
@@ -300,20 +297,19 @@ _SVHN = tuple(
 
 def read_svhn(*files: Path, options: ReadOptions) -> Raw:
     """Official sets train and test, 32x32x3; the publisher's label 10, or 0, is the digit 0."""
-    images, labels, warnings = zip(*map(_svhn_split, files))
+    images, labels = zip(*map(_svhn_split, files))
     return Raw(
         np.ascontiguousarray(np.concatenate(images)),
         np.concatenate(labels),
         tuple("0123456789"),
         official=one_after_another(zip(("train", "test"), map(len, labels))),
-        reading=Reading(path=str(files[0].parent), warnings=sum(warnings, ())),
+        reading=Reading(path=str(files[0].parent)),
     )
 
 
-def _svhn_split(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Images, labels, and lines on values that look wrong."""
+def _svhn_split(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels."""
     with reading(path, _SVHN[0]):
-        warnings = check_sum(_SVHN_MD5, path)
         images, labels = take(load_mat("svhn", path), ("X", "y"), "arrays")
         if images.dtype != np.uint8 or images.shape != (32, 32, 3, labels.size):
             raise ValueError(
@@ -324,7 +320,7 @@ def _svhn_split(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
         if unknown.size:
             rule = "labels are whole numbers from 1 to 10, and 10 is the digit 0"
             raise ValueError(f"y has the label {unknown[0]:g}; {rule}")
-        return images.transpose(3, 0, 1, 2), labels.ravel().astype(np.int64) % 10, warnings
+        return images.transpose(3, 0, 1, 2), labels.ravel().astype(np.int64) % 10
 
 
 _SVHN_MD5 = {
@@ -385,20 +381,17 @@ def read_flowers102(source: Path, labels_file: Path, sets_file: Path, options: R
     """Central squares, 64x64x3 or of `image_size`; official sets train, val and test."""
     of_images, of_labels, of_sets = _FLOWERS_ORIGINS
     with reading(labels_file, of_labels):
-        warnings = check_sum(_FLOWERS_MD5, labels_file)
         labels = (
             take(load_mat("flowers102", labels_file), ("labels",), "arrays")[0]
             .ravel()
             .astype(np.int64)
         )
     with reading(sets_file, of_sets):
-        warnings += check_sum(_FLOWERS_MD5, sets_file)
         arrays = take(load_mat("flowers102", sets_file), ("trnid", "valid", "tstid"), "arrays")
         train, val, test = (array.ravel().astype(np.int64) - 1 for array in arrays)
         if not all(0 <= i < len(labels) for i in (*train, *val, *test)):
             raise ValueError(f"an image number is not in 1 to {len(labels)}")
     with reading(source, of_images):
-        warnings += check_sum(_FLOWERS_MD5, source)
         pattern = re.compile(r"(?:^|/)(?P<image>image_\d{5})\.jpg$")
         pile, _ = decode_members(source, pattern, options.image_size, options.target)
         images = pile.stack([f"image_{i:05d}" for i in range(1, len(labels) + 1)])
@@ -407,7 +400,7 @@ def read_flowers102(source: Path, labels_file: Path, sets_file: Path, options: R
         labels - 1,
         _FLOWERS,
         official={"train": train, "val": val, "test": test},
-        reading=Reading(path=str(source), warnings=warnings),
+        reading=Reading(path=str(source)),
     )
 
 

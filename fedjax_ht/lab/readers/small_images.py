@@ -27,7 +27,6 @@ from fedjax_ht.lab.readers.source import (
     Raw,
     ReadOptions,
     Source,
-    check_sum,
     one_after_another,
 )
 from fedjax_ht.lab.safe.bounded import Origin, members, read_whole, reading, take
@@ -64,15 +63,13 @@ _ORIGINS = {
 
 def read_idx(name: str, *files: Path, options: ReadOptions) -> Raw:
     """`name` is "mnist" or "fashion_mnist"; official sets train and test, 28x28x1."""
-    parts, warnings = [], ()
-    for path, origin, (file, ndim) in zip(files, _ORIGINS[name], _FILES.items()):
+    parts = []
+    for path, origin, ndim in zip(files, _ORIGINS[name], _FILES.values()):
         with reading(path, origin):
             content = read_whole(path)
             parts.append(_parse_idx(content, ndim))
             if ndim == 1 and len(parts[-1]) != len(parts[-2]):
                 raise ValueError(f"{len(parts[-1])} labels for {len(parts[-2])} images")
-            # gzip writes one content in many ways, so the content is compared
-            warnings += check_sum(IDX_MD5[name], path.with_name(file), content)
     images = np.concatenate(parts[::2])[..., None]
     official = one_after_another(zip(("train", "test"), map(len, parts[::2])))
     return Raw(
@@ -80,7 +77,7 @@ def read_idx(name: str, *files: Path, options: ReadOptions) -> Raw:
         np.concatenate(parts[1::2]),
         _CLASSES[name],
         official=official,
-        reading=Reading(path=str(files[0].parent), warnings=warnings),
+        reading=Reading(path=str(files[0].parent)),
     )
 
 
@@ -235,8 +232,7 @@ def read_cifar(name: str, source: Path, options: ReadOptions) -> Raw:
     `name` is "cifar10" or "cifar100", which has its 100 fine classes.
     """
     layout = _LAYOUTS[name]
-    contents, warnings = _contents(name, source)
-    class_names, batches = _parse_cifar(layout, contents)
+    class_names, batches = _parse_cifar(layout, _contents(layout, source))
     images = np.concatenate([images for images, _ in batches])
     labels = np.concatenate([labels for _, labels in batches])
     images = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -247,23 +243,16 @@ def read_cifar(name: str, source: Path, options: ReadOptions) -> Raw:
         labels,
         class_names,
         official=official,
-        reading=Reading(path=str(source), warnings=warnings),
+        reading=Reading(path=str(source)),
     )
 
 
-def _contents(name: str, source: Path) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """File name -> content, of the batches and class names in an archive or a folder; and lines on
-    files that look wrong."""
-    layout = _LAYOUTS[name]
+def _contents(layout: _Layout, source: Path) -> dict[str, bytes]:
+    """File name -> content, of the batches and class names in an archive or a folder."""
     batches = "|".join(map(re.escape, (*layout.train, layout.test)))
     meta = "|".join(map(re.escape, layout.meta))
     pattern = re.compile(rf"^(?:\./)?(?:[^/]+/)?(?P<file>(?:{batches})(?:\.bin)?|{meta})$")
-    warnings = check_sum(CIFAR_MD5[name], source)
-    contents = {match["file"]: content for match, content in members(source, pattern)}
-    if source.is_dir():
-        for file, content in contents.items():
-            warnings += check_sum(CIFAR_MD5[name], source / file, content)
-    return contents, warnings
+    return {match["file"]: content for match, content in members(source, pattern)}
 
 
 def _parse_cifar(

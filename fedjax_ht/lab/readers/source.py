@@ -18,7 +18,7 @@ from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.images import resize
 from fedjax_ht.lab.readers.tokens import tokenised, tokenizer_file
-from fedjax_ht.lab.safe.bounded import Origin, open_regular, search, user_path
+from fedjax_ht.lab.safe.bounded import Origin, open_regular, read_whole, search, user_path
 
 _LONGEST = 1 << 14  # tokens of a text
 
@@ -292,26 +292,27 @@ class Source:
 md5 = functools.partial(hashlib.md5, usedforsecurity=False)
 
 
-def check_sum(
-    sums: Mapping[str, str], path: Path, content: bytes | bytearray | None = None
-) -> tuple[str, ...]:
-    """Returns a line if the publisher's file of this name has another MD5 sum, else ().
+def other_sums(sums: Mapping[str, str], place: Path) -> list[str]:
+    """Returns a line for each of a publisher's files that has another MD5 sum.
 
     Args:
-      sums: file name -> MD5 sum, as `Source.md5`; files of other names, and folders, pass.
-      path: the path of the file.
-      content: content of the file if that is in memory already, else None.
+      sums: file name -> MD5 sum, as `Source.md5`; files of other names pass.
+      place: the path of the file, or of a folder with such files.
     """
-    expected = sums.get(path.name)
-    if expected is None or path.is_dir():
-        return ()
-    digest = md5_of_file(path) if content is None else md5(content).hexdigest()
-    if digest == expected:
-        return ()
-    return (
-        f"{path}: its MD5 sum is {digest}, the publisher's file has {expected}; it is "
-        "read all the same",
-    )
+    lines = []
+    for path in sorted(place.iterdir()) if place.is_dir() else [place]:
+        # gzip writes one content in many ways, so the content is compared where its sum is known
+        is_packed = path.suffix == ".gz" and path.stem in sums
+        expected = sums.get(path.stem if is_packed else path.name)
+        if expected is None:
+            continue
+        digest = md5(read_whole(path)).hexdigest() if is_packed else md5_of_file(path)
+        if digest != expected:
+            lines.append(
+                f"{path}: its MD5 sum is {digest}, the publisher's file has {expected}; it is read "
+                "all the same"
+            )
+    return lines
 
 
 def md5_of_file(path: Path) -> str:

@@ -5,7 +5,6 @@ Every cell is read as text: types that are guessed would turn 007 into 7, and bl
 
 import codecs
 import csv
-import dataclasses
 import io
 import itertools
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,7 @@ from fedjax_ht.lab.readers.roles import (
     owners_of,
     refuse_same_names,
 )
-from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, check_sum
+from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source
 from fedjax_ht.lab.readers.table import Table, table_raw
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.bounded import Origin, open_regular, read_whole
@@ -414,11 +413,7 @@ def read_ag_news(*files: Path, options: ReadOptions) -> Raw:
             file = files[int("test" in raw.official and first in raw.official["test"])]
             raise ValueError(f"{file.name}: a class is {short(name)}, not 1 to 4")
     numbers = np.array([_TOPIC_NUMBERS.index(name) for name in raw.class_names])
-    warnings = raw.reading.warnings
-    for file in files:
-        warnings += check_sum(AG_NEWS_MD5, file)
-    record = dataclasses.replace(raw.reading, warnings=warnings)
-    return raw._replace(labels=numbers[raw.labels], class_names=TOPICS, reading=record)
+    return raw._replace(labels=numbers[raw.labels], class_names=TOPICS)
 
 
 AG_NEWS_MD5 = {
