@@ -6,6 +6,7 @@ None of these libraries is imported here: an object is read by the few methods t
 import json
 import logging
 import os
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -233,10 +234,13 @@ def refuse_foreign(folder: Path) -> None:
     """Refuses a folder of save_to_disk whose files `datasets`, which opens them, must not open.
 
     Raises:
-      ValueError: a file is none, such as a pipe, or a list names one outside of the folder.
+      ValueError: a file is none, such as a pipe, or is compressed, or a list names one outside of
+        the folder.
     """
     for file in files_below(folder):
         open_regular(file).close()
+        if file.suffix == ".arrow" and _is_compressed(file):
+            raise ValueError(f"{file} is compressed, which save_to_disk does not write")
         if file.name not in ("state.json", "dataset_dict.json"):
             continue
         try:
@@ -248,6 +252,31 @@ def refuse_foreign(folder: Path) -> None:
             raise ValueError(f"{file} lists no files of data") from None
         if not are_own:
             raise ValueError(f"{file} names data outside of its folder")
+
+
+def _is_compressed(file: Path) -> bool:
+    """Returns whether an Arrow stream has compressed batches: few bytes may stand for any number,
+    and pyarrow has no limit."""
+    with pa.memory_map(os.fspath(file)) as source:
+        for message in pa.ipc.MessageReader.open_stream(source):
+            if message.type != "schema":
+                metadata = message.metadata.to_pybytes()
+                batch = _field(metadata, *struct.unpack_from("<I", metadata), 2)
+                if message.type == "dictionary":
+                    batch = _field(metadata, batch, 1)
+                if _field(metadata, batch, 3):  # RecordBatch.compression
+                    return True
+    return False
+
+
+def _field(content: bytes, table: int, number: int) -> int:
+    """Returns the position of the table in a field of a flatbuffer's table; 0 without the field."""
+    offsets = table - struct.unpack_from("<i", content, table)[0]
+    place = 4 + 2 * number
+    if place >= struct.unpack_from("<H", content, offsets)[0]:
+        return 0
+    (offset,) = struct.unpack_from("<H", content, offsets + place)
+    return offset and table + offset + struct.unpack_from("<I", content, table + offset)[0]
 
 
 def hugging_face_table(dataset: Any, own_files: bool = False) -> Table:

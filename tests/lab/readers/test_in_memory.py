@@ -445,6 +445,22 @@ def test_a_folder_of_save_to_disk_names_its_own_files(state, message, tmp_path):
         in_memory.refuse_foreign(tmp_path)
 
 
+@pytest.mark.parametrize("kind", [None, "zstd", "lz4"])
+def test_compressed_files_of_a_folder_are_not_decoded(tmp_path, kind):
+    """Of a stream with a dictionary, too, where only its texts are long."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a" * 10_000, "b"]))
+    options = pa.ipc.IpcWriteOptions(compression=kind)
+    for name, column in {"numbers": pa.array(np.zeros(10_000)), "texts": texts}.items():
+        table, file = pa.table({name: column}), tmp_path / f"{name}.arrow"
+        with pa.ipc.new_stream(file, table.schema, options=options) as stream:
+            stream.write_table(table)
+        if kind:
+            with pytest.raises(ValueError, match=rf"{name}\.arrow is compressed"):
+                in_memory.refuse_foreign(tmp_path)
+            file.unlink()
+    in_memory.refuse_foreign(tmp_path)
+
+
 def test_a_dict_of_save_to_disk_names_its_own_folders(tmp_path):
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["../other"]}')
     with pytest.raises(ValueError, match=r"dataset_dict.json names data outside of its folder"):
