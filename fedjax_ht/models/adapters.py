@@ -11,19 +11,20 @@ running statistics, and the head trains as usual.
 
 import fnmatch
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_ht.check.options import Count, Positive, checked
+from fedjax_ht.check.options import Positive, Within, checked
 from fedjax_ht.core.module_checks import FROZEN, STREAM
 from fedjax_ht.models.layers import Linear, uniform_fan_in
 from fedjax_ht.models.split import SplitModel
 from fedjax_ht.ops import product
 
+Rank = Annotated[int, Within(1, 99_999)]
 A, B = "lora_a", "lora_b"
 DENSE = (nn.Dense, nn.DenseGeneral, Linear)
 Tree = Any  # nested dicts of arrays
@@ -111,12 +112,12 @@ class Adapted(nn.Module):
 
 
 @checked
-def lora(module: nn.Module, rank: Count, *, alpha: Positive | None = 16.0, targets: str = "*"):
+def lora(module: nn.Module, rank: Rank, *, alpha: Positive | None = 16.0, targets: str = "*"):
     """Adapts the dense layers of a model at low rank, and freezes the rest of its extractor.
 
     Args:
       module: a `SplitModel`, whose extractor is adapted and whose head stays; or an extractor.
-      rank: r of every adapter, at least 1.
+      rank: r of every adapter, from 1 to 99,999.
       alpha: numerator of the scale alpha / r; None is 2 r, so that all ranks have the scale 2.
       targets: patterns of the paths of the layers to adapt within the extractor, as of `fnmatch`,
         separated by commas: "*" for all, "*query,*value". Layers are `nn.Dense`,

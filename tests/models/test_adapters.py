@@ -204,6 +204,8 @@ def test_refusals():
         )
     with pytest.raises(ValueError, match="rank is 0"):
         lora(MODULES["wide"], 0)
+    with pytest.raises(ValueError, match="rank is 1000000000; it must be an integer from 1 to 99"):
+        lora(MODULES["wide"], 10**9)
     with pytest.raises(ValueError, match="a model without adapters"):
         lora(lora(MODULES["wide"], 2), 2)
     with pytest.raises(ValueError, match="exchanges low-rank adapters, and model 'model' has none"):

@@ -163,6 +163,7 @@ def _users(file: Path) -> dict[str, object]:
     content = bytes(read_whole(file))
     marks = sum(map(content.count, (b"[", b"{", b",")))
     limits.keep("it", marks, limits.JSON_MARKS, "brackets and commas")
+    limits.keep("it", content.count(b"{"), limits.JSON_OBJECTS, "objects")
     match json.loads(content.decode()):
         case {"users": list() as users, "user_data": dict() as data}:
             if not all(type(user) is str for user in users) or sorted(users) != sorted(data):

@@ -4,6 +4,7 @@ fedjax-ht evaluate --workdir=checkpoints/runs/quickstart-seed0-trials3 --client=
 [--export=client3.safetensors]
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,7 +118,7 @@ def client_state(loaded: LoadedRun, client: int) -> PyTree:
     return jax.tree.map(lambda x: x[0], states)
 
 
-def export(state: PyTree, path: Path | str, bucket: Bucket) -> None:
+def export(state: PyTree, path: Path | str, bucket: Bucket, classes: Sequence[str] = ()) -> None:
     """Writes a client's state; as .safetensors so that `config.model.weights` takes its model back.
 
     Low-rank adapters are added to the kernels under them in a .safetensors, whose model then needs
@@ -128,6 +129,7 @@ def export(state: PyTree, path: Path | str, bucket: Bucket) -> None:
       path: .npz for all of it, keyed by path ("params/base/conv1/kernel"); .safetensors for its
         model by torch's names, see `models.weights.state_dict`.
       bucket: the client's bucket.
+      classes: names of the data's classes, which a .safetensors keeps beside the head's rows.
 
     Raises:
       ValueError: another suffix, or a state without a model.
@@ -139,7 +141,7 @@ def export(state: PyTree, path: Path | str, bucket: Bucket) -> None:
                 "this method's clients have no model to export as .safetensors; take .npz"
             )
         module, variables = plain_model(bucket, model)
-        save_safetensors(path, state_dict(module, variables))
+        save_safetensors(path, state_dict(module, variables), classes)
         return
     check_export(path)
     arrays = {}
@@ -184,7 +186,7 @@ def main(_) -> None:
         federation = loaded.run.federation
         bucket = federation.buckets[federation.assignment[_CLIENT.value]]
         try:
-            export(state, _EXPORT.value, bucket)
+            export(state, _EXPORT.value, bucket, loaded.run.dataset.class_names)
         except (ValueError, OSError) as error:
             fail(error, code=1)
         print(f"  exported to {_EXPORT.value}")

@@ -11,7 +11,7 @@ import flax.linen as nn
 import numpy as np
 
 from fedjax_ht.check.names import meant, unknown
-from fedjax_ht.check.options import NonNegative, check_value
+from fedjax_ht.check.options import NonNegative, allows, check_value
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.inputs import InputShape
 from fedjax_ht.core.local_training import LocalTraining
@@ -24,7 +24,7 @@ from fedjax_ht.lab.runs.method import recipe_by_name
 from fedjax_ht.lab.weights.start import missing, weights_of_model, with_weights
 from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.models import model_group, sliced_network, width_budgets
-from fedjax_ht.models.adapters import lora
+from fedjax_ht.models.adapters import Rank, lora
 from fedjax_ht.models.registry import GROUPS, names_folder
 
 WITHOUT_RATES = ("feature_dim", "shared", "output_relu", "weights", "weights_head", "lora")
@@ -196,7 +196,7 @@ def adapter_ranks(text: str) -> tuple[int, ...]:
         numbers = tuple(int(rank) for rank in ranks)
     except ValueError:
         numbers = ()
-    if not text.startswith("rank=") or not numbers or not 1 <= min(numbers) <= max(numbers) < 1e5:
+    if not text.startswith("rank=") or not numbers or not all(allows(Rank, n) for n in numbers):
         raise ValueError(
             f"model.lora is {text!r}; it must be empty or ranks from 1 to 99,999 that clients take "
             "in turn, such as rank=2,4,8"

@@ -13,6 +13,7 @@ from uuid import uuid4
 import jax
 import numpy as np
 
+from fedjax_ht.check.names import printable
 from fedjax_ht.check.options import checked
 from fedjax_ht.check.packages import needing, require
 from fedjax_ht.core.numerics import with_standard_numerics
@@ -447,7 +448,7 @@ def write_results(
       The paths of the pictures and of the report.
     """
     with atomic_open(workdir / "summary.md") as file:
-        file.write(text_of(shown, aim=None).markdown() + "\n")
+        file.write(printable(text_of(shown, aim=None).markdown()) + "\n")
     pictures = plots.write_plots(shown, experiment.dataset, experiment.partitions[0], workdir)
     if experiment.config.report.maps != "none":
         folders = {entry.label: workdir / entry.folder for entry in shown.entries}

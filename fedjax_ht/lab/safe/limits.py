@@ -14,7 +14,8 @@ TEXTS = 1 << 20  # samples of a set of texts
 WORDS = 1 << 21  # different ones of a set of texts
 # brackets and commas of LEAF's JSON, each of which may be a value; a hundred writers of FEMNIST
 # have 18 million
-JSON_MARKS = 1 << 25
+JSON_MARKS = 20 << 20
+JSON_OBJECTS = 1 << 20  # a user each; small ones take 250 bytes
 GROWTH = 32  # decompressed bytes per byte of a file, where that is more than FILE_BYTES
 PIXELS = 1 << 26  # of one image
 TABLE_ROWS = 1 << 21  # of a table as text

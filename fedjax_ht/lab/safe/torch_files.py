@@ -3,13 +3,14 @@
 torch is not needed, and nothing that a file asks for is run.
 """
 
+import contextlib
 import functools
 import io
 import json
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -148,9 +149,13 @@ def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
         raise ValueError(f"{path}: {error}") from error
 
 
-def save_safetensors(path: Path | str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes float32 or int64 arrays by name; the file is replaced as a whole."""
-    entries, start = {}, 0
+def save_safetensors(
+    path: Path | str, arrays: Mapping[str, np.ndarray], classes: Sequence[str] = ()
+) -> None:
+    """Writes float32 or int64 arrays by name, and the classes of a head's rows; the file is
+    replaced as a whole."""
+    entries: dict[str, Any] = {"__metadata__": {"classes": json.dumps(list(classes))}}
+    start = 0
     arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     for name, array in arrays.items():
         end = start + array.nbytes
@@ -163,6 +168,21 @@ def save_safetensors(path: Path | str, arrays: Mapping[str, np.ndarray]) -> None
         file.write(len(header).to_bytes(8, "little") + header)
         for array in arrays.values():
             file.write(array.tobytes())
+
+
+def noted_classes(path: Path | str) -> tuple[str, ...] | None:
+    """Returns the classes that `save_safetensors` wrote; None for another file."""
+    if Path(path).suffix != ".safetensors":
+        return None
+    import safetensors
+
+    with safetensors.safe_open(path, framework="np") as file:
+        text = (file.metadata() or {}).get("classes", "[]")
+    with contextlib.suppress(ValueError):  # of another program
+        classes = json.loads(text)
+        if isinstance(classes, list) and all(isinstance(name, str) for name in classes):
+            return tuple(classes) or None
+    return None
 
 
 def _unprefixed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

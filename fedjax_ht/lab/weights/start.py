@@ -27,7 +27,7 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.config.sections import ModelConfig
-from fedjax_ht.lab.safe.torch_files import load_state_dict
+from fedjax_ht.lab.safe.torch_files import load_state_dict, noted_classes
 from fedjax_ht.lab.weights.hugging_face.folder import head_classes, names_of, weights_file
 from fedjax_ht.lab.weights.hugging_face.names import head_arrays, own_arrays
 from fedjax_ht.models import model_group, torchvision
@@ -254,8 +254,8 @@ def with_weights(
         model alone.
       head: True also loads heads if they compute the same here; else they stay random. None keeps
         them random, with a warning if the weights have any.
-      class_names: the data's classes. A head that is loaded from a folder of Hugging Face's must
-        have its rows in this order; a warning says so where they are not given.
+      class_names: the data's classes. A head whose file names its classes must have its rows in
+        this order; a warning says so where they are not given.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -290,8 +290,12 @@ def with_weights(
             arrays = own_names(dict(arrays))  # of names, they stay as they are
         else:
             arrays, origin = read[str(arrays)], str(arrays)
-            if head and names_of(bucket.module) is not None:
-                _compare_classes(origin, bucket.num_classes, class_names)
+            if head:
+                rows = noted_classes(origin)
+                if names_of(bucket.module) is not None:
+                    rows = rows or head_classes(origin)
+                if rows is not None and len(rows) == bucket.num_classes:
+                    _compare_classes(origin, rows, class_names)
         own_head = _variables(bucket)["params"]["head"]
         if head is None and _head(arrays, bucket.module, own_head) is not None:
             unused.add(name)
@@ -312,15 +316,12 @@ def with_weights(
     return dataclasses.replace(federation, buckets=buckets)
 
 
-def _compare_classes(file: str, count: int, given: Sequence[str] | None) -> None:
+def _compare_classes(file: str, rows: Sequence[str], given: Sequence[str] | None) -> None:
     """Refuses a head whose rows are the data's classes in another order; warns if others are."""
-    rows = head_classes(file)
-    if rows is None or len(rows) != count:
-        return
     plain, own = ([n.strip().casefold() for n in names] for names in (rows, given or ()))
     if plain == own:
         return
-    line = f"{file}: the rows of its head are {listed(list(rows))} (id2label of config.json)"
+    line = f"{file}: the rows of its head are {listed(list(rows))}"
     if sorted(plain) == sorted(own):
         raise ValueError(
             f"{line}, the data's classes {listed(list(given or ()))}; put these in the same order, "

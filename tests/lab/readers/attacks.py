@@ -300,6 +300,7 @@ CLAIMS: dict[str, Attack] = {
     "table of a million columns": _many_columns,
     "LEAF in brackets": _leaf((b"[", 10_000_000)),
     "LEAF of 100 MB": _leaf((b"[", 1), (b"[],", 33_000_000), (b"0]", 1)),
+    "LEAF of objects": _leaf((b"[", 1), (b'{"a":0},', 10_000_000), (b"0]", 1)),
     "LEAF of one text": _leaf((b'{"users": ["', 1), (rb"\ud83d\ude00", 8_000_000), (b'"]}', 1)),
     "texts of one word each": _texts((b"1,a\n", 30_000_000)),
     "words that differ": _many_words,

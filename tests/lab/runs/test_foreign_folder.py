@@ -17,6 +17,7 @@ from fedjax_ht.lab.report.maps import load_map
 from fedjax_ht.lab.runs.devices import read_rows
 from fedjax_ht.lab.runs.folder import read_run
 from fedjax_ht.lab.runs.merge import merge
+from fedjax_ht.lab.runs.report import report_run
 from fedjax_ht.lab.runs.workdir import read_json
 
 STORED = Path(__file__).parent / "stored"
@@ -184,6 +185,15 @@ def test_entries_of_folders_to_merge_are_checked(run, entry):
     with pytest.raises(ValueError, match=r"run/config\.json"):
         merge([run, run], Path("merged"))
     assert not Path("merged").exists()
+
+
+def test_the_summary_does_not_steer_the_terminal(run, blank_pictures):
+    content = json.loads((run / "config.json").read_text())
+    content["entries"][0]["tuned"] = "9 settings\x1b[2J"
+    (run / "config.json").write_text(json.dumps(content))
+    report_run(run)
+    summary = (run / "summary.md").read_text()
+    assert r"9 settings\x1b[2J" in summary and "\x1b" not in summary
 
 
 def test_what_is_printed_does_not_steer_the_terminal():

@@ -232,6 +232,19 @@ def test_an_exported_client_is_where_another_run_starts(config, tmp_path, suffix
     assert load_state_dict(file).keys() >= {"params/base/fc1/kernel", "params/head/bias"}
 
 
+def test_an_exported_head_starts_on_its_classes_alone(tmp_path):
+    federation, file = federation_of(), tmp_path / "client.safetensors"
+    variables = fl.init_variables(federation.buckets[0], jax.random.key(0))
+    export(variables, file, federation.buckets[0], ("a", "b", "c", "d"))
+    weights = {federation.buckets[0].name: str(file)}
+    fl.with_weights(federation, weights, head=True, class_names=("a", "b", "c", "d"))
+    fl.with_weights(federation, weights, head=False, class_names=("b", "a", "c", "d"))
+    with pytest.raises(
+        ValueError, match=r"head are a, b, c, d, the data's classes b, a, c, d; put"
+    ):
+        fl.with_weights(federation, weights, head=True, class_names=("b", "a", "c", "d"))
+
+
 def test_an_export_has_adapters_in_the_kernels_under_them(tmp_path):
     """A .safetensors holds a model that computes the same without adapters, and is taken back."""
     module, file = fl.models.lora(fl.mlp(4, (3, 2)), 2), tmp_path / "client.safetensors"

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.lab.safe.torch_files import load_state_dict, save_safetensors
+from fedjax_ht.lab.safe.torch_files import load_state_dict, noted_classes, save_safetensors
 from tests.lab.safe.test_torch_files import TORCH_FILE, tensor, write
 from tests.pickles import ORDERED_DICT, call, dictionary, plain
 
@@ -102,8 +102,10 @@ def test_numpy_and_safetensors(tmp_path):
         "c": np.zeros((0, 2), "f4"),
     }
     np.savez(tmp_path / "x.npz", **arrays)
-    save_safetensors(tmp_path / "x.safetensors", arrays)
+    save_safetensors(tmp_path / "x.safetensors", arrays, ("a", "b"))
     pytest.importorskip("safetensors")
+    assert noted_classes(tmp_path / "x.safetensors") == ("a", "b")
+    assert noted_classes(tmp_path / "x.npz") is None
     for name in ("x.npz", "x.safetensors"):
         read = load_state_dict(tmp_path / name)
         assert read.keys() == arrays.keys()
