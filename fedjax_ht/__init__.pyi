@@ -61,6 +61,8 @@ from .data.partition import make_partition as make_partition
 from .data.partition import register_partition as register_partition
 from .data.shift import shifted as shifted
 from .data.standardise import standardised as standardised
+from .data.targets import multi_label_dataset as multi_label_dataset
+from .data.targets import regression_dataset as regression_dataset
 from .lab import generators as generators
 from .lab.checkpoints.checkpoint import load as load
 from .lab.checkpoints.checkpoint import save as save

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Bool, Float, Int, Key
+from jaxtyping import Bool, Float, Int, Key, Shaped
 
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
@@ -17,12 +17,12 @@ class Batch(NamedTuple):
 
     Attributes:
       x: the model's input, such as images float32 [B, H, W, C].
-      y: int32 [B], labels.
+      y: int32 [B], labels; of tasks other than classification the targets [B, ...].
       mask: bool [B], False marks padding.
     """
 
     x: PyTree
-    y: Int[Array, " B"]
+    y: Shaped[Array, " B *target"]
     mask: Bool[Array, " B"]
 
 

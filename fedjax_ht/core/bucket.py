@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Key
 
 from fedjax_ht.core.inputs import InputShape, zeros
 from fedjax_ht.core.module_checks import FROZEN, STREAM, check_module, keep_all, traced
+from fedjax_ht.core.task import CLASSIFICATION, Task
 from fedjax_ht.core.trees import Array, PyTree
 
 
@@ -27,11 +28,12 @@ class Bucket:
         mask)` [B, feature_dim] and `classify(features)` [B, num_classes], whose parameters have the
         entries "base" and "head".
       input_shape: shape of one sample, such as (H, W, C), see `core.inputs.InputShape`.
-      num_classes: columns of `classify`.
+      num_classes: columns of `classify`, the outputs of its task.
       feature_dim: columns of `features`.
       shared: the auxiliary model that every client may hold beside its own, as a separate bucket,
         so that all functions below accept it; None in that bucket.
       width: width rate of a sliced model, 1.0 for a whole one.
+      task: the meaning of its outputs.
       draws, flat_norms, freezes: findings of the module's trace, see `module_checks.Traced`.
       weights: initial values of its models, as NumPy arrays: a part of the tree of
         `init_variables`, such as {"params": {"base"}, "stats": {"base"}}; None for random ones.
@@ -50,11 +52,16 @@ class Bucket:
     draws: bool = False
     flat_norms: tuple[str, ...] = ()
     freezes: bool = False
+    task: Task = CLASSIFICATION
     weights: PyTree = dataclasses.field(default=None, compare=False, repr=False)
 
 
 def make_bucket(
-    name: str, module: Any, input_shape: InputShape, num_classes: int
+    name: str,
+    module: Any,
+    input_shape: InputShape,
+    num_classes: int,
+    task: Task = CLASSIFICATION,
 ) -> tuple[Bucket, int]:
     """Makes the bucket of a module, which is checked, and counts the module's parameters."""
     check_module(name, module)
@@ -75,6 +82,7 @@ def make_bucket(
         draws=trace.draws,
         flat_norms=trace.flat_norms,
         freezes=trace.freezes,
+        task=task,
     )
     return bucket, size
 

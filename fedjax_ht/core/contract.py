@@ -16,6 +16,7 @@ from fedjax_ht.core.codes import require_floats
 from fedjax_ht.core.federation import Federation, PublicSet
 from fedjax_ht.core.method import Method, around, no_stats
 from fedjax_ht.core.samples import Data
+from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.core.trees import PyTree
 
 CLEARER = {"Trees 0 and 1 differ": "it differs", "tree 0": "before", "tree 1": "after"}
@@ -70,6 +71,20 @@ def keeps_statistics(bucket: Bucket) -> bool:
     """Returns whether a model keeps running statistics of its norms."""
     model = jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))
     return bool(jax.tree.leaves(model["stats"]))
+
+
+def require_task(method: Method, federation: Federation) -> None:
+    """Refuses a method that reads labels as classes in a federation of another task.
+
+    Raises:
+      ValueError: see above. One line.
+    """
+    task = federation.task
+    if task is not CLASSIFICATION and method.needs.classes:
+        raise ValueError(
+            f"{method.name} compares samples by their classes, and the task is {task.name}; choose "
+            "a method that does not, such as local, lg_fedavg, fedper or fedral"
+        )
 
 
 def require_server_statistics(method: Method, federation: Federation) -> None:

@@ -131,7 +131,13 @@ def score_splits(
         split = split._replace(count=jnp.where(is_requested, split.count, 0))
         reported = method.rules[0] if name == "test" else None
         scores[name] = score(
-            predict, data, split, batch_size, by_class_of=reported, auc=auc and name == "test"
+            predict,
+            data,
+            split,
+            batch_size,
+            task=bucket.task,
+            by_class_of=reported,
+            auc=auc and name == "test",
         )
     return scores
 

@@ -12,6 +12,7 @@ from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import Bucket, make_bucket, put_weights, weights_of, with_frozen
 from fedjax_ht.core.inputs import InputShape, plain
 from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.task import CLASSIFICATION, Task
 from fedjax_ht.core.trees import PyTree
 
 
@@ -36,9 +37,10 @@ class Federation:
       buckets: the architectures in use.
       assignment: the bucket of every client: entry i is the index in `buckets` of client i. Ids are
         0 to num_clients - 1.
-      num_classes: classes of the task.
+      num_classes: outputs of the task, which are classes in classification.
       global_model: a model that only the server holds, as a bucket without clients; None for none.
       public: the public set; None for none. A simulation sets it from its data.
+      task: the meaning of the outputs.
     """
 
     buckets: tuple[Bucket, ...]
@@ -46,12 +48,13 @@ class Federation:
     num_classes: int
     global_model: Bucket | None = None
     public: PublicSet | None = None
+    task: Task = CLASSIFICATION
 
     def __repr__(self) -> str:
         counts = [f"{len(self.members(bucket))} x {bucket.name}" for bucket in self.buckets]
         return (
             f"<Federation of {self.num_clients} clients: {', '.join(counts)}; {self.num_classes} "
-            "classes>"
+            f"{'classes' if self.task is CLASSIFICATION else f'outputs, {self.task.name}'}>"
         )
 
     @property
@@ -105,18 +108,20 @@ def make_federation(
     assignment: Sequence[str] | None = None,
     shared: nn.Module | None = None,
     global_model: Bucket | None = None,
+    task: Task = CLASSIFICATION,
 ) -> Federation:
     """Builds a federation from modules by name; a user's own modules need no registry.
 
     Args:
       modules: name -> module (see `Bucket.module`).
       input_shape: `Dataset.input_shape`: shape of one sample as a model sees it, such as (H, W, C).
-      num_classes: classes of the task.
+      num_classes: classes of the task, or `Dataset.num_outputs` of another task.
       num_clients: number of clients; client i has module i mod len(modules), as in the papers.
       assignment: the module's name for each client, instead of `num_clients`.
       shared: the auxiliary model, for methods that train one beside the client's own; None for the
         (first) module with the fewest parameters.
       global_model: the model that only the server holds, see `Federation`.
+      task: the task of the data, `Dataset.task`.
 
     Returns:
       The federation; modules without clients have no bucket.
@@ -145,16 +150,16 @@ def make_federation(
         assignment = [names[i % len(names)] for i in range(count)]
     if unknown := sorted(set(assignment) - set(names)):
         raise ValueError(f"assignment names {unknown[0]!r}, but the modules are {', '.join(names)}")
-    task = plain(input_shape), num_classes
-    group = {name: make_bucket(name, module, *task) for name, module in modules.items()}
+    form = plain(input_shape), num_classes, task
+    group = {name: make_bucket(name, module, *form) for name, module in modules.items()}
     if shared is None:
         auxiliary, _ = min(group.values(), key=operator.itemgetter(1))
     else:
-        auxiliary, _ = make_bucket("shared", shared, *task)
+        auxiliary, _ = make_bucket("shared", shared, *form)
     used = [name for name in names if name in set(assignment)]
     buckets = tuple(dataclasses.replace(group[name][0], shared=auxiliary) for name in used)
     places = tuple(used.index(name) for name in assignment)
-    return Federation(buckets, places, num_classes, global_model)
+    return Federation(buckets, places, num_classes, global_model, task=task)
 
 
 @checked

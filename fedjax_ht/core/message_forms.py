@@ -126,7 +126,7 @@ def no_data(bucket: Bucket) -> Data:
     none = Split(np.zeros(1, np.int32), np.int32(0))
     return Data(
         inputs=zeros(bucket.input_shape),
-        labels=np.zeros(1, np.int32),
+        labels=bucket.task.no_targets(1),
         preprocess=usual_rule(bucket.input_shape),
         splits=dict.fromkeys(("train", "val", "test", PUBLIC), none),
     )

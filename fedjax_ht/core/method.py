@@ -221,11 +221,14 @@ class Needs(NamedTuple):
       clients_data: True for a control whose server_update reads the clients' training samples,
         `Context.data`. No real server could run it.
       pretrained: a pretrained part of the server.
+      classes: True if it reads labels as classes, or compares outputs as logits. False for methods
+        that leave targets to the task's loss (`Bucket.task`); they fit regression, too.
     """
 
     public_samples: int = 0
     clients_data: bool = False
     pretrained: Pretrained = Pretrained()
+    classes: bool = True
 
 
 class GlobalModel(NamedTuple):

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Bool, Float, Int
 
-from fedjax_ht.core.batches import take_batch
+from fedjax_ht.core.batches import add_trees, take_batch
 from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.core.task import CLASSIFICATION, Task
 from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
 
 
@@ -22,12 +23,14 @@ class Scores(NamedTuple):
       by_class: int32 [3, C], by one rule: the samples of each class, those predicted to be of it,
         and those of both; () where they are not counted.
       auc: float32, by the same rule, see `macro_auc`; () where it is not computed.
+      sums: rule -> `Task.sums`, of tasks other than classification, for which nothing is counted.
     """
 
     correct: dict[str, Int[HostNumber, "*clients"]]
     count: Int[HostNumber, "*clients"]  # pyright: ignore[reportIncompatibleMethodOverride]
     by_class: Int[HostArray, "*clients 3 C"] | tuple[()] = ()
     auc: Float[HostNumber, "*clients"] | tuple[()] = ()
+    sums: dict[str, PyTree] | tuple[()] = ()
 
 
 def score(
@@ -36,10 +39,11 @@ def score(
     split: Split,
     batch_size: int,
     *,
+    task: Task = CLASSIFICATION,
     by_class_of: str | None = None,
     auc: bool = False,
 ) -> Scores:
-    """Counts predictions over a split.
+    """Counts predictions over a split, or sums over its samples what another task asks for.
 
     Args:
       predict: (x, mask) -> {rule: scores [B, C]}, or None. A score of -inf says "no prediction"; a
@@ -47,13 +51,26 @@ def score(
       data: the data that the split indexes.
       split: the samples to score.
       batch_size: samples a call.
+      task: the task of the data.
       by_class_of: the rule whose predictions are counted by class, too; None counts none.
       auc: True computes the AUC of this rule, too; it keeps the scores of all samples meanwhile.
     """
+    batches = (split.count + batch_size - 1) // batch_size
 
     def scored(i):
         batch = take_batch(data, split.indices, split.count, i * batch_size, batch_size)
         return predict(batch.x, batch.mask) or {}, batch
+
+    if (sums_of := task.sums) is not None:
+
+        def sums(i):
+            outputs, batch = scored(i)
+            return {rule: sums_of(s, batch.y, batch.mask) for rule, s in outputs.items()}
+
+        form = jax.eval_shape(sums, jnp.int32(0))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
+        total = lax.fori_loop(0, batches, lambda i, so_far: add_trees(so_far, sums(i)), zeros)
+        return Scores({}, split.count, sums=total)
 
     def body(i, counts):
         correct, by_class, kept = counts
@@ -83,7 +100,6 @@ def score(
         if auc:  # room for whole batches
             rows = -(-places // batch_size) * batch_size
             kept = jnp.zeros((rows, form.shape[-1]), form.dtype)
-    batches = (split.count + batch_size - 1) // batch_size
     start = {rule: jnp.int32(0) for rule in rules}, by_class, kept
     correct, by_class, kept = lax.fori_loop(0, batches, body, start)
     area = ()

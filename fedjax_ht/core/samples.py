@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 
 from fedjax_ht.core.trees import HostArray, HostNumber, PyTree
 
@@ -30,7 +30,7 @@ class Data(NamedTuple):
     Attributes:
       inputs: an array with a leading sample axis [N], such as images uint8 [N, H, W, C], or a
         pytree of such arrays.
-      labels: int32 [N].
+      labels: int32 [N]; of tasks other than classification the targets [N, ...], see `core.task`.
       preprocess: (inputs of a batch) -> the model's input, see `core.inputs`.
       splits: {"train" | "val" | "test" | ...: Split}; with a public set also `PUBLIC`, the same for
         all clients.
@@ -41,7 +41,7 @@ class Data(NamedTuple):
     """
 
     inputs: PyTree
-    labels: Int[HostArray, " N"]
+    labels: Shaped[HostArray, " N *target"]
     preprocess: PyTree
     splits: dict[str, Split]
     round: Int[HostNumber, ""] | None = None

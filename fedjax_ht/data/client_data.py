@@ -127,7 +127,7 @@ def arranged(
         for name, indices in splits.items():
             # One length for all, so that one program serves as many splits as it can.
             stacked[name] = stack([indices[i] for i in members], length)
-        buckets[bucket.name] = Data(dataset.inputs, dataset.labels, dataset.preprocess, stacked)
+        buckets[bucket.name] = Data(dataset.inputs, dataset.answers, dataset.preprocess, stacked)
     public = None
     if dataset.public is not None:
         public = Split(dataset.public.astype(np.int32), np.int32(len(dataset.public)))
@@ -160,7 +160,17 @@ def _check_fit(dataset: Dataset, partition: Partition, federation: Federation) -
             f"the partition has {len(partition)} clients, the federation {federation.num_clients}; "
             "make both with the same num_clients"
         )
-    if dataset.num_classes != federation.num_classes:
+    if dataset.task != federation.task:
+        raise ValueError(
+            f"{dataset.name} is for {dataset.task.name}, the federation for "
+            f"{federation.task.name}; make it with task=dataset.task"
+        )
+    if dataset.num_outputs != federation.num_classes:
+        if dataset.targets is not None:
+            raise ValueError(
+                f"{dataset.name} has {dataset.num_outputs} targets a sample, the federation "
+                f"{federation.num_classes} outputs; make it with num_classes=dataset.num_outputs"
+            )
         raise ValueError(
             f"{dataset.name} has {dataset.num_classes} classes, the federation "
             f"{federation.num_classes}; make it with num_classes={dataset.num_classes}"

@@ -24,6 +24,7 @@ from fedjax_ht.core.inputs import (
     shape_of,
 )
 from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.task import CLASSIFICATION, Task
 from fedjax_ht.data.conversion import (
     as_groups,
     as_images,
@@ -80,6 +81,9 @@ class Dataset:
       public_is_labelled: True if public samples have true labels; else no method reads them.
       reading: the record of reading its files. A set of arrays in memory has none, and oddities in
         it are logged once.
+      targets: the samples' targets [N, ...] of a task other than classification, whose labels are
+        then groups of like targets, for partitions; None in classification. See `data.targets`.
+      task: the meaning of labels or targets.
     """
 
     name: str
@@ -94,6 +98,8 @@ class Dataset:
     public: np.ndarray | None = None
     public_is_labelled: bool = True
     reading: Reading | None = None
+    targets: np.ndarray | None = None
+    task: Task = CLASSIFICATION
 
     def __post_init__(self):
         _check_kinds(self)
@@ -127,7 +133,7 @@ class Dataset:
             fields["reading"] = Reading()
         for field, value in fields.items():
             object.__setattr__(self, field, value)  # the dataclass is frozen
-        for x in (*jax.tree.leaves(self.inputs), self.labels):
+        for x in jax.tree.leaves((self.inputs, self.labels, self.targets)):
             x.flags.writeable = False
         if made_in_memory:
             for line in self.doubts:
@@ -138,7 +144,10 @@ class Dataset:
         for x in jax.tree.leaves(self.inputs):
             forms.append(f"{list(x.shape[1:])} {x.dtype}")
         samples = f"{len(self.labels):,} samples of {' and '.join(forms)}"
-        return f"<Dataset {self.name}: {samples}; {self.num_classes} classes>"
+        outputs = f"{self.num_classes} classes"
+        if self.targets is not None:
+            outputs = f"{self.num_outputs} outputs, {self.task.name}"
+        return f"<Dataset {self.name}: {samples}; {outputs}>"
 
     def _checked_parts(self, labels: np.ndarray) -> dict[str, Any]:
         """Returns groups, clients and official sets, checked; fields that may be absent."""
@@ -147,6 +156,8 @@ class Dataset:
             parts["groups"] = _checked_groups(self.name, self.groups, labels)
         if self.clients is not None:
             parts["clients"] = checked_partition(self.name, self.clients, len(labels))
+        if self.targets is not None:
+            parts["targets"] = _checked_targets(self.name, self.targets, self.task, len(labels))
         if self.public is not None:
             sets = {"public": self.public}
             parts |= checked_sets(self.name, sets, len(labels))
@@ -206,6 +217,16 @@ class Dataset:
     def num_classes(self) -> int:
         """The number of classes."""
         return len(self.class_names)
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of a model's outputs: classes, or targets of a sample."""
+        return self.num_classes if self.targets is None else self.targets.shape[1]
+
+    @property
+    def answers(self) -> np.ndarray:
+        """What models learn: the labels, or the targets of another task."""
+        return self.labels if self.targets is None else self.targets
 
     @property
     @with_standard_numerics
@@ -342,6 +363,18 @@ def _check_kinds(dataset: Any) -> None:
             f"{name}: official is {kind_of_value(dataset.official)}; it must be a dict, such as "
             '{"train": indices, "test": indices}'
         )
+
+
+def _checked_targets(name: str, targets: Any, task: Task, count: int) -> np.ndarray:
+    """Returns targets in their task's form, as a view."""
+    shape, dtype = task.target
+    targets = np.asarray(targets, dtype)
+    if targets.shape != (count, *shape):
+        raise ValueError(
+            f"{name}: targets have the shape {list(targets.shape)}; {task.name} of {count} samples "
+            f"needs {[count, *shape]}"
+        )
+    return targets.view()
 
 
 def _numbered(name: str, labels: np.ndarray) -> tuple[str, ...]:

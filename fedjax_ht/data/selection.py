@@ -85,6 +85,7 @@ def _selected(
         dataset,
         inputs=jax.tree.map(lambda x: x[kept], dataset.inputs),
         labels=labels[kept],
+        targets=None if dataset.targets is None else dataset.targets[kept],
         class_names=class_names,
         official=official,
         groups=groups,

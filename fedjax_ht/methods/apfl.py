@@ -34,7 +34,7 @@ import optax
 from fedjax_ht.check.options import SearchRange, Share, checked
 from fedjax_ht.core.bucket import head_scores, own_features
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, View, Wire
+from fedjax_ht.core.method import Method, Needs, View, Wire
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.shared.architectures import (
     average_models,
@@ -123,6 +123,7 @@ def apfl(
     return Method(
         name="apfl",
         training=training,
+        needs=Needs(classes=False),
         init_server=init_parts,
         init_client=init_client,
         broadcast=send_model,

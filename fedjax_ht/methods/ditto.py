@@ -22,7 +22,7 @@ from typing import Annotated
 
 from fedjax_ht.check.options import NonNegative, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.methods.shared.architectures import (
     average_models,
     init_parts,
@@ -65,6 +65,7 @@ def ditto(
     return Method(
         name="ditto",
         training=training,
+        needs=Needs(classes=False),
         init_server=init_parts,
         init_client=init_both,
         broadcast=send_model,

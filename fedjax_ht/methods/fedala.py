@@ -34,10 +34,9 @@ from fedjax_ht.check.options import Count, Part, Positive, SearchRange, checked
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import features, init_variables, logits
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.architectures import (
     average_models,
     init_parts,
@@ -104,7 +103,7 @@ def fedala(
             head = mixed_head(client["params"]["head"], downlink["head"], weights)
             model = {"base": downlink["base"], "head": head}
             rows, _ = features(bucket, model, client["stats"], batch.x, batch.mask, train=True)
-            return Loss(cross_entropy(logits(bucket, model, rows), batch.y, batch.mask), stats)
+            return Loss(bucket.task.loss(logits(bucket, model, rows), batch.y, batch.mask), stats)
 
         result = train(
             one_pass, loss, client["weights"], (), data, key=key, num_classes=bucket.num_classes
@@ -133,6 +132,7 @@ def fedala(
     return Method(
         name="fedala",
         training=training,
+        needs=Needs(classes=False),
         init_server=init_parts,
         init_client=init_client,
         broadcast=send_model,

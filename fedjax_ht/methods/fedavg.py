@@ -14,7 +14,7 @@ is scored in a federation of slices (`make_sliced_federation`), which keep none.
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import GlobalModel, Method, Wire
+from fedjax_ht.core.method import GlobalModel, Method, Needs, Wire
 from fedjax_ht.core.trees import select
 from fedjax_ht.methods.shared.averaging import (
     ModelUplink,
@@ -73,6 +73,7 @@ def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
     return Method(
         name="fedavg",
         training=training,
+        needs=Needs(classes=False),
         check=check,
         init_server=init_server,
         receive=receive,

@@ -23,7 +23,7 @@ Settled here:
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.shared.architectures import sharing
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
@@ -54,6 +54,7 @@ def fedbn(training: LocalTraining, weighting: Weighting = "samples") -> Method:
     return Method(
         name="fedbn",
         training=training,
+        needs=Needs(classes=False),
         init_server=shared.init_server,
         broadcast=shared.broadcast,
         receive=shared.receive,

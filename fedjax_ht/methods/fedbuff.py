@@ -29,7 +29,7 @@ from jax import lax
 from fedjax_ht.check.options import Count, Positive, SearchRange, checked
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method
+from fedjax_ht.core.method import Method, Needs
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared.architectures import init_parts, joined, part_for, receive_model
 from fedjax_ht.methods.shared.averaging import client_weights
@@ -95,6 +95,7 @@ def fedbuff(
     return Method(
         name="fedbuff",
         training=training,
+        needs=Needs(classes=False),
         init_server=init_server,
         broadcast=broadcast,
         receive=receive_model,

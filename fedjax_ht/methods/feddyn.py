@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from fedjax_ht.check.options import Positive, SearchRange, checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, View, Wire
+from fedjax_ht.core.method import Method, Needs, View, Wire
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared.architectures import (
@@ -119,6 +119,7 @@ def feddyn(
     return Method(
         name="feddyn",
         training=training,
+        needs=Needs(classes=False),
         init_server=init_server,
         init_client=init_client,
         broadcast=broadcast,

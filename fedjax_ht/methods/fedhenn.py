@@ -32,7 +32,6 @@ from fedjax_ht.core.bucket import features, logits, own_features
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.wire import dense
-from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared import public
 
 
@@ -80,7 +79,7 @@ def fedhenn(
             rows, stats = features(
                 bucket, params, stats, batch.x, batch.mask, train=True, key=keys[0]
             )
-            value = cross_entropy(logits(bucket, params, rows), batch.y, batch.mask)
+            value = bucket.task.loss(logits(bucket, params, rows), batch.y, batch.mask)
             distance = 1 - alignment(aligned @ aligned.T, mean)
             return Loss(value + weight * distance, stats)
 
@@ -100,7 +99,7 @@ def fedhenn(
     return Method(
         name="fedhenn",
         training=training,
-        needs=Needs(public_samples=public_per_round),
+        needs=Needs(public_samples=public_per_round, classes=False),
         init_server=init_server,
         broadcast=broadcast,
         client_update=client_update,

@@ -18,7 +18,7 @@ Settled here:
 
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.methods.shared.adapters import require_adapters
 from fedjax_ht.methods.shared.architectures import (
     average_models,
@@ -47,6 +47,7 @@ def fedit(training: LocalTraining, weighting: Weighting = "samples") -> Method:
     return Method(
         name="fedit",
         training=training,
+        needs=Needs(classes=False),
         check=require_adapters("fedit"),
         init_server=init_parts,
         broadcast=send_model,

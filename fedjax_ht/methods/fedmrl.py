@@ -41,9 +41,8 @@ from fedjax_ht.core.bucket import Bucket, init_variables, logits
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, View, Wire
+from fedjax_ht.core.method import Method, Needs, View, Wire
 from fedjax_ht.core.trees import Array, PyTree
-from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.mutual import init_pair, receive_shared
 from fedjax_ht.methods.shared.small_part import (
@@ -185,7 +184,7 @@ def fedmrl(
 
         def loss(params, fused, batch):
             both = nested_logits(bucket, params["own"], params["shared"], fused)
-            first, second = (cross_entropy(outputs, batch.y, batch.mask) for outputs in both)
+            first, second = (bucket.task.loss(outputs, batch.y, batch.mask) for outputs in both)
             return first + second
 
         client, result = train_mixed(
@@ -205,6 +204,7 @@ def fedmrl(
     return Method(
         name="fedmrl",
         training=training,
+        needs=Needs(classes=False),
         check=functools.partial(check_widths, dim=dim),
         init_server=init_server,
         init_client=first_client,

@@ -16,7 +16,7 @@ Settled here:
 
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.methods.shared.architectures import share_extractors
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.supervised import train_model
@@ -40,6 +40,7 @@ def fedper(training: LocalTraining, weighting: Weighting = "samples") -> Method:
     return Method(
         name="fedper",
         training=training,
+        needs=Needs(classes=False),
         init_server=shared.init_server,
         broadcast=shared.broadcast,
         receive=shared.receive,

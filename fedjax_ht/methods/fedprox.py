@@ -21,7 +21,7 @@ from typing import Annotated
 
 from fedjax_ht.check.options import NonNegative, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.methods.shared.architectures import (
     average_models,
     init_parts,
@@ -56,6 +56,7 @@ def fedprox(
     return Method(
         name="fedprox",
         training=training,
+        needs=Needs(classes=False),
         init_server=init_parts,
         broadcast=send_model,
         receive=receive_model,

@@ -55,11 +55,10 @@ from fedjax_ht.core.bucket import Bucket, features, init_variables, logits, own_
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import Masked, Metadata, Pattern, dense
-from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples
 from fedjax_ht.models.layers import uniform_fan_in
 
@@ -216,7 +215,7 @@ def fedral(
                 bucket, params["model"], stats, batch.x, batch.mask, train=True, key=key
             )
             outputs = logits(bucket, params["model"], align(params["angle"], representations))
-            return Loss(cross_entropy(outputs, batch.y, batch.mask), stats)
+            return Loss(bucket.task.loss(outputs, batch.y, batch.mask), stats)
 
         params = {"model": client["params"], "angle": dense(downlink)}
         result = train(
@@ -252,6 +251,7 @@ def fedral(
     return Method(
         name="fedral",
         training=training,
+        needs=Needs(classes=False),
         check=check,
         init_server=init_server,
         init_client=init_client,

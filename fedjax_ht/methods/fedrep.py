@@ -24,7 +24,7 @@ import jax
 
 from fedjax_ht.check.options import Count, checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.methods.shared.architectures import share_extractors
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.supervised import train_model
@@ -56,6 +56,7 @@ def fedrep(
     return Method(
         name="fedrep",
         training=training,
+        needs=Needs(classes=False),
         init_server=shared.init_server,
         broadcast=shared.broadcast,
         receive=shared.receive,

@@ -16,7 +16,7 @@ Settled here:
 
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink
 from fedjax_ht.methods.shared.averaging import sent_samples
@@ -63,6 +63,7 @@ def fedsa_lora(training: LocalTraining) -> Method:
     return Method(
         name="fedsa_lora",
         training=training,
+        needs=Needs(classes=False),
         check=adapters.require_adapters("fedsa_lora"),
         init_server=init_server,
         broadcast=broadcast,

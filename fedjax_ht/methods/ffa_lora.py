@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.shared import adapters
@@ -134,6 +134,7 @@ def ffa_lora(training: LocalTraining) -> Method:
     return Method(
         name="ffa_lora",
         training=training,
+        needs=Needs(classes=False),
         check=adapters.require_adapters("ffa_lora"),
         init_server=init_server,
         broadcast=broadcast,

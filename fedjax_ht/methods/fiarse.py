@@ -51,7 +51,7 @@ from fedjax_ht.check.options import Part, Positive, SearchRange, Within, checked
 from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import GlobalModel, Method, Wire
+from fedjax_ht.core.method import GlobalModel, Method, Needs, Wire
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import FIRST_ROWS, SHORTEST, Masked, dense
@@ -269,6 +269,7 @@ def fiarse(
     return Method(
         name="fiarse",
         training=training,
+        needs=Needs(classes=False),
         init_server=init_server,
         broadcast=broadcast,
         receive=receive,

@@ -19,7 +19,7 @@ from fedjax_ht.check.options import checked
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.methods.shared.averaging import Weighting
 from fedjax_ht.methods.shared.heads import head_uplink, init_head, mean_head, receive_head
 from fedjax_ht.methods.shared.supervised import train_model
@@ -44,6 +44,7 @@ def lg_fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Meth
     return Method(
         name="lg_fedavg",
         training=training,
+        needs=Needs(classes=False),
         check=require_equal_heads,
         init_server=init_head,
         receive=receive_head,

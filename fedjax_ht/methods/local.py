@@ -9,7 +9,7 @@ down:    0: nothing
 
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.methods.shared.supervised import train_model
 
 
@@ -37,6 +37,7 @@ def local(training: LocalTraining) -> Method:
     return Method(
         name="local",
         training=training,
+        needs=Needs(classes=False),
         init_server=init_server,
         broadcast=broadcast,
         client_update=client_update,

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from fedjax_ht.check.options import NonNegative, Positive, SearchRange, checked
 from fedjax_ht.core.bucket import init_variables, own_features
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.trees import select
 from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared.architectures import (
@@ -106,6 +106,7 @@ def moon(
     return Method(
         name="moon",
         training=training,
+        needs=Needs(classes=False),
         init_server=init_parts,
         init_client=init_client,
         broadcast=send_model,

@@ -38,8 +38,7 @@ from fedjax_ht.check.options import Positive, SearchRange, checked
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import features, logits
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, View, Wire
-from fedjax_ht.losses import cross_entropy
+from fedjax_ht.core.method import Method, Needs, View, Wire
 from fedjax_ht.methods.shared import small_part
 from fedjax_ht.methods.shared.averaging import ModelUplink, sent_samples
 from fedjax_ht.methods.shared.corrections import in_unit_interval
@@ -83,7 +82,7 @@ def pfedafm(
         def loss(params, stats, batch: Batch, key) -> Loss:
             rows, stats = features(beside, params, stats, batch.x, batch.mask, train=True, key=key)
             scores = logits(bucket, client["params"], rows)
-            return Loss(cross_entropy(scores, batch.y, batch.mask), stats)
+            return Loss(bucket.task.loss(scores, batch.y, batch.mask), stats)
 
         params, stats = client["shared"]["params"], client["shared"]["stats"]
         result = train(training, loss, params, stats, data, key=key, num_classes=bucket.num_classes)
@@ -91,7 +90,7 @@ def pfedafm(
 
     def client_update(bucket, client, downlink, data, ctx):
         def loss(params, mixed, batch):
-            return cross_entropy(logits(bucket, params["own"], mixed), batch.y, batch.mask)
+            return bucket.task.loss(logits(bucket, params["own"], mixed), batch.y, batch.mask)
 
         client, result = train_mixed(
             training, MIXER, bucket, client, data=data, ctx=ctx, loss=loss, optimizers=optimizers
@@ -110,6 +109,7 @@ def pfedafm(
     return Method(
         name="pfedafm",
         training=training,
+        needs=Needs(classes=False),
         check=small_part.require_shared_width("pfedafm"),
         init_server=small_part.init_extractor,
         init_client=init_client,

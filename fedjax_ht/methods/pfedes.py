@@ -37,9 +37,8 @@ from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import image_shape, zeros
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.trees import Array, PyTree
-from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.averaging import ModelUplink, sent_samples
 from fedjax_ht.methods.shared.small_part import average_part
 from fedjax_ht.models.layers import Conv
@@ -87,7 +86,7 @@ def pfedes(
 
     def error(bucket: Bucket, params, stats, x, *, batch: Batch, key):
         rows, stats = features(bucket, params, stats, x, batch.mask, train=True, key=key)
-        return cross_entropy(logits(bucket, params, rows), batch.y, batch.mask), stats
+        return bucket.task.loss(logits(bucket, params, rows), batch.y, batch.mask), stats
 
     def train_own(bucket, client, extractor, data, key):
         """Trains the client's model."""
@@ -128,6 +127,7 @@ def pfedes(
     return Method(
         name="pfedes",
         training=training,
+        needs=Needs(classes=False),
         check=require_images,
         init_server=init_server,
         client_update=client_update,

@@ -36,9 +36,8 @@ from fedjax_ht.core.bucket import Bucket, logits
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import described, zeros
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, View, Wire
+from fedjax_ht.core.method import Method, Needs, View, Wire
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared import small_part
 from fedjax_ht.methods.shared.averaging import ModelUplink, sent_samples
 from fedjax_ht.methods.shared.mutual import receive_shared, take_shared
@@ -147,7 +146,7 @@ def pfedmoe(
 
     def client_update(bucket, client, downlink, data, ctx):
         def loss(params, mixed, batch):
-            return cross_entropy(logits(bucket, params["own"], mixed), batch.y, batch.mask)
+            return bucket.task.loss(logits(bucket, params["own"], mixed), batch.y, batch.mask)
 
         client, result = train_mixed(
             training, mixer, bucket, client, data=data, ctx=ctx, loss=loss, optimizers=optimizers
@@ -166,6 +165,7 @@ def pfedmoe(
     return Method(
         name="pfedmoe",
         training=training,
+        needs=Needs(classes=False),
         check=check,
         init_server=small_part.init_extractor,
         init_client=init_client,

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from fedjax_ht.check.options import Positive, SearchRange, checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining, num_steps
-from fedjax_ht.core.method import Method, View, Wire
+from fedjax_ht.core.method import Method, Needs, View, Wire
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared.architectures import (
@@ -127,6 +127,7 @@ def scaffold(
     return Method(
         name="scaffold",
         training=training,
+        needs=Needs(classes=False),
         init_server=init_server,
         init_client=init_client,
         broadcast=broadcast,

@@ -337,7 +337,9 @@ def evaluate(
         for (roster, layout), of_block in zip(layouts, of_request):
             scored_ids, where = clients_of(roster, layout)
             scored.append((scored_ids, take(of_block, where)))
-        evaluations.append(evaluation(program.data.counts["train"], scored, pooled))
+        evaluations.append(
+            evaluation(program.data.counts["train"], scored, pooled, program.federation.task)
+        )
         pooled = None  # the server's model has one state
     reported, *trained = evaluations
     return reported._replace(trained=trained[0]) if trained else reported

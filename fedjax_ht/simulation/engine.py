@@ -26,7 +26,7 @@ from fedjax_ht.core.compiling import (
     platform_of,
 )
 from fedjax_ht.core.context import Context
-from fedjax_ht.core.contract import guarded, require_server_statistics
+from fedjax_ht.core.contract import guarded, require_server_statistics, require_task
 from fedjax_ht.core.evaluation import (
     NormStatistics,
     bucket_evaluation,
@@ -247,6 +247,7 @@ def _memory_maps() -> int:
 def fitting(method: Method, federation: Federation, robust: Sequence[Defence]) -> Method:
     """Returns `Engine.method`, which can run on the federation."""
     method = _defended(method, robust)
+    require_task(method, federation)
     method.check(federation)
     require_server_statistics(method, federation)
     return method

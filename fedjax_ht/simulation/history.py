@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_ht.check.options import Count, Whole, checked
 from fedjax_ht.simulation.divergence import Divergence
-from fedjax_ht.simulation.rows import Row, Runs, evaluated
+from fedjax_ht.simulation.rows import Row, Runs, evaluated, merit, score_of
 from fedjax_ht.simulation.runs import Ending, run_each
 from fedjax_ht.simulation.simulation import Rounds
 from fedjax_ht.simulation.state import SimulationState, copy_state
@@ -24,11 +24,12 @@ class Best(NamedTuple):
 
     def __repr__(self) -> str:
         rows = {"by test": self.on_test, "by validation": self.on_val, "last": self.last}
-        parts = []
+        parts, score = [], score_of(self.last)
         for name, row in rows.items():
             if row is not None:
-                parts.append(f"{name} {row['accuracy']:.2%} (round {row['round']})")
-        return f"<Best accuracy: {', '.join(parts)}>"
+                value = f"{row[score]:.2%}" if score == "accuracy" else f"{row[score]:.4g}"
+                parts.append(f"{name} {value} (round {row['round']})")
+        return f"<Best {score}: {', '.join(parts)}>"
 
 
 def wire_bytes(row: Row, *ways: str) -> int:
@@ -48,8 +49,8 @@ def merged(runs: Runs) -> list[Row]:
 
 @checked
 def best(history: Sequence[Row]) -> Best:
-    """Returns a run's best row by test accuracy (as in papers), the best by validation accuracy, if
-    any, and the last.
+    """Returns a run's best row by its score on the test sets (as in papers), the best by that on
+    the validation sets, if any, and the last. The score is the accuracy, or that of another task.
 
     Raises:
       ValueError: no row has an evaluation, or the rows are of several trials.
@@ -66,22 +67,25 @@ def best(history: Sequence[Row]) -> Best:
             f"history has the rows of {len(trials)} trials; give those of one: "
             "best([row for row in history if row['trial'] == 0])"
         )
+    score = score_of(evaluations[-1])
     return Best(
-        on_test=max(evaluations, key=lambda row: row["accuracy"]),
-        on_val=best_by(history, "val_accuracy"),
+        on_test=max(evaluations, key=lambda row: merit(row, score)),
+        on_val=best_by(history, f"val_{score}"),
         last=evaluations[-1],
     )
 
 
 def best_by(history: Sequence[Row], score: str) -> Row | None:
-    """Returns a run's row with the highest `score`; None if none has it.
+    """Returns a run's row with the best `score`; None if none has it.
 
     For "accuracy_participants" this is a maximum over rounds and over draws of participants: biased
     upwards, the more the fewer they are and the longer the run.
     """
     best_row = None
     for row in history:
-        if score in row and (best_row is None or row[score] > best_row[score]):
+        if score not in row:
+            continue
+        if best_row is None or merit(row, score) > merit(best_row, score):
             best_row = row
     return best_row
 

@@ -19,6 +19,7 @@ from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import RunServer
 from fedjax_ht.core.samples import PUBLIC, Data, Split
+from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import FederationData, with_public
 from fedjax_ht.metrics.flops import data_form, work_flops
@@ -187,6 +188,7 @@ def bind(
     """Binds the parts that a run keeps. Arguments as of `simulation.make_simulation`; `beside` has
     arrays on the devices, which are taken where they are copies of the same."""
     numbers = _checked_settings(method, settings)
+    _require_classes(options, federation)
     sums = functools.partial(simulation_sums, method, federation, data, options, numbers)
     federation, data = _for_method(method, with_frozen_variables(federation), data)
     mesh = client_mesh(options.devices)
@@ -239,6 +241,15 @@ def bind(
         flops=functools.cache(functools.partial(client_flops, engine, federation, data)),
         sums=functools.cache(sums),
     )
+
+
+def _require_classes(options: SimulationOptions, federation: Federation) -> None:
+    """Refuses options of classes in a federation of another task."""
+    chosen = {"scoring.auc": options.scoring.auc}
+    chosen["attack.kind 'label_flip'"] = options.attack.kind == "label_flip"
+    for name, is_on in chosen.items():
+        if is_on and federation.task is not CLASSIFICATION:
+            raise ValueError(f"{name} is for classes, not for {federation.task.name}; leave it out")
 
 
 def simulation_sums(

@@ -2,11 +2,13 @@
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_ht.core.mesh import fetch
 from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.round import ClientResult
+from fedjax_ht.core.task import CLASSIFICATION, Task
 from fedjax_ht.core.trees import HostNumber, join_trees, take
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.serving import Answers, ServerResult
@@ -102,6 +104,8 @@ class Evaluation(NamedTuple):
         the reported rule; NaN where it is not defined; None where it was not asked for.
       global_by_class: int32 [3, C], counts as `by_class`, of the server's model; None without one.
       global_auc: the AUC of the server's model; None without one, and where it was not asked for.
+      measured: of tasks other than classification, for which nothing above but `counts` is known;
+        None else.
       trained: the evaluation of the clients as their training left them, without the server's
         model; None unless both states are scored.
     """
@@ -113,7 +117,22 @@ class Evaluation(NamedTuple):
     auc: np.ndarray | None = None
     global_by_class: np.ndarray | None = None
     global_auc: float | None = None
+    measured: "Measured | None" = None
     trained: "Evaluation | None" = None
+
+
+class Measured(NamedTuple):
+    """The metrics of a task other than classification, see `core.task`.
+
+    Attributes:
+      better: the better end of the score, which is the first metric.
+      clients: split -> rule -> metric -> float64 [num_clients], NaN where it is not defined.
+      pooled: split -> rule -> metric -> of the samples of all these clients together.
+    """
+
+    better: str
+    clients: dict[str, dict[str, dict[str, np.ndarray]]]
+    pooled: dict[str, dict[str, dict[str, float]]]
 
 
 def round_report(answers: dict[str, Answers], server: ServerResult) -> RoundReport:
@@ -195,6 +214,7 @@ def evaluation(
     train_counts: np.ndarray,
     scored: list[tuple[np.ndarray, dict[str, Scores]]],
     pooled: Scores | None,
+    task: Task = CLASSIFICATION,
 ) -> Evaluation:
     """Joins scored blocks of clients.
 
@@ -202,6 +222,7 @@ def evaluation(
       train_counts: int [num_clients], training samples.
       scored: blocks of (client ids [m], {split: Scores [m]}).
       pooled: scores of the server's own model on all test samples, or None.
+      task: the task of the data.
     """
     accuracy: dict[str, dict[str, np.ndarray]] = {}
     by_class, auc = None, None
@@ -225,7 +246,31 @@ def evaluation(
                 auc = np.full(num_clients, np.nan)
             auc[ids] = test.auc
     of_clients = Evaluation(accuracy, counts, {}, by_class, auc=auc)
+    if task.sums is not None:
+        return of_clients._replace(accuracy={}, measured=_measured(scored, counts, task))
     return of_clients if pooled is None else _with_global(of_clients, pooled)
+
+
+def _measured(
+    scored: list[tuple[np.ndarray, dict[str, Scores]]], counts: dict[str, np.ndarray], task: Task
+) -> Measured:
+    """Computes a task's metrics of the clients' sums, and of the sums of all of them."""
+    assert task.metrics is not None  # a task with sums has metrics
+    clients, pooled = {}, {}
+    for split in scored[0][1]:
+        ids = np.concatenate([block for block, _ in scored])
+        sums = join_trees(np.concatenate, [splits[split].sums for _, splits in scored])
+        number = counts[split]
+        clients[split], pooled[split] = {}, {}
+        for rule, of_rule in sums.items():
+            together = task.metrics(jax.tree.map(lambda x: x.sum(0), of_rule), number.sum())
+            pooled[split][rule] = {name: float(value) for name, value in together.items()}
+            clients[split][rule] = {}
+            for name, values in task.metrics(of_rule, number[ids]).items():
+                row = np.full(len(number), np.nan)
+                row[ids] = np.where(number[ids] > 0, values, np.nan)
+                clients[split][rule][name] = row
+    return Measured(task.better, clients, pooled)
 
 
 def _with_global(evaluation: Evaluation, pooled: Scores) -> Evaluation:

@@ -109,7 +109,7 @@ def predict(
         present = np.int32(min(size, count - start))
         shown = data._replace(
             inputs=take(inputs, rows),
-            labels=np.zeros(size, np.int32),
+            labels=bucket.task.no_targets(size),
             splits={"shown": Split(np.arange(size, dtype=np.int32), present)},
         )
         out = compiled[bucket.name, rule](

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ht.metrics.accuracy import AccuracySummary, class_accuracy, macro_f1, summarise
-from fedjax_ht.simulation.report import Evaluation, RoundReport
+from fedjax_ht.simulation.report import Evaluation, Measured, RoundReport
 
 Row = dict[str, Any]
 """JSON values only. "round" counts rounds done, row 0 is the untrained federation; "trial" is
@@ -25,7 +25,17 @@ TRAINED = "trained_"
 
 def evaluated(history: History) -> list[Row]:
     """Returns the rows of a run that hold an evaluation."""
-    return [row for row in history if "accuracy" in row]
+    return [row for row in history if score_of(row) in row]
+
+
+def score_of(row: Row) -> str:
+    """Returns the name of a row's score: "accuracy", or that of another task."""
+    return row.get("score", "accuracy")
+
+
+def merit(row: Row, score: str) -> float:
+    """Returns a column of scores of a row, negated where lower ones are better."""
+    return -row[score] if row.get("better") == "lower" else row[score]
 
 
 def evaluation_row(
@@ -52,11 +62,17 @@ def evaluation_row(
       accuracy_samples (test samples per client, of which `clients` are shares),
       client_class_counts (per client {class: [test samples, those classified correctly]} of the
       classes that it has test samples of, where macro_f1 is), and, where only some were evaluated,
-      client_ids. Where both states are scored, the clients' columns again of clients as their
+      client_ids. Of another task than classification: "score" (the name of its first metric),
+      "better" ("higher" or "lower"), each metric by the reported rule as the mean over the clients
+      for which it is defined, as METRIC_pooled of all samples together, and with the prefix of
+      other sets; SCORE_<rule> for every rule, SCORE_std, SCORE_worst10, clients and
+      client_samples. Where both states are scored, the clients' columns again of clients as their
       training left them, each with `TRAINED` before its name.
     """
     row: Row = {}
     reported = rules[0]
+    if evaluation.measured is not None:
+        row |= _measured_columns(evaluation.measured, evaluation.counts["test"], rules, only)
     for split, by_rule in evaluation.accuracy.items():
         prefix = "" if split == "test" else f"{split}_"
         counts = np.where(np.isnan(by_rule[reported]), 0, evaluation.counts[split])
@@ -107,6 +123,35 @@ def _test_columns(
     if only is not None:
         row["client_ids"] = [int(i) for i in only]
     return row
+
+
+def _measured_columns(
+    measured: Measured, counts: np.ndarray, rules: Sequence[str], only: np.ndarray | None
+) -> Row:
+    """Returns the columns of a task other than classification; `counts` are test samples."""
+    row: Row = {}
+    for split, by_rule in measured.clients.items():
+        prefix = "" if split == "test" else f"{split}_"
+        for name, values in by_rule[rules[0]].items():
+            row[f"{prefix}{name}"] = _mean_of(values)
+            row[f"{prefix}{name}_pooled"] = measured.pooled[split][rules[0]][name]
+    by_rule = measured.clients["test"]
+    score, clients = next(iter(by_rule[rules[0]].items()))
+    sign = -1 if measured.better == "lower" else 1
+    known = clients[~np.isnan(clients)]
+    summary = summarise(sign * known, np.ones(len(known)))
+    row |= {"score": score, "better": measured.better}
+    row |= {f"{score}_std": summary.std, f"{score}_worst10": sign * summary.worst}
+    row |= {f"{score}_{rule}": _mean_of(by_rule[rule][score]) for rule in rules}
+    shown = slice(None) if only is None else only
+    row |= {"clients": _or_none(clients[shown]), "client_samples": counts[shown].tolist()}
+    return row if only is None else row | {"client_ids": [int(i) for i in only]}
+
+
+def _mean_of(values: np.ndarray) -> float | None:
+    """Returns the mean of the values that are defined, or None where none is."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
 
 
 def _auc_columns(auc: np.ndarray, counts: np.ndarray, only: np.ndarray | None) -> Row:

@@ -7,7 +7,15 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedjax_ht.simulation.rows import History, Row, evaluated, evaluation_row, round_row
+from fedjax_ht.simulation.rows import (
+    History,
+    Row,
+    evaluated,
+    evaluation_row,
+    merit,
+    round_row,
+    score_of,
+)
 from fedjax_ht.simulation.simulation import Rounds
 from fedjax_ht.simulation.state import SimulationState
 
@@ -18,7 +26,7 @@ class Ending(NamedTuple):
     """Limits at which a run ends before its last round; without any it never does.
 
     Attributes:
-      patience: evaluations without a new best accuracy after which a run ends, on validation sets
+      patience: evaluations without a new best score after which a run ends, on validation sets
         where there are some, else on test sets.
       give_up: rounds in a row from which nothing arrives, after which a run ends; None or 0 for no
         number.
@@ -48,8 +56,10 @@ def _out_of_patience(history: History, patience: int | None) -> bool:
     rows = evaluated(history)
     if patience is None or not rows:
         return False
-    key = "val_accuracy" if "val_accuracy" in rows[-1] else "accuracy"
-    scores = [row[key] for row in rows]
+    key = score_of(rows[-1])
+    if f"val_{key}" in rows[-1]:
+        key = f"val_{key}"
+    scores = [merit(row, key) for row in rows]
     return len(scores) - 1 - int(np.argmax(scores)) >= patience
 
 

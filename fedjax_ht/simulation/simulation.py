@@ -16,6 +16,7 @@ from fedjax_ht.core.federation import Federation, all_weights
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import FederationData
 from fedjax_ht.simulation.compiled import (
@@ -187,7 +188,7 @@ def simulation_of(program: Program) -> Simulation:
         evaluate=of_state(evaluate),
         client_flops=with_standard_numerics(program.flops),
         rules=tuple(program.method.rules),
-        num_classes=program.federation.num_classes,
+        num_classes=_guessed(program.federation),
         lanes={name: clients.roster.lanes for name, clients in program.clients.items()},
         read_clients=of_state(read_clients),
         write_clients=of_state(write_clients),
@@ -196,6 +197,11 @@ def simulation_of(program: Program) -> Simulation:
         predict=of_state(_predict, (program, {})),
         program=program,
     )
+
+
+def _guessed(federation: Federation) -> int | None:
+    """Returns the number of classes to guess among, or None for another task."""
+    return federation.num_classes if federation.task is CLASSIFICATION else None
 
 
 REMEDY = "give a state that its own init() or run made"

@@ -242,6 +242,8 @@ def traced_round(
         return received, *method.client_update(model, received, downlink, data, ctx)[:2]
 
     client = jax.eval_shape(lambda key: any_state(method, bucket, key, federation), key)
-    samples = abstract(bucket.input_shape, 2), two, two
+    target, dtype = bucket.task.target
+    labels = jax.ShapeDtypeStruct((2, *target), dtype)
+    samples = abstract(bucket.input_shape, 2), labels, two
     public = jax.eval_shape(sent, key, number), key, number
     return influences(work, (client, number), samples, number, (key, number), public)

@@ -44,7 +44,7 @@ def test_scores_of_any_number_of_samples():
 
     compiled = jax.jit(scores)
     for count in COUNTS:
-        correct, of_count, by_class, auc = compiled(count)
+        correct, of_count, by_class, auc, _ = compiled(count)
         # of each class, predicted to be of it, and both
         np.testing.assert_array_equal(by_class, [np.bincount(LABELS[:count], minlength=4)] * 3)
         assert (correct["right"], correct["none"], of_count) == (count, 0, count)

@@ -9,12 +9,12 @@ import pytest
 LIBRARY = Path(__file__).parents[2] / "fedjax_ht"
 BELOW = {  # packages of the library -> those that they may import
     "check": "",
-    "core": "check",
     "ops": "",
+    "losses": "ops",
+    "core": "check losses",
     "trust": "check core",
     "data": "check core",
     "metrics": "check core ops",
-    "losses": "ops",
     "models": "check core ops",
     "simulation": "check core data metrics trust",
     "methods": "check core data losses models ops",

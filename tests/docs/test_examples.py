@@ -43,6 +43,12 @@ def test_the_code_of_a_page_runs(page, capsys, tmp_path, monkeypatch):
     assert 0.8 < float(capsys.readouterr().out.split()[0]) <= 1.0
 
 
+def test_the_page_on_tasks_runs(capsys):
+    (code,) = blocks("tasks.md")
+    execute(code)
+    assert "lg_fedavg: rmse" in capsys.readouterr().out
+
+
 def test_the_page_on_adapters_runs(capsys):
     """Few steps in a round each; clients send as many bytes as the page says."""
     (code,) = blocks("adapters.md")

@@ -36,7 +36,7 @@ def check_split(dataset: Dataset, partition: Partition) -> None:
             "train_share + val_share below 1"
         )
     classes = np.flatnonzero(train.any(0))
-    if len(classes) == 1:
+    if len(classes) == 1 and dataset.targets is None:
         raise ValueError(
             f"all {train.sum()} training samples of {dataset.name} are of class "
             f"{dataset.class_names[classes[0]]!r}; a classifier needs samples of two classes or "
@@ -54,7 +54,7 @@ def split_notes(dataset: Dataset, partition: Partition) -> list[str]:
         *_group_notes(dataset, partition),
         *_copied_notes(dataset, partition),
         *_idle_notes(train, test),
-        *_class_notes(train, test),
+        *(_class_notes(train, test) if dataset.targets is None else ()),
     ]
 
 

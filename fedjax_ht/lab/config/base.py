@@ -97,7 +97,7 @@ def method_summary(name: str) -> str:
         return ""
     factory = method_factory(name)
     factory = inspect.unwrap(getattr(factory, "func", factory))  # of BASE+METHOD the latter
-    texts = [sys.modules[factory.__module__].__doc__]
+    texts = [getattr(sys.modules.get(factory.__module__), "__doc__", "")]
     if names_user_method(name):
         texts.insert(0, factory.__doc__)
     return next(filter(None, map(first_paragraph, texts)), "")

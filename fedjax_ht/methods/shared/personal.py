@@ -17,7 +17,6 @@ from fedjax_ht.core.context import Context
 from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.mutual import by_part, take_shared
 
 # ({"own", "shared", "beside"}: what is trained) -> the personal model's parameters
@@ -72,7 +71,7 @@ def train_both(
 
     def loss_of(params: PyTree, stats: PyTree, batch: Batch, key) -> tuple[jax.Array, PyTree]:
         rows, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
-        return cross_entropy(logits(bucket, params, rows), batch.y, batch.mask), stats
+        return bucket.task.loss(logits(bucket, params, rows), batch.y, batch.mask), stats
 
     def loss(params, stats, batch: Batch, key) -> Loss:
         shared, shared_stats = loss_of(params["shared"], stats["shared"], batch, key)

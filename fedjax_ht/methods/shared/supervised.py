@@ -1,4 +1,4 @@
-"""Local training of a client's model by cross-entropy, which most methods share."""
+"""Local training of a client's model by its task's loss, which most methods share."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -12,7 +12,6 @@ from fedjax_ht.core.context import Context
 from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.losses import cross_entropy
 
 # (features [B, K], batch) -> scalar added to the cross-entropy
 Regulariser = Callable[[jax.Array, Batch], jax.Array]
@@ -125,7 +124,7 @@ def train_where(
         scores = logits(bucket, params, rows)
         if classes is not None:
             scores = jnp.where(classes, scores, 0)
-        value = cross_entropy(scores, batch.y, batch.mask)
+        value = bucket.task.loss(scores, batch.y, batch.mask)
         if regulariser is not None:
             value = value + regulariser(rows, batch)
         if penalty is not None:

@@ -1,0 +1,154 @@
+"""Tasks: the meaning of a head's outputs, the loss that trains them, and the sums that score them.
+
+A task is static and hashable, a part of `Bucket` and `Federation`. Classification counts correct
+predictions (`core.prediction_counts`); other tasks sum over samples, and sums add over batches and
+clients.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.losses import cross_entropy
+from fedjax_ht.losses.classification import masked_mean
+
+Better = Literal["higher", "lower"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A task of supervised learning.
+
+    Attributes:
+      name: "classification", "regression" or "multi-label".
+      loss: (outputs float [B, O], targets [B, ...], mask bool [B]) -> the scalar to descend on.
+      target: the shape and the dtype of one sample's target.
+      predictions: (outputs [B, O]) -> predictions in the targets' unit.
+      sums: (outputs, targets, mask) -> {name: sums over the samples}; None for classification.
+      metrics: (those sums as NumPy, with any axes of clients in front, numbers of samples) ->
+        {name: float64 with these axes}, the score first; NaN where it is not defined.
+      better: the better end of the score.
+    """
+
+    name: str
+    loss: Callable
+    target: tuple[tuple[int, ...], str] = ((), "int32")
+    predictions: Callable = lambda outputs: outputs
+    sums: Callable | None = None
+    metrics: Callable | None = None
+    better: Better = "higher"
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+    def no_targets(self, count: int) -> np.ndarray:
+        """Returns zeros in place of so many samples' targets."""
+        shape, dtype = self.target
+        return np.zeros((count, *shape), dtype)
+
+
+CLASSIFICATION = Task("classification", cross_entropy)
+"""One of C classes a sample: targets are labels int32 [B], outputs logits [B, C]."""
+
+
+@functools.cache  # equal tasks are one, also as keys of compiled functions
+def regression(centre: tuple[float, ...], scale: tuple[float, ...]) -> Task:
+    """Makes the task of predicting D numbers.
+
+    Targets are float32 [B, D]. Outputs are in standard units, (target - centre) / scale, and the
+    loss is the mean squared error in these. Scores are means over the D outputs.
+
+    Args:
+      centre, scale: what a target is standardised by, D numbers each.
+
+    Returns:
+      The task. Its score is the root of the mean squared error, "rmse"; "mae" is the mean absolute
+      error and "r2" the share of the variance that is explained. "r2" is not defined for fewer than
+      two samples, nor where all targets are equal.
+    """
+    middle, width = np.array(centre, np.float32), np.array(scale, np.float32)
+
+    def standard(targets):
+        return (targets - middle) / width
+
+    def loss(outputs, targets, mask):
+        return masked_mean(jnp.mean((outputs - standard(targets)) ** 2, -1), mask)
+
+    def sums(outputs, targets, mask):
+        # In standard units: squares of large targets would not fit into float32.
+        known = mask[:, None]
+        target = jnp.where(known, standard(targets), 0)
+        error = jnp.where(known, outputs - target, 0)
+        rows = {"absolute": jnp.abs(error), "square": error**2}
+        rows |= {"target": target, "target_square": target**2}
+        return jax.tree.map(lambda x: jnp.sum(x, 0), rows)
+
+    def metrics(sums: PyTree, count: np.ndarray) -> dict[str, np.ndarray]:
+        sums = {name: np.asarray(value, np.float64) for name, value in sums.items()}
+        n = np.asarray(count, np.float64)[..., None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rmse = np.sqrt(sums["square"] / n) * width
+            mae = sums["absolute"] / n * width
+            spread = sums["target_square"] - sums["target"] ** 2 / n
+            r2 = np.where((n > 1) & (spread > 1e-9 * n), 1 - sums["square"] / spread, np.nan)
+        return {"rmse": rmse.mean(-1), "mae": mae.mean(-1), "r2": r2.mean(-1)}
+
+    return Task(
+        "regression",
+        loss,
+        target=((len(centre),), "float32"),
+        predictions=lambda outputs: outputs * width + middle,
+        sums=sums,
+        metrics=metrics,
+        better="lower",
+    )
+
+
+@functools.cache
+def multi_label(num_labels: int) -> Task:
+    """Makes the task of saying which of L labels a sample has.
+
+    Targets are int8 [B, L] of 0 and 1. Outputs are logits; a label is predicted where its logit is
+    above 0. The loss is the binary cross-entropy, a mean over samples and labels.
+
+    Returns:
+      The task. Its score is "micro_f1", of all labels together; "macro_f1" is the mean over labels,
+      where one that is neither true nor predicted counts 0, and "exact" the share of samples with
+      all labels right.
+    """
+
+    def loss(outputs, targets, mask):
+        errors = optax.sigmoid_binary_cross_entropy(outputs, targets.astype(outputs.dtype))
+        return masked_mean(jnp.mean(errors, -1), mask)
+
+    def sums(outputs, targets, mask):
+        known = mask[:, None]
+        said, true = (outputs > 0) & known, (targets > 0) & known
+        rows = {"said": said, "true": true, "both": said & true}
+        rows |= {"exact": jnp.all(said == true, -1) & mask}
+        return jax.tree.map(lambda x: jnp.sum(x, 0, dtype=jnp.int32), rows)
+
+    def metrics(sums: PyTree, count: np.ndarray) -> dict[str, np.ndarray]:
+        both, either = np.asarray(sums["both"]), np.asarray(sums["said"]) + np.asarray(sums["true"])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return {
+                "micro_f1": 2 * both.sum(-1) / either.sum(-1),
+                "macro_f1": np.where(either > 0, 2 * both / np.maximum(either, 1), 0).mean(-1),
+                "exact": np.asarray(sums["exact"]) / np.asarray(count),
+            }
+
+    return Task(
+        "multi-label",
+        loss,
+        target=((num_labels,), "int8"),
+        predictions=lambda outputs: outputs > 0,
+        sums=sums,
+        metrics=metrics,
+    )

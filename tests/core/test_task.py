@@ -1,0 +1,81 @@
+"""Tasks: losses and metrics against NumPy, sums that add, and their edges."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.task import CLASSIFICATION, multi_label, regression
+from fedjax_ht.losses import cross_entropy
+from tests.reference import task_metrics
+
+RNG = np.random.default_rng(0)
+MASK = np.array([True] * 9 + [False])
+
+
+def measured(task, outputs, targets, parts=(slice(None),), mask=MASK):
+    """The metrics of sums over parts of the samples."""
+    sums = [task.sums(outputs[part], targets[part], jnp.asarray(mask[part])) for part in parts]
+    total = jax.tree.map(lambda *x: np.sum(x, axis=0), *sums)
+    return task.metrics(total, np.int64(mask.sum()))
+
+
+def test_regression_far_from_zero():
+    """Targets of mean 2,000 and deviation 1, whose squares float32 does not hold."""
+    targets = RNG.normal((2000, -3), (1, 0.1), (10, 2)).astype(np.float32)
+    task = regression((2000.0, -3.0), (1.0, 0.1))
+    outputs = RNG.normal(size=(10, 2)).astype(np.float32)
+    outputs[-1], targets[-1] = np.nan, np.nan  # masked: never read
+    known = task.predictions(outputs)[:-1]
+    expected = task_metrics.regression(known, targets[:-1])
+    for parts in ([slice(None)], [slice(0, 4), slice(4, 10)]):
+        found = measured(task, outputs, targets, parts)
+        np.testing.assert_allclose([*found.values()], [*expected.values()], rtol=2e-4)
+        assert [*found] == ["rmse", "mae", "r2"]
+    errors = (outputs[:-1] - (targets[:-1] - (2000, -3)) / (1, 0.1)) ** 2
+    loss = task.loss(outputs, targets, jnp.asarray(MASK))
+    np.testing.assert_allclose(loss, errors.mean(), rtol=1e-4)
+
+
+def test_r2_of_equal_targets_and_of_one_sample():
+    task, mask = regression((0.0,), (1.0,)), np.ones(3, bool)
+    ones = np.ones((3, 1), np.float32)
+    assert np.isnan(measured(task, ones, ones, mask=mask)["r2"])
+    assert np.isnan(measured(task, ones[:1], ones[:1], mask=mask[:1])["r2"])
+    assert measured(task, 2 * ones, ones, mask=mask)["rmse"] == 1
+
+
+def test_multi_label():
+    task, targets = multi_label(4), RNG.integers(0, 2, (10, 4)).astype(np.int8)
+    outputs = RNG.normal(size=(10, 4)).astype(np.float32)
+    targets[:, 3], outputs[:, 3] = 0, -1  # neither true nor predicted
+    outputs[:2, :3] = 2 * targets[:2, :3] - 1  # two samples all right
+    expected = task_metrics.multi_label(outputs[:-1] > 0, targets[:-1])
+    for parts in ([slice(None)], [slice(0, 7), slice(7, 10)]):
+        found = measured(task, outputs, targets, parts)
+        np.testing.assert_allclose([*found.values()], [*expected.values()], rtol=1e-12)
+    z, y = outputs[:-1].astype(np.float64), targets[:-1]
+    binary = np.log1p(np.exp(z)) - y * z
+    loss = task.loss(outputs, targets, jnp.asarray(MASK))
+    np.testing.assert_allclose(loss, binary.mean(), rtol=1e-6)
+
+
+def test_tasks_are_static():
+    assert regression((0.0,), (1.0,)) is regression((0.0,), (1.0,))
+    assert hash(multi_label(3)) != hash(multi_label(4))
+    assert CLASSIFICATION.loss is cross_entropy and CLASSIFICATION.sums is None
+    assert multi_label(3).no_targets(2).shape == (2, 3)
+    assert CLASSIFICATION.no_targets(2).dtype == np.int32
+
+
+@pytest.mark.parametrize("task", [regression((0.0,), (1.0,)), multi_label(1)])
+def test_metrics_keep_the_clients_apart(task):
+    outputs = RNG.normal(size=(6, 1)).astype(np.float32)
+    targets = task.no_targets(6) + RNG.integers(0, 2, (6, 1)).astype(task.target[1])
+    mask = jnp.ones(3, bool)
+    both = [task.sums(outputs[i : i + 3], targets[i : i + 3], mask) for i in (0, 3)]
+    stacked = jax.tree.map(lambda *x: np.stack(x), *both)
+    found = task.metrics(stacked, np.array([3, 3]))
+    for i, sums in enumerate(both):
+        alone = task.metrics(jax.tree.map(np.asarray, sums), np.int64(3))
+        np.testing.assert_allclose([x[i] for x in found.values()], [*alone.values()])

@@ -1,0 +1,98 @@
+"""Data sets of regression and multi-label tasks: their labels for partitions, and what is refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.task import regression
+from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.partition import make_partition
+from fedjax_ht.data.selection import subset
+from fedjax_ht.data.targets import multi_label_dataset, regression_dataset
+from fedjax_ht.models import mlp
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 3)).astype(np.float32)
+Y = 5 * X[:, 0] + 700
+MARKS = (X > 0.3).astype(int)
+
+
+def test_quantiles_of_a_target_are_its_labels():
+    dataset = regression_dataset("toy", X, Y, bins=6)
+    assert np.bincount(dataset.labels).tolist() == [10] * 6
+    order = np.argsort(Y)
+    assert (np.diff(dataset.labels[order]) >= 0).all()
+    centre, scale = Y.mean(dtype=np.float64), Y.std(dtype=np.float64)
+    same = regression((centre,), (scale,))
+    standard = (Y - centre) / scale
+    np.testing.assert_allclose(dataset.task.predictions(standard[:, None])[:, 0], Y, rtol=1e-5)
+    assert dataset.targets.dtype == np.float32 and not dataset.targets.flags.writeable
+    assert same.name == dataset.task.name and dataset.num_outputs == 1
+
+
+def test_targets_that_repeat_make_fewer_groups():
+    dataset = regression_dataset("toy", X, np.repeat([0, 1, 2], 20), bins=10)
+    assert dataset.num_classes == 3 and np.bincount(dataset.labels).tolist() == [20] * 3
+
+
+def test_the_rarest_label_of_a_sample_is_its_class():
+    marks = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 1], [0, 0, 0], [1, 0, 0]])
+    dataset = multi_label_dataset("tags", np.eye(5), marks, ("a", "b", "c"))
+    assert [dataset.class_names[i] for i in dataset.labels] == ["a", "b", "c", "no label", "a"]
+    assert dataset.targets.dtype == np.int8 and dataset.num_outputs == 3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: regression_dataset("toy", X, Y), lambda: multi_label_dataset("toy", X, MARKS)],
+)
+def test_partitions_subsets_and_clients_keep_targets_with_their_samples(make):
+    dataset = make()
+    half = subset(dataset, 30, 0)
+    of_sample = dict(zip(map(bytes, dataset.inputs), dataset.targets))
+    for x, target in zip(half.inputs, half.targets, strict=True):
+        np.testing.assert_array_equal(of_sample[bytes(x)], target)
+    models = {"mlp": mlp(dataset.num_outputs, (4,))}
+    federation = make_federation(
+        models, dataset.input_shape, dataset.num_outputs, num_clients=3, task=dataset.task
+    )
+    assert dataset.task.name in repr(federation) and dataset.task.name in repr(dataset)
+    partition = make_partition("dirichlet", dataset, 3, seed=0, alpha=1.0, min_samples=5)
+    data = make_federation_data(dataset, partition, federation)
+    np.testing.assert_array_equal(data.buckets["mlp"].labels, dataset.targets)
+    other = make_federation(models, dataset.input_shape, dataset.num_outputs, num_clients=3)
+    with pytest.raises(ValueError, match=r"classification; make it with task=dataset\.task"):
+        make_federation_data(dataset, partition, other)
+    wide = make_federation(
+        {"mlp": mlp(7, (4,))}, dataset.input_shape, 7, num_clients=3, task=dataset.task
+    )
+    with pytest.raises(
+        ValueError, match=r"7 outputs; make it with num_classes=dataset\.num_outputs"
+    ):
+        make_federation_data(dataset, partition, wide)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: regression_dataset("toy", X, np.where(Y > 700, np.nan, Y)), "NaN; give finite"),
+        (lambda: regression_dataset("toy", X, np.full(60, 3)), "are 3; leave it out"),
+        (lambda: regression_dataset("toy", X, Y[:50]), "50"),
+        (lambda: regression_dataset("toy", X, Y, bins=0), "bins is 0"),
+        (lambda: multi_label_dataset("toy", X, MARKS + 1), "of 0 and 1"),
+        (lambda: multi_label_dataset("toy", X, MARKS[:, 0]), "of 0 and 1"),
+        (lambda: multi_label_dataset("toy", X, MARKS, ("a",)), "1 names for 3 labels"),
+    ],
+)
+def test_wrong_targets_are_refused(make, words):
+    with pytest.raises(ValueError, match=words) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def test_targets_are_checked_against_their_task():
+    dataset = regression_dataset("toy", X, Y)
+    with pytest.raises(ValueError, match=r"targets have the shape \[60, 2\]; regression"):
+        dataclasses.replace(dataset, targets=np.zeros((60, 2)))
