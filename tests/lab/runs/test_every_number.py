@@ -13,6 +13,7 @@ import optax
 import pytest
 
 from fedjax_ht.check.options import annotations_of, hints_of, limits, numbers, options_of
+from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import TRANSFORMS
 from fedjax_ht.data.partition import PARTITIONS, PLANS, check_partition, partition_options
@@ -85,6 +86,7 @@ def options_of_the_library() -> Iterator[Option]:
     for kind, required in (
         (LocalTraining, {"optimizer": optax.sgd(0.1)}),
         (SimulationOptions, {}),
+        (Scoring, {}),
         (Alignment, {}),
         (Distillation, {}),
     ):
