@@ -6,6 +6,7 @@ config and commands on it), `faults`, `deploy/sites` (a deployment by calls).
 """
 
 import ctypes
+import functools
 import gc
 import os
 from pathlib import Path
@@ -43,8 +44,8 @@ if (0, 10) <= jax.__version_info__ < (0, 11):
 gc.set_threshold(20_000, 20, 50)
 
 MAPS = Path("/proc/self/maps")
-# of the 65,530 that Linux allows a process; a process of 20,000 had grown to 5 GB
-MOST_MAPS = 5_000
+# A process of 9,600 had 1.6 GB, one of 20,000 had 5. Linux allows 65,530.
+FEWEST_MAPS, MOST_MAPS, MAPS_PER_GIB = 5_000, 12_000, 4_000
 NEWEST_GROUP = pytest.StashKey[str]()  # of the test that ran last in this process
 
 
@@ -70,6 +71,17 @@ def memory_maps() -> float:
     return MAPS.read_bytes().count(b"\n") if MAPS.exists() else float("inf")
 
 
+@functools.cache
+def allowed_maps() -> float:
+    """Returns the maps at which a process drops its programs, so that all processes of the run
+    together take about half of the machine's memory."""
+    if not MAPS.exists():
+        return FEWEST_MAPS
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    return min(max(MAPS_PER_GIB * memory / 2 / processes, FEWEST_MAPS), MOST_MAPS)
+
+
 def return_freed_memory() -> None:
     """Returns freed memory to the system. XLA's compiler frees most of what it takes, in heaps of
     its threads, which glibc keeps; a process that held 0.6 GB had 1.7."""
@@ -85,7 +97,7 @@ def pytest_runtest_setup(item):
     those of their group. A fixture would come after those of a module, and drop what they made."""
     name = group_of(item.nodeid)
     if item.session.stash.get(NEWEST_GROUP, name) != name:
-        if memory_maps() > MOST_MAPS:
+        if memory_maps() > allowed_maps():
             forget_engines()
             jax.clear_caches()
         return_freed_memory()
