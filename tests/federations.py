@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import optax
 
+from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.mesh import client_mesh, collect, scatter
@@ -307,3 +308,12 @@ def changed(federation: Federation, before: SimulationState, after: SimulationSt
     """Ids of the clients whose state differs in any bit."""
     pairs = zip(each_client(federation, before), each_client(federation, after))
     return {i for i, (a, b) in enumerate(pairs) if not identical(a, b)}
+
+
+def count_parameters(bucket):
+    """Counts the parameters of a model's base and of its head."""
+    variables = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
+    return {
+        part: sum(x.size for x in jax.tree.leaves(tree))
+        for part, tree in variables["params"].items()
+    }

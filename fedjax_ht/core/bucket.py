@@ -297,12 +297,3 @@ def head_scores(
     """Computes a client's logits in evaluation mode, [B, num_classes]; arguments as of
     `own_features`."""
     return logits(bucket, client["params"], own_features(bucket, client, x, mask))
-
-
-def count_parameters(bucket: Bucket) -> dict[str, int]:
-    """Counts the parameters of a model's base and of its head."""
-    variables = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
-    return {
-        part: sum(x.size for x in jax.tree.leaves(tree))
-        for part, tree in variables["params"].items()
-    }

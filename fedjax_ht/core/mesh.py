@@ -101,16 +101,12 @@ def share(mesh: Mesh, tree: PyTree) -> PyTree:
     takes it as it is; else one copy.
     """
     if _is_cpu(mesh):
-        tree = jax.tree.map(_usable_in_place, tree)
+        tree = jax.tree.map(lambda x: _aligned_copy(x) if _needs_copy(x) else x, tree)
     return spread(mesh, tree)
 
 
 def _is_cpu(mesh: Mesh) -> bool:
     return mesh.devices.flat[0].platform == "cpu"
-
-
-def _usable_in_place(x):
-    return _aligned_copy(x) if _needs_copy(x) else x
 
 
 def _needs_copy(x) -> bool:

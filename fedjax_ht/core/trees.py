@@ -49,11 +49,7 @@ def take(tree: PyTree, index: Any) -> PyTree:
       index: the index of every array, as in brackets behind it: a number, a slice, an array, or a
         tuple.
     """
-
-    def of_array(x):
-        return x[index]
-
-    return jax.tree.map(of_array, tree)
+    return jax.tree.map(lambda x: x[index], tree)
 
 
 def join_trees(combine: Callable[[Sequence[Any]], Any], trees: Sequence[PyTree]) -> PyTree:
@@ -64,11 +60,7 @@ def join_trees(combine: Callable[[Sequence[Any]], Any], trees: Sequence[PyTree])
         `np.stack`, `jnp.concatenate` and the like.
       trees: pytrees of one structure, one or more.
     """
-
-    def at_one_place(*arrays):
-        return combine(arrays)
-
-    return jax.tree.map(at_one_place, *trees)
+    return jax.tree.map(lambda *arrays: combine(arrays), *trees)
 
 
 def select(condition: Bool[HostNumber, ""], yes: PyTree, no: PyTree) -> PyTree:

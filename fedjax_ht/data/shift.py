@@ -104,15 +104,11 @@ def _shifted_pixels(image: jax.Array, axis: int, steps: int) -> jax.Array:
     return jnp.take(image, np.clip(np.arange(n) + steps, 0, n - 1), axis)
 
 
-def _low_contrast(image: jax.Array) -> jax.Array:
-    return image.mean() + 0.4 * (image - image.mean())
-
-
 CORRUPTIONS = {
     "none": lambda image: image,
     "noise": _noise,
     "blur": _blur,
-    "contrast": _low_contrast,
+    "contrast": lambda image: image.mean() + 0.4 * (image - image.mean()),
     "bright": lambda image: jnp.clip(image + 0.3, 0, 1),
     "four levels": lambda image: jnp.round(3 * image) / 3,
 }

@@ -62,7 +62,8 @@ class Adapted(nn.Module):
                 return y
             path = "/".join(context.module.path)
             layers.append(path)
-            if not _matches(path, self.targets):
+            patterns = map(str.strip, self.targets.split(","))
+            if not any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
                 return y
             inputs = args[0] if args else kwargs["inputs"]
             return y + self._low_rank(context.module, inputs, y).astype(y.dtype)
@@ -206,10 +207,6 @@ def merged_params(scale: float, params: Tree, frozen: Tree) -> Tree:
 
 def _merged(frozen: Tree, adapters: Tree) -> Tree:
     return unflatten_dict(flatten_dict(frozen) | flatten_dict(adapters))
-
-
-def _matches(path: str, targets: str) -> bool:
-    return any(fnmatch.fnmatchcase(path, pattern.strip()) for pattern in targets.split(","))
 
 
 def _rows(layer: nn.Module, x: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ What noise cannot hide is refused, see `trust.disclosure`.
 """
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -202,14 +203,10 @@ def noisy_sums(
         uplink, start = with_payload(joined.uplink, arrays), 0
         for name, r in part.items():
             stop = start + len(r.arrived)
-            bucket_rows = functools.partial(_rows_between, start, stop)
-            noisy[name] = r._replace(uplink=jax.tree.map(bucket_rows, uplink))
+            rows = operator.itemgetter(slice(start, stop))
+            noisy[name] = r._replace(uplink=jax.tree.map(rows, uplink))
             start = stop
     return {name: noisy[name] for name in received}
-
-
-def _rows_between(start: int, stop: int, x: jax.Array) -> jax.Array:
-    return x[start:stop]
 
 
 def _noisy_array(

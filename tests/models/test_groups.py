@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from fedjax_ht.core.bucket import count_parameters, init_variables
+from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.federation import make_federation, require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.methods import method_factory
 from fedjax_ht.models import mlp, model_group
 from fedjax_ht.models.split import htc4_heads, vit_head
+from tests.federations import count_parameters
 
 HTFE8 = ["cnn", "googlenet", "mobilenet_v2", *(f"resnet{n}" for n in (18, 34, 50, 101, 152))]
 SIZE, TOKENS = (32, 32, 3), jax.ShapeDtypeStruct((200,), jnp.int32)

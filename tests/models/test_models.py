@@ -4,11 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.bucket import count_parameters, features, init_variables, logits
+from fedjax_ht.core.bucket import features, init_variables, logits
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.models import SplitModel, cnn4, cnn5_group, mlp, model_group
 from fedjax_ht.models.cnn import ConvFeatures, ConvLayer
 from fedjax_ht.models.layers import Linear
+from tests.federations import count_parameters
 from tests.reference import conv as ref
 
 

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.bucket import count_parameters, features, init_variables, logits
+from fedjax_ht.core.bucket import features, init_variables, logits
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.models import SplitModel, model_group, variables_from_torchvision
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.sensors import TimeConvFeatures, harcnn
+from tests.federations import count_parameters
 
 SEN8 = [f"harcnn{kind}_s{i}" for kind in ("", "1") for i in (1, 2, 3)]
 SEN8 += ["harcnn3_s1", "harcnn3_s2"]

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.bucket import count_parameters, features, init_variables, logits
+from fedjax_ht.core.bucket import features, init_variables, logits
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.models import model_group, text_model, text_transformer
 from fedjax_ht.models.stacking import stack_blocks, unstack_blocks
 from fedjax_ht.models.text import last_token, positions
 from fedjax_ht.ops import recurrent
+from tests.federations import count_parameters
 
 LENGTH, VOCABULARY, WIDTH, CLASSES, RATE = 23, 30, 8, 3, 0.1
 TOKENS = jax.ShapeDtypeStruct((LENGTH,), jnp.int32)

@@ -52,7 +52,8 @@ def split_notes(dataset: Dataset, partition: Partition) -> list[str]:
     return [
         *_shared_notes(partition),
         *_group_notes(dataset, partition),
-        *_copied_notes(dataset, partition),
+        # where the data set has not told of copies of its own
+        *(() if dataset.copied else copied(dataset.name, dataset.inputs, all_of(partition))),
         *_idle_notes(train, test),
         *(_class_notes(train, test) if dataset.targets is None else ()),
     ]
@@ -95,13 +96,6 @@ def _group_notes(dataset: Dataset, partition: Partition) -> list[str]:
         return []
     absent = len(groups) - len(present)
     return [f"{absent} of {len(groups)} groups have no client: their samples are not used"]
-
-
-def _copied_notes(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
-    """Returns lines on copies of training samples, where the data set has not told of its own."""
-    if dataset.copied:
-        return ()
-    return copied(dataset.name, dataset.inputs, all_of(partition))
 
 
 def _owners(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

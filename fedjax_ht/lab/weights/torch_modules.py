@@ -10,12 +10,10 @@ from fedjax_ht.check.names import kind_of_value, listed
 from fedjax_ht.check.options import checked
 from fedjax_ht.data.conversion import as_array
 
-_PRODUCT = {"weight": "kernel", "bias": "bias"}  # torch's name of an array -> flax's
-_NORM = {"weight": "scale", "bias": "bias"}
-_BATCH_NORM = _NORM | {"running_mean": "mean", "running_var": "var"}
-_LAYERS = {"Embedding": {"weight": "embedding"}, "GroupNorm": _NORM, "LayerNorm": _NORM}
-_LAYERS |= {"Linear": _PRODUCT, "Conv1d": _PRODUCT, "Conv2d": _PRODUCT}
-_LAYERS |= {"BatchNorm1d": _BATCH_NORM, "BatchNorm2d": _BATCH_NORM}
+_WEIGHTS = {"Embedding": "embedding"}  # class of torch -> flax's name of its weight
+_WEIGHTS |= dict.fromkeys(("Linear", "Conv1d", "Conv2d"), "kernel")
+_WEIGHTS |= dict.fromkeys(("BatchNorm1d", "BatchNorm2d", "GroupNorm", "LayerNorm"), "scale")
+_OTHERS = {"bias": "bias", "running_mean": "mean", "running_var": "var"}
 
 
 @checked
@@ -64,22 +62,22 @@ def weights_from_torch(
     channels = None  # of the last convolution
     for name, source in sources.items():
         kind, path = kinds[name], layers[name]
-        names = _LAYERS.get(kind, {})
         if path is None:
             continue
-        if not source.keys() <= names.keys():
+        if kind not in _WEIGHTS or not source.keys() - _OTHERS.keys() <= {"weight"}:
             found = f"{name!r} is a {kind} with {listed(list(source))}"
-            raise ValueError(f"{found}, which cannot be converted; {', '.join(_LAYERS)} can")
+            raise ValueError(f"{found}, which cannot be converted; {', '.join(_WEIGHTS)} can")
         if kind.startswith("Conv"):
             channels = len(source["weight"])
         elif kind == "Linear":
             source["weight"] = _channels_last(name, source["weight"], channels, images.get(name))
             channels = None
         for leaf, value in source.items():
-            if names[leaf] == "kernel":  # [out, in, *size] -> [*size, in, out]
+            target = _OTHERS.get(leaf, _WEIGHTS[kind])
+            if target == "kernel":  # [out, in, *size] -> [*size, in, out]
                 value = value.transpose(*range(2, value.ndim), 1, 0)
             collection = "stats" if leaf.startswith("running") else "params"
-            if arrays.setdefault(f"{collection}/{path}/{names[leaf]}", value) is not value:
+            if arrays.setdefault(f"{collection}/{path}/{target}", value) is not value:
                 raise ValueError(f"layers has the path {path!r} more than once")
     return arrays
 

@@ -5,10 +5,10 @@ import pytest
 
 import fedjax_ht as fl
 from experiments.configs import ag_news
-from fedjax_ht.core.bucket import count_parameters
 from fedjax_ht.core.user_code import trusting
 from fedjax_ht.lab.runs.plan import plan, settle
 from fedjax_ht.lab.weights.start import weights_of_model
+from tests.federations import count_parameters
 from tests.hugging_face import write_folder
 from tests.lab.readers.test_texts import write_csv
 

@@ -7,7 +7,6 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core.bucket import count_parameters
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.method import init_model
 from fedjax_ht.lab.config.base import base_config
@@ -15,6 +14,7 @@ from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.methods.shared.mutual import by_part, init_pair
 from fedjax_ht.models import mlp, model_group
 from tests import tiny
+from tests.federations import count_parameters
 
 SHAPE = (2, 2, 1)
 
