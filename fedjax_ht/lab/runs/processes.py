@@ -162,6 +162,8 @@ def _connect(launch: Launch, seconds: float) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     failed: list[Exception] = []
     timeout = int(seconds) + 3600
+    # jax would listen on all interfaces, and asks nobody who they are
+    own = (launch.coordinator or "").startswith(("127.0.0.1:", "localhost:"))
 
     def connect() -> None:
         try:
@@ -171,6 +173,7 @@ def _connect(launch: Launch, seconds: float) -> None:
                 launch.process,
                 local_device_ids=local_devices(os.environ),
                 initialization_timeout=timeout,
+                coordinator_bind_address=launch.coordinator if own else None,
             )
         except Exception as error:
             failed.append(error)

@@ -104,6 +104,16 @@ def test_processes_without_a_coordinator_are_refused():
         processes.detected(newer)
 
 
+@pytest.mark.parametrize(
+    ("coordinator", "listens"), [("localhost:1234", "localhost:1234"), ("node1:1234", None)]
+)
+def test_processes_of_one_machine_meet_at_the_loopback_address(monkeypatch, coordinator, listens):
+    asked = {}
+    monkeypatch.setattr("jax.distributed.initialize", lambda *_, **options: asked.update(options))
+    processes._connect(processes.Launch("--coordinator", coordinator, 2, 0), 5)
+    assert asked["coordinator_bind_address"] == listens
+
+
 @pytest.fixture
 def joining(monkeypatch):
     """Environment variables of srun, and a list of what a process joins; None stands for all
