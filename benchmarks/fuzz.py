@@ -58,7 +58,17 @@ SETS = {
     "har_10persons": "mlp2",
 }
 """Data set -> groups of small models."""
-KEPT = ("method", "partition", "rounds", "trials", "dataset.name", "entries", "track", "devices")
+KEPT = (
+    "method",
+    "partition",
+    "rounds",
+    "trials",
+    "dataset.name",
+    "model.group",
+    "entries",
+    "track",
+    "devices",
+)
 """Fields without a drawn value: the others come first, or a server or devices are needed."""
 USUAL = {
     "fedit|.*lora": {"model.lora": "rank=2,4"},
@@ -66,7 +76,11 @@ USUAL = {
         "dataset.public": "hold_out:0.2",
         "method.options.public_per_round": 8,
     },
-    "heterofl|feddropout|fedrolex|fiarse|fjord": {"model.rates": "1,1/2"},
+    "heterofl|feddropout|fedrolex|fiarse|fjord|dense|fedftg|dfrd": {
+        "dataset.name": "npz:images.npz",
+        "model.group": "conv4_quarter",
+        "model.rates": "1,1/2",
+    },
     "depthfl": {"dataset.name": "npz:images.npz", "model.group": "conv4_quarter_depths"},
 }
 """Pattern of methods -> the fields that they need."""
@@ -151,15 +165,20 @@ def random_config(rng: np.random.Generator) -> dict[str, Any]:
     split = partition_config(kind, int(rng.integers(1, 6)), **options(partition_options(kind)))
     made = method_config(method, **options(method_options(method)))
     values = {"method": vars(made), "partition": vars(split)} | values
-    for pattern, needed in USUAL.items():
-        values |= needed if re.fullmatch(pattern, method) else {}
-    return values
+    return values | needed_by(method)
+
+
+def needed_by(method: str) -> dict[str, Any]:
+    """Returns the fields that a method needs."""
+    found = [needed for pattern, needed in USUAL.items() if re.fullmatch(pattern, method)]
+    return found[0] if found else {}
 
 
 def without(values: dict[str, Any], message: str) -> dict[str, Any]:
     """Returns a refused config without the fields that the message names, or without the last."""
     words = set(re.findall(r"\w+", message))
-    fixed = {"method", "partition", "dataset.name", "model.group"}.union(*USUAL.values())
+    fixed = {"method", "partition", "dataset.name", "model.group"}
+    fixed |= needed_by(values["method"]["name"]).keys()
     free = [path for path in values if path not in fixed]
     named = [path for path in free if path.rpartition(".")[2] in words] or free[-1:]
     kept = {path: value for path, value in values.items() if path not in named}
