@@ -11,7 +11,6 @@ import pytest
 import fedjax_ht as fl
 from fedjax_ht.lab.config.base import base_config, partition_config
 from fedjax_ht.lab.readers.registry import SOURCES, normalised
-from fedjax_ht.lab.runs.folder import completed
 from fedjax_ht.lab.runs.plan import plan
 from tests.lab.readers.source_files import write
 from tests.lab.readers.toy_dataset import make_dataset
@@ -138,15 +137,6 @@ def test_columns_are_named_by_config(config):
     config.dataset.name = "csv:t.csv"
     config.dataset.label, config.dataset.features = "label", ("-one", "-ratio")
     assert fl.describe(plan(config).dataset).features == ("age", "dose")
-
-
-def test_a_run_of_before_goes_on_without():
-    def of_before(name: str) -> str:
-        return completed({"dataset": {"name": name}})["dataset"]["standardise"]
-
-    assert of_before("csv:t.csv") == "off" and of_before("cifar10") == "auto"
-    noted = {"dataset": {"name": "csv:t.csv", "standardise": "auto"}}
-    assert completed(noted)["dataset"]["standardise"] == "auto"
 
 
 def test_a_table_is_split_for_a_deployment_with_its_moments(tmp_path):
