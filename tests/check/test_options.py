@@ -259,9 +259,9 @@ def test_fields_of_dataclasses_and_named_tuples():
         ),
         (
             lambda: fl.LocalTraining("adam"),
-            "optimizer is 'adam'; it must be an optax optimizer, such as",
+            "optimizer is a str; it must be an optax optimizer, such as",
         ),
-        (lambda: fl.LocalTraining(0.1), "optimizer is 0.1; it must be an optax optimizer"),
+        (lambda: fl.LocalTraining(0.1), "optimizer is a float; it must be an optax optimizer"),
         (
             lambda: fl.fedproto(optax.sgd(0.1)),
             "training is a GradientTransformationExtraArgs; it must be a Lo",
