@@ -35,7 +35,6 @@ PACKAGES = {
     "wandb": Package("wandb", "wandb"),
     "mlflow": Package("mlflow", "mlflow"),
     "ray": Package("ray", "ray"),
-    "tensorflow_datasets": Package("tensorflow-datasets", "tfds"),
 }
 """By the name of their module."""
 

@@ -141,7 +141,7 @@ REFUSED = {
     "mask": (lambda: fl.from_nnx(Maskless, 8, head="classifier"), "Maskless keeps batch"),
     "tied": (lambda: fl.from_nnx(Tied, 3, head="classifier"), "Tied's 'classifier' shares"),
     "variable": (lambda: fl.from_nnx(Counting, 8, head="classifier"), "Counting keeps calls, an"),
-    "last": (lambda: bucket_of(fl.from_nnx(Squashed, 8, head="classifier")), "'classifier' is not"),
+    "last": (lambda: bucket_of(fl.from_nnx(Squashed, 8, head="classifier")), "model 'm' fails"),
 }
 
 

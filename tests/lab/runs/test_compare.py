@@ -183,8 +183,8 @@ def test_macro_f1_stands_beside_the_accuracy_of_its_round(tmp_path):
     text = comparison_text(lines, 0.2, "as asked").markdown()
     assert "| with | 85.00 ± 5.00 | 42.50 | 75.00 | 1, 2 |" in text
     assert "| without | 90.00 | - | - | 1 |" in text
-    assert '"AUC": of a client' in text
-    assert '"macro F1": of a client' in text
+    assert '"AUC": the area under the ROC curve of a class' in text
+    assert '"macro F1": the mean F1 score of a client' in text
     first, second = csv.DictReader(write_csv(lines, 0.2, tmp_path / "x.csv").open())
     assert float(first["macro_f1"]) == pytest.approx(0.425) and second["macro_f1"] == "nan"
     assert float(first["auc"]) == pytest.approx(0.75) and second["auc"] == "nan"
