@@ -55,7 +55,7 @@ class Task:
 
 
 CLASSIFICATION = Task("classification", cross_entropy)
-"""One of C classes a sample: targets are labels int32 [B], outputs logits [B, C]."""
+"""The task of choosing one of C classes: targets are labels int32 [B], outputs logits [B, C]."""
 
 
 @functools.cache  # equal tasks are one, also as keys of compiled functions
@@ -66,7 +66,7 @@ def regression(centre: tuple[float, ...], scale: tuple[float, ...]) -> Task:
     loss is the mean squared error in these. Scores are means over the D outputs.
 
     Args:
-      centre, scale: what a target is standardised by, D numbers each.
+      centre, scale: mean and deviation by which targets are standardised, D numbers each.
 
     Returns:
       The task. Its score is the root of the mean squared error, "rmse"; "mae" is the mean absolute

@@ -225,7 +225,7 @@ class Dataset:
 
     @property
     def answers(self) -> np.ndarray:
-        """What models learn: the labels, or the targets of another task."""
+        """The array that models learn to predict: labels, or the targets of another task."""
         return self.labels if self.targets is None else self.targets
 
     @property

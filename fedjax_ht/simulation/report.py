@@ -104,8 +104,8 @@ class Evaluation(NamedTuple):
         the reported rule; NaN where it is not defined; None where it was not asked for.
       global_by_class: int32 [3, C], counts as `by_class`, of the server's model; None without one.
       global_auc: the AUC of the server's model; None without one, and where it was not asked for.
-      measured: of tasks other than classification, for which nothing above but `counts` is known;
-        None else.
+      measured: metrics of a task other than classification, of which nothing above but `counts` is
+        known; None for classification.
       trained: the evaluation of the clients as their training left them, without the server's
         model; None unless both states are scored.
     """
@@ -257,8 +257,8 @@ def _measured(
     """Computes a task's metrics of the clients' sums, and of the sums of all of them."""
     assert task.metrics is not None  # a task with sums has metrics
     clients, pooled = {}, {}
+    ids = np.concatenate([block for block, _ in scored])
     for split in scored[0][1]:
-        ids = np.concatenate([block for block, _ in scored])
         sums = join_trees(np.concatenate, [splits[split].sums for _, splits in scored])
         number = counts[split]
         clients[split], pooled[split] = {}, {}
