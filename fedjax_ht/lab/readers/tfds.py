@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ht.check.packages import needing
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.images import Pile, decode_all
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, one_after_another
@@ -35,8 +34,12 @@ def read_tfds(folder: Path, options: ReadOptions) -> Raw:
         )
     for path in files_below(prepared[0]):  # tensorflow-datasets opens them by itself
         open_regular(path).close()
-    with needing("reading tfds:NAME"):
+    try:  # a dependency that BUILD.md lets a user leave out
         import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise ImportError(
+            "reading tfds:NAME needs tensorflow-datasets; run pip install tensorflow-datasets"
+        ) from error
     builder: Any = tfds.builder_from_directory(prepared[0])
     image_key, label_key = builder.info.supervised_keys or ("image", "label")
     features = dict(builder.info.features.items())

@@ -89,4 +89,4 @@ def test_tfds_of_two_versions(tmp_path):
 def test_tfds_not_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     write(tmp_path / "tiny/1.0.0/dataset_info.json", "{}")
-    refused("pip install 'fedjax_ht[tfds]'", "tfds:tiny", tmp_path, kind=ImportError)
+    refused("pip install tensorflow-datasets", "tfds:tiny", tmp_path, kind=ImportError)
