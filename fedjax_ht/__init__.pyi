@@ -144,6 +144,7 @@ from .methods.shared.coded import top_k as top_k
 from .methods.shared.corrections import learning_rate as learning_rate
 from .methods.shared.prototypes import class_sums as class_sums
 from .methods.shared.prototypes import mean_by_class as mean_by_class
+from .methods.shared.server_optimizers import server_optimizer as server_optimizer
 from .methods.shared.supervised import train_model as train_model
 from .models import SplitModel as SplitModel
 from .models import from_nnx as from_nnx

@@ -70,6 +70,15 @@ DISTILLING = ("dense", "fedftg", "dfrd")
 AVERAGING = ("fedavg", "heterofl", "feddropout", "fedrolex")
 """Bases of the distilling methods that a name may put before one, as in "fedrolex+dfrd"."""
 
+OPTIMIZERS = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
+MEANS = (
+    *("fedavg", "fedprox", "moon", "fedper", "fedrep", "fedbn", "ditto", "apfl", "fedala"),
+    *("lg_fedavg", "fedclassavg", "fml", "fedmrl", "pfedes", "pfedafm", "pfedmoe"),
+    *("fedit", "fedsa_lora", "heterofl", "feddropout", "fedrolex"),
+)
+"""Methods whose server's state is parameters, and the next one their mean. A name may put a server
+optimizer behind them, as in "fedprox+fedadam"."""
+
 
 def _place(name: str) -> str:
     folder = "data_free." if name in DISTILLING else ""
@@ -81,6 +90,10 @@ FACTORIES = Registry({name: _place(name) for name in LIBRARY})
 METHODS: Mapping[str, Callable[..., Method]] = MappingProxyType(FACTORIES)
 """Name -> factory of every method, those that `register_method` added included. The module of a
 library's method is imported when its factory is looked up."""
+
+
+# by name, since the module reads this one's names
+_AROUND = Registry({"optimizer": f"{__package__}.shared.server_optimizers:optimized_factory"})
 
 
 def register_method(name: str, factory: Callable[..., Method]) -> None:
@@ -118,8 +131,9 @@ def method_factory(name: str) -> Callable[..., Method]:
 
     Args:
       name: a key of `METHODS`; or "BASE+METHOD", a distilling method on top of one that averages,
-        with `base` set; or "module:function" for a factory of yours, the module in the
-        current folder, beside the config file that names it, or installed.
+        with `base` set, or a server optimizer around one that averages, with the options of both;
+        or "module:function" for a factory of yours, the module in the current folder, beside the
+        config file that names it, or installed.
 
     Raises:
       ValueError: there is no such method.
@@ -134,6 +148,8 @@ def method_factory(name: str) -> Callable[..., Method]:
     base, plus, top = name.partition("+")
     if plus and top in DISTILLING and base in AVERAGING:
         return functools.partial(METHODS[top], base=base)
+    if plus and top in OPTIMIZERS and base in MEANS:
+        return checked(_AROUND["optimizer"](METHODS[base], top))
     if names_user_method(name):
         hint = meant(name, METHODS, f"the methods are {', '.join(METHODS)}")
         return checked(user_function("method", name, hint))
@@ -149,14 +165,28 @@ def names_user_method(name: str) -> bool:
 
 def is_own(name: str) -> bool:
     """Returns True for a method of a user's own, one that is not registered here included."""
-    return not set(name.split("+")) <= set(LIBRARY)
+    base, *tops = name.split("+")
+    return base not in LIBRARY or not set(tops) <= {*LIBRARY, *OPTIMIZERS}
 
 
 def unknown_method(name: str) -> str:
     """Says in one line that there is no such method, and which methods there are."""
+    base, _, top = name.partition("+")
+    if base in METHODS and top in OPTIMIZERS:
+        return not_averaging(base)
     listed = (
         f"the methods are {', '.join(METHODS)}, BASE+METHOD with one of {', '.join(AVERAGING)} "
-        f"and one of {', '.join(DISTILLING)}, and module:function of your own"
+        f"and one of {', '.join(DISTILLING)}, or one that averages and one of "
+        f"{', '.join(OPTIMIZERS)}, and module:function of your own"
     )
     compositions = [f"{base}+{top}" for base in AVERAGING for top in DISTILLING]
+    compositions += [f"{base}+{top}" for base in MEANS for top in OPTIMIZERS]
     return unknown("method", name, [*METHODS, *compositions], listed)
+
+
+def not_averaging(name: str) -> str:
+    """Says in one line that a method's server does not average parameters."""
+    return (
+        f"the server of {name} does not average parameters alone; a server optimizer needs one of "
+        f"{', '.join(MEANS)}"
+    )

@@ -7,7 +7,7 @@ import pytest
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset
-from fedjax_ht.methods import METHODS
+from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.simulation import make_simulation
 from tests import tiny
 from tests.federations import each_client, play, to_host
@@ -74,6 +74,17 @@ def test_methods_whose_server_has_a_mean(name):
             kept, share = states[i]
             np.testing.assert_allclose(client["share"], share, rtol=1e-4)
         check_model(client["params"], kept)
+
+
+def test_a_server_optimizer_around_a_mean():
+    numbers = {"lr": 0.1, "b1": 0.8, "b2": 0.9, "tau": 0.01}
+    options = {f"server_{name}": value for name, value in numbers.items()}
+    method = method_factory("fedprox+fedyogi")(TRAINING, mu=0.5, **options)
+    start, _, server, _ = simulated(method)
+    form = reference.optimized(reference.fedprox(LR, 0.5), "fedyogi", **numbers)
+    first = flat(start.server[0])
+    (model, _), _ = reference.play(form, (first, {}), dict.fromkeys(SAMPLES), ROUNDS, batches())
+    check_model(server.server[0], model)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn"])

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tests.reference import one_architecture as steps
+from tests.reference import server_optimizers
 from tests.reference.one_architecture import Model
 
 
@@ -47,6 +48,27 @@ def fedprox(lr: float, mu: float) -> Form:
         return trained, trained
 
     return Form(client, mean)
+
+
+def optimized(form: Form, name: str, **numbers) -> Form:
+    """A server optimiser around a form whose server is a model; a server is (w, the changes of each
+    round so far, by array)."""
+
+    def client(server, kept, batches):
+        return form.client(server[0], kept, batches)
+
+    def serve(server, uploads, samples, clients):
+        w, changes = server
+        new = form.server(w, uploads, samples, clients)
+        changes = {k: [*changes.get(k, []), new[k] - w[k]] for k in w}
+        moved = {}
+        for k, deltas in changes.items():
+            way = server_optimizers.play(name, np.zeros_like(w[k]), deltas, **numbers)
+            before = server_optimizers.play(name, np.zeros_like(w[k]), deltas[:-1], **numbers)
+            moved[k] = w[k] + way - before
+        return moved, changes
+
+    return Form(client, serve)
 
 
 def scaffold(lr: float) -> Form:

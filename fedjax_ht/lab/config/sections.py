@@ -73,8 +73,9 @@ class MethodConfig(Section, prefix="method."):
     """The method.
 
     Attributes:
-      name: Name of `fedjax-ht list methods`, BASE+METHOD for a distilling method on a base, or
-        module:function of your own, which makes an fl.Method; "": entries alone run.
+      name: Name of `fedjax-ht list methods`, BASE+METHOD for a distilling method on a base or a
+        server optimizer around it, or module:function of your own, which makes an fl.Method; "":
+        entries alone run.
       options: Options of the method; `fedjax-ht list methods NAME` shows them.
     """
 

@@ -157,7 +157,8 @@ def listed(arguments: Sequence[str], width: int) -> str:
         raise ValueError(unknown("kind", kind, kinds))
     entries = KINDS[kind]()
     if kind == "methods":
-        entries |= {name: listed_method(name) for name in names if names_user_method(name)}
+        unlisted = [name for name in names if names_user_method(name) or "+" in name]
+        entries |= {name: listed_method(name) for name in unlisted}
     for name in names:
         if name not in entries:
             raise ValueError(unknown(kind.removesuffix("s"), name, entries))

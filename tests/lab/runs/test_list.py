@@ -12,7 +12,7 @@ from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.registry import FACTORIES
 
 
-@pytest.mark.parametrize("name", [*METHODS, "fedrolex+dfrd"])
+@pytest.mark.parametrize("name", [*METHODS, "fedrolex+dfrd", "fedprox+fedyogi"])
 def test_every_option_of_a_method_has_its_meaning(name):
     options = listing.of_method(name)
     assert [option.name for option in options if len(option.meaning) < 10] == []
@@ -48,6 +48,13 @@ def test_a_method_by_its_name_shows_values_and_meanings():
     ):
         with pytest.raises(ValueError, match=message):
             listing.listed(words, 60)
+
+
+def test_a_method_behind_a_base_shows_the_options_of_both():
+    text = listing.listed(["methods", "fedprox+fedadam"], 100)
+    assert "mu=0.01" in text and "server_tau=0.001" in text
+    with pytest.raises(ValueError, match="the server of fedproto does not average"):
+        listing.listed(["methods", "fedproto+fedadam"], 100)
 
 
 def test_a_method_registered_by_a_user_shows_its_meanings(monkeypatch):

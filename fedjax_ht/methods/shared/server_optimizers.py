@@ -1,0 +1,318 @@
+"""Server optimisers around methods whose server averages parameters: FedAvgM (Hsu et al., 2019),
+FedAdagrad, FedAdam and FedYogi (Reddi et al., ICLR 2021).
+
+With D the mean of the uploads minus the server's parameters w:
+
+    fedavgm     u <- beta u + D;                w <- w + eta u
+    adaptive    m <- b1 m + (1 - b1) D;         w <- w + eta m / (sqrt(v) + tau)
+    fedadagrad  v <- v + D^2, with b1 0
+    fedadam     v <- b2 v + (1 - b2) D^2
+    fedyogi     v <- v - (1 - b2) D^2 sign(v - D^2)
+
+As in the paper, v starts at tau^2, and nothing corrects m and v in the first rounds. The authors'
+code corrects those of FedAdam and FedYogi and starts v at 0: bias_correction=True, server_v0=0.
+
+An entry whose D is exactly 0 keeps w, m and v, such as one that no client of the round holds.
+Batch statistics stay with each client, as without an optimiser.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ht.check.docstrings import documented_by
+from fedjax_ht.check.names import unknown
+from fedjax_ht.check.options import NonNegative, Positive, Rest, SearchRange, checked, options_of
+from fedjax_ht.core.method import Method, View, around
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.methods.registry import LIBRARY, MEANS, not_averaging
+
+Rate = Annotated[Positive, SearchRange(0.001, 1.0)]
+Floor = Annotated[Positive, SearchRange(1e-4, 0.1)]
+
+
+class Optimized(NamedTuple):
+    """The server's state.
+
+    Attributes:
+      server: the method's own.
+      slots: the optimiser's.
+    """
+
+    server: PyTree
+    slots: PyTree
+
+
+class Moments(NamedTuple):
+    """The state of an adaptive optimiser.
+
+    Attributes:
+      steps: int32 scalar, the number of steps so far.
+      mean, square: m and v, of the parameters' structure.
+    """
+
+    steps: jax.Array
+    mean: PyTree
+    square: PyTree
+
+
+def adaptive(
+    square: Callable[[jax.Array, jax.Array], jax.Array],
+    *,
+    rate: float,
+    b1: float,
+    b2: float,
+    tau: float,
+    v0: float | None,
+    bias_correction: bool,
+) -> optax.GradientTransformation:
+    """Makes an adaptive optimiser of the module's docstring.
+
+    Args:
+      square: (v, D^2) -> the new v.
+      rate, b1, b2, tau: numbers of the module's docstring; b2 serves the correction alone.
+      v0: first v; None takes tau^2.
+      bias_correction: True divides m by 1 - b1^t and v by 1 - b2^t.
+    """
+    first = tau**2 if v0 is None else v0
+
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return Moments(jnp.int32(0), zeros, jax.tree.map(lambda x: jnp.full_like(x, first), params))
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None):
+        steps = state.steps + 1
+        mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mean, updates)
+        squares = jax.tree.map(lambda v, g: square(v, g**2), state.square, updates)
+        seen_mean, seen_square = 1.0, 1.0  # shares of m and v that are of rounds so far
+        if bias_correction:
+            seen_mean, seen_square = 1 - b1**steps, 1 - b2**steps
+
+        def step(m, v):
+            return -rate * (m / seen_mean) / (jnp.sqrt(v / seen_square) + tau)
+
+        return jax.tree.map(step, mean, squares), Moments(steps, mean, squares)
+
+    return optax.GradientTransformation(init, update)
+
+
+@checked
+def fedavgm(
+    *, server_lr: Rate = 1.0, server_momentum: Annotated[Rest, SearchRange(0.5, 0.99)] = 0.9
+) -> optax.GradientTransformation:
+    """Makes FedAvgM's optimiser.
+
+    Args:
+      server_lr: eta, the server's step size.
+      server_momentum: beta, the share of its momentum that the server keeps.
+    """
+    return optax.sgd(server_lr, momentum=server_momentum)
+
+
+@checked
+def fedadagrad(
+    *, server_lr: Rate = 0.1, server_tau: Floor = 1e-3, server_v0: NonNegative | None = None
+) -> optax.GradientTransformation:
+    """Makes FedAdagrad's optimiser.
+
+    Args:
+      server_lr: eta, the server's step size.
+      server_tau: tau, added to the root of v.
+      server_v0: first v; None takes the square of server_tau.
+    """
+    return adaptive(
+        jnp.add, rate=server_lr, b1=0.0, b2=0.0, tau=server_tau, v0=server_v0, bias_correction=False
+    )
+
+
+@checked
+def fedadam(
+    *,
+    server_lr: Rate = 0.1,
+    server_b1: Rest = 0.9,
+    server_b2: Rest = 0.99,
+    server_tau: Floor = 1e-3,
+    server_v0: NonNegative | None = None,
+    bias_correction: bool = False,
+) -> optax.GradientTransformation:
+    """Makes FedAdam's optimiser.
+
+    Args:
+      server_lr: eta, the server's step size.
+      server_b1, server_b2: shares of m and v that the server keeps.
+      server_tau: tau, added to the root of v.
+      server_v0: first v; None takes the square of server_tau.
+      bias_correction: True corrects m and v for their first rounds, as the authors' code does.
+    """
+
+    def square(v, d2):
+        return server_b2 * v + (1 - server_b2) * d2
+
+    return adaptive(
+        square,
+        rate=server_lr,
+        b1=server_b1,
+        b2=server_b2,
+        tau=server_tau,
+        v0=server_v0,
+        bias_correction=bias_correction,
+    )
+
+
+@checked
+@documented_by(fedadam)
+def fedyogi(
+    *,
+    server_lr: Rate = 0.1,
+    server_b1: Rest = 0.9,
+    server_b2: Rest = 0.99,
+    server_tau: Floor = 1e-3,
+    server_v0: NonNegative | None = None,
+    bias_correction: bool = False,
+) -> optax.GradientTransformation:
+    """Makes FedYogi's optimiser; options as of `fedadam`."""
+
+    def square(v, d2):
+        return v - (1 - server_b2) * d2 * jnp.sign(v - d2)
+
+    return adaptive(
+        square,
+        rate=server_lr,
+        b1=server_b1,
+        b2=server_b2,
+        tau=server_tau,
+        v0=server_v0,
+        bias_correction=bias_correction,
+    )
+
+
+FACTORIES: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "fedavgm": fedavgm,
+    "fedadagrad": fedadagrad,
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+}
+"""Name of `registry.OPTIMIZERS` -> factory."""
+
+
+@checked
+def server_optimizer(
+    method: Method, optimizer: str | optax.GradientTransformation, **options: Any
+) -> Method:
+    """Lets a method's server step towards the mean of the uploads by an optimiser.
+
+    Configs write it behind the method's name, as in "fedprox+fedadam:mu=0.1:server_lr=0.03". By SGD
+    of rate 1 the method is itself, up to rounding.
+
+    Args:
+      method: a method whose server's state is parameters, and the next one their mean.
+      optimizer: fedavgm, fedadagrad, fedadam or fedyogi; or an optimiser of optax, whose gradient
+        is the server's parameters minus the mean.
+      **options: options of the named optimiser, such as server_lr.
+
+    Returns:
+      The method; its `check` refuses a server whose state has other numbers than floats.
+
+    Raises:
+      ValueError: the server does not average, or there is no such optimiser. One line.
+
+    Example:
+      >>> method = fl.fedprox(fl.LocalTraining(optax.sgd(0.1)), mu=0.1)
+      >>> fl.server_optimizer(method, "fedadam", server_lr=0.03).name
+      'fedprox+fedadam'
+      >>> fl.server_optimizer(method, optax.sgd(0.5)).name
+      'fedprox+optimizer'
+    """
+    if method.name in LIBRARY and method.name not in MEANS:
+        raise ValueError(not_averaging(method.name))
+    name = optimizer if isinstance(optimizer, str) else "optimizer"
+    if isinstance(optimizer, str):
+        if optimizer not in FACTORIES:
+            raise ValueError(unknown("server optimizer", optimizer, FACTORIES))
+        optimizer = FACTORIES[optimizer](**options)
+    elif options:
+        raise ValueError(
+            f"options are {', '.join(options)}, and the optimizer is one of optax, which has its "
+            "own; leave them out, or name an optimizer, such as fedadam"
+        )
+    return around(method, functools.partial(_optimized, optimizer, name))
+
+
+def _optimized(optimizer: optax.GradientTransformation, name: str, method: Method) -> Method:
+    def check(federation):
+        method.check(federation)
+        form = jax.eval_shape(functools.partial(method.init_server, federation), jax.random.key(0))
+        leaves = jax.tree.leaves(form)
+        if not leaves or not all(jnp.issubdtype(x.dtype, jnp.floating) for x in leaves):
+            raise ValueError(not_averaging(method.name))
+
+    def init_server(federation, key):
+        server = method.init_server(federation, key)
+        return Optimized(server, optimizer.init(server))
+
+    def broadcast(federation, bucket, server, ctx):
+        return method.broadcast(federation, bucket, server.server, ctx)
+
+    def server_update(federation, server, received, ctx):
+        old, slots = server
+        mean, metrics = method.server_update(federation, old, received, ctx)
+        moved = jax.tree.map(jnp.not_equal, mean, old)
+        anything = jnp.stack([x.any() for x in jax.tree.leaves(moved)]).any()
+        gradient = jax.tree.map(jnp.subtract, old, mean)
+        updates, stepped = optimizer.update(gradient, slots, old)
+        stepped_params = optax.apply_updates(old, updates)
+        # By entry, since momentum would move entries of slices that nobody holds in this round.
+        new = jax.tree.map(jnp.where, moved, stepped_params, old)
+        touched = optax.tree_utils.tree_map_params(
+            optimizer,
+            lambda _, entry: entry,
+            stepped,
+            moved,
+            transform_non_params=lambda _: anything,
+        )
+        return Optimized(new, jax.tree.map(jnp.where, touched, stepped, slots)), metrics
+
+    scored = method.global_model
+    if scored is not None:
+        params, stats = scored.params, scored.stats
+        scored = scored._replace(
+            params=lambda server: params(server.server), stats=lambda server: stats(server.server)
+        )
+    return method._replace(
+        name=f"{method.name}+{name}",
+        check=check,
+        init_server=init_server,
+        broadcast=broadcast,
+        server_update=server_update,
+        global_model=scored,
+        view=View(features=method.view.features, warn=method.view.warn),
+    )
+
+
+def optimized_factory(factory: Callable[..., Method], optimizer: str) -> Callable[..., Method]:
+    """Makes the factory of "BASE+OPTIMIZER", whose options are those of both.
+
+    Args:
+      factory: the base's.
+      optimizer: a key of `FACTORIES`.
+    """
+    steps = FACTORIES[optimizer]
+    own = options_of(steps)
+
+    @functools.wraps(factory)
+    def make(training, **options) -> Method:
+        numbers = {name: options.pop(name) for name in own if name in options}
+        return server_optimizer(factory(training, **options), optimizer, **numbers)
+
+    both = list(options_of(factory).values()) + list(own.values())
+    keyword_only = [p.replace(kind=p.KEYWORD_ONLY) for p in both[1:]]
+    described: Any = make  # functions declare no attributes
+    described.__signature__ = inspect.Signature([both[0], *keyword_only])
+    described.documented_by = (steps,)
+    del described.checks_its_arguments  # of the base, whose signature is another
+    return described
