@@ -1,7 +1,6 @@
 """Adversarial training of tiny generators: resume, losses against their definition, scores, data,
 the command line."""
 
-import io
 import json
 
 import jax
@@ -15,6 +14,7 @@ from experiments.gan import Recipe, batch_rows, discriminate, init_gan, is_penal
 from experiments.generator_data import Pictures, load_pictures
 from fedjax_ht.lab.generators import embedded, npz
 from fedjax_ht.models.generator import Card
+from tests.lab.readers.source_files import write_jpegs
 
 RECIPE = Recipe(channels=(4, 4, 4, 2), latent_dim=8, batch_size=4, penalty_every=2)
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 1), dtype=np.uint8)
@@ -207,21 +207,9 @@ def test_an_exported_generator_is_scored_and_pictured(tmp_path):
         assert picture.size == (14 * 64, 10 * 64 + 5 * 14)
 
 
-def jpegs(path, size=32):
-    files = []
-    for colour in ("red", "green", "blue", "white"):
-        buffer = io.BytesIO()
-        Image.new("RGB", (size, size), colour).save(buffer, "jpeg")
-        files.append(np.frombuffer(buffer.getvalue(), np.uint8))
-    offset = np.cumsum([0, *map(len, files)])
-    np.savez(
-        path, jpeg=np.concatenate(files), offset=offset, label=[0, 1, 2, 1], wnid=["r", "g", "b"]
-    )
-    return str(path)
-
-
 def test_classes_of_jpeg_files_are_chosen_by_name(tmp_path):
-    path = jpegs(tmp_path / "jpeg.npz")
+    path = str(tmp_path / "jpeg.npz")
+    write_jpegs(path, [0, 1, 2, 1], [32] * 4)
     pictures = load_pictures(path, classes=("b", "g"))
     assert pictures.classes == ("b", "g")
     assert pictures.labels.tolist() == [1, 0, 1]
@@ -232,8 +220,9 @@ def test_classes_of_jpeg_files_are_chosen_by_name(tmp_path):
         load_pictures(path, classes=("r", "x"))
     with pytest.raises(FileNotFoundError, match="no images at"):
         load_pictures(str(tmp_path / "none.npz"))
+    write_jpegs(tmp_path / "large.npz", [0, 1], [40] * 2)
     with pytest.raises(ValueError, match="images must be 32x32"):
-        load_pictures(jpegs(tmp_path / "large.npz", 40))
+        load_pictures(str(tmp_path / "large.npz"))
     (tmp_path / "cut.npz").write_bytes((tmp_path / "large.npz").read_bytes()[:-30])
     with pytest.raises(ValueError, match=r"cut\.npz: "):
         load_pictures(str(tmp_path / "cut.npz"))

@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,17 @@ def encoded(image: np.ndarray, kind: str = "PNG") -> bytes:
     file = io.BytesIO()
     Image.fromarray(image).save(file, kind, quality=95)
     return file.getvalue()
+
+
+def write_jpegs(path: Path, labels: Sequence[int], sizes: Sequence[int] = (4, 4, 4)) -> None:
+    """Writes an .npz of JPEG files of one colour each, of the classes r, g and b."""
+    files = []
+    for colour, size in zip(("red", "green", "blue", "white"), sizes):
+        content = encoded(np.asarray(Image.new("RGB", (size, size), colour)), "JPEG")
+        files.append(np.frombuffer(content, np.uint8))
+    offset = np.cumsum([0, *map(len, files)])
+    names = {"label": np.int16(labels), "wnid": ["r", "g", "b"]}
+    np.savez(path, jpeg=np.concatenate(files), offset=offset, **names)
 
 
 def load_error(kind: type[Exception], *args, **options) -> str:

@@ -76,14 +76,6 @@ def test_without_a_config_the_files_are_counted(tmp_path):
     assert len(dataset.clients) == 2 and dataset.num_classes == 3
 
 
-def test_windows_that_were_reshaped_are_had_back(tmp_path):
-    """PFLlib's generate_HAR.py reshapes [n, time, signal] to [n, 9, 1, 128]."""
-    windows = RNG.normal(size=(6, 128, 9)).astype(np.float32)
-    write_clients(tmp_path / "made", windows.reshape(-1, 9, 1, 128))
-    inputs = load_dataset("client_folders:made", tmp_path).inputs
-    np.testing.assert_array_equal(inputs.transpose(0, 2, 1).reshape(-1, 128, 9), windows)
-
-
 def _pairs(i: int, pair: tuple) -> list:
     return [*PAIRS[:i], pair, *PAIRS[i + 1 :]]
 
@@ -175,18 +167,6 @@ def test_clients_beyond_the_config_are_said(tmp_path, caplog):
     assert "left out: 1 file .npz of train/ (config.json has num_clients 1)" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "reason"),
-    [
-        (list(BITS * 1.0), ["a"] * 6, "data is not a dict of x, n samples, and integer y [n]"),
-        ([BITS[0] * 1.0, *BITS[1:, :, :4] * 1.0], LABELS, "x cannot be made an array"),
-        (["text"] * 6, LABELS, "x holds something else than pairs of a list of integers and its"),
-    ],
-)
-def test_lists_of_something_else(tmp_path, x, y, reason):
-    refused(reason, write_parts(tmp_path, x, y))
-
-
 def test_clients_of_two_kinds(tmp_path):
     write_clients(tmp_path, KINDS["letters"][0])
     np.savez(tmp_path / "test/1.npz", data={"x": KINDS["rows"][0], "y": np.zeros(6, int)})
@@ -265,21 +245,6 @@ def test_client_folders_without_a_test_sample(tmp_path):
     assert message.startswith(str(tmp_path)) and "no client has a test sample" in message
 
 
-def test_labels_that_start_at_1(tmp_path, caplog):
-    np.savez(tmp_path / "own.npz", images=np.zeros((2, 4, 4), np.uint8), labels=[1, 2])
-    assert load_dataset("npz:own.npz", tmp_path).num_classes == 3
-    write_clients(tmp_path / "made", SMALL[:4], 4, cuts=(0, 3, 4))
-    for split in ("train", "test"):
-        np.savez(tmp_path / f"made/{split}/0.npz", data=GOOD | {"y": np.array([1, 3])})
-    assert load_dataset("client_folders:made", tmp_path).num_classes == 4
-    of_npz, of_clients, of_copies = caplog.messages
-    assert "2 of 2 test samples (100.0%) are train samples, too" in of_copies
-    assert of_npz.startswith(
-        "npz:own.npz: 1 of 3 classes have no sample: class 0; labels run from 1"
-    )
-    assert "2 of 4 classes have no sample: classes 0, 2; labels run from 1 to 3" in of_clients
-
-
 def test_client_folders_with_missing_files(tmp_path):
     write_clients(tmp_path, SMALL)
     (tmp_path / "test/1.npz").unlink()
@@ -287,10 +252,3 @@ def test_client_folders_with_missing_files(tmp_path):
         str(tmp_path / "test/1.npz")
     )
     refused("config.json", f"client_folders:{tmp_path}/none", kind=FileNotFoundError)
-
-
-def test_a_file_that_is_not_there_was_looked_for_in_both_folders(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"mine\.npz: there is no such file, in the current"
-    ):
-        load_dataset("npz:mine.npz", tmp_path)

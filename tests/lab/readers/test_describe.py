@@ -18,19 +18,6 @@ from fedjax_ht.lab.runs.plan import settle
 LABELS = np.array([0, 1, 1, 0])
 
 
-def test_the_embedded_sets():
-    images = fl.describe(fl.load_dataset("fashion_mnist_10k"))
-    assert (images.kind, images.count, images.form) == ("images", 10_000, "28x28x1 uint8")
-    assert (images.low, images.high) == (0, 255) and set(images.classes.values()) == {1000}
-    windows = fl.describe(fl.load_dataset("har_10persons"))
-    assert (windows.kind, windows.form) == ("windows", "128x9 float16")
-    assert len(windows.groups) == 10 and sum(windows.groups.values()) == 1039
-    first, second = windows.lines
-    assert first.startswith("har_10persons: 1,039 windows of 128x9 float16, -3.5")
-    assert second.startswith("6 classes: WALKING (202), ") and "10 groups: 1 (124), " in second
-    assert not images.warnings and not windows.warnings and not images.path
-
-
 def test_all_that_a_reader_did_is_in_two_lines():
     reading = Reading(
         path="/x/t.csv",

@@ -133,26 +133,6 @@ def test_nothing_is_left_out_in_silence(tmp_path, caplog):
     assert len(dataset.labels) == 8
 
 
-def test_what_stands_beside_images_is_no_warning(tmp_path, caplog):
-    write_images(tmp_path, "ant", "bee")
-    write(tmp_path / "labels.csv", "a,b")
-    dataset = load_dataset(f"folder:{tmp_path}")
-    assert not caplog.messages
-    assert (
-        fl.describe(dataset)
-        .lines[1]
-        .endswith("left out: 1 file .csv (no kind of image that is read)")
-    )
-
-
-def test_domains_say_what_they_leave_out(tmp_path, caplog):
-    write_images(tmp_path, "clinic/ant", "clinic/bee", "home/ant", "home/bee", "clinic")
-    (tmp_path / "office").mkdir()
-    load_dataset(f"domains:{tmp_path}")
-    (line,) = caplog.messages
-    assert "folder office (no images in it), 2 images in clinic (in no folder of a class of" in line
-
-
 def test_domains_below_another_folder(tmp_path, caplog):
     write_images(
         tmp_path, *(f"pacs/{name}/{label}" for name in ("art", "photo") for label in CLASSES)
@@ -186,17 +166,6 @@ def test_folder_per_class(tmp_path):
     np.testing.assert_array_equal(dataset.inputs, [cat, np.dstack([dogs[0]] * 3), dogs[1]])
     assert dataset.labels.tolist() == [0, 1, 1] and dataset.class_names == ("cat", "dog")
     assert dataset.official == {}
-
-
-def test_folder_of_splits_and_grey_images(tmp_path):
-    for i, name in enumerate(["train/a/1", "train/b/1", "val/b/1", "test/a/1", "test/a/2"]):
-        write(tmp_path / f"set/{name}.png", encoded(np.full((4, 4), i, np.uint8)))
-    dataset = load_dataset("folder:set", tmp_path)
-    assert dataset.inputs.shape == (5, 4, 4, 1) and dataset.class_names == ("a", "b")
-    got = {split: dataset.inputs[i, 0, 0, 0].tolist() for split, i in dataset.official.items()}
-    assert got == {"train": [0, 1], "val": [2], "test": [3, 4]}
-    expected = [0, 1, 1, 0, 0]
-    assert [int(dataset.labels[dataset.inputs[:, 0, 0, 0] == i][0]) for i in range(5)] == expected
 
 
 def test_folder_errors(tmp_path):
@@ -243,16 +212,6 @@ def test_domains(tmp_path, caplog, below):
     ]
     clients = make_partition("natural", dataset, 2, train_share=0.5)
     assert [sorted(np.concatenate(client)) for client in clients] == [[0, 1], [2, 3, 4]]
-
-
-def test_decoded_domains_are_kept(tmp_path):
-    write_domains(tmp_path)
-    first = load_dataset("domains:.", tmp_path)
-    again = load_dataset("domains:./", tmp_path)
-    assert list(tmp_path.glob(".fedjax_ht_cache/domains-64-*.npz")) and again is not first
-    for name in ("inputs", "labels", "groups"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
-    assert load_dataset("domains:.", tmp_path, 8).inputs.shape == (5, 8, 8, 3)
 
 
 LISTS = {  # classes in another order, and one image in no list

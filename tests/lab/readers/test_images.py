@@ -11,7 +11,7 @@ from PIL import Image
 
 import fedjax_ht as fl
 from fedjax_ht.lab.readers import dataset_names, load_dataset, registry
-from fedjax_ht.lab.readers.images import decode, resize, stack
+from fedjax_ht.lab.readers.images import decode, resize
 from fedjax_ht.lab.readers.source import SHIPPED
 from tests.lab.readers.source_files import encoded, load_error, pixels, refused, write
 from tests.registered import nothing_registered
@@ -99,17 +99,6 @@ def test_image_modes(mode, channels):
     for as_shown in (False, True):
         pixels = decode(mode, file.getvalue(), None, as_shown=as_shown).pixels
         assert (pixels == np.full((5, 4, channels), 255)).all()
-
-
-def test_truncated_image():
-    content = encoded(pixels(40, 40, 3), "JPEG")
-    with pytest.raises(ValueError, match="image a/b cannot be decoded"):
-        decode("a/b", content[: len(content) // 2], None)
-
-
-def test_stack_of_grey_and_colour():
-    stacked = stack([np.full((2, 2, 1), 7, np.uint8), np.full((2, 2, 3), 8, np.uint8)])
-    assert stacked.shape == (2, 2, 2, 3) and stacked[:, 0, 0].tolist() == [[7] * 3, [8] * 3]
 
 
 ORIENTATION = 0x0112

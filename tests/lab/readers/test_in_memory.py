@@ -98,23 +98,6 @@ def test_columns_of_text_are_tokens():
     assert dataset.reading.token_texts == ("", "?", "a", "film", "good", "bad")
 
 
-def test_columns_of_text_take_a_trained_tokenizer(tmp_path):
-    pytest.importorskip("tokenizers")
-    (tmp_path / "vocab.txt").write_text("\n".join(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "film")))
-    columns = {"text": np.array(["a film", "film"] * 10, object), "label": np.array([1, 0] * 10)}
-    read = fl.Dataset.from_pandas(Frame(**columns), text_length=4, tokenizer=tmp_path)
-    np.testing.assert_array_equal(read.inputs[:2], [[2, 1, 4, 3], [2, 4, 3, 0]])
-    assert read.vocabulary == 5
-
-
-@pytest.mark.parametrize("read", [fl.Dataset.from_pandas, fl.Dataset.from_hf])
-def test_sizes_are_checked_as_those_of_files(read, tmp_path):
-    with pytest.raises(ValueError, match="text_length is 0; it must be a positive integer up to"):
-        read(frame(), "outcome", text_length=0)
-    with pytest.raises(FileNotFoundError, match="no tokenizer at"):
-        read(frame(), "outcome", tokenizer=tmp_path / "nowhere")
-
-
 def test_a_column_of_arrays():
     rows = np.empty(COUNT, object)
     rows[:] = list(RNG.normal(size=(COUNT, 5)))
@@ -469,13 +452,6 @@ def test_a_dict_of_save_to_disk_names_its_own_folders(tmp_path):
     os.mkfifo(tmp_path / "pipe.arrow")
     with pytest.raises(ValueError, match=r"pipe\.arrow is not a regular file|outside"):
         in_memory.refuse_foreign(tmp_path)
-
-
-def test_parquet_columns_of_one_name_are_refused(tmp_path):
-    table = pa.Table.from_arrays([AGE, DOSE, np.arange(COUNT) % 3], ["dose", "dose", "label"])
-    parquet.write_table(table, tmp_path / "own.parquet")
-    with pytest.raises(ValueError, match="dose, dose, label; each needs a name of its own"):
-        load_dataset("parquet:own.parquet", tmp_path)
 
 
 def test_damaged_parquet_is_one_line(tmp_path):

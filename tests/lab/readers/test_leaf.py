@@ -93,29 +93,6 @@ def test_texts_and_numbers(tmp_path):
     assert dataset.inputs.dtype == np.float32 and dataset.inputs[0].tolist() == [0.5, 2]
 
 
-SPEECH = {
-    "train": leaf(
-        ROMEO=[("But soft".ljust(80), ","), ("x" * 80, "\u00e9")], JULIET=[("O" * 80, "A")]
-    ),
-    "test": leaf(ROMEO=[("what".ljust(80), "\n")], JULIET=[("a" * 80, "z")]),
-}
-
-
-def test_letters_are_those_of_shakespeare(tmp_path, caplog):
-    """80 characters and the next one are read as the set of its own reads them."""
-    dataset = load_dataset(*made(tmp_path, SPEECH))
-    made(tmp_path, SPEECH, "shakespeare")
-    same = load_dataset("shakespeare", tmp_path)
-    np.testing.assert_array_equal(dataset.inputs, same.inputs)
-    np.testing.assert_array_equal(dataset.labels, same.labels)
-    assert dataset.class_names == same.class_names and dataset.vocabulary == same.vocabulary
-    assert dataset.groups.tolist() == same.groups.tolist() == [0, 1, 0, 1]
-    assert dataset.reading.token_texts == same.reading.token_texts
-    assert "leaf: left out: 1 sample (their next character is none" in caplog.text
-    assert len(make_partition("given", dataset, 2)) == 2
-    refused("text_length is 40, but leaf:leaf has no texts", "leaf:leaf", tmp_path, None, 40)
-
-
 def test_new_users_have_no_clients(tmp_path, caplog):
     files = FEMNIST | {"test": leaf(f0003_1=[(DARK, 0)])}
     dataset = load_dataset(*made(tmp_path, files, "new"))

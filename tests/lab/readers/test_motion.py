@@ -9,7 +9,6 @@ import pytest
 
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.lab.readers import load_dataset, registry
-from fedjax_ht.lab.readers.download import get
 from fedjax_ht.lab.readers.motion import read_table
 from fedjax_ht.lab.readers.source import SHIPPED
 from tests.lab.readers.source_files import load_error, refused, sets, text, write
@@ -156,20 +155,6 @@ def test_thirty_persons_begin_with_the_ten():
     assert thirty.name == "har_30persons" and set(thirty.groups) == set(range(1, 31))
     assert len(thirty.labels) == 3350 and np.bincount(thirty.groups)[1:].min() == 77
     assert zlib.crc32(thirty.inputs.tobytes()) == 795789532
-
-
-@pytest.mark.parametrize("name", ["har", "pamap2"])
-def test_sets_without_published_sums_are_fetched_by_hand(tmp_path, name):
-    message = load_error(FileNotFoundError, name, tmp_path)
-    assert "fedjax-ht data get" not in message and "which has it inside" in message
-    with pytest.raises(ValueError, match=f"{name}: .* download it by hand"):
-        get(name, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["har_10persons", "har_30persons"])
-def test_no_size_for_what_has_no_images(tmp_path, name):
-    message = load_error(ValueError, name, tmp_path, 32)
-    assert message == f"image_size is 32, but {name} has no images; leave it at 0 (None)"
 
 
 RECORDINGS = [f"Protocol/subject10{i}.dat" for i in range(1, 10)]

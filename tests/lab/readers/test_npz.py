@@ -1,17 +1,12 @@
 """Arrays of .npz files: their names, which are images, and how those become bytes."""
 
-import io
-from pathlib import Path
-
 import numpy as np
 import pytest
-from PIL import Image
 
 import fedjax_ht as fl
 from fedjax_ht.core.inputs import AsStored, Pixels
-from fedjax_ht.data.partition import make_partition
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import load_error, pixels, refused, sets
+from tests.lab.readers.source_files import load_error, pixels, refused, write_jpegs
 
 RNG = np.random.default_rng(0)
 Y = np.arange(30) % 3
@@ -87,11 +82,6 @@ def with_pixel(value: float) -> np.ndarray:
     return images
 
 
-def test_nearly_black_images_are_said(tmp_path, caplog):
-    load_dataset(saved(tmp_path, images=PHOTOS // 16, labels=Y))
-    assert "images of bytes run from 0 to 15, nearly black" in caplog.text
-
-
 # Names
 
 NAMES = {
@@ -154,7 +144,6 @@ def test_labels_of_arrays(tmp_path, caplog):
     assert "all 30 samples are of one class, 0" in caplog.text
 
 
-HAR = Path(__file__).parents[3] / "data" / "har_windows.npz"
 SIGNALS = 3 * RNG.normal(size=(4, 16, 9))
 OWN_LABELS = np.array([0, 2, 1, 2])
 
@@ -226,18 +215,6 @@ def test_official_sets_by_a_mask(tmp_path):
     assert {k: v.tolist() for k, v in official.items()} == {"train": [0, 2], "test": [1, 3]}
 
 
-@pytest.mark.skipif(not HAR.exists(), reason="needs data/har_windows.npz")
-def test_the_windows_of_uci_har():
-    dataset = load_dataset(f"npz:{HAR}")
-    assert dataset.inputs.shape == (3350, 128, 9) and dataset.inputs.dtype == np.float16
-    assert dataset.class_names[3] == "sitting" and len(np.unique(dataset.groups)) == 30
-    assert not set(dataset.groups[dataset.official["train"]]) & set(
-        dataset.groups[dataset.official["test"]]
-    )
-    clients = make_partition("natural", dataset, 30, tested="last")
-    assert all(len(np.unique(dataset.groups[np.concatenate(client)])) == 1 for client in clients)
-
-
 # .npz
 
 
@@ -260,17 +237,6 @@ def test_channels_of_images(tmp_path, stored, channels, keys):
     assert dataset.labels.tolist() == [0, 2, 1, 2] and dataset.class_names == ("0", "1", "2")
     assert dataset.name == "npz:own.npz" and dataset.official == {}
     assert dataset.inputs.flags.c_contiguous
-
-
-def test_npz_of_train_and_test(tmp_path):
-    x = pixels(5, 4, 4)
-    arrays = {"x_train": x[:3], "y_train": [[0], [1], [0]], "x_test": x[3:], "y_test": [[1], [1]]}
-    np.savez_compressed(tmp_path / "own.npz", **arrays)
-    dataset = load_dataset(f"npz:{tmp_path}/own.npz")
-    np.testing.assert_array_equal(dataset.inputs[..., 0], x)
-    assert dataset.labels.tolist() == [0, 1, 0, 1, 1]
-    assert sets(dataset) == {"train": [0, 1, 2], "test": [3, 4]}
-    assert load_dataset(f"npz:{tmp_path}/own.npz", image_size=2).inputs.shape == (5, 2, 2, 1)
 
 
 def named(*names: str) -> dict[str, np.ndarray]:
@@ -345,29 +311,13 @@ def test_other_arrays_are_refused_in_one_line(tmp_path, arrays, reason):
     assert "or inputs=... for what is no image" in message
 
 
-def write_jpegs(path: Path, sizes=(4, 4, 4)) -> None:
-    files = []
-    for colour, size in zip(("red", "green", "blue"), sizes):
-        buffer = io.BytesIO()
-        Image.new("RGB", (size, size), colour).save(buffer, "jpeg")
-        files.append(np.frombuffer(buffer.getvalue(), np.uint8))
-    offset = np.cumsum([0, *map(len, files)])
-    np.savez(
-        path,
-        jpeg=np.concatenate(files),
-        offset=offset,
-        label=np.int16([2, 0, 2]),
-        wnid=["x", "y", "z"],
-    )
-
-
 def test_npz_of_jpeg_files(tmp_path):
-    write_jpegs(tmp_path / "own.npz")
+    write_jpegs(tmp_path / "own.npz", [2, 0, 2])
     dataset = load_dataset("npz:own.npz", tmp_path)
-    assert dataset.class_names == ("x", "y", "z") and dataset.labels.tolist() == [2, 0, 2]
+    assert dataset.class_names == ("r", "g", "b") and dataset.labels.tolist() == [2, 0, 2]
     assert dataset.inputs.shape == (3, 4, 4, 3) and dataset.official == {}
     assert dataset.inputs[2, 1, 1] == pytest.approx([0, 0, 255], abs=3)
-    write_jpegs(tmp_path / "mixed.npz", (4, 5, 4))
+    write_jpegs(tmp_path / "mixed.npz", [2, 0, 2], (4, 5, 4))
     refused("of more than one size", "npz:mixed.npz", tmp_path)
     np.savez(tmp_path / "part.npz", jpeg=np.zeros(3, np.uint8))
     refused("no entry label, offset, wnid", "npz:part.npz", tmp_path)

@@ -1,6 +1,5 @@
 """Sets of photographs, from tiny ones laid out as their publishers do."""
 
-import sys
 import zipfile
 from pathlib import Path
 
@@ -218,12 +217,6 @@ def test_svhn(tmp_path):
     np.testing.assert_array_equal(dataset.inputs, images)
     assert dataset.labels.tolist() == [0, 1, 9, 2, 0] and dataset.inputs.flags.c_contiguous
     assert sets(dataset) == {"train": [0, 1, 2], "test": [3, 4]}
-
-
-def test_svhn_without_scipy(tmp_path, monkeypatch):
-    _write_svhn(tmp_path)
-    monkeypatch.setitem(sys.modules, "scipy.io", None)
-    refused("needs scipy; run pip install 'fedjax_ht[run]'", "svhn", tmp_path, kind=ImportError)
 
 
 @pytest.mark.parametrize("keep", [0, 100, 2000])

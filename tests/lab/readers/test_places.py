@@ -142,16 +142,6 @@ def test_a_file_of_the_same_size_and_time_is_read_again(tmp_path, how):
     assert load_dataset("npz:own.npz", tmp_path).inputs.max() == 2
 
 
-def test_tables_and_texts_are_read_again(tmp_path):
-    write(tmp_path / "t.csv", "a,label\n1,x\n2,y\n")
-    write(tmp_path / "x.csv", "a,one\nb,two\n")
-    names = "csv:t.csv:label", "text:x.csv"
-    assert [load_dataset(name, tmp_path).num_classes for name in names] == [2, 2]
-    write(tmp_path / "t.csv", "a,label\n7,x\n8,y\n9,z\n")
-    write(tmp_path / "x.csv", "a,one\nb,two\nc,three\n")
-    assert [load_dataset(name, tmp_path).num_classes for name in names] == [3, 3]
-
-
 def test_images_whose_files_change_places_are_decoded_again(tmp_path):
     paths = [tmp_path / f"set/{label}/0.bmp" for label in ("ant", "bee")]
     for i, path in enumerate(paths):

@@ -187,16 +187,6 @@ def test_cifar_archive(tmp_path, name, kind, ending):
     _check_cifar(load_dataset(name, tmp_path), images, labels)
 
 
-def test_cifar_repickled_by_python_3(tmp_path):
-    def dump(batch):
-        return pickle.dumps(
-            {k: [str(c, "ascii") for c in v] if k == "label_names" else v for k, v in batch.items()}
-        )
-
-    _, images, labels = _write_cifar("cifar10", "py", tmp_path, dump)
-    _check_cifar(load_dataset("cifar10", tmp_path), images, labels)
-
-
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_cifar_repickled_with_bytes_as_keys(tmp_path, protocol):
     """Python 3 makes such keys of the publisher's files when it reads them as bytes."""
@@ -249,26 +239,11 @@ def test_truncated_cifar_archive(tmp_path, keep):
     assert load_error(ValueError, "cifar10", tmp_path).startswith(str(archive))
 
 
-DATA = Path(__file__).parents[3] / "data"
-
-
 def sums_said(caplog) -> list[str]:
     """The lines about sums since the last call."""
     lines = [message for message in caplog.messages if "MD5 sum" in message]
     caplog.clear()
     return lines
-
-
-def test_another_sum_is_one_line(tmp_path):
-    path = tmp_path / "cifar-10-python.tar.gz"
-    path.write_bytes(b"abc")
-    (tmp_path / "data_batch_1").write_bytes(b"abc")
-    lines = other_sums(small_images.CIFAR_MD5["cifar10"], tmp_path)
-    abc = "900150983cd24fb0d6963f7d28e17f72"
-    assert lines == [
-        f"{path}: its MD5 sum is {abc}, the publisher's file has c58f30108f718f92721af3b95e74349a; it is read all the same",
-        f"{tmp_path / 'data_batch_1'}: its MD5 sum is {abc}, the publisher's file has c99cafc152244af753f735de768cd75f; it is read all the same",
-    ]
 
 
 def test_the_right_sum_and_other_names_say_nothing(tmp_path, monkeypatch):
@@ -311,12 +286,3 @@ def test_every_named_file_is_checked(tmp_path, caplog):
     _write_svhn(tmp_path)
     load_dataset("svhn", tmp_path)
     assert len(sums_said(caplog)) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "samples"), [("fashion_mnist", 70_000), ("cifar10", 60_000)])
-def test_the_real_files_are_known(caplog, name, samples):
-    if not DATA.is_dir():
-        pytest.skip("no data/")
-    dataset = load_dataset(name, DATA)
-    assert len(dataset.labels) == samples and np.ptp(dataset.labels) == 9 and not caplog.messages

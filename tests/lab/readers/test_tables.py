@@ -97,21 +97,6 @@ def test_a_column_that_may_give_the_answer_away_is_said(tmp_path, caplog, column
     assert len(caplog.messages) == 1 and line in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("head", "reason"),
-    [
-        ("a,b,label,class", "columns 'label' and 'class' may each be the label; name it as"),
-        ("x,y,z,activity", "no column is called label, labels, target, class, class index, y"),
-        ("x,y", "name the label as"),
-        ("a,group,Person,y", "columns 'group' and 'Person' may each be the group"),
-    ],
-)
-def test_two_columns_that_may_be_the_label_are_refused(tmp_path, head, reason):
-    width = head.count(",") + 1
-    name = write_table(tmp_path / "t.csv", head, *(LABELS for _ in range(width)))
-    refused(reason, name)
-
-
 def test_y_beside_x_is_a_coordinate_and_the_label_has_another_name(tmp_path):
     name = write_table(tmp_path / "t.csv", "x,y,label", *VALUES.T, LABELS)
     assert features_of(load_dataset(name)) == ("x", "y")
@@ -164,12 +149,6 @@ def test_digits_with_leading_zeros_are_names(tmp_path):
     assert load_dataset(f"text:{tmp_path}/x.csv").class_names == ("007", "10", "7")
 
 
-def test_classes_that_differ_by_capitals_are_said(tmp_path, caplog):
-    names = np.array(["Yes", "yes", "no"])[LABELS]
-    load_dataset(write_table(tmp_path / "t.csv", "a,label", VALUES[:, 0], names))
-    assert "classes 'Yes', 'yes' differ by capitals" in caplog.text
-
-
 @pytest.mark.parametrize("cell", ["1_000", "١٢", "1,5"])
 def test_what_only_python_reads_as_a_number_is_text(tmp_path, cell):
     write(tmp_path / "t.csv", f"a;label\n1;x\n{cell};y\n")
@@ -202,12 +181,6 @@ def test_a_file_a_client(tmp_path, caplog):
     assert dataset.groups[[0, 60, 118, 119]].tolist() == [0, 1, 1, 2]
     assert "left out: readme.md (no .csv file)" in caplog.text
     assert len(fl.make_partition("natural", dataset, 3)) == 3
-
-
-def test_an_index_of_every_file_is_refused(tmp_path):
-    for name in ("a", "b"):
-        write_table(tmp_path / f"{name}.csv", "n,a,label", np.arange(ROWS), VALUES[:, 0], LABELS)
-    refused("column 'n' has another whole number in every row, 0 to 59", f"csv:{tmp_path}:label")
 
 
 def test_files_that_are_sets(tmp_path):
@@ -298,11 +271,6 @@ def test_the_label_of_a_text_can_be_named(tmp_path):
     assert features_of(load_dataset(f"{name}:kind")) == ("words", "more")
     assert features_of(load_dataset(name, label="kind", features=["-more"])) == ("words",)
     refused("unknown column 'kin'; did you mean 'kind'?", f"{name}:kin")
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_class(tmp_path):
-    write(tmp_path / "t.csv", "\ufeffa,one\nb,two\na,three\n")
-    assert load_dataset(f"text:{tmp_path}/t.csv").class_names == ("a", "b")
 
 
 def test_texts_of_several_files(tmp_path):
