@@ -1,8 +1,6 @@
 """A converted snapshot is the same generator, and a wrong command is one line."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -76,21 +74,6 @@ def test_a_wrong_command_is_one_line(capsys, arguments):
     output = capsys.readouterr()
     assert stop.value.code == 2 and not output.out
     assert output.err.startswith("error: ") and output.err.count("\n") == 1
-
-
-def test_as_a_program(tmp_path):
-    (tmp_path / "x.pkl").write_bytes(b"no pickle")
-    command = [
-        sys.executable,
-        "-m",
-        "fedjax_ht.lab.generators.convert",
-        tmp_path / "x.pkl",
-        tmp_path / "x.npz",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "x.pkl: damaged pickle" in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "x.npz").exists()
 
 
 def altered(path, **changes):

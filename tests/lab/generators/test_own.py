@@ -85,29 +85,6 @@ def test_the_example_of_the_page(folder):
     assert str(folder) not in sys.path
 
 
-def test_the_example_beside_torch(folder):
-    torch = pytest.importorskip("torch")
-    from torch import nn
-
-    layers = [nn.ConvTranspose2d(16, 8, 4, 1, 0, bias=False), nn.BatchNorm2d(8), nn.ReLU()]
-    layers += [nn.ConvTranspose2d(8, 6, 4, 2, 1, bias=False), nn.BatchNorm2d(6), nn.ReLU()]
-    network = nn.ModuleDict(
-        {"main": nn.Sequential(*layers, nn.ConvTranspose2d(6, 3, 4, 2, 1, bias=False), nn.Tanh())}
-    )
-    network.load_state_dict({name: torch.tensor(array) for name, array in state_dict().items()})
-    torch.save(network.state_dict(), "dcgan.pth")
-    (folder / "torch_gan.py").write_text(blocks("generators.md")[0])
-    generator = open_generator("torch_gan:generator")
-    w = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)
-    with torch.no_grad():
-        expected = (
-            network["main"].eval()(torch.tensor(w)[:, :, None, None]).permute(0, 2, 3, 1).numpy()
-        )
-    np.testing.assert_allclose(
-        generator.synthesize(generator.variables, w), (expected + 1) / 2, atol=1e-6
-    )
-
-
 def test_a_config_takes_it(folder, tiny_config):
     config = config_of(tiny_config)
     config.entries, config.method = (

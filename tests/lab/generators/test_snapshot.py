@@ -242,18 +242,3 @@ def test_other_paths(tmp_path):
     (tmp_path / "x.txt").write_text("")
     with pytest.raises(ValueError, match=r"expected a \.pkl snapshot, a \.npz, or a folder"):
         open_generator(tmp_path / "x.txt")
-
-
-def test_pickles_of_the_installed_torch(tmp_path):
-    torch = pytest.importorskip("torch")
-    base = torch.arange(24.0).reshape(2, 3, 4)
-    for value in (
-        base,
-        base.permute(2, 0, 1),
-        base[:, 1],
-        torch.nn.Parameter(base[0]),
-        torch.tensor(3),
-    ):
-        content = network("Generator", {}, arrays={"weight": pickle.dumps(value, 2)[2:-1]})
-        read = open_snapshot(write_snapshot(tmp_path / "x.pkl", G_ema=content)).array("weight")
-        np.testing.assert_array_equal(read, value.detach().numpy())

@@ -5,11 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.methods.shared.units import REFERENCE_SPREAD, Ball, in_units, into
-from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import make_simulation
-from tests import federations
 from tests.generators_tiny import tiny_generator
 from tests.reference import fedktl as reference
 
@@ -64,48 +60,3 @@ def test_into_equals_the_reference():
     np.testing.assert_allclose(got[outside], want, rtol=1e-5, atol=1e-6)
     slopes = jax.grad(lambda x: into(ball, x).sum())(jnp.asarray(rows))
     assert np.isfinite(slopes).all()
-
-
-def rounds(generator, count: int = 2, **options) -> tuple[list, dict, np.ndarray]:
-    """Rounds with pairs: what they report, the pictures, and the accuracies."""
-    federation = federations.mixed_federation()
-    settings = {"server_epochs": 3, "server_batch_size": 6, "scale": 2.0, "mu": 0.5}
-    method = fedktl(federations.TRAINING, generator=generator, **(settings | options))
-    data = federations.federation_data(federation)
-    simulation = make_simulation(method, federation, data, SimulationOptions(lanes=1))
-    state, reports = simulation.init(), []
-    for _ in range(count):
-        state, report = simulation.run_round(state)
-        reports.append(report.metrics | report.server_metrics)
-    return (
-        reports,
-        method.view.pictures(federation, state.server),
-        simulation.evaluate(state).accuracy["test"]["etf"],
-    )
-
-
-RELEASED = pytest.param(
-    {"variant": "released", "bandwidths": (10.0, 15.0, 20.0, 50.0)}, marks=pytest.mark.slow
-)
-
-
-@pytest.mark.parametrize("options", [{}, RELEASED], ids=str)
-def test_in_units_of_the_spread_its_scale_changes_no_image_no_loss_and_no_accuracy(options):
-    reports, pictures, accuracies = rounds(GENERATOR, latents="spread", **options)
-    got = rounds(rescaled(10.0), latents="spread", **options)
-    for row, want in zip(got[0], reports):
-        assert row == pytest.approx(want, rel=1e-3, abs=1e-4)
-    for name, images in pictures.items():
-        np.testing.assert_allclose(got[1][name], images, atol=1e-3)
-    np.testing.assert_array_equal(got[2], accuracies)
-
-
-def test_raw_latents_are_the_generators_own():
-    """The squared distances grow with the square of the scale, and the images differ."""
-    reports, pictures, _ = rounds(GENERATOR, 1)
-    larger, larger_pictures, _ = rounds(rescaled(10.0), 1)
-    ratio = larger[0]["distance2_of_valid"] / reports[0]["distance2_of_valid"]
-    assert ratio == pytest.approx(100, rel=1e-3)
-    assert any(
-        np.abs(larger_pictures[name] - images).max() > 1e-2 for name, images in pictures.items()
-    )

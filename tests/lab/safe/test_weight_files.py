@@ -112,20 +112,3 @@ def test_numpy_and_safetensors(tmp_path):
         for key, value in arrays.items():
             assert read[key].dtype == value.dtype
             np.testing.assert_array_equal(read[key], value)
-
-
-def test_files_of_the_installed_torch(tmp_path):
-    torch = pytest.importorskip("torch")
-    base = torch.arange(24.0).reshape(2, 3, 4)
-    tensors = {
-        "a": base,
-        "b": base.permute(2, 0, 1),
-        "c": base[:, 1],
-        "d": torch.nn.Parameter(base[0]),
-        "e": base.long(),
-    }
-    torch.save(tensors, tmp_path / "x.pth")
-    arrays = load_state_dict(tmp_path / "x.pth")
-    assert arrays.keys() == tensors.keys()
-    for name, value in tensors.items():
-        np.testing.assert_array_equal(arrays[name], value.detach().numpy())

@@ -309,32 +309,3 @@ def test_a_rule_for_pixels_that_is_none_is_refused(message, processor, tmp_path)
     group = with_files(tmp_path / "vit", "vit", {"preprocessor_config.json": processor})
     with pytest.raises(ValueError, match=message):
         federation_of(group)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", CONFIGS)
-def test_features_are_those_of_transformers(family, tmp_path):
-    """Needs torch and transformers. Files are written by transformers itself."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **CONFIGS[family])
-    model = transformers.AutoModel.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3)
-    model.save_pretrained(tmp_path / family)
-    group = f"hf:{tmp_path / family}"
-    samples = IMAGES if family == "vit" else TEXTS
-    with torch.no_grad():
-        if family == "vit":
-            pixels = torch.tensor(samples.transpose(0, 3, 1, 2))
-            hidden = model(pixel_values=pixels).last_hidden_state[:, 0].numpy()
-        else:
-            mask = torch.tensor(samples != 0)
-            out = model(input_ids=torch.tensor(samples), attention_mask=mask).last_hidden_state
-            last = np.count_nonzero(samples, axis=1) - 1
-            place = np.zeros_like(last) if family == "bert" else last
-            hidden = out.numpy()[np.arange(len(samples)), place]
-    values = features(group, weights_file(group), samples)
-    np.testing.assert_allclose(values, hidden, rtol=0, atol=1e-5)

@@ -142,24 +142,3 @@ def test_a_flattened_image_is_asked_for_and_a_skipped_layer_is_not_read():
     kinds = KINDS | {"out": "LSTM"}
     arrays = fl.weights_from_torch(Module(kinds, ARRAYS), LAYERS | {"out": None}, FLATTENED)
     assert not any("head" in path for path in arrays)
-
-
-def test_torchs_own_module_gives_its_scores():
-    torch = pytest.importorskip("torch")
-    net = torch.nn.Sequential()
-    layers = [torch.nn.Conv2d(2, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.GroupNorm(2, 4)]
-    layers += [torch.nn.Linear(36, 3), torch.nn.Linear(3, 2, bias=False)]
-    for name, layer in zip(KINDS, layers):
-        if name == "fc":
-            net.add_module("flatten", torch.nn.Flatten())
-        net.add_module(name, layer)
-    images = torch.randn(6, 2, 5, 5)
-    net(images)  # the running statistics move
-    net.eval()
-    model = fl.SplitModel(Net(), nn.Dense(2, use_bias=False), stateful=True)
-    federation = fl.make_federation({"net": model}, (5, 5, 2), 2, num_clients=1)
-    arrays = fl.weights_from_torch(net, LAYERS, FLATTENED)
-    bucket = fl.with_weights(federation, {"net": arrays}, head=True).buckets[0]
-    x = images.permute(0, 2, 3, 1).numpy()
-    scores = fl.head_scores(bucket, bucket.weights, x, jnp.ones(6, bool))
-    np.testing.assert_allclose(scores, net(images).detach().numpy(), rtol=1e-4, atol=1e-5)
