@@ -79,12 +79,6 @@ def test_resized_crop_stretches_a_rectangle_of_the_asked_share():
     assert len(np.unique(first, axis=0)) > 20
 
 
-def test_resized_crop_of_everything_changes_nothing():
-    np.testing.assert_allclose(
-        resized_crop(KEY, IMAGES, scale=(1, 1), ratio=(1, 1)), IMAGES, atol=1e-6
-    )
-
-
 NOTHING = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0, "probability": 1.0}
 GREY = np.array([0.299, 0.587, 0.114])
 DARK = np.asarray(IMAGES) / 2 + 0.1  # pixels between 0.35 and 0.6: nothing is clipped
@@ -111,16 +105,6 @@ def test_colour_jitter_scales_around_black_the_mean_grey_or_each_pixel_s_grey(na
     assert 0.6 - 1e-4 <= factor.min() < 0.75 and 1.25 < factor.max() <= 1.4 + 1e-4
 
 
-def test_colour_jitter_turns_the_hue():
-    out = np.asarray(colour_jitter(KEY, IMAGES, **(NOTHING | {"hue": 0.1})))
-
-    def hue(images):
-        return np.array([colorsys.rgb_to_hsv(*pixel)[0] for pixel in images[:, 0, 0]])
-
-    turn = (hue(out) - hue(np.asarray(IMAGES)) + 0.5) % 1 - 0.5
-    assert -0.1 - 1e-4 <= turn.min() < -0.05 and 0.05 < turn.max() <= 0.1 + 1e-4
-
-
 def test_turn_hue_equals_the_standard_library():
     rng = np.random.default_rng(0)
     pixels = np.concatenate(
@@ -130,14 +114,6 @@ def test_turn_hue_equals_the_standard_library():
     for pixel, turn, got in zip(pixels, turns, turn_hue(jnp.float32(pixels), jnp.float32(turns))):
         h, s, v = colorsys.rgb_to_hsv(*pixel)
         np.testing.assert_allclose(got, colorsys.hsv_to_rgb((h + turn) % 1, s, v), atol=1e-5)
-
-
-def test_colour_jitter_leaves_some_images_alone_and_stays_in_range():
-    bright = jnp.clip(IMAGES * 1.3, 0, 1)
-    out = np.asarray(colour_jitter(KEY, bright))
-    kept = (out == bright).all((1, 2, 3))
-    assert 0 < kept.sum() < 16 and out.min() >= 0 and out.max() <= 1
-    np.testing.assert_array_equal(colour_jitter(KEY, IMAGES, probability=0.0), IMAGES)
 
 
 def test_random_grayscale_greys_a_share_of_the_images():

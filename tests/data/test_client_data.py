@@ -94,10 +94,6 @@ def test_a_dataset_checks_its_arrays(inputs, labels, rule, message):
         Dataset("d", inputs, np.array(labels), ("a",), rule)
 
 
-def test_images_have_a_rule_by_default():
-    assert Dataset("d", IMAGES, np.zeros(2, int), ("a",)).preprocess == ([0.5], [0.5])
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_images_with_channels_first_are_refused_or_said_to_be_none(dtype):
     images, labels = np.zeros((2, 1, 8, 8), dtype), np.zeros(2, int)

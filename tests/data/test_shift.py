@@ -5,26 +5,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.inputs import Pixels, pixels_of
-from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.shift import CORRUPTIONS, parse_shift, shifted
 from fedjax_ht.lab.config.base import base_config, partition_config
 from fedjax_ht.lab.runs.plan import plan
-from fedjax_ht.methods.fedclassavg import fedclassavg
-from fedjax_ht.methods.fedktl import fedktl
-from fedjax_ht.models import SplitModel
-from fedjax_ht.models.layers import Linear
-from fedjax_ht.simulation.history import run
-from fedjax_ht.simulation.simulation import make_simulation
-from tests.generators_tiny import tiny_generator
-from tests.tiny import Flat
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (48, 5, 5, 3), np.uint8)
@@ -170,24 +158,3 @@ def test_a_config_asks_for_it():
     config.dataset.subset = 0  # which is drawn by that seed, too
     groups, config.partition.seed = plan(config).dataset.groups, 2
     assert (plan(config).dataset.groups != groups).any()
-
-
-METHODS = {
-    "fedclassavg": lambda training: fedclassavg(training),
-    "fedktl": lambda training: fedktl(
-        training, generator=tiny_generator(), server_epochs=2, server_batch_size=4
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ["fedktl", pytest.param("fedclassavg", marks=pytest.mark.slow)])
-def test_methods_that_need_pixels_run(name):
-    dataset = shifted(DATASET, "rotate/4")
-    assert pixels_of(dataset.preprocess, "X") is dataset.preprocess.rule
-    np.testing.assert_array_equal(dataset.preprocess.black, DATASET.preprocess.black)
-    federation = make_federation({"one": SplitModel(Flat(4), Linear(4))}, dataset.input_shape, 4, 4)
-    data = make_federation_data(dataset, make_partition("natural", dataset, 4), federation)
-    method = METHODS[name](LocalTraining(optax.sgd(0.1), batch_size=4))
-    _, history = run(make_simulation(method, federation, data), 1)
-    assert all(np.isfinite(entry["accuracy"]) for entry in history)
-    assert np.isfinite(history[-1]["loss"])

@@ -133,12 +133,6 @@ def test_other_floats_are_standardised_on_demand(config):
         plan(config)
 
 
-def test_columns_are_named_by_config(config):
-    config.dataset.name = "csv:t.csv"
-    config.dataset.label, config.dataset.features = "label", ("-one", "-ratio")
-    assert fl.describe(plan(config).dataset).features == ("age", "dose")
-
-
 def test_a_table_is_split_for_a_deployment_with_its_moments(tmp_path):
     from fedjax_ht.deploy.samples import read_samples, write_samples
 
@@ -165,15 +159,6 @@ def test_a_set_takes_its_own_moments(name):
     np.testing.assert_array_equal(dataset.preprocess.mean, np.float32(mean))
     got = dataset.preprocess(jnp.asarray(images))
     np.testing.assert_allclose(got, (images / 255 - mean) / std, rtol=1e-5, atol=1e-5)
-
-
-def test_a_config_asks_for_it():
-    config = base_config()
-    assert plan(config).dataset.preprocess.mean == [0.5]
-    config.dataset.normalisation = "dataset"
-    dataset = plan(config).dataset
-    # of DFRD's released code
-    np.testing.assert_array_equal(dataset.preprocess, np.float32([[0.1307], [0.3081]]))
 
 
 def test_imagenets_moments_are_for_any_set_of_three_channels():
