@@ -157,10 +157,7 @@ FAILURES = {
     "not_finite": "it is not finite",
     "other_shape": "it must be float32",
     "other_header": "'finite' in its header is missing or invalid",
-    "huge": "'metrics' in its header is missing or invalid",
     "renamed": "it reports what is no metric, 'accuracy', 'trial'",
-    "all_right": "'scores' in its header is missing or invalid",
-    "infinite": "'seconds' in its header is missing or invalid",
     "forged": r"a round 9 of 9: 4 of 4 arrived\x1b[2J",
 }
 
@@ -170,15 +167,8 @@ def failed(reply, how):
     header, arrays = reply
     if how == "other_header":
         header = {name: value for name, value in header.items() if name != "finite"}
-    elif how == "huge":
-        header = header | {"metrics": {"loss": 10**400}}
     elif how == "renamed":
         header = header | {"metrics": header["metrics"] | {"accuracy": 0.99, "trial": 3}}
-    elif how == "all_right":
-        correct = dict.fromkeys(header["scores"]["test"]["correct"], 2**31 - 1)
-        header = header | {"scores": {"test": {"count": 2**31 - 1, "correct": correct}}}
-    elif how == "infinite":
-        header = header | {"seconds": float("inf")}
     elif how == "forged":
         header = {"error": "a\nround 9 of 9: 4 of 4 arrived\x1b[2J"}
     else:
@@ -311,11 +301,9 @@ def test_a_client_says_at_home_why_it_is_left_out(federation):
     [
         ({}, "has no state after 4 rounds"),
         ({"kind": "delete"}, "the server sends a request of the unknown kind 'delete'"),
-        ({"oldest": 10**9}, "states from before round 1000000000 be deleted"),
-        ({"run": "../x"}, "calls its run '../x'"),
         ({"last_round": -1}, "the downlink lacks"),
     ],
-    ids=["state", "kind", "oldest", "run", "arrays"],
+    ids=["state", "kind", "arrays"],
 )
 def test_a_request_that_a_client_cannot_answer_is_one_line(federation, change, message):
     _, _, sites = federation

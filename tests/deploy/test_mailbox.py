@@ -36,7 +36,6 @@ from fedjax_ht.deploy.mailbox import (
     PASSES,
     UPLOAD,
     Mailbox,
-    reply_id_of,
 )
 from fedjax_ht.deploy.messages import Envelope, from_bytes
 
@@ -214,7 +213,3 @@ def test_requests_of_any_kind_are_decided(call, body):
     exchange = box.open(NODE, REQUEST, 100)
     assert box.status(call, NODE, body) in (PASSES, MALFORMED, FORBIDDEN, ENDED)
     assert box.get(exchange.reply_id) == b"" and len(box) == 2
-
-
-def test_a_reply_is_named_by_its_request_alone():
-    assert reply_id_of("a") == reply_id_of("a") != reply_id_of("b") and len(reply_id_of("a")) == 64

@@ -181,10 +181,7 @@ def test_the_transport_sums_by_group_and_says_which_clients_are_lost(monkeypatch
     np.testing.assert_allclose(totals["all"], sent[:3].sum(0), atol=4 * STEP)
     assert answers[3].header == {"error": "no answer"}
     assert answers[1].header == {"client": 1, "finite": True}
-    assert answers[1].header == {"client": 1, "finite": True}
-    assert totals.keys() == {"all"} and add(
-        dict.fromkeys(range(2), TRAIN), {"two": [0, 1]}, dict.fromkeys(range(2), 8 * SIZE)
-    )[1] == {"two": "2 clients take part, and a sum needs 3"}
+    assert totals.keys() == {"all"}
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])

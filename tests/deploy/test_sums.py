@@ -46,10 +46,6 @@ def total_of(uplinks) -> np.ndarray:
     return np.sum([uplink_vector(uplink).astype(float) for uplink in uplinks], 0)
 
 
-def masked_leaves(uplink) -> list[Masked]:
-    return [leaf for leaf in leaves_of(uplink) if isinstance(leaf, Masked)]
-
-
 def uplink_forms(method, federation) -> dict:
     """Returns bucket name -> the form of its clients' uplinks."""
     forms = {}
@@ -224,35 +220,6 @@ NO_ROWS = [  # methods whose sums tell no client's classes
     ("fedssa", {"owners": "summed", "clock": "round", "semantic": False}),
 ]
 ROWS = [("fedproto", {}), ("fd", {}), ("fedssa", {"owners": "summed", "clock": "round"})]
-
-
-def sum_by_row(uplinks) -> tuple[np.ndarray, np.ndarray]:
-    """Sums uplinks of rows by class as the server sees them: sums [C, K], counts of rows [C]."""
-    total = total_of(uplinks)
-    (leaf,) = masked_leaves(uplinks[0])
-    assert total.size == leaf.values.size + leaf.mask.size
-    rows, counts = np.split(total, [leaf.values.size])
-    return rows.reshape(leaf.values.shape), counts
-
-
-@pytest.mark.parametrize(("name", "options"), ROWS)
-def test_counts_of_rows_tell_which_classes_a_client_has(name, options):
-    """A row of one client alone is that client's, and the counts of two rounds between which a
-    client is lost differ by its classes: docs/deploy.md says so."""
-    federation, rng = federation_for(name), np.random.default_rng(0)
-    method = method_of(name, **options)
-    (_, _, form), (_, _, sources) = traced_round(method, federation, federation.buckets[0])
-    (leaf,) = masked_leaves(sources)
-    assert SAMPLES in leaf.mask
-    uplinks = [random_uplink(form, rng) for _ in range(4)]
-    for i, uplink in enumerate(uplinks):
-        (leaf,) = masked_leaves(uplink)
-        leaf.mask[0] = i == 3
-    rows, counts = sum_by_row(uplinks)
-    assert counts[0] == 1
-    np.testing.assert_array_equal(rows[0], leaf.values[0])
-    _, later = sum_by_row(uplinks[:3])
-    np.testing.assert_array_equal(counts - later, leaf.mask)
 
 
 @pytest.mark.parametrize(("name", "options"), NO_ROWS)
