@@ -1,7 +1,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -65,13 +64,3 @@ def test_fewer_than_two_samples_have_nothing_to_contrast(real):
     np.testing.assert_allclose(value, 0, atol=1e-6)
     for gradient in gradients:
         np.testing.assert_allclose(gradient, 0, atol=1e-6)
-
-
-def test_it_is_small_where_classes_are_apart_and_large_where_they_are_mixed():
-    apart = 5 * np.eye(3, dtype=np.float32)[[0, 1, 1, 2, 0, 2]]
-    everyone = np.ones(B, bool)
-    values = [
-        compiled()(apart, apart, jnp.array(y), everyone, 1.0)[0]
-        for y in ([0, 1, 1, 2, 0, 2], [0, 0, 1, 1, 2, 2])
-    ]
-    assert values[0] < 1.2 and values[1] > 10

@@ -4,13 +4,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.federation import make_federation, require_equal_heads
-from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.methods import method_factory
 from fedjax_ht.models import mlp, model_group
 from fedjax_ht.models.split import htc4_heads, vit_head
 from tests.federations import count_parameters
@@ -50,26 +47,6 @@ def test_cnn1_alone_is_the_first_of_the_five(size, parameters):
 def test_fedrals_eleven_architectures():
     names = {*model_group("htfe9", 100, SIZE), "cnn", "vit_b16"}
     assert set(model_group("fedral11", 100, SIZE)) == names
-
-
-def test_fedrals_eleven_architectures_suit_the_methods_of_its_table_6():
-    """LG-FedAvg, FedKD, FedAPEN, FedProto, FedTGP and FedRAL; and others that exchange heads or
-    features."""
-    modules = model_group("fedral11", 100, SIZE)
-    assert {module.head for module in modules.values()} == {modules["cnn"].head}
-    # the deep ones take seconds to trace
-    kinds = {name: modules[name] for name in ("resnet4", "cnn", "vit_b16")}
-    federation = make_federation(kinds, SIZE, 100, num_clients=3)
-    table6 = ("lg_fedavg", "fedkd", "fedapen", "fedproto", "fedtgp", "fedral")
-    for name in (*table6, "fedssa", "fedgh", "fedgen", "fml", "fedclassavg"):
-        method_factory(name)(LocalTraining(optax.sgd(0.01))).check(federation)
-
-
-def test_every_architecture_is_a_group_by_itself():
-    for name in {*model_group("htm10", 10, SIZE), *model_group("htfe9", 10, SIZE), "vit_small"} - {
-        "cnn"
-    }:
-        assert list(model_group(name, 10, SIZE)) == [name]
 
 
 def test_the_feature_width_reaches_every_architecture():

@@ -40,14 +40,6 @@ def test_an_activation_stands_between_the_layers_and_not_behind_them(head, activ
     np.testing.assert_allclose(head.apply(variables, FEATURES), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_first_htc4_head_is_linear():
-    head = htc4_heads(3)[0]
-    variables = head.init(jax.random.key(0), FEATURES)
-    ((w, b),) = layers(variables["params"])
-    expected = FEATURES @ w + b
-    np.testing.assert_allclose(head.apply(variables, FEATURES), expected, rtol=1e-4, atol=1e-5)
-
-
 def test_output_relu_cuts_the_logits_of_every_htc4_head():
     for plain, released in zip(htc4_heads(3), htc4_heads(3, output_relu=True)):
         variables = plain.init(jax.random.key(0), FEATURES)

@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_ht.core.bucket import features, init_variables, logits
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.models import SplitModel, cnn4, cnn5_group, mlp, model_group
+from fedjax_ht.models import SplitModel, cnn4, cnn5_group, mlp
 from fedjax_ht.models.cnn import ConvFeatures, ConvLayer
 from fedjax_ht.models.layers import Linear
 from tests.federations import count_parameters
@@ -138,15 +138,6 @@ def test_an_explicit_assignment_makes_no_bucket_without_clients():
     assert federation.assignment == (1, 0, 1)
     few = make_federation(modules, (2, 2, 1), 2, num_clients=2)
     assert [b.name for b in few.buckets] == ["a", "b"]
-
-
-def test_groups_return_modules_of_one_feature_width():
-    assert model_group("mlp2", 10, (8, 8, 1)).keys() == {"mlp_narrow", "mlp_wide"}
-    for name in ("cnn4", "cnn5", "mlp2"):
-        modules = model_group(name, 10, (28, 28, 1), feature_dim=24)
-        assert make_federation(modules, (28, 28, 1), 10, num_clients=len(modules)).feature_dim == 24
-    (bucket,) = make_federation(model_group("cnn4", 10, (28, 28, 1)), (28, 28, 1), 10, 1).buckets
-    assert bucket.feature_dim == 512
 
 
 class OwnBase(nn.Module):

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ht.core.bucket import features, init_variables, logits
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.models import SplitModel, model_group, variables_from_torchvision
+from fedjax_ht.models import SplitModel, model_group
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.sensors import TimeConvFeatures, harcnn
 from tests.federations import count_parameters
@@ -112,39 +112,3 @@ def test_perceptrons_take_any_array(shape):
     federation = make_federation(model_group("mlp2", 6, shape), shape, 6, num_clients=2)
     expected = [(np.prod(shape) + 1) * width + (width + 1) * 32 for width in (32, 64)]
     assert [count_parameters(b)["base"] for b in federation.buckets] == expected
-
-
-@pytest.mark.parametrize("precision", ["float64"], indirect=True)
-@pytest.mark.parametrize("name", [*SEN8, "harcnn_s1 of 3 units"])
-def test_they_compute_what_torchs_do(name, precision):
-    """Torch's weights are loaded as a state dict of HtFLlib's names; pools go along time, see
-    `TimeConvFeatures`."""
-    torch = pytest.importorskip("torch")
-    name, units = name.removesuffix(" of 3 units"), 3 if name.endswith("units") else 1
-    (module,) = model_group(name, 6, (128, units, 9)).values()
-    base, torch_layers, signals = module.base, {}, 9
-    torch.manual_seed(0)
-    for i, channels in enumerate(base.channels, 1):
-        torch_layers[f"conv{i}"] = torch.nn.Sequential(
-            torch.nn.Conv2d(signals, channels, (1, base.size), stride=(1, base.stride)),
-            torch.nn.ReLU(),
-            torch.nn.MaxPool2d((1, 2), stride=(1, 2)),
-        )
-        signals = channels
-    torch_layers |= {"flatten": torch.nn.Flatten(1), "fc": torch.nn.AdaptiveAvgPool1d(512)}
-    model = torch.nn.ModuleDict(torch_layers).double()
-    x = np.random.default_rng(0).standard_normal((4, 128, units, 9))
-    expected = torch.from_numpy(x).permute(0, 3, 2, 1)  # [B, signals, units, T]
-    with torch.no_grad():
-        for layer in model.values():
-            expected = layer(expected)
-    blank = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros(x.shape))["params"]
-    blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape), blank)
-    weights = {key: value.numpy() for key, value in model.state_dict().items()}
-    params = variables_from_torchvision(weights, {"params": blank})["params"]
-    got = module.apply({"params": params}, x, method="features")
-    np.testing.assert_allclose(got, expected.numpy(), rtol=1e-9, atol=1e-12)
-    if units == 1:  # the axis may be left out
-        np.testing.assert_array_equal(
-            module.apply({"params": params}, x[:, :, 0], method="features"), got
-        )

@@ -37,6 +37,7 @@ def zeros(bucket, dtype=np.float32):
 CONV, ENCODER, ATTN = (2, 3, 1, 0), "encoder.layers.encoder_layer_", "self_attention"
 NAMES = {  # torchvision's name and shape -> place here, and how the axes of the value move
     "conv1.weight": ((4, 3, 7, 7), "conv1/kernel", CONV),
+    "conv1.0.weight": ((8, 9, 1, 5), "conv1_0/kernel", CONV),  # of windows, as HtFLlib names it
     "bn1.weight": ((4,), "bn1/scale", (0,)),
     "bn1.bias": ((4,), "bn1/bias", (0,)),
     "bn1.running_mean": ((4,), "bn1/mean", (0,)),

@@ -192,48 +192,6 @@ def test_resolution_of_every_blocks_input(name, kind, sides):
     assert [x.shape[1] for _, _, (x, *_) in calls] == sides
 
 
-@pytest.fixture(scope="module")
-def resnet4():
-    """(variables, features and new statistics of x, train, mask) of a ResNet-4 for 28x28x1."""
-    base = resnet(4, 10).base
-    variables = randomised(base, np.zeros((1, 28, 28, 1)))
-
-    def run(x, train, mask):
-        out, changed = base.apply(variables, x, train, mask, mutable=["batch_stats"])
-        return out, changed["batch_stats"]
-
-    return variables, jax.jit(run, static_argnums=1)
-
-
-def test_statistics_change_in_training_only_and_not_without_a_real_sample(resnet4):
-    variables, run = resnet4
-    x = np.random.default_rng(1).normal(size=(4, 28, 28, 1)).astype(np.float32)
-
-    def same(stats):
-        return [
-            bool(np.array_equal(a, b))
-            for a, b in zip(*map(jax.tree.leaves, (stats, variables["batch_stats"])))
-        ]
-
-    real, none = np.array([True, True, True, False]), np.zeros(4, bool)
-    assert len(same(run(x, True, real)[1])) == 6 and not any(same(run(x, True, real)[1]))
-    assert all(same(run(x, False, real)[1]))
-    assert all(same(run(x, True, none)[1]))
-
-
-@pytest.mark.parametrize("train", [True, False])
-def test_masked_samples_change_neither_other_features_nor_statistics(resnet4, train):
-    _, run = resnet4
-    x, other = np.random.default_rng(2).normal(size=(2, 4, 28, 28, 1)).astype(np.float32)
-    mask = np.array([True, False, True, False])
-    padded = np.where(mask[:, None, None, None], x, 100 * other)
-    features, stats = run(x, train, mask)
-    padded_features, padded_stats = run(padded, train, mask)
-    np.testing.assert_array_equal(features[mask], padded_features[mask])
-    jax.tree.map(np.testing.assert_array_equal, stats, padded_stats)
-    assert not np.allclose(features[~mask], padded_features[~mask])
-
-
 def test_initial_weights():
     """Weights are Kaiming normal with torch's fan-out, which for a depthwise kernel too is features
     times area; or of std 0.01."""

@@ -69,18 +69,6 @@ def test_adaptive_pool_averages_torchs_windows(length, width):
     np.testing.assert_allclose(adaptive_pool(x, width), np.stack(want, 1), rtol=1e-5, atol=1e-6)
 
 
-def test_adaptive_pool_windows_of_mobilenet_and_vit():
-    def windows(length, count):
-        seen = np.asarray(adaptive_pool(jnp.eye(length), 512)) > 0
-        return [
-            (int(np.flatnonzero(seen[:, i])[0]), int(np.flatnonzero(seen[:, i])[-1]) + 1)
-            for i in range(count)
-        ]
-
-    assert windows(1280, 4) == [(0, 3), (2, 5), (5, 8), (7, 10)]
-    assert windows(768, 4) == [(0, 2), (1, 3), (3, 5), (4, 6)]
-
-
 def test_pairwise_distance_equals_the_reference():
     a, b = normal(4, 3), normal(5, 3, seed=1)
     np.testing.assert_allclose(pairwise_distance(a, b), ref_distance(a, b), **CLOSE)
