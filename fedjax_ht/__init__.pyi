@@ -98,6 +98,7 @@ from .methods.fedavg import fedavg as fedavg
 from .methods.fedbn import fedbn as fedbn
 from .methods.fedbuff import fedbuff as fedbuff
 from .methods.fedclassavg import fedclassavg as fedclassavg
+from .methods.feddbe import feddbe as feddbe
 from .methods.feddropout import feddropout as feddropout
 from .methods.feddyn import feddyn as feddyn
 from .methods.fedgen import fedgen as fedgen

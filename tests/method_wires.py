@@ -171,6 +171,15 @@ def public_wire(size: int) -> Wire:
     )
 
 
+def feddbe_wire(participants, arrived, earlier) -> Sent:
+    """The model both ways; up a mean of features beside it, and down that of each architecture's
+    clients once some have answered."""
+    up, down = model_wire(participants, arrived, earlier)
+    ready = {ASSIGNMENT[i] for ids in earlier for i in ids if SAMPLES[i]}
+    down += FEATURE_DIM * sum(ASSIGNMENT[i] in ready for i in participants)
+    return Sent(up + FEATURE_DIM * len(arrived), down)
+
+
 def scaffold_wire(participants, arrived, earlier) -> Sent:
     """A control variate as large as the model beside it."""
     return Sent(*(2 * numbers for numbers in model_wire(participants, arrived, earlier)))
@@ -301,6 +310,7 @@ WIRE = {
         ("fedprox", "fedbuff", "feddyn", "moon", "ditto", "apfl", "fedala", "fedbn"), model_wire
     ),
     "scaffold": scaffold_wire,
+    "feddbe": feddbe_wire,
 }
 
 
@@ -375,7 +385,8 @@ METADATA = {
         beside_each(up=COUNT),
     ),
     **dict.fromkeys(
-        ("fedprox", "moon", "ditto", "apfl", "fedbn", "fedrep", "fedala"), beside_each(up=COUNT)
+        ("fedprox", "moon", "ditto", "apfl", "fedbn", "fedrep", "fedala", "feddbe"),
+        beside_each(up=COUNT),
     ),
     "fjord": beside_each(up=COUNT),
     "depthfl": beside_each(),

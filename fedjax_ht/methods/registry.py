@@ -63,6 +63,7 @@ LIBRARY = (
     "flora",
     "ffa_lora",
     "fedsa_lora",
+    "feddbe",
 )
 """Names of the library's own methods. Each is a function of the module of its name."""
 

@@ -114,3 +114,18 @@ def test_fedrep_shares_extractors_and_keeps_heads_apart():
     check_model({"base": server[0], "head": head}, models[0] | shared)
     for i, client in enumerate(clients):
         check_model(client["params"], models[i])
+
+
+@pytest.mark.parametrize("momentum", [1.0, 0.3])
+def test_feddbe_keeps_a_bias_and_pulls_to_the_first_mean(momentum):
+    method = METHODS["feddbe"](TRAINING, kappa=5.0, momentum=momentum)
+    start, _, server, clients = simulated(method)
+    biases = {i: np.zeros(tiny.K) for i in SAMPLES}
+    form = reference.feddbe(LR, 5.0, momentum)
+    first = flat(start[0].params), None
+    (model, target), biases = reference.play(form, first, biases, ROUNDS, batches())
+    check_model(server[0].params, model)
+    np.testing.assert_allclose(server[0].mean, target, rtol=1e-5)
+    for i, client in enumerate(clients):
+        np.testing.assert_allclose(client["bias"], biases[i], rtol=1e-4, atol=1e-6)
+    assert (biases[1] != 0).all()

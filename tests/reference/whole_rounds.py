@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tests.reference import feddbe as feddbe_client
 from tests.reference import one_architecture as steps
 from tests.reference import server_optimizers
 from tests.reference.one_architecture import Model
@@ -131,3 +132,20 @@ def fedrep(lr: float, head_epochs: int) -> Form:
         return model, {k: v for k, v in model.items() if k.startswith("base")}
 
     return Form(client, mean)
+
+
+def feddbe(lr: float, kappa: float, momentum: float) -> Form:
+    """A server is (w, rbar or None), a client its bias."""
+
+    def client(server, bias, batches):
+        w, target = server
+        trained, bias, running = feddbe_client.train(w, bias, batches, lr, kappa, momentum, target)
+        return bias, {"mean": running} if target is None else trained
+
+    def serve(server, uploads, samples, clients):
+        w, target = server
+        if target is None:
+            return w, mean({}, uploads, samples, clients)["mean"]
+        return mean(w, uploads, samples, clients), target
+
+    return Form(client, serve)
