@@ -110,6 +110,7 @@ from .methods.fedktl import fedktl as fedktl
 from .methods.fedl2g import fedl2g as fedl2g
 from .methods.fedmd import fedmd as fedmd
 from .methods.fedmrl import fedmrl as fedmrl
+from .methods.fedorgp import fedorgp as fedorgp
 from .methods.fedpac import fedpac as fedpac
 from .methods.fedper import fedper as fedper
 from .methods.fedproto import fedproto as fedproto

@@ -50,6 +50,7 @@ ON_PUBLIC = {"public_per_round": PUBLIC_SAMPLES, "digest_batch_size": 4}
 
 SETTINGS = {  # many batches a round, so that order could tell
     "fedtgp": {"server_batch_size": 3, "server_epochs": 10},
+    "fedorgp": {"lambda_c": 3.0, "server_batch_size": 3, "server_epochs": 10},
     # Losses not so steep that prototypes grow large.
     "fedktl": {
         "generator": tiny_generator(),
@@ -272,7 +273,7 @@ CHANNELS = SHAPE[-1]
 WIRE = {
     "local": of_size(0),
     "fedproto": fedproto_wire,
-    "fedtgp": fedtgp_wire,
+    **dict.fromkeys(("fedtgp", "fedorgp"), fedtgp_wire),
     "fedktl": fedktl_wire,
     "fedssa": fedssa_wire,
     **dict.fromkeys(("lg_fedavg", "fedclassavg"), of_size(HEAD_SIZE)),
@@ -399,7 +400,7 @@ METADATA = {
     "fedkd": beside_each(down=1),  # whether it is the weights or their change
     "fedgen": beside_each(up=COUNTS, down=COUNTS + 1),  # whether the generator is there
     "fedproto": index_of_rows(FEATURE_DIM, FEATURE_DIM),
-    "fedtgp": index_of_rows(FEATURE_DIM),
+    **dict.fromkeys(("fedtgp", "fedorgp"), index_of_rows(FEATURE_DIM)),
     "fedktl": index_of_rows(NUM_CLASSES, (FLAT + LATENT_DIM) / 2),  # of an image, of its latent
     "fedssa": index_of_rows(FEATURE_DIM + 1, FEATURE_DIM + 1),
     "fedgh": index_of_rows(FEATURE_DIM),

@@ -64,6 +64,7 @@ LIBRARY = (
     "ffa_lora",
     "fedsa_lora",
     "feddbe",
+    "fedorgp",
 )
 """Names of the library's own methods. Each is a function of the module of its name."""
 

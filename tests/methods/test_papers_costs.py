@@ -29,6 +29,7 @@ TABLE = [
     ("fedssa", {}, (S * ROW, S * ROW), (EVERY_ROW, S * ROW)),  # at first no server knows S_k
     ("fedssa", {"hide_classes": True}, (HEADS, HEADS), (HEADS, HEADS)),
     ("fedtgp", {"server_epochs": 1}, (512 * S, 512 * S), (0, 20 * 100 * 512)),
+    ("fedorgp", {}, (512 * S, 512 * S), (0, 20 * 100 * 512)),
     ("lg_fedavg", {}, (HEADS, HEADS), (HEADS, HEADS)),
 ]
 # numbers of samples or of classes beside them

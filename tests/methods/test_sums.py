@@ -25,6 +25,7 @@ from tests.method_wires import settings
 PAIR = (0, 1)  # clients of one bucket, with equal counts; of each others'
 UPLOADS = (  # servers that read each
     "fedtgp",
+    "fedorgp",
     "fedktl",
     "fedgh",
     "fedssa",

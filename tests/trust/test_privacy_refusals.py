@@ -26,7 +26,10 @@ TABLE = [  # refused with the units client, upload and sample; by these methods
     ((SUMS, "", ""), "fedbuff flexlora flora dense"),
     ((UPLOAD, UPLOAD, ""), "fedkd hetlora"),
     ((UPLOAD, UPLOAD, "send sums over samples by class"), "fd"),
-    ((UPLOAD, UPLOAD, SAMPLE), "fedproto fedtgp fedktl fedgh fedssa fedgen fedl2g fedpac fedre"),
+    (
+        (UPLOAD, UPLOAD, SAMPLE),
+        "fedproto fedtgp fedorgp fedktl fedgh fedssa fedgen fedl2g fedpac fedre",
+    ),
     ((UPLOAD, UPLOAD, SAMPLE), "heterofl dfrd"),
     (("the server of .* reads the clients' samples",) * 3, "heterofl+dfrd"),
 ]
