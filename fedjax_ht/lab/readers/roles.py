@@ -20,8 +20,10 @@ from fedjax_ht.lab.safe.bounded import printable
 LABELS = ("label", "labels", "target", "class", "class index", "y")
 """Names of columns, in small letters, that are the label if none is named."""
 
-GROUPS = ("group", "person")
-"""Names of columns, in small letters, that are the group if none is named."""
+_OWNERS = ("group", "person", "subject", "patient", "participant", "user", "client")
+GROUPS = tuple(name + end for name in _OWNERS for end in ("", "_id", " id", "id"))
+"""Names of columns, in small letters, that are the group if none is named. The number of a person
+is no feature: it would tell a model whose sample it sees."""
 
 _FEWEST = 10  # rows, or classes, from which a pattern in them is no chance
 _INDEX = ("id", "idx", "index", "no", "nr", "number", "row", "key", "uid", "uuid", "sample")
@@ -84,6 +86,11 @@ def roles_of(columns: Sequence[str], named: ReadOptions) -> Roles:
             f"column {label!r} is taken for the label, and {listed(features)} for features"
             f"{about_group}; {_naming('label', label, named.name)} names it and ends this line"
         )
+    elif group and not named.group:
+        sentence = (
+            f"column {group!r} is taken for the group, and is no feature; "
+            f"{_naming('group', f'{label}:{group}', named.name)} names it and ends this line"
+        )
     return Roles(
         label=label,
         features=tuple(features),
@@ -117,6 +124,12 @@ def refuse_two_owners(group: str) -> None:
             f"every file of the folder is a client, and column {group!r} is called like a group; "
             f"{leave_out(group)}, or put the files into one"
         )
+
+
+def refuse_groups_of_one(group: str, groups: int, rows: int) -> None:
+    """Refuses a column that is called like a group and numbers the rows."""
+    if groups == rows >= _FEWEST:
+        raise ValueError(f"column {group!r} has another value in every row; {leave_out(group)}")
 
 
 def leave_out(name: str) -> str:

@@ -26,6 +26,7 @@ from fedjax_ht.lab.readers.roles import (
     Roles,
     class_lines,
     index_lines,
+    refuse_groups_of_one,
     refuse_two_owners,
     roles_of,
     set_of,
@@ -109,6 +110,8 @@ def table_raw(
         if groups is not None:
             refuse_two_owners(roles.group)
         codes = codes_of(roles.group, columns[roles.group], place)
+        if not options.group:
+            refuse_groups_of_one(roles.group, len(codes.texts), sum(table.counts))
         groups, group_names = _groups(roles.group, codes)
     labels, class_names = _labels(table, roles.label)
     warnings, converted, rule = [], (), None

@@ -39,10 +39,20 @@ def test_columns_that_are_found_are_said_and_those_that_are_named_are_not(tmp_pa
     )
     assert features_of(dataset) == ("a", "b") and fl.describe(dataset).label == "Target"
     caplog.clear()
-    same = load_dataset(f"{name}:Target")
-    again = load_dataset(name, label="Target", features=("b", "a"))
+    load_dataset(f"{name}:Target")
+    assert "'person' is taken for the group, and is no feature" in caplog.messages.pop()
+    caplog.clear()
+    same = load_dataset(f"{name}:Target:person")
+    again = load_dataset(name, label="Target", group="person", features=("b", "a"))
     assert not caplog.messages
     np.testing.assert_array_equal(same.inputs, again.inputs)
+
+
+@pytest.mark.parametrize("owner", ["subject_id", "Patient ID", "userid", "client"])
+def test_the_number_of_a_person_is_a_group_and_no_feature(tmp_path, owner):
+    name = write_table(tmp_path / "t.csv", f"a,b,{owner},label", *VALUES.T, LABELS // 2, LABELS)
+    dataset = load_dataset(name)
+    assert features_of(dataset) == ("a", "b") and dataset.groups is not None
 
 
 @pytest.mark.parametrize(
